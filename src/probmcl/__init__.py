@@ -1,0 +1,19 @@
+"""Multi-label image classification that people can trust.
+
+The stages, in the order in which an image passes through them:
+
+1. `probmcl.data`: images and labels
+2. `probmcl.augment`: an image becomes views
+3. `probmcl.encoders`: a view becomes a feature h(x)
+4. `probmcl.mixture`: a feature becomes a Gaussian mixture p(z|x); how alike two mixtures are
+5. `probmcl.overlap`: how much two label sets share, D(y_i, y_j)
+6. `probmcl.losses`: numbers to minimise; `probmcl.collapse` watches what they do to the features
+7. `probmcl.methods`: encoder, heads and losses wired together, one file a method
+8. `probmcl.training`: one trainer for all of them
+9. `probmcl.evaluation`: how good the result is
+10. `probmcl.pipeline`: all of it, from records to a run folder
+
+Importing this package loads none of them.
+"""
+
+__version__ = "0.1.0"
