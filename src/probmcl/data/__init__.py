@@ -1,0 +1,7 @@
+"""Stage 1: images and labels, from files to records, and from an image to a tensor."""
+
+from probmcl.data.digits import write_digits
+from probmcl.data.images import ImageError, Preprocessing, read_image
+from probmcl.data.records import LabelSpace, Records, Split
+
+__all__ = ["ImageError", "LabelSpace", "Preprocessing", "Records", "Split", "read_image", "write_digits"]

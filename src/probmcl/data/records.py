@@ -1,0 +1,109 @@
+"""What is in each image: the one form that every reader produces and every later stage takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray
+
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = get_args(Split)
+
+
+@dataclass(frozen=True, eq=False)
+class LabelSpace:
+    """The classes, and how often they stand alone and together in the training split.
+
+    `counts` (C,) and `cooccurrence` (C, C, zero diagonal) count positives that are known. `hierarchy` maps a class to
+    its parent, where there is one.
+    """
+
+    names: tuple[str, ...]
+    counts: Int[ndarray, "C"]
+    cooccurrence: Int[ndarray, "C C"]
+    hierarchy: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        repeated = sorted(name for name, times in Counter(self.names).items() if times > 1)
+        if repeated:
+            raise ValueError(f"class names must differ; given twice: {', '.join(repeated)}")
+        classes = len(self.names)
+        if self.counts.shape != (classes,) or self.cooccurrence.shape != (classes, classes):
+            shapes = f"{self.counts.shape} and {self.cooccurrence.shape}"
+            raise ValueError(f"{classes} class names, but counts and co-occurrence of shape {shapes}")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @classmethod
+    def from_labels(
+        cls,
+        names: Sequence[str],
+        labels: Float[ndarray, "N C"],
+        known: Bool[ndarray, "N C"] | None = None,
+        hierarchy: Mapping[str, str] | None = None,
+    ) -> LabelSpace:
+        """Count the positives of the training split, alone and in pairs.
+
+        >>> space = LabelSpace.from_labels(["cat", "dog"], np.array([[1.0, 1.0], [0.0, 1.0]]))
+        >>> space.counts.tolist(), space.cooccurrence.tolist()
+        ([1, 2], [[0, 1], [1, 0]])
+        """
+        present = labels > 0 if known is None else (labels > 0) & known
+        numbers = present.astype(np.float64)  # exact for counts up to 2^53, and many times faster than integers
+        together = (numbers.T @ numbers).astype(np.int64)
+        counts = together.diagonal().copy()
+        np.fill_diagonal(together, 0)
+        return cls(tuple(names), counts, together, hierarchy)
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """N images: where each is, which labels it has, which of them are known, and the split it belongs to.
+
+    A label whose `known` is false takes part in nothing: no loss, overlap, count or score depends on its value. `group`
+    (a patient, a slide, a place) keeps images together that must not be divided over splits.
+    """
+
+    paths: tuple[Path, ...]
+    labels: Float[ndarray, "N C"]
+    known: Bool[ndarray, "N C"]
+    split: tuple[Split, ...]
+    group: tuple[str, ...] | None
+    label_space: LabelSpace
+
+    def __post_init__(self) -> None:
+        lengths = {"paths": len(self.paths), "labels": len(self.labels), "known": len(self.known)}
+        lengths["split"] = len(self.split)
+        if self.group is not None:
+            lengths["group"] = len(self.group)
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"records of unequal length: {lengths}")
+        if self.labels.shape[1] != len(self.label_space):
+            raise ValueError(f"{self.labels.shape[1]} label columns for {len(self.label_space)} class names")
+        if self.known.shape != self.labels.shape:
+            raise ValueError(f"labels of shape {self.labels.shape}, but known of shape {self.known.shape}")
+        self._refuse_other_values()
+
+    def _refuse_other_values(self) -> None:
+        strange = sorted(set(self.split) - set(SPLITS))
+        if strange:
+            raise ValueError(f"split {strange[0]!r} is none of {', '.join(SPLITS)}")
+        wrong = np.argwhere(self.known & (self.labels != 0) & (self.labels != 1))
+        if len(wrong):
+            row, column = wrong[0]
+            label = f"label {self.label_space.names[column]!r} is {self.labels[row, column]}"
+            raise ValueError(f"{self.paths[row]}: {label}; a known label is 0 or 1, any other is marked as not known")
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def rows(self, split: Split) -> Int[ndarray, "K"]:
+        """Indices of the images of one split, in order."""
+        return np.flatnonzero(np.array(self.split, dtype=str) == split)
