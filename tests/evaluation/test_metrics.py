@@ -1,0 +1,304 @@
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from sklearn.metrics import average_precision_score
+
+from probmcl.evaluation import average_precision, metrics, multilabel_metrics
+
+KINDS = ["area", "voc11", "envelope"]
+LEVELS = [0.0, 0.25, 0.5, 0.75, 1.0]  # few, so that ties are common; exact in every precision
+
+
+class Table(NamedTuple):
+    scores: npt.NDArray[Any]
+    labels: npt.NDArray[Any]
+    known: npt.NDArray[np.bool_]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Table:
+    shape = draw(st.tuples(st.integers(1, 12), st.integers(1, 5)))
+    scores = draw(arrays(np.float64, shape, elements=st.sampled_from(LEVELS)))
+    labels = draw(arrays(np.float32, shape, elements=st.sampled_from([0.0, 1.0])))
+    return Table(scores, labels, draw(arrays(np.bool_, shape)))
+
+
+def slow_average_precision(scores: list[float], positive: list[bool], kind: str) -> float:
+    """One class, every distinct score as a threshold, fractions throughout."""
+    total = sum(positive)
+    if total == 0:
+        return float("nan")
+    points = [(Fraction(0), Fraction(0))]
+    for limit in sorted(set(scores), reverse=True):
+        shown = [p for s, p in zip(scores, positive, strict=True) if s >= limit]
+        points.append((Fraction(sum(shown), total), Fraction(sum(shown), len(shown))))
+
+    def interpolated(recall: Fraction) -> Fraction:
+        return max(p for r, p in points if r >= recall)
+
+    if kind == "voc11":
+        return float(sum(interpolated(Fraction(t, 10)) for t in range(11)) / 11)
+    area = Fraction(0)
+    for (before, _), (recall, precision) in pairwise(points):
+        area += (recall - before) * (interpolated(recall) if kind == "envelope" else precision)
+    return float(area)
+
+
+def slow_decisions(table: Table, threshold: float, top_k: int | None) -> set[tuple[int, int]]:
+    decided = set()
+    for n, row in enumerate(table.scores):
+        ranked = sorted((c for c in range(len(row)) if table.known[n, c]), key=lambda c: (-row[c], c))
+        decided |= {(n, c) for c in ranked[:top_k] if row[c] > threshold}
+    return decided
+
+
+def share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
+
+
+def harmonic(a: float, b: float) -> float:
+    return 2 * a * b / (a + b) if a + b else 0.0
+
+
+def slow_metrics(table: Table, threshold: float, f1: str, top_k: int | None) -> dict[str, float]:
+    truth = {(int(n), int(c)) for n, c in np.argwhere((table.labels == 1) & table.known)}
+    decided = slow_decisions(table, threshold, top_k)
+    aps, precisions, recalls, f1s = [], [], [], []
+    for c in {c for _, c in truth}:
+        p, d = {n for n, k in truth if k == c}, {n for n, k in decided if k == c}
+        keep = table.known[:, c]
+        aps.append(slow_average_precision(list(table.scores[keep, c]), list(table.labels[keep, c] == 1), "area"))
+        precisions.append(share(len(p & d), len(d)))
+        recalls.append(share(len(p & d), len(p)))
+        f1s.append(harmonic(precisions[-1], recalls[-1]))
+    count = len(aps)
+    m_ap, cp, cr, mean_f1 = (sum(x) / count if count else float("nan") for x in (aps, precisions, recalls, f1s))
+    overall = share(len(truth & decided), len(decided)), share(len(truth & decided), len(truth))
+    cf1 = mean_f1 if f1 == "per_class" or not count else harmonic(cp, cr)
+    values = (m_ap, cp, cr, cf1, *overall, harmonic(*overall), float(count))
+    return dict(zip(("mAP", "CP", "CR", "CF1", "OP", "OR", "OF1", "classes_scored"), values, strict=True))
+
+
+@settings(deadline=None)
+@given(tables())
+def test_the_area_equals_scikit_learn_on_the_known_entries(table: Table) -> None:
+    for c, found in enumerate(average_precision(*table).tolist()):
+        keep = table.known[:, c]
+        scores, labels = table.scores[keep, c], table.labels[keep, c]
+        if labels.any():
+            assert found == pytest.approx(average_precision_score(labels, scores), abs=1e-12)
+        else:
+            assert np.isnan(found)
+
+
+def test_the_area_equals_scikit_learn_on_many_images() -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.random((5000, 6)) < [0.5, 0.2, 0.05, 0.01, 0.001, 0.9]
+    scores = (generator.normal(size=labels.shape) + 2 * labels).round(2).astype(np.float32)
+    expected = average_precision_score(labels, scores, average=None)
+    np.testing.assert_allclose(average_precision(scores, labels), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None)
+@given(table=tables())
+def test_every_kind_equals_a_loop_over_thresholds(kind: str, table: Table) -> None:
+    found = average_precision(*table, kind=kind)
+    assert found.shape == table.scores.shape[1:]
+    for c, keep in enumerate(table.known.T):
+        expected = slow_average_precision(list(table.scores[keep, c]), list(table.labels[keep, c] == 1), kind)
+        assert found[c].item() == pytest.approx(expected, abs=1e-12, nan_ok=True)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    tables(),
+    st.sampled_from([-1.0, *LEVELS]),
+    st.sampled_from(["harmonic", "per_class"]),
+    st.sampled_from([None, 1, 2, 3, 9]),
+)
+def test_the_metrics_equal_a_loop_over_classes(table: Table, threshold: float, f1: str, top_k: int | None) -> None:
+    found = multilabel_metrics(*table, threshold=threshold, f1=f1, top_k=top_k)
+    expected = slow_metrics(table, threshold, f1, top_k)
+    assert list(found) == list(expected)
+    assert found == pytest.approx(expected, abs=1e-12, nan_ok=True)
+
+
+@settings(deadline=None)
+@given(tables(), st.randoms(use_true_random=False), st.sampled_from(KINDS), st.sampled_from([None, 2]))
+def test_the_order_of_the_images_does_not_matter(table: Table, random: Any, kind: str, top_k: int | None) -> None:
+    order = list(range(len(table.scores)))
+    random.shuffle(order)
+    shuffled = Table(*(array[order] for array in table))
+    assert torch.equal(average_precision(*shuffled, kind=kind).nan_to_num(-1), ap(table, kind))
+    assert repr(multilabel_metrics(*shuffled, top_k=top_k)) == repr(multilabel_metrics(*table, top_k=top_k))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(deadline=None)
+@given(table=tables())
+def test_average_precision_depends_on_the_ranking_alone(kind: str, table: Table) -> None:
+    for scores in (np.exp(3 * table.scores) - 40, table.scores**3 / 7, np.log(table.scores + 0.01)):
+        assert torch.equal(ap(table._replace(scores=scores), kind), ap(table, kind))
+
+
+def ap(table: Table, kind: str) -> torch.Tensor:
+    """Average precision with -1 for NaN, so that two results can be equal."""
+    return average_precision(*table, kind=kind).nan_to_num(-1)
+
+
+@settings(deadline=None)
+@given(tables(), st.sampled_from([-np.inf, np.nan, 0.6, np.inf]), st.sampled_from([-1.0, np.nan, 0.0, 1.0]))
+def test_an_entry_that_is_not_known_changes_nothing(table: Table, score: float, label: float) -> None:
+    scores, labels = np.where(table.known, table.scores, score), np.where(table.known, table.labels, label)
+    changed = Table(scores, labels, table.known)
+    for kind in KINDS:
+        assert torch.equal(ap(changed, kind), ap(table, kind))
+    for top_k in (None, 1, 3):
+        assert repr(multilabel_metrics(*changed, top_k=top_k)) == repr(multilabel_metrics(*table, top_k=top_k))
+
+
+@pytest.mark.parametrize("positives", [3, 7, 10, 20, 30, 70])
+def test_voc11_meets_its_recall_levels_exactly(positives: int) -> None:
+    """`first` positives lead, five negatives follow: a level missed by rounding reads the lower precision."""
+    for first in range(1, positives + 1):
+        positive = [True] * first + [False] * 5 + [True] * (positives - first)
+        scores = [-float(rank) for rank in range(len(positive))]
+        found = average_precision(torch.tensor(scores)[:, None], torch.tensor(positive)[:, None], kind="voc11")
+        reached = sum(10 * first >= t * positives for t in range(11))
+        tail = positives / (positives + 5)
+        assert found.item() == pytest.approx((reached + (11 - reached) * tail) / 11, abs=1e-12)
+
+
+def test_the_kinds_differ_as_their_definitions_say() -> None:
+    scores, labels = torch.tensor([[5.0], [4], [3], [2], [1]]), torch.tensor([[1], [0], [0], [1], [1]])
+    assert average_precision(scores, labels).item() == pytest.approx((1 + 2 / 4 + 3 / 5) / 3)
+    assert average_precision(scores, labels, kind="envelope").item() == pytest.approx((1 + 3 / 5 + 3 / 5) / 3)
+    assert average_precision(scores, labels, kind="voc11").item() == pytest.approx((4 * 1 + 7 * 3 / 5) / 11)
+
+
+def test_f1_is_of_the_means_or_the_mean_of_f1() -> None:
+    scores = torch.tensor([[0.9, 0.1, 0.9], [0.9, 0.2, 0.9], [0.9, 0.3, 0.1]])
+    labels = torch.tensor([[1, 1, 0], [0, 0, 0], [0, 0, 0]])  # class 1 is never decided, class 2 never there
+    table = multilabel_metrics(scores, labels)
+    assert (table["CP"], table["CR"], table["classes_scored"]) == pytest.approx((1 / 6, 1 / 2, 2))
+    assert (table["OP"], table["OR"], table["OF1"]) == pytest.approx((1 / 5, 1 / 2, 2 / 7))
+    assert table["CF1"] == pytest.approx(1 / 4)
+    per_class = multilabel_metrics(scores, labels, f1="per_class")
+    assert per_class == table | {"CF1": pytest.approx((1 / 2 + 0) / 2)}
+
+
+def test_without_a_positive_only_the_overall_numbers_are_defined() -> None:
+    table = multilabel_metrics(torch.ones(2, 3), torch.zeros(2, 3))
+    assert all(np.isnan(table[name]) for name in ("mAP", "CP", "CR", "CF1"))
+    assert [table[name] for name in ("OP", "OR", "OF1", "classes_scored")] == [0, 0, 0, 0]
+
+
+def test_one_image_is_enough() -> None:
+    table = multilabel_metrics(torch.tensor([[0.9, 0.1]]), torch.tensor([[1, 0]]))
+    assert set(table.values()) == {1.0}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("threshold", [0.5, 0.8])
+def test_a_score_at_the_threshold_is_not_above_it(dtype: torch.dtype, threshold: float) -> None:
+    scores = torch.tensor([[threshold, threshold + 0.01]], dtype=dtype)
+    assert multilabel_metrics(scores, torch.ones(1, 2), threshold=threshold)["OR"] == 0.5
+
+
+def test_of_equal_scores_the_lower_class_is_among_the_best() -> None:
+    scores = torch.full((2, 40), 0.9)
+    known = torch.ones(2, 40, dtype=torch.bool)
+    known[1, :2] = False  # leaves the places to classes 2 and 3
+    labels = torch.zeros(2, 40)
+    labels[0, :2] = labels[1, 2:4] = 1
+    table = multilabel_metrics(scores, labels, known, top_k=2)
+    assert (table["OP"], table["OR"]) == (1, 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_half_precision_scores_give_the_result_of_their_values(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.rand(300, 4, generator=generator).to(dtype)
+    labels = torch.rand(300, 4, generator=generator) < 0.3
+    assert torch.equal(average_precision(scores, labels), average_precision(scores.double(), labels))
+    expected = multilabel_metrics(scores.double(), labels)
+    assert multilabel_metrics(scores, labels) == expected
+
+
+def test_double_precision_scores_are_not_rounded_into_ties() -> None:
+    scores, labels = torch.tensor([[0.5], [0.5 - 1e-12]], dtype=torch.float64), torch.tensor([[1], [0]])
+    assert average_precision(scores, labels).item() == 1
+
+
+def test_arrays_and_tensors_of_any_layout_are_taken() -> None:
+    scores, labels = np.random.default_rng(0).random((30, 4)), np.arange(120).reshape(30, 4) % 3 == 0
+    expected = average_precision(scores, labels)
+    assert expected.dtype == torch.float64
+    frozen = scores.copy()
+    frozen.flags.writeable = False
+    layouts: list[Any] = [frozen, np.asfortranarray(scores), torch.tensor(scores, requires_grad=True)]
+    for other in layouts:
+        for truth in (labels.astype(np.uint8), torch.tensor(labels).long(), torch.tensor(labels).bfloat16()):
+            assert torch.equal(average_precision(other, truth), expected)
+    assert torch.equal(average_precision(scores[::-1], labels[::-1]), expected)
+
+
+def test_hard_decisions_count_as_scores() -> None:
+    decided, labels = torch.tensor([[1, 0], [1, 1]]), torch.tensor([[1, 1], [0, 1]])
+    assert multilabel_metrics(decided, labels) == multilabel_metrics(decided.double(), labels)
+    assert multilabel_metrics(decided.bool(), labels)["OP"] == pytest.approx(2 / 3)
+
+
+def test_working_in_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(0)
+    table = Table(generator.random((11, 7)).round(1), generator.random((11, 7)) < 0.4, generator.random((11, 7)) < 0.8)
+    whole = [ap(table, kind) for kind in KINDS], multilabel_metrics(*table, top_k=3)
+    for entries in (1, 23, 40):
+        monkeypatch.setattr(metrics, "_BLOCK", entries)
+        assert all(map(torch.equal, whole[0], (ap(table, kind) for kind in KINDS)))
+        assert multilabel_metrics(*table, top_k=3) == whole[1]
+    table.scores[9, 5], table.known[9, 5] = np.nan, True
+    with pytest.raises(ValueError, match="scores: row 9, class 5 is nan"):
+        average_precision(*table)
+
+
+ONES = torch.ones(3, 2)
+TWO = torch.tensor([[1.0, 0], [1, 2], [0, 0]])
+
+
+@pytest.mark.parametrize("metric", [average_precision, multilabel_metrics])
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((ONES, torch.ones(3, 1)), r"scores has shape \(3, 2\), labels \(3, 1\)"),
+        ((ONES, ONES, torch.ones(1, 2).bool()), r"scores has shape \(3, 2\), known \(1, 2\)"),
+        ((ONES[:, 0], ONES[:, 0]), r"scores has shape \(3,\): expected \(images, classes\)"),
+        ((ONES[:0], ONES[:0]), r"scores has shape \(0, 2\).*at least one"),
+        ((ONES, TWO), "labels: row 1, class 1 is 2.0: expected 0 or 1"),
+        ((ONES, -TWO.long()), "labels: row 0, class 0 is -1: expected 0 or 1"),
+        ((ONES, TWO.where(TWO < 2, torch.nan)), "labels: row 1, class 1 is nan"),
+        ((TWO.where(TWO < 2, torch.nan), ONES), "scores: row 1, class 1 is nan"),
+        ((ONES, ONES, ONES), "known has type torch.float32: expected torch.bool"),
+    ],
+)
+def test_what_cannot_be_scored_is_refused_by_name(metric: Any, arguments: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        metric(*arguments)
+
+
+def test_a_wrong_choice_lists_the_right_ones() -> None:
+    with pytest.raises(ValueError, match="kind is 'voc': choose one of 'area', 'envelope', 'voc11'"):
+        average_precision(ONES, ONES, kind="voc")
+    with pytest.raises(ValueError, match="f1 is 'mean': choose one of 'harmonic', 'per_class'"):
+        multilabel_metrics(ONES, ONES, f1="mean")
+    with pytest.raises(ValueError, match="top_k is 0: give a whole number from 1 up"):
+        multilabel_metrics(ONES, ONES, top_k=0)
