@@ -154,7 +154,8 @@ def test_a_negative_number_is_refused_by_name() -> None:
 )
 def test_any_image_becomes_rgb_of_the_asked_size(name: str, width: int, height: int, size: int, seed: int) -> None:
     view = seeded(AUGMENTATIONS[name](size), photograph(width, height), seed)
-    assert (view.mode, view.size) == ("RGB", (size, size))
+    expected = (width, height) if name == "none" else (size, size)
+    assert (view.mode, view.size) == ("RGB", expected)
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
@@ -190,11 +191,11 @@ def test_the_table_of_augmentations_is_constant() -> None:
 # --- none and light -------------------------------------------------------------------------------------------------
 
 
-def test_the_plain_view_squashes_and_draws_nothing() -> None:
+def test_squashing_ignores_the_aspect_ratio_and_draws_nothing() -> None:
     left_right = Image.new("RGB", (40, 4), "white")
     left_right.paste((0, 0, 0), (0, 0, 20, 4))
     before = torch.get_rng_state()
-    view = pixels(augment.none(8)(left_right))
+    view = pixels(augment.squash(left_right, 8))
     assert torch.equal(torch.get_rng_state(), before)
     assert (view[:, :3] == 0).all()
     assert (view[:, 5:] == 255).all()
@@ -208,13 +209,13 @@ def only_crop(size: int, scale: tuple[float, float], flip: float = 0.0) -> Augme
 
 def test_light_with_everything_off_and_the_whole_image_is_the_plain_view() -> None:
     image = photograph(24, 24)
-    assert seeded(only_crop(12, (1.0, 1.0)), image).tobytes() == augment.none(12)(image).tobytes()
+    assert seeded(only_crop(12, (1.0, 1.0)), image).tobytes() == augment.squash(image, 12).tobytes()
 
 
 def test_light_mirrors_when_told_to() -> None:
     image = photograph(24, 24)
     mirrored = seeded(only_crop(12, (1.0, 1.0), flip=1.0), image)
-    assert np.array_equal(pixels(mirrored), pixels(augment.none(12)(image))[:, ::-1])
+    assert np.array_equal(pixels(mirrored), pixels(augment.squash(image, 12))[:, ::-1])
 
 
 def test_light_keeps_between_half_and_all_of_the_image() -> None:

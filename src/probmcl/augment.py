@@ -1,7 +1,8 @@
 """Stage 2, image -> V views: how one image becomes several that still carry its labels.
 
-An augmentation takes an RGB image of any size and returns one of size x size. It draws from torch's global CPU
-generator and from nothing else, so that `draw` makes a view a function of its four numbers alone.
+An augmentation takes an RGB image of any size and returns one of size x size (`none` leaves that to preprocessing). It
+draws from torch's global CPU generator and from nothing else, so that `draw` makes a view a function of its four
+numbers alone.
 
 `paper` follows the published code of ASL and KMCL, which ProbMCL builds on, and for its operations the `randaugment`
 package that both call ("the package" below); a comment says where it was silent or where we differ.
@@ -55,12 +56,16 @@ def draw(
 
 
 def none(size: int) -> Augmentation:
-    """The plain view: the image squashed to size x size, nothing drawn.
+    """The image as it is: preprocessing squashes it to the plain view that validation and prediction see too.
 
     >>> none(4)(Image.new("RGB", (8, 2))).size
-    (4, 4)
+    (8, 2)
     """
-    return partial(squash, size=size)
+    return _as_it_is
+
+
+def _as_it_is(image: Image.Image) -> Image.Image:
+    return image
 
 
 def light(
