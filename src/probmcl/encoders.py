@@ -1,0 +1,197 @@
+"""Stage 3: from an image to its feature h(x), by any timm model."""
+
+from __future__ import annotations
+
+import difflib
+import http.client
+import math
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any, Literal
+
+from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
+from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from probmcl import vision  # noqa: F401  # before timm, which imports torchvision
+
+import timm  # isort: skip
+
+PATIENCE = 4.0
+"""Seconds to wait for the model hub before saying that it cannot be reached."""
+
+
+class WeightsError(ValueError):
+    """The weights that were asked for cannot be had, or do not fit the encoder."""
+
+
+class Encoder(nn.Module):
+    """An image encoder: pooled features as they come, and the maps that were pooled.
+
+    Args:
+        name: any model of timm, with or without its tag: `resnet50`, `tresnet_m.miil_in21k`.
+        weights: None starts from random numbers, `"pretrained"` takes timm's weights for that name (and tag), a path
+            takes a safetensors file in timm's own keys.
+        image_size: side of the square input; by default the one the model was made for.
+
+    `mean`, `std`, `image_size` and `interpolation` say how its images are to be prepared; `features` is D.
+
+    Reference: ProbMCL, section 2.1, "Encoder Network".
+
+    >>> import torch
+    >>> encoder = Encoder("test_resnet", image_size=64)
+    >>> encoder(torch.zeros(2, 3, 64, 64)).shape, encoder.maps(torch.zeros(2, 3, 64, 64)).shape
+    (torch.Size([2, 96]), torch.Size([2, 96, 2, 2]))
+    """
+
+    def __init__(self, name: str, *, weights: str | Path | None = None, image_size: int | None = None) -> None:
+        super().__init__()
+        self.name = name
+        cfg = _configuration(name)
+        self.model = _build(name, cfg, weights, image_size)
+        # What comes out of the pooling; some heads widen the maps' `num_features` on the way.
+        self.features: int = getattr(self.model, "head_hidden_size", self.model.num_features)
+        self.image_size: int = image_size or cfg["input_size"][-1]
+        self.mean: tuple[float, float, float] = tuple(cfg["mean"])
+        self.std: tuple[float, float, float] = tuple(cfg["std"])
+        self.interpolation: Literal["bilinear", "bicubic"] = (
+            "bicubic" if cfg["interpolation"] == "bicubic" else "bilinear"
+        )
+
+    def forward(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N D"]:
+        """Pooled features."""
+        features: Tensor = self.model(images)
+        if features.shape[1:] != (self.features,):
+            given = tuple(features.shape[1:])
+            raise ValueError(
+                f"{self.name} gives {given} instead of {self.features} pooled features; choose another model"
+            )
+        return features
+
+    def maps(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N K h w"]:
+        """The last feature maps before pooling, channels first whatever the model's own layout.
+
+        K = D, except for models that widen what they pooled, such as MobileNetV3.
+        """
+        features: Any = self.model.forward_features(images)
+        if not isinstance(features, Tensor):
+            raise ValueError(f"{self.name} keeps maps of several sizes; choose another model")
+        if features.ndim == 4:
+            return features.permute(0, 3, 1, 2) if getattr(self.model, "output_fmt", "NCHW") == "NHWC" else features
+        # Not every model says how many tokens stand before those of the map: then none or one, the class token.
+        before = getattr(self.model, "num_prefix_tokens", int(math.isqrt(features.shape[1]) ** 2 < features.shape[1]))
+        tokens = features[:, before:]  # (N, h·w, K)
+        side = math.isqrt(tokens.shape[1])
+        if side**2 != tokens.shape[1] or side < 2:
+            raise ValueError(f"{self.name}: its tokens ({tokens.shape[1]}) are no square map; choose another model")
+        return tokens.transpose(1, 2).reshape(len(tokens), -1, side, side)
+
+
+class Extracted(nn.Module):
+    """Stands in for an encoder whose features were computed before: what goes in comes out."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.features = features
+
+    def forward(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
+        """The features themselves."""
+        return features
+
+
+def _configuration(name: str) -> dict[str, Any]:
+    architecture = name.split(".")[0]
+    try:
+        cfg = timm.get_pretrained_cfg(name)  # None for a name that timm has never had or has given up
+    except RuntimeError as error:
+        tags = ", ".join(found.partition(".")[2] for found in timm.list_pretrained(architecture))
+        raise ValueError(f"{name}: {error} There are: {tags or 'none'}") from error
+    if cfg is None:
+        near = difflib.get_close_matches(architecture, timm.list_models(), n=3)
+        raise ValueError(f"timm has no model {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+    return vars(cfg)
+
+
+def _build(name: str, cfg: dict[str, Any], weights: str | Path | None, image_size: int | None) -> Any:
+    # Only a model that fixes its input (a vision transformer, say) takes the size as an argument.
+    size: dict[str, Any] = {"img_size": image_size} if image_size and cfg["fixed_input_size"] else {}
+    if weights == "pretrained":
+        return _pretrained(name, _fetch(name, cfg), size)
+    model = timm.create_model(name, pretrained=False, num_classes=0, **size)
+    if weights is not None:
+        _load(model, Path(weights), cfg)
+    return model
+
+
+def _pretrained(name: str, path: Path, size: dict[str, Any]) -> Any:
+    # The hub's file has torch's layout even where `custom_load` says that the original has another one.
+    overlay = {"file": str(path), "custom_load": False}
+    try:
+        return timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay, **size)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{path}: cannot be read ({error}); delete it to have it downloaded again") from error
+
+
+def _load(model: nn.Module, path: Path, cfg: dict[str, Any]) -> None:
+    try:
+        state = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{path}: cannot be read ({error}); give a whole safetensors file") from error
+    head = cfg["classifier"] or ()  # its keys belong to a layer that an encoder does not have
+    heads = tuple(f"{name}." for name in ((head,) if isinstance(head, str) else head))
+    state = {key: value for key, value in state.items() if not key.startswith(heads)}
+    wanted = {key: value.shape for key, value in model.state_dict().items()}
+    differing = sorted(
+        key for key in wanted.keys() | state.keys() if key not in state or wanted.get(key) != state[key].shape
+    )
+    if differing:
+        raise WeightsError(
+            f"{path}: these weights do not fit {cfg['architecture']}: {len(differing)} of {len(wanted)} tensors are "
+            f"missing, unexpected or of another shape ({', '.join(differing[:3])} …); give a file made from this model "
+            "at this image size"
+        )
+    model.load_state_dict(state, strict=True)
+
+
+def _fetch(name: str, cfg: dict[str, Any]) -> Path:
+    """The file of timm's weights: from the local cache, else downloaded."""
+    repository, file = cfg["hf_hub_id"], cfg["hf_hub_filename"] or "model.safetensors"
+    if not repository:
+        raise WeightsError(f"timm has no downloadable weights for {name}; choose a tag, or give a safetensors file")
+    cached = try_to_load_from_cache(repository, file)
+    if isinstance(cached, str):
+        return Path(cached)
+    remedy = "give a safetensors file instead, or no weights to start from random numbers"
+    if constants.HF_HUB_OFFLINE:
+        raise WeightsError(f"{name}: the weights are not in the local cache and HF_HUB_OFFLINE is set; {remedy}")
+    if not _reachable(hf_hub_url(repository, file)):
+        raise WeightsError(f"{name}: the weights are not in the local cache and the hub cannot be reached; {remedy}")
+    try:
+        return Path(hf_hub_download(repository, file))
+    except OSError as error:
+        raise WeightsError(f"{name}: the hub does not give the weights ({error}); {remedy}") from error
+
+
+def _reachable(address: str) -> bool:
+    """Whether somebody answers, within `PATIENCE` seconds; a name server that hangs counts as no."""
+    answers: list[bool] = []
+
+    def ask() -> None:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=PATIENCE):
+                answers.append(True)
+        except urllib.error.HTTPError as error:
+            error.close()
+            # A refusal is an answer; "later" is none, since the download would try again for half a minute.
+            answers.append(error.code < 500 and error.code != 429)
+        except (OSError, http.client.HTTPException, ValueError):
+            answers.append(False)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    return answers == [True]

@@ -1,0 +1,50 @@
+"""Formulae are computed in float32 or better, whatever precision the network around them runs in."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Raise half-precision floats to float32; leave float32, float64, integers and booleans as they are.
+
+    >>> at_least_float32(torch.ones(1, dtype=torch.bfloat16)).dtype
+    torch.float32
+    """
+    return x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x
+
+
+def finest(x: Tensor) -> Tensor:
+    """Raise to float64 where the device has it; Apple's GPUs stop at float32.
+
+    >>> finest(torch.ones(1)).dtype
+    torch.float64
+    """
+    return x if x.device.type == "mps" else x.double()
+
+
+def full_precision(function: Callable[P, R]) -> Callable[P, R]:
+    """Make `function` compute outside autocast, on tensors of at least float32.
+
+    A network may run in bfloat16; a sum over 10,000 labels or an exponent scaled by 2,048 dimensions may not.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        positional = [at_least_float32(x) if isinstance(x, Tensor) else x for x in args]
+        named = {key: at_least_float32(x) if isinstance(x, Tensor) else x for key, x in kwargs.items()}
+        with contextlib.ExitStack() as off:
+            for device in ("cpu", "cuda", "mps"):
+                off.enter_context(torch.autocast(device, enabled=False))
+            return function(*positional, **named)  # type: ignore[arg-type]  # each keeps its type
+
+    return wrapped
