@@ -158,7 +158,7 @@ def test_any_image_becomes_rgb_of_the_asked_size(name: str, width: int, height: 
     assert (view.mode, view.size) == ("RGB", expected)
 
 
-@pytest.mark.parametrize("name", AUGMENTATIONS)
+@pytest.mark.parametrize("name", ["light", "paper"])
 @pytest.mark.parametrize("shape", [(1, 1), (3000, 2), (2, 3000), (500, 375)])
 def test_extreme_shapes_become_the_asked_size(name: str, shape: tuple[int, int]) -> None:
     for seed in range(20):
