@@ -1,0 +1,241 @@
+import math
+from collections.abc import Iterable, Iterator
+
+import jaxtyping
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.distributions import Categorical, Independent, MixtureSameFamily, MultivariateNormal, Normal
+from torch.nn.functional import elu, normalize
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from probmcl.mixture import IsotropicMixture
+
+KINDS = ["scalar", "vector"]
+
+
+def parameters(kind: str, rows: int, components: int, dim: int, seed: int = 0) -> list[Tensor]:
+    """Logits, means, unbounded variances and z in float64."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    size = (dim,) if kind == "vector" else ()
+    return [normal(rows, components), normal(rows, components, *size), normal(rows, components), normal(rows, dim)]
+
+
+def build(parameters: Iterable[Tensor], dim: int) -> IsotropicMixture:
+    logit, mean, raw = parameters
+    return IsotropicMixture(logit.log_softmax(1), mean, elu(raw) + 2, dim)
+
+
+def rows(p: IsotropicMixture, chosen: list[int]) -> IsotropicMixture:
+    return IsotropicMixture(p.log_weight[chosen], p.mean[chosen], p.variance[chosen], p.dim)
+
+
+def by_pytorch(p: IsotropicMixture, z: Tensor) -> Tensor:
+    """The log-density of the same mixtures, with the means and deviations of all dim coordinates written out."""
+    mean = p.mean if p.has_vector_means else p.mean[:, :, None].expand(-1, -1, p.dim)
+    deviation = p.variance.sqrt()[:, :, None].expand_as(mean)
+    components = Independent(Normal(mean, deviation), 1)
+    density: Tensor = MixtureSameFamily(Categorical(logits=p.log_weight), components).log_prob(z)  # type: ignore[no-untyped-call]
+    return density + p.log_weight.logsumexp(1)  # it normalises the weights once more, which is taken back
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dim", [1, 2, 16, 300])
+def test_the_density_is_that_of_an_independent_library(kind: str, dim: int) -> None:
+    *raw, z = parameters(kind, 5, 3, dim)
+    p = build(raw, dim)
+    measured = p.log_prob(z)
+    assert measured.shape == (5,)
+    torch.testing.assert_close(measured, by_pytorch(p, z), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_row_of_z_meets_the_mixture_of_its_own_row(kind: str) -> None:
+    *raw, z = parameters(kind, 4, 3, 2)
+    p = build(raw, 2)
+    for i in range(4):
+        torch.testing.assert_close(rows(p, [i]).log_prob(z[[i]])[0], p.log_prob(z)[i])
+
+
+@pytest.mark.parametrize(("kind", "dim"), [("scalar", 1), ("scalar", 2), ("vector", 1), ("vector", 2)])
+def test_the_density_integrates_to_one(kind: str, dim: int) -> None:
+    *raw, _ = parameters(kind, 1, 3, dim, seed=3)
+    p = build(raw, dim)
+    axis = torch.linspace(-25, 25, 501, dtype=torch.float64)
+    grid = torch.cartesian_prod(*[axis] * dim).reshape(-1, dim)
+    total = rows(p, [0] * len(grid)).log_prob(grid).exp().sum() * (axis[1] - axis[0]) ** dim
+    assert total.item() == pytest.approx(1, abs=1e-9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_component_is_a_normal_distribution(kind: str) -> None:
+    _, mean, _, z = parameters(kind, 1, 1, 3)
+    p = IsotropicMixture(torch.zeros(1, 1).double(), mean, torch.full((1, 1), 1.7).double(), dim=3)
+    place = mean[0, 0] if kind == "vector" else mean[0, 0].expand(3)
+    expected = MultivariateNormal(place, 1.7 * torch.eye(3).double()).log_prob(z[0])  # type: ignore[no-untyped-call]
+    assert p.log_prob(z).item() == pytest.approx(expected.item(), rel=1e-7)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_component_of_weight_zero_takes_no_part_and_has_no_gradient(kind: str) -> None:
+    _, mean, raw, z = parameters(kind, 2, 3, 4)
+    log_weight = torch.tensor([[-math.inf, 0.0, -math.inf]]).double().repeat(2, 1).requires_grad_()
+    mean.requires_grad_()
+    p = IsotropicMixture(log_weight, mean, elu(raw) + 2, dim=4)
+    alone = IsotropicMixture(torch.zeros(2, 1).double(), mean[:, 1:2], p.variance[:, 1:2], dim=4)
+    torch.testing.assert_close(p.log_prob(z), alone.log_prob(z))
+    weight_gradient, mean_gradient = torch.autograd.grad(p.log_prob(z).sum(), (log_weight, mean))
+    assert torch.equal(weight_gradient, torch.tensor([[0.0, 1, 0]]).double().repeat(2, 1))
+    assert mean_gradient[:, [0, 2]].abs().sum() == 0
+    assert mean_gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_components_are_one_component(kind: str) -> None:
+    logit, mean, raw, z = parameters(kind, 3, 4, 5)
+    mean, raw = mean[:, :1].expand_as(mean), raw[:, :1].expand_as(raw)
+    one = build((x[:, :1] for x in (logit, mean, raw)), 5)
+    torch.testing.assert_close(build((logit, mean, raw), 5).log_prob(z), one.log_prob(z))
+
+
+@given(kind=st.sampled_from(KINDS), seed=st.integers(0, 999), data=st.data())
+@settings(deadline=None, max_examples=50)
+def test_order_of_components_common_shift_and_scale_of_weights(kind: str, seed: int, data: st.DataObject) -> None:
+    logit, mean, raw, z = parameters(kind, 2, 4, 3, seed)
+    p = build((logit, mean, raw), 3)
+    expected = p.log_prob(z)
+    order = data.draw(st.permutations(range(4)))
+    shuffled = IsotropicMixture(p.log_weight[:, order], mean[:, order], p.variance[:, order], dim=3)
+    torch.testing.assert_close(shuffled.log_prob(z), expected)
+    shift = data.draw(st.floats(-100, 100))
+    moved = IsotropicMixture(p.log_weight, mean + shift, p.variance, dim=3)
+    torch.testing.assert_close(moved.log_prob(z + shift), expected)
+    heavier = IsotropicMixture(p.log_weight + shift, mean, p.variance, dim=3)
+    torch.testing.assert_close(heavier.log_prob(z), expected + shift)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_of_the_density(kind: str) -> None:
+    inputs = [x.requires_grad_() for x in parameters(kind, 2, 3, 4)]
+    assert torch.autograd.gradcheck(lambda a, m, v, z: build((a, m, v), 4).log_prob(z), inputs)
+
+
+@pytest.mark.parametrize("dim", [1, 16, 128, 2048, 4096])
+@pytest.mark.parametrize("regime", ["init", "wide", "floor", "thousand"])
+def test_float32_keeps_six_digits_of_the_density_and_its_gradients(regime: str, dim: int) -> None:
+    logit, mean, raw, z = parameters("scalar", 12, 10, dim)
+    mean = {"wide": 5 * mean.tanh()}.get(regime, mean / 2)
+    spread = raw.sigmoid()
+    variance = {
+        "init": elu(raw) + 2,
+        "wide": 1 + 5.8 * spread,
+        "floor": torch.ones_like(raw),
+        "thousand": 1000**spread,
+    }[regime]
+    rounded = [x.float() for x in (logit.log_softmax(1), mean, variance, normalize(z))]
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        inputs = [x.to(dtype).requires_grad_() for x in rounded]
+        log_weight, means, variances, place = inputs
+        p = IsotropicMixture(log_weight, means, variances, dim)
+        value = p.log_prob(place) if dtype == torch.float32 else by_pytorch(p, place)
+        found.append([value.detach(), *torch.autograd.grad(value.sum(), inputs)])
+    assert found[0][0].dtype == torch.float32
+    for measured, truth in zip(*found, strict=True):
+        assert (measured.double() - truth).abs().max() <= 4e-6 * truth.abs().max()
+
+
+class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Remembers the size of the largest tensor that any operation made."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        self.numbers = max(self.numbers, out.numel() if isinstance(out, Tensor) else 0)
+        return out
+
+
+def test_scalar_means_need_no_tensor_of_rows_times_components_times_dimensions() -> None:
+    rows, components, dim = 3, 40, 500
+    *raw, z = parameters("scalar", rows, components, dim)
+    p = build([x.requires_grad_() for x in raw], dim)
+    with Largest() as seen:  # type: ignore[no-untyped-call]
+        torch.autograd.backward(p.log_prob(z.requires_grad_()).sum())
+    assert seen.numbers == rows * dim
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
+def test_half_precision_is_raised_before_anything_is_computed(kind: str, half: torch.dtype) -> None:
+    log_weight, mean, raw, z = (x.to(half) for x in parameters(kind, 3, 4, 500))
+    variance = (elu(raw) + 2).to(half)
+    p = IsotropicMixture(log_weight, mean, variance, dim=500)
+    assert {p.log_weight.dtype, p.mean.dtype, p.variance.dtype} == {torch.float32}
+    raised = IsotropicMixture(log_weight.float(), mean.float(), variance.float(), dim=500)
+    assert torch.equal(p.log_prob(z), raised.log_prob(z.float()))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_autocast_around_the_call_changes_nothing(kind: str) -> None:
+    *raw, z = (x.float() for x in parameters(kind, 3, 4, 500))
+    p = build(raw, 500)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = p.log_prob(z), p.effective_components()
+    assert torch.equal(inside[0], p.log_prob(z))
+    assert torch.equal(inside[1], p.effective_components())
+
+
+@given(seed=st.integers(0, 999), components=st.integers(1, 6))
+@settings(deadline=None, max_examples=50)
+def test_effective_components_is_the_inverse_simpson_index(seed: int, components: int) -> None:
+    logit, mean, raw, _ = parameters("scalar", 3, components, 1, seed)
+    measured = build((3 * logit, mean, raw), 1).effective_components()
+    weights = (3 * logit).softmax(1).tolist()
+    expected = torch.tensor([1 / sum(w * w for w in row) for row in weights]).double()
+    torch.testing.assert_close(measured, expected, rtol=1e-6, atol=0)
+    assert measured.min() >= 1 - 1e-12
+    assert measured.max() <= components + 1e-9
+
+
+def test_effective_components_of_a_single_weight_is_one() -> None:
+    log_weight = torch.tensor([[0.0, -math.inf, -math.inf]])
+    assert IsotropicMixture(log_weight, torch.zeros(1, 3), torch.ones(1, 3), dim=9).effective_components() == 1
+
+
+def test_z_of_another_size_than_the_mixture_is_an_error() -> None:
+    *raw, _ = parameters("scalar", 2, 3, 8)
+    with pytest.raises(ValueError, match="z has 7 dimensions, the mixture 8"):
+        build(raw, 8).log_prob(torch.zeros(2, 7))
+
+
+def test_mean_vectors_of_another_size_than_the_mixture_are_an_error() -> None:
+    with pytest.raises(ValueError, match="means of size 4 in a mixture of dim=5"):
+        IsotropicMixture(torch.zeros(2, 3), torch.zeros(2, 3, 4), torch.ones(2, 3), dim=5)
+
+
+@pytest.fixture
+def unchecked() -> Iterator[None]:
+    """As users run it: without the shape checks that the tests switch on."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(("mean", "variance"), [((2, 4), (2, 3)), ((2, 3), (1, 3)), ((3, 2, 5), (2, 3))])
+def test_parameters_that_disagree_are_an_error(mean: tuple[int, ...], variance: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="must agree in rows and components"):
+        IsotropicMixture(torch.zeros(2, 3), torch.zeros(mean), torch.ones(variance), dim=5)
+
+
+def test_a_mixture_cannot_be_changed() -> None:
+    p = build(parameters("scalar", 1, 2, 1)[:3], 1)
+    with pytest.raises(AttributeError):
+        p.dim = 2  # type: ignore[misc]
