@@ -1,0 +1,74 @@
+"""Pull together what shares enough labels: L_PCL of ProbMCL, Eq. 3. It takes matrices and serves any similarity."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from probmcl.losses.reduction import Reduction, reduce_rows
+from probmcl.precision import full_precision
+
+
+@full_precision
+def contrastive(
+    similarity: Float[Tensor, "M P"],
+    overlap: Float[Tensor, "M P"],
+    *,
+    threshold: float,
+    temperature: float,
+    self_column: Int[Tensor, "M"] | None = None,
+    reduction: Reduction = "mean",
+) -> Float[Tensor, ""]:
+    """Overlap-weighted contrastive loss over the rows that share enough labels.
+
+    L_PCL = Σ_i −1/|A(i)| Σ_{j∈A(i)} D_ij log[ exp(Sim_ij/τ) / Σ_{l≠i} exp(Sim_il/τ) ],  A(i) = {j ≠ i : D_ij ≥ α},
+    where Sim is `similarity`, D `overlap`, α `threshold` and τ `temperature`. A row without positives adds 0 and still
+    counts in the mean.
+
+    Reference: ProbMCL, Eq. 3.
+
+    Args:
+        similarity: of M anchors with P columns.
+        overlap: of the same pairs, in [0, 1].
+        threshold: overlap from which on a pair is positive.
+        temperature: divides the similarity.
+        self_column: the column that is the row itself; None means the diagonal of a square matrix.
+        reduction: over the rows.
+
+    >>> similarity = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    >>> overlap = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
+    >>> contrastive(similarity, overlap, threshold=0.5, temperature=1.0, reduction="sum")  # two rows of log 2
+    tensor(1.3863)
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature={temperature} must be above 0")
+    other = ~_is_self(similarity, self_column)
+    positive = positives(overlap, threshold=threshold, self_column=self_column)
+    logits = similarity / temperature
+    # The most negative finite number, not −∞, whose gradient would be NaN for a row that has no other.
+    log_denominator = logits.masked_fill(~other, torch.finfo(logits.dtype).min).logsumexp(1, keepdim=True)
+    weighted = (overlap * (logits - log_denominator)).where(positive, 0)
+    return reduce_rows(-weighted.sum(1) / positive.sum(1).clamp(min=1), reduction)
+
+
+@full_precision
+def positives(
+    overlap: Float[Tensor, "M P"], *, threshold: float, self_column: Int[Tensor, "M"] | None = None
+) -> Bool[Tensor, "M P"]:
+    """The positive set of each row, A(i) = {j ≠ i : D_ij ≥ α}.
+
+    >>> positives(torch.tensor([[1.0, 0.5], [0.5, 1.0]]), threshold=0.5)
+    tensor([[False,  True],
+            [ True, False]])
+    """
+    return (overlap >= threshold) & ~_is_self(overlap, self_column)
+
+
+def _is_self(matrix: Float[Tensor, "M P"], self_column: Int[Tensor, "M"] | None) -> Bool[Tensor, "M P"]:
+    rows, columns = matrix.shape
+    if self_column is None:
+        if rows != columns:
+            raise ValueError(f"a matrix of {rows} rows and {columns} columns has no diagonal; say self_column")
+        self_column = torch.arange(rows, device=matrix.device)
+    return self_column[:, None] == torch.arange(columns, device=matrix.device)
