@@ -1,0 +1,84 @@
+"""The linear probe: ProbMCL's second stage, and the simple thing that every method is measured against."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from probmcl.data.records import LabelSpace
+from probmcl.encoders import Encoder, Extracted
+from probmcl.losses import asymmetric, binary_cross_entropy
+from probmcl.methods.base import LinearClassifier
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of `probe`.
+
+    Attributes:
+        loss: the asymmetric loss with its published values, as in the paper, or binary cross-entropy.
+    """
+
+    loss: Literal["asl", "bce"] = "asl"
+
+
+@final
+class Probe(LinearClassifier):
+    """A linear layer on a frozen encoder, trained with the asymmetric loss on standardised features.
+
+    The encoder passed in is frozen and stays in eval mode. `standardise` shifts and scales the features; `on` moves
+    that into the linear layer, so that what predicts is an encoder and one linear layer and nothing else.
+
+    Reference: ProbMCL, section 2.2, last paragraph; decision 0001, point 20.
+    """
+
+    presets = {"default": Config()}  # noqa: RUF012  # read, never written
+    config: Config
+    shift: Float[Tensor, "D"]
+    scale: Float[Tensor, "D"]
+
+    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+        super().__init__(encoder, label_space, config)
+        self.encoder.requires_grad_(False)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+        self.register_buffer("shift", torch.zeros(encoder.features), persistent=False)
+        self.register_buffer("scale", torch.ones(encoder.features), persistent=False)
+
+    def train(self, mode: bool = True) -> Probe:
+        """Training mode for the linear layer; the encoder stays in eval mode."""
+        super().train(mode)
+        self.encoder.eval()
+        return self
+
+    def standardise(self, features: Float[Tensor, "K D"]) -> None:
+        """From now on give the linear layer features of mean 0 and deviation 1, measured on these."""
+        deviation = features.std(0, correction=0)
+        self.shift = features.mean(0)
+        self.scale = deviation.where(deviation > 0, 1)  # a feature that never changes stays 0
+
+    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+        """The linear layer on the standardised features."""
+        with torch.no_grad():
+            features = (self.encoder(images) - self.shift) / self.scale
+        logits: Tensor = self.linear(features)
+        return logits
+
+    def loss(
+        self, logits: Float[Tensor, "M C"], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
+    ) -> Float[Tensor, ""]:
+        """Mean over the known entries, so that the same weight decay means the same on any number of classes."""
+        loss = asymmetric if self.config.loss == "asl" else binary_cross_entropy
+        return loss(logits, labels, known, reduction="mean")
+
+    @torch.no_grad()
+    def on(self, encoder: Encoder, label_space: LabelSpace) -> Probe:
+        """The same probe on an encoder, the standardisation folded into its linear layer."""
+        folded = Probe(encoder, label_space, self.config)
+        folded.linear.weight.copy_(self.linear.weight / self.scale)
+        folded.linear.bias.copy_(self.linear.bias - folded.linear.weight @ self.shift)
+        return folded

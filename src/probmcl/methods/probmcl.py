@@ -1,0 +1,195 @@
+"""ProbMCL, stage 1: two views, a mixture for each, and the contrast between them (ProbMCL, Fig. 1a and Eq. 4)."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Literal, final
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from probmcl import collapse, overlap
+from probmcl.data.records import LabelSpace
+from probmcl.encoders import Encoder, Extracted
+from probmcl.losses import balanced_weight, contrastive, negative_log_likelihood, objective, positives
+from probmcl.losses.reduction import Reduction
+from probmcl.methods.base import Method, Step
+from probmcl.mixture import IsotropicMixture, MixtureDensityNetwork, aligned_correlation, correlation
+from probmcl.mixture.network import Activation, Floor, Initialisation
+from probmcl.mixture.similarity import ComponentWeight
+from probmcl.precision import at_least_float32
+
+Target = Literal["feature", "detached", "hidden", "none"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of `probmcl`; each default has its reason in docs/decisions/0002, each switch its row in 0001.
+
+    Attributes:
+        similarity: `aligned` compares component k with component k only; `all_pairs` is the paper's correlation
+            coefficient, for scalar means.
+        mean_size: size of each component's mean vector; None is the paper's scalar mean μ·1.
+        component_weight: with `aligned`, whether a component counts by its weight (`l2`) or by the norm of its density.
+        feature_norm: length that features are scaled to: `unit` (the paper's sphere) or `root`, √D.
+        hidden: sizes of the mixture network's hidden layers; () makes its heads linear.
+        activation: what follows each hidden layer.
+        floor: whether the variance or the standard deviation is at least one.
+        initialisation: of the mixture network's heads.
+        target: the z whose likelihood is maximised: the `feature`, the feature `detached`, the last `hidden` layer, or
+            `none`, which leaves the likelihood out.
+        dim: dimensions n of the mixture; None means the size of the target, or of the means.
+        likelihood_per_dimension: divide the likelihood by n.
+        overlap: how label sets are compared; `cosine_literal` is the formula as printed.
+        threshold: overlap from which on two images are positives (α).
+        temperature: of the contrast (τ).
+        contrastive_weight: of the contrast beside the likelihood (λ); `balanced` sets it in each step so that both pull
+            equally hard at the features.
+        reduction: over the rows of a batch, for both terms.
+    """
+
+    similarity: Literal["aligned", "all_pairs"] = "aligned"
+    mean_size: int | None = 16
+    component_weight: ComponentWeight = "l2"
+    feature_norm: Literal["unit", "root"] = "root"
+    hidden: tuple[int, ...] = ()
+    activation: Activation = "relu"
+    floor: Floor = "variance"
+    initialisation: Initialisation = "torch"
+    target: Target = "none"
+    dim: int | None = None
+    likelihood_per_dimension: bool = False
+    overlap: Literal["jaccard", "cosine", "cosine_literal"] = "jaccard"
+    threshold: float = 0.5
+    temperature: float = 0.1
+    contrastive_weight: float | Literal["balanced"] = 1.0
+    reduction: Reduction = "mean"
+
+    def __post_init__(self) -> None:
+        if self.similarity == "all_pairs" and self.mean_size is not None:
+            raise ValueError("similarity 'all_pairs' is for scalar means: set mean_size to None, or take 'aligned'")
+        if self.target == "none" and self.contrastive_weight == "balanced":
+            raise ValueError(
+                "contrastive_weight 'balanced' balances against the likelihood, which target 'none' leaves out"
+            )
+        if self.target == "hidden" and not self.hidden:
+            raise ValueError("target 'hidden' needs hidden layers: set hidden, for example to [2048, 128]")
+
+
+PAPER = Config(
+    similarity="all_pairs",
+    mean_size=None,
+    component_weight="density",
+    feature_norm="unit",
+    hidden=(2048, 128),
+    initialisation="paper",
+    target="feature",
+    threshold=0.6,
+    temperature=0.2,
+    contrastive_weight=0.3,
+    reduction="sum",
+)
+"""The paper as printed, where it is printed (its α for MS-COCO; ADP has 0.5)."""
+
+
+@final
+class ProbMCL(Method):
+    """Contrast between Gaussian mixtures of images, weighted by the labels they share.
+
+    L = L_NLL + λ L_PCL over two views of each image. The mixture network is needed for training only: what predicts is
+    the encoder with a linear probe.
+
+    Reference: ProbMCL, section 2.
+    """
+
+    n_views = 2
+    presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
+
+    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+        super().__init__()
+        self.config = config or Config()
+        self.encoder = encoder
+        self.network = _network(encoder.features, len(label_space), self.config)
+        if self.config.target == "feature":
+            warnings.warn(
+                "probmcl with target 'feature' (the paper's z = h) collapsed in every trial of ours: its likelihood "
+                "outweighs the contrast by thousands. Watch the alarm; see docs/decisions/0002",
+                stacklevel=2,
+            )
+
+    def forward(
+        self,
+        views: Float[Tensor, "V N *image"],
+        labels: Float[Tensor, "N C"],
+        known: Bool[Tensor, "N C"] | None = None,
+    ) -> Step:
+        """Eq. 4 over all views, and the signs of collapse."""
+        c = self.config
+        features = self._features(views.flatten(0, 1))  # (M, D)
+        hidden = self.network.hidden(features)
+        mixture = self.network.mixture(hidden)
+        similarity = self._similarity(mixture)  # (M, M)
+        shared = self._overlap(labels, known, len(views))  # (M, M)
+        contrast = contrastive(
+            similarity, shared, threshold=c.threshold, temperature=c.temperature, reduction=c.reduction
+        )
+        watched = collapse.signs(
+            features, mixture, similarity, positives(shared, threshold=c.threshold), n_views=len(views)
+        )
+        likelihood = self._likelihood(mixture, features, hidden)
+        weight = self._contrastive_weight(likelihood, contrast, features)
+        loss = objective(likelihood, contrast, contrastive_weight=weight)
+        return Step(loss, {"likelihood": likelihood, "contrastive": contrast, "contrastive_weight": weight, **watched})
+
+    def _features(self, images: Float[Tensor, "M *image"]) -> Float[Tensor, "M D"]:
+        h = normalize(at_least_float32(self.encoder(images)), dim=1)
+        return h if self.config.feature_norm == "unit" else h * h.shape[1] ** 0.5
+
+    def _similarity(self, mixture: IsotropicMixture) -> Float[Tensor, "M M"]:
+        if self.config.similarity == "all_pairs":
+            return correlation(mixture)
+        return aligned_correlation(mixture, component_weight=self.config.component_weight)
+
+    def _overlap(self, labels: Tensor, known: Tensor | None, n_views: int) -> Float[Tensor, "M M"]:
+        if self.config.overlap == "jaccard":
+            shared = overlap.jaccard(labels, known_a=known)
+        else:
+            shared = overlap.cosine(labels, known_a=known, literal=self.config.overlap == "cosine_literal")
+        # Views of one image are positives whatever is known of its labels (decision 0001, point 26).
+        return shared.fill_diagonal_(1).repeat(n_views, n_views)
+
+    def _likelihood(self, mixture: IsotropicMixture, features: Tensor, hidden: Tensor) -> Float[Tensor, ""]:
+        if self.config.target == "none":
+            return features.new_zeros(())
+        z = {"feature": features, "detached": features.detach(), "hidden": hidden}[self.config.target]
+        return negative_log_likelihood(
+            mixture, z, reduction=self.config.reduction, per_dimension=self.config.likelihood_per_dimension
+        )
+
+    def _contrastive_weight(self, likelihood: Tensor, contrast: Tensor, features: Tensor) -> Float[Tensor, ""]:
+        if self.config.contrastive_weight == "balanced":
+            return balanced_weight(likelihood, contrast, features)
+        return contrast.new_tensor(self.config.contrastive_weight)
+
+
+def _network(features: int, classes: int, c: Config) -> MixtureDensityNetwork:
+    target_size = {"feature": features, "detached": features, "hidden": c.hidden[-1] if c.hidden else 0, "none": None}[
+        c.target
+    ]
+    dim = c.dim or c.mean_size or target_size or features
+    if target_size is not None and dim != target_size:
+        raise ValueError(
+            f"target {c.target!r} has {target_size} dimensions, the mixture {dim}; set dim to {target_size}"
+        )
+    return MixtureDensityNetwork(
+        features,
+        classes,
+        dim=dim,
+        mean_size=c.mean_size,
+        hidden=c.hidden,
+        activation=c.activation,
+        floor=c.floor,
+        initialisation=c.initialisation,
+    )

@@ -1,0 +1,37 @@
+"""Small things that several tests need, made on the spot."""
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from probmcl.data.records import LabelSpace, Records, Split
+
+NAMES = ("red", "green", "blue")
+
+
+def label_space(classes: int = 3) -> LabelSpace:
+    return LabelSpace(
+        tuple(f"class {k}" for k in range(classes)),
+        np.ones(classes, dtype=np.int64),
+        np.zeros((classes, classes), dtype=np.int64),
+    )
+
+
+def coloured_records(folder: Path, *, train: int = 24, val: int = 9, test: int = 9, size: int = 20) -> Records:
+    """Images of up to three coloured squares: a task that anything which learns must learn."""
+    rng = np.random.default_rng(0)
+    count = train + val + test
+    labels = (rng.random((count, 3)) < 0.5).astype(np.float32)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for i, present in enumerate(labels):
+        pixels = rng.integers(0, 80, (size, size, 3))
+        for k in np.flatnonzero(present):
+            pixels[6 * k : 6 * k + 5, 2:14, k] = 255
+        paths.append(folder / f"{i}.png")
+        Image.fromarray(pixels.astype(np.uint8)).save(paths[-1])
+    counts: dict[Split, int] = {"train": train, "val": val, "test": test}
+    splits = [split for split, number in counts.items() for _ in range(number)]
+    known = np.ones(labels.shape, dtype=bool)
+    return Records(tuple(paths), labels, known, tuple(splits), None, LabelSpace.from_labels(NAMES, labels[:train]))
