@@ -1,0 +1,98 @@
+"""How weights move: Adam, one cycle of the learning rate, decay on matrices only, and their running average."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import nn
+from torch.optim import Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import OneCycleLR
+
+from probmcl.methods.base import Method
+
+
+@dataclass(frozen=True)
+class Training:
+    """Settings of one stage of training.
+
+    Attributes:
+        epochs: how often every image is seen.
+        batch_size: images in a step; a contrastive method compares the views of this many images.
+        learning_rate: at the top of the cycle.
+        head_factor: learning rate of what sits on the encoder, relative to the encoder's.
+        weight_decay: of matrices and kernels; biases and normalisation parameters have none.
+        decay: `l2` adds it to the gradient, as the paper's Adam; `decoupled` shrinks the weights, as AdamW.
+        warmup: share of the steps in which the learning rate rises.
+        ema: decay of the running average of all weights, which is what training returns; 0 returns the last weights.
+        precision: `auto` computes in half precision where the device is made for it; `float32` nowhere.
+    """
+
+    epochs: int = 10
+    batch_size: int = 64
+    learning_rate: float = 3e-4
+    head_factor: float = 1.0
+    weight_decay: float = 1e-4
+    decay: Literal["l2", "decoupled"] = "l2"
+    warmup: float = 0.2
+    ema: float = 0.9997
+    precision: Literal["auto", "float32"] = "auto"
+
+
+def optimiser(method: Method, training: Training) -> Optimizer:
+    """Adam over what is to be learned of a method, in four groups: encoder or head, matrix or not."""
+    encoder = {id(p) for p in method.encoder.parameters()}
+    groups = []
+    for in_encoder, factor in ((True, 1.0), (False, training.head_factor)):
+        for matrix, decay in ((True, training.weight_decay), (False, 0.0)):
+            members = [
+                p
+                for p in method.parameters()
+                if p.requires_grad and (id(p) in encoder) == in_encoder and (p.ndim > 1) == matrix
+            ]
+            if members:
+                groups.append({"params": members, "lr": training.learning_rate * factor, "weight_decay": decay})
+    if not groups:
+        raise ValueError(f"{type(method).__name__} has nothing to learn: every parameter is frozen")
+    return AdamW(groups) if training.decay == "decoupled" else Adam(groups)
+
+
+def one_cycle(optimiser: Optimizer, steps: int, warmup: float) -> OneCycleLR:
+    """The learning rate up from a 25th to its top within the warm-up, then down to almost nothing, along cosines."""
+    # Below ten steps torch's own arithmetic may divide by an empty phase; the end of such a run is cut off instead.
+    return OneCycleLR(
+        optimiser,
+        max_lr=[group["lr"] for group in optimiser.param_groups],
+        total_steps=max(steps, 10),
+        pct_start=warmup,
+    )
+
+
+class Average:
+    """A running average of a module's whole state, with a decay that grows in the first steps.
+
+    a ← d·a + (1−d)·w with d = min(decay, (1+t)/(10+t)): on a short run the start weights, which would make up 91 % of
+    the average after 312 steps of 0.9997, are forgotten all the same.
+    """
+
+    def __init__(self, module: nn.Module, decay: float) -> None:
+        self.module, self.decay, self.steps = module, decay, 0
+        self.state = {key: value.detach().clone() for key, value in module.state_dict().items()} if decay else {}
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights of one more step."""
+        self.steps += 1
+        decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
+        current = self.module.state_dict()
+        for key, value in self.state.items():
+            if value.is_floating_point():
+                value.lerp_(current[key], 1 - decay)
+            else:
+                value.copy_(current[key])
+
+    def settle(self) -> None:
+        """Put the average in the place of the weights."""
+        if self.state:
+            self.module.load_state_dict(self.state)

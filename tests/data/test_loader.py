@@ -1,0 +1,99 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from made import coloured_records
+from probmcl.augment import light
+from probmcl.data.images import Preprocessing
+from probmcl.data.loader import Batch, ImageBatches, Order, in_order
+from probmcl.data.records import Records
+from probmcl.feed import Feed
+
+PLAIN = Preprocessing(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    return coloured_records(tmp_path)
+
+
+def feed(records: Records, *, workers: int = 0, seed: int = 0) -> Feed:
+    return Feed(records, PLAIN, light(16), seed=seed, workers=workers)
+
+
+def same(a: list[Batch], b: list[Batch]) -> bool:
+    return all(torch.equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True))
+
+
+def test_every_epoch_sees_every_image_once_in_another_order() -> None:
+    order = Order(np.arange(10, 20), batch_size=5, epochs=3, seed=0)
+    batches = list(order)
+    assert len(order) == len(batches) == 6
+    epochs = [[row for batch in batches[2 * e : 2 * e + 2] for _, row in batch] for e in range(3)]
+    assert all(sorted(epoch) == list(range(10, 20)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert all(epoch == e for e in range(3) for batch in batches[2 * e : 2 * e + 2] for epoch, _ in batch)
+
+
+def test_a_last_smaller_batch_is_left_out_but_a_small_data_set_is_not() -> None:
+    assert [len(batch) for batch in Order(np.arange(10), batch_size=4, epochs=1, seed=0)] == [4, 4]
+    assert [len(batch) for batch in Order(np.arange(3), batch_size=4, epochs=1, seed=0)] == [3]
+
+
+def test_no_images_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no images"):
+        Order(np.arange(0), batch_size=4, epochs=1, seed=0)
+
+
+def test_in_order_leaves_nothing_out() -> None:
+    assert [row for batch in in_order(np.arange(7), 3) for _, row in batch] == list(range(7))
+
+
+def test_a_batch_has_views_first_and_labels_of_its_rows(records: Records) -> None:
+    for batch in feed(records).training(n_views=2, batch_size=6, epochs=1):
+        assert batch.views.shape == (2, 6, 3, 16, 16)
+        assert torch.equal(batch.labels, torch.from_numpy(records.labels[batch.rows.numpy()]))
+        assert not torch.equal(batch.views[0], batch.views[1])
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_views_do_not_depend_on_the_number_of_workers(records: Records, start: str) -> None:
+    alone = list(feed(records).training(n_views=2, batch_size=6, epochs=2))
+    together = feed(records, workers=2).training(n_views=2, batch_size=6, epochs=2)
+    together.loader.multiprocessing_context = start
+    assert same(alone, list(together))
+
+
+def test_another_seed_gives_other_views_and_another_order(records: Records) -> None:
+    one, other = (list(feed(records, seed=s).training(n_views=1, batch_size=6, epochs=1)) for s in (0, 1))
+    assert not torch.equal(one[0].rows, other[0].rows)
+
+
+def test_views_of_an_image_change_from_epoch_to_epoch(records: Records) -> None:
+    batches = list(feed(records).training(n_views=1, batch_size=24, epochs=2))
+    views = [batch.views[0][batch.rows.argsort()] for batch in batches]
+    assert all(not torch.equal(a, b) for a, b in zip(views[0], views[1], strict=True))
+
+
+def test_the_plain_view_is_preprocessing_and_nothing_else(records: Records) -> None:
+    batch = next(iter(feed(records).plain("test")))
+    expected = [PLAIN(Image.open(records.paths[row]).convert("RGB")) for row in records.rows("test")]
+    assert torch.equal(batch.views[0], torch.stack(expected))
+
+
+def test_probing_has_the_plain_view_first(records: Records) -> None:
+    batch = next(iter(feed(records).probing(n_augmented=2)))
+    assert batch.views.shape[0] == 3
+    assert torch.equal(batch.rows, torch.from_numpy(records.rows("train")))
+    expected = [PLAIN(Image.open(records.paths[row]).convert("RGB")) for row in records.rows("train")]
+    assert torch.equal(batch.views[0], torch.stack(expected))
+    assert not torch.equal(batch.views[1], batch.views[2])
+
+
+def test_a_missing_image_is_named(records: Records) -> None:
+    records.paths[0].unlink()
+    with pytest.raises(ValueError, match=r"0\.png"):
+        list(ImageBatches(records, in_order(np.arange(2), 2), PLAIN))

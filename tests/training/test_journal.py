@@ -1,0 +1,70 @@
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from probmcl.training import Event, Journal
+
+HEALTHY = {"similarity_positive": 0.8, "similarity_negative": 0.3, "effective_components": 5.0}
+COLLAPSED = {"similarity_positive": 1.0, "similarity_negative": 0.999, "effective_components": 1.0}
+
+
+def event(step: int, terms: dict[str, float] | None = None, *, loss: float = 1.0, steps: int = 20) -> Event:
+    return Event(
+        step, steps, 0, 32, torch.tensor(loss), {key: torch.tensor(value) for key, value in (terms or {}).items()}
+    )
+
+
+def rows(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_a_row_is_the_mean_of_its_steps_and_the_rest_comes_at_the_end(tmp_path: Path) -> None:
+    stage = Journal(tmp_path, every=4).stage("contrast")
+    for step in range(1, 11):
+        stage(event(step, loss=float(step), steps=10))
+    written = rows(tmp_path)
+    assert [row["step"] for row in written] == [4, 8, 10]
+    assert [row["loss"] for row in written] == [2.5, 6.5, 9.5]
+    assert all(row["stage"] == "contrast" for row in written)
+
+
+def test_the_table_has_the_columns_of_all_stages(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, every=1)
+    journal.stage("one")(event(1, {"a": 1.0}))
+    journal.stage("two")(event(1, {"b": 2.0}))
+    journal.close()
+    with (tmp_path / "metrics.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [(row["stage"], row["a"], row["b"]) for row in table] == [("one", "1.0", ""), ("two", "", "2.0")]
+
+
+def test_the_alarm_speaks_once_after_half_of_the_stage_and_not_before(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, every=1)
+    stage = journal.stage("contrast")
+    for step in range(1, 11):
+        stage(event(step, COLLAPSED))
+    assert journal.alarms == []
+    for step in range(11, 21):
+        stage(event(step, COLLAPSED))
+    assert len(journal.alarms) == 1
+    assert "collapsed" in journal.alarms[0]
+    assert "1.000 against 0.999" in journal.alarms[0]
+
+
+def test_a_healthy_run_and_a_run_without_mixtures_are_silent(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, every=1)
+    for terms in (HEALTHY, {}):
+        stage = journal.stage("stage")
+        for step in range(1, 21):
+            stage(event(step, terms))
+    assert journal.alarms == []
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_says_where(tmp_path: Path) -> None:
+    stage = Journal(tmp_path, every=2).stage("contrast")
+    stage(event(1))
+    with pytest.raises(FloatingPointError, match="step 2"):
+        stage(event(2, loss=float("nan")))
