@@ -1,0 +1,96 @@
+"""ProbMCL, stage 2: a linear classifier on frozen features, its weight decay chosen on validation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from probmcl.data.records import LabelSpace
+from probmcl.encoders import Extracted
+from probmcl.evaluation.metrics import average_precision
+from probmcl.methods.probe import Config, Probe
+from probmcl.training.features import FeatureBatches
+from probmcl.training.fit import Watcher, fit
+from probmcl.training.optim import Training
+
+
+@dataclass(frozen=True)
+class ProbeSettings:
+    """How the linear probe is fitted on features that are extracted once.
+
+    Attributes:
+        epochs: over all extracted features.
+        views: augmented views of each training image beside the plain one.
+        weight_decays: tried one after the other; the best on validation is kept.
+        learning_rate: at the top of the cycle.
+        batch_size: features in a step.
+    """
+
+    epochs: int = 15
+    views: int = 2
+    weight_decays: tuple[float, ...] = (0.1, 1.0, 10.0, 30.0, 100.0, 300.0)
+    learning_rate: float = 2e-3
+    batch_size: int = 256
+
+    def training(self, weight_decay: float) -> Training:
+        """The settings of one fit."""
+        return Training(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            weight_decay=weight_decay,
+            decay="decoupled",
+        )
+
+
+class Labelled(NamedTuple):
+    """Features of V views of N images, with what is known of the images."""
+
+    features: Float[Tensor, "V N D"]
+    labels: Float[Tensor, "N C"]
+    known: Bool[Tensor, "N C"]
+
+
+class FittedProbe(NamedTuple):
+    """A probe on extracted features, the decay it was fitted with, and its validation mAP."""
+
+    probe: Probe
+    weight_decay: float
+    validation: float
+
+
+def fit_probe(
+    train: Labelled,
+    validation: Labelled,
+    label_space: LabelSpace,
+    settings: ProbeSettings,
+    config: Config | None = None,
+    *,
+    seed: int = 0,
+    watcher: Callable[[float], Watcher] | None = None,
+) -> FittedProbe:
+    """Fit one probe for each weight decay and return the best on validation, the stronger decay where two are equal.
+
+    `watcher` gives somebody who looks at the steps of the fit with a given decay.
+    """
+    fitted = []
+    for weight_decay in settings.weight_decays:
+        probe = Probe(Extracted(train.features.shape[2]), label_space, config)
+        probe.standardise(train.features.flatten(0, 1))
+        batches = FeatureBatches(*train, batch_size=settings.batch_size, epochs=settings.epochs, seed=seed)
+        watchers = () if watcher is None else (watcher(weight_decay),)
+        fit(probe, batches, settings.training(weight_decay), watchers=watchers)
+        fitted.append(FittedProbe(probe, weight_decay, validation_map(probe, validation)))
+    return max(fitted, key=lambda f: (f.validation, f.weight_decay))
+
+
+@torch.inference_mode()
+def validation_map(probe: Probe, data: Labelled) -> float:
+    """Mean average precision over the classes that have a positive; 0 where none has one."""
+    scores = probe.logits(data.features[0])
+    return average_precision(scores, data.labels, data.known).nanmean().nan_to_num().item()
