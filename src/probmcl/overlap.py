@@ -62,6 +62,7 @@ def cosine(
     """
     count = _count(a, b, known_a, known_b)
     squared_norms = count.a * count.b
+    # Deviation (decision 0001, point 9): plain norms, unless the printed formula is asked for.
     norms = squared_norms if literal else squared_norms.sqrt()
     neither = (count.a + count.b) == 0
     return (count.shared / norms.clamp(min=1)).where(~neither, count.all_known)

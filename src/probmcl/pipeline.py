@@ -62,12 +62,12 @@ def train(records: Records, settings: Settings, folder: Path, display: Display |
         raise FileExistsError(f"{folder}: not empty; a run is never written over anything, choose another folder")
     work = _Work(records, settings, folder, display or Display())
     try:
-        with torch.random.fork_rng(), warnings.catch_warnings():
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             torch.manual_seed(settings.seed)
             warnings.showwarning = lambda message, *_: work.display.say(f"  note: {message}")
             return work.run()
     except BaseException as error:
-        work.leave("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        work.leave("interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed")
         raise
 
 

@@ -77,10 +77,11 @@ def test_gradients_are_probability_minus_label() -> None:
 def test_large_logits_in_half_precision_are_exact(half: torch.dtype) -> None:
     logits = torch.tensor([[1e4, 1e4, -1e4, -1e4]], dtype=half)
     labels = torch.tensor([[1, 0, 1, 0]], dtype=half)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        measured = binary_cross_entropy(logits, labels, reduction="sum")
-    assert measured.dtype == torch.float32
-    assert measured == 2 * logits[0, 0].float()
+    for enabled in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
+            measured = binary_cross_entropy(logits, labels, reduction="sum")
+        assert measured.dtype == torch.float32
+        assert measured == 2 * logits[0, 0].float()
 
 
 def test_autocast_and_labels_in_another_precision_change_nothing() -> None:

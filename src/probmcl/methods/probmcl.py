@@ -157,7 +157,7 @@ class ProbMCL(Method):
             shared = overlap.jaccard(labels, known_a=known)
         else:
             shared = overlap.cosine(labels, known_a=known, literal=self.config.overlap == "cosine_literal")
-        # Views of one image are positives whatever is known of its labels (decision 0001, point 26).
+        # Deviation (decision 0001, point 26): views of one image are positives whatever is known of its labels.
         return shared.fill_diagonal_(1).repeat(n_views, n_views)
 
     def _likelihood(self, mixture: IsotropicMixture, features: Tensor, hidden: Tensor) -> Float[Tensor, ""]:

@@ -1,0 +1,80 @@
+"""What every command promises: help without torch, clear errors, the right exit code."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from probmcl.cli import COMMANDS
+
+RUN = "import sys; sys.argv[0] = 'probmcl'; from probmcl.cli import main; main()"
+
+
+def probmcl(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", RUN, *words], capture_output=True, text=True, cwd=cwd, check=False)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_what_it_does_and_an_example(command: str) -> None:
+    answer = probmcl(command, "--help")
+    assert answer.returncode == 0
+    assert re.search(rf"probmcl {command}", answer.stdout)
+    assert "Example" in answer.stdout
+
+
+def test_help_lists_every_command_and_loads_no_torch() -> None:
+    said = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); "
+    answer = subprocess.run([sys.executable, "-c", said + RUN, "--help"], capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert all(command in answer.stdout for command in COMMANDS)
+    assert answer.stdout.splitlines()[-1] == "False"
+
+
+def test_a_wrong_flag_is_answered_with_the_nearest_and_a_usage_error() -> None:
+    answer = probmcl("demo", "--uot", "x")
+    assert answer.returncode == 2
+    assert "--uot" in answer.stdout + answer.stderr
+    assert "--out" in answer.stdout + answer.stderr
+
+
+def test_a_wrong_command_is_a_usage_error() -> None:
+    assert probmcl("dmeo").returncode == 2
+
+
+def test_the_version_is_the_packages() -> None:
+    from probmcl import __version__
+
+    assert probmcl("--version").stdout.strip() == __version__
+
+
+def test_a_folder_in_use_is_refused_in_one_sentence_and_untouched(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    answer = probmcl("demo", "--out", str(tmp_path))
+    assert answer.returncode == 1
+    assert "Traceback" not in answer.stderr
+    assert "not empty" in answer.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+@pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_stopping_the_demo_leaves_a_folder_that_says_so(tmp_path: Path, signal_number: int, code: int) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, "demo", "--out", str(tmp_path / "run")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    about = tmp_path / "run" / "probe" / "run.json"
+    until = time.monotonic() + 120
+    while not about.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    process.send_signal(signal_number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert "Traceback" not in errors
+    assert json.loads(about.read_text())["status"] == "interrupted"
