@@ -10,6 +10,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "probmcl"
 
 STAGES = (
+    "nearest",
     "precision",
     "vision",
     "data",

@@ -93,7 +93,9 @@ def test_the_saved_model_gives_the_saved_scores_and_these_the_saved_metrics(bce:
 def test_the_same_settings_give_the_same_scores(bce: Run, records: Records, tmp_path: Path) -> None:
     torch.rand(3)  # whatever else was drawn before
     again = train(records, settings("bce"), tmp_path / "again", quiet())
-    assert all(torch.equal(again.candidates[name].scores, c.scores) for name, c in bce.candidates.items())
+    assert all(
+        torch.equal(again.candidates[name].scores["test"], c.scores["test"]) for name, c in bce.candidates.items()
+    )
 
 
 def test_training_leaves_the_callers_generator_alone(records: Records, tmp_path: Path) -> None:
@@ -122,7 +124,7 @@ def test_the_probes_own_settings_are_used(records: Records, tmp_path: Path) -> N
         )
         for x in ("asl", "bce")
     ]
-    assert not torch.equal(runs[0].kept.scores, runs[1].kept.scores)
+    assert not torch.equal(runs[0].kept.scores["test"], runs[1].kept.scores["test"])
 
 
 def test_a_folder_with_something_in_it_is_refused_and_untouched(records: Records, tmp_path: Path) -> None:
@@ -130,6 +132,18 @@ def test_a_folder_with_something_in_it_is_refused_and_untouched(records: Records
     with pytest.raises(FileExistsError, match="not empty"):
         train(records, settings("probe"), tmp_path, quiet())
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_split_without_images_is_said_before_anything_is_trained(records: Records, tmp_path: Path) -> None:
+    without = replace(records, split=tuple("train" if split == "val" else split for split in records.split))
+    with pytest.raises(ValueError, match="no image belongs to the val split"):
+        train(without, settings("bce"), tmp_path / "run", quiet())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_device_that_is_not_here_is_said(records: Records, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="device='mps'"):
+        train(records, settings("bce", device="mps"), tmp_path / "run", quiet())
 
 
 class Impatient(Display):
@@ -166,7 +180,7 @@ def test_what_is_not_known_changes_no_result(records: Records, tmp_path: Path) -
         labels = np.where(known, records.labels, np.float32(value)).astype(np.float32)
         changed = replace(records, labels=labels, known=known)
         results.append(train(changed, settings("probmcl"), tmp_path / str(value), quiet()))
-    assert torch.equal(results[0].kept.scores, results[1].kept.scores)
+    assert torch.equal(results[0].kept.scores["test"], results[1].kept.scores["test"])
     assert results[0].kept.test == results[1].kept.test
 
 

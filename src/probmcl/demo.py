@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
+from probmcl import runs
 from probmcl.data.digits import write_digits
 from probmcl.data.records import Records
 from probmcl.methods import find_method
@@ -37,6 +38,7 @@ TITLES = {
 
 def run_demo(folder: Path, display: Display) -> Iterator[tuple[str, Run]]:
     """Write the scenes, then train the untrained encoder's probe, ProbMCL, ASL and BCE, each into its own folder."""
+    runs.claim(folder)
     display.say(
         f"Scenes of handwritten digits: 10 classes, 64 × 64 pixels, {TRAIN:,} to train on, {VAL} + {TEST} to judge by"
     )
@@ -61,7 +63,7 @@ def demo_settings(method: str, records: Records) -> Settings:
             batch_size=128 // find_method(method).n_views,
             learning_rate=LEARNING_RATE,
         ),
-        probe=ProbeSettings(views=1, weight_decays=(0.1, 1.0, 10.0, 100.0)),
+        probe=ProbeSettings(epochs=30, views=1, weight_decays=(0.1, 1.0, 10.0, 100.0)),
     )
 
 
@@ -85,7 +87,7 @@ def comparison(method: str, run: Run) -> list[dict[str, Any]]:
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """The same for people, in percent."""
     shown = Table(
-        title=f"test split, percent; {IMAGES_SEEN:,} images seen by each method, one seed", title_justify="left"
+        title=f"test split, percent; each method has seen {IMAGES_SEEN:,} views; one seed", title_justify="left"
     )
     for column in ("method", "classifier", "mAP", "CF1", "OF1", "seconds"):
         shown.add_column(column, justify="left" if column in ("method", "classifier") else "right")

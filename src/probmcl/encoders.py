@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import http.client
 import math
 import threading
@@ -18,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from probmcl import vision  # noqa: F401  # before timm, which imports torchvision
+from probmcl.nearest import suggestion
 
 import timm  # isort: skip
 
@@ -111,8 +111,7 @@ def _configuration(name: str) -> dict[str, Any]:
         tags = ", ".join(found.partition(".")[2] for found in timm.list_pretrained(architecture))
         raise ValueError(f"{name}: {error} There are: {tags or 'none'}") from error
     if cfg is None:
-        near = difflib.get_close_matches(architecture, timm.list_models(), n=3)
-        raise ValueError(f"timm has no model {name!r}" + (f"; did you mean {', '.join(near)}?" if near else ""))
+        raise ValueError(f"timm has no model {name!r}; {suggestion(architecture, timm.list_models())}")
     return vars(cfg)
 
 

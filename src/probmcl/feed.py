@@ -8,7 +8,7 @@ from PIL import Image
 
 from probmcl.augment import Augmentation, draw
 from probmcl.data.images import Preprocessing
-from probmcl.data.loader import ImageBatches, MakeView, Order, in_order
+from probmcl.data.loader import ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
 
 BATCH = 128
@@ -28,25 +28,26 @@ class Feed:
     def training(self, *, n_views: int, batch_size: int, epochs: int) -> ImageBatches:
         """Augmented views of the training split, shuffled anew in every epoch."""
         order = Order(self.records.rows("train"), batch_size=batch_size, epochs=epochs, seed=self.seed)
-        return self._batches(order, self._augmented, n_views)
+        return self._batches(order, n_plain=0, n_augmented=n_views)
 
     def probing(self, *, n_augmented: int) -> ImageBatches:
         """The training split in order: of each image the plain view first, then augmented ones."""
-        return self._batches(in_order(self.records.rows("train"), BATCH), self._plain_first, 1 + n_augmented)
+        return self._batches(in_order(self.records.rows("train"), BATCH), n_plain=1, n_augmented=n_augmented)
 
     def plain(self, split: Split) -> ImageBatches:
         """The plain view of every image of a split, in order."""
-        return self._batches(in_order(self.records.rows(split), BATCH), None, 1)
+        return self._batches(in_order(self.records.rows(split), BATCH), n_plain=1, n_augmented=0)
 
-    def _batches(
-        self, order: Order | list[list[tuple[int, int]]], make_view: MakeView | None, n_views: int
-    ) -> ImageBatches:
+    def _batches(self, order: Order | list[list[tuple[int, int]]], *, n_plain: int, n_augmented: int) -> ImageBatches:
         return ImageBatches(
-            self.records, order, self.preprocessing, make_view=make_view, n_views=n_views, workers=self.workers
+            self.records,
+            order,
+            self.preprocessing,
+            n_plain=n_plain,
+            n_augmented=n_augmented,
+            make_view=self._view,
+            workers=self.workers,
         )
 
-    def _augmented(self, image: Image.Image, epoch: int, row: int, view: int) -> Image.Image:
+    def _view(self, image: Image.Image, epoch: int, row: int, view: int) -> Image.Image:
         return draw(self.augmentation, image, seed=self.seed, epoch=epoch, index=row, view=view)
-
-    def _plain_first(self, image: Image.Image, epoch: int, row: int, view: int) -> Image.Image:
-        return image if view == 0 else self._augmented(image, epoch, row, view)

@@ -1,4 +1,4 @@
-"""A run folder: files that are written whole or not at all, and never over anything that is there."""
+"""A run folder: begun empty, its files written whole or not at all."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import csv
 import dataclasses
 import datetime
 import importlib.metadata
+import io
 import json
 import platform
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,15 @@ from torch import Tensor
 
 from probmcl import __version__
 from probmcl.data.records import Records, Split
+
+
+def claim(folder: Path) -> None:
+    """Make a folder for a run, or take an empty one; anything in it is somebody's, and refused."""
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder}: a file, not a folder; choose another name")
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise FileExistsError(f"{folder}: not empty; a run is never written over anything, choose another folder")
 
 
 def new_folder(parent: Path, name: str) -> Path:
@@ -49,10 +60,11 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def write_split(path: Path, records: Records) -> None:
     """Which image belongs to which split: path, split."""
-    with path.open("x", encoding="utf-8", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["path", "split"])
-        table.writerows(zip(records.paths, records.split, strict=True))
+    text = io.StringIO(newline="")
+    table = csv.writer(text)
+    table.writerow(["path", "split"])
+    table.writerows(zip(records.paths, records.split, strict=True))
+    _whole(path, lambda part: part.write_text(text.getvalue(), encoding="utf-8", newline=""))
 
 
 def write_predictions(folder: Path, records: Records, split: Split, scores: Tensor) -> None:
@@ -81,8 +93,21 @@ def circumstances(seed: int) -> dict[str, Any]:
         "seed": seed,
         "versions": {"python": platform.python_version(), "probmcl": __version__}
         | {name: importlib.metadata.version(name) for name in packages},
+        "commit": _commit(),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
+
+
+def _commit() -> str | None:
+    """The commit of this source, where it runs from a checkout."""
+    source = Path(__file__).parents[2]
+    if not (source / ".git").exists():
+        return None
+    git = ["git", "-C", str(source), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def _plain(value: object) -> object:
@@ -93,7 +118,7 @@ def _plain(value: object) -> object:
     raise TypeError(f"{type(value).__name__} has no place in JSON")
 
 
-def _whole(path: Path, write: Any) -> None:
+def _whole(path: Path, write: Callable[[Path], object]) -> None:
     part = path.with_name(f".{path.name}.part")
     write(part)
     part.replace(path)

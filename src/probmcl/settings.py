@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import tomllib
 import typing
 from dataclasses import dataclass, field
@@ -11,8 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import torch
 
+from probmcl.augment import AUGMENTATIONS
 from probmcl.methods import find_method
+from probmcl.nearest import suggestion
 from probmcl.probing import ProbeSettings
 from probmcl.training.optim import Training
 
@@ -45,7 +47,7 @@ class Settings:
         augment: a name in `AUGMENTATIONS`; both stages use it.
         seed: of everything that is drawn.
         workers: processes that decode and augment.
-        device: where it is computed.
+        device: where it is computed; `auto` takes a CUDA device where there is one, and else the CPU.
     """
 
     method: str
@@ -56,7 +58,23 @@ class Settings:
     augment: Literal["light", "paper", "none"] = "light"
     seed: int = 0
     workers: int = 2
-    device: str = "cpu"
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.augment not in AUGMENTATIONS:
+            raise SettingsError(f"augment={self.augment!r}; {suggestion(self.augment, AUGMENTATIONS)}")
+        if self.workers < 0:
+            raise SettingsError(f"workers={self.workers}; 0 decodes in the main process, 2 beside it")
+
+    def resolved(self) -> Settings:
+        """The same with the device that `auto` stands for here; a device that is not here is an error."""
+        device = self.device
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        kind = torch.device(device).type
+        if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.mps.is_available()):
+            raise SettingsError(f"device={self.device!r}, but this machine or this build of torch has none; try 'cpu'")
+        return dataclasses.replace(self, device=device)
 
 
 class SettingsError(ValueError):
@@ -71,7 +89,7 @@ def method_settings(name: str, preset: str = "default", changes: dict[str, Any] 
     """
     presets = find_method(name).presets
     if preset not in presets:
-        raise SettingsError(f"method {name!r} has no preset {preset!r}; there are {', '.join(presets)}")
+        raise SettingsError(f"method {name!r} has no preset {preset!r}; {suggestion(preset, presets)}")
     default = presets[preset]
     given = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)} | (changes or {})
     return _convert(given, type(default), where=f"settings of {name}")
@@ -88,14 +106,22 @@ def read_recipe(path: Path) -> Settings:
             given = tomllib.load(file)
         except tomllib.TOMLDecodeError as error:
             raise SettingsError(f"{path}: {error}") from error
-    if "method" not in given:
-        raise SettingsError(f'{path}: says no method; add for example method = "probmcl"')
     try:
-        own = method_settings(given["method"], given.pop("preset", "default"), given.pop("settings", {}))
+        own = method_settings(*_of_the_method(given))
         settings: Settings = _convert(given | {"method_settings": own}, Settings, where="recipe")
-    except (SettingsError, ValueError) as error:
+    except ValueError as error:
         raise SettingsError(f"{path}: {error}") from error
     return settings
+
+
+def _of_the_method(given: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
+    """The method's name, preset and changes; all but the name are taken out of what was given."""
+    if "method_settings" in given:
+        raise SettingsError("no key 'method_settings'; a method's own settings stand in a table [settings]")
+    name, preset, changes = given.get("method"), given.pop("preset", "default"), given.pop("settings", {})
+    if not isinstance(name, str) or not isinstance(preset, str) or not isinstance(changes, dict):
+        raise SettingsError('say method = "probmcl", perhaps preset = "paper", and changes in a table [settings]')
+    return name, preset, changes
 
 
 def _convert(given: dict[str, Any], kind: type[Any], where: str) -> Any:
@@ -110,10 +136,6 @@ def _check_keys(given: dict[str, Any], kind: type[Any], where: str) -> None:
     hints = typing.get_type_hints(kind)
     for key, value in given.items():
         if key not in hints:
-            near = difflib.get_close_matches(key, hints, n=1)
-            raise SettingsError(
-                f"{where}: no key {key!r}; "
-                + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(hints)}")
-            )
+            raise SettingsError(f"{where}: no key {key!r}; {suggestion(key, hints)}")
         if isinstance(value, dict) and dataclasses.is_dataclass(hints[key]) and isinstance(hints[key], type):
             _check_keys(value, hints[key], f"{where}, {key}")

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,9 +8,9 @@ from PIL import Image
 
 from made import coloured_records
 from probmcl.augment import light
-from probmcl.data.images import Preprocessing
+from probmcl.data.images import ImageError, Preprocessing
 from probmcl.data.loader import Batch, ImageBatches, Order, in_order
-from probmcl.data.records import Records
+from probmcl.data.records import Records, Split
 from probmcl.feed import Feed
 
 PLAIN = Preprocessing(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
@@ -93,7 +94,21 @@ def test_probing_has_the_plain_view_first(records: Records) -> None:
     assert not torch.equal(batch.views[1], batch.views[2])
 
 
-def test_a_missing_image_is_named(records: Records) -> None:
-    records.paths[0].unlink()
-    with pytest.raises(ValueError, match=r"0\.png"):
-        list(ImageBatches(records, in_order(np.arange(2), 2), PLAIN))
+def test_plain_views_of_a_photograph_are_the_same_in_training_and_scoring(tmp_path: Path) -> None:
+    records = coloured_records(tmp_path)
+    noise = np.random.default_rng(0).integers(0, 255, (300, 400, 3), dtype=np.uint8)
+    paths = tuple(path.with_suffix(".jpg") for path in records.paths)
+    for path in paths:  # large enough that decoding it for a crop would decode more than for the plain view
+        Image.fromarray(noise).save(path)
+    train: Split = "train"
+    photographs = replace(records, paths=paths, split=(train,) * len(paths))
+    probed = next(iter(feed(photographs).probing(n_augmented=1))).views[0]
+    scored = next(iter(feed(photographs).plain("train"))).views[0]
+    assert torch.equal(probed, scored)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_image_that_cannot_be_read_is_named_whoever_reads_it(records: Records, workers: int) -> None:
+    records.paths[1].write_bytes(b"")
+    with pytest.raises(ImageError, match=r"1\.png"):
+        list(ImageBatches(records, in_order(np.arange(4), 2), PLAIN, workers=workers))

@@ -62,11 +62,11 @@ def test_the_weight_decay_that_is_best_on_validation_is_chosen() -> None:
     settings = ProbeSettings(weight_decays=(0.1, 10.0, 1e5), epochs=20)
     seen: list[float] = []
 
-    def watcher(weight_decay: float) -> Watcher:
+    def watchers(weight_decay: float) -> list[Watcher]:
         seen.append(weight_decay)
-        return lambda event: None
+        return []
 
-    fitted = fit_probe(train, validation, label_space(), settings, watcher=watcher)
+    fitted = fit_probe(train, validation, label_space(), settings, watchers=watchers)
     each = {
         d: fit_probe(train, validation, label_space(), ProbeSettings(weight_decays=(d,), epochs=20)).validation
         for d in settings.weight_decays

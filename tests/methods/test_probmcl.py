@@ -1,7 +1,6 @@
 import dataclasses
 import warnings
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -162,23 +161,3 @@ def test_what_predicts_has_the_parameters_of_the_encoder_and_a_linear_layer() ->
 def test_more_than_two_views_work() -> None:
     views, labels = batch()
     assert build(Config())(torch.cat([views, views[:1] + 1]), labels).loss.isfinite()
-
-
-def collapsed(config: Config, steps: int = 150) -> dict[str, float]:
-    """The signs after a short training on features that are learned freely, one table entry an image and view."""
-    torch.manual_seed(0)
-    labels = (torch.rand(32, 3) < 0.5).float()
-    table = torch.nn.Parameter(torch.randn(2, 32, 12))
-    method = build(config)
-    moves = torch.optim.Adam([table, *method.network.parameters()], lr=3e-3)
-    for _ in range(steps):
-        step = method(table, labels)
-        moves.zero_grad()
-        step.loss.backward()
-        moves.step()
-    return {key: float(np.asarray(value.detach())) for key, value in step.terms.items()}
-
-
-def test_the_signs_part_when_the_contrast_is_alone() -> None:
-    signs = collapsed(Config())
-    assert signs["similarity_positive"] - signs["similarity_negative"] > 0.2

@@ -83,14 +83,15 @@ def test_a_frozen_encoder_keeps_its_weights_and_its_statistics() -> None:
     assert (probe.linear.bias > 0).all()
 
 
-def test_feature_batches_show_every_view_of_every_image_once_an_epoch() -> None:
+def test_feature_batches_show_every_image_once_an_epoch_in_one_of_its_views() -> None:
     features = torch.arange(12.0).reshape(2, 6, 1)  # two views of six images
     labels = torch.arange(6.0)[:, None].expand(6, 3)
-    all_batches = FeatureBatches(features, labels, labels >= 0, batch_size=4, epochs=1, seed=0)
-    rows = torch.cat([batch.views[0, :, 0] for batch in all_batches])
-    matching = torch.cat([batch.labels[:, 0] for batch in all_batches])
-    assert sorted(rows.tolist()) == list(range(12))
-    assert torch.equal(rows % 6, matching)
+    all_batches = FeatureBatches(features, labels, labels >= 0, batch_size=3, epochs=20, seed=0)
+    shown = torch.cat([batch.views[0, :, 0] for batch in all_batches]).reshape(20, 6)
+    matching = torch.cat([batch.labels[:, 0] for batch in all_batches]).reshape(20, 6)
+    assert torch.equal(shown % 6, matching)
+    assert all(sorted(epoch.tolist()) == list(range(6)) for epoch in matching)
+    assert set(shown.flatten().tolist()) == set(range(12))  # in twenty epochs each view comes up
 
 
 def test_order_of_feature_batches_is_seeded() -> None:

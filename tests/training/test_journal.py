@@ -63,6 +63,19 @@ def test_a_healthy_run_and_a_run_without_mixtures_are_silent(tmp_path: Path) -> 
     assert journal.alarms == []
 
 
+def test_the_alarm_is_said_at_once_and_signs_that_do_not_exist_are_left_out(tmp_path: Path) -> None:
+    said: list[str] = []
+    stage = Journal(tmp_path, every=2, say=said.append).stage("contrast")
+    stage(event(11, {**COLLAPSED, "similarity_negative": float("nan")}))
+    stage(event(12, COLLAPSED))
+    assert len(said) == 1
+    stage(event(13, {"lonely": float("nan")}))
+    stage(event(14, {"lonely": float("nan")}))
+    first, second = rows(tmp_path)
+    assert first["similarity_negative"] == pytest.approx(0.999)
+    assert second["lonely"] is None
+
+
 def test_a_loss_that_is_no_number_stops_the_run_and_says_where(tmp_path: Path) -> None:
     stage = Journal(tmp_path, every=2).stage("contrast")
     stage(event(1))

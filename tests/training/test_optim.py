@@ -51,6 +51,25 @@ def test_the_learning_rate_rises_and_falls_in_runs_of_any_length(steps: int) -> 
         assert rates[-1] < 1e-3
 
 
+@pytest.mark.parametrize(("steps", "warmup"), [(10, 0.1), (20, 0.05), (50, 0.02), (30, 0.0), (30, 1.0), (3, 0.5)])
+def test_the_schedule_survives_phases_of_any_length(steps: int, warmup: float) -> None:
+    moves = SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule = one_cycle(moves, steps, warmup)
+    for _ in range(steps):
+        moves.step()
+        schedule.step()
+        assert 0 < moves.param_groups[0]["lr"] <= 1
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"epochs": 0}, {"batch_size": 0}, {"learning_rate": 0.0}, {"ema": 1.0}, {"warmup": 2.0}]
+)
+def test_settings_out_of_range_are_named(wrong: dict[str, float]) -> None:
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"{name}=.* is out of range"):
+        Training(**wrong)  # type: ignore[arg-type]
+
+
 def test_the_average_forgets_its_start_on_a_short_run() -> None:
     module = nn.Linear(1, 1, bias=False)
     nn.init.constant_(module.weight, 100.0)

@@ -23,6 +23,7 @@ def app() -> cyclopts.App:
         help="Multi-label image classification that people can trust.",
         version=__version__,
         result_action="return_value",
+        suppress_keyboard_interrupt=False,  # it is ours to answer
     )
     for name, place in COMMANDS.items():
         commands.command(place, name=name)

@@ -16,9 +16,7 @@ def demo(
     Nothing is downloaded. It takes about three minutes on two cores, and leaves the scenes, four run folders and a
     comparison behind.
 
-    Examples:
-        probmcl demo
-        probmcl demo --out /tmp/digits
+    Example: probmcl demo --out digits-demo
     """
     from probmcl import runs
     from probmcl.demo import comparison, run_demo, table

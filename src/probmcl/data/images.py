@@ -36,7 +36,7 @@ class ImageError(ValueError):
     """
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(path, reason)  # both, so that it survives pickling on its way out of a worker process
+        super().__init__(path, reason)  # both, so that it can be pickled: workers send it to the main process
         self.path = path
         self.reason = reason
 

@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from probmcl.data.images import Preprocessing, read_image
+from probmcl.data.images import ImageError, Preprocessing, read_image
 from probmcl.data.records import Records
 
 MakeView = Callable[[Image.Image, int, int, int], Image.Image]
@@ -59,14 +59,15 @@ class Order:
 
 
 class ImageBatches:
-    """Batches of views in a given order.
+    """Batches of views in a given order: of each image the plain view first, where it is wanted, then augmented ones.
 
     Args:
         records: where the images are and what is in them.
         order: an `Order`, or any list of batches of (epoch, image).
         preprocessing: from a view to a tensor.
-        make_view: how to change the image into each view; None takes it as it is.
-        n_views: how many views of each image.
+        n_plain: 1 for the plain view, 0 without it.
+        n_augmented: how many augmented views.
+        make_view: makes an augmented view.
         workers: processes that decode and augment; 0 does it in this one.
     """
 
@@ -76,13 +77,14 @@ class ImageBatches:
         order: Order | Sequence[Sequence[tuple[int, int]]],
         preprocessing: Preprocessing,
         *,
+        n_plain: int = 1,
+        n_augmented: int = 0,
         make_view: MakeView | None = None,
-        n_views: int = 1,
         workers: int = 0,
     ) -> None:
         self.steps_per_epoch = order.steps_per_epoch if isinstance(order, Order) else len(order)
         self.loader = DataLoader(
-            _Views(records, preprocessing, make_view, n_views),
+            _Views(records, preprocessing, n_plain, n_augmented, make_view),
             batch_sampler=order,  # type: ignore[arg-type]  # it yields pairs, which our dataset takes
             collate_fn=_collate,
             num_workers=workers,
@@ -94,7 +96,10 @@ class ImageBatches:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(self.loader)
+        for batch in self.loader:
+            if isinstance(batch, ImageError):
+                raise batch
+            yield batch
 
 
 def in_order(rows: Int[ndarray, "K"], batch_size: int) -> list[list[tuple[int, int]]]:
@@ -108,27 +113,46 @@ def in_order(rows: Int[ndarray, "K"], batch_size: int) -> list[list[tuple[int, i
     ]
 
 
-class _Views(Dataset[Batch]):
+class _Views(Dataset[Batch | ImageError]):
     def __init__(
-        self, records: Records, preprocessing: Preprocessing, make_view: MakeView | None, n_views: int
+        self,
+        records: Records,
+        preprocessing: Preprocessing,
+        n_plain: int,
+        n_augmented: int,
+        make_view: MakeView | None,
     ) -> None:
-        self.records, self.preprocessing, self.make_view, self.n_views = records, preprocessing, make_view, n_views
+        self.records, self.preprocessing = records, preprocessing
+        self.n_plain, self.n_augmented, self.make_view = n_plain, n_augmented, make_view
         self.labels = torch.from_numpy(records.labels).float()
         self.known = torch.from_numpy(records.known)
 
-    def __getitem__(self, key: tuple[int, int]) -> Batch:
+    def __getitem__(self, key: tuple[int, int]) -> Batch | ImageError:
         epoch, row = key
-        size = self.preprocessing.size if self.make_view is None else round(ROOM * self.preprocessing.size)
-        image = read_image(self.records.paths[row], size)
-        views = [
-            self.preprocessing(image if self.make_view is None else self.make_view(image, epoch, row, view))
-            for view in range(self.n_views)
-        ]
-        return Batch(torch.stack(views), self.labels[row], self.known[row], torch.tensor(row))
+        try:
+            views = torch.stack([*self._plain(row), *self._augmented(epoch, row)])
+        except ImageError as error:
+            return error  # raised by the reader of the batches: a worker's exception would lose its kind on the way
+        return Batch(views, self.labels[row], self.known[row], torch.tensor(row))
+
+    def _plain(self, row: int) -> Iterator[Tensor]:
+        for _ in range(self.n_plain):
+            yield self.preprocessing(read_image(self.records.paths[row], self.preprocessing.size))
+
+    def _augmented(self, epoch: int, row: int) -> Iterator[Tensor]:
+        if self.n_augmented and self.make_view is not None:
+            image = read_image(self.records.paths[row], round(ROOM * self.preprocessing.size))
+            for view in range(self.n_augmented):
+                yield self.preprocessing(self.make_view(image, epoch, row, view))
 
 
-def _collate(items: list[Batch]) -> Batch:
-    views, labels, known, rows = zip(*items, strict=True)
+def _collate(items: list[Batch | ImageError]) -> Batch | ImageError:
+    batches = []
+    for item in items:
+        if isinstance(item, ImageError):
+            return item
+        batches.append(item)
+    views, labels, known, rows = zip(*batches, strict=True)
     return Batch(torch.stack(views, dim=1), torch.stack(labels), torch.stack(known), torch.stack(rows))
 
 

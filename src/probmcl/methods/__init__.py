@@ -5,9 +5,10 @@ Adding a method: write its file beside these, and one line here. Every test in t
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
+
+from probmcl.nearest import suggestion
 
 if TYPE_CHECKING:
     from probmcl.methods.base import Classifier, Method, Step
@@ -31,11 +32,11 @@ def find_method(name: str) -> type[Method]:
     place = METHODS.get(name, name)
     module, _, attribute = place.partition(":")
     if not attribute:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        raise ValueError(
-            f"no method {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"there are {', '.join(METHODS)}")
-        )
-    found: type[Method] = getattr(importlib.import_module(module), attribute)
+        raise ValueError(f"no method {name!r}; {suggestion(name, METHODS)}")
+    try:
+        found: type[Method] = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"method {name!r} cannot be loaded: {error}") from error
     return found
 
 

@@ -181,7 +181,8 @@ def _network(features: int, classes: int, c: Config) -> MixtureDensityNetwork:
     dim = c.dim or c.mean_size or target_size or features
     if target_size is not None and dim != target_size:
         raise ValueError(
-            f"target {c.target!r} has {target_size} dimensions, the mixture {dim}; set dim to {target_size}"
+            f"target {c.target!r} has {target_size} dimensions, the mixture {dim}; "
+            f"set {'mean_size' if c.mean_size else 'dim'} to {target_size}, or the target to 'none'"
         )
     return MixtureDensityNetwork(
         features,

@@ -32,7 +32,7 @@ def extract(
 
 
 class FeatureBatches:
-    """Batches of extracted features, every view of every image once in an epoch, shuffled and seeded."""
+    """Batches of extracted features: every image once in an epoch, in one of its views; order and views are drawn."""
 
     def __init__(
         self,
@@ -44,16 +44,16 @@ class FeatureBatches:
         epochs: int,
         seed: int,
     ) -> None:
-        n_views = len(features)
-        self.rows = features.flatten(0, 1).clone()
-        self.labels, self.known = labels.repeat(n_views, 1), known.repeat(n_views, 1)
-        self.order = Order(np.arange(len(self.rows)), batch_size=batch_size, epochs=epochs, seed=seed)
+        self.features, self.labels, self.known, self.seed = features, labels, known, seed
+        self.order = Order(np.arange(features.shape[1]), batch_size=batch_size, epochs=epochs, seed=seed)
         self.steps_per_epoch = self.order.steps_per_epoch
 
     def __len__(self) -> int:
         return len(self.order)
 
     def __iter__(self) -> Iterator[Batch]:
+        rng = np.random.default_rng(self.seed)
         for batch in self.order:
             rows = torch.tensor([row for _, row in batch])
-            yield Batch(self.rows[rows][None], self.labels[rows], self.known[rows], rows)
+            views = torch.from_numpy(rng.integers(len(self.features), size=len(rows)))
+            yield Batch(self.features[views, rows][None], self.labels[rows], self.known[rows], rows)

@@ -82,7 +82,7 @@ def _mixed_precision(device: torch.device, training: Training) -> tuple[torch.dt
     """bfloat16 on a GPU that has it, float16 with a scaled loss on one that has not, and neither on anything else."""
     if training.precision == "float32" or device.type != "cuda":
         return None, torch.amp.GradScaler(device.type, enabled=False)
-    half = torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    half = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
     return half, torch.amp.GradScaler("cuda", enabled=half is torch.float16)
 
 

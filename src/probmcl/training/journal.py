@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from probmcl import collapse
@@ -21,11 +24,11 @@ class Journal:
     """Writes a row every few steps: means over them of the loss, its terms and the signs of collapse.
 
     The file is written as the run goes, so that an interrupted run keeps what it had. `alarms` are the sentences that
-    the collapse monitor had to say, one a stage at most.
+    the collapse monitor had to say, one a stage at most; `say` hears each as soon as it is due.
     """
 
-    def __init__(self, folder: Path, *, every: int = 10) -> None:
-        self.path, self.every = folder / "metrics.jsonl", every
+    def __init__(self, folder: Path, *, every: int = 10, say: Callable[[str], None] = lambda alarm: None) -> None:
+        self.path, self.every, self.say = folder / "metrics.jsonl", every, say
         self.path.touch()
         self.alarms: list[str] = []
 
@@ -42,10 +45,11 @@ class Journal:
         """Write the same rows as a table, metrics.csv, with the union of their columns."""
         rows = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
         columns = list(dict.fromkeys(key for row in rows for key in row))
-        with self.path.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
-            table = csv.DictWriter(file, columns)
-            table.writeheader()
-            table.writerows(rows)
+        text = io.StringIO(newline="")
+        table = csv.DictWriter(text, columns)
+        table.writeheader()
+        table.writerows(rows)
+        self.path.with_suffix(".csv").write_text(text.getvalue(), encoding="utf-8", newline="")
 
 
 class StageJournal:
@@ -58,28 +62,28 @@ class StageJournal:
 
     def _start(self) -> None:
         self.steps, self.images, self.since = 0, 0, time.perf_counter()
-        self.sums: dict[str, Tensor] = {}
+        self.values: dict[str, list[Tensor]] = {}
 
     def __call__(self, event: Event) -> None:
         """Take in one step, and write a row when enough have come together."""
         for key, value in {"loss": event.loss, **event.terms}.items():
-            self.sums[key] = self.sums.get(key, 0) + value
+            self.values.setdefault(key, []).append(value)
         self.steps += 1
         self.images += event.images
-        if self.steps < self.journal.every and event.step < event.steps:
-            return
-        means = {key: float(value) / self.steps for key, value in self.sums.items()}
-        check_finite(means["loss"], event.step)
+        if self.steps == self.journal.every or event.step == event.steps:
+            check_finite(float(torch.stack(self.values["loss"]).mean()), event.step)
+            self._write(event)
+            self._start()
+
+    def _write(self, event: Event) -> None:
+        # A sign that does not exist in a step, as the negatives of a batch that has none, is NaN and left out.
+        means = {key: float(torch.stack(values).nanmean()) for key, values in self.values.items()}
         speed = self.images / max(time.perf_counter() - self.since, 1e-9)
-        row = {
-            "stage": self.name,
-            "epoch": event.epoch,
-            "step": event.step,
-            **means,
-            "images_per_second": round(speed, 1),
-        }
-        self.journal.write(row)
+        row: dict[str, object] = {"stage": self.name, "epoch": event.epoch, "step": event.step}
+        row |= {key: value if math.isfinite(value) else None for key, value in means.items()}
+        self.journal.write(row | {"images_per_second": round(speed, 1)})
         if self.alarm is None and event.step > ALARM_AFTER * event.steps:
             self.alarm = collapse.alarm(means)
-            self.journal.alarms += [self.alarm] if self.alarm else []
-        self._start()
+            if self.alarm is not None:
+                self.journal.alarms.append(self.alarm)
+                self.journal.say(self.alarm)

@@ -39,6 +39,20 @@ class Training:
     ema: float = 0.9997
     precision: Literal["auto", "float32"] = "auto"
 
+    def __post_init__(self) -> None:
+        allowed = {
+            "epochs": self.epochs >= 1,
+            "batch_size": self.batch_size >= 1,
+            "learning_rate": self.learning_rate > 0,
+            "head_factor": self.head_factor > 0,
+            "weight_decay": self.weight_decay >= 0,
+            "warmup": 0 <= self.warmup <= 1,
+            "ema": 0 <= self.ema < 1,
+        }
+        wrong = [f"{name}={getattr(self, name)}" for name, fine in allowed.items() if not fine]
+        if wrong:
+            raise ValueError(f"training: {', '.join(wrong)} is out of range")
+
 
 def optimiser(method: Method, training: Training) -> Optimizer:
     """Adam over what is to be learned of a method, in four groups: encoder or head, matrix or not."""
@@ -60,12 +74,11 @@ def optimiser(method: Method, training: Training) -> Optimizer:
 
 def one_cycle(optimiser: Optimizer, steps: int, warmup: float) -> OneCycleLR:
     """The learning rate up from a 25th to its top within the warm-up, then down to almost nothing, along cosines."""
-    # Below ten steps torch's own arithmetic may divide by an empty phase; the end of such a run is cut off instead.
+    # torch divides by the length of each phase: neither may be shorter than two steps.
+    total = max(steps, 10)
+    rising = min(max(warmup * total, 2), total - 2) / total
     return OneCycleLR(
-        optimiser,
-        max_lr=[group["lr"] for group in optimiser.param_groups],
-        total_steps=max(steps, 10),
-        pct_start=warmup,
+        optimiser, max_lr=[group["lr"] for group in optimiser.param_groups], total_steps=total, pct_start=rising
     )
 
 
