@@ -90,7 +90,7 @@ def fit_probe(
 
     `watchers` names who looks at the steps of the fit with a given decay.
     """
-    # Deviation (decision 0001, point 16): decoupled decay, chosen on validation; it moved results by two points.
+    # Deviation (decision 0001, point 20): decoupled decay, chosen on validation; it moved results by two points.
     batches = FeatureBatches(*train, batch_size=settings.batch_size, epochs=settings.epochs, seed=seed)
     fitted = []
     for weight_decay in settings.weight_decays:
