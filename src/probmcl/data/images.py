@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -42,6 +43,19 @@ class ImageError(ValueError):
 
     def __str__(self) -> str:
         return f"{self.path}: {self.reason}"
+
+
+def find_images(folder: Path, names: Sequence[str], *, source: Path, remedy: str) -> list[Path]:
+    """Paths of the files in a folder that a source names; one that is not there is an error with its remedy.
+
+    The folder is listed once: asking for each file by itself takes far longer on a network disk.
+    """
+    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    missing = [name for name in names if name not in there]
+    if missing:
+        share = f"{len(missing)} of {len(names)} missing"
+        raise ValueError(f"{source}: {missing[0]!r} is not in {folder} ({share}); {remedy}")
+    return [folder / name for name in names]
 
 
 def read_image(path: Path, size: int | None = None) -> Image.Image:

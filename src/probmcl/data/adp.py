@@ -1,0 +1,165 @@
+"""The Atlas of Digital Pathology as it is released: a table of tissue types, three lists of rows, a folder of patches.
+
+Hosseini et al., Atlas of Digital Pathology, CVPR 2019. The dots in the name of a type are its levels: `E` is epithelial
+tissue, `E.M` simple epithelial, `E.M.S` simple squamous epithelial.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+
+from probmcl.data.images import find_images
+from probmcl.data.records import LabelSpace, Records, Split
+
+Level = Literal["L1", "L2", "L3"]
+Release = Literal["flat", "full"]
+
+TABLES = {"flat": "ADP_EncodedLabels_Release1_Flat.csv", "full": "ADP_EncodedLabels_Release1.csv"}
+NAME_COLUMN = "Patch Names"
+LEVEL_1 = ("E", "C", "H", "S", "A", "M", "N", "G", "T")
+UNSURE = "X"  # as last part: of this tissue, but the annotator could not say which kind
+NEVER_SEEN = ("N.G.A", "N.G.O", "N.G.E", "N.G.R", "N.G.T")  # columns in which the release has no positive at all
+SPLIT_FILES: tuple[tuple[str, Split], ...] = (("train.npy", "train"), ("valid.npy", "val"), ("test.npy", "test"))
+
+
+def recognises(folder: Path) -> bool:
+    """Whether the folder is, or has in it, the release of ADP.
+
+    >>> recognises(Path("nowhere"))
+    False
+    """
+    return _root(folder) is not None
+
+
+def read_adp(folder: Path, *, level: Level = "L1", release: Release = "flat") -> Records:
+    """Read ADP from the folder of the release, or from the one that has `ADP V1.0 Release/`.
+
+    `L1` is the 9 types of the first level, in the order E, C, H, S, A, M, N, G, T. `L2` and `L3` add the types of the
+    second and third level, in the order of the table, so that the parent of every class is a class too: 26 and 33 in
+    the flat release, as KMCL counts them. Left out are types that end in X (of this tissue, but undecided which kind)
+    and the five types that the release never gives to any patch. `label_space.hierarchy` maps each type to its parent;
+    at `L1` there is none.
+
+    Patches are those of `splits/{train,valid,test}.npy`, which hold rows of the table, in that order; a list may be
+    absent. Patches without any label of the chosen classes are dropped, as in KMCL; at `L1` the flat release has none.
+    """
+    _refuse_other("level", level, get_args(Level))
+    _refuse_other("release", release, get_args(Release))
+    root = _root(folder)
+    if root is None:
+        raise ValueError(f"{folder}: has neither {' nor '.join(TABLES.values())}; name the folder of the ADP release")
+    table = root / TABLES[release]
+    names, patches, all_labels = _read_table(table, int(level[1]))
+    rows, splits = _split_rows(root / "splits", len(patches))
+    kept = [n for n, row in enumerate(rows) if all_labels[row].any()]
+    labels = all_labels[[rows[n] for n in kept]]
+    paths = _paths(root, table, [patches[rows[n]] for n in kept])
+    return _records(names, paths, [splits[n] for n in kept], labels)
+
+
+def _records(names: list[str], paths: list[Path], splits: list[Split], labels: Float[ndarray, "N C"]) -> Records:
+    in_train = [split == "train" for split in splits]
+    hierarchy = {name: parent for name in names if (parent := name.rpartition(".")[0])}
+    return Records(
+        paths=tuple(paths),
+        labels=labels,
+        known=np.ones(labels.shape, dtype=bool),
+        split=tuple(splits),
+        group=None,
+        label_space=LabelSpace.from_labels(names, labels[in_train], hierarchy=hierarchy or None),
+    )
+
+
+def _refuse_other(setting: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{setting}={value!r} is none of {', '.join(allowed)}")
+
+
+def _root(folder: Path) -> Path | None:
+    places = (folder, folder / "ADP V1.0 Release")
+    return next((place for place in places if any((place / name).is_file() for name in TABLES.values())), None)
+
+
+def _read_table(table: Path, depth: int) -> tuple[list[str], list[str], Float[ndarray, "N C"]]:
+    """Names of the classes down to a level, names of the patches, and their labels."""
+    if not table.is_file():
+        raise ValueError(f"{table}: does not exist; put it there, or choose the other release")
+    with table.open(newline="", encoding="utf-8-sig") as file:
+        header, *lines = list(csv.reader(file)) or [[]]
+    columns = _columns(table, header, depth)
+    labels = np.zeros((len(lines), len(columns)), dtype=np.float32)
+    for row, line in enumerate(lines):
+        _refuse_bad_line(table, row, line, header)
+        labels[row] = [line[column] == "1" for column in columns]
+    return [header[column] for column in columns], [line[0] for line in lines], labels
+
+
+def _columns(table: Path, header: list[str], depth: int) -> list[int]:
+    if header[:1] != [NAME_COLUMN]:
+        raise ValueError(
+            f"{table}: its first column is {''.join(header[:1])!r}, not {NAME_COLUMN!r}; take the table as released"
+        )
+    first_level = tuple(name for name in header[1:] if "." not in name)
+    if first_level != LEVEL_1:
+        wanted = ", ".join(LEVEL_1)
+        raise ValueError(f"{table}: its first level is {', '.join(first_level)}, not {wanted}; take it as released")
+    orphans = [name for name in header[1:] if "." in name and name.rpartition(".")[0] not in header]
+    if orphans:
+        raise ValueError(f"{table}: column {orphans[0]!r} has no parent {orphans[0].rpartition('.')[0]!r}; add it")
+    return [column for column, name in enumerate(header) if column > 0 and _taken(name, depth)]
+
+
+def _taken(name: str, depth: int) -> bool:
+    parts = name.split(".")
+    return len(parts) <= depth and parts[-1] != UNSURE and name not in NEVER_SEEN
+
+
+def _refuse_bad_line(table: Path, row: int, line: list[str], header: list[str]) -> None:
+    if len(line) != len(header):
+        raise ValueError(f"{table}: line {row + 2}: {len(line)} fields for {len(header)} columns; take it as released")
+    strange = [column for column in range(1, len(line)) if line[column] not in ("0", "1")]
+    if strange:
+        cell = f"{header[strange[0]]!r} is {line[strange[0]]!r}"
+        raise ValueError(f"{table}: line {row + 2}: {cell}; a label is 0 or 1")
+
+
+def _split_rows(folder: Path, patches: int) -> tuple[list[int], list[Split]]:
+    """Rows of the table, from 0, split after split, and the split of each."""
+    found = {folder / name: split for name, split in SPLIT_FILES if (folder / name).is_file()}
+    if not found:
+        raise ValueError(f"{folder}: has no train.npy, valid.npy or test.npy; take these from the ADP release")
+    splits: dict[int, Split] = {}
+    for path, split in found.items():
+        for row in _rows(path, patches).tolist():
+            if row in splits:
+                raise ValueError(f"{path}: row {row} is in {splits[row]} already; leave each patch in one place")
+            splits[row] = split
+    return list(splits), list(splits.values())
+
+
+def _rows(path: Path, patches: int) -> Int[ndarray, "K"]:
+    try:
+        with path.open("rb") as file:
+            rows: ndarray = np.lib.format.read_array(file, allow_pickle=False)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; save row numbers as an array of integers") from error
+    if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
+        raise ValueError(f"{path}: holds {rows.dtype} of shape {rows.shape}; save row numbers as one list of integers")
+    outside = rows[(rows < 0) | (rows >= patches)]
+    if len(outside):
+        raise ValueError(f"{path}: row {outside[0]}, but the table has rows 0 to {patches - 1}; take both as released")
+    return rows
+
+
+def _paths(root: Path, table: Path, names: list[str]) -> list[Path]:
+    images = root / "img_res_1um_bicubic"
+    if not images.is_dir():
+        raise ValueError(f"{images}: does not exist; unpack the patches there, which ADP's authors give on request")
+    return find_images(images, names, source=table, remedy="unpack the patches there again")

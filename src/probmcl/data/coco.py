@@ -1,0 +1,168 @@
+"""MS-COCO as it is released: `annotations/instances_*.json` and the folders of images.
+
+Lin et al., Microsoft COCO: Common Objects in Context, ECCV 2014. The annotations are boxes and outlines; what is read
+here is which classes an image shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
+import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
+
+from probmcl.data.images import find_images
+from probmcl.data.records import LabelSpace, Records, Split
+
+Unannotated = Literal["drop", "keep"]
+YEARS = ("2014", "2017")
+# COCO keeps the labels of its own test images to itself, so that everybody tests on its validation part.
+PARTS: tuple[tuple[str, Split], ...] = (("train", "train"), ("val", "test"))
+
+
+class _Image(msgspec.Struct, frozen=True, gc=False):
+    id: int
+    file_name: str
+
+
+class _Annotation(msgspec.Struct, frozen=True, gc=False):
+    image_id: int
+    category_id: int
+
+
+class _Category(msgspec.Struct, frozen=True, gc=False):
+    id: int
+    name: str
+
+
+class _Instances(msgspec.Struct, frozen=True):
+    """The fields of an instances file that labels depend on; all others are skipped while parsing."""
+
+    images: list[_Image]
+    annotations: list[_Annotation]
+    categories: list[_Category]
+
+
+def recognises(folder: Path) -> bool:
+    """Whether the folder is laid out as MS-COCO is.
+
+    >>> recognises(Path("nowhere"))
+    False
+    """
+    return bool(_years(folder))
+
+
+def read_coco(folder: Path, *, unannotated: Unannotated = "drop") -> Records:
+    """Read MS-COCO 2014 or 2017, whichever of the two the folder has.
+
+    `annotations/instances_train2014.json` is train, `instances_val2014.json` is test; either may be absent. Images are
+    in `train2014/` and `val2014/`, or in the same folders under `images/`. Classes come in the order of their category
+    ids. A crowd counts as a label, as in every published loader. Images without annotation are dropped, as most papers
+    do, or kept with all labels 0.
+    """
+    if unannotated not in get_args(Unannotated):
+        raise ValueError(f"unannotated={unannotated!r} is none of {', '.join(get_args(Unannotated))}")
+    tables = _tables(folder)
+    parsed = {split: _parse(table) for split, table in tables.items()}
+    categories = _categories(tables, parsed)
+    columns = {category: column for column, category in enumerate(categories)}
+    paths: list[Path] = []
+    splits: list[Split] = []
+    labels = [np.zeros((0, len(columns)), dtype=np.float32)]
+    for split, instances in parsed.items():
+        present = _labels(tables[split], instances, columns)
+        kept = np.flatnonzero(present.any(axis=1) | (unannotated == "keep"))
+        paths += _paths(folder, tables[split], [instances.images[row].file_name for row in kept])
+        splits += [split] * len(kept)
+        labels.append(present[kept])
+    return _records(list(categories.values()), paths, splits, np.concatenate(labels))
+
+
+def _records(names: list[str], paths: list[Path], splits: list[Split], labels: Float[ndarray, "N C"]) -> Records:
+    in_train = [split == "train" for split in splits]
+    return Records(
+        paths=tuple(paths),
+        labels=labels,
+        known=np.ones(labels.shape, dtype=bool),
+        split=tuple(splits),
+        group=None,
+        label_space=LabelSpace.from_labels(names, labels[in_train]),
+    )
+
+
+def _table(folder: Path, part: str, year: str) -> Path:
+    return folder / "annotations" / f"instances_{part}{year}.json"
+
+
+def _years(folder: Path) -> list[str]:
+    return [year for year in YEARS if any(_table(folder, part, year).is_file() for part, _ in PARTS)]
+
+
+def _tables(folder: Path) -> dict[Split, Path]:
+    years = _years(folder)
+    if not years:
+        raise ValueError(f"{folder}: no annotations/instances_train2014.json (nor val, nor 2017); name COCO's folder")
+    if len(years) > 1:
+        both = " and ".join(f"instances_*{year}.json" for year in years)
+        raise ValueError(f"{folder}/annotations: has {both}, which share images; leave one year there")
+    tables = {split: _table(folder, part, years[0]) for part, split in PARTS}
+    return {split: table for split, table in tables.items() if table.is_file()}
+
+
+def _parse(table: Path) -> _Instances:
+    try:
+        return msgspec.json.decode(table.read_bytes(), type=_Instances)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{table}: {error}; download the annotations again, or write them as COCO does") from error
+
+
+def _categories(tables: Mapping[Split, Path], parsed: Mapping[Split, _Instances]) -> dict[int, str]:
+    """Names by id, in the order of ids, the same in every table."""
+    found = {tables[split]: _names_by_id(tables[split], instances) for split, instances in parsed.items()}
+    (first, names), *others = found.items()
+    for table, other in others:
+        if other != names:
+            number, name = min(names.items() ^ other.items())
+            raise ValueError(
+                f"{table}: its categories are not those of {first.name}: id {number}, {name!r}; take both of one year"
+            )
+    return names
+
+
+def _names_by_id(table: Path, instances: _Instances) -> dict[int, str]:
+    names: dict[int, str] = {}
+    for category in sorted(instances.categories, key=lambda category: category.id):
+        if category.id in names or category.name in names.values():
+            raise ValueError(
+                f"{table}: category {category.id}, {category.name!r}, is there twice; give each id one name"
+            )
+        names[category.id] = category.name
+    return names
+
+
+def _labels(table: Path, instances: _Instances, columns: Mapping[int, int]) -> Float[ndarray, "N C"]:
+    rows: dict[int, int] = {}
+    for row, image in enumerate(instances.images):
+        if rows.setdefault(image.id, row) != row:
+            raise ValueError(f"{table}: images[{row}]: id {image.id} is that of images[{rows[image.id]}]; remove one")
+    labels = np.zeros((len(rows), len(columns)), dtype=np.float32)
+    for number, annotation in enumerate(instances.annotations):
+        if annotation.image_id not in rows:
+            raise ValueError(f"{table}: annotations[{number}]: no image has the id {annotation.image_id}; remove it")
+        if annotation.category_id not in columns:
+            raise ValueError(f"{table}: annotations[{number}]: no category has the id {annotation.category_id}; add it")
+        labels[rows[annotation.image_id], columns[annotation.category_id]] = 1
+    return labels
+
+
+def _paths(folder: Path, table: Path, names: list[str]) -> list[Path]:
+    part = table.stem.removeprefix("instances_")
+    places = (folder / part, folder / "images" / part)
+    images = next((place for place in places if place.is_dir()), None)
+    if images is None:
+        raise ValueError(f"{folder}: has neither {part}/ nor images/{part}/; unpack {part}.zip there")
+    return find_images(images, names, source=table, remedy=f"unpack {part}.zip there again")

@@ -1,0 +1,136 @@
+"""PASCAL VOC as its devkit lays it out: one text file for each class and split, and a folder of images.
+
+Everingham et al., The PASCAL Visual Object Classes (VOC) Challenge, IJCV 88, 2010.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+from numpy import ndarray
+
+from probmcl.data.images import find_images
+from probmcl.data.records import SPLITS, LabelSpace, Records, Split
+
+MARKS = ("1", "0", "-1")  # present, present but difficult to see, absent
+
+
+def recognises(folder: Path) -> bool:
+    """Whether the folder is, or has in it, a year of the VOC devkit.
+
+    >>> recognises(Path("nowhere"))
+    False
+    """
+    return bool(_years(folder))
+
+
+def read_voc(folder: Path) -> Records:
+    """Read one year of PASCAL VOC, from its own folder (`VOC2007/`), from `VOCdevkit/` or from the one above.
+
+    `ImageSets/Main/<class>_<split>.txt` gives each image 1 (present), -1 (absent) or 0: what is there can hardly be
+    seen. As in the challenge, such a label is not known, in training and in scoring. Classes come in alphabetical
+    order. Splits are train, val and test, as far as they are there; without train files, trainval is train.
+    """
+    year = _one_year(folder)
+    sets = {split: files for split in SPLITS if (files := _class_files(year, split))}
+    names = _classes(year, sets)
+    ids: list[str] = []
+    splits: list[Split] = []
+    marks = [np.zeros((0, len(names)), dtype=np.int64)]
+    for split, files in sets.items():
+        of_split, values = _marks([files[name] for name in names])
+        _refuse_shared(year, split, dict(zip(ids, splits, strict=True)), of_split)
+        ids += of_split
+        splits += [split] * len(of_split)
+        marks.append(values)
+    return _records(names, _paths(year, ids), splits, np.concatenate(marks))
+
+
+def _records(names: list[str], paths: list[Path], splits: list[Split], marks: Int[ndarray, "N C"]) -> Records:
+    labels: Float[ndarray, "N C"] = (marks == 1).astype(np.float32)
+    known: Bool[ndarray, "N C"] = marks != 0
+    in_train = [split == "train" for split in splits]
+    space = LabelSpace.from_labels(names, labels[in_train], known[in_train])
+    return Records(tuple(paths), labels, known, tuple(splits), None, space)
+
+
+def _years(folder: Path) -> list[Path]:
+    places = (folder, *sorted(folder.glob("VOC[0-9]*")), *sorted(folder.glob("VOCdevkit/VOC[0-9]*")))
+    return [place for place in places if (place / "ImageSets" / "Main").is_dir()]
+
+
+def _one_year(folder: Path) -> Path:
+    years = _years(folder)
+    if not years:
+        raise ValueError(
+            f"{folder}: no ImageSets/Main/, here or in VOCdevkit/VOC2007/; name the folder of one VOC year"
+        )
+    if len(years) > 1:
+        raise ValueError(f"{folder}: has {years[0].name} and {years[1].name}; name the folder of one, as {years[0]}")
+    return years[0]
+
+
+def _class_files(year: Path, split: Split) -> dict[str, Path]:
+    """The files of a split by class. The class named train has `train_val.txt`, which is no list of train and val."""
+    main = year / "ImageSets" / "Main"
+    files = sorted(main.glob(f"*_{split}.txt"))
+    if not files and split == "train":
+        files = sorted(main.glob("*_trainval.txt"))
+    return {path.stem.rpartition("_")[0]: path for path in files}
+
+
+def _classes(year: Path, sets: dict[Split, dict[str, Path]]) -> list[str]:
+    main = year / "ImageSets" / "Main"
+    if not sets:
+        raise ValueError(f"{main}: no <class>_train.txt, _trainval.txt, _val.txt or _test.txt; unpack the devkit again")
+    names = sorted(set().union(*sets.values()))
+    for split, files in sets.items():
+        for name in names:
+            if name not in files:
+                beside = next(iter(files.values()))
+                raise ValueError(f"{main}: no file of {name!r} for {split}, beside {beside.name}; add it")
+    return names
+
+
+def _marks(files: list[Path]) -> tuple[list[str], Int[ndarray, "N C"]]:
+    """The ids of a split, in the order of its first class, and the mark of each image for each class."""
+    columns = [_column(path) for path in files]
+    ids = list(columns[0])
+    for path, column in zip(files, columns, strict=True):
+        differing = sorted(column.keys() ^ columns[0].keys())
+        if differing:
+            having, lacking = (path, files[0]) if differing[0] in column else (files[0], path)
+            raise ValueError(f"{having}: has image {differing[0]}, which {lacking.name} lacks; both must list the same")
+    marks = np.array([[column[image] for column in columns] for image in ids], dtype=np.int64)
+    return ids, marks.reshape(len(ids), len(files))
+
+
+def _column(path: Path) -> dict[str, int]:
+    marks: dict[str, int] = {}
+    for row, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        fields = line.split()
+        if not fields:
+            continue
+        if len(fields) != 2 or fields[1] not in MARKS:
+            raise ValueError(f"{path}: row {row}: {line!r}; write an image id and 1, 0 or -1")
+        if fields[0] in marks:
+            raise ValueError(f"{path}: row {row}: image {fields[0]} is there twice; remove one")
+        marks[fields[0]] = int(fields[1])
+    return marks
+
+
+def _refuse_shared(year: Path, split: Split, earlier: dict[str, Split], ids: list[str]) -> None:
+    shared = [image for image in ids if image in earlier]
+    if shared:
+        both = f"is in {earlier[shared[0]]} and in {split} ({len(shared)} shared)"
+        raise ValueError(f"{year / 'ImageSets' / 'Main'}: image {shared[0]} {both}; leave each image in one split")
+
+
+def _paths(year: Path, ids: list[str]) -> list[Path]:
+    images = year / "JPEGImages"
+    if not images.is_dir():
+        raise ValueError(f"{images}: does not exist; unpack the images of the devkit there")
+    remedy = "training and test images come in two archives: unpack both there"
+    return find_images(images, [f"{image}.jpg" for image in ids], source=year / "ImageSets" / "Main", remedy=remedy)
