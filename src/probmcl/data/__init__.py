@@ -2,6 +2,18 @@
 
 from probmcl.data.digits import write_digits
 from probmcl.data.images import ImageError, Preprocessing, read_image
-from probmcl.data.records import LabelSpace, Records, Split
+from probmcl.data.read import describe, read
+from probmcl.data.records import DataError, LabelSpace, Records, Split
 
-__all__ = ["ImageError", "LabelSpace", "Preprocessing", "Records", "Split", "read_image", "write_digits"]
+__all__ = [
+    "DataError",
+    "ImageError",
+    "LabelSpace",
+    "Preprocessing",
+    "Records",
+    "Split",
+    "describe",
+    "read",
+    "read_image",
+    "write_digits",
+]

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from probmcl.data.images import find_images
-from probmcl.data.records import LabelSpace, Records, Split
+from probmcl.data.records import DataError, LabelSpace, Records, Split
 
 Level = Literal["L1", "L2", "L3"]
 Release = Literal["flat", "full"]
@@ -54,7 +54,7 @@ def read_adp(folder: Path, *, level: Level = "L1", release: Release = "flat") ->
     _refuse_other("release", release, get_args(Release))
     root = _root(folder)
     if root is None:
-        raise ValueError(f"{folder}: has neither {' nor '.join(TABLES.values())}; name the folder of the ADP release")
+        raise DataError(f"{folder}: has neither {' nor '.join(TABLES.values())}; name the folder of the ADP release")
     table = root / TABLES[release]
     names, patches, all_labels = _read_table(table, int(level[1]))
     rows, splits = _split_rows(root / "splits", len(patches))
@@ -90,7 +90,7 @@ def _root(folder: Path) -> Path | None:
 def _read_table(table: Path, depth: int) -> tuple[list[str], list[str], Float[ndarray, "N C"]]:
     """Names of the classes down to a level, names of the patches, and their labels."""
     if not table.is_file():
-        raise ValueError(f"{table}: does not exist; put it there, or choose the other release")
+        raise DataError(f"{table}: does not exist; put it there, or choose the other release")
     with table.open(newline="", encoding="utf-8-sig") as file:
         header, *lines = list(csv.reader(file)) or [[]]
     columns = _columns(table, header, depth)
@@ -103,16 +103,16 @@ def _read_table(table: Path, depth: int) -> tuple[list[str], list[str], Float[nd
 
 def _columns(table: Path, header: list[str], depth: int) -> list[int]:
     if header[:1] != [NAME_COLUMN]:
-        raise ValueError(
+        raise DataError(
             f"{table}: its first column is {''.join(header[:1])!r}, not {NAME_COLUMN!r}; take the table as released"
         )
     first_level = tuple(name for name in header[1:] if "." not in name)
     if first_level != LEVEL_1:
         wanted = ", ".join(LEVEL_1)
-        raise ValueError(f"{table}: its first level is {', '.join(first_level)}, not {wanted}; take it as released")
+        raise DataError(f"{table}: its first level is {', '.join(first_level)}, not {wanted}; take it as released")
     orphans = [name for name in header[1:] if "." in name and name.rpartition(".")[0] not in header]
     if orphans:
-        raise ValueError(f"{table}: column {orphans[0]!r} has no parent {orphans[0].rpartition('.')[0]!r}; add it")
+        raise DataError(f"{table}: column {orphans[0]!r} has no parent {orphans[0].rpartition('.')[0]!r}; add it")
     return [column for column, name in enumerate(header) if column > 0 and _taken(name, depth)]
 
 
@@ -123,23 +123,23 @@ def _taken(name: str, depth: int) -> bool:
 
 def _refuse_bad_line(table: Path, row: int, line: list[str], header: list[str]) -> None:
     if len(line) != len(header):
-        raise ValueError(f"{table}: line {row + 2}: {len(line)} fields for {len(header)} columns; take it as released")
+        raise DataError(f"{table}: line {row + 2}: {len(line)} fields for {len(header)} columns; take it as released")
     strange = [column for column in range(1, len(line)) if line[column] not in ("0", "1")]
     if strange:
         cell = f"{header[strange[0]]!r} is {line[strange[0]]!r}"
-        raise ValueError(f"{table}: line {row + 2}: {cell}; a label is 0 or 1")
+        raise DataError(f"{table}: line {row + 2}: {cell}; a label is 0 or 1")
 
 
 def _split_rows(folder: Path, patches: int) -> tuple[list[int], list[Split]]:
     """Rows of the table, from 0, split after split, and the split of each."""
     found = {folder / name: split for name, split in SPLIT_FILES if (folder / name).is_file()}
     if not found:
-        raise ValueError(f"{folder}: has no train.npy, valid.npy or test.npy; take these from the ADP release")
+        raise DataError(f"{folder}: has no train.npy, valid.npy or test.npy; take these from the ADP release")
     splits: dict[int, Split] = {}
     for path, split in found.items():
         for row in _rows(path, patches).tolist():
             if row in splits:
-                raise ValueError(f"{path}: row {row} is in {splits[row]} already; leave each patch in one place")
+                raise DataError(f"{path}: row {row} is in {splits[row]} already; leave each patch in one place")
             splits[row] = split
     return list(splits), list(splits.values())
 
@@ -149,17 +149,17 @@ def _rows(path: Path, patches: int) -> Int[ndarray, "K"]:
         with path.open("rb") as file:
             rows: ndarray = np.lib.format.read_array(file, allow_pickle=False)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}; save row numbers as an array of integers") from error
+        raise DataError(f"{path}: {error}; save row numbers as an array of integers") from error
     if rows.ndim != 1 or not np.issubdtype(rows.dtype, np.integer):
-        raise ValueError(f"{path}: holds {rows.dtype} of shape {rows.shape}; save row numbers as one list of integers")
+        raise DataError(f"{path}: holds {rows.dtype} of shape {rows.shape}; save row numbers as one list of integers")
     outside = rows[(rows < 0) | (rows >= patches)]
     if len(outside):
-        raise ValueError(f"{path}: row {outside[0]}, but the table has rows 0 to {patches - 1}; take both as released")
+        raise DataError(f"{path}: row {outside[0]}, but the table has rows 0 to {patches - 1}; take both as released")
     return rows
 
 
 def _paths(root: Path, table: Path, names: list[str]) -> list[Path]:
     images = root / "img_res_1um_bicubic"
     if not images.is_dir():
-        raise ValueError(f"{images}: does not exist; unpack the patches there, which ADP's authors give on request")
+        raise DataError(f"{images}: does not exist; unpack the patches there, which ADP's authors give on request")
     return find_images(images, names, source=table, remedy="unpack the patches there again")

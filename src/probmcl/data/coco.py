@@ -16,7 +16,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from probmcl.data.images import find_images
-from probmcl.data.records import LabelSpace, Records, Split
+from probmcl.data.records import DataError, LabelSpace, Records, Split
 
 Unannotated = Literal["drop", "keep"]
 YEARS = ("2014", "2017")
@@ -105,10 +105,10 @@ def _years(folder: Path) -> list[str]:
 def _tables(folder: Path) -> dict[Split, Path]:
     years = _years(folder)
     if not years:
-        raise ValueError(f"{folder}: no annotations/instances_train2014.json (nor val, nor 2017); name COCO's folder")
+        raise DataError(f"{folder}: no annotations/instances_train2014.json (nor val, nor 2017); name COCO's folder")
     if len(years) > 1:
         both = " and ".join(f"instances_*{year}.json" for year in years)
-        raise ValueError(f"{folder}/annotations: has {both}, which share images; leave one year there")
+        raise DataError(f"{folder}/annotations: has {both}, which share images; leave one year there")
     tables = {split: _table(folder, part, years[0]) for part, split in PARTS}
     return {split: table for split, table in tables.items() if table.is_file()}
 
@@ -117,7 +117,7 @@ def _parse(table: Path) -> _Instances:
     try:
         return msgspec.json.decode(table.read_bytes(), type=_Instances)
     except msgspec.DecodeError as error:
-        raise ValueError(f"{table}: {error}; download the annotations again, or write them as COCO does") from error
+        raise DataError(f"{table}: {error}; download the annotations again, or write them as COCO does") from error
 
 
 def _categories(tables: Mapping[Split, Path], parsed: Mapping[Split, _Instances]) -> dict[int, str]:
@@ -127,7 +127,7 @@ def _categories(tables: Mapping[Split, Path], parsed: Mapping[Split, _Instances]
     for table, other in others:
         if other != names:
             number, name = min(names.items() ^ other.items())
-            raise ValueError(
+            raise DataError(
                 f"{table}: its categories are not those of {first.name}: id {number}, {name!r}; take both of one year"
             )
     return names
@@ -137,7 +137,7 @@ def _names_by_id(table: Path, instances: _Instances) -> dict[int, str]:
     names: dict[int, str] = {}
     for category in sorted(instances.categories, key=lambda category: category.id):
         if category.id in names or category.name in names.values():
-            raise ValueError(
+            raise DataError(
                 f"{table}: category {category.id}, {category.name!r}, is there twice; give each id one name"
             )
         names[category.id] = category.name
@@ -148,13 +148,13 @@ def _labels(table: Path, instances: _Instances, columns: Mapping[int, int]) -> F
     rows: dict[int, int] = {}
     for row, image in enumerate(instances.images):
         if rows.setdefault(image.id, row) != row:
-            raise ValueError(f"{table}: images[{row}]: id {image.id} is that of images[{rows[image.id]}]; remove one")
+            raise DataError(f"{table}: images[{row}]: id {image.id} is that of images[{rows[image.id]}]; remove one")
     labels = np.zeros((len(rows), len(columns)), dtype=np.float32)
     for number, annotation in enumerate(instances.annotations):
         if annotation.image_id not in rows:
-            raise ValueError(f"{table}: annotations[{number}]: no image has the id {annotation.image_id}; remove it")
+            raise DataError(f"{table}: annotations[{number}]: no image has the id {annotation.image_id}; remove it")
         if annotation.category_id not in columns:
-            raise ValueError(f"{table}: annotations[{number}]: no category has the id {annotation.category_id}; add it")
+            raise DataError(f"{table}: annotations[{number}]: no category has the id {annotation.category_id}; add it")
         labels[rows[annotation.image_id], columns[annotation.category_id]] = 1
     return labels
 
@@ -164,5 +164,5 @@ def _paths(folder: Path, table: Path, names: list[str]) -> list[Path]:
     places = (folder / part, folder / "images" / part)
     images = next((place for place in places if place.is_dir()), None)
     if images is None:
-        raise ValueError(f"{folder}: has neither {part}/ nor images/{part}/; unpack {part}.zip there")
+        raise DataError(f"{folder}: has neither {part}/ nor images/{part}/; unpack {part}.zip there")
     return find_images(images, names, source=table, remedy=f"unpack {part}.zip there again")

@@ -11,6 +11,8 @@ import numpy as np
 from jaxtyping import Float
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
+from probmcl.data.records import DataError
+
 if TYPE_CHECKING:
     from torch import Tensor  # torch takes a second to import, and who only reads labels or images need not wait for it
 
@@ -54,7 +56,7 @@ def find_images(folder: Path, names: Sequence[str], *, source: Path, remedy: str
     missing = [name for name in names if name not in there]
     if missing:
         share = f"{len(missing)} of {len(names)} missing"
-        raise ValueError(f"{source}: {missing[0]!r} is not in {folder} ({share}); {remedy}")
+        raise DataError(f"{source}: {missing[0]!r} is not in {folder} ({share}); {remedy}")
     return [folder / name for name in names]
 
 

@@ -16,6 +16,10 @@ Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
 
+class DataError(ValueError):
+    """The data cannot be read as it stands; the message names file, row or column, value and remedy."""
+
+
 @dataclass(frozen=True, eq=False)
 class LabelSpace:
     """The classes, and how often they stand alone and together in the training split.

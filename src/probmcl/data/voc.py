@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from probmcl.data.images import find_images
-from probmcl.data.records import SPLITS, LabelSpace, Records, Split
+from probmcl.data.records import SPLITS, DataError, LabelSpace, Records, Split
 
 MARKS = ("1", "0", "-1")  # present, present but difficult to see, absent
 
@@ -64,11 +64,9 @@ def _years(folder: Path) -> list[Path]:
 def _one_year(folder: Path) -> Path:
     years = _years(folder)
     if not years:
-        raise ValueError(
-            f"{folder}: no ImageSets/Main/, here or in VOCdevkit/VOC2007/; name the folder of one VOC year"
-        )
+        raise DataError(f"{folder}: no ImageSets/Main/, here or in VOCdevkit/VOC2007/; name the folder of one VOC year")
     if len(years) > 1:
-        raise ValueError(f"{folder}: has {years[0].name} and {years[1].name}; name the folder of one, as {years[0]}")
+        raise DataError(f"{folder}: has {years[0].name} and {years[1].name}; name the folder of one, as {years[0]}")
     return years[0]
 
 
@@ -84,13 +82,13 @@ def _class_files(year: Path, split: Split) -> dict[str, Path]:
 def _classes(year: Path, sets: dict[Split, dict[str, Path]]) -> list[str]:
     main = year / "ImageSets" / "Main"
     if not sets:
-        raise ValueError(f"{main}: no <class>_train.txt, _trainval.txt, _val.txt or _test.txt; unpack the devkit again")
+        raise DataError(f"{main}: no <class>_train.txt, _trainval.txt, _val.txt or _test.txt; unpack the devkit again")
     names = sorted(set().union(*sets.values()))
     for split, files in sets.items():
         for name in names:
             if name not in files:
                 beside = next(iter(files.values()))
-                raise ValueError(f"{main}: no file of {name!r} for {split}, beside {beside.name}; add it")
+                raise DataError(f"{main}: no file of {name!r} for {split}, beside {beside.name}; add it")
     return names
 
 
@@ -102,7 +100,7 @@ def _marks(files: list[Path]) -> tuple[list[str], Int[ndarray, "N C"]]:
         differing = sorted(column.keys() ^ columns[0].keys())
         if differing:
             having, lacking = (path, files[0]) if differing[0] in column else (files[0], path)
-            raise ValueError(f"{having}: has image {differing[0]}, which {lacking.name} lacks; both must list the same")
+            raise DataError(f"{having}: has image {differing[0]}, which {lacking.name} lacks; both must list the same")
     marks = np.array([[column[image] for column in columns] for image in ids], dtype=np.int64)
     return ids, marks.reshape(len(ids), len(files))
 
@@ -114,9 +112,9 @@ def _column(path: Path) -> dict[str, int]:
         if not fields:
             continue
         if len(fields) != 2 or fields[1] not in MARKS:
-            raise ValueError(f"{path}: row {row}: {line!r}; write an image id and 1, 0 or -1")
+            raise DataError(f"{path}: row {row}: {line!r}; write an image id and 1, 0 or -1")
         if fields[0] in marks:
-            raise ValueError(f"{path}: row {row}: image {fields[0]} is there twice; remove one")
+            raise DataError(f"{path}: row {row}: image {fields[0]} is there twice; remove one")
         marks[fields[0]] = int(fields[1])
     return marks
 
@@ -125,12 +123,12 @@ def _refuse_shared(year: Path, split: Split, earlier: dict[str, Split], ids: lis
     shared = [image for image in ids if image in earlier]
     if shared:
         both = f"is in {earlier[shared[0]]} and in {split} ({len(shared)} shared)"
-        raise ValueError(f"{year / 'ImageSets' / 'Main'}: image {shared[0]} {both}; leave each image in one split")
+        raise DataError(f"{year / 'ImageSets' / 'Main'}: image {shared[0]} {both}; leave each image in one split")
 
 
 def _paths(year: Path, ids: list[str]) -> list[Path]:
     images = year / "JPEGImages"
     if not images.is_dir():
-        raise ValueError(f"{images}: does not exist; unpack the images of the devkit there")
+        raise DataError(f"{images}: does not exist; unpack the images of the devkit there")
     remedy = "training and test images come in two archives: unpack both there"
     return find_images(images, [f"{image}.jpg" for image in ids], source=year / "ImageSets" / "Main", remedy=remedy)

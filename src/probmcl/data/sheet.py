@@ -1,0 +1,145 @@
+"""A CSV or TSV file as rows of cells, each of which knows its line.
+
+Columns are found by name. A file that gives two readings, or none, is refused with what decides.
+"""
+
+import csv
+import io
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from probmcl.data.records import DataError
+from probmcl.nearest import suggestion
+
+DELIMITERS: Mapping[str, tuple[str, ...]] = {".csv": (",", ";", "\t"), ".tsv": ("\t",)}
+
+
+class Cell(NamedTuple):
+    """A value and where it stands."""
+
+    line: int
+    column: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """The cells of a file; `lines` are the rows' numbers as an editor shows them."""
+
+    path: Path
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    lines: tuple[int, ...]
+
+    def cells(self, column: str) -> list[Cell]:
+        """One column, from top to bottom."""
+        place = self.columns.index(column)
+        return [Cell(line, column, row[place]) for line, row in zip(self.lines, self.rows, strict=True)]
+
+
+def load(path: Path, fits: Callable[[Sequence[str]], bool]) -> Table:
+    """Read a file whose header fits: every row has a cell for each column, and no two columns share a name."""
+    delimiter, columns = header(path, fits)
+    repeated = [name for name, times in Counter(columns).items() if name and times > 1]
+    if repeated:
+        raise DataError(f"{path}: row 1: two columns are named {repeated[0]!r}; rename one")
+    rows, lines = [], []
+    for line, row in _numbered(path, delimiter):
+        if len(row) != len(columns):
+            raise DataError(_wrong_width(path, line, row, columns, delimiter))
+        rows.append(tuple(cell.strip() for cell in row))
+        lines.append(line)
+    if not rows:
+        raise DataError(f"{path}: has no rows below its header; each image is a row")
+    return Table(path, tuple(columns), tuple(rows), tuple(lines))
+
+
+def header(path: Path, fits: Callable[[Sequence[str]], bool]) -> tuple[str, list[str]]:
+    """The delimiter and the names of the columns; of several delimiters, the one whose names fit."""
+    if path.suffix.lower() not in DELIMITERS:
+        raise DataError(f"{path}: a table ends in {' or '.join(DELIMITERS)}; this file does not")
+    first = next((line for line in io.StringIO(read_text(path), newline="") if line.strip()), "").strip("\r\n")
+    readings = {
+        mark: [name.strip() for name in next(csv.reader([first], delimiter=mark), [])]
+        for mark in DELIMITERS[path.suffix.lower()]
+        if mark in first
+    }
+    if len(readings) > 1:
+        fit = {mark: names for mark, names in readings.items() if fits(names)}
+        if len(fit) != 1:
+            raise DataError(f"{path}: row 1: the header holds {quoted(readings)}; separate its columns by one of them")
+        readings = fit
+    return next(iter(readings.items()), (DELIMITERS[path.suffix.lower()][0], [first.strip().strip('"')]))
+
+
+def read_text(path: Path) -> str:
+    """The text of a UTF-8 file, with its line ends as they are."""
+    if not path.is_file():
+        raise DataError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return file.read()
+    except UnicodeDecodeError as error:
+        where = f"byte {error.start} is 0x{error.object[error.start]:02x}"
+        raise DataError(f"{path}: is not UTF-8 ({where}); save it as UTF-8") from error
+
+
+def named(columns: Iterable[str], names: Sequence[str]) -> list[str]:
+    """The columns that have one of these names, in any case and with spaces or hyphens for underscores.
+
+    >>> named(["File Name", "labels"], ["file_name"])
+    ['File Name']
+    """
+    return [column for column in columns if re.sub(r"[\s-]+", "_", column.strip()).lower() in names]
+
+
+def only_column(table: Table, names: Sequence[str], taken: set[str], remedy: str) -> str | None:
+    """The column that has one of these names and is not taken, if there is one."""
+    found = named((column for column in table.columns if column not in taken), names)
+    if len(found) > 1:
+        raise DataError(f"{table.path}: columns {quoted(found)} could each be the {names[0]}; {remedy}")
+    return found[0] if found else None
+
+
+def refuse_wrong_columns(table: Table, given: Mapping[str, str | None]) -> set[str]:
+    """The columns that flags name: each exists, and none has two roles."""
+    taken: dict[str, str] = {}
+    for flag, column in given.items():
+        if column is None:
+            continue
+        if column not in table.columns:
+            near = suggestion(column, [name for name in table.columns if name])
+            raise DataError(f"{table.path}: {flag}: there is no column {column!r}; {near}")
+        if column in taken:
+            raise DataError(f"{table.path}: column {column!r} is given to {taken[column]} and {flag}; it can be one")
+        taken[column] = flag
+    return set(taken)
+
+
+def quoted(values: Iterable[str]) -> str:
+    """Values as a message shows them."""
+    return " and ".join(repr(value) for value in values)
+
+
+def _numbered(path: Path, delimiter: str) -> Iterable[tuple[int, list[str]]]:
+    """Each row below the header and the line on which it begins; a quoted cell may go over several lines."""
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True)
+    in_header, line = True, 1
+    try:
+        for row in reader:
+            if any(cell.strip() for cell in row):
+                if not in_header:
+                    yield line, row
+                in_header = False
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{path}: row {line}: {error}; mend the quotes of this row") from error
+
+
+def _wrong_width(path: Path, line: int, row: Sequence[str], columns: Sequence[str], delimiter: str) -> str:
+    remedy = f"put a cell that holds {delimiter!r} into quotes" if len(row) > len(columns) else "add the missing ones"
+    return f"{path}: row {line}: {len(row)} cells for {len(columns)} columns; {remedy}"

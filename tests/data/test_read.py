@@ -1,0 +1,182 @@
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+from probmcl.data import DataError, Records, read
+from probmcl.data.digits import write_digits
+from probmcl.data.read import FORMATS, describe
+from probmcl.data.records import LabelSpace, Split
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+
+
+def some_records(split: Sequence[Split] = ("train", "train", "val", "test")) -> Records:
+    labels = np.array([[1, 1, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]], dtype=np.float32)
+    known = np.ones((4, 3), dtype=bool)
+    known[1, 2] = known[2, 0] = known[3, 1] = False
+    train = np.array(split) == "train"
+    space = LabelSpace.from_labels(["cat", "dog", "bird"], labels[train], known[train])
+    return Records(tuple(map(Path, "abcd")), labels, known, tuple(split), None, space)
+
+
+class Fake(ModuleType):
+    """A format whose folders hold a file named after it."""
+
+    def __init__(self, name: str, split: Sequence[Split]) -> None:
+        super().__init__(f"fake_{name}")
+        setattr(self, f"read_{name}", lambda folder: some_records(split))
+        self.mark = f"{name}.mark"
+
+    def recognises(self, folder: Path) -> bool:
+        return (folder / self.mark).exists()
+
+
+@pytest.fixture
+def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole: Sequence[Split] = ("train", "train", "val", "test")
+    for name, split in (("coco", whole), ("voc", ("train",) * 4)):
+        monkeypatch.setitem(sys.modules, f"fake_{name}", Fake(name, split))
+    formats = {"table": "probmcl.data.table", "coco": "fake_coco", "voc": "fake_voc"}
+    monkeypatch.setattr(sys.modules["probmcl.data.read"], "FORMATS", formats)
+
+
+def a_table(folder: Path, name: str = "labels.csv", rows: int = 20) -> Path:
+    for i in range(rows):
+        (folder / f"{i}.jpg").touch()
+    lines = [f"{i}.jpg,{'cat' if i % 2 else 'dog'},{i // 4}" for i in range(rows)]
+    (folder / name).write_text("\n".join(["photo,labels,place", *lines]).replace("photo", "filename"))
+    return folder / name
+
+
+def test_a_table_is_read_by_its_own_name_and_by_its_folder(tmp_path: Path, fakes: None) -> None:
+    table = a_table(tmp_path)
+    by_file, by_folder = read(table), read(str(tmp_path))
+    assert by_file.paths == by_folder.paths
+    assert by_file.split == by_folder.split
+    assert [by_file.split.count(split) for split in ("train", "val", "test")] == [14, 2, 4]
+
+
+def test_the_seed_and_the_group_reach_the_split(tmp_path: Path, fakes: None) -> None:
+    table = a_table(tmp_path)
+    assert read(table, seed=1).split != read(table, seed=2).split
+    grouped = read(table, group_column="place")
+    assert all(len(set(grouped.split[start : start + 4])) == 1 for start in range(0, 20, 4))
+
+
+def test_the_format_that_fits_is_read_and_carved(tmp_path: Path, fakes: None) -> None:
+    (tmp_path / "coco.mark").touch()
+    assert read(tmp_path).split == ("train", "train", "val", "test")
+    (tmp_path / "coco.mark").rename(tmp_path / "voc.mark")
+    assert set(read(tmp_path).split) == {"train", "val", "test"}
+
+
+def test_two_formats_that_fit_are_listed_with_their_flags(tmp_path: Path, fakes: None) -> None:
+    (tmp_path / "coco.mark").touch()
+    a_table(tmp_path)
+    with pytest.raises(DataError, match="--format table or --format coco"):
+        read(tmp_path)
+    assert len(read(tmp_path, format="coco")) == 4
+    assert len(read(tmp_path, format="table")) == 20
+
+
+def test_a_folder_of_nothing_known_says_what_was_looked_for(tmp_path: Path, fakes: None) -> None:
+    with pytest.raises(DataError, match=r"looked for one table .* MS-COCO.* VOC .* ADP"):
+        read(tmp_path)
+    with pytest.raises(DataError, match="holds no table"):
+        read(tmp_path, format="table")
+
+
+def test_an_unknown_format_is_answered_with_the_nearest(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"'tabel'; did you mean 'table'\?"):
+        read(tmp_path, format="tabel")
+
+
+def test_what_does_not_exist_or_is_no_table_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.csv does not exist"):
+        read(tmp_path / "nowhere.csv")
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(DataError, match=r"notes\.txt: a table ends in \.csv or \.tsv"):
+        read(tmp_path / "notes.txt")
+    with pytest.raises(DataError, match="--format voc reads a folder"):
+        read(tmp_path / "notes.txt", format="voc")
+
+
+def test_two_tables_are_both_named(tmp_path: Path, fakes: None) -> None:
+    a_table(tmp_path, "a.csv")
+    a_table(tmp_path, "b.csv")
+    with pytest.raises(DataError, match=r"2 tables; give one as DATA: .*a\.csv, .*b\.csv"):
+        read(tmp_path)
+    (tmp_path / "b.csv").write_text("metric,value\nloss,1\n")
+    assert len(read(tmp_path)) == 20
+
+
+def test_a_lone_table_without_path_column_is_read_with_the_flag(tmp_path: Path, fakes: None) -> None:
+    table = a_table(tmp_path)
+    table.write_text(table.read_text().replace("filename", "photo"))
+    with pytest.raises(DataError, match="--path-column"):
+        read(tmp_path)
+    assert len(read(tmp_path, path_column="photo")) == 20
+
+
+def test_flags_of_tables_are_refused_by_other_formats(tmp_path: Path, fakes: None) -> None:
+    (tmp_path / "coco.mark").touch()
+    with pytest.raises(DataError, match="read as coco, which takes no --images, --split-column"):
+        read(tmp_path, images=tmp_path, split_column="split")
+
+
+def test_every_flag_of_a_table_reaches_it(tmp_path: Path, fakes: None) -> None:
+    (tmp_path / "photos").mkdir()
+    rows = ["a,b,c,d", "1.jpg,cat,test,x", "2.jpg,dog,val,x", "3.jpg,dog,train,y"]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    for i in (1, 2, 3):
+        (tmp_path / "photos" / f"{i}.jpg").touch()
+    records = read(
+        tmp_path, images=tmp_path / "photos", path_column="a", labels_column="b", split_column="c", group_column="d"
+    )
+    assert records.paths[0] == tmp_path / "photos" / "1.jpg"
+    assert records.label_space.names == ("cat", "dog")
+    assert records.split == ("test", "val", "train")
+    assert records.group == ("x", "x", "y")
+
+
+def test_what_the_demo_writes_is_read_as_it_was_written(tmp_path: Path) -> None:
+    written = write_digits(tmp_path, train=12, val=3, test=3)
+    records = read(tmp_path)
+    assert records.paths == written.paths
+    assert records.split == written.split
+    assert np.array_equal(records.labels, written.labels)
+    assert records.label_space.names == written.label_space.names
+
+
+def test_the_description_has_two_lines_with_every_count() -> None:
+    assert describe(some_records()) == (
+        "4 images: train 2 · val 1 · test 1; 3 classes, 1.0 labels per image, 25.0 % not known\n"
+        "images without labels: 1; classes without training positives: 1 of 3 (bird)"
+    )
+
+
+def test_the_description_says_where_every_class_has_positives() -> None:
+    assert describe(some_records(("train",) * 4)).endswith("classes without training positives: none")
+
+
+def test_every_format_has_a_module_of_its_own_name() -> None:
+    assert all(module == f"probmcl.data.{name}" for name, module in FORMATS.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("coco", "14,000 images: train 9,000 · val 1,000 · test 4,000; 80 classes, 2.9 labels per image, 0.0 %"),
+        ("voc", "6,703 images: train 1,690 · val 1,676 · test 3,337; 20 classes, 1.4 labels per image, 0.6 %"),
+    ],
+)
+def test_the_real_folders_are_recognised_as_tables(name: str, start: str) -> None:
+    if not (SHARED / name).is_dir():
+        pytest.skip("needs the real images of ../shared/data")
+    records = read(SHARED / name)
+    assert describe(records).startswith(start)
+    assert records.label_space.counts.all()
