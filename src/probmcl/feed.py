@@ -11,8 +11,8 @@ from probmcl.data.images import Preprocessing
 from probmcl.data.loader import ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
 
-CPU_BATCH, GPU_BATCH = 16, 256
-"""Views in a batch where nothing is learned: few on a CPU, whose cache then holds what passes from layer to layer."""
+CPU_PIXELS, GPU_PIXELS = 400_000, 12_000_000
+"""Size of a batch where nothing is learned: small on a CPU, whose cache then holds what passes from layer to layer."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class Feed:
     augmentation: Augmentation
     seed: int = 0
     workers: int = 0
-    views_at_once: int = CPU_BATCH
+    pixels_at_once: int = CPU_PIXELS
 
     def training(self, *, n_views: int, batch_size: int, epochs: int) -> ImageBatches:
         """Augmented views of the training split, shuffled anew in every epoch."""
@@ -33,12 +33,16 @@ class Feed:
 
     def probing(self, *, n_augmented: int) -> ImageBatches:
         """The training split in order: of each image the plain view first, then augmented ones."""
-        images_at_once = max(1, self.views_at_once // (1 + n_augmented))
-        return self._batches(in_order(self.records.rows("train"), images_at_once), n_plain=1, n_augmented=n_augmented)
+        order = in_order(self.records.rows("train"), self._images_at_once(n_views=1 + n_augmented))
+        return self._batches(order, n_plain=1, n_augmented=n_augmented)
 
     def plain(self, split: Split) -> ImageBatches:
         """The plain view of every image of a split, in order."""
-        return self._batches(in_order(self.records.rows(split), self.views_at_once), n_plain=1, n_augmented=0)
+        order = in_order(self.records.rows(split), self._images_at_once(n_views=1))
+        return self._batches(order, n_plain=1, n_augmented=0)
+
+    def _images_at_once(self, *, n_views: int) -> int:
+        return max(1, self.pixels_at_once // self.preprocessing.size**2 // n_views)
 
     def _batches(self, order: Order | list[list[tuple[int, int]]], *, n_plain: int, n_augmented: int) -> ImageBatches:
         return ImageBatches(

@@ -19,7 +19,7 @@ from probmcl.data.loader import ImageBatches
 from probmcl.data.records import SPLITS, Records, Split
 from probmcl.encoders import Encoder
 from probmcl.evaluation.evaluate import evaluate, predict
-from probmcl.feed import CPU_BATCH, GPU_BATCH, Feed
+from probmcl.feed import CPU_PIXELS, GPU_PIXELS, Feed
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, Method
 from probmcl.methods.probe import Probe
@@ -96,8 +96,8 @@ class _Work:
         encoder = Encoder(s.encoder.name, weights=s.encoder.weights, image_size=s.encoder.image_size)
         preprocessing = Preprocessing(encoder.image_size, encoder.mean, encoder.std, encoder.interpolation)
         augmentation = AUGMENTATIONS[s.augment](encoder.image_size)
-        views_at_once = CPU_BATCH if s.device == "cpu" else GPU_BATCH
-        self.feed = Feed(self.records, preprocessing, augmentation, s.seed, s.workers, views_at_once)
+        pixels_at_once = CPU_PIXELS if s.device == "cpu" else GPU_PIXELS
+        self.feed = Feed(self.records, preprocessing, augmentation, s.seed, s.workers, pixels_at_once)
         self._describe(preprocessing)
         candidates = []
         method_class = find_method(s.method)

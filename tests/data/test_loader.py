@@ -22,7 +22,7 @@ def records(tmp_path: Path) -> Records:
 
 
 def feed(records: Records, *, workers: int = 0, seed: int = 0) -> Feed:
-    return Feed(records, PLAIN, light(16), seed=seed, workers=workers, views_at_once=128)
+    return Feed(records, PLAIN, light(16), seed=seed, workers=workers)
 
 
 def same(a: list[Batch], b: list[Batch]) -> bool:
@@ -94,8 +94,8 @@ def test_probing_has_the_plain_view_first(records: Records) -> None:
     assert not torch.equal(batch.views[1], batch.views[2])
 
 
-def test_no_more_views_are_scored_at_once_than_asked_for(records: Records) -> None:
-    few = Feed(records, PLAIN, light(16), views_at_once=4)
+def test_no_more_pixels_are_scored_at_once_than_asked_for(records: Records) -> None:
+    few = Feed(records, PLAIN, light(16), pixels_at_once=4 * 16 * 16)
     assert [len(batch.labels) for batch in few.plain("test")] == [4, 4, 1]
     assert {batch.views.shape[:2] for batch in few.probing(n_augmented=1)} == {(2, 2)}
     assert sum(len(batch.labels) for batch in few.probing(n_augmented=9)) == 24  # one image at a time, all of them
