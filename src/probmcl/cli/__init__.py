@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 
 import cyclopts
@@ -35,6 +36,7 @@ def main() -> None:
     # Threads that wait must sleep, not spin: on two busy cores spinning made a training step ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     signal.signal(signal.SIGTERM, _terminated)
+    sys.unraisablehook = _send_again
     try:
         app()()
     except KeyboardInterrupt:
@@ -43,6 +45,15 @@ def main() -> None:
     except (ValueError, OSError, FloatingPointError) as error:
         print(f"probmcl: {error}", file=sys.stderr)  # noqa: T201
         sys.exit(1)
+
+
+def _send_again(lost: sys.UnraisableHookArgs) -> None:
+    """Send a stop signal once more: Python drops what a handler raises while it forks a worker."""
+    number = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}.get(lost.exc_type)
+    if number is None:
+        sys.__unraisablehook__(lost)
+    else:
+        threading.Timer(0.2, signal.raise_signal, [number]).start()
 
 
 def _terminated(signal_number: int, frame: FrameType | None) -> None:
