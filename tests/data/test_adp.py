@@ -221,6 +221,25 @@ def test_missing_patches_are_counted_and_the_first_is_named(tmp_path: Path) -> N
     assert message_of(tmp_path) == f"{tmp_path / FLAT}: {what}; unpack the patches there again"
 
 
+def test_missing_patches_are_kept_on_request_unless_all_are_missing(tmp_path: Path) -> None:
+    whole = read_adp(write(tmp_path))
+    whole.paths[0].unlink()
+    assert read_adp(tmp_path, missing="keep").paths == whole.paths
+    for path in (tmp_path / "img_res_1um_bicubic").iterdir():
+        path.unlink()
+    with pytest.raises(ValueError, match=r"\(5 of 5 missing\)"):
+        read_adp(tmp_path, missing="keep")
+
+
+def test_patches_know_their_line_and_what_was_dropped_is_said(tmp_path: Path) -> None:
+    records = read_adp(write(tmp_path))
+    lines = (tmp_path / FLAT).read_text(encoding="utf-8").splitlines()
+    for row, path in enumerate(records.paths):
+        number = lines.index(next(line for line in lines if line.startswith(path.name))) + 1
+        assert records.where(row) == f"{tmp_path / FLAT}: row {number}: {path}"
+    assert str(records.origin) == f"{tmp_path / FLAT}: ADP, flat release, level L1; patches without label dropped: 1"
+
+
 def test_a_missing_folder_of_patches_is_named(tmp_path: Path) -> None:
     images = write(tmp_path) / "img_res_1um_bicubic"
     images.rename(tmp_path / "elsewhere")

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from probmcl.data import read
 from probmcl.data.coco import read_coco, recognises
 
 # As in the release: ids have gaps, and neither they nor the names need be in order in the file.
@@ -166,11 +167,45 @@ def test_a_missing_folder_of_images_is_named(tmp_path: Path) -> None:
     assert str(caught.value) == message
 
 
-def test_two_years_in_one_folder_are_refused(tmp_path: Path) -> None:
-    write(write(tmp_path), "2017")
-    message = r"annotations: has instances_\*2014\.json and instances_\*2017\.json, .* leave one year there"
+def test_two_years_in_one_folder_are_refused_with_the_flag_for_each(tmp_path: Path) -> None:
+    write(write(tmp_path, val=val()), "2017", train=train())
+    message = (
+        r"annotations: has instances_\*2014\.json and instances_\*2017\.json, which share images; "
+        r"--format coco2014 or --format coco2017 says which to read"
+    )
     with pytest.raises(ValueError, match=message):
         read_coco(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path)
+    assert {path.parent.name for path in read(tmp_path, format="coco2014", carved=False).paths} == {"val2014"}
+    assert {path.parent.name for path in read(tmp_path, format="coco2017", carved=False).paths} == {"train2017"}
+
+
+def test_a_year_that_is_not_there_is_refused_with_the_other(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no instances_\*2017\.json; --format coco2014 reads the other"):
+        read(write(tmp_path), format="coco2017")
+
+
+def test_what_was_read_and_what_was_dropped_is_said(tmp_path: Path) -> None:
+    files = "annotations/instances_train2014.json (train) and annotations/instances_val2014.json (test)"
+    assert str(read_coco(write(tmp_path)).origin) == (
+        f"{tmp_path}: MS-COCO 2014, {files}; images without annotation dropped: 2"
+    )
+    assert str(read_coco(tmp_path, unannotated="keep").origin) == f"{tmp_path}: MS-COCO 2014, {files}"
+
+
+def test_missing_images_are_kept_on_request_unless_all_of_a_part_are_missing(tmp_path: Path) -> None:
+    write(tmp_path)
+    whole = read_coco(tmp_path)
+    whole.paths[0].unlink()
+    kept = read_coco(tmp_path, missing="keep")
+    assert kept.paths == whole.paths
+    assert np.array_equal(kept.labels, whole.labels)
+    for path in whole.paths[1:]:
+        if path.parent.name == "train2014":
+            path.unlink()
+    with pytest.raises(ValueError, match=r"\(3 of 3 missing\); unpack train2014\.zip there again"):
+        read_coco(tmp_path, missing="keep")
 
 
 def test_a_folder_without_annotations_is_refused(tmp_path: Path) -> None:

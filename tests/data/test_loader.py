@@ -1,3 +1,8 @@
+import multiprocessing
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +12,7 @@ import torch
 from PIL import Image
 
 from made import coloured_records
-from probmcl.augment import light
+from probmcl.augment import AUGMENTATIONS, light
 from probmcl.data.images import ImageError, Preprocessing
 from probmcl.data.loader import Batch, ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
@@ -19,6 +24,15 @@ PLAIN = Preprocessing(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
 @pytest.fixture
 def records(tmp_path: Path) -> Records:
     return coloured_records(tmp_path)
+
+
+@pytest.fixture(params=["fork", "spawn"])
+def start_method(request: pytest.FixtureRequest) -> Iterator[str]:
+    """How Python starts processes, for as long as a test takes."""
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method(request.param, force=True)
+    yield request.param
+    multiprocessing.set_start_method(before, force=True)
 
 
 def feed(records: Records, *, workers: int = 0, seed: int = 0) -> Feed:
@@ -60,12 +74,47 @@ def test_a_batch_has_views_first_and_labels_of_its_rows(records: Records) -> Non
         assert not torch.equal(batch.views[0], batch.views[1])
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_views_do_not_depend_on_the_number_of_workers(records: Records, start: str) -> None:
+def test_views_do_not_depend_on_the_number_of_workers(records: Records, start_method: str) -> None:
     alone = list(feed(records).training(n_views=2, batch_size=6, epochs=2))
-    together = feed(records, workers=2).training(n_views=2, batch_size=6, epochs=2)
-    together.loader.multiprocessing_context = start
-    assert same(alone, list(together))
+    together = list(feed(records, workers=2).training(n_views=2, batch_size=6, epochs=2))
+    assert same(alone, together)
+
+
+@pytest.mark.parametrize("augmentation", ["light", "paper", "none"])
+def test_workers_that_start_afresh_can_be_sent_every_augmentation(records: Records, augmentation: str) -> None:
+    fed = Feed(records, PLAIN, AUGMENTATIONS[augmentation](16), seed=2)
+    sent = pickle.loads(pickle.dumps(fed))
+    image = Image.open(records.paths[0]).convert("RGB")
+    assert sent.view(image, 1, 0, 1).tobytes() == fed.view(image, 1, 0, 1).tobytes()
+
+
+SCRIPT = """
+from pathlib import Path
+import torch
+from probmcl.augment import light
+from probmcl.data import Preprocessing, read
+from probmcl.feed import Feed
+
+def views(workers):
+    records = read(Path(__file__).parent, carved=False)
+    plain = Preprocessing(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    batches = Feed(records, plain, light(16), workers=workers).training(n_views=2, batch_size=4, epochs=1)
+    return torch.cat([batch.views for batch in batches], dim=1)
+
+if __name__ == "__main__":
+    torch.multiprocessing.set_start_method("spawn")
+    assert torch.equal(views(workers=1), views(workers=0))
+    print("the same")
+"""
+
+
+def test_a_script_that_chooses_spawn_gets_the_same_views(tmp_path: Path) -> None:
+    written = coloured_records(tmp_path, train=8, val=0, test=0)
+    rows = [f"{path.name},red" for path in written.paths]
+    (tmp_path / "labels.csv").write_text("\n".join(["filename,labels", *rows]))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    run = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (0, "the same\n"), run.stderr
 
 
 def test_another_seed_gives_other_views_and_another_order(records: Records) -> None:
@@ -85,8 +134,10 @@ def test_the_plain_view_is_preprocessing_and_nothing_else(records: Records) -> N
     assert torch.equal(batch.views[0], torch.stack(expected))
 
 
-def test_probing_has_the_plain_view_first(records: Records) -> None:
-    batch = next(iter(feed(records).probing(n_augmented=2)))
+def test_the_plain_view_comes_before_augmented_ones(records: Records) -> None:
+    order = in_order(records.rows("train"), 24)
+    batches = ImageBatches(records, order, PLAIN, n_plain=1, n_augmented=2, make_view=feed(records).view)
+    batch = next(iter(batches))
     assert batch.views.shape[0] == 3
     assert torch.equal(batch.rows, torch.from_numpy(records.rows("train")))
     expected = [PLAIN(Image.open(records.paths[row]).convert("RGB")) for row in records.rows("train")]
@@ -97,8 +148,10 @@ def test_probing_has_the_plain_view_first(records: Records) -> None:
 def test_no_more_pixels_are_scored_at_once_than_asked_for(records: Records) -> None:
     few = Feed(records, PLAIN, light(16), pixels_at_once=4 * 16 * 16)
     assert [len(batch.labels) for batch in few.plain("test")] == [4, 4, 1]
-    assert {batch.views.shape[:2] for batch in few.probing(n_augmented=1)} == {(2, 2)}
-    assert sum(len(batch.labels) for batch in few.probing(n_augmented=9)) == 24  # one image at a time, all of them
+    assert {batch.views.shape[:2] for batch in few.augmented("train", n_views=2)} == {(2, 2)}
+    assert (
+        sum(len(batch.labels) for batch in few.augmented("train", n_views=9)) == 24
+    )  # one image at a time, all of them
 
 
 def test_plain_views_of_a_photograph_are_the_same_in_training_and_scoring(tmp_path: Path) -> None:
@@ -109,7 +162,9 @@ def test_plain_views_of_a_photograph_are_the_same_in_training_and_scoring(tmp_pa
         Image.fromarray(noise).save(path)
     train: Split = "train"
     photographs = replace(records, paths=paths, split=(train,) * len(paths))
-    probed = next(iter(feed(photographs).probing(n_augmented=1))).views[0]
+    order = in_order(photographs.rows("train"), len(paths))
+    mixed = ImageBatches(photographs, order, PLAIN, n_plain=1, n_augmented=1, make_view=feed(photographs).view)
+    probed = next(iter(mixed)).views[0]
     scored = next(iter(feed(photographs).plain("train"))).views[0]
     assert torch.equal(probed, scored)
 

@@ -1,5 +1,7 @@
 import sys
 from collections.abc import Sequence
+from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 
@@ -8,7 +10,7 @@ import pytest
 
 from probmcl.data import DataError, Records, read
 from probmcl.data.digits import write_digits
-from probmcl.data.read import FORMATS, describe
+from probmcl.data.read import FORMATS, YEARS, describe
 from probmcl.data.records import LabelSpace, Split
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -28,7 +30,7 @@ class Fake(ModuleType):
 
     def __init__(self, name: str, split: Sequence[Split]) -> None:
         super().__init__(f"fake_{name}")
-        setattr(self, f"read_{name}", lambda folder: some_records(split))
+        setattr(self, f"read_{name}", lambda folder, missing: some_records(split))
         self.mark = f"{name}.mark"
 
     def recognises(self, folder: Path) -> bool:
@@ -159,12 +161,54 @@ def test_the_description_has_two_lines_with_every_count() -> None:
     )
 
 
+def test_the_description_begins_with_the_file_and_what_was_taken_for_what(tmp_path: Path) -> None:
+    table = a_table(tmp_path)
+    first, second, third = describe(read(table, group_column="place", seed=3)).splitlines()
+    understood = "path column 'filename', labels 'labels' (names, one in each cell), group 'place'"
+    assert first == f"{table}: {understood}; val and test taken from train with seed 3"
+    assert (second[:9], third[:6]) == ("20 images", "images")
+
+
+def test_only_what_was_carved_is_said_to_be(tmp_path: Path) -> None:
+    table = a_table(tmp_path)
+    table.write_text(table.read_text().replace("place", "split").replace(",0", ",test").replace(",3", ",train"))
+    table.write_text(table.read_text().replace(",1", ",train").replace(",2", ",train").replace(",4", ",train"))
+    assert str(read(table).origin).endswith("split 'split'; val taken from train with seed 0")
+    assert str(read(table, carved=False).origin).endswith("split 'split'")
+
+
+def test_without_carving_the_splits_are_those_of_the_data(tmp_path: Path, fakes: None) -> None:
+    assert set(read(a_table(tmp_path), carved=False).split) == {"train"}
+    rows = [f"{i}.jpg,cat,{split}" for i, split in enumerate(("test", "val", "test"))]
+    (tmp_path / "labels.csv").write_text("\n".join(["filename,labels,split", *rows]))
+    assert read(tmp_path, carved=False).split == ("test", "val", "test")
+    (tmp_path / "labels.csv").rename(tmp_path / "voc.mark")
+    assert read(tmp_path, carved=False).split == ("train",) * 4
+
+
+def test_missing_files_stay_where_they_are_to_be_kept(tmp_path: Path) -> None:
+    table = a_table(tmp_path)
+    (tmp_path / "7.jpg").unlink()
+    with pytest.raises(DataError, match=r"row 9: '7\.jpg' does not exist"):
+        read(table)
+    records = read(table, missing="keep")
+    assert len(records) == 20
+    assert records.where(7) == f"{table}: row 9: {tmp_path / '7.jpg'}"
+
+
 def test_the_description_says_where_every_class_has_positives() -> None:
     assert describe(some_records(("train",) * 4)).endswith("classes without training positives: none")
 
 
 def test_every_format_has_a_module_of_its_own_name() -> None:
     assert all(module == f"probmcl.data.{name}" for name, module in FORMATS.items())
+
+
+@pytest.mark.parametrize(("name", "module"), [*FORMATS.items(), *YEARS.items()])
+def test_every_format_can_be_recognised_and_read_with_missing_images(name: str, module: str) -> None:
+    format_module = import_module(module)
+    assert not format_module.recognises(Path("nowhere"))
+    assert "missing" in signature(getattr(format_module, f"read_{name}")).parameters
 
 
 @pytest.mark.parametrize(
@@ -178,5 +222,7 @@ def test_the_real_folders_are_recognised_as_tables(name: str, start: str) -> Non
     if not (SHARED / name).is_dir():
         pytest.skip("needs the real images of ../shared/data")
     records = read(SHARED / name)
-    assert describe(records).startswith(start)
+    first, second, _ = describe(records).splitlines()
+    assert "path column 'filename', labels 'labels' (indices into classes.txt separated by spaces), split" in first
+    assert second.startswith(start)
     assert records.label_space.counts.all()

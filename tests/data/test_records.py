@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
-from probmcl.data.records import SPLITS, LabelSpace, Records
+from probmcl.data.records import SPLITS, LabelSpace, Origin, Records, Split
 
 shapes = stn.array_shapes(min_dims=2, max_dims=2, max_side=6)
 tables = stn.arrays(np.float64, shapes, elements=st.sampled_from([0.0, 1.0]))
@@ -109,6 +109,7 @@ def test_every_image_is_in_exactly_one_split(split: list[Any]) -> None:
         ("paths", (Path("a.jpg"),), "unequal length.*'paths': 1"),
         ("split", ("train", "test"), "unequal length.*'split': 2"),
         ("group", ("patient 1",), "unequal length.*'group': 1"),
+        ("origin", Origin(Path("a.csv"), "", lines=(2, 3)), "unequal length.*'origin.lines': 2"),
         ("label_space", space(3), "2 label columns for 3 class names"),
         ("labels", np.array([[1.0, 0.0], [0.0, -1.0], [1.0, 1.0]]), "b.jpg: label 'class 1' is -1.0"),
         ("labels", np.array([[1.0, 0.0], [0.0, 1.0], [np.nan, 1.0]]), "c.jpg: label 'class 0' is nan"),
@@ -146,3 +147,32 @@ def test_any_value_may_stand_where_a_label_is_not_known() -> None:
     labels, known = three_images().labels.copy(), three_images().known.copy()
     labels[1, 0], known[1, 0] = -1.0, False
     assert replace(three_images(), labels=labels, known=known).labels[1, 0] == -1.0
+
+
+def test_made_records_count_what_is_known_of_train() -> None:
+    labels = np.array([[1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
+    known = np.array([[True, True], [True, False], [True, True]])
+    split: list[Split] = ["train", "train", "test"]
+    records = Records.from_labels(["a", "b"], three_images().paths, split, labels, known, hierarchy={"b": "a"})
+    assert records.label_space.counts.tolist() == [2, 1]
+    assert records.label_space.cooccurrence.tolist() == [[0, 1], [1, 0]]
+    assert records.label_space.hierarchy == {"b": "a"}
+    assert Records.from_labels(["a", "b"], three_images().paths, split, labels).known.all()
+
+
+def test_some_rows_are_taken_in_the_order_given_with_all_that_belongs_to_them() -> None:
+    origin = Origin(Path("photos/labels.csv"), "path column 'file'", lines=(2, 3, 7))
+    records = replace(three_images(), group=("x", "y", "z"), origin=origin)
+    some = records.take(np.array([2, 1]))
+    assert some.paths == (Path("c.jpg"), Path("b.jpg"))
+    assert some.labels.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+    assert some.split == ("train", "test")
+    assert some.group == ("z", "y")
+    assert some.label_space.counts.tolist() == [1, 1]
+    assert some.where(0) == "photos/labels.csv: row 7: c.jpg"
+    assert str(some.origin) == "photos/labels.csv: path column 'file'"
+
+
+def test_an_image_is_named_by_its_path_where_no_row_is_known() -> None:
+    assert three_images().where(1) == "b.jpg"
+    assert replace(three_images(), origin=Origin(Path("coco"), "MS-COCO")).where(1) == "b.jpg"

@@ -273,6 +273,60 @@ def test_missing_images_are_named_and_counted(write: Write) -> None:
     refused(table, "labels.csv: row 3: '8.jpg' does not exist", "2 more", "--images")
 
 
+def test_missing_images_are_kept_on_request_unless_all_are_missing(write: Write) -> None:
+    table = write("filename,labels\n1.jpg,cat\n8.jpg,dog\n")
+    records = read_table(table, missing="keep")
+    assert records.paths == (table.parent / "1.jpg", table.parent / "8.jpg")
+    assert has(records) == [{"cat"}, {"dog"}]
+    (table.parent / "1.jpg").unlink()
+    with pytest.raises(DataError, match=r"row 2: '1\.jpg' does not exist under .*, nor do 1 more; --images FOLDER"):
+        read_table(table, missing="keep")
+
+
+def test_of_two_folders_the_fuller_is_taken_and_equally_full_ones_are_refused(write: Write, tmp_path: Path) -> None:
+    table = write("filename,labels\n1.jpg,cat\n2.jpg,dog\n9.jpg,dog\n", images="1")
+    (tmp_path / "images").mkdir()
+    for name in ("1.jpg", "2.jpg"):
+        (tmp_path / "images" / name).touch()
+    assert read_table(table, missing="keep").paths[2] == tmp_path / "images" / "9.jpg"
+    (tmp_path / "2.jpg").touch()
+    with pytest.raises(DataError, match=r"images exist under .*images; --images FOLDER says which"):
+        read_table(table, missing="keep")
+    table.write_text(f"filename,labels\n{tmp_path}/1.jpg,cat\n{tmp_path}/9.jpg,dog\n")
+    assert read_table(table, missing="keep").paths == (tmp_path / "1.jpg", tmp_path / "9.jpg")
+
+
+@pytest.mark.parametrize(
+    ("text", "classes", "said"),
+    [
+        ("File Name,tags\n1.jpg,cat|dog\n", "", "path column 'File Name', labels 'tags' (names separated by '|')"),
+        (
+            "file,label\n1.jpg,1\n",
+            "a b",
+            "path column 'file', labels 'label' (indices into classes.txt, one in each cell)",
+        ),
+        (
+            "file,label,set,difficult\n1.jpg,a b,val,\n2.jpg,a,test,b\n",
+            "a b",
+            "path column 'file', labels 'label' (names of classes.txt separated by spaces), split 'set', "
+            "difficult 'difficult'",
+        ),
+        ("file,cat,dog\n1.jpg,0,1\n", "", "path column 'file', one column a class ('cat', 'dog')"),
+    ],
+)
+def test_what_was_taken_for_what_is_said_back(write: Write, text: str, classes: str, said: str) -> None:
+    table = write(text, classes=classes)
+    assert str(read_table(table).origin) == f"{table}: {said}"
+
+
+def test_images_know_the_row_they_come_from(write: Write) -> None:
+    table = write('file,labels\n\n1.jpg,"cat\n"\n2.jpg,cat\n')
+    records = read_table(table)
+    assert [records.where(row) for row in range(2)] == [
+        f"{table}: row {line}: {table.parent / name}" for line, name in ((3, "1.jpg"), (5, "2.jpg"))
+    ]
+
+
 def test_images_are_found_beside_the_table_or_under_images_or_where_the_flag_says(tmp_path: Path) -> None:
     (tmp_path / "labels.csv").write_text("filename,labels\n1.jpg,cat\n")
     for folder in (tmp_path / "images", tmp_path / "elsewhere"):

@@ -173,6 +173,25 @@ def test_missing_images_are_counted_and_the_first_is_named(tmp_path: Path) -> No
     assert f"'000001.jpg' is not in {images} (2 of 6 missing); training and test images" in str(caught.value)
 
 
+def test_missing_images_are_kept_on_request_unless_all_are_missing(tmp_path: Path) -> None:
+    whole = read_voc(write(tmp_path))
+    whole.paths[4].unlink()
+    kept = read_voc(tmp_path, missing="keep")
+    assert kept.paths == whole.paths
+    assert rows(kept) == rows(whole)
+    for path in tmp_path.glob("JPEGImages/*"):
+        path.unlink()
+    with pytest.raises(ValueError, match=r"\(6 of 6 missing\)"):
+        read_voc(tmp_path, missing="keep")
+
+
+def test_the_lists_that_were_read_are_said(tmp_path: Path) -> None:
+    lists = "PASCAL VOC, ImageSets/Main/<class>_{train,val,test}.txt; difficult objects are not known"
+    assert str(read_voc(write(tmp_path / "VOC2007")).origin) == f"{tmp_path / 'VOC2007'}: {lists}"
+    only = read_voc(write(tmp_path / "VOC2012", "trainval"))
+    assert "<class>_{trainval}.txt" in str(only.origin)
+
+
 def test_a_missing_folder_of_images_is_named(tmp_path: Path) -> None:
     images = write(tmp_path) / "JPEGImages"
     images.rename(tmp_path / "elsewhere")

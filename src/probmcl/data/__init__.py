@@ -1,19 +1,24 @@
 """Stage 1: images and labels, from files to records, and from an image to a tensor."""
 
+from probmcl.data.check import BadImage, find_bad_images, without_bad
 from probmcl.data.digits import write_digits
 from probmcl.data.images import ImageError, Preprocessing, read_image
 from probmcl.data.read import describe, read
-from probmcl.data.records import DataError, LabelSpace, Records, Split
+from probmcl.data.records import DataError, LabelSpace, Origin, Records, Split
 
 __all__ = [
+    "BadImage",
     "DataError",
     "ImageError",
     "LabelSpace",
+    "Origin",
     "Preprocessing",
     "Records",
     "Split",
     "describe",
+    "find_bad_images",
     "read",
     "read_image",
+    "without_bad",
     "write_digits",
 ]

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from probmcl.data.images import find_images
-from probmcl.data.records import DataError, LabelSpace, Records, Split
+from probmcl.data.records import DataError, Missing, Origin, Records, Split
 
 Level = Literal["L1", "L2", "L3"]
 Release = Literal["flat", "full"]
@@ -38,7 +38,7 @@ def recognises(folder: Path) -> bool:
     return _root(folder) is not None
 
 
-def read_adp(folder: Path, *, level: Level = "L1", release: Release = "flat") -> Records:
+def read_adp(folder: Path, *, level: Level = "L1", release: Release = "flat", missing: Missing = "error") -> Records:
     """Read ADP from the folder of the release, or from the one that has `ADP V1.0 Release/`.
 
     `L1` is the 9 types of the first level, in the order E, C, H, S, A, M, N, G, T. `L2` and `L3` add the types of the
@@ -49,6 +49,7 @@ def read_adp(folder: Path, *, level: Level = "L1", release: Release = "flat") ->
 
     Patches are those of `splits/{train,valid,test}.npy`, which hold rows of the table, in that order; a list may be
     absent. Patches without any label of the chosen classes are dropped, as in KMCL; at `L1` the flat release has none.
+    With `missing="keep"`, patches whose file is not there stay.
     """
     _refuse_other("level", level, get_args(Level))
     _refuse_other("release", release, get_args(Release))
@@ -60,20 +61,12 @@ def read_adp(folder: Path, *, level: Level = "L1", release: Release = "flat") ->
     rows, splits = _split_rows(root / "splits", len(patches))
     kept = [n for n, row in enumerate(rows) if all_labels[row].any()]
     labels = all_labels[[rows[n] for n in kept]]
-    paths = _paths(root, table, [patches[rows[n]] for n in kept])
-    return _records(names, paths, [splits[n] for n in kept], labels)
-
-
-def _records(names: list[str], paths: list[Path], splits: list[Split], labels: Float[ndarray, "N C"]) -> Records:
-    in_train = [split == "train" for split in splits]
+    paths = _paths(root, table, [patches[rows[n]] for n in kept], missing)
     hierarchy = {name: parent for name in names if (parent := name.rpartition(".")[0])}
-    return Records(
-        paths=tuple(paths),
-        labels=labels,
-        known=np.ones(labels.shape, dtype=bool),
-        split=tuple(splits),
-        group=None,
-        label_space=LabelSpace.from_labels(names, labels[in_train], hierarchy=hierarchy or None),
+    dropped = f"; patches without label dropped: {len(rows) - len(kept):,}" if len(kept) < len(rows) else ""
+    origin = Origin(table, f"ADP, {release} release, level {level}{dropped}", tuple(rows[n] + 2 for n in kept))
+    return Records.from_labels(
+        names, paths, [splits[n] for n in kept], labels, hierarchy=hierarchy or None, origin=origin
     )
 
 
@@ -158,8 +151,8 @@ def _rows(path: Path, patches: int) -> Int[ndarray, "K"]:
     return rows
 
 
-def _paths(root: Path, table: Path, names: list[str]) -> list[Path]:
+def _paths(root: Path, table: Path, names: list[str], missing: Missing) -> list[Path]:
     images = root / "img_res_1um_bicubic"
     if not images.is_dir():
         raise DataError(f"{images}: does not exist; unpack the patches there, which ADP's authors give on request")
-    return find_images(images, names, source=table, remedy="unpack the patches there again")
+    return find_images(images, names, source=table, remedy="unpack the patches there again", missing=missing)

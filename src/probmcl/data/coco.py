@@ -16,10 +16,11 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from probmcl.data.images import find_images
-from probmcl.data.records import DataError, LabelSpace, Records, Split
+from probmcl.data.records import DataError, Missing, Origin, Records, Split
 
 Unannotated = Literal["drop", "keep"]
-YEARS = ("2014", "2017")
+Year = Literal["2014", "2017"]
+YEARS: tuple[Year, ...] = get_args(Year)
 # COCO keeps the labels of its own test images to itself, so that everybody tests on its validation part.
 PARTS: tuple[tuple[str, Split], ...] = (("train", "train"), ("val", "test"))
 
@@ -56,17 +57,30 @@ def recognises(folder: Path) -> bool:
     return bool(_years(folder))
 
 
-def read_coco(folder: Path, *, unannotated: Unannotated = "drop") -> Records:
-    """Read MS-COCO 2014 or 2017, whichever of the two the folder has.
+def read_coco2014(folder: Path, *, missing: Missing = "error") -> Records:
+    """Read MS-COCO 2014, whatever else the folder has."""
+    return read_coco(folder, year="2014", missing=missing)
+
+
+def read_coco2017(folder: Path, *, missing: Missing = "error") -> Records:
+    """Read MS-COCO 2017, whatever else the folder has."""
+    return read_coco(folder, year="2017", missing=missing)
+
+
+def read_coco(
+    folder: Path, *, year: Year | None = None, unannotated: Unannotated = "drop", missing: Missing = "error"
+) -> Records:
+    """Read MS-COCO 2014 or 2017: the year asked for, or the only one that the folder has.
 
     `annotations/instances_train2014.json` is train, `instances_val2014.json` is test; either may be absent. Images are
     in `train2014/` and `val2014/`, or in the same folders under `images/`. Classes come in the order of their category
     ids. A crowd counts as a label, as in every published loader. Images without annotation are dropped, as most papers
-    do, or kept with all labels 0.
+    do, or kept with all labels 0. With `missing="keep"`, images whose file is not there stay.
     """
     if unannotated not in get_args(Unannotated):
         raise ValueError(f"unannotated={unannotated!r} is none of {', '.join(get_args(Unannotated))}")
-    tables = _tables(folder)
+    year = _year(folder, year)
+    tables = _tables(folder, year)
     parsed = {split: _parse(table) for split, table in tables.items()}
     categories = _categories(tables, parsed)
     columns = {category: column for column, category in enumerate(categories)}
@@ -76,40 +90,45 @@ def read_coco(folder: Path, *, unannotated: Unannotated = "drop") -> Records:
     for split, instances in parsed.items():
         present = _labels(tables[split], instances, columns)
         kept = np.flatnonzero(present.any(axis=1) | (unannotated == "keep"))
-        paths += _paths(folder, tables[split], [instances.images[row].file_name for row in kept])
+        paths += _paths(folder, tables[split], [instances.images[row].file_name for row in kept], missing)
         splits += [split] * len(kept)
         labels.append(present[kept])
-    return _records(list(categories.values()), paths, splits, np.concatenate(labels))
+    dropped = sum(len(instances.images) for instances in parsed.values()) - len(paths)
+    origin = _origin(folder, year, tables, dropped)
+    return Records.from_labels(list(categories.values()), paths, splits, np.concatenate(labels), origin=origin)
 
 
-def _records(names: list[str], paths: list[Path], splits: list[Split], labels: Float[ndarray, "N C"]) -> Records:
-    in_train = [split == "train" for split in splits]
-    return Records(
-        paths=tuple(paths),
-        labels=labels,
-        known=np.ones(labels.shape, dtype=bool),
-        split=tuple(splits),
-        group=None,
-        label_space=LabelSpace.from_labels(names, labels[in_train]),
-    )
+def _origin(folder: Path, year: Year, tables: Mapping[Split, Path], dropped: int) -> Origin:
+    read = " and ".join(f"annotations/{table.name} ({split})" for split, table in tables.items())
+    without = f"; images without annotation dropped: {dropped:,}" if dropped else ""
+    return Origin(folder, f"MS-COCO {year}, {read}{without}")
 
 
-def _table(folder: Path, part: str, year: str) -> Path:
+def _table(folder: Path, part: str, year: Year) -> Path:
     return folder / "annotations" / f"instances_{part}{year}.json"
 
 
-def _years(folder: Path) -> list[str]:
+def _years(folder: Path) -> list[Year]:
     return [year for year in YEARS if any(_table(folder, part, year).is_file() for part, _ in PARTS)]
 
 
-def _tables(folder: Path) -> dict[Split, Path]:
+def _year(folder: Path, wanted: Year | None) -> Year:
     years = _years(folder)
     if not years:
         raise DataError(f"{folder}: no annotations/instances_train2014.json (nor val, nor 2017); name COCO's folder")
-    if len(years) > 1:
+    if wanted is not None and wanted not in years:
+        raise DataError(
+            f"{folder}/annotations: has no instances_*{wanted}.json; --format coco{years[0]} reads the other"
+        )
+    if wanted is None and len(years) > 1:
         both = " and ".join(f"instances_*{year}.json" for year in years)
-        raise DataError(f"{folder}/annotations: has {both}, which share images; leave one year there")
-    tables = {split: _table(folder, part, years[0]) for part, split in PARTS}
+        flags = " or ".join(f"--format coco{year}" for year in years)
+        raise DataError(f"{folder}/annotations: has {both}, which share images; {flags} says which to read")
+    return wanted or years[0]
+
+
+def _tables(folder: Path, year: Year) -> dict[Split, Path]:
+    tables = {split: _table(folder, part, year) for part, split in PARTS}
     return {split: table for split, table in tables.items() if table.is_file()}
 
 
@@ -159,10 +178,10 @@ def _labels(table: Path, instances: _Instances, columns: Mapping[int, int]) -> F
     return labels
 
 
-def _paths(folder: Path, table: Path, names: list[str]) -> list[Path]:
+def _paths(folder: Path, table: Path, names: list[str], missing: Missing) -> list[Path]:
     part = table.stem.removeprefix("instances_")
     places = (folder / part, folder / "images" / part)
     images = next((place for place in places if place.is_dir()), None)
     if images is None:
         raise DataError(f"{folder}: has neither {part}/ nor images/{part}/; unpack {part}.zip there")
-    return find_images(images, names, source=table, remedy=f"unpack {part}.zip there again")
+    return find_images(images, names, source=table, remedy=f"unpack {part}.zip there again", missing=missing)

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float
 from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 
-from probmcl.data.records import DataError
+from probmcl.data.records import DataError, Missing
 
 if TYPE_CHECKING:
     from torch import Tensor  # torch takes a second to import, and who only reads labels or images need not wait for it
@@ -47,16 +47,19 @@ class ImageError(ValueError):
         return f"{self.path}: {self.reason}"
 
 
-def find_images(folder: Path, names: Sequence[str], *, source: Path, remedy: str) -> list[Path]:
+def find_images(
+    folder: Path, names: Sequence[str], *, source: Path, remedy: str, missing: Missing = "error"
+) -> list[Path]:
     """Paths of the files in a folder that a source names; one that is not there is an error with its remedy.
 
-    The folder is listed once: asking for each file by itself takes far longer on a network disk.
+    With `missing="keep"` it is an error only if none is there, since then it is the folder that is wrong. The folder is
+    listed once: asking for each file by itself takes far longer on a network disk.
     """
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    missing = [name for name in names if name not in there]
-    if missing:
-        share = f"{len(missing)} of {len(names)} missing"
-        raise DataError(f"{source}: {missing[0]!r} is not in {folder} ({share}); {remedy}")
+    absent = [name for name in names if name not in there]
+    if absent and (missing == "error" or len(absent) == len(names)):
+        share = f"{len(absent)} of {len(names)} missing"
+        raise DataError(f"{source}: {absent[0]!r} is not in {folder} ({share}); {remedy}")
     return [folder / name for name in names]
 
 

@@ -24,18 +24,20 @@ ALWAYS_TOGETHER = 3
 
 
 class Labels(NamedTuple):
-    """The labels of every row, and which of them are known."""
+    """The labels of every row, which of them are known, and how they are written."""
 
     names: tuple[str, ...]
     values: Float32[ndarray, "N C"]
     known: Bool[ndarray, "N C"]
+    written: str
 
 
 class Lists(NamedTuple):
-    """The names of the classes, and for each cell the places of its labels among them."""
+    """The names of the classes, for each cell the places of its labels among them, and how they are written."""
 
     names: tuple[str, ...]
     classes: list[tuple[int, ...]]
+    written: str
 
 
 def read_classes(path: Path) -> tuple[str, ...] | None:
@@ -58,13 +60,13 @@ def read_label_lists(table: Table, labels: str, difficult: str | None, classes: 
     cells = table.cells(labels)
     if difficult:
         cells += table.cells(difficult)  # one separator for both
-    names, lists = read_lists(table, cells, classes)
+    names, lists, written = read_lists(table, cells, classes)
     values = np.zeros((len(table.rows), len(names)), dtype=np.float32)
     known = np.ones(values.shape, dtype=bool)
     for row, places in enumerate(lists[: len(values)]):
         values[row, list(places)] = 1.0
     forget(values, known, lists[len(values) :])
-    return Labels(names, values, known)
+    return Labels(names, values, known, written)
 
 
 def read_lists(table: Table, cells: list[Cell], classes: tuple[str, ...] | None) -> Lists:
@@ -84,7 +86,8 @@ def read_lists(table: Table, cells: list[Cell], classes: tuple[str, ...] | None)
         )
     if not readings:
         raise DataError(_what_does_not_fit(table, cells, classes, _separator(table, cells, occurring)))
-    return Lists(classes, next(iter(readings.values())))
+    written, lists = next(iter(readings.items()))
+    return Lists(classes, lists, written)
 
 
 def forget(values: Float32[ndarray, "N C"], known: Bool[ndarray, "N C"], classes: Sequence[Sequence[int]]) -> None:
@@ -124,7 +127,7 @@ def _without_classes(table: Table, cells: list[Cell], separator: str | None) -> 
     numbers = all(map(_is_integer, found))
     names = tuple(sorted(found, key=lambda name: (int(name) if numbers else 0, name)))
     place = {name: i for i, name in enumerate(names)}
-    return Lists(names, [tuple(place[name] for name in entries) for entries in lists])
+    return Lists(names, [tuple(place[name] for name in entries) for entries in lists], _written("names", separator))
 
 
 def _refuse_words_never_apart(table: Table, column: str, lists: list[tuple[str, ...]]) -> None:
@@ -147,12 +150,23 @@ def _readings(
     ways: dict[str, list[tuple[int, ...]]] = {}
     for separator in (*occurring, None):
         lists = [_entries(cell.text, separator) for cell in cells]
-        for kind, place in (("names", by_name), ("indices", by_index)):
+        for kind, place in ((f"names of {CLASSES}", by_name), (f"indices into {CLASSES}", by_index)):
             if all(entry in place for entries in lists for entry in entries):
                 way = [tuple(place[entry] for entry in entries) for entries in lists]
                 if way not in ways.values():
-                    ways[f"{kind} separated by {separator!r}" if separator else f"one of the {kind} a row"] = way
+                    ways[_written(kind, separator)] = way
     return ways
+
+
+def _written(kind: str, separator: str | None) -> str:
+    """How lists are written, as a message says it.
+
+    >>> _written("names", "|"), _written("names", " "), _written("names", None)
+    ("names separated by '|'", 'names separated by spaces', 'names, one in each cell')
+    """
+    if separator is None:
+        return f"{kind}, one in each cell"
+    return f"{kind} separated by {'spaces' if separator == ' ' else repr(separator)}"
 
 
 def _what_does_not_fit(table: Table, cells: list[Cell], classes: tuple[str, ...], separator: str | None) -> str:

@@ -36,26 +36,45 @@ class Batch(NamedTuple):
 class Order:
     """The images of every epoch in batches, as pairs (epoch, image): shuffled, seeded, without a last, smaller batch.
 
+    `batch_size` counts the images of a step in all processes; `share` says which of how many processes this is.
+
     >>> list(Order(np.arange(4), batch_size=2, epochs=1, seed=0))
     [[(0, 2), (0, 0)], [(0, 1), (0, 3)]]
     """
 
-    def __init__(self, rows: Int[ndarray, "K"], *, batch_size: int, epochs: int, seed: int) -> None:
+    def __init__(
+        self,
+        rows: Int[ndarray, "K"],
+        *,
+        batch_size: int,
+        epochs: int,
+        seed: int,
+        share: tuple[int, int] = (0, 1),
+    ) -> None:
         if len(rows) == 0:
             raise ValueError("there are no images to train on")
         self.rows, self.epochs, self.seed = rows, epochs, seed
-        self.batch_size = min(batch_size, len(rows))
+        self.process, self.processes = share
+        self.batch_size = min(batch_size, len(rows)) // self.processes * self.processes
+        if self.batch_size == 0:
+            images = min(batch_size, len(rows))
+            raise ValueError(f"{self.processes} processes for {images} images in a step; start fewer processes")
         self.steps_per_epoch = len(rows) // self.batch_size
 
     def __len__(self) -> int:
         return self.epochs * self.steps_per_epoch
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        for epoch in range(self.epochs):
+        return self.starting(0)
+
+    def starting(self, step: int) -> Iterator[list[tuple[int, int]]]:
+        """The batches from a step on, the same as if all before had been taken."""
+        own = self.batch_size // self.processes
+        for epoch in range(step // self.steps_per_epoch, self.epochs):
             order = np.random.default_rng((self.seed, epoch)).permutation(self.rows).tolist()
-            for step in range(self.steps_per_epoch):
-                batch = order[step * self.batch_size : (step + 1) * self.batch_size]
-                yield [(epoch, row) for row in batch]
+            for number in range(max(0, step - epoch * self.steps_per_epoch), self.steps_per_epoch):
+                first = number * self.batch_size + self.process * own
+                yield [(epoch, row) for row in order[first : first + own]]
 
 
 class ImageBatches:
@@ -83,20 +102,26 @@ class ImageBatches:
         workers: int = 0,
     ) -> None:
         self.steps_per_epoch = order.steps_per_epoch if isinstance(order, Order) else len(order)
-        self.loader = DataLoader(
-            _Views(records, preprocessing, n_plain, n_augmented, make_view),
-            batch_sampler=order,  # type: ignore[arg-type]  # it yields pairs, which our dataset takes
+        self.views = _Views(records, preprocessing, n_plain, n_augmented, make_view)
+        self.order, self.workers = order, workers
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.starting(0)
+
+    def starting(self, step: int) -> Iterator[Batch]:
+        """The batches from a step on; none before it is decoded."""
+        loader = DataLoader(
+            self.views,
+            batch_sampler=_Rest(self.order, step),  # type: ignore[arg-type]  # pairs, which our dataset takes
             collate_fn=_collate,
-            num_workers=workers,
+            num_workers=self.workers,
             worker_init_fn=_leave_interrupts_to_the_parent,
             pin_memory=torch.cuda.is_available(),
         )
-
-    def __len__(self) -> int:
-        return len(self.loader)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for batch in self.loader:
+        for batch in loader:
             if isinstance(batch, ImageError):
                 raise batch
             yield batch
@@ -111,6 +136,19 @@ def in_order(rows: Int[ndarray, "K"], batch_size: int) -> list[list[tuple[int, i
     return [
         [(0, row) for row in rows[start : start + batch_size].tolist()] for start in range(0, len(rows), batch_size)
     ]
+
+
+class _Rest:
+    """What is left of an order from a step on."""
+
+    def __init__(self, order: Order | Sequence[Sequence[tuple[int, int]]], step: int) -> None:
+        self.order, self.step = order, step
+
+    def __len__(self) -> int:
+        return len(self.order) - self.step
+
+    def __iter__(self) -> Iterator[Sequence[tuple[int, int]]]:
+        return self.order.starting(self.step) if isinstance(self.order, Order) else iter(self.order[self.step :])
 
 
 class _Views(Dataset[Batch | ImageError]):

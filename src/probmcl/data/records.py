@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -14,6 +14,8 @@ from numpy import ndarray
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
+Missing = Literal["error", "keep"]
+"""What a reader does about an image that is not there: refuse the data, or leave it to `probmcl.data.check`."""
 
 
 class DataError(ValueError):
@@ -67,12 +69,29 @@ class LabelSpace:
         return cls(tuple(names), counts, together, hierarchy)
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where records were read from, what was understood there, and in a table the line of each image.
+
+    >>> print(Origin(Path("labels.csv"), "path column 'file', labels 'tags'", lines=(2, 3)))
+    labels.csv: path column 'file', labels 'tags'
+    """
+
+    place: Path
+    understood: str
+    lines: tuple[int, ...] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.understood}"
+
+
 @dataclass(frozen=True, eq=False)
 class Records:
     """N images: where each is, which labels it has, which of them are known, and the split it belongs to.
 
     A label whose `known` is false takes part in nothing: no loss, overlap, count or score depends on its value. `group`
-    (a patient, a slide, a place) keeps images together that must not be divided over splits.
+    (a patient, a slide, a place) keeps images together that must not be divided over splits. `origin` serves messages
+    only.
     """
 
     paths: tuple[Path, ...]
@@ -81,12 +100,15 @@ class Records:
     split: tuple[Split, ...]
     group: tuple[str, ...] | None
     label_space: LabelSpace
+    origin: Origin | None = None
 
     def __post_init__(self) -> None:
         lengths = {"paths": len(self.paths), "labels": len(self.labels), "known": len(self.known)}
         lengths["split"] = len(self.split)
         if self.group is not None:
             lengths["group"] = len(self.group)
+        if self.origin is not None and self.origin.lines is not None:
+            lengths["origin.lines"] = len(self.origin.lines)
         if len(set(lengths.values())) > 1:
             raise ValueError(f"records of unequal length: {lengths}")
         if self.labels.shape[1] != len(self.label_space):
@@ -105,9 +127,56 @@ class Records:
             label = f"label {self.label_space.names[column]!r} is {self.labels[row, column]}"
             raise ValueError(f"{self.paths[row]}: {label}; a known label is 0 or 1, any other is marked as not known")
 
+    @classmethod
+    def from_labels(
+        cls,
+        names: Sequence[str],
+        paths: Sequence[Path],
+        split: Sequence[Split],
+        labels: Float[ndarray, "N C"],
+        known: Bool[ndarray, "N C"] | None = None,
+        *,
+        group: tuple[str, ...] | None = None,
+        hierarchy: Mapping[str, str] | None = None,
+        origin: Origin | None = None,
+    ) -> Records:
+        """Make records whose label space counts their training split.
+
+        >>> labels = np.array([[1.0], [1.0]])
+        >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "test"], labels)
+        >>> records.label_space.counts.tolist()
+        [1]
+        """
+        known = np.ones(labels.shape, dtype=bool) if known is None else known
+        train = np.array(split, dtype=str) == "train"
+        space = LabelSpace.from_labels(names, labels[train], known[train], hierarchy)
+        return cls(tuple(paths), labels, known, tuple(split), group, space, origin)
+
     def __len__(self) -> int:
         return len(self.paths)
 
     def rows(self, split: Split) -> Int[ndarray, "K"]:
         """Indices of the images of one split, in order."""
         return np.flatnonzero(np.array(self.split, dtype=str) == split)
+
+    def take(self, rows: Int[ndarray, "K"]) -> Records:
+        """The images of these rows alone; the label space counts those of them that train."""
+        origin = self.origin
+        if origin is not None and origin.lines is not None:
+            origin = replace(origin, lines=tuple(origin.lines[row] for row in rows))
+        return Records.from_labels(
+            self.label_space.names,
+            [self.paths[row] for row in rows],
+            [self.split[row] for row in rows],
+            self.labels[rows],
+            self.known[rows],
+            group=None if self.group is None else tuple(self.group[row] for row in rows),
+            hierarchy=self.label_space.hierarchy,
+            origin=origin,
+        )
+
+    def where(self, row: int) -> str:
+        """An image as a message names it: its path, in a table with the row that has it."""
+        if self.origin is None or self.origin.lines is None:
+            return str(self.paths[row])
+        return f"{self.origin.place}: row {self.origin.lines[row]}: {self.paths[row]}"

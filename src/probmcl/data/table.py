@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from probmcl.data.label_lists import CLASSES, Labels, forget, read_classes, read_label_lists, read_lists
-from probmcl.data.records import DataError, LabelSpace, Records, Split
+from probmcl.data.records import DataError, Missing, Origin, Records, Split
 from probmcl.data.sheet import DELIMITERS, Cell, Table, header, load, named, only_column, quoted, refuse_wrong_columns
 from probmcl.nearest import suggestion
 
@@ -70,12 +70,14 @@ def read_table(
     labels_column: str | None = None,
     split_column: str | None = None,
     group_column: str | None = None,
+    missing: Missing = "error",
 ) -> Records:
     """Read a table with a path column and either a list of labels in each row or one column a class.
 
     A list holds class names, or 0-based indices into the `classes.txt` beside the table, which gives the order of the
     classes. Labels in a `difficult` column are not known. Paths are relative to `images`, by default the table's folder
-    or its `images/`. Without a split column every image belongs to train.
+    or its `images/`; with `missing="keep"`, images whose file is not there stay, as long as others are. Without a split
+    column every image belongs to train.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as name:
@@ -94,12 +96,11 @@ def read_table(
         found = read_label_lists(table, columns.labels, columns.difficult, classes)
     else:
         found = _one_column_a_class(table, columns)
-    paths = _find_images(table, columns.path, None if images is None else Path(images))
+    paths = _find_images(table, columns.path, None if images is None else Path(images), missing)
     split = _splits(table, columns.split)
     group = _groups(table, columns.group)
-    train = np.array(split) == "train"
-    space = LabelSpace.from_labels(found.names, found.values[train], found.known[train])
-    return Records(paths, found.values, found.known, split, group, space)
+    origin = Origin(table.path, _understood(columns, found.written), table.lines)
+    return Records.from_labels(found.names, paths, split, found.values, found.known, group=group, origin=origin)
 
 
 def _is_of_images(path: Path) -> bool:
@@ -149,6 +150,14 @@ def _find_columns(
         return Columns(path, split, group_column, difficult, None, columns)
     _refuse_two_kinds_of_labels(table, labels, [name for name in rest if name != labels], classes)
     return Columns(path, split, group_column, difficult, labels, ())
+
+
+def _understood(columns: Columns, written: str) -> str:
+    """Which column was taken for what, to be said back."""
+    labels = f"labels {columns.labels!r} ({written})" if columns.labels else written
+    others = {"split": columns.split, "difficult": columns.difficult, "group": columns.group}
+    said = [f"{role} {column!r}" for role, column in others.items() if column]
+    return ", ".join([f"path column {columns.path!r}", labels, *said])
 
 
 def _refuse_two_kinds_of_labels(table: Table, labels: str, rest: list[str], classes: tuple[str, ...] | None) -> None:
@@ -203,7 +212,7 @@ def _one_column_a_class(table: Table, columns: Columns) -> Labels:
     if columns.difficult:
         lists = read_lists(table, table.cells(columns.difficult), columns.classes)
         forget(values, known, lists.classes)
-    return Labels(columns.classes, values, known)
+    return Labels(columns.classes, values, known, f"one column a class ({_listing(map(repr, columns.classes))})")
 
 
 def _flag(table: Table, cell: Cell) -> float | None:
@@ -220,19 +229,31 @@ def _flag(table: Table, cell: Cell) -> float | None:
 # Images, splits and groups.
 
 
-def _find_images(table: Table, column: str, images: Path | None) -> tuple[Path, ...]:
+def _find_images(table: Table, column: str, images: Path | None, missing: Missing) -> tuple[Path, ...]:
     cells = table.cells(column)
     _refuse_blank_or_repeated(table, cells)
     here = table.path.parent
     roots = [images] if images else [here, here / "images"] if (here / "images").is_dir() else [here]
-    missing = {root: [cell for cell in cells if not (root / cell.text).is_file()] for root in roots}
-    whole = [root for root in roots if not missing[root]]
-    if len(whole) > 1 and not all(Path(cell.text).is_absolute() for cell in cells):
-        raise DataError(f"{table.path}: its images exist under {_listing(map(str, whole))}; --images FOLDER says which")
-    root = min(roots, key=lambda root: len(missing[root]))
-    if missing[root]:
-        raise DataError(_what_is_missing(table, missing[root], roots if len(missing[root]) == len(cells) else [root]))
+    absent = {root: [cell for cell in cells if not (root / cell.text).is_file()] for root in roots}
+    root = min(roots, key=lambda root: len(absent[root]))
+    if len(absent[root]) == len(cells):
+        raise DataError(_what_is_missing(table, absent[root], roots))
+    if absent[root] and missing == "error":
+        raise DataError(_what_is_missing(table, absent[root], [root]))
+    _refuse_two_roots(table, cells, absent)
     return tuple(root / cell.text for cell in cells)
+
+
+def _refuse_two_roots(table: Table, cells: list[Cell], absent: Mapping[Path, list[Cell]]) -> None:
+    """Two folders that have as many of the images, unless those are the same files, as with absolute paths."""
+    fewest = min(map(len, absent.values()))
+    found = {
+        root: {root / cell.text for cell in cells} - {root / cell.text for cell in lost}
+        for root, lost in absent.items()
+    }
+    best = [root for root, lost in absent.items() if len(lost) == fewest]
+    if any(found[root] != found[best[0]] for root in best):
+        raise DataError(f"{table.path}: its images exist under {_listing(map(str, best))}; --images FOLDER says which")
 
 
 def _refuse_blank_or_repeated(table: Table, cells: list[Cell]) -> None:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from probmcl.data.images import find_images
-from probmcl.data.records import SPLITS, DataError, LabelSpace, Records, Split
+from probmcl.data.records import SPLITS, DataError, Missing, Origin, Records, Split
 
 MARKS = ("1", "0", "-1")  # present, present but difficult to see, absent
 
@@ -26,12 +26,13 @@ def recognises(folder: Path) -> bool:
     return bool(_years(folder))
 
 
-def read_voc(folder: Path) -> Records:
+def read_voc(folder: Path, *, missing: Missing = "error") -> Records:
     """Read one year of PASCAL VOC, from its own folder (`VOC2007/`), from `VOCdevkit/` or from the one above.
 
     `ImageSets/Main/<class>_<split>.txt` gives each image 1 (present), -1 (absent) or 0: what is there can hardly be
     seen. As in the challenge, such a label is not known, in training and in scoring. Classes come in alphabetical
-    order. Splits are train, val and test, as far as they are there; without train files, trainval is train.
+    order. Splits are train, val and test, as far as they are there; without train files, trainval is train. With
+    `missing="keep"`, images whose file is not there stay.
     """
     year = _one_year(folder)
     sets = {split: files for split in SPLITS if (files := _class_files(year, split))}
@@ -45,15 +46,21 @@ def read_voc(folder: Path) -> Records:
         ids += of_split
         splits += [split] * len(of_split)
         marks.append(values)
-    return _records(names, _paths(year, ids), splits, np.concatenate(marks))
+    return _records(names, _paths(year, ids, missing), splits, np.concatenate(marks), _origin(year, sets))
 
 
-def _records(names: list[str], paths: list[Path], splits: list[Split], marks: Int[ndarray, "N C"]) -> Records:
+def _records(
+    names: list[str], paths: list[Path], splits: list[Split], marks: Int[ndarray, "N C"], origin: Origin
+) -> Records:
     labels: Float[ndarray, "N C"] = (marks == 1).astype(np.float32)
     known: Bool[ndarray, "N C"] = marks != 0
-    in_train = [split == "train" for split in splits]
-    space = LabelSpace.from_labels(names, labels[in_train], known[in_train])
-    return Records(tuple(paths), labels, known, tuple(splits), None, space)
+    return Records.from_labels(names, paths, splits, labels, known, origin=origin)
+
+
+def _origin(year: Path, sets: dict[Split, dict[str, Path]]) -> Origin:
+    """The lists that were read, by their ends: those of train may be train's or trainval's."""
+    ends = (next(iter(files.values())).stem.rpartition("_")[2] for files in sets.values())
+    return Origin(year, f"PASCAL VOC, ImageSets/Main/<class>_{{{','.join(ends)}}}.txt; difficult objects are not known")
 
 
 def _years(folder: Path) -> list[Path]:
@@ -126,9 +133,10 @@ def _refuse_shared(year: Path, split: Split, earlier: dict[str, Split], ids: lis
         raise DataError(f"{year / 'ImageSets' / 'Main'}: image {shared[0]} {both}; leave each image in one split")
 
 
-def _paths(year: Path, ids: list[str]) -> list[Path]:
+def _paths(year: Path, ids: list[str], missing: Missing) -> list[Path]:
     images = year / "JPEGImages"
     if not images.is_dir():
         raise DataError(f"{images}: does not exist; unpack the images of the devkit there")
     remedy = "training and test images come in two archives: unpack both there"
-    return find_images(images, [f"{image}.jpg" for image in ids], source=year / "ImageSets" / "Main", remedy=remedy)
+    source = year / "ImageSets" / "Main"
+    return find_images(images, [f"{image}.jpg" for image in ids], source=source, remedy=remedy, missing=missing)

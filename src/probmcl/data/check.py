@@ -1,0 +1,129 @@
+"""Every image is decoded once before training starts, so that a broken one is named then, and not in mid-epoch."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from probmcl.data.images import ImageError, read_image
+from probmcl.data.records import SPLITS, DataError, Records
+
+SIZE = 32
+"""A JPEG is decoded at an eighth of its size: most of the time is saved, and still every byte is read."""
+
+IMAGES_AT_ONCE = 8  # few, so that an interrupt need not wait for many
+LISTED = 10
+
+
+class BadImage(NamedTuple):
+    """An image that cannot be used: its row in the records, its path, and why."""
+
+    row: int
+    path: Path
+    reason: str
+
+
+def find_bad_images(
+    records: Records, *, workers: int = 0, advance: Callable[[int], None] | None = None
+) -> list[BadImage]:
+    """Decode the images of all splits and return those that are missing, truncated or unreadable.
+
+    `workers` processes share the work; 0 does it in this one. `advance` is told how many images more are done.
+    """
+    parts = [records.paths[start : start + IMAGES_AT_ONCE] for start in range(0, len(records), IMAGES_AT_ONCE)]
+    bad: list[BadImage] = []
+    done = 0
+    with closing(_in_turn(parts, workers)) as results:
+        for reasons in results:
+            bad += [BadImage(row, records.paths[row], reason) for row, reason in enumerate(reasons, done) if reason]
+            done += len(reasons)
+            if advance is not None:
+                advance(len(reasons))
+    return bad
+
+
+def without_bad(records: Records, bad: Sequence[BadImage], *, share: float | None = None) -> Records:
+    """Leave bad images out, or refuse to: where no share is given, and where more than that share are bad.
+
+    The label space counts what is left of train. A split that would lose its last image is an error too.
+
+    >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "train"], np.ones((2, 1)))
+    >>> bad = [BadImage(1, Path("b.jpg"), "the file is empty")]
+    >>> without_bad(records, bad, share=0.5).paths
+    (PosixPath('a.jpg'),)
+    >>> without_bad(records, bad)
+    Traceback (most recent call last):
+    ...
+    probmcl.data.records.DataError: 1 of 2 images cannot be used:
+      b.jpg: the file is empty
+    mend or remove them; --skip-bad 0.5 goes on without them
+    """
+    if not bad:
+        return records
+    if share is None or len(bad) / len(records) > share:
+        raise DataError(_what_is_bad(records, bad, share))
+    kept = records.take(np.setdiff1d(np.arange(len(records)), [image.row for image in bad]))
+    for split in SPLITS:
+        if len(records.rows(split)) and not len(kept.rows(split)):
+            raise DataError(
+                f"{_listing(records, bad)}\nwithout them {split} has no image left; mend some, or add others"
+            )
+    return kept
+
+
+def _in_turn(parts: Sequence[Sequence[Path]], workers: int) -> Generator[list[str | None], None, None]:
+    if workers == 0:
+        yield from map(_reasons, parts)
+        return
+    with ProcessPoolExecutor(workers, initializer=_leave_interrupts_to_the_parent) as pool:
+        try:
+            yield from pool.map(_reasons, parts)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # an interrupt waits for no image that is still to come
+            raise
+
+
+def _reasons(paths: Iterable[Path]) -> list[str | None]:
+    return [_reason(path) for path in paths]
+
+
+def _reason(path: Path) -> str | None:
+    """Why a file gives no image, None if it does."""
+    try:
+        read_image(path, SIZE)
+    except ImageError as error:
+        return error.reason
+    return None
+
+
+def _leave_interrupts_to_the_parent() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _what_is_bad(records: Records, bad: Sequence[BadImage], share: float | None) -> str:
+    beyond = "" if share is None else f", more than --skip-bad {share:g} allows"
+    skip = f"; --skip-bad {_enough(len(bad) / len(records)):g} goes on without them" if len(bad) < len(records) else ""
+    return f"{_listing(records, bad, beyond)}\nmend or remove them{skip}"
+
+
+def _listing(records: Records, bad: Sequence[BadImage], beyond: str = "") -> str:
+    lines = [f"{len(bad):,} of {len(records):,} images cannot be used{beyond}:"]
+    lines += [f"  {records.where(image.row)}: {image.reason}" for image in bad[:LISTED]]
+    if len(bad) > LISTED:
+        lines.append(f"  and {len(bad) - LISTED:,} more")
+    return "\n".join(lines)
+
+
+def _enough(share: float) -> float:
+    """The smallest share of one digit that lets so many pass.
+
+    >>> _enough(0.5), _enough(0.0123), _enough(1 / 8000)
+    (0.5, 0.02, 0.0002)
+    """
+    return next(digit / 10**n for n in (6, 5, 4, 3, 2, 1) for digit in range(1, 11) if share <= digit / 10**n)

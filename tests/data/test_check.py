@@ -1,0 +1,217 @@
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from made import coloured_records
+from probmcl.data import read
+from probmcl.data.check import IMAGES_AT_ONCE, BadImage, find_bad_images, without_bad
+from probmcl.data.images import ImageError, read_image
+from probmcl.data.records import DataError, Origin, Records, Split
+
+
+@pytest.fixture(params=["fork", "spawn"])
+def start_method(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method(request.param, force=True)
+    yield request.param
+    multiprocessing.set_start_method(before, force=True)
+
+
+def spoil(records: Records) -> list[int]:
+    """Three images of three splits are made useless."""
+    train, val, test = (int(records.rows(split)[1]) for split in ("train", "val", "test"))
+    records.paths[train].write_bytes(records.paths[train].read_bytes()[:-40])
+    records.paths[val].write_bytes(b"")
+    records.paths[test].unlink()
+    return [train, val, test]
+
+
+def many(tmp_path: Path) -> Records:
+    return coloured_records(tmp_path, train=57, val=5, test=5)
+
+
+def test_bad_images_of_every_split_are_found_with_row_path_and_reason(tmp_path: Path) -> None:
+    records = many(tmp_path)
+    assert find_bad_images(records) == []
+    rows = spoil(records)
+    bad = find_bad_images(records)
+    assert [image.row for image in bad] == rows
+    assert [image.path for image in bad] == [records.paths[row] for row in rows]
+    assert "truncated" in bad[0].reason
+    assert [image.reason for image in bad[1:]] == ["the file is empty", "does not exist"]
+
+
+def test_processes_find_the_same_however_they_are_started(tmp_path: Path, start_method: str) -> None:
+    records = many(tmp_path)
+    spoil(records)
+    assert find_bad_images(records, workers=2) == find_bad_images(records)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_progress_counts_every_image_once(tmp_path: Path, workers: int) -> None:
+    records = many(tmp_path)
+    steps: list[int] = []
+    find_bad_images(records, workers=workers, advance=steps.append)
+    assert steps == [IMAGES_AT_ONCE] * (67 // IMAGES_AT_ONCE) + [67 % IMAGES_AT_ONCE]
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_jpeg_cut_anywhere_is_found_as_a_full_decode_finds_it(tmp_path: Path, progressive: bool) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((600, 400)).save(tmp_path / "whole.jpg", progressive=progressive)
+    data = (tmp_path / "whole.jpg").read_bytes()
+    paths = [tmp_path / f"{number}.jpg" for number in range(40)]
+    for number, path in enumerate(paths):
+        path.write_bytes(data[: len(data) * (number + 1) // 40])
+    labels = np.ones((40, 1))
+    bad = find_bad_images(Records.from_labels(["noise"], paths, ["train"] * 40, labels))
+    assert [image.row for image in bad] == [number for number, path in enumerate(paths) if not decodes(path)]
+    assert len(bad) == 39
+
+
+def decodes(path: Path) -> bool:
+    try:
+        read_image(path)
+    except ImageError:
+        return False
+    return True
+
+
+def test_an_interrupt_ends_at_once_and_quietly(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        "import time\n"
+        "from pathlib import Path\n"
+        "import numpy as np\n"
+        "from probmcl.data import check, records\n"
+        "def slow(path): time.sleep(0.05)\n"
+        "check._reason = slow\n"
+        "made = records.Records.from_labels(['a'], [Path('a')] * 20_000, ['train'] * 20_000, np.ones((20_000, 1)))\n"
+        "check.find_bad_images(made, workers=2, advance=lambda n: print('going', flush=True))\n"
+    )
+    script = [sys.executable, str(tmp_path / "script.py")]
+    with subprocess.Popen(
+        script, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as run:
+        assert run.stdout is not None
+        assert run.stdout.readline() == "going\n"
+        began = time.monotonic()
+        os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to this process and to all of its workers
+        _, errors = run.communicate(timeout=60)
+    assert time.monotonic() - began < 20  # all images would take 500 s
+    assert run.returncode == -signal.SIGINT
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert errors.count("Traceback") == 1, errors
+
+
+def test_bad_images_are_refused_with_their_rows_and_the_remedy(tmp_path: Path) -> None:
+    records = many(tmp_path / "photos")
+    rows = "".join(f"{path.name},red\n" for path in records.paths)
+    (tmp_path / "labels.csv").write_text(f"filename,labels\n{rows}")
+    spoil(records)
+    found = read(tmp_path / "labels.csv", images=tmp_path / "photos", carved=False, missing="keep")
+    with pytest.raises(DataError) as caught:
+        without_bad(found, find_bad_images(found))
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "3 of 67 images cannot be used:"
+    assert lines[1].startswith(f"  {tmp_path}/labels.csv: row 3: {tmp_path}/photos/1.png: ")
+    assert "truncated" in lines[1]
+    assert lines[3] == f"  {tmp_path}/labels.csv: row 65: {tmp_path}/photos/63.png: does not exist"
+    assert lines[4] == "mend or remove them; --skip-bad 0.05 goes on without them"
+
+
+def labelled(count: int = 40) -> Records:
+    rng = np.random.default_rng(0)
+    labels = (rng.random((count, 3)) < 0.5).astype(np.float32)
+    known = rng.random((count, 3)) < 0.8
+    counts: dict[Split, int] = {"train": count - 8, "val": 4, "test": 4}
+    origin = Origin(Path("labels.csv"), "path column 'file'", tuple(range(2, count + 2)))
+    records = Records.from_labels(
+        ["a", "b", "c"],
+        [Path(f"{row}.jpg") for row in range(count)],
+        [split for split, number in counts.items() for _ in range(number)],
+        labels,
+        known,
+        group=tuple(str(row // 2) for row in range(count)),
+        hierarchy={"b": "a"},
+        origin=origin,
+    )
+    assert records.label_space.counts.all()
+    return records
+
+
+def bad_rows(*rows: int) -> list[BadImage]:
+    return [BadImage(row, Path(f"{row}.jpg"), "does not exist") for row in rows]
+
+
+def test_a_long_list_is_cut_and_says_how_many_more() -> None:
+    with pytest.raises(DataError) as caught:
+        without_bad(labelled(), bad_rows(*range(13)), share=0.3)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "13 of 40 images cannot be used, more than --skip-bad 0.3 allows:"
+    assert lines[1:11] == [f"  labels.csv: row {row + 2}: {row}.jpg: does not exist" for row in range(10)]
+    assert lines[11:] == ["  and 3 more", "mend or remove them; --skip-bad 0.4 goes on without them"]
+
+
+def test_without_a_table_a_bad_image_is_named_by_its_path() -> None:
+    with pytest.raises(DataError, match=r"\n  3\.jpg: does not exist\n"):
+        without_bad(replace(labelled(), origin=None), bad_rows(3))
+
+
+def test_what_is_left_is_counted_anew_and_keeps_everything_else() -> None:
+    records = labelled()
+    left = without_bad(records, bad_rows(0, 5, 33), share=0.1)
+    kept = [row for row in range(40) if row not in (0, 5, 33)]
+    assert [path.stem for path in left.paths] == [str(row) for row in kept]
+    assert np.array_equal(left.labels, records.labels[kept])
+    assert np.array_equal(left.known, records.known[kept])
+    assert left.group == tuple(str(row // 2) for row in kept)
+    assert left.split == tuple(records.split[row] for row in kept)
+    assert left.label_space.hierarchy == {"b": "a"}
+    assert left.where(0) == "labels.csv: row 3: 1.jpg"
+    trained = [row for row in kept if row < 32]
+    counts = [sum(bool(records.labels[row, k] and records.known[row, k]) for row in trained) for k in range(3)]
+    assert left.label_space.counts.tolist() == counts
+    assert counts != records.label_space.counts.tolist()
+
+
+def test_the_share_itself_is_allowed_and_nothing_bad_needs_none() -> None:
+    assert len(without_bad(labelled(100), bad_rows(*range(29)), share=0.29)) == 71
+    with pytest.raises(DataError, match="30 of 100"):
+        without_bad(labelled(100), bad_rows(*range(30)), share=0.29)
+    records = labelled()
+    assert without_bad(records, []) is records
+
+
+def test_a_split_that_loses_its_last_image_is_refused() -> None:
+    with pytest.raises(DataError, match="without them val has no image left"):
+        without_bad(labelled(), bad_rows(32, 33, 34, 35), share=0.5)
+
+
+@given(st.integers(2, 3000).flatmap(lambda n: st.tuples(st.integers(1, n - 1), st.just(n))))
+def test_the_share_in_the_message_is_enough(numbers: tuple[int, int]) -> None:
+    bad, count = numbers
+    names = [Path(f"{row}.jpg") for row in range(count)]
+    records = Records.from_labels(["a"], names, ["train"] * count, np.ones((count, 1)))
+    with pytest.raises(DataError) as caught:
+        without_bad(records, bad_rows(*range(bad)))
+    share = float(str(caught.value).rpartition("--skip-bad ")[2].split()[0])
+    assert len(without_bad(records, bad_rows(*range(bad)), share=share)) == count - bad
+
+
+def test_where_every_image_is_bad_nothing_can_be_skipped() -> None:
+    with pytest.raises(DataError, match=r"mend or remove them$"):
+        without_bad(labelled(), bad_rows(*range(40)))
+    with pytest.raises(DataError, match="without them train has no image left"):
+        without_bad(labelled(), bad_rows(*range(40)), share=1.0)
