@@ -1,9 +1,13 @@
 import json
 
+import pytest
 import torch
 
+from made import label_space
+from probmcl.encoders import Extracted
 from probmcl.evaluation import multilabel_metrics
-from probmcl.evaluation.evaluate import evaluate
+from probmcl.evaluation.evaluate import evaluate, predict
+from probmcl.methods.bce import BCE
 
 SCORES = torch.tensor([[0.9, 0.6, 0.1], [0.2, 0.7, 0.3], [0.85, 0.1, 0.4]])
 LABELS = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
@@ -29,3 +33,8 @@ def test_nothing_to_score_is_none_and_no_error() -> None:
     result = evaluate(SCORES, torch.zeros_like(LABELS), None, names=["a", "b", "c"], split="val")
     assert result["mAP"] is None
     assert result["classes_scored"] == 0
+
+
+def test_no_images_to_predict_is_an_error_with_a_remedy() -> None:
+    with pytest.raises(ValueError, match="no images to score; choose a split"):
+        predict(BCE(Extracted(5), label_space()), [])

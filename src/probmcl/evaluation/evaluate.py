@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from probmcl.data.loader import ImageBatches
+from probmcl import distributed
+from probmcl.data.loader import Batch
 from probmcl.evaluation.metrics import average_precision, multilabel_metrics
 from probmcl.methods.base import Classifier
 
@@ -20,19 +21,26 @@ THRESHOLDS = (0.5, 0.8)
 @torch.inference_mode()
 def predict(
     classifier: Classifier,
-    batches: ImageBatches,
+    batches: Iterable[Batch],
     *,
     device: torch.device | str = "cpu",
     done: Callable[[int], None] | None = None,
 ) -> Float[Tensor, "N C"]:
-    """Probability of every class for every image, from its first view; `done` hears of each batch."""
+    """Probability of every class for every image, from its first view; `done` hears of each batch.
+
+    Several processes each go through their `distributed.share` of the batches, and all get the scores of all images, in
+    the order in which one process would have them.
+    """
     classifier.to(device).eval()
     scores = []
     for batch in batches:
         scores.append(classifier.logits(batch.views[0].to(device)).float().sigmoid().cpu())
         if done is not None:
             done(len(batch.labels))
-    return torch.cat(scores)
+    gathered = distributed.unshare(scores)
+    if not len(gathered):
+        raise ValueError("there are no images to score; choose a split that has some")
+    return gathered
 
 
 def evaluate(

@@ -38,6 +38,7 @@ class ASL(LinearClassifier):
 
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
     config: Config
+    reduction = "sum"
 
     def loss(
         self, logits: Float[Tensor, "M C"], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
@@ -52,4 +53,5 @@ class ASL(LinearClassifier):
             gamma_positive=c.gamma_positive,
             clip=c.clip,
             focusing_gradient=c.focusing_gradient,
+            reduction=self.reduction,
         )

@@ -9,8 +9,10 @@ from typing import Any, ClassVar, NamedTuple
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from probmcl import distributed
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder, Extracted
+from probmcl.losses.reduction import Reduction
 
 
 class Step(NamedTuple):
@@ -37,7 +39,10 @@ class Method(nn.Module, ABC):
         labels: Float[Tensor, "N C"],
         known: Bool[Tensor, "N C"] | None = None,
     ) -> Step:
-        """The loss of a batch: V views of N images; a label that is not known takes no part."""
+        """The loss of a batch: V views of N images; a label that is not known takes no part.
+
+        Where several processes have a part of the batch each, its mean over them is the loss of the whole batch.
+        """
 
 
 class Classifier(Method, ABC):
@@ -49,9 +54,10 @@ class Classifier(Method, ABC):
 
 
 class LinearClassifier(Classifier, ABC):
-    """An encoder and one linear layer; what differs between its kinds is the loss."""
+    """An encoder and one linear layer; what differs between its kinds is the loss, and its reduction."""
 
     n_views = 1
+    reduction: ClassVar[Reduction] = "mean"
 
     def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Any = None) -> None:
         super().__init__()
@@ -74,10 +80,33 @@ class LinearClassifier(Classifier, ABC):
         n_views = len(views)
         all_known = None if known is None else known.repeat(n_views, 1)
         loss = self.loss(self.logits(views.flatten(0, 1)), labels.repeat(n_views, 1), all_known)
-        return Step(loss, {})
+        return Step(over_processes(loss, self.reduction, all_known), {})
 
     @abstractmethod
     def loss(
         self, logits: Float[Tensor, "M C"], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
     ) -> Float[Tensor, ""]:
-        """What is minimised."""
+        """What is minimised: the `reduction` of the known entries."""
+
+
+def over_processes(
+    loss: Float[Tensor, ""], reduction: Reduction, known: Bool[Tensor, "M C"] | None = None
+) -> Float[Tensor, ""]:
+    """The loss of this process's images, scaled so that its mean over all processes is the loss of all images.
+
+    A mean over rows is that already, since every process has as many. A sum is too small by the number of processes,
+    and a mean over known entries has to count more where more is known. In one process nothing changes.
+
+    Args:
+        loss: of the images of this process.
+        reduction: how it was reduced.
+        known: the entries it was reduced over; None means all.
+    """
+    if distributed.world() == 1:
+        return loss
+    if reduction == "sum":
+        return loss * distributed.world()
+    if known is None:
+        return loss
+    entries = known.sum().to(loss.dtype)
+    return loss * entries / distributed.mean(entries).clamp(min=1 / distributed.world())

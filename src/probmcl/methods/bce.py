@@ -27,4 +27,4 @@ class BCE(LinearClassifier):
         self, logits: Float[Tensor, "M C"], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
     ) -> Float[Tensor, ""]:
         """Mean over the known entries."""
-        return binary_cross_entropy(logits, labels, known)
+        return binary_cross_entropy(logits, labels, known, reduction=self.reduction)

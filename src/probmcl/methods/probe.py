@@ -73,10 +73,10 @@ class Probe(LinearClassifier):
     ) -> Float[Tensor, ""]:
         """Mean over the known entries, so that the same weight decay means the same on any number of classes."""
         loss = asymmetric if self.config.loss == "asl" else binary_cross_entropy
-        return loss(logits, labels, known, reduction="mean")
+        return loss(logits, labels, known, reduction=self.reduction)
 
     @torch.no_grad()
-    def on(self, encoder: Encoder, label_space: LabelSpace) -> Probe:
+    def on(self, encoder: Encoder | Extracted, label_space: LabelSpace) -> Probe:
         """The same probe on an encoder, the standardisation folded into its linear layer."""
         folded = Probe(encoder, label_space, self.config)
         folded.linear.weight.copy_(self.linear.weight / self.scale)

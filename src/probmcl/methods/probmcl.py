@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, final
 
+import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from probmcl import collapse, overlap
+from probmcl import collapse, distributed, overlap
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder, Extracted
 from probmcl.losses import balanced_weight, contrastive, negative_log_likelihood, objective, positives
 from probmcl.losses.reduction import Reduction
-from probmcl.methods.base import Method, Step
+from probmcl.methods.base import Method, Step, over_processes
 from probmcl.mixture import IsotropicMixture, MixtureDensityNetwork, aligned_correlation, correlation
 from probmcl.mixture.network import Activation, Floor, Initialisation
 from probmcl.mixture.similarity import ComponentWeight
@@ -99,7 +100,8 @@ class ProbMCL(Method):
     """Contrast between Gaussian mixtures of images, weighted by the labels they share.
 
     L = L_NLL + λ L_PCL over two views of each image. The mixture network is needed for training only: what predicts is
-    the encoder with a linear probe.
+    the encoder with a linear probe. Where several processes have a part of the batch each, P rows in all, each of them
+    compares its own M rows with those of all processes.
 
     Reference: ProbMCL, section 2.
     """
@@ -130,15 +132,13 @@ class ProbMCL(Method):
         features = self._features(views.flatten(0, 1))  # (M, D)
         hidden = self.network.hidden(features)
         mixture = self.network.mixture(hidden)
-        similarity = self._similarity(mixture)  # (M, M)
-        shared = self._overlap(labels, known, len(views))  # (M, M)
-        contrast = contrastive(
-            similarity, shared, threshold=c.threshold, temperature=c.temperature, reduction=c.reduction
-        )
-        watched = collapse.signs(
-            features, mixture, similarity, positives(shared, threshold=c.threshold), n_views=len(views)
-        )
-        likelihood = self._likelihood(mixture, features, hidden)
+        similarity = self._similarity(mixture)  # (M, P)
+        shared = self._overlap(labels, known, len(views))  # (M, P)
+        contrast = over_processes(self._contrast(similarity, shared), c.reduction)
+        own = distributed.own(len(features))  # each process watches its own rows
+        positive = positives(shared[:, own], threshold=c.threshold)
+        watched = collapse.signs(features, mixture, similarity[:, own], positive, n_views=len(views))
+        likelihood = over_processes(self._likelihood(mixture, features, hidden), c.reduction)
         weight = self._contrastive_weight(likelihood, contrast, features)
         loss = objective(likelihood, contrast, contrastive_weight=weight)
         return Step(loss, {"likelihood": likelihood, "contrastive": contrast, "contrastive_weight": weight, **watched})
@@ -147,18 +147,36 @@ class ProbMCL(Method):
         h = normalize(at_least_float32(self.encoder(images)), dim=1)
         return h if self.config.feature_norm == "unit" else h * h.shape[1] ** 0.5
 
-    def _similarity(self, mixture: IsotropicMixture) -> Float[Tensor, "M M"]:
+    def _similarity(self, mixture: IsotropicMixture) -> Float[Tensor, "M P"]:
+        everybodys = _everybodys(mixture)
         if self.config.similarity == "all_pairs":
-            return correlation(mixture)
-        return aligned_correlation(mixture, component_weight=self.config.component_weight)
+            return correlation(mixture, everybodys)
+        return aligned_correlation(mixture, everybodys, component_weight=self.config.component_weight)
 
-    def _overlap(self, labels: Tensor, known: Tensor | None, n_views: int) -> Float[Tensor, "M M"]:
+    def _overlap(self, labels: Tensor, known: Tensor | None, n_views: int) -> Float[Tensor, "M P"]:
+        everybodys = distributed.gather(labels)
+        known_b = None if known is None else distributed.gather(known)
         if self.config.overlap == "jaccard":
-            shared = overlap.jaccard(labels, known_a=known)
+            shared = overlap.jaccard(labels, everybodys, known_a=known, known_b=known_b)
         else:
-            shared = overlap.cosine(labels, known_a=known, literal=self.config.overlap == "cosine_literal")
+            literal = self.config.overlap == "cosine_literal"
+            shared = overlap.cosine(labels, everybodys, known_a=known, known_b=known_b, literal=literal)
         # Deviation (decision 0001, point 26): views of one image are positives whatever is known of its labels.
-        return shared.fill_diagonal_(1).repeat(n_views, n_views)
+        shared[:, distributed.own(len(labels))].fill_diagonal_(1)
+        by_process = shared.reshape(len(labels), distributed.world(), len(labels))  # the columns of each are v·N + i
+        return by_process.repeat(n_views, 1, n_views).flatten(1)
+
+    def _contrast(self, similarity: Float[Tensor, "M P"], shared: Float[Tensor, "M P"]) -> Float[Tensor, ""]:
+        c = self.config
+        own = distributed.own(len(similarity))
+        return contrastive(
+            similarity,
+            shared,
+            threshold=c.threshold,
+            temperature=c.temperature,
+            self_column=torch.arange(own.start, own.stop, device=similarity.device),
+            reduction=c.reduction,
+        )
 
     def _likelihood(self, mixture: IsotropicMixture, features: Tensor, hidden: Tensor) -> Float[Tensor, ""]:
         if self.config.target == "none":
@@ -170,8 +188,29 @@ class ProbMCL(Method):
 
     def _contrastive_weight(self, likelihood: Tensor, contrast: Tensor, features: Tensor) -> Float[Tensor, ""]:
         if self.config.contrastive_weight == "balanced":
-            return balanced_weight(likelihood, contrast, features)
+            return _balanced_weight(likelihood, contrast, features)
         return contrast.new_tensor(self.config.contrastive_weight)
+
+
+def _everybodys(mixture: IsotropicMixture) -> IsotropicMixture | None:
+    """The mixtures of all processes, in one exchange forward and one backward; None where there is one process."""
+    if distributed.world() == 1:
+        return None
+    parts = (mixture.log_weight, mixture.variance, mixture.mean.flatten(1))
+    gathered = distributed.gather(torch.cat(parts, dim=1))
+    log_weight, variance, mean = torch.split(gathered, [part.shape[1] for part in parts], dim=1)
+    return replace(mixture, log_weight=log_weight, mean=mean.reshape(-1, *mixture.mean.shape[1:]), variance=variance)
+
+
+def _balanced_weight(likelihood: Tensor, contrast: Tensor, features: Tensor) -> Float[Tensor, ""]:
+    """`balanced_weight` at the features of all processes."""
+    if distributed.world() == 1:
+        return balanced_weight(likelihood, contrast, features)
+    norms = [torch.autograd.grad(loss, features, retain_graph=True)[0].norm() for loss in (likelihood, contrast)]
+    # A gradient is as long as the list of the lengths of its parts: two linear terms stand in, which pull that hard.
+    pulls = distributed.gather(torch.stack(norms)[None])  # (processes, 2)
+    place = torch.zeros_like(pulls[:, :1], requires_grad=True)
+    return balanced_weight((place * pulls[:, :1]).sum(), (place * pulls[:, 1:]).sum(), place)
 
 
 def _network(features: int, classes: int, c: Config) -> MixtureDensityNetwork:

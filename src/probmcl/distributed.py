@@ -1,0 +1,202 @@
+"""Several processes under torchrun, or one: in one, nothing here does anything.
+
+Each process holds its own images. Losses know nothing of this; methods gather what they compare, and scale what they
+sum so that the mean over processes, which DistributedDataParallel takes of the gradients, is the loss of all images.
+Every function here that exchanges something has to be called by all processes, in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+from jaxtyping import Float, Float32, Shaped
+from torch import Tensor
+from torch import distributed as dist
+from torch.autograd.function import once_differentiable
+
+T = TypeVar("T")
+
+PATIENCE = timedelta(hours=2)
+"""How long a process waits for another that scores or saves meanwhile. One that dies ends torchrun at once."""
+
+AXES = 8
+"""More axes than any tensor here has: shapes travel as vectors of one length."""
+
+
+@contextmanager
+def started() -> Iterator[None]:
+    """Join the processes that torchrun started, each on its own GPU where there are GPUs, and leave them at the end.
+
+    Nothing happens in a single process, nor where a script of one's own has joined them already.
+
+    >>> with started():
+    ...     rank(), world(), first()
+    (0, 1, True)
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(_own_gpu())
+    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _own_gpu() -> int:
+    number, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if number >= there:
+        raise ValueError(
+            f"process {number} of this machine has no GPU of its own, there are {there}; "
+            f"start torchrun with --nproc-per-node {there}"
+        )
+    return number
+
+
+def rank() -> int:
+    """The number of this process, from 0."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def world() -> int:
+    """How many processes there are."""
+    return dist.get_world_size() if dist.is_initialized() else 1
+
+
+def first() -> bool:
+    """Whether this is the process that writes and speaks."""
+    return rank() == 0
+
+
+def own(count: int) -> slice:
+    """Where this process's `count` rows are among the gathered rows of all.
+
+    >>> own(4)
+    slice(0, 4, None)
+    """
+    return slice(rank() * count, (rank() + 1) * count)
+
+
+def gather(rows: Shaped[Tensor, "M *rest"]) -> Shaped[Tensor, "P *rest"]:
+    """The rows of all processes, in the order of the processes, with gradient; each has as many.
+
+    What comes back is the gradient of the sum of all processes' losses, as it has to be before gradients are averaged.
+
+    >>> gather(torch.tensor([1.0, 2.0]))
+    tensor([1., 2.])
+    """
+    if world() == 1:
+        return rows
+    shapes = _shapes(rows)
+    if len(set(shapes)) > 1:
+        raise ValueError(f"processes hold tensors of shapes {shapes}; give each the same number of images")
+    gathered: Tensor = _Gather.apply(rows)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        return torch.cat(_all_gather(rows))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        total = grad.clone(memory_format=torch.contiguous_format)  # not in place: others may read what came in
+        dist.all_reduce(total)
+        return total[own(len(total) // world())]
+
+
+@torch.no_grad()
+def gather_unequal(rows: Shaped[Tensor, "M *rest"]) -> Shaped[Tensor, "P *others"]:
+    """The rows of all processes, in the order of the processes, without gradient; each has any number, or none.
+
+    >>> gather_unequal(torch.tensor([1.0, 2.0]))
+    tensor([1., 2.])
+    """
+    if world() == 1:
+        return rows.detach()
+    shapes = _shapes(rows)
+    # A process without rows cannot know what a row looks like.
+    rest = next((shape[1:] for shape in shapes if shape[0] > 0), rows.shape[1:])
+    padded = rows.new_zeros(max(shape[0] for shape in shapes), *rest)
+    padded[: len(rows)] = rows.reshape(len(rows), *rest)
+    return torch.cat([part[: shape[0]] for part, shape in zip(_all_gather(padded), shapes, strict=True)])
+
+
+@torch.no_grad()
+def mean(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """The mean over processes of a tensor that each of them has, without gradient.
+
+    >>> mean(torch.tensor(3.0))
+    tensor(3.)
+    """
+    if world() == 1:
+        return x.detach()
+    total = x.detach().clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(total)
+    return total / world()
+
+
+def broadcast(value: T) -> T:
+    """What the first process has, in all of them: numbers, text, lists and dictionaries, as JSON carries them.
+
+    >>> broadcast({"epochs": 3})
+    {'epochs': 3}
+    """
+    if world() == 1:
+        return value
+    text = torch.tensor(list(json.dumps(value).encode() if first() else b""), dtype=torch.uint8)
+    received: T = json.loads(bytes(gather_unequal(text).tolist()))
+    return received
+
+
+def barrier() -> None:
+    """Wait until all processes are here."""
+    if world() > 1:
+        dist.all_reduce(torch.zeros(1))
+
+
+def share(items: Sequence[T]) -> Sequence[T]:
+    """Items rank, rank + world, rank + 2·world and so on: a part for each process, and all of them in one.
+
+    >>> share(["a", "b", "c"])
+    ['a', 'b', 'c']
+    """
+    return items[rank() :: world()]
+
+
+def unshare(parts: Sequence[Float32[Tensor, "_ *rest"]]) -> Float32[Tensor, "P *others"]:
+    """What all processes made of their shares: a tensor on the CPU for each item; their rows in the order of the items.
+
+    >>> unshare([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
+    tensor([1., 2., 3.])
+    """
+    rows = torch.cat(list(parts)) if parts else torch.empty(0)
+    if world() == 1:
+        return rows
+    lengths = torch.tensor([len(part) for part in parts], dtype=torch.long)
+    items = rank() + world() * torch.arange(len(parts)).repeat_interleave(lengths)
+    return gather_unequal(rows)[gather_unequal(items).argsort(stable=True)]
+
+
+def _shapes(x: Tensor) -> list[tuple[int, ...]]:
+    """The shape of this tensor in every process."""
+    said = torch.zeros(AXES, dtype=torch.long, device=x.device)
+    said[: x.ndim + 1] = torch.tensor([x.ndim, *x.shape])
+    return [tuple(shape[1 : 1 + shape[0]]) for shape in torch.stack(_all_gather(said)).tolist()]
+
+
+def _all_gather(x: Tensor) -> list[Tensor]:
+    sent = x.to(torch.uint8) if x.dtype == torch.bool else x.contiguous()  # gloo knows no booleans
+    received = [torch.empty_like(sent) for _ in range(world())]
+    dist.all_gather(received, sent)
+    return [part.to(x.dtype) for part in received]
