@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from probmcl import encoders
-from probmcl.encoders import Encoder, Extracted, WeightsError
+from probmcl.encoders import Encoder, Extracted, WeightsError, halves
 
 import timm  # isort: skip
 
@@ -293,7 +293,8 @@ def test_a_file_that_cannot_be_read_is_named_with_a_remedy(tmp_path: Path, kind:
         path.write_bytes({"empty": b"", "text": b"no weights here", "truncated": whole[: len(whole) // 2]}[kind])
     with pytest.raises(WeightsError, match=r"cannot be read .*; give a whole safetensors file") as caught:
         Encoder("test_resnet", weights=path)
-    assert str(caught.value).startswith(f"{path}: ")
+    named = path / "model.safetensors" if kind == "folder" else path  # a folder is taken for a run
+    assert str(caught.value).startswith(f"{named}: ")
 
 
 def test_a_file_of_another_model_is_named_with_both(tmp_path: Path) -> None:
@@ -551,3 +552,55 @@ def test_extracted_features_pass_through() -> None:
     assert Extracted(5)(features) is features
     assert Extracted(5).features == 5
     assert not list(Extracted(5).parameters())
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "test_convnext", "test_mambaout", "test_byobnet"])
+def test_a_chain_of_stages_is_cut_before_the_last_and_its_halves_are_the_whole(name: str) -> None:
+    encoder = Encoder(name, image_size=64).eval()
+    cut = halves(encoder)
+    assert cut is not None
+    images = torch.randn(2, 3, 64, 64)
+    activations = cut.trunk(images)
+    assert torch.allclose(cut.tail(activations), encoder(images), rtol=1e-4, atol=1e-5)
+    assert torch.allclose(cut.tail.maps(activations), encoder.maps(images), rtol=1e-4, atol=1e-5)
+    assert not activations.requires_grad
+    whole = encoder.state_dict()
+    assert all(torch.equal(value, whole[key]) for key, value in cut.tail.state_dict().items())
+    share = sum(p.numel() for p in cut.tail.parameters()) / sum(p.numel() for p in encoder.parameters())
+    assert 0.05 <= share < 1
+
+
+@pytest.mark.parametrize("name", ["test_vit", "test_vit2"])
+def test_what_is_no_chain_is_not_cut(name: str) -> None:
+    assert halves(Encoder(name, image_size=64)) is None
+
+
+def test_cutting_leaves_the_encoder_as_it_was() -> None:
+    encoder = Encoder("test_resnet", image_size=64).train()
+    before = {key: value.clone() for key, value in encoder.state_dict().items()}
+    cut = halves(encoder)
+    assert cut is not None
+    with torch.no_grad():
+        for parameter in cut.tail.parameters():
+            parameter.zero_()
+    assert encoder.training
+    assert all(torch.equal(value, before[key]) for key, value in encoder.state_dict().items())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in encoder.modules())
+
+
+def test_a_tail_keeps_its_statistics_in_training() -> None:
+    cut = halves(Encoder("test_resnet", image_size=64))
+    assert cut is not None
+    tail = cut.tail.train()
+    before = {key: value.clone() for key, value in tail.state_dict().items() if "running" in key}
+    tail(torch.randn(4, 192, 4, 4))
+    assert tail.training
+    assert all(torch.equal(tail.state_dict()[key], value) for key, value in before.items())
+
+
+def test_weights_of_a_run_are_its_encoders(tmp_path: Path) -> None:
+    source = Encoder("test_resnet", image_size=64)
+    state = {f"encoder.{key}": value for key, value in source.state_dict().items()}
+    save_file(state | {"linear.weight": torch.zeros(3, 96)}, tmp_path / "model.safetensors")
+    loaded = Encoder("test_resnet", weights=tmp_path, image_size=64)
+    assert all(torch.equal(value, source.state_dict()[key]) for key, value in loaded.state_dict().items())

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import http.client
 import math
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
+import torch
 from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from jaxtyping import Float
 from safetensors import SafetensorError
@@ -20,6 +23,12 @@ from probmcl import vision  # noqa: F401  # before timm, which imports torchvisi
 from probmcl.nearest import suggestion
 
 import timm  # isort: skip
+
+OF_A_RUN = "model.safetensors"
+"""The file of a run folder that has its encoder."""
+
+LEARNING_SHARE = 0.05
+"""Of an encoder's parameters, at least so many are in what `halves` calls its last stage: a norm is none."""
 
 PATIENCE = 4.0
 """Seconds to wait for the model hub before saying that it cannot be reached."""
@@ -35,14 +44,13 @@ class Encoder(nn.Module):
     Args:
         name: any model of timm, with or without its tag: `resnet50`, `tresnet_m.miil_in21k`.
         weights: None starts from random numbers, `"pretrained"` takes timm's weights for that name (and tag), a path
-            takes a safetensors file in timm's own keys.
+            takes a safetensors file in timm's own keys, or the folder of a run.
         image_size: side of the square input; by default the one the model was made for.
 
     `mean`, `std`, `image_size` and `interpolation` say how its images are to be prepared; `features` is D.
 
     Reference: ProbMCL, section 2.1, "Encoder Network".
 
-    >>> import torch
     >>> encoder = Encoder("test_resnet", image_size=64)
     >>> encoder(torch.zeros(2, 3, 64, 64)).shape, encoder.maps(torch.zeros(2, 3, 64, 64)).shape
     (torch.Size([2, 96]), torch.Size([2, 96, 2, 2]))
@@ -53,6 +61,7 @@ class Encoder(nn.Module):
         self.name = name
         cfg = _configuration(name)
         self.model = _build(name, cfg, weights, image_size)
+        self.fixed_statistics = False
         # What comes out of the pooling; some heads widen the maps' `num_features` on the way.
         self.features: int = getattr(self.model, "head_hidden_size", self.model.num_features)
         self.image_size: int = image_size or cfg["input_size"][-1]
@@ -62,7 +71,16 @@ class Encoder(nn.Module):
             "bicubic" if cfg["interpolation"] == "bicubic" else "bilinear"
         )
 
-    def forward(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N D"]:
+    def train(self, mode: bool = True) -> Encoder:
+        """Training mode; with `fixed_statistics`, batch normalisation keeps to the statistics it has."""
+        super().train(mode)
+        if self.fixed_statistics:
+            for module in self.modules():
+                if isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+        return self
+
+    def forward(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N D"]:
         """Pooled features."""
         features: Tensor = self.model(images)
         if features.shape[1:] != (self.features,):
@@ -72,7 +90,7 @@ class Encoder(nn.Module):
             )
         return features
 
-    def maps(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N K h w"]:
+    def maps(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N K h w"]:
         """The last feature maps before pooling, channels first whatever the model's own layout.
 
         K = D, except for models that widen what they pooled, such as MobileNetV3.
@@ -91,6 +109,120 @@ class Encoder(nn.Module):
         return tokens.transpose(1, 2).reshape(len(tokens), -1, side, side)
 
 
+class Trunk(nn.Module):
+    """What an encoder does before its last stage: from images to the activations that enter it, without gradient."""
+
+    def __init__(self, encoder: Encoder, last_stage: str) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.last_stage = last_stage
+
+    @torch.no_grad()
+    def forward(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N ..."]:
+        """The input of the last stage, where the pass through the encoder ends."""
+        stage = self.encoder.model.get_submodule(self.last_stage)
+        handle = stage.register_forward_pre_hook(_leave_with_input)
+        try:
+            self.encoder(images)
+        except _Reached as reached:
+            return reached.activation
+        finally:
+            handle.remove()
+        raise RuntimeError(f"{self.encoder.name} never came to {self.last_stage}")
+
+
+class Halves(NamedTuple):
+    """An encoder in two: `tail(trunk(images))` is its feature.
+
+    The tail is an encoder too, whose images are the trunk's activations. It has copies of the weights, under the names
+    they have in the whole encoder, and keeps to its statistics in training.
+    """
+
+    trunk: Trunk
+    tail: Encoder
+
+
+def halves(encoder: Encoder) -> Halves | None:
+    """Cut an encoder in front of its last stage, or None where its stages do not simply pass one tensor on.
+
+    The tail is a copy in which everything that runs before the last stage passes its input through. That is right for
+    a chain of modules and wrong for anything else, so both are run once and compared.
+
+    >>> encoder = Encoder("test_resnet", image_size=64).eval()
+    >>> trunk, tail = halves(encoder)
+    >>> images = torch.rand(2, 3, 64, 64)
+    >>> trunk(images).shape, torch.allclose(tail(trunk(images)), encoder(images), atol=1e-6)
+    (torch.Size([2, 192, 4, 4]), True)
+    """
+    stages = [stage["module"] for stage in getattr(encoder.model, "feature_info", [])]
+    cuts = (_cut(encoder, stage) for stage in reversed(stages))
+    enough = LEARNING_SHARE * _size(encoder)
+    return next((cut for cut in cuts if cut is None or _size(cut.tail) >= enough), None)
+
+
+def _cut(encoder: Encoder, last_stage: str) -> Halves | None:
+    trunk, tail = Trunk(encoder, last_stage), copy.deepcopy(encoder).eval()
+    tail.fixed_statistics = True
+    was_training = encoder.training
+    encoder.eval()
+    try:
+        _pass_through(tail.model, _run_before(encoder, last_stage))
+        return Halves(trunk, tail) if _equal(encoder, trunk, tail) else None
+    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, AssertionError):
+        return None  # what a model does with activations that it takes for images is its own affair
+    finally:
+        encoder.train(was_training)
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+class _Reached(Exception):  # noqa: N818  # it is no error: the way to leave a model in the middle
+    def __init__(self, activation: Tensor) -> None:
+        self.activation = activation
+
+
+def _leave_with_input(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    (activation,) = inputs
+    raise _Reached(activation)
+
+
+def _run_before(encoder: Encoder, last_stage: str) -> list[str]:
+    """Names of the modules whose work is done when the last stage begins, without those inside others of them."""
+    finished: set[str] = set()
+    handles = [
+        module.register_forward_hook(lambda *_, name=name: finished.add(name))
+        for name, module in encoder.model.named_modules()
+        if name
+    ]
+    try:
+        Trunk(encoder, last_stage)(_an_image(encoder))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [name for name in finished if not any(name.startswith(f"{other}.") for other in finished)]
+
+
+def _pass_through(model: nn.Module, names: Iterable[str]) -> None:
+    for name in names:
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, nn.Identity())
+
+
+@torch.inference_mode()
+def _equal(encoder: Encoder, trunk: Trunk, tail: Encoder) -> bool:
+    image = _an_image(encoder)
+    whole, parts = encoder(image), tail(trunk(image))
+    return bool(torch.allclose(whole, parts, rtol=1e-3, atol=1e-4 * float(whole.abs().max())))
+
+
+def _an_image(encoder: Encoder) -> Float[Tensor, "1 3 S S"]:
+    generator = torch.Generator().manual_seed(0)
+    device = next(encoder.parameters()).device
+    return torch.rand(1, 3, encoder.image_size, encoder.image_size, generator=generator).to(device)
+
+
 class Extracted(nn.Module):
     """Stands in for an encoder whose features were computed before: what goes in comes out."""
 
@@ -101,6 +233,20 @@ class Extracted(nn.Module):
     def forward(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
         """The features themselves."""
         return features
+
+
+def about(name: str) -> str:
+    """An encoder in a few words, before anything is fetched: its name, its size and the licence of its weights.
+
+    >>> about("test_resnet")
+    'test_resnet.r160_in1k, 0.4 million parameters (1 MB), licence apache-2.0'
+    """
+    cfg = _configuration(name)
+    with torch.device("meta"):
+        parameters = _size(timm.create_model(name, pretrained=False, num_classes=0))
+    tag = f"{name.split('.')[0]}.{cfg['tag']}" if cfg["tag"] else name
+    size = f"{parameters / 1e6:.1f} million parameters ({4 * parameters / 1e6:.0f} MB)"
+    return f"{tag}, {size}, licence {cfg['license'] or 'not stated'}"
 
 
 def _configuration(name: str) -> dict[str, Any]:
@@ -136,10 +282,14 @@ def _pretrained(name: str, path: Path, size: dict[str, Any]) -> Any:
 
 
 def _load(model: nn.Module, path: Path, cfg: dict[str, Any]) -> None:
+    path = path / OF_A_RUN if path.is_dir() else path
     try:
         state = load_file(path)
     except (OSError, SafetensorError) as error:
-        raise WeightsError(f"{path}: cannot be read ({error}); give a whole safetensors file") from error
+        raise WeightsError(f"{path}: cannot be read ({error}); give a whole safetensors file, or a run") from error
+    within = "encoder.model."  # in the file of a run, beside what sits on the encoder
+    if path.name == OF_A_RUN and any(key.startswith(within) for key in state):
+        state = {key.removeprefix(within): value for key, value in state.items() if key.startswith(within)}
     head = cfg["classifier"] or ()  # its keys belong to a layer that an encoder does not have
     heads = tuple(f"{name}." for name in ((head,) if isinstance(head, str) else head))
     state = {key: value for key, value in state.items() if not key.startswith(heads)}

@@ -10,6 +10,7 @@ from probmcl.augment import Augmentation, draw
 from probmcl.data.images import Preprocessing
 from probmcl.data.loader import ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
+from probmcl.distributed import rank, share, world
 
 CPU_PIXELS, GPU_PIXELS = 400_000, 12_000_000
 """Size of a batch where nothing is learned: small on a CPU, whose cache then holds what passes from layer to layer."""
@@ -17,7 +18,10 @@ CPU_PIXELS, GPU_PIXELS = 400_000, 12_000_000
 
 @dataclass(frozen=True, eq=False)
 class Feed:
-    """The images of a run, and what is done to them before an encoder sees them."""
+    """The images of a run, and what is done to them before an encoder sees them.
+
+    Under several processes, each has its share: of every batch in training, of the batches elsewhere.
+    """
 
     records: Records
     preprocessing: Preprocessing
@@ -28,21 +32,26 @@ class Feed:
 
     def training(self, *, n_views: int, batch_size: int, epochs: int) -> ImageBatches:
         """Augmented views of the training split, shuffled anew in every epoch."""
-        order = Order(self.records.rows("train"), batch_size=batch_size, epochs=epochs, seed=self.seed)
+        rows, processes = self.records.rows("train"), (rank(), world())
+        order = Order(rows, batch_size=batch_size, epochs=epochs, seed=self.seed, share=processes)
         return self._batches(order, n_plain=0, n_augmented=n_views)
-
-    def probing(self, *, n_augmented: int) -> ImageBatches:
-        """The training split in order: of each image the plain view first, then augmented ones."""
-        order = in_order(self.records.rows("train"), self._images_at_once(n_views=1 + n_augmented))
-        return self._batches(order, n_plain=1, n_augmented=n_augmented)
 
     def plain(self, split: Split) -> ImageBatches:
         """The plain view of every image of a split, in order."""
-        order = in_order(self.records.rows(split), self._images_at_once(n_views=1))
-        return self._batches(order, n_plain=1, n_augmented=0)
+        return self._in_order(split, n_plain=1, n_augmented=0)
 
-    def _images_at_once(self, *, n_views: int) -> int:
-        return max(1, self.pixels_at_once // self.preprocessing.size**2 // n_views)
+    def augmented(self, split: Split, *, n_views: int) -> ImageBatches:
+        """Augmented views of every image of a split, in order."""
+        return self._in_order(split, n_plain=0, n_augmented=n_views)
+
+    def view(self, image: Image.Image, epoch: int, row: int, view: int) -> Image.Image:
+        """An augmented view, the same whenever and wherever it is made."""
+        return draw(self.augmentation, image, seed=self.seed, epoch=epoch, index=row, view=view)
+
+    def _in_order(self, split: Split, *, n_plain: int, n_augmented: int) -> ImageBatches:
+        images = max(1, self.pixels_at_once // self.preprocessing.size**2 // (n_plain + n_augmented))
+        order = share(in_order(self.records.rows(split), images))
+        return self._batches(list(order), n_plain=n_plain, n_augmented=n_augmented)
 
     def _batches(self, order: Order | list[list[tuple[int, int]]], *, n_plain: int, n_augmented: int) -> ImageBatches:
         return ImageBatches(
@@ -51,9 +60,6 @@ class Feed:
             self.preprocessing,
             n_plain=n_plain,
             n_augmented=n_augmented,
-            make_view=self._view,
+            make_view=self.view,
             workers=self.workers,
         )
-
-    def _view(self, image: Image.Image, epoch: int, row: int, view: int) -> Image.Image:
-        return draw(self.augmentation, image, seed=self.seed, epoch=epoch, index=row, view=view)

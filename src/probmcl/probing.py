@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
@@ -29,6 +29,7 @@ class ProbeSettings:
         weight_decays: tried one after the other; the best on validation is kept.
         learning_rate: at the top of the cycle.
         batch_size: features in a step.
+        loss: what the probe minimises; see `probmcl.methods.probe.Config`.
     """
 
     epochs: int = 45
@@ -36,6 +37,7 @@ class ProbeSettings:
     weight_decays: tuple[float, ...] = (0.1, 1.0, 10.0, 30.0, 100.0, 300.0)
     learning_rate: float = 2e-3
     batch_size: int = 256
+    loss: Literal["asl", "bce"] = "asl"
 
     def __post_init__(self) -> None:
         if self.views < 0 or not self.weight_decays:
@@ -81,7 +83,6 @@ def fit_probe(
     validation: Labelled,
     label_space: LabelSpace,
     settings: ProbeSettings,
-    config: Config | None = None,
     *,
     seed: int = 0,
     watchers: Callable[[float], Sequence[Watcher]] = lambda weight_decay: (),
@@ -94,7 +95,7 @@ def fit_probe(
     batches = FeatureBatches(*train, batch_size=settings.batch_size, epochs=settings.epochs, seed=seed)
     fitted = []
     for weight_decay in settings.weight_decays:
-        probe = Probe(Extracted(train.features.shape[2]), label_space, config)
+        probe = Probe(Extracted(train.features.shape[2]), label_space, Config(loss=settings.loss))
         probe.standardise(train.features.flatten(0, 1))
         fit(probe, batches, settings.training(weight_decay), watchers=watchers(weight_decay))
         fitted.append(FittedProbe(probe, weight_decay, validation_map(probe, validation)))

@@ -1,8 +1,10 @@
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from made import label_space
@@ -10,7 +12,7 @@ from probmcl.data.loader import Batch
 from probmcl.encoders import Encoder, Extracted
 from probmcl.methods.bce import BCE
 from probmcl.methods.probe import Probe
-from probmcl.training import Event, FeatureBatches, Training, fit
+from probmcl.training import Checkpoint, Event, FeatureBatches, Training, fit
 
 
 def separable(images: int = 64, *, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -73,8 +75,8 @@ def test_a_frozen_encoder_keeps_its_weights_and_its_statistics() -> None:
         def __len__(self) -> int:
             return 4
 
-        def __iter__(self) -> Iterator[Batch]:
-            for _ in range(4):
+        def starting(self, step: int) -> Iterator[Batch]:
+            for _ in range(step, 4):
                 labels = torch.ones(4, 3)
                 yield Batch(torch.randn(1, 4, 3, 32, 32), labels, labels > 0, torch.arange(4))
 
@@ -87,8 +89,8 @@ def test_feature_batches_show_every_image_once_an_epoch_in_one_of_its_views() ->
     features = torch.arange(12.0).reshape(2, 6, 1)  # two views of six images
     labels = torch.arange(6.0)[:, None].expand(6, 3)
     all_batches = FeatureBatches(features, labels, labels >= 0, batch_size=3, epochs=20, seed=0)
-    shown = torch.cat([batch.views[0, :, 0] for batch in all_batches]).reshape(20, 6)
-    matching = torch.cat([batch.labels[:, 0] for batch in all_batches]).reshape(20, 6)
+    shown = torch.cat([batch.views[0, :, 0] for batch in all_batches.starting(0)]).reshape(20, 6)
+    matching = torch.cat([batch.labels[:, 0] for batch in all_batches.starting(0)]).reshape(20, 6)
     assert torch.equal(shown % 6, matching)
     assert all(sorted(epoch.tolist()) == list(range(6)) for epoch in matching)
     assert set(shown.flatten().tolist()) == set(range(12))  # in twenty epochs each view comes up
@@ -96,8 +98,75 @@ def test_feature_batches_show_every_image_once_an_epoch_in_one_of_its_views() ->
 
 def test_order_of_feature_batches_is_seeded() -> None:
     one, same, other = (
-        [batch.rows.tolist() for batch in FeatureBatches(*separable(), batch_size=16, epochs=1, seed=seed)]
+        [batch.rows.tolist() for batch in FeatureBatches(*separable(), batch_size=16, epochs=1, seed=seed).starting(0)]
         for seed in (0, 0, 1)
     )
     assert one == same != other
     assert np.unique(np.concatenate(one)).size == 64
+
+
+def test_the_views_of_an_image_in_a_step_differ_and_change_from_epoch_to_epoch() -> None:
+    features = torch.arange(12.0).reshape(4, 3, 1)  # four views of three images
+    labels = torch.ones(3, 3)
+    stored = FeatureBatches(features, labels, labels > 0, n_views=2, batch_size=3, epochs=20, seed=0)
+    pairs = {tuple((batch.views[:, batch.rows == 0, 0] // 3).flatten().tolist()) for batch in stored.starting(0)}
+    assert all(one != other for one, other in pairs)
+    assert len(pairs) > 4
+
+
+def test_more_views_than_are_stored_is_an_error() -> None:
+    with pytest.raises(ValueError, match="1 are stored"):
+        FeatureBatches(*separable(), n_views=2, batch_size=8, epochs=1, seed=0)
+
+
+def test_batches_from_a_step_on_are_those_that_would_have_come() -> None:
+    whole = list(batches(epochs=3).starting(0))
+    for step in (1, 4, 7, 11):
+        rest = list(batches(epochs=3).starting(step))
+        assert len(rest) == 12 - step
+        assert all(torch.equal(a.views, b.views) for a, b in zip(whole[step:], rest, strict=True))
+
+
+class Killed(BaseException):
+    """What no code of ours handles."""
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9997])
+def test_training_goes_on_after_a_kill_as_if_nothing_had_happened(tmp_path: Path, ema: float) -> None:
+    training = Training(learning_rate=0.05, ema=ema)
+
+    def method() -> BCE:
+        torch.manual_seed(5)
+        return BCE(Dropping(), label_space())
+
+    whole = method()
+    fit(whole, batches(), training)
+    part, checkpoint = method(), Checkpoint(tmp_path / "x.safetensors", seconds_apart=0.0)
+
+    def kill(event: Event) -> None:
+        if event.step == 33:
+            raise Killed
+
+    with pytest.raises(Killed):
+        fit(part, batches(), training, watchers=(kill,), checkpoint=checkpoint)
+    again, seen = method(), list[Event]()
+    torch.manual_seed(99)
+    fit(again, batches(), training, watchers=(seen.append,), checkpoint=Checkpoint(tmp_path / "x.safetensors"))
+    assert seen[0].step == 34
+    assert torch.equal(again.linear.weight, whole.linear.weight)
+
+
+class Dropping(Extracted):
+    """Needs the generator's state to be repeated."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.nn.functional.dropout(features, 0.3, self.training)
+
+
+def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    fit(BCE(Extracted(8), label_space()), batches(), Training(), checkpoint=Checkpoint(path, seconds_apart=0.0))
+    assert "optimiser.0.exp_avg" in load_file(path)

@@ -1,59 +1,106 @@
-"""Features that are computed once and learned from many times."""
+"""What an encoder, or a part of one, made of every view: computed once and learned from many times."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int, Shaped
+from numpy import ndarray
 from torch import Tensor, nn
 
-from probmcl.data.loader import Batch, ImageBatches, Order
+from probmcl.data.loader import Batch, Order
+from probmcl.distributed import rank, share, unshare, world
+
+ROWS_AT_ONCE = 64
+"""Rows of a batch where nothing is learned."""
 
 
 @torch.inference_mode()
 def extract(
     encoder: nn.Module,
-    batches: ImageBatches,
+    batches: Iterable[Batch],
     *,
     device: torch.device | str = "cpu",
     done: Callable[[int], None] | None = None,
 ) -> Float[Tensor, "V N D"]:
-    """The encoder's features of every view of every image, in the order of the batches; `done` hears of each batch."""
+    """The encoder's features of every view of every image, in the order of the batches; `done` hears of each batch.
+
+    Under several processes each is given its share of the batches, and has the features of all in the end.
+    """
     encoder.to(device).eval()
     features = []
     for batch in batches:
-        rows = encoder(batch.views.flatten(0, 1).to(device)).float().cpu()
-        features.append(rows.reshape(len(batch.views), -1, rows.shape[1]))
+        found = encoder(batch.views.flatten(0, 1).to(device)).float().cpu()
+        features.append(found.reshape(len(batch.views), -1, found.shape[1]).transpose(0, 1))  # (n, V, D)
         if done is not None:
             done(len(batch.labels))
-    return torch.cat(features, dim=1)
+    return unshare(features).transpose(0, 1).contiguous()
 
 
 class FeatureBatches:
-    """Batches of extracted features: every image once in an epoch, in one of its views; order and views are drawn."""
+    """Batches of stored views, features or activations: every image once in an epoch, in `n_views` of its views.
+
+    Order and views are functions of the seed, the epoch and the step; the views of an image in a step differ.
+    """
 
     def __init__(
         self,
-        features: Float[Tensor, "V N D"],
+        features: Shaped[Tensor, "V N *feature"],
         labels: Float[Tensor, "N C"],
         known: Bool[Tensor, "N C"],
         *,
         batch_size: int,
         epochs: int,
         seed: int,
+        n_views: int = 1,
     ) -> None:
-        self.features, self.labels, self.known, self.seed = features, labels, known, seed
-        self.order = Order(np.arange(features.shape[1]), batch_size=batch_size, epochs=epochs, seed=seed)
+        if n_views > len(features):
+            raise ValueError(f"{n_views} views of an image are wanted, and {len(features)} are stored; store more")
+        self.features, self.labels, self.known, self.seed, self.n_views = features, labels, known, seed, n_views
+        images = np.arange(features.shape[1])
+        self.order = Order(images, batch_size=batch_size, epochs=epochs, seed=seed, share=(rank(), world()))
         self.steps_per_epoch = self.order.steps_per_epoch
 
     def __len__(self) -> int:
         return len(self.order)
 
-    def __iter__(self) -> Iterator[Batch]:
-        rng = np.random.default_rng(self.seed)
-        for batch in self.order:
+    def starting(self, step: int) -> Iterator[Batch]:
+        """The batches from a step on."""
+        drawn, views = -1, np.empty(0)
+        for batch in self.order.starting(step):
+            if batch[0][0] != drawn:
+                drawn = batch[0][0]
+                views = self._views(drawn)
             rows = torch.tensor([row for _, row in batch])
-            views = torch.from_numpy(rng.integers(len(self.features), size=len(rows)))
-            yield Batch(self.features[views, rows][None], self.labels[rows], self.known[rows], rows)
+            shown = torch.from_numpy(views[:, rows.numpy()])
+            yield Batch(self.features[shown, rows].float(), self.labels[rows], self.known[rows], rows)
+
+    def _views(self, epoch: int) -> Int[ndarray, "n_views N"]:
+        """Which of its views each image shows in an epoch."""
+        views, images = self.features.shape[:2]
+        lots = np.random.default_rng((self.seed, epoch, 1)).random((views, images))
+        return lots.argsort(0)[: self.n_views]
+
+
+class StoredViews:
+    """Batches of stored views in the order in which they are stored, all views of each image; this process's share."""
+
+    def __init__(
+        self,
+        features: Shaped[Tensor, "V N *feature"],
+        labels: Float[Tensor, "N C"],
+        known: Bool[Tensor, "N C"],
+        rows: Int[ndarray, "N"],
+    ) -> None:
+        self.features, self.labels, self.known, self.rows = features, labels, known, torch.from_numpy(rows)
+        images = max(1, ROWS_AT_ONCE // len(features))
+        self.parts = share([slice(start, start + images) for start in range(0, len(rows), images)])
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for part in self.parts:
+            yield Batch(self.features[:, part].float(), self.labels[part], self.known[part], self.rows[part])

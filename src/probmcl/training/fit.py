@@ -7,21 +7,27 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from probmcl.data.loader import Batch
+from probmcl.distributed import mean, world
 from probmcl.methods.base import Method
+from probmcl.training.checkpoint import Checkpoint, Progress
 from probmcl.training.optim import Average, Training, one_cycle, optimiser
 
 
 @runtime_checkable
 class Batches(Protocol):
-    """What a method is trained on: so many steps, of which so many make an epoch."""
+    """What a method is trained on: so many steps, of which so many make an epoch, from any of them on."""
 
     steps_per_epoch: int
 
     def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Batch]: ...
+
+    def starting(self, step: int) -> Iterator[Batch]:
+        """The batches from a step on."""
+        ...
 
 
 class Event(NamedTuple):
@@ -46,44 +52,64 @@ def fit(
     *,
     device: torch.device | str = "cpu",
     watchers: Sequence[Watcher] = (),
+    checkpoint: Checkpoint | None = None,
 ) -> None:
     """Train a method, in place, and leave it in eval mode with the running average of its weights.
 
-    An interrupt leaves what was reached in the same way, and passes on.
+    With a checkpoint, training goes on from where that was saved. An interrupt leaves the method likewise, and passes
+    on. Under several processes each is given its share of every batch, and all end with the same weights.
     """
     device = torch.device(device)
     method.to(device).train()
-    moves = optimiser(method, training)
-    schedule = one_cycle(moves, len(batches), training.warmup)
-    average = Average(method, training.ema)
-    half, scaler = _mixed_precision(device, training)
+    progress = _begin(method, training, device, steps=len(batches))
+    done = checkpoint.restore(progress) if checkpoint else 0
+    step_of, half = _on_all_processes(method), _half(device, training)
     try:
-        for step, batch in enumerate(batches, start=1):
+        for step, batch in enumerate(batches.starting(done), start=done + 1):
             views, labels, known = (x.to(device, non_blocking=True) for x in batch[:3])
             with torch.autocast(device.type, dtype=half, enabled=half is not None):
-                loss, terms = method(views, labels, known)
-            scaler.scale(loss).backward()
-            scaler.step(moves)
-            scaler.update()
-            moves.zero_grad()
-            schedule.step()
-            average.update()
+                loss, terms = step_of(views, labels, known)
+            _move(progress, loss)
+            if checkpoint:
+                checkpoint.after(step, progress)
             epoch = (step - 1) // batches.steps_per_epoch
             terms = {name: value.detach() for name, value in terms.items()}
-            event = Event(step, len(batches), epoch, views.shape[0] * views.shape[1], loss.detach(), terms)
+            images = views.shape[0] * views.shape[1] * world()
+            event = Event(step, len(batches), epoch, images, mean(loss.detach()), terms)
             for watcher in watchers:
                 watcher(event)
     finally:
-        average.settle()
+        progress.average.settle()
         method.eval()
 
 
-def _mixed_precision(device: torch.device, training: Training) -> tuple[torch.dtype | None, torch.amp.GradScaler]:
-    """bfloat16 on a GPU that has it, float16 with a scaled loss on one that has not, and neither on anything else."""
+def _begin(method: Method, training: Training, device: torch.device, *, steps: int) -> Progress:
+    moves = optimiser(method, training)
+    schedule = one_cycle(moves, steps, training.warmup)
+    scaler = torch.amp.GradScaler(device.type, enabled=_half(device, training) is torch.float16)
+    return Progress(method, moves, schedule, Average(method, training.ema), scaler)
+
+
+def _move(progress: Progress, loss: Tensor) -> None:
+    """One step down the gradient of a loss."""
+    progress.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+    progress.scaler.step(progress.optimiser)
+    progress.scaler.update()
+    progress.optimiser.zero_grad()
+    progress.schedule.step()
+    progress.average.update()
+
+
+def _on_all_processes(method: Method) -> nn.Module:
+    """The method, its gradients averaged over all processes where there are several."""
+    return DistributedDataParallel(method) if world() > 1 else method
+
+
+def _half(device: torch.device, training: Training) -> torch.dtype | None:
+    """bfloat16 on a GPU that has it, float16 (with a scaled loss) on one that has not, and neither on anything else."""
     if training.precision == "float32" or device.type != "cuda":
-        return None, torch.amp.GradScaler(device.type, enabled=False)
-    half = torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    return half, torch.amp.GradScaler("cuda", enabled=half is torch.float16)
+        return None
+    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
 
 def check_finite(loss: float, step: int) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from probmcl import collapse
+from probmcl.files import write_text
 from probmcl.training.fit import Event, check_finite
 
 ALARM_AFTER = 0.5
@@ -29,7 +30,6 @@ class Journal:
 
     def __init__(self, folder: Path, *, every: int = 10, say: Callable[[str], None] = lambda alarm: None) -> None:
         self.path, self.every, self.say = folder / "metrics.jsonl", every, say
-        self.path.touch()
         self.alarms: list[str] = []
 
     def stage(self, name: str) -> StageJournal:
@@ -41,15 +41,32 @@ class Journal:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
+    def forget(self, stage: str, step: int) -> None:
+        """Drop what a stage wrote from a step on, before a kill that came after its last checkpoint."""
+        rows = self.rows()
+        kept = [row for row in rows if row["stage"] != stage or int(str(row["step"])) < step]
+        if len(kept) < len(rows):
+            write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+
+    def rows(self) -> list[dict[str, object]]:
+        """All rows; the last one may have been cut off by a kill, and is left out then."""
+        found: list[dict[str, object]] = []
+        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else ():
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+        return found
+
     def close(self) -> None:
         """Write the same rows as a table, metrics.csv, with the union of their columns."""
-        rows = [json.loads(line) for line in self.path.read_text(encoding="utf-8").splitlines()]
+        rows = self.rows()
         columns = list(dict.fromkeys(key for row in rows for key in row))
         text = io.StringIO(newline="")
         table = csv.DictWriter(text, columns)
         table.writeheader()
         table.writerows(rows)
-        self.path.with_suffix(".csv").write_text(text.getvalue(), encoding="utf-8", newline="")
+        write_text(self.path.with_suffix(".csv"), text.getvalue())
 
 
 class StageJournal:
@@ -58,6 +75,7 @@ class StageJournal:
     def __init__(self, journal: Journal, name: str) -> None:
         self.journal, self.name = journal, name
         self.alarm: str | None = None
+        self.begun = False
         self._start()
 
     def _start(self) -> None:
@@ -66,6 +84,9 @@ class StageJournal:
 
     def __call__(self, event: Event) -> None:
         """Take in one step, and write a row when enough have come together."""
+        if not self.begun:
+            self.begun = True
+            self.journal.forget(self.name, event.step)
         for key, value in {"loss": event.loss, **event.terms}.items():
             self.values.setdefault(key, []).append(value)
         self.steps += 1

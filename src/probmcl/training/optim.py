@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
@@ -104,6 +104,12 @@ class Average:
                 value.lerp_(current[key], 1 - decay)
             else:
                 value.copy_(current[key])
+
+    def restore(self, state: dict[str, Tensor], steps: int) -> None:
+        """Go on from an average over so many steps."""
+        self.steps = steps
+        for key, value in self.state.items():
+            value.copy_(state[key])
 
     def settle(self) -> None:
         """Put the average in the place of the weights."""

@@ -31,11 +31,11 @@ class Bar:
             self.progress.update(self.task, terms=" ".join(f"{name} {float(x):.3g}" for name, x in terms.items()))
         self.advance(event.images)
 
-    def advance(self, images: int = 0) -> None:
-        """One more step is done, and so many images with it."""
+    def advance(self, images: int = 0, steps: int = 1) -> None:
+        """One more step is done, or several, and so many images with it."""
         self.images += images
         speed = self.images / max(time.perf_counter() - self.start, 1e-9)
-        self.progress.update(self.task, advance=1, speed=f"{speed:,.0f} images/s" if self.images else "")
+        self.progress.update(self.task, advance=steps, speed=f"{speed:,.0f} images/s" if self.images else "")
 
 
 class Display:
@@ -46,7 +46,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """One line of plain text."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+        self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     @contextmanager
     def stage(self, name: str, total: int) -> Iterator[Bar]:

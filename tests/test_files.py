@@ -1,0 +1,58 @@
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from probmcl import files
+
+
+@dataclass
+class Pair:
+    one: int
+    other: Path
+
+
+def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    files.write_json(path, {"a": 1})
+    with pytest.raises(TypeError, match="no place in JSON"):
+        files.write_json(path, {"a": object()})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
+
+
+def test_tensors_that_share_memory_are_saved_whole(tmp_path: Path) -> None:
+    tensor = torch.arange(6.0)
+    files.save_tensors(tmp_path / "deep" / "model.safetensors", {"a": tensor, "b": tensor[2:].reshape(2, 2).T})
+    loaded = load_file(tmp_path / "deep" / "model.safetensors")
+    assert torch.equal(loaded["a"], tensor)
+    assert torch.equal(loaded["b"], tensor[2:].reshape(2, 2).T)
+
+
+def test_tensors_and_facts_come_back(tmp_path: Path) -> None:
+    facts = {"name": "bce, own head", "mAP": 0.5, "none": None, "pair": Pair(1, Path("a"))}
+    files.save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(2)}, facts)
+    tensors, found = files.load_tensors(tmp_path / "x.safetensors")
+    assert torch.equal(tensors["a"], torch.ones(2))
+    assert found == {**facts, "pair": {"one": 1, "other": "a"}}
+
+
+def test_a_file_without_facts_has_none(tmp_path: Path) -> None:
+    files.save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(2)})
+    assert files.load_tensors(tmp_path / "x.safetensors")[1] is None
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "x.txt"
+    path.write_text("old")
+
+    def half(part: Path) -> None:
+        part.write_text("ne")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        files.whole(path, half)
+    assert path.read_text() == "old"
