@@ -10,7 +10,14 @@ from types import FrameType
 
 import cyclopts
 
-COMMANDS = {"demo": "probmcl.cli.demo:demo"}
+COMMANDS = {
+    "train": "probmcl.front:train",
+    "demo": "probmcl.cli.demo:demo",
+    "predict": "probmcl.cli.predict:predict",
+    "evaluate": "probmcl.cli.evaluate:evaluate",
+    "methods": "probmcl.cli.methods:methods",
+    "encoders": "probmcl.cli.encoders:encoders",
+}
 
 INTERRUPTED, TERMINATED = 130, 143
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -13,23 +13,18 @@ def demo(
 ) -> None:
     """Train four classifiers on scenes of handwritten digits and compare them.
 
-    Nothing is downloaded. It takes about three minutes on two cores, and leaves the scenes, four run folders and a
+    Nothing is downloaded. It takes about three minutes on two cores, and leaves the scenes, a run folder and a
     comparison behind.
 
     Example: probmcl demo --out digits-demo
     """
-    from probmcl import runs
+    from probmcl import files, runs
     from probmcl.demo import comparison, run_demo, table
     from probmcl.training.progress import Display
 
     display = Display()
     folder = out or runs.new_folder(Path("runs"), "demo")
-    rows: list[dict[str, Any]] = []
-    try:
-        for method, run in run_demo(folder, display):
-            rows += comparison(method, run)
-    finally:  # also after an interrupt: what was reached is shown and kept
-        if rows:
-            runs.write_json(folder / "comparison.json", rows)
-            display.console.print(table(rows))
-            display.say(f"everything is in {folder}")
+    rows = comparison(run_demo(folder, display))
+    files.write_json(folder / "comparison.json", rows)
+    display.console.print(table(rows))
+    display.say(f"everything is in {folder}")

@@ -1,0 +1,143 @@
+"""Labelled data that a model is judged on: how it is read, which images count, which classes both sides know."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+from jaxtyping import Int
+from numpy import ndarray
+
+from probmcl.data import DataError, Records, Split, read
+from probmcl.data.records import SPLITS
+from probmcl.nearest import suggestion
+
+
+class RunError(ValueError):
+    """A folder that is no run, or a run that cannot be used; the message names the file and what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """An image that could not be read, and that a run was told to go on without."""
+
+    path: str
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Where data is, and how it is read: what `probmcl.data.read` takes, and the images that are left out."""
+
+    data: str | None = None
+    images: str | None = None
+    format: str | None = None
+    path_column: str | None = None
+    labels_column: str | None = None
+    split_column: str | None = None
+    group_column: str | None = None
+    skipped: tuple[Skipped, ...] = ()
+
+    def over(self, other: Reading) -> Reading:
+        """The other one, but for what this one says."""
+        said = {name: value for name, value in vars(self).items() if value}
+        return dataclasses.replace(other, **said)
+
+    def records(self) -> Records:
+        """What is there, in the splits that the data itself has."""
+        if self.data is None:
+            raise DataError("this run was trained on records that no file holds; name the data to evaluate on")
+        skipped = {image.path for image in self.skipped}
+        records = read(
+            self.data,
+            images=self.images,
+            format=self.format,
+            path_column=self.path_column,
+            labels_column=self.labels_column,
+            split_column=self.split_column,
+            group_column=self.group_column,
+            carved=False,
+            missing="keep" if skipped else "error",
+        )
+        return records.take(np.array([row for row, path in enumerate(records.paths) if str(path) not in skipped]))
+
+
+@dataclass(frozen=True)
+class Classes:
+    """Classes that a model and its data have in common, where each has them, and what only one of them has."""
+
+    common: tuple[str, ...]
+    in_model: list[int]
+    in_data: list[int]
+    only_in_model: list[str]
+    only_in_data: list[str]
+
+
+def match(model: Sequence[str], data: Sequence[str]) -> Classes:
+    """Match classes by name, in the model's order.
+
+    >>> match(["cat", "dog"], ["emu", "dog"])
+    Classes(common=('dog',), in_model=[1], in_data=[1], only_in_model=['cat'], only_in_data=['emu'])
+    """
+    common = tuple(name for name in model if name in data)
+    if not common:
+        near = "; ".join(f"{name!r}: {suggestion(name, model)}" for name in data[:3])
+        raise DataError(f"the data and the model have no class in common. Of the data's classes, {near}")
+    return Classes(
+        common,
+        [model.index(name) for name in common],
+        [data.index(name) for name in common],
+        [name for name in model if name not in data],
+        [name for name in data if name not in model],
+    )
+
+
+def rows_of(split: Split, records: Records, run: Path) -> Int[ndarray, "K"]:
+    """The images that count as a split.
+
+    An image that the run has had keeps the split it had there, so that what was trained on is never tested on. A new
+    one has the split that the data gives it; where the data has neither val nor test, it counts as the split asked for.
+    """
+    had = read_split(run / "split.csv")
+    has_splits = any(own != "train" for own in records.split)
+    known = [had.get(os.path.realpath(path)) for path in records.paths]
+    splits = [past or (own if has_splits else split) for past, own in zip(known, records.split, strict=True)]
+    if not has_splits:
+        _warn_of_moved_images([path for path, past in zip(records.paths, known, strict=True) if past is None], had)
+    rows = np.flatnonzero(np.array(splits, dtype=str) == split)
+    if len(rows) == 0:
+        counts = ", ".join(f"{other} {splits.count(other)}" for other in SPLITS)
+        raise DataError(f"no image belongs to the {split} split ({counts}); --split says which to take")
+    return rows
+
+
+def read_split(path: Path) -> dict[str, Split]:
+    """The split of every image of a run, by its resolved path."""
+    if not path.is_file():
+        raise RunError(
+            f"{path.parent} has no {path.name}, which says what was trained on; without it nothing is scored"
+        )
+    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for number, row in enumerate(rows, start=2):
+        if not row.get("path") or row.get("split") not in SPLITS:
+            raise RunError(f"{path}: row {number}: {row}; a row has a path and a split ({', '.join(SPLITS)})")
+    return {os.path.realpath(row["path"]): cast(Split, row["split"]) for row in rows}
+
+
+def _warn_of_moved_images(new: Sequence[Path], had: Mapping[str, Split]) -> None:
+    """Images that were moved since the run are new to it by their path, and would be tested on."""
+    trained = {os.path.basename(path) for path, split in had.items() if split == "train"}  # noqa: PTH119  # no paths
+    alike = [path for path in new if path.name in trained]
+    if alike:
+        warnings.warn(
+            f"{len(alike)} of {len(new)} images that are new to this run have the file name of one it was trained on "
+            f"({alike[0]}); if they are the same, moved, this score is too good: give a table with a split column",
+            stacklevel=2,
+        )

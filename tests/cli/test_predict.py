@@ -1,0 +1,121 @@
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from made import coloured_records
+from made_run import made_run
+from probmcl.cli import app
+from probmcl.cli.predict import lines
+from probmcl.model import Predictions, load
+
+RUN = "import sys; sys.argv[0] = 'probmcl'; from probmcl.cli import main; main()"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    made_run(tmp_path / "run")
+    coloured_records(tmp_path / "photos", train=6, val=0, test=0)
+    return tmp_path / "run"
+
+
+@pytest.fixture
+def photos(run: Path) -> Path:
+    return run.parent / "photos"
+
+
+def predict(*words: str | Path) -> None:
+    app()(["predict", *map(str, words), "--device", "cpu", "--workers", "0"])
+
+
+def test_a_table_holds_what_the_front_door_says(run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict(run, photos / "5.png", photos, "--out", run.parent / "said.csv", "--threshold", "0.7")
+    said = load(run).predict([photos / "5.png", photos], threshold=0.7)
+    with (run.parent / "said.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [Path(row["path"]) for row in rows] == list(said.paths)
+    assert [[row[f"{name}:decision"] == "1" for name in said.names] for row in rows] == said.labels.tolist()
+    np.testing.assert_allclose([[float(row[name]) for name in said.names] for row in rows], said.scores, rtol=1e-4)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert f"7 images: {run.parent / 'said.csv'}" in captured.err.replace("\n", "")
+    assert "could not be read" not in captured.err
+
+
+def test_a_broken_image_is_counted_on_stderr_and_its_reason_is_in_the_file(
+    run: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "2.png").write_bytes(b"")
+    predict(run, photos, "--out", run.parent / "said.json")
+    images = json.loads((run.parent / "said.json").read_text())["images"]
+    assert [image["error"] for image in images] == [None, None, "the file is empty", None, None, None]
+    assert "1 of 6 images could not be read" in capsys.readouterr().err
+
+
+def test_without_a_file_there_is_a_listing(run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (photos / "2.png").write_bytes(b"")
+    predict(run, photos)
+    captured = capsys.readouterr()
+    said = load(run).predict(photos)
+    assert captured.out.splitlines() == list(lines(said))
+    assert captured.out.splitlines()[2] == f"{photos / '2.png'}: ERROR: the file is empty"
+    assert captured.err == "1 of 6 images could not be read; the reasons are in the listing\n"
+
+
+def test_a_line_has_what_was_decided_for_the_most_probable_first() -> None:
+    scores = np.array([[0.7, 0.2, 0.934], [0.5, 0.1, 0.3]], dtype=np.float32)
+    said = Predictions(("cat", "dog", ":bus:"), (Path("a [b].jpg"), Path("c.jpg")), scores, 0.5, {})
+    assert list(lines(said)) == ["a [b].jpg: :bus: 0.93, cat 0.70", "c.jpg: nothing above 0.5; nearest cat 0.50"]
+
+
+def test_an_existing_file_is_refused_before_the_model_is_loaded(run: Path, photos: Path) -> None:
+    out = run.parent / "said.csv"
+    out.write_text("precious")
+    with pytest.raises(FileExistsError, match="exists already"):
+        predict(run.parent / "nowhere", photos, "--out", out)
+    assert out.read_text() == "precious"
+    with pytest.raises(ValueError, match=r"has to end in \.csv or \.json"):
+        predict(run.parent / "nowhere", photos, "--out", run.parent / "said.txt")
+
+
+def test_no_image_leaves_no_file(run: Path) -> None:
+    (run.parent / "empty").mkdir()
+    with pytest.raises(ValueError, match="no image in this folder"):
+        predict(run, run.parent / "empty", "--out", run.parent / "said.csv")
+    assert not list(run.parent.glob("said*"))
+
+
+def test_a_wrong_folder_is_one_sentence_and_exit_code_1(run: Path, photos: Path) -> None:
+    command = [sys.executable, "-c", RUN, "predict", str(photos), str(photos)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith(f"probmcl: {photos} is no run folder: it has no run.json")
+    assert answer.stderr.count("\n") == 1
+
+
+def test_an_interrupt_leaves_a_part_under_another_name_and_says_where(run: Path, photos: Path) -> None:
+    listed, out = run.parent / "list.txt", run.parent / "said.csv"
+    listed.write_text(f"{photos / '0.png'}\n" * 200_000)
+    command = [sys.executable, "-c", RUN, "predict", str(run), str(listed), "--out", str(out), "--batch-size", "2"]
+    part = out.with_name("said.csv.part")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            until = time.monotonic() + 120
+            while not (part.exists() and part.stat().st_size) and time.monotonic() < until:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 130, errors
+    assert not out.exists()
+    assert f"what was reached is in {part}" in errors
+    assert "Traceback" not in errors
+    with part.open(newline="") as file:
+        assert next(csv.reader(file))[:2] == ["path", "error"]

@@ -1,0 +1,140 @@
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from made_run import PLAIN, made_run
+from probmcl.methods.bce import BCE
+from probmcl.methods.probe import Probe
+from probmcl.model import RunError, load
+from probmcl.model.loading import find_device
+
+
+def change(path: Path, **keys: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    made_run(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_the_model_is_the_one_that_was_saved(tmp_path: Path) -> None:
+    saved = made_run(tmp_path / "run")
+    model = load(str(tmp_path / "run"), device="cpu")
+    assert isinstance(model.classifier, BCE)
+    assert not model.classifier.training
+    assert model.names == ("red", "green", "blue")
+    assert model.preprocessing == PLAIN
+    images = torch.rand(2, 3, 32, 32)
+    assert torch.equal(model.classifier.logits(images), saved.logits(images))
+
+
+def test_a_probe_is_loaded_with_its_own_settings(run: Path) -> None:
+    change(run / "run.json", model={"method": "probe", "settings": {"loss": "bce"}})
+    model = load(run)
+    assert isinstance(model.classifier, Probe)
+    assert model.classifier.config.loss == "bce"
+
+
+def test_a_folder_that_is_no_run_is_named_with_what_it_lacks(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"nowhere is no folder; give the folder that `probmcl train`"):
+        load(tmp_path / "nowhere")
+    with pytest.raises(RunError, match=r"is no run folder: it has no run\.json"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "preprocessing.json", "labels.json"])
+def test_a_missing_file_is_named(run: Path, name: str) -> None:
+    (run / name).unlink()
+    with pytest.raises(RunError, match=name):
+        load(run)
+
+
+def test_a_run_without_a_model_yet_says_so(run: Path) -> None:
+    (run / "model.safetensors").unlink()
+    with pytest.raises(RunError, match=r"has saved no model yet \(model\.safetensors is missing\)"):
+        load(run)
+    (run / "run.json").write_text('{"status": "running"}')
+    with pytest.raises(RunError, match="has saved no model yet"):
+        load(run)
+
+
+def test_a_method_from_elsewhere_is_not_imported(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run / "evil_method.py").write_text("raise SystemExit('this must not run')")
+    monkeypatch.syspath_prepend(run)
+    change(run / "run.json", model={"method": "evil_method:Evil", "settings": {}})
+    with pytest.raises(RunError, match=r"run\.json: method 'evil_method:Evil' is none of this package"):
+        load(run)
+    assert "evil_method" not in sys.modules
+
+
+def test_a_method_that_does_not_predict_is_refused(run: Path) -> None:
+    change(run / "run.json", model={"method": "probmcl", "settings": {}})
+    with pytest.raises(RunError, match="'probmcl' does not predict by itself"):
+        load(run)
+
+
+def test_an_encoder_that_would_have_to_be_fetched_is_refused(run: Path) -> None:
+    change(run / "config.json", encoder={"name": "hf-hub:somebody/something"})
+    with pytest.raises(ValueError, match="timm has no model 'hf-hub:somebody/something'"):
+        load(run)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("labels.json", "{", r"labels\.json: Input data was truncated"),
+        ("labels.json", '{"names": ["a", 1], "counts": []}', r"labels\.json: Expected `str`, got `int`"),
+        ("config.json", '{"encoder": {}}', r"config\.json: Object missing required field `name`"),
+        ("preprocessing.json", '{"size": 0, "mean": [0, 0, 0], "std": [1, 1, 1]}', r"preprocessing\.json: size 0"),
+        ("run.json", '{"model": {"method": "bce", "settings": {"gama": 1}}}', r"run\.json: .*no key 'gama'"),
+        ("labels.json", '{"names": ["a"], "counts": [1, 2]}', r"labels\.json: 1 names and 2 counts"),
+        ("labels.json", '{"names": ["a", "a"], "counts": [1, 2]}', r"labels\.json: 2 names and 2 counts"),
+    ],
+)
+def test_a_file_that_is_not_as_it_should_be_is_named(run: Path, name: str, text: str, said: str) -> None:
+    (run / name).write_text(text)
+    with pytest.raises(RunError, match=said):
+        load(run)
+
+
+def test_weights_that_do_not_fit_are_named(run: Path) -> None:
+    change(run / "labels.json", names=["red", "green"], counts=[1, 1])
+    with pytest.raises(
+        RunError, match=r"model\.safetensors: does not fit what .* say: size mismatch for linear.weight"
+    ):
+        load(run)
+
+
+def test_weights_with_a_tensor_missing_are_refused(run: Path) -> None:
+    state = load_file(run / "model.safetensors")
+    del state["linear.bias"]
+    save_file(state, run / "model.safetensors")
+    with pytest.raises(RunError, match=r'Missing key\(s\) in state_dict: "linear.bias"'):
+        load(run)
+
+
+def test_damaged_weights_are_named(run: Path) -> None:
+    whole = (run / "model.safetensors").read_bytes()
+    (run / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(RunError, match=r"model\.safetensors: cannot be read"):
+        load(run)
+
+
+def test_a_device_is_found_or_answered_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert find_device("auto") == torch.device("cpu")
+    with pytest.raises(
+        ValueError, match="device 'cuda:0', but this machine or this build of torch has none; try 'cpu'"
+    ):
+        find_device("cuda:0")
+    with pytest.raises(ValueError, match="device 'gpu' is none that torch knows; there are auto, cpu, cuda, mps"):
+        find_device("gpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert find_device("auto") == torch.device("cuda")
