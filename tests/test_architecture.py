@@ -11,7 +11,10 @@ SOURCE = Path(__file__).parent.parent / "src" / "probmcl"
 
 STAGES = (
     "nearest",
+    "recipes",
+    "files",
     "precision",
+    "distributed",
     "vision",
     "data",
     "augment",
@@ -26,12 +29,19 @@ STAGES = (
     "probing",
     "settings",
     "feed",
+    "views",
+    "store",
+    "planning",
     "runs",
+    "model",
+    "results",
     "pipeline",
+    "front",
     "demo",
     "cli",
+    "__main__",
 )
-LIGHT = ("probmcl", "probmcl.methods", "probmcl.cli", "probmcl.data.records", "probmcl.data")
+LIGHT = ("probmcl", "probmcl.methods", "probmcl.cli", "probmcl.front", "probmcl.data.records", "probmcl.data")
 VAGUE = {"utils", "util", "common", "core", "helpers", "misc", "base_utils"}
 
 

@@ -7,9 +7,10 @@ import pytest
 
 from made import coloured_records
 from probmcl.data.records import Records
-from probmcl.pipeline import Run, train
+from probmcl.pipeline import train
 from probmcl.probing import ProbeSettings
-from probmcl.settings import EncoderSettings, Settings, method_settings
+from probmcl.results import Run
+from probmcl.settings import Contender, EncoderSettings, Settings, method_settings
 from probmcl.training import Training
 
 pytestmark = pytest.mark.filterwarnings("default::UserWarning")  # the paper's preset says beforehand what may come
@@ -23,9 +24,14 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
 def contrast(records: Records, folder: Path, preset: str) -> Run:
     settings = Settings(
         method="probmcl",
-        method_settings=method_settings("probmcl", preset),
-        encoder=EncoderSettings("test_resnet", image_size=32),
-        training=Training(epochs=12, batch_size=32, learning_rate=3e-3),
+        contenders=(
+            Contender(
+                "probmcl",
+                method_settings("probmcl", preset),
+                Training(epochs=12, batch_size=32, learning_rate=3e-3),
+            ),
+        ),
+        encoder=EncoderSettings("test_resnet", weights=None, image_size=32),
         probe=ProbeSettings(epochs=2, views=0, weight_decays=(1.0,)),
         workers=0,
     )

@@ -1,35 +1,40 @@
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
 
 from made import coloured_records
-from probmcl.data.records import Records
-from probmcl.encoders import Encoder
+from probmcl import pipeline, store
+from probmcl.data.records import LabelSpace, Records
 from probmcl.evaluation import multilabel_metrics
-from probmcl.methods.bce import BCE
-from probmcl.pipeline import Run, train
+from probmcl.model import load
+from probmcl.pipeline import resume, train
 from probmcl.probing import ProbeSettings
-from probmcl.settings import EncoderSettings, Settings, method_settings
-from probmcl.training import Event, Training
+from probmcl.results import Run
+from probmcl.settings import Contender, EncoderSettings, Settings, Tune, method_settings
+from probmcl.training import Checkpoint, Training, features
 from probmcl.training.progress import Bar, Display
 
 
-def settings(method: str, **changes: object) -> Settings:
+def settings(*methods: str, **changes: object) -> Settings:
     small = Settings(
-        method=method,
-        method_settings=method_settings(method),
-        encoder=EncoderSettings("test_resnet", image_size=32),
-        training=Training(epochs=2, batch_size=8, learning_rate=1e-3),
+        method=methods[0] if methods else "probe",
+        contenders=tuple(
+            Contender(method, method_settings(method), Training(epochs=2, batch_size=8, learning_rate=1e-3))
+            for method in methods
+        ),
+        encoder=EncoderSettings("test_resnet", weights=None, image_size=32),
         probe=ProbeSettings(epochs=5, views=1, weight_decays=(1.0, 10.0)),
         workers=0,
     )
@@ -47,7 +52,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
 
 @pytest.fixture(scope="module")
 def bce(records: Records, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(records, settings("bce"), tmp_path_factory.mktemp("runs") / "bce", quiet())
+    return train(records, settings("bce"), tmp_path_factory.mktemp("runs") / "bce", quiet(), tested="all")
 
 
 def read(run: Run, name: str) -> dict[str, object]:
@@ -63,27 +68,28 @@ def test_the_run_folder_holds_what_is_needed_to_use_judge_and_repeat_it(bce: Run
     with (bce.folder / "split.csv").open() as file:
         assert [row["split"] for row in csv.DictReader(file)] == list(records.split)
     about = read(bce, "run.json")
-    assert about["status"] == "finished"
-    assert about["kept"] == bce.kept.name
-    assert about["seed"] == 0
+    assert (about["status"], about["kept"], about["seed"]) == ("finished", bce.kept.name, 0)
+    assert about["candidates"] == [
+        {"name": c.name, "validation_mAP": c.validation["mAP"]} for c in bce.candidates.values()
+    ]
     stages = {json.loads(line)["stage"] for line in (bce.folder / "metrics.jsonl").read_text().splitlines()}
-    assert stages == {"bce", "probe, weight decay 1", "probe, weight decay 10"}
+    probes = {f"{name}, weight decay {d}" for name in ("frozen probe", "bce, re-probed") for d in (1, 10)}
+    assert stages == {"bce", *probes}
     assert (bce.folder / "metrics.csv").read_text().startswith("stage,epoch,step,loss")
+    with Image.open(bce.folder / "views.png") as image:
+        assert min(image.size) > 32
 
 
 def test_what_was_kept_is_the_best_on_validation(bce: Run) -> None:
-    assert set(bce.candidates) == {"own head", "probe"}
+    assert list(bce.candidates) == ["frozen probe", "bce, own head", "bce, re-probed"]
     assert bce.kept.validation["mAP"] == max(c.validation["mAP"] for c in bce.candidates.values())
 
 
 def test_the_saved_model_gives_the_saved_scores_and_these_the_saved_metrics(bce: Run, records: Records) -> None:
     saved = np.load(bce.folder / "predictions" / "test.npz")
     assert saved["paths"].tolist() == [str(records.paths[row]) for row in records.rows("test")]
-    model = BCE(Encoder("test_resnet", image_size=32), records.label_space)
-    model.load_state_dict(load_file(bce.folder / "model.safetensors"))
-    kept = bce.kept.classifier
-    images = torch.randn(3, 3, 32, 32)
-    assert torch.equal(model.eval().logits(images), kept.logits(images))
+    predicted = bce.model.predict([str(path) for path in saved["paths"]])
+    np.testing.assert_allclose(predicted.scores, saved["scores"], atol=1e-5)
     metrics = multilabel_metrics(saved["scores"], saved["labels"], saved["known"])
     evaluation = read(bce, "evaluation.json")
     assert evaluation["mAP"] == pytest.approx(metrics["mAP"])
@@ -92,37 +98,68 @@ def test_the_saved_model_gives_the_saved_scores_and_these_the_saved_metrics(bce:
 
 def test_the_same_settings_give_the_same_scores(bce: Run, records: Records, tmp_path: Path) -> None:
     torch.rand(3)  # whatever else was drawn before
-    again = train(records, settings("bce"), tmp_path / "again", quiet())
+    again = train(records, settings("bce"), tmp_path / "again", quiet(), tested="all")
     assert all(
         torch.equal(again.candidates[name].scores["test"], c.scores["test"]) for name, c in bce.candidates.items()
     )
 
 
+@pytest.mark.parametrize("tune", ["all", "last", "none"])
+def test_test_is_scored_for_what_was_kept_and_for_the_frozen_probe_only(
+    records: Records, tmp_path: Path, tune: Tune
+) -> None:
+    run = train(records, settings("bce", tune=tune), tmp_path / "run", quiet())
+    assert {c.name for c in run.candidates.values() if c.test} == {run.kept.name, "frozen probe"}
+    assert read(run, "run.json")["test_mAP"].keys() == {run.kept.name, "frozen probe"}  # type: ignore[attr-defined]
+    frozen = json.loads((run.folder / "frozen" / "evaluation.json").read_text())
+    assert frozen == run.candidates["frozen probe"].test
+    saved = np.load(run.folder / "predictions" / "test.npz")
+    predicted = run.model.predict(saved["paths"].tolist())
+    np.testing.assert_allclose(predicted.scores, saved["scores"], atol=2e-3)  # stored in half precision
+
+
+def test_a_run_in_parts_trains_only_the_last_stage(records: Records, tmp_path: Path) -> None:
+    run = train(records, settings("bce", tune="last"), tmp_path / "run", quiet(), tested="all")
+    frozen, tuned = run.candidates["frozen probe"].state, run.candidates["bce, own head"].state
+    changed = {key for key in frozen if not torch.equal(frozen[key], tuned[key]) and key.startswith("encoder")}
+    assert changed
+    assert all(key.startswith("encoder.model.layer4.") for key in changed)
+    assert not any("running" in key or "num_batches" in key for key in changed)  # statistics stay
+
+
+def test_an_encoder_that_cannot_be_cut_learns_as_a_whole_and_it_is_said(records: Records, tmp_path: Path) -> None:
+    console = Console(file=StringIO())
+    encoder = EncoderSettings("test_vit", weights=None, image_size=32)
+    train(records, settings("bce", tune="last", encoder=encoder), tmp_path / "run", Display(console))
+    assert "test_vit cannot be cut" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_stored_activations_are_gone_when_the_run_is_finished(records: Records, tmp_path: Path) -> None:
+    run = train(records, settings("bce", tune="last"), tmp_path / "run", quiet())
+    left = {path.name for path in (run.folder / "checkpoints").iterdir()}
+    assert left == {"plan.json", *(f"{name}.safetensors" for name in run.candidates)}
+
+
 def test_training_leaves_the_callers_generator_alone(records: Records, tmp_path: Path) -> None:
     state = torch.get_rng_state()
-    train(records, settings("probe"), tmp_path / "run", quiet())
+    train(records, settings(), tmp_path / "run", quiet())
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_probmcl_keeps_its_mixture_network_apart_from_what_predicts(records: Records, tmp_path: Path) -> None:
     run = train(records, settings("probmcl"), tmp_path / "run", quiet())
     stage_1 = load_file(run.folder / "contrastive" / "model.safetensors")
-    predicts = load_file(run.folder / "model.safetensors")
+    predicts = run.candidates["probmcl, re-probed"].state
     assert any(key.startswith("network.") for key in stage_1)
     assert all(key.startswith(("encoder.", "linear.")) for key in predicts)
     assert all(torch.equal(stage_1[key], value) for key, value in predicts.items() if key.startswith("encoder."))
-    assert set(run.candidates) == {"probe"}
+    assert set(run.candidates) == {"frozen probe", "probmcl, re-probed"}
 
 
 def test_the_probes_own_settings_are_used(records: Records, tmp_path: Path) -> None:
     runs = [
-        train(
-            records,
-            settings("probe", method_settings=method_settings("probe", changes={"loss": x})),
-            tmp_path / x,
-            quiet(),
-        )
-        for x in ("asl", "bce")
+        train(records, settings(probe=ProbeSettings(epochs=5, views=0, loss=loss)), tmp_path / loss, quiet())
+        for loss in ("asl", "bce")
     ]
     assert not torch.equal(runs[0].kept.scores["test"], runs[1].kept.scores["test"])
 
@@ -130,7 +167,7 @@ def test_the_probes_own_settings_are_used(records: Records, tmp_path: Path) -> N
 def test_a_folder_with_something_in_it_is_refused_and_untouched(records: Records, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(FileExistsError, match="not empty"):
-        train(records, settings("probe"), tmp_path, quiet())
+        train(records, settings(), tmp_path, quiet())
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
@@ -146,30 +183,117 @@ def test_a_device_that_is_not_here_is_said(records: Records, tmp_path: Path) -> 
         train(records, settings("bce", device="mps"), tmp_path / "run", quiet())
 
 
-class Impatient(Display):
-    """Presses Ctrl-C in the third training step."""
+class Killed(BaseException):
+    """What no code of ours handles, as a kill is handled by none."""
+
+
+class Deadly(Display):
+    """Dies when a stage has made so many steps."""
+
+    def __init__(self, stage: str, steps: int) -> None:
+        super().__init__(Console(file=StringIO()))
+        self.deadly, self.steps = stage, steps
 
     @contextmanager
     def stage(self, name: str, total: int) -> Iterator[Bar]:
         with super().stage(name, total) as bar:
-            watch = bar.__call__
+            if self.deadly in name:
+                bar.advance = self.die_after(bar.advance)  # type: ignore[method-assign]
+            yield bar
 
-            class Interrupting(Bar):
-                def __call__(self, event: Event) -> None:
-                    watch(event)
-                    if event.step == 3:
-                        raise KeyboardInterrupt
+    def die_after(self, advance: Callable[..., None]) -> Callable[..., None]:
+        left = iter(range(self.steps))
 
-            yield Interrupting(bar.progress, bar.task)
+        def counted(images: int = 0, steps: int = 1) -> None:
+            advance(images, steps)
+            if next(left, None) is None:
+                raise Killed
+
+        return counted
 
 
-def test_an_interrupt_leaves_what_was_reached(records: Records, tmp_path: Path) -> None:
+PHASES = [
+    ("plain views of train", 1),
+    ("plain views of val", 0),
+    ("features for frozen probe", 1),
+    ("fitting frozen probe", 3),
+    ("augmented views of train", 1),
+    ("training bce", 4),
+    ("scoring bce, own head on val", 0),
+    ("features for bce", 0),
+    ("fitting bce", 7),
+    ("training probmcl", 2),
+    ("fitting probmcl", 0),
+    ("plain views of test", 0),
+    ("on test", 0),
+]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(records: Records, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    return train(records, settings("bce", "probmcl", tune="last"), folder, quiet())
+
+
+@pytest.mark.parametrize(("phase", "steps"), PHASES)
+def test_a_kill_in_any_phase_and_a_resume_end_in_the_scores_of_an_undisturbed_run(
+    records: Records, undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, steps: int
+) -> None:
+    monkeypatch.setattr(pipeline, "Checkpoint", partial(Checkpoint, seconds_apart=0.0))
+    monkeypatch.setattr(store, "SECONDS_APART", 0.0)
+    monkeypatch.setattr(pipeline, "CPU_PIXELS", 4 * 32 * 32)
+    monkeypatch.setattr(features, "ROWS_AT_ONCE", 8)
+    asked, folder = settings("bce", "probmcl", tune="last"), tmp_path / "run"
+    with pytest.raises(Killed):
+        train(records, asked, folder, Deadly(phase, steps))
+    torch.rand(3)
+    run = resume(records, asked, folder, quiet())
+    assert run.kept.name == undisturbed.kept.name
+    for name, candidate in undisturbed.candidates.items():
+        assert torch.allclose(run.candidates[name].scores["val"], candidate.scores["val"], atol=1e-5)
+    assert torch.allclose(run.kept.scores["test"], undisturbed.kept.scores["test"], atol=1e-5)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps_of = [(row["stage"], row["step"]) for row in rows]
+    assert len(set(steps_of)) == len(steps_of)
+
+
+def test_a_finished_run_has_nothing_to_resume(records: Records, bce: Run) -> None:
+    before = {path: path.stat().st_mtime_ns for path in bce.folder.rglob("*")}
+    again = resume(records, settings("bce"), bce.folder, quiet())
+    assert again.kept.name == bce.kept.name
+    assert before == {path: path.stat().st_mtime_ns for path in bce.folder.rglob("*")}
+
+
+def test_a_run_goes_on_with_its_own_labels_only(records: Records, bce: Run) -> None:
+    with pytest.raises(ValueError, match="have changed"):
+        resume(replace(records, labels=1 - records.labels), settings("bce"), bce.folder, quiet())
+
+
+def test_an_interrupt_is_written_down_and_what_was_reached_predicts(records: Records, tmp_path: Path) -> None:
+    display = Deadly("training probmcl", 1)
+    display.die_after = lambda advance: interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        train(records, settings("probmcl"), tmp_path / "run", Impatient(Console(file=StringIO())))
+        train(records, settings("probmcl"), tmp_path / "run", display)
     about = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert about["status"] == "interrupted"
-    assert load_file(tmp_path / "run" / "contrastive" / "model.safetensors")
-    assert not (tmp_path / "run" / "model.safetensors").exists()
+    assert (about["status"], about["kept"]) == ("interrupted", "frozen probe")
+    assert load(tmp_path / "run").predict([str(records.paths[0])]).scores.shape == (1, 3)
+
+
+def interrupted(images: int = 0, steps: int = 1) -> None:
+    raise KeyboardInterrupt
+
+
+def test_heads_of_an_earlier_run_are_taken_over_by_name(records: Records, bce: Run, tmp_path: Path) -> None:
+    names = ("blue", "violet", "red")
+    other = replace(records, label_space=LabelSpace.from_labels(names, records.labels))
+    console = Console(file=StringIO(), width=200)
+    encoder = EncoderSettings("test_resnet", weights=str(bce.folder), image_size=32)
+    idle = Contender("bce", method_settings("bce"), Training(epochs=1, batch_size=8, learning_rate=1e-12, ema=0.0))
+    asked = settings("bce", encoder=encoder, contenders=(idle,))
+    run = train(other, asked, tmp_path / "run", Display(console), tested="all")
+    assert "2 of 3; new: violet; not used: green" in console.file.getvalue()  # type: ignore[attr-defined]
+    mine, theirs = run.candidates["bce, own head"].state, load_file(bce.folder / "model.safetensors")
+    assert torch.allclose(mine["linear.weight"][[0, 2]], theirs["linear.weight"][[2, 0]])
 
 
 def test_what_is_not_known_changes_no_result(records: Records, tmp_path: Path) -> None:

@@ -11,9 +11,28 @@ The stages, in the order in which an image passes through them:
 7. `probmcl.methods`: encoder, heads and losses wired together, one file a method
 8. `probmcl.training`: one trainer for all of them
 9. `probmcl.evaluation`: how good the result is
-10. `probmcl.pipeline`: all of it, from records to a run folder
+10. `probmcl.pipeline`: all of it, from records to a run folder; `probmcl.model`: what a run is used for
 
-Importing this package loads none of them.
+The front door is `train` and `load`. Importing this package loads none of it.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from probmcl.front import train
+    from probmcl.model import load
+
+__all__ = ["__version__", "load", "train"]
 __version__ = "0.1.0"
+
+_PLACES = {"train": "probmcl.front", "load": "probmcl.model"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PLACES:
+        from importlib import import_module
+
+        return getattr(import_module(_PLACES[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

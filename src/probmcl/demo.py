@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ from probmcl import runs
 from probmcl.data.digits import write_digits
 from probmcl.data.records import Records
 from probmcl.methods import find_method
-from probmcl.pipeline import Run, train
+from probmcl.pipeline import train
 from probmcl.probing import ProbeSettings
-from probmcl.settings import EncoderSettings, Settings, method_settings
+from probmcl.results import Run
+from probmcl.settings import Contender, EncoderSettings, Settings, method_settings
 from probmcl.training.optim import Training
 from probmcl.training.progress import Display
 
@@ -27,17 +28,11 @@ IMAGES_SEEN = 12_000
 LEARNING_RATE = 3e-3
 """For this encoder from scratch: the better of 3e-3 and 1e-2 on validation, tried with ProbMCL."""
 
-
-TITLES = {
-    "probe": "Untrained encoder: a linear probe on what random weights see",
-    "probmcl": "ProbMCL: contrast between mixtures, then a linear probe",
-    "asl": "ASL: end to end, then a linear probe beside its own head",
-    "bce": "BCE: end to end, then a linear probe beside its own head",
-}
+METHODS = ("probmcl", "asl", "bce")
 
 
-def run_demo(folder: Path, display: Display) -> Iterator[tuple[str, Run]]:
-    """Write the scenes, then train the untrained encoder's probe, ProbMCL, ASL and BCE, each into its own folder."""
+def run_demo(folder: Path, display: Display) -> Run:
+    """Write the scenes into a folder, then probe the untrained encoder and train ProbMCL, ASL and BCE on it."""
     runs.claim(folder)
     display.say(
         f"Scenes of handwritten digits: 10 classes, 64 × 64 pixels, {TRAIN:,} to train on, {VAL} + {TEST} to judge by"
@@ -46,41 +41,44 @@ def run_demo(folder: Path, display: Display) -> Iterator[tuple[str, Run]]:
         records = write_digits(
             folder / "data", train=TRAIN, val=VAL, test=TEST, progress=lambda _: bar.advance(images=1)
         )
-    for method, title in TITLES.items():
-        display.say(title)
-        yield method, train(records, demo_settings(method, records), folder / method, display)
+    return train(records, demo_settings(records), folder / "run", display, tested="all")
 
 
-def demo_settings(method: str, records: Records) -> Settings:
-    """One method on the demo's budget."""
-    per_epoch = len(records.rows("train")) * find_method(method).n_views
+def demo_settings(records: Records) -> Settings:
+    """Every method on the same encoder and the same number of views."""
     return Settings(
-        method=method,
-        method_settings=method_settings(method),
-        encoder=EncoderSettings("test_resnet", image_size=64),
-        training=Training(
-            epochs=IMAGES_SEEN // per_epoch,
-            batch_size=128 // find_method(method).n_views,
-            learning_rate=LEARNING_RATE,
-        ),
+        method="demo",
+        contenders=tuple(_contender(method, len(records.rows("train"))) for method in METHODS),
+        encoder=EncoderSettings("test_resnet", weights=None, image_size=64),
         probe=ProbeSettings(epochs=30, views=1, weight_decays=(0.1, 1.0, 10.0, 100.0)),
+        tune="all",
     )
 
 
-def comparison(method: str, run: Run) -> list[dict[str, Any]]:
-    """What a run reached, a row for each of its classifiers, as fractions on the test split."""
+def _contender(method: str, images: int) -> Contender:
+    n_views = find_method(method).n_views
+    if IMAGES_SEEN % (images * n_views):
+        raise ValueError(f"{images} scenes in {n_views} views do not divide {IMAGES_SEEN:,}: the budgets would differ")
+    training = Training(
+        epochs=IMAGES_SEEN // (images * n_views), batch_size=128 // n_views, learning_rate=LEARNING_RATE
+    )
+    return Contender(method, method_settings(method), training)
+
+
+def comparison(run: Run) -> list[dict[str, Any]]:
+    """What each classifier of a run reached, as fractions on the test split."""
     return [
         {
-            "method": "untrained encoder" if method == "probe" else method,
             "classifier": name,
             "kept": candidate is run.kept,
             "validation_mAP": candidate.validation["mAP"],
             "mAP": candidate.test["mAP"],
             "CF1": candidate.test["at"]["0.5"]["CF1"],
             "OF1": candidate.test["at"]["0.5"]["OF1"],
-            "seconds": round(run.seconds, 1),
+            "seconds": round(candidate.seconds, 1),
         }
         for name, candidate in run.candidates.items()
+        if candidate.test is not None
     ]
 
 
@@ -89,9 +87,9 @@ def table(rows: Sequence[Mapping[str, Any]]) -> Table:
     shown = Table(
         title=f"test split, percent; each method has seen {IMAGES_SEEN:,} views; one seed", title_justify="left"
     )
-    for column in ("method", "classifier", "mAP", "CF1", "OF1", "seconds"):
-        shown.add_column(column, justify="left" if column in ("method", "classifier") else "right")
+    for column in ("classifier", "mAP", "CF1", "OF1", "seconds"):
+        shown.add_column(column, justify="left" if column == "classifier" else "right")
     for row in rows:
         percent = [f"{100 * row[key]:.1f}" for key in ("mAP", "CF1", "OF1")]
-        shown.add_row(row["method"], row["classifier"], *percent, f"{row['seconds']:.0f}")
+        shown.add_row(row["classifier"], *percent, f"{row['seconds']:.0f}")
     return shown

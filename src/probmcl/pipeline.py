@@ -1,176 +1,471 @@
-"""The front door: train a method, fit the probe on it, evaluate, and keep everything in a run folder."""
+"""From records to a run folder: the frozen probe first, then what may beat it, and the best on validation is kept."""
 
 from __future__ import annotations
 
+import copy
+import shutil
 import time
 import warnings
-from dataclasses import dataclass
+import zlib
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from probmcl import runs
 from probmcl.augment import AUGMENTATIONS
 from probmcl.data.images import Preprocessing
-from probmcl.data.loader import ImageBatches
 from probmcl.data.records import SPLITS, Records, Split
-from probmcl.encoders import Encoder
+from probmcl.distributed import barrier, broadcast, first, world
+from probmcl.encoders import Encoder, Extracted, about, halves
 from probmcl.evaluation.evaluate import evaluate, predict
 from probmcl.feed import CPU_PIXELS, GPU_PIXELS, Feed
+from probmcl.files import load_tensors, read_json, save_tensors, whole, write_json
 from probmcl.methods import find_method
-from probmcl.methods.base import Classifier, Method
-from probmcl.methods.probe import Probe
+from probmcl.methods.base import Classifier, LinearClassifier, Method
+from probmcl.planning import Cost, in_words, make_plan, seconds_per_row, seconds_per_step
 from probmcl.probing import Labelled, fit_probe
-from probmcl.settings import Settings
-from probmcl.training import Journal, Watcher, extract, fit
+from probmcl.results import Candidate, Run
+from probmcl.settings import Contender, Settings, find_device, method_settings
+from probmcl.store import Store, labels_of
+from probmcl.training import Checkpoint, Journal, StoredViews, Watcher, extract, fit
 from probmcl.training.progress import Display
+from probmcl.views import views_sheet
+
+FROZEN = "frozen probe"
+SMALL = 10_000
+"""Training images below which random weights are a bad start."""
 
 
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """A classifier that a run may keep: its scores on validation and test, and how good they are."""
+def train(
+    records: Records,
+    settings: Settings,
+    folder: Path,
+    display: Display | None = None,
+    *,
+    source: Mapping[str, Any] | None = None,
+    tested: Literal["kept", "all"] = "kept",
+) -> Run:
+    """Fit a probe on the untouched encoder, train every contender, probe it again, keep the best on validation.
 
-    name: str
-    classifier: Classifier
-    scores: dict[Split, Float[Tensor, "N C"]]
-    validation: dict[str, Any]
-    test: dict[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """A finished run: its folder, every candidate, the one that was kept, and what the collapse monitor had to say."""
-
-    folder: Path
-    candidates: dict[str, Candidate]
-    kept: Candidate
-    alarms: list[str]
-    seconds: float
-
-
-def train(records: Records, settings: Settings, folder: Path, display: Display | None = None) -> Run:
-    """Train a method, fit a linear probe on its encoder, and keep what is better on validation.
-
-    Everything that is needed to use, judge or repeat the run is written into `folder`, which must be new or empty. The
-    test split is scored at the end and decides nothing.
+    Everything that is needed to use, judge, repeat or resume the run is written into `folder`, which must be new or
+    empty. `source` says how the records were read. The test split is scored at the end, decides nothing, and shows what
+    was kept and the frozen probe, or `all` candidates.
     """
     for split in SPLITS:
         if len(records.rows(split)) == 0:
             raise ValueError(f"no image belongs to the {split} split; a run needs some in each of {', '.join(SPLITS)}")
-    settings = settings.resolved()
-    runs.claim(folder)
-    work = _Work(records, settings, folder, display or Display())
-    try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            torch.manual_seed(settings.seed)
-            warnings.showwarning = lambda message, *_: work.display.say(f"  note: {message}")
-            return work.run()
-    except BaseException as error:
-        work.record("interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed")
-        raise
+    settings = replace(settings, device=find_device(settings.device))
+    if first():
+        runs.claim(folder)
+        runs.begin(folder, records, settings, source)
+    return _Work(records, settings, folder, display or Display(), tested).finished()
+
+
+def resume(
+    records: Records,
+    settings: Settings,
+    folder: Path,
+    display: Display | None = None,
+    *,
+    tested: Literal["kept", "all"] = "kept",
+) -> Run:
+    """Go on with a run that was interrupted or killed, from where it was; records and settings must be its own."""
+    runs.refuse_other_records(folder, records)
+    settings = replace(settings, device=find_device(settings.device))
+    work = _Work(records, settings, folder, display or Display(), tested)
+    return work.as_it_is() if work.about["status"] == "finished" else work.finished()
 
 
 class _Work:
-    """One run in the making."""
+    """One run in the making. What a phase found is a file in checkpoints/; one that is there is not computed again."""
 
-    def __init__(self, records: Records, settings: Settings, folder: Path, display: Display) -> None:
+    def __init__(
+        self, records: Records, settings: Settings, folder: Path, display: Display, tested: Literal["kept", "all"]
+    ) -> None:
         self.records, self.settings, self.folder, self.display = records, settings, folder, display
+        self.tested = tested
+        self.checkpoints = folder / "checkpoints"
+        self.about: dict[str, Any] = read_json(folder / "run.json")
+        self.before: float = self.about["seconds"]
         self.started = time.perf_counter()
-        self.about = runs.circumstances(settings.seed)
         self.journal = Journal(folder, say=lambda alarm: display.say(f"  ALARM: {alarm}"))
+        self.journal.alarms += self.about["alarms"]
+        self.candidates: dict[str, Candidate] = {}
+        # What was there at the start: asked once, so that all processes get the same answer.
+        self.there: set[str] = set(broadcast([path.name for path in self.checkpoints.glob("*")] if first() else []))
+
+    def seconds(self) -> float:
+        """How long the run has taken, in all its attempts."""
+        return self.before + time.perf_counter() - self.started
 
     def record(self, status: str) -> None:
         """Write down how the run stands."""
-        seconds = round(time.perf_counter() - self.started, 1)
-        about = {**self.about, "status": status, "seconds": seconds, "alarms": self.journal.alarms}
-        runs.write_json(self.folder / "run.json", about)
-        self.journal.close()
+        names = [{"name": c.name, "validation_mAP": c.validation["mAP"]} for c in self.candidates.values()]
+        kept = self.best() if self.candidates else None
+        self.about |= {
+            "status": status,
+            "seconds": round(self.seconds(), 1),
+            "alarms": self.journal.alarms,
+            "candidates": names,
+            "kept": kept.name if kept else None,
+            "model": {"method": kept.method, "settings": kept.settings} if kept else None,
+        }
+        if first():
+            write_json(self.folder / "run.json", self.about)
+            self.journal.close()
 
-    def run(self) -> Run:
-        """All stages, one after the other."""
-        self.record("running")
-        s, space = self.settings, self.records.label_space
-        encoder = Encoder(s.encoder.name, weights=s.encoder.weights, image_size=s.encoder.image_size)
-        preprocessing = Preprocessing(encoder.image_size, encoder.mean, encoder.std, encoder.interpolation)
-        augmentation = AUGMENTATIONS[s.augment](encoder.image_size)
-        pixels_at_once = CPU_PIXELS if s.device == "cpu" else GPU_PIXELS
-        self.feed = Feed(self.records, preprocessing, augmentation, s.seed, s.workers, pixels_at_once)
-        self._describe(preprocessing)
-        candidates = []
-        method_class = find_method(s.method)
-        if method_class is not Probe:
-            method = method_class(encoder, space, s.method_settings)
-            self._fit(method)
-            if isinstance(method, Classifier):
-                candidates.append(self._candidate("own head", method, self._predict("own head", method, "val")))
-        candidates.append(self._probe(encoder))
-        return self._finish(candidates)
-
-    def _describe(self, preprocessing: Preprocessing) -> None:
-        space = self.records.label_space
-        runs.write_json(self.folder / "config.json", self.settings)
-        runs.write_json(self.folder / "preprocessing.json", preprocessing)
-        runs.write_json(self.folder / "labels.json", {"names": space.names, "counts": space.counts.tolist()})
-        runs.write_split(self.folder / "split.csv", self.records)
-
-    def _fit(self, method: Method) -> None:
-        name, training = self.settings.method, self.settings.training
-        batches = self.feed.training(n_views=method.n_views, batch_size=training.batch_size, epochs=training.epochs)
+    def finished(self) -> Run:
+        """All of it, and a note of how it ended."""
         try:
-            with self.display.stage(f"training {name}", len(batches)) as bar:
-                watchers = (self.journal.stage(name), bar)
-                fit(method, batches, training, device=self.settings.device, watchers=watchers)
-        finally:  # also after an interrupt: what was reached is kept
-            place = "head" if isinstance(method, Classifier) else "contrastive"
-            runs.save_tensors(self.folder / place / "model.safetensors", method.state_dict())
+            with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+                warnings.showwarning = lambda message, *_: self.display.say(f"  note: {message}")
+                return self._run()
+        except BaseException as error:
+            self.record("interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed")
+            raise
 
-    def _probe(self, encoder: Encoder) -> Candidate:
-        s, space = self.settings, self.records.label_space
-        train = self._extract(encoder, "train", self.feed.probing(n_augmented=s.probe.views))
-        validation = self._extract(encoder, "val", self.feed.plain("val"))
-        config = s.method_settings if s.method == "probe" else None
-        with self.display.stage("fitting the probe", s.probe.steps(len(train.labels))) as bar:
+    def as_it_is(self) -> Run:
+        """A run that is finished already."""
+        self.display.say(f"{self.folder} is finished; nothing is left to do")
+        for entry in self.about["candidates"]:
+            self._restore(entry["name"])
+        kept = replace(self.best(), test=read_json(self.folder / "evaluation.json"))
+        self.candidates[kept.name] = kept
+        return Run(self.folder, self.candidates, kept, self.journal.alarms, self.before)
+
+    def best(self) -> Candidate:
+        """Of equals the first: the simpler."""
+        return max(self.candidates.values(), key=lambda candidate: candidate.validation_map)
+
+    def _run(self) -> Run:
+        self.record("running")
+        self._prepare()
+        self._probe(FROZEN, self.part, n_augmented=0, seconds=0.0)
+        for contender in self._plan():
+            self._contend(contender)
+        return self._finish()
+
+    # What the run stands on.
+
+    def _prepare(self) -> None:
+        s = self.settings
+        self._seed("encoder")
+        self.display.say(f"encoder: {about(s.encoder.name)}")
+        e = Encoder(s.encoder.name, weights=s.encoder.weights, image_size=s.encoder.image_size)
+        # Kernels in the order in which processors like to read them: a fifth to a half faster on a CPU.
+        self.encoder = e.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        preprocessing = Preprocessing(e.image_size, e.mean, e.std, e.interpolation)
+        pixels = CPU_PIXELS if s.device == "cpu" else GPU_PIXELS
+        augmentation = AUGMENTATIONS[s.augment](e.image_size)
+        self.feed = Feed(self.records, preprocessing, augmentation, s.seed, s.workers, pixels)
+        self._say_what_runs()
+        if first():
+            write_json(self.folder / "preprocessing.json", preprocessing)
+            whole(self.folder / "views.png", lambda part: views_sheet(self.feed).save(part, format="PNG"))
+        self._cut()
+
+    def _say_what_runs(self) -> None:
+        s, e = self.settings, self.encoder
+        tensors = len(e.state_dict())
+        source = f"matched {tensors} of {tensors} tensors from {s.encoder.weights}" if s.encoder.weights else "random"
+        numbers = " ".join(f"{x:g}" for x in e.mean), " ".join(f"{x:g}" for x in e.std)
+        self.display.say(f"weights {source}; {e.image_size} px, mean {numbers[0]}, std {numbers[1]}, {s.device}")
+        if s.encoder.weights is None and len(self.records.rows("train")) < SMALL:
+            self.display.say(
+                f"  note: random weights and {len(self.records.rows('train')):,} training images; expect little, "
+                "pretrained weights are worth far more than any method"
+            )
+
+    def _cut(self) -> None:
+        """Divide the encoder into what is frozen, whose outputs are stored, and the part that learns."""
+        tune = self.settings.tune
+        cut = halves(self.encoder) if tune == "last" else None
+        if tune == "last" and cut is None:
+            self.display.say(f"  note: {self.encoder.name} cannot be cut before its last stage; all of it learns")
+            tune = "all"
+        self.tune = tune
+        self.part: Encoder | Extracted
+        if cut is not None:
+            self.part = cut.tail
+            self.store = self._store("activations", cut.trunk, torch.float16)
+        elif tune == "none":
+            self.part = Extracted(self.encoder.features)
+            self.store = self._store("activations", self.encoder, torch.float32)
+        else:
+            self.part = self.encoder
+
+    def _store(self, name: str, network: nn.Module, dtype: torch.dtype) -> Store:
+        s = self.settings
+        stored = max([s.stored_views, s.probe.views] + [find_method(c.method).n_views - 1 for c in s.contenders])
+        return Store(
+            self.feed,
+            network,
+            self.checkpoints / name,
+            n_augmented=stored,
+            dtype=dtype,
+            device=s.device,
+            stage=self.display.stage,
+        )
+
+    # The phases.
+
+    def _plan(self) -> tuple[Contender, ...]:
+        """Which contenders are trained, for how many epochs; measured once, then kept to."""
+        path = self.checkpoints / "plan.json"
+        if path.name not in self.there:
+            shared, costs = self._costs()
+            plan = make_plan(costs, shared=shared, spent=self.seconds(), budget=self.settings.budget)
+            if first():
+                write_json(path, plan)
+        plan = broadcast(read_json(path) if first() else {})
+        for line in plan["said"]:
+            self.display.say(line)
+        return tuple(
+            replace(c, training=replace(c.training, epochs=plan["epochs"][c.name]))
+            for c in self.settings.contenders
+            if c.name in plan["epochs"]
+        )
+
+    def _costs(self) -> tuple[float, list[Cost]]:
+        """Seconds that come once whatever is trained, and what each contender costs."""
+        s, size = self.settings, self.encoder.image_size
+        images = {split: len(self.records.rows(split)) for split in SPLITS}
+        rows = max(1, self.feed.pixels_at_once // size**2)
+        look = seconds_per_row(self.encoder, torch.rand(rows, 3, size, size, device=s.device)) / world()
+        probed = (1 + s.probe.views) * images["train"] + images["val"]
+        if self.tune == "all":
+            shared, once = look * 2 * images["test"], look * (probed + images["val"])
+        else:
+            shared, once = look * (self.store.n_augmented * images["train"] + images["test"]), 0.0
+        once += self.candidates[FROZEN].seconds
+        return shared, [self._cost(contender, once) for contender in s.contenders]
+
+    def _cost(self, contender: Contender, once: float) -> Cost:
+        training, space = contender.training, self.records.label_space
+        method = find_method(contender.method)(copy.deepcopy(self.part), space, contender.settings)
+        images = len(self.records.rows("train"))
+        shown = max(1, min(training.batch_size, images) // world())
+        size = self.encoder.image_size
+        shape = (3, size, size) if self.tune == "all" else self.store.shape
+        views = torch.rand(method.n_views, shown, *shape, device=self.settings.device)
+        step = seconds_per_step(method, views, torch.zeros(shown, len(space), device=views.device), training)
+        epoch = step * max(1, images // (shown * world()))
+        return Cost(contender.name, epoch, once, method.n_views, training.epochs)
+
+    def _contend(self, contender: Contender) -> None:
+        method, seconds = self._trained(contender)
+        if isinstance(method, Classifier):
+            self._judge(f"{contender.name}, own head", contender, method, seconds)
+        self._probe(f"{contender.name}, re-probed", method.encoder, self.settings.probe.views, seconds)
+
+    def _trained(self, contender: Contender) -> tuple[Method, float]:
+        """The contender's method after training, and how long that took."""
+        name, training = contender.name, contender.training
+        path = self.checkpoints / f"trained {name}.safetensors"
+        self._seed(name)
+        method = find_method(contender.method)(copy.deepcopy(self.part), self.records.label_space, contender.settings)
+        if path.name in self.there:
+            state, facts = load_tensors(path)
+            method.load_state_dict(state)
+            return method.to(self.settings.device).eval(), facts["seconds"]
+        self._take_over(method)
+        source = self.feed if self.tune == "all" else self.store
+        batches = source.training(n_views=method.n_views, batch_size=training.batch_size, epochs=training.epochs)
+        started, checkpoint = time.perf_counter(), Checkpoint(self.checkpoints / f"training {name}.safetensors")
+        with self.display.stage(f"training {name}, learning rate {training.learning_rate:g}", len(batches)) as bar:
+            watchers: list[Watcher] = [self.journal.stage(name), bar] if first() else []
+            fit(method, batches, training, device=self.settings.device, watchers=watchers, checkpoint=checkpoint)
+        seconds = time.perf_counter() - started
+        if first():
+            if not isinstance(method, Classifier):  # of which nothing else would be left
+                file = "model" if name == contender.method else name
+                save_tensors(self.folder / "contrastive" / f"{file}.safetensors", self._whole(method))
+            save_tensors(path, method.state_dict(), {"seconds": seconds})
+            checkpoint.path.unlink(missing_ok=True)
+        return method, seconds
+
+    def _take_over(self, method: Method) -> None:
+        """Begin with the linear layer of the run that the weights come from, for the classes that it knows by name."""
+        earlier = Path(self.settings.encoder.weights or "")
+        if not (earlier / "labels.json").is_file():
+            return
+        names, known = self.records.label_space.names, read_json(earlier / "labels.json")["names"]
+        common = [name for name in names if name in known]
+        new, unused = [name for name in names if name not in known], [name for name in known if name not in names]
+        self.display.say(f"  classes that {earlier} knows: {len(common)} of {len(names)}; {_rest(new, unused)}")
+        tensors, _ = load_tensors(earlier / "model.safetensors")
+        if isinstance(method, LinearClassifier) and "linear.weight" in tensors and common:
+            mine, theirs = [names.index(name) for name in common], [known.index(name) for name in common]
+            with torch.no_grad():
+                method.linear.weight[mine] = tensors["linear.weight"][theirs]
+                method.linear.bias[mine] = tensors["linear.bias"][theirs]
+
+    def _judge(self, name: str, contender: Contender, method: Classifier, seconds: float) -> None:
+        """A method's own head, on validation."""
+        if self._restored(name):
+            return
+        source = self.feed if self.tune == "all" else self.store
+        scores = self._predicted(f"scoring {name} on val", method, source.plain("val"))
+        self._candidate(name, contender.method, contender.settings, self._whole(method), scores, seconds)
+
+    def _probe(self, name: str, part: Encoder | Extracted, n_augmented: int, seconds: float) -> None:
+        """A linear probe on what an encoder makes of the images."""
+        if self._restored(name):
+            return
+        s, space, started = self.settings, self.records.label_space, time.perf_counter()
+        store, network = self._outputs(name, part)
+        phases: dict[Split, StoredViews] = {"train": store.probing(n_augmented=n_augmented), "val": store.plain("val")}
+        with self.display.stage(f"features for {name}", sum(map(len, phases.values()))) as bar:
+            train, val = (
+                Labelled(extract(network, batches, device=s.device, done=bar.advance), *labels_of(self.records, split))
+                for split, batches in phases.items()
+            )
+        with self.display.stage(f"fitting {name}", s.probe.steps(len(train.labels))) as bar:
 
             def watchers(weight_decay: float) -> list[Watcher]:
-                return [self.journal.stage(f"probe, weight decay {weight_decay:g}"), bar]
+                return [self.journal.stage(f"{name}, weight decay {weight_decay:g}"), bar] if first() else []
 
-            fitted = fit_probe(train, validation, space, s.probe, config, seed=s.seed, watchers=watchers)
-        self.about["probe_weight_decay"] = fitted.weight_decay
+            self._seed(name)
+            fitted = fit_probe(train, val, space, s.probe, seed=s.seed, watchers=watchers)
         with torch.inference_mode():
-            scores = fitted.probe.logits(validation.features[0]).sigmoid()
-        return self._candidate("probe", fitted.probe.on(encoder, space), scores)
+            scores = fitted.probe.logits(val.features[0]).sigmoid()
+        probe = fitted.probe.on(copy.deepcopy(part), space)  # a copy, since a probe freezes what it is on
+        seconds += time.perf_counter() - started
+        self._candidate(name, "probe", probe.config, self._whole(probe), scores, seconds, fitted.weight_decay)
 
-    def _extract(self, encoder: Encoder, split: Split, batches: ImageBatches) -> Labelled:
-        with self.display.stage(f"features of {split}", len(batches)) as bar:
-            features = extract(encoder, batches, device=self.settings.device, done=bar.advance)
-        return Labelled(features, *self._labels(split))
+    def _outputs(self, name: str, part: Encoder | Extracted) -> tuple[Store, Encoder | Extracted]:
+        """Where what a part starts from is stored, and what is still to be done to it."""
+        if self.tune != "all":
+            return self.store, part
+        assert isinstance(part, Encoder)
+        return self._store(f"features for {name}", part, torch.float32), Extracted(self.encoder.features)
 
-    def _labels(self, split: Split) -> tuple[Tensor, Tensor]:
-        rows = self.records.rows(split)
-        return torch.from_numpy(self.records.labels[rows]).float(), torch.from_numpy(self.records.known[rows])
+    # Candidates.
 
-    def _predict(self, name: str, classifier: Classifier, split: Split) -> Float[Tensor, "N C"]:
-        batches = self.feed.plain(split)
-        with self.display.stage(f"scoring {name} on {split}", len(batches)) as bar:
+    def _candidate(
+        self,
+        name: str,
+        method: str,
+        settings: Any,
+        state: Mapping[str, Tensor],
+        scores: Float[Tensor, "N C"],
+        seconds: float,
+        weight_decay: float | None = None,
+    ) -> None:
+        """Judge scores on validation, remember all of it, and put the best so far where it can be used."""
+        result = self._evaluated("val", scores)
+        facts = {"method": method, "settings": settings, "validation": result, "seconds": seconds}
+        if first():
+            tensors = {f"state.{key}": value for key, value in state.items()}
+            about_it = facts | {"weight_decay": weight_decay}
+            save_tensors(self.checkpoints / f"{name}.safetensors", tensors | {"scores": scores}, about_it)
+        self.candidates[name] = Candidate(name, method, settings, state, {"val": scores}, result, seconds)
+        self._use_the_best()
+
+    def _restored(self, name: str) -> bool:
+        """Take a candidate from its file, if it was finished before."""
+        if f"{name}.safetensors" not in self.there:
+            return False
+        self._restore(name)
+        self._use_the_best()
+        return True
+
+    def _restore(self, name: str) -> None:
+        tensors, facts = load_tensors(self.checkpoints / f"{name}.safetensors")
+        scores = tensors.pop("scores")
+        state = {key.removeprefix("state."): value for key, value in tensors.items()}
+        settings = method_settings(facts["method"], changes=facts["settings"])
+        self.candidates[name] = Candidate(
+            name, facts["method"], settings, state, {"val": scores}, facts["validation"], facts["seconds"]
+        )
+
+    def _use_the_best(self) -> None:
+        """Put the best so far where it predicts, if it is the newest."""
+        newest, best = list(self.candidates.values())[-1], self.best()
+        if first() and best is newest:
+            save_tensors(self.folder / "model.safetensors", best.state)
+            runs.write_predictions(self.folder / "predictions", self.records, "val", best.scores["val"])
+        self.record("running")
+        saved = f"; saved, {self.folder} can predict now" if best is newest else ""
+        self.display.say(f"{newest.name}: validation mAP {newest.validation_map:.4f}{saved}")
+
+    def _whole(self, method: Method) -> dict[str, Tensor]:
+        """A method's state on the whole encoder: what was frozen, and what was learned in place of the rest."""
+        frozen = {f"encoder.{key}": value for key, value in self.encoder.state_dict().items()}
+        return frozen | method.state_dict()
+
+    def _classifier(self, candidate: Candidate) -> Classifier:
+        """A candidate on the part of the encoder that is not stored."""
+        part = copy.deepcopy(self.part)
+        classifier = find_method(candidate.method)(part, self.records.label_space, candidate.settings)
+        assert isinstance(classifier, Classifier)
+        classifier.load_state_dict({key: candidate.state[key] for key in classifier.state_dict()})
+        return classifier
+
+    def _predicted(self, stage: str, classifier: Classifier, batches: Any) -> Float[Tensor, "N C"]:
+        with self.display.stage(stage, len(batches)) as bar:
             return predict(classifier, batches, device=self.settings.device, done=bar.advance)
 
-    def _candidate(self, name: str, classifier: Classifier, validation: Float[Tensor, "N C"]) -> Candidate:
-        scores: dict[Split, Tensor] = {"val": validation, "test": self._predict(name, classifier, "test")}
-        names = self.records.label_space.names
-        results = {s: evaluate(x, *self._labels(s), names=names, split=s) for s, x in scores.items()}
-        return Candidate(name, classifier, scores, results["val"], results["test"])
+    def _evaluated(self, split: Split, scores: Float[Tensor, "N C"]) -> dict[str, Any]:
+        return evaluate(scores, *labels_of(self.records, split), names=self.records.label_space.names, split=split)
 
-    def _finish(self, candidates: list[Candidate]) -> Run:
-        kept = max(candidates, key=lambda candidate: candidate.validation["mAP"] or 0.0)
-        runs.save_tensors(self.folder / "model.safetensors", kept.classifier.state_dict())
-        for split, scores in kept.scores.items():
-            runs.write_predictions(self.folder / "predictions", self.records, split, scores)
-        runs.write_json(self.folder / "evaluation.json", kept.test)
-        validation = [{"name": c.name, "validation_mAP": c.validation["mAP"]} for c in candidates]
-        self.about |= {"candidates": validation, "kept": kept.name}
+    # The end.
+
+    def _finish(self) -> Run:
+        kept = self.best()
+        shown = self.candidates if self.tested == "all" else dict.fromkeys([kept.name, FROZEN])
+        for name in shown:
+            self.candidates[name] = self._with_test(self.candidates[name])
+        kept, frozen = self.candidates[kept.name], self.candidates[FROZEN]
+        self.about["test_mAP"] = {c.name: c.test["mAP"] for c in self.candidates.values() if c.test}
+        if first():
+            self._write(kept, self.folder)
+            self._write(frozen, self.folder / "frozen")
+        self._clean()
         self.record("finished")
-        seconds = time.perf_counter() - self.started
-        return Run(self.folder, {c.name: c for c in candidates}, kept, self.journal.alarms, seconds)
+        self._say_the_end(kept, frozen)
+        return Run(self.folder, self.candidates, kept, self.journal.alarms, self.seconds())
+
+    def _with_test(self, candidate: Candidate) -> Candidate:
+        source = self.feed if self.tune == "all" else self.store
+        scores = self._predicted(f"scoring {candidate.name} on test", self._classifier(candidate), source.plain("test"))
+        return replace(candidate, scores={**candidate.scores, "test": scores}, test=self._evaluated("test", scores))
+
+    def _write(self, candidate: Candidate, folder: Path) -> None:
+        for split, scores in candidate.scores.items():
+            runs.write_predictions(folder / "predictions", self.records, split, scores)
+        write_json(folder / "evaluation.json", candidate.test)
+
+    def _clean(self) -> None:
+        """Delete what only a run in the making needs."""
+        barrier()
+        if not first():
+            return
+        for path in self.checkpoints.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name.startswith(("trained ", "training ")):
+                path.unlink()
+
+    def _say_the_end(self, kept: Candidate, frozen: Candidate) -> None:
+        others = sorted((c for c in self.candidates.values() if c is not kept), key=lambda c: -c.validation_map)
+        beside = "".join(f"; {c.name} {c.validation_map:.3f}" for c in others)
+        self.display.say(f"kept: {kept.name} (val mAP {kept.validation_map:.3f}{beside})")
+        tested = self.about["test_mAP"]
+        against = "" if kept is frozen else f" (frozen probe {tested[FROZEN] or 0.0:.3f})"
+        took = in_words(self.seconds())
+        self.display.say(f"test mAP {tested[kept.name] or 0.0:.3f}{against}; {took}; everything is in {self.folder}")
+        self.display.say(f"next: probmcl predict {self.folder} IMAGES --out predictions.csv")
+
+    def _seed(self, phase: str) -> None:
+        """Draws of a phase depend on the seed and on its name, not on what was computed before it."""
+        torch.manual_seed(zlib.crc32(f"{self.settings.seed} {phase}".encode()))
+
+
+def _rest(new: list[str], unused: list[str]) -> str:
+    return f"new: {', '.join(new) or 'none'}; not used: {', '.join(unused) or 'none'}"

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import datetime
+import hashlib
 import importlib.metadata
 import io
-import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import save_file
 from torch import Tensor
 
 from probmcl import __version__
 from probmcl.data.records import Records, Split
+from probmcl.files import read_json, whole, write_json, write_text
 
 
 def claim(folder: Path) -> None:
@@ -45,17 +44,35 @@ def new_folder(parent: Path, name: str) -> Path:
     raise FileExistsError(f"{parent}: ten thousand runs of today; choose another folder")
 
 
-def write_json(path: Path, content: object) -> None:
-    """Write JSON; dataclasses become objects, paths strings."""
-    text = json.dumps(content, indent=2, default=_plain)
-    _whole(path, lambda part: part.write_text(text + "\n", encoding="utf-8"))
+def begin(folder: Path, records: Records, settings: Any, source: Mapping[str, Any] | None) -> None:
+    """Write down what a run starts from; `source` says how the records were read."""
+    space = records.label_space
+    write_json(folder / "config.json", settings)
+    write_json(folder / "labels.json", {"names": space.names, "counts": space.counts.tolist()})
+    write_split(folder / "split.csv", records)
+    about = circumstances(settings.seed)
+    write_json(
+        folder / "run.json",
+        about | {"data": source, "records": fingerprint(records), "status": "running", "seconds": 0.0, "alarms": []},
+    )
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors as safetensors."""
-    state = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    _whole(path, lambda part: save_file(state, part))
+def fingerprint(records: Records) -> str:
+    """The same for the same images with the same labels in the same splits."""
+    digest = hashlib.sha256()
+    for part in (map(str, records.paths), records.split, records.label_space.names):
+        digest.update("\n".join(part).encode())
+    digest.update((records.labels * records.known).tobytes())
+    digest.update(records.known.tobytes())
+    return digest.hexdigest()
+
+
+def refuse_other_records(folder: Path, records: Records) -> None:
+    """A run goes on with the images and labels it began with, or not at all."""
+    if fingerprint(records) != read_json(folder / "run.json")["records"]:
+        raise ValueError(
+            f"{folder}: its images, labels or splits have changed since it began; put them back, or start a new run"
+        )
 
 
 def write_split(path: Path, records: Records) -> None:
@@ -64,13 +81,12 @@ def write_split(path: Path, records: Records) -> None:
     table = csv.writer(text)
     table.writerow(["path", "split"])
     table.writerows(zip(records.paths, records.split, strict=True))
-    _whole(path, lambda part: part.write_text(text.getvalue(), encoding="utf-8", newline=""))
+    write_text(path, text.getvalue())
 
 
 def write_predictions(folder: Path, records: Records, split: Split, scores: Tensor) -> None:
     """What was predicted and what is true of every image of a split."""
     rows = records.rows(split)
-    folder.mkdir(exist_ok=True)
     content = {
         "paths": np.array([str(records.paths[row]) for row in rows]),
         "scores": scores.numpy(),
@@ -82,7 +98,7 @@ def write_predictions(folder: Path, records: Records, split: Split, scores: Tens
         with part.open("wb") as file:
             np.savez_compressed(file, **content)
 
-    _whole(folder / f"{split}.npz", write)
+    whole(folder / f"{split}.npz", write)
 
 
 def circumstances(seed: int) -> dict[str, Any]:
@@ -108,17 +124,3 @@ def _commit() -> str | None:
         return subprocess.run(git, capture_output=True, text=True, check=True, timeout=5).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _plain(value: object) -> object:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return dataclasses.asdict(value)
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"{type(value).__name__} has no place in JSON")
-
-
-def _whole(path: Path, write: Callable[[Path], object]) -> None:
-    part = path.with_name(f".{path.name}.part")
-    write(part)
-    part.replace(path)

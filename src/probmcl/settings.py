@@ -1,22 +1,36 @@
-"""Everything that decides a run, in one frozen place, and the TOML files that say it."""
+"""Everything that decides a run, in one frozen place, and the TOML files and flags that say it."""
 
 from __future__ import annotations
 
 import dataclasses
+import re
+import sys
 import tomllib
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 import torch
 
 from probmcl.augment import AUGMENTATIONS
-from probmcl.methods import find_method
+from probmcl.methods import METHODS, find_method
+from probmcl.methods.base import Classifier
 from probmcl.nearest import suggestion
 from probmcl.probing import ProbeSettings
 from probmcl.training.optim import Training
+
+AUTO = ("bce", "probmcl")
+"""What `auto` trains, in this order, beside the frozen probe that comes first (docs/decisions/0004)."""
+
+CPU_ENCODER, GPU_ENCODER = "tf_efficientnet_lite0", "tresnet_m"
+
+USUAL_VIEWS = 12
+"""Times that a contender sees each image where nothing else is said."""
+
+Tune = Literal["all", "last", "none"]
 
 
 @dataclass(frozen=True)
@@ -25,37 +39,63 @@ class EncoderSettings:
 
     Attributes:
         name: any model of timm.
-        weights: None for random numbers, `pretrained` for timm's own, or the path of a safetensors file.
+        weights: `pretrained` for timm's own, None for random numbers, or the path of a safetensors file or of a run.
         image_size: side of the square input; None takes the encoder's own.
     """
 
     name: str
-    weights: str | None = None
+    weights: str | None = "pretrained"
     image_size: int | None = None
 
 
 @dataclass(frozen=True)
-class Settings:
-    """One run: a method and its own settings, an encoder, how both stages are trained.
+class Contender:
+    """A method that is trained, then judged against the frozen probe.
 
     Attributes:
         method: a name in `METHODS`, or `my_package.my_file:MyMethod`.
-        method_settings: the method's own settings.
+        settings: the method's own.
+        training: how it is trained.
+        name: what it is called in this run, by default as its method; two contenders of one method need two.
+    """
+
+    method: str
+    settings: Any
+    training: Training
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            object.__setattr__(self, "name", self.method)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One run: what is trained, on which encoder, and how.
+
+    Attributes:
+        method: what was asked for, `auto` or a method.
+        contenders: what that means; nothing where the frozen probe is all.
         encoder: which one, from which weights.
-        training: of the method itself.
-        probe: of the linear probe that follows.
-        augment: a name in `AUGMENTATIONS`; both stages use it.
+        probe: of the linear probes on the untouched encoder and on what each contender made of it.
+        augment: a name in `AUGMENTATIONS`, for training and probes.
+        tune: how much of the encoder learns: all of it, its last stage, or none of it.
+        stored_views: with `last` and `none`, augmented views of each training image that are computed once and learned
+            from, beside the plain one.
+        budget: seconds that the whole run may take; it then decides the epochs.
         seed: of everything that is drawn.
         workers: processes that decode and augment.
         device: where it is computed; `auto` takes a CUDA device where there is one, and else the CPU.
     """
 
     method: str
-    method_settings: Any
+    contenders: tuple[Contender, ...]
     encoder: EncoderSettings
-    training: Training = field(default_factory=Training)
     probe: ProbeSettings = field(default_factory=ProbeSettings)
     augment: Literal["light", "paper", "none"] = "light"
+    tune: Tune = "all"
+    stored_views: int = 2
+    budget: float | None = None
     seed: int = 0
     workers: int = 2
     device: str = "auto"
@@ -65,23 +105,35 @@ class Settings:
             raise SettingsError(f"augment={self.augment!r}; {suggestion(self.augment, AUGMENTATIONS)}")
         if self.workers < 0:
             raise SettingsError(f"workers={self.workers}; 0 decodes in the main process, 2 beside it")
-
-    def resolved(self) -> Settings:
-        """The same with the device that `auto` stands for here; a device that is not here is an error."""
-        device = self.device
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
-        kind = torch.device(device).type
-        if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.mps.is_available()):
-            raise SettingsError(f"device={self.device!r}, but this machine or this build of torch has none; try 'cpu'")
-        return dataclasses.replace(self, device=device)
+        if self.stored_views < 1:
+            raise SettingsError(f"stored_views={self.stored_views}; a contrast needs 1 or more beside the plain view")
+        if self.budget is not None and self.budget <= 0:
+            raise SettingsError(f"budget={self.budget}: give seconds above 0")
+        if self.seed < 0:
+            raise SettingsError(f"seed={self.seed}; give 0 or more")
+        names = [contender.name for contender in self.contenders]
+        if len(set(names)) < len(names):
+            raise SettingsError(f"contenders {', '.join(names)}: give each another name")
 
 
 class SettingsError(ValueError):
-    """A settings file says something that cannot be understood; the message names the file and the key."""
+    """Something was asked for that cannot be understood or is not there; the message says what there is."""
 
 
-def method_settings(name: str, preset: str = "default", changes: dict[str, Any] | None = None) -> Any:
+def find_device(name: str) -> str:
+    """The device that `auto` stands for here, or the one named; one that is not here is an error."""
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(name).type
+    except RuntimeError as error:
+        raise SettingsError(f"device={name!r}: {str(error).splitlines()[0]}; give auto, cpu, cuda or mps") from error
+    if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.mps.is_available()):
+        raise SettingsError(f"device={name!r}, but this machine or this build of torch has none; try 'cpu'")
+    return name
+
+
+def method_settings(name: str, preset: str = "default", changes: Mapping[str, Any] | None = None) -> Any:
     """The settings of a method: a preset of its, with changes by key.
 
     >>> method_settings("probmcl", "paper", {"threshold": 0.5}).threshold
@@ -91,37 +143,130 @@ def method_settings(name: str, preset: str = "default", changes: dict[str, Any] 
     if preset not in presets:
         raise SettingsError(f"method {name!r} has no preset {preset!r}; {suggestion(preset, presets)}")
     default = presets[preset]
-    given = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)} | (changes or {})
+    given = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)} | dict(changes or {})
     return _convert(given, type(default), where=f"settings of {name}")
 
 
-def read_recipe(path: Path) -> Settings:
-    """The run that a TOML file describes.
+def usual_training(method: str, tune: Tune) -> dict[str, Any]:
+    """What works for a method of this kind where nothing else is said (docs/decisions/0004)."""
+    kind = find_method(method)
+    epochs = max(1, USUAL_VIEWS // kind.n_views)
+    if issubclass(kind, Classifier):
+        learning_rate = 3e-4 if tune == "all" else 1e-3
+        return {"epochs": epochs, "batch_size": 64, "learning_rate": learning_rate, "head_factor": 3.0}
+    return {"epochs": epochs, "batch_size": 128, "learning_rate": 3e-4}
 
-    Top-level keys are those of `Settings`, but that a method's settings are a `preset` and a table `[settings]` of
-    changes to it. They are read only once the method is known: a key of another method is an error.
+
+def seconds(text: str) -> float:
+    """A length of time in seconds, from 90s, 30m, 1.5h, 1h30m or a plain number of minutes.
+
+    >>> seconds("30m"), seconds("1h30m")
+    (1800.0, 5400.0)
     """
+    parts = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?", text.strip().lower())
+    try:
+        if parts is None or not any(parts.groups()):
+            raise ValueError(text)
+        total = sum(float(number or 0) * unit for number, unit in zip(parts.groups(), (3600, 60, 1), strict=True))
+    except ValueError:
+        raise SettingsError(f"budget {text!r}: give hours, minutes or seconds, as in 30m, 1h30m or 90s") from None
+    if total <= 0:
+        raise SettingsError(f"budget {text!r}: give more than nothing, as in 30m")
+    return total
+
+
+def read_recipe(path: Path) -> dict[str, Any]:
+    """What a TOML file says of a run, for `make_settings`."""
     with path.open("rb") as file:
         try:
-            given = tomllib.load(file)
+            return tomllib.load(file)
         except tomllib.TOMLDecodeError as error:
             raise SettingsError(f"{path}: {error}") from error
-    try:
-        own = method_settings(*_of_the_method(given))
-        settings: Settings = _convert(given | {"method_settings": own}, Settings, where="recipe")
-    except ValueError as error:
-        raise SettingsError(f"{path}: {error}") from error
+
+
+def make_settings(given: Mapping[str, Any]) -> Settings:
+    """The run that a recipe or flags describe; whatever they do not say has a default that fits the rest.
+
+    Keys are those of `Settings`, but that the contenders follow from `method`, a `preset`, a table `settings` of
+    changes to it and a table `training`. A method's settings are read only once it is known: a key of another is an
+    error.
+
+    >>> make_settings({"method": "bce", "training": {"epochs": 3}}).contenders[0].training.epochs
+    3
+    """
+    keys = dict(given)
+    method, preset, changes = keys.pop("method", "auto"), keys.pop("preset", "default"), keys.pop("settings", {})
+    training, encoder = keys.pop("training", {}), keys.pop("encoder", {})
+    _check_kinds(method, preset, changes, training, encoder)
+    if "contenders" in keys:
+        raise SettingsError("no key 'contenders'; say a method, its [settings] and its [training]")
+    if keys.get("budget") is not None and "epochs" in training:
+        raise SettingsError("a budget and a number of epochs are both given; the budget decides the epochs, give one")
+    if isinstance(keys.get("budget"), str):
+        keys["budget"] = seconds(keys["budget"])
+    keys["device"] = find_device(keys.get("device", "auto"))
+    on_cpu = keys["device"] == "cpu"
+    keys.setdefault("tune", "last" if on_cpu else "all")
+    if keys["tune"] not in get_args(Tune):
+        raise SettingsError(f"tune={keys['tune']!r}; {suggestion(str(keys['tune']), get_args(Tune))}")
+    keys["encoder"] = {"name": CPU_ENCODER if on_cpu else GPU_ENCODER} | _with_none(encoder)
+    keys["probe"] = dict(keys.get("probe", {}))
+    if method == "probe":
+        keys["probe"]["loss"] = method_settings("probe", preset, changes).loss
+    contenders = _contenders(method, preset, changes, training, keys["tune"])
+    settings: Settings = _convert({**keys, "method": method, "contenders": contenders}, Settings, where="settings")
     return settings
 
 
-def _of_the_method(given: dict[str, Any]) -> tuple[str, str, dict[str, Any]]:
-    """The method's name, preset and changes; all but the name are taken out of what was given."""
-    if "method_settings" in given:
-        raise SettingsError("no key 'method_settings'; a method's own settings stand in a table [settings]")
-    name, preset, changes = given.get("method"), given.pop("preset", "default"), given.pop("settings", {})
-    if not isinstance(name, str) or not isinstance(preset, str) or not isinstance(changes, dict):
-        raise SettingsError('say method = "probmcl", perhaps preset = "paper", and changes in a table [settings]')
-    return name, preset, changes
+def settings_of_run(config: Mapping[str, Any]) -> Settings:
+    """The settings that a run folder's config.json holds.
+
+    A method from outside this package has to be imported already: no code runs because a folder names it.
+    """
+    for contender in config["contenders"]:
+        module = contender["method"].partition(":")[0]
+        if contender["method"] not in METHODS and module not in sys.modules:
+            raise SettingsError(f"the run's method {contender['method']!r} is not of this package; import it first")
+    contenders = tuple(
+        Contender(c["method"], method_settings(c["method"], changes=c["settings"]), Training(**c["training"]), c["name"])
+        for c in config["contenders"]
+    )
+    settings: Settings = _convert({**config, "contenders": contenders}, Settings, where="config.json")
+    return settings
+
+
+def _contenders(
+    method: str, preset: str, changes: dict[str, Any], training: dict[str, Any], tune: Tune
+) -> tuple[Contender, ...]:
+    if method == "probe":
+        return ()
+    if method == "auto" and (changes or preset != "default"):
+        what = f"settings {', '.join(changes)}" if changes else f"preset {preset!r}"
+        raise SettingsError(f"{what} belong to one method; name it, method 'probmcl' for example, instead of 'auto'")
+    return tuple(
+        Contender(name, method_settings(name, preset, changes), _training(name, training, tune, method))
+        for name in (AUTO if method == "auto" else (method,))
+    )
+
+
+def _training(name: str, given: dict[str, Any], tune: Tune, asked: str) -> Training:
+    """A contender's training; under `auto`, an epoch is two views of each image, whatever the method takes at once."""
+    changes = dict(given)
+    if asked == "auto" and isinstance(changes.get("epochs"), int):
+        changes["epochs"] = max(1, 2 * changes["epochs"] // find_method(name).n_views)
+    training: Training = _convert(usual_training(name, tune) | changes, Training, where="training")
+    return training
+
+
+def _check_kinds(method: object, preset: object, *tables: object) -> None:
+    if not isinstance(method, str) or not isinstance(preset, str) or not all(isinstance(t, dict) for t in tables):
+        raise SettingsError(
+            'say method = "probmcl", perhaps preset = "paper", and changes in tables [settings], [training], [encoder]'
+        )
+
+
+def _with_none(encoder: dict[str, Any]) -> dict[str, Any]:
+    return encoder | ({"weights": None} if encoder.get("weights") == "none" else {})
 
 
 def _convert(given: dict[str, Any], kind: type[Any], where: str) -> Any:

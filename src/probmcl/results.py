@@ -1,0 +1,56 @@
+"""What a run comes to: its candidates and the one that was kept. Importing this loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from probmcl.data.records import Split
+
+if TYPE_CHECKING:
+    from jaxtyping import Float
+    from torch import Tensor
+
+    from probmcl.model import Model
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A classifier that a run may keep: what it is, its weights, its scores, and how good they are.
+
+    `scores` and `test` have the test split only after that was scored.
+    """
+
+    name: str
+    method: str
+    settings: Any
+    state: Mapping[str, Tensor]
+    scores: Mapping[Split, Float[Tensor, "N C"]]
+    validation: Mapping[str, Any]
+    seconds: float
+    test: Mapping[str, Any] | None = None
+
+    @property
+    def validation_map(self) -> float:
+        """What decides."""
+        return self.validation["mAP"] or 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A finished run: its folder, every candidate, the one that was kept, and what the collapse monitor had to say."""
+
+    folder: Path
+    candidates: Mapping[str, Candidate]
+    kept: Candidate
+    alarms: list[str]
+    seconds: float
+
+    @property
+    def model(self) -> Model:
+        """What predicts; see `probmcl.load`."""
+        from probmcl.model import load
+
+        return load(self.folder)

@@ -1,0 +1,123 @@
+"""The parts of the benchmarks that could measure the wrong thing without anybody noticing."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import first_minutes
+import plain_script
+import rounds
+import training_overhead
+from made import NAMES, coloured_records
+from probmcl.data import read
+from probmcl.data.records import SPLITS
+from probmcl.evaluation import average_precision
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Coloured squares as a table with label indices; the first training image has a difficult label."""
+    records = coloured_records(tmp_path / "images", train=24, val=9, test=9)
+    (tmp_path / "classes.txt").write_text("\n".join(NAMES))
+    with (tmp_path / "labels.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["filename", "split", "labels", "difficult"])
+        for i, path in enumerate(records.paths):
+            indices: list[int] = [] if i == 0 else np.flatnonzero(records.labels[i]).tolist()
+            table.writerow([path.name, records.split[i], " ".join(map(str, indices)), "1" if i == 0 else ""])
+    return tmp_path
+
+
+def test_rivals_take_turns_in_both_orders(capsys: pytest.CaptureFixture[str]) -> None:
+    called: list[str] = []
+
+    def rival(name: str) -> Callable[[], float]:
+        return lambda: called.append(name) or float(len(called))  # type: ignore[func-returns-value]
+
+    rivals = {"a": rival("a"), "b": rival("b")}
+    found = rounds.alternate(rivals, 2, "s")
+    assert called == ["a", "b", "b", "a"]
+    assert found == {"a": [1.0, 4.0], "b": [2.0, 3.0]}
+    assert "round 2 of 2: b 3 s" in capsys.readouterr().out
+
+
+def test_the_plain_script_reads_the_labels_that_we_read(data: Path) -> None:
+    records = read(data)
+    for split in SPLITS:
+        rows = records.rows(split)
+        photos = plain_script.Photos(data, split, lambda image: torch.zeros(1), None)
+        assert [file.name for file in photos.files] == [records.paths[row].name for row in rows]
+        assert np.array_equal(photos.known.numpy() == 1, records.known[rows])
+        assert np.array_equal((photos.labels * photos.known).numpy(), records.labels[rows] * records.known[rows])
+    assert not records.known[0].all()
+
+
+def test_the_plain_script_scores_as_we_score(data: Path) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 3))
+    photos = plain_script.Photos(
+        data, "train", lambda image: torch.tensor(image.resize((1, 1)).getpixel((0, 0))) / 255, None
+    )
+    images = torch.stack([photos[i][0] for i in range(len(photos))])
+    with torch.no_grad():
+        expected = average_precision(model(images), photos.labels, photos.known == 1).nanmean()
+    found = plain_script.mean_average_precision(model, DataLoader(photos, batch_size=5))
+    assert found == pytest.approx(expected.item())
+
+
+def test_the_plain_scripts_weights_are_the_files(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    torch.manual_seed(1)
+    original = plain_script.create_model("test_resnet", "none", 1000)
+    save_file(original.state_dict(), tmp_path / "weights.safetensors")
+    loaded = plain_script.create_model("test_resnet", str(tmp_path / "weights.safetensors"), 3)
+    images = torch.randn(2, 3, 64, 64)
+    assert torch.equal(loaded.eval().forward_features(images), original.eval().forward_features(images))
+    assert loaded(images).shape == (2, 3)
+
+
+def test_a_subset_keeps_some_images_of_each_split_and_can_be_read(data: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    training_overhead.write_subset(data, small, 10)
+    records = read(small)
+    assert [len(records.rows(split)) for split in SPLITS] == [10, 9, 9]
+    assert records.label_space.names == NAMES
+
+
+def test_the_speed_of_a_stage_is_all_images_by_all_seconds_without_the_first_row(tmp_path: Path) -> None:
+    rows = [
+        {"stage": "frozen probe", "step": 10, "images_per_second": 9.0},
+        {"stage": "bce", "step": 10, "images_per_second": 1.0},
+        {"stage": "bce", "step": 20, "images_per_second": 40.0},  # 10 steps
+        {"stage": "bce", "step": 25, "images_per_second": 10.0},  # 5 steps
+        {"stage": "bce, re-probed", "step": 30, "images_per_second": 7.0},
+    ]
+    journal = tmp_path / "metrics.jsonl"
+    journal.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    batch = 8
+    seconds = 10 * batch / 40 + 5 * batch / 10
+    assert training_overhead.speed_of(journal, "bce") == pytest.approx(15 * batch / seconds)
+    with pytest.raises(SystemExit, match="0 rows; give a larger --limit"):
+        training_overhead.speed_of(journal, "asl")
+
+
+def test_speed_after_the_warm_up_leaves_its_steps_and_its_seconds_out() -> None:
+    ended = [float(5 * i) for i in range(1, 11)] + [51.0, 52.0, 53.0, 54.0]  # slow at first, then one second a step
+    assert training_overhead.after_warm_up(ended, batch_size=8) == 8.0
+
+
+def test_only_whole_files_of_a_run_are_copied(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "checkpoints").mkdir(parents=True)
+    for name in ("run.json", "model.safetensors", ".labels.json.part", "checkpoints/large"):
+        (run / name).write_text(name)
+    first_minutes.copy_files(run, tmp_path / "copy")
+    assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["model.safetensors", "run.json"]
