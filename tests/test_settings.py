@@ -138,7 +138,7 @@ def test_a_run_folder_imports_no_code_of_its_own_choice(tmp_path: Path, monkeypa
     monkeypatch.syspath_prepend(str(tmp_path))
     config = {
         "method": "evil_method:X",
-        "contenders": [{"method": "evil_method:X", "settings": {}, "training": {}}],
+        "contenders": [{"method": "evil_method:X", "settings": {}, "training": {}, "name": "x"}],
         "encoder": {"name": "resnet18"},
     }
     with pytest.raises(SettingsError, match="import it first"):
@@ -179,6 +179,11 @@ def test_a_mistake_names_the_key_and_the_nearest_one(tmp_path: Path, text: str, 
     with pytest.raises(ValueError) as error:  # noqa: PT011  # what it says is asked below
         recipe(path)
     assert message in str(error.value)
+
+
+def test_none_is_empty_where_a_setting_may_be_and_a_word_where_it_is_a_choice() -> None:
+    settings = method_settings("probmcl", changes={"target": "none", "dim": "none"})
+    assert (settings.target, settings.dim) == ("none", None)
 
 
 def test_changes_keep_the_rest_of_a_preset() -> None:

@@ -31,7 +31,7 @@ WHERE = Group.create_ordered("Where")
 
 
 def key_values(_: Any, tokens: Sequence[Token]) -> dict[str, Any]:
-    """Pairs such as temperature=0.1, each value as TOML reads it, and otherwise as it stands; none is None."""
+    """Pairs such as temperature=0.1, each value as TOML reads it, and otherwise as it stands."""
     pairs = {}
     for token in tokens:
         key, equals, value = token.value.partition("=")
@@ -42,8 +42,6 @@ def key_values(_: Any, tokens: Sequence[Token]) -> dict[str, Any]:
 
 
 def _value(text: str) -> Any:
-    if text.lower() == "none":
-        return None
     try:
         return tomllib.loads(f"x = {text}")["x"]
     except tomllib.TOMLDecodeError:

@@ -63,6 +63,7 @@ def train(
     if first():
         runs.claim(folder)
         runs.begin(folder, records, settings, source)
+    barrier()
     return _Work(records, settings, folder, display or Display(), tested).finished()
 
 

@@ -143,8 +143,15 @@ def method_settings(name: str, preset: str = "default", changes: Mapping[str, An
     if preset not in presets:
         raise SettingsError(f"method {name!r} has no preset {preset!r}; {suggestion(preset, presets)}")
     default = presets[preset]
-    given = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)} | dict(changes or {})
+    given = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
+    hints = typing.get_type_hints(type(default))
+    given |= {key: _none_or(value, hints.get(key)) for key, value in (changes or {}).items()}
     return _convert(given, type(default), where=f"settings of {name}")
+
+
+def _none_or(value: Any, hint: Any) -> Any:
+    """The word none, where a setting may be empty and is not called so, is None: TOML and flags have no other way."""
+    return None if value == "none" and type(None) in get_args(hint) and "none" not in get_args(hint) else value
 
 
 def usual_training(method: str, tune: Tune) -> dict[str, Any]:
@@ -228,7 +235,9 @@ def settings_of_run(config: Mapping[str, Any]) -> Settings:
         if contender["method"] not in METHODS and module not in sys.modules:
             raise SettingsError(f"the run's method {contender['method']!r} is not of this package; import it first")
     contenders = tuple(
-        Contender(c["method"], method_settings(c["method"], changes=c["settings"]), Training(**c["training"]), c["name"])
+        Contender(
+            c["method"], method_settings(c["method"], changes=c["settings"]), Training(**c["training"]), c["name"]
+        )
         for c in config["contenders"]
     )
     settings: Settings = _convert({**config, "contenders": contenders}, Settings, where="config.json")

@@ -64,7 +64,7 @@ def test_a_folder_in_use_is_refused_in_one_sentence_and_untouched(tmp_path: Path
 @pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_stopping_the_demo_leaves_a_folder_that_says_so(tmp_path: Path, signal_number: int, code: int) -> None:
     command = [sys.executable, "-c", RUN, "demo", "--out", str(tmp_path / "run")]
-    about = tmp_path / "run" / "probe" / "run.json"
+    about = tmp_path / "run" / "run" / "run.json"
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             until = time.monotonic() + 120
