@@ -35,6 +35,7 @@ STAGES = (
     "runs",
     "model",
     "results",
+    "material",
     "pipeline",
     "front",
     "demo",

@@ -112,7 +112,7 @@ def test_a_mistake_is_answered_with_the_nearest_and_leaves_nothing(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=message):
-        probmcl.train(photographs, **{**SMALL, **changes})  # type: ignore[arg-type]
+        probmcl.train(photographs, **{**SMALL, **changes})
     left = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "run.json"]
     assert not [path for path in left if path.suffix == ".safetensors"]
 

@@ -15,7 +15,7 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from made import coloured_records
-from probmcl import pipeline, store
+from probmcl import material, pipeline, store
 from probmcl.data.records import LabelSpace, Records
 from probmcl.evaluation import multilabel_metrics
 from probmcl.model import load
@@ -241,7 +241,7 @@ def test_a_kill_in_any_phase_and_a_resume_end_in_the_scores_of_an_undisturbed_ru
 ) -> None:
     monkeypatch.setattr(pipeline, "Checkpoint", partial(Checkpoint, seconds_apart=0.0))
     monkeypatch.setattr(store, "SECONDS_APART", 0.0)
-    monkeypatch.setattr(pipeline, "CPU_PIXELS", 4 * 32 * 32)
+    monkeypatch.setattr(material, "CPU_PIXELS", 4 * 32 * 32)
     monkeypatch.setattr(features, "ROWS_AT_ONCE", 8)
     asked, folder = settings("bce", "probmcl", tune="last"), tmp_path / "run"
     with pytest.raises(Killed):

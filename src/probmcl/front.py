@@ -264,11 +264,15 @@ def _checked(
 
 @contextmanager
 def _told_how_to_go_on(folder: Path, display: Display) -> Iterator[None]:
-    """Say after an interrupt what continues the run."""
+    """Say after an interrupt what continues the run; a folder in which nothing was begun goes again."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
-        display.say(f"to go on from here: probmcl train --resume {folder}")
+    except BaseException as error:
+        if (folder / "run.json").exists():
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                display.say(f"to go on from here: probmcl train --resume {folder}")
+        elif folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
         raise
 
 

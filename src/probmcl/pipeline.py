@@ -14,31 +14,26 @@ from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 
 from probmcl import runs
-from probmcl.augment import AUGMENTATIONS
-from probmcl.data.images import Preprocessing
 from probmcl.data.records import SPLITS, Records, Split
-from probmcl.distributed import barrier, broadcast, first, world
-from probmcl.encoders import Encoder, Extracted, about, halves
+from probmcl.distributed import barrier, broadcast, first
+from probmcl.encoders import Encoder, Extracted
 from probmcl.evaluation.evaluate import evaluate, predict
-from probmcl.feed import CPU_PIXELS, GPU_PIXELS, Feed
 from probmcl.files import load_tensors, read_json, save_tensors, whole, write_json
-from probmcl.methods import find_method
-from probmcl.methods.base import Classifier, LinearClassifier, Method
-from probmcl.planning import Cost, in_words, make_plan, seconds_per_row, seconds_per_step
+from probmcl.material import Material, build_encoder
+from probmcl.methods.base import Classifier, Method
+from probmcl.planning import in_words, make_plan
 from probmcl.probing import Labelled, fit_probe
 from probmcl.results import Candidate, Run
 from probmcl.settings import Contender, Settings, find_device, method_settings
-from probmcl.store import Store, labels_of
+from probmcl.store import labels_of
 from probmcl.training import Checkpoint, Journal, StoredViews, Watcher, extract, fit
 from probmcl.training.progress import Display
 from probmcl.views import views_sheet
 
 FROZEN = "frozen probe"
-SMALL = 10_000
-"""Training images below which random weights are a bad start."""
 
 
 def train(
@@ -59,12 +54,13 @@ def train(
     for split in SPLITS:
         if len(records.rows(split)) == 0:
             raise ValueError(f"no image belongs to the {split} split; a run needs some in each of {', '.join(SPLITS)}")
-    settings = replace(settings, device=find_device(settings.device))
+    settings, display = replace(settings, device=find_device(settings.device)), display or Display()
+    encoder = build_encoder(settings, display)  # before anything is written: it may not be there
     if first():
         runs.claim(folder)
         runs.begin(folder, records, settings, source)
     barrier()
-    return _Work(records, settings, folder, display or Display(), tested).finished()
+    return _Work(records, settings, encoder, folder, display, tested).finished()
 
 
 def resume(
@@ -77,8 +73,8 @@ def resume(
 ) -> Run:
     """Go on with a run that was interrupted or killed, from where it was; records and settings must be its own."""
     runs.refuse_other_records(folder, records)
-    settings = replace(settings, device=find_device(settings.device))
-    work = _Work(records, settings, folder, display or Display(), tested)
+    settings, display = replace(settings, device=find_device(settings.device)), display or Display()
+    work = _Work(records, settings, build_encoder(settings, display), folder, display, tested)
     return work.as_it_is() if work.about["status"] == "finished" else work.finished()
 
 
@@ -86,11 +82,18 @@ class _Work:
     """One run in the making. What a phase found is a file in checkpoints/; one that is there is not computed again."""
 
     def __init__(
-        self, records: Records, settings: Settings, folder: Path, display: Display, tested: Literal["kept", "all"]
+        self,
+        records: Records,
+        settings: Settings,
+        encoder: Encoder,
+        folder: Path,
+        display: Display,
+        tested: Literal["kept", "all"],
     ) -> None:
         self.records, self.settings, self.folder, self.display = records, settings, folder, display
         self.tested = tested
         self.checkpoints = folder / "checkpoints"
+        self.material = Material(records, settings, encoder, self.checkpoints, display)
         self.about: dict[str, Any] = read_json(folder / "run.json")
         self.before: float = self.about["seconds"]
         self.started = time.perf_counter()
@@ -145,73 +148,15 @@ class _Work:
 
     def _run(self) -> Run:
         self.record("running")
-        self._prepare()
-        self._probe(FROZEN, self.part, n_augmented=0, seconds=0.0)
+        self.material.describe()
+        if first():
+            write_json(self.folder / "preprocessing.json", self.material.feed.preprocessing)
+            sheet = views_sheet(self.material.feed)
+            whole(self.folder / "views.png", lambda part: sheet.save(part, format="PNG"))
+        self._probe(FROZEN, self.material.part, n_augmented=0, seconds=0.0)
         for contender in self._plan():
             self._contend(contender)
         return self._finish()
-
-    # What the run stands on.
-
-    def _prepare(self) -> None:
-        s = self.settings
-        self._seed("encoder")
-        self.display.say(f"encoder: {about(s.encoder.name)}")
-        e = Encoder(s.encoder.name, weights=s.encoder.weights, image_size=s.encoder.image_size)
-        # Kernels in the order in which processors like to read them: a fifth to a half faster on a CPU.
-        self.encoder = e.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        preprocessing = Preprocessing(e.image_size, e.mean, e.std, e.interpolation)
-        pixels = CPU_PIXELS if s.device == "cpu" else GPU_PIXELS
-        augmentation = AUGMENTATIONS[s.augment](e.image_size)
-        self.feed = Feed(self.records, preprocessing, augmentation, s.seed, s.workers, pixels)
-        self._say_what_runs()
-        if first():
-            write_json(self.folder / "preprocessing.json", preprocessing)
-            whole(self.folder / "views.png", lambda part: views_sheet(self.feed).save(part, format="PNG"))
-        self._cut()
-
-    def _say_what_runs(self) -> None:
-        s, e = self.settings, self.encoder
-        tensors = len(e.state_dict())
-        source = f"matched {tensors} of {tensors} tensors from {s.encoder.weights}" if s.encoder.weights else "random"
-        numbers = " ".join(f"{x:g}" for x in e.mean), " ".join(f"{x:g}" for x in e.std)
-        self.display.say(f"weights {source}; {e.image_size} px, mean {numbers[0]}, std {numbers[1]}, {s.device}")
-        if s.encoder.weights is None and len(self.records.rows("train")) < SMALL:
-            self.display.say(
-                f"  note: random weights and {len(self.records.rows('train')):,} training images; expect little, "
-                "pretrained weights are worth far more than any method"
-            )
-
-    def _cut(self) -> None:
-        """Divide the encoder into what is frozen, whose outputs are stored, and the part that learns."""
-        tune = self.settings.tune
-        cut = halves(self.encoder) if tune == "last" else None
-        if tune == "last" and cut is None:
-            self.display.say(f"  note: {self.encoder.name} cannot be cut before its last stage; all of it learns")
-            tune = "all"
-        self.tune = tune
-        self.part: Encoder | Extracted
-        if cut is not None:
-            self.part = cut.tail
-            self.store = self._store("activations", cut.trunk, torch.float16)
-        elif tune == "none":
-            self.part = Extracted(self.encoder.features)
-            self.store = self._store("activations", self.encoder, torch.float32)
-        else:
-            self.part = self.encoder
-
-    def _store(self, name: str, network: nn.Module, dtype: torch.dtype) -> Store:
-        s = self.settings
-        stored = max([s.stored_views, s.probe.views] + [find_method(c.method).n_views - 1 for c in s.contenders])
-        return Store(
-            self.feed,
-            network,
-            self.checkpoints / name,
-            n_augmented=stored,
-            dtype=dtype,
-            device=s.device,
-            stage=self.display.stage,
-        )
 
     # The phases.
 
@@ -219,7 +164,7 @@ class _Work:
         """Which contenders are trained, for how many epochs; measured once, then kept to."""
         path = self.checkpoints / "plan.json"
         if path.name not in self.there:
-            shared, costs = self._costs()
+            shared, costs = self.material.costs(self.candidates[FROZEN].seconds)
             plan = make_plan(costs, shared=shared, spent=self.seconds(), budget=self.settings.budget)
             if first():
                 write_json(path, plan)
@@ -232,32 +177,6 @@ class _Work:
             if c.name in plan["epochs"]
         )
 
-    def _costs(self) -> tuple[float, list[Cost]]:
-        """Seconds that come once whatever is trained, and what each contender costs."""
-        s, size = self.settings, self.encoder.image_size
-        images = {split: len(self.records.rows(split)) for split in SPLITS}
-        rows = max(1, self.feed.pixels_at_once // size**2)
-        look = seconds_per_row(self.encoder, torch.rand(rows, 3, size, size, device=s.device)) / world()
-        probed = (1 + s.probe.views) * images["train"] + images["val"]
-        if self.tune == "all":
-            shared, once = look * 2 * images["test"], look * (probed + images["val"])
-        else:
-            shared, once = look * (self.store.n_augmented * images["train"] + images["test"]), 0.0
-        once += self.candidates[FROZEN].seconds
-        return shared, [self._cost(contender, once) for contender in s.contenders]
-
-    def _cost(self, contender: Contender, once: float) -> Cost:
-        training, space = contender.training, self.records.label_space
-        method = find_method(contender.method)(copy.deepcopy(self.part), space, contender.settings)
-        images = len(self.records.rows("train"))
-        shown = max(1, min(training.batch_size, images) // world())
-        size = self.encoder.image_size
-        shape = (3, size, size) if self.tune == "all" else self.store.shape
-        views = torch.rand(method.n_views, shown, *shape, device=self.settings.device)
-        step = seconds_per_step(method, views, torch.zeros(shown, len(space), device=views.device), training)
-        epoch = step * max(1, images // (shown * world()))
-        return Cost(contender.name, epoch, once, method.n_views, training.epochs)
-
     def _contend(self, contender: Contender) -> None:
         method, seconds = self._trained(contender)
         if isinstance(method, Classifier):
@@ -269,14 +188,15 @@ class _Work:
         name, training = contender.name, contender.training
         path = self.checkpoints / f"trained {name}.safetensors"
         self._seed(name)
-        method = find_method(contender.method)(copy.deepcopy(self.part), self.records.label_space, contender.settings)
+        method = self.material.method(contender)
         if path.name in self.there:
             state, facts = load_tensors(path)
             method.load_state_dict(state)
             return method.to(self.settings.device).eval(), facts["seconds"]
-        self._take_over(method)
-        source = self.feed if self.tune == "all" else self.store
-        batches = source.training(n_views=method.n_views, batch_size=training.batch_size, epochs=training.epochs)
+        self.material.take_over(method)
+        batches = self.material.source.training(
+            n_views=method.n_views, batch_size=training.batch_size, epochs=training.epochs
+        )
         started, checkpoint = time.perf_counter(), Checkpoint(self.checkpoints / f"training {name}.safetensors")
         with self.display.stage(f"training {name}, learning rate {training.learning_rate:g}", len(batches)) as bar:
             watchers: list[Watcher] = [self.journal.stage(name), bar] if first() else []
@@ -285,41 +205,24 @@ class _Work:
         if first():
             if not isinstance(method, Classifier):  # of which nothing else would be left
                 file = "model" if name == contender.method else name
-                save_tensors(self.folder / "contrastive" / f"{file}.safetensors", self._whole(method))
+                save_tensors(self.folder / "contrastive" / f"{file}.safetensors", self.material.whole(method))
             save_tensors(path, method.state_dict(), {"seconds": seconds})
             checkpoint.path.unlink(missing_ok=True)
         return method, seconds
-
-    def _take_over(self, method: Method) -> None:
-        """Begin with the linear layer of the run that the weights come from, for the classes that it knows by name."""
-        earlier = Path(self.settings.encoder.weights or "")
-        if not (earlier / "labels.json").is_file():
-            return
-        names, known = self.records.label_space.names, read_json(earlier / "labels.json")["names"]
-        common = [name for name in names if name in known]
-        new, unused = [name for name in names if name not in known], [name for name in known if name not in names]
-        self.display.say(f"  classes that {earlier} knows: {len(common)} of {len(names)}; {_rest(new, unused)}")
-        tensors, _ = load_tensors(earlier / "model.safetensors")
-        if isinstance(method, LinearClassifier) and "linear.weight" in tensors and common:
-            mine, theirs = [names.index(name) for name in common], [known.index(name) for name in common]
-            with torch.no_grad():
-                method.linear.weight[mine] = tensors["linear.weight"][theirs]
-                method.linear.bias[mine] = tensors["linear.bias"][theirs]
 
     def _judge(self, name: str, contender: Contender, method: Classifier, seconds: float) -> None:
         """A method's own head, on validation."""
         if self._restored(name):
             return
-        source = self.feed if self.tune == "all" else self.store
-        scores = self._predicted(f"scoring {name} on val", method, source.plain("val"))
-        self._candidate(name, contender.method, contender.settings, self._whole(method), scores, seconds)
+        scores = self._predicted(f"scoring {name} on val", method, self.material.source.plain("val"))
+        self._candidate(name, contender.method, contender.settings, self.material.whole(method), scores, seconds)
 
     def _probe(self, name: str, part: Encoder | Extracted, n_augmented: int, seconds: float) -> None:
         """A linear probe on what an encoder makes of the images."""
         if self._restored(name):
             return
         s, space, started = self.settings, self.records.label_space, time.perf_counter()
-        store, network = self._outputs(name, part)
+        store, network = self.material.features(name, part)
         phases: dict[Split, StoredViews] = {"train": store.probing(n_augmented=n_augmented), "val": store.plain("val")}
         with self.display.stage(f"features for {name}", sum(map(len, phases.values()))) as bar:
             train, val = (
@@ -337,14 +240,7 @@ class _Work:
             scores = fitted.probe.logits(val.features[0]).sigmoid()
         probe = fitted.probe.on(copy.deepcopy(part), space)  # a copy, since a probe freezes what it is on
         seconds += time.perf_counter() - started
-        self._candidate(name, "probe", probe.config, self._whole(probe), scores, seconds, fitted.weight_decay)
-
-    def _outputs(self, name: str, part: Encoder | Extracted) -> tuple[Store, Encoder | Extracted]:
-        """Where what a part starts from is stored, and what is still to be done to it."""
-        if self.tune != "all":
-            return self.store, part
-        assert isinstance(part, Encoder)
-        return self._store(f"features for {name}", part, torch.float32), Extracted(self.encoder.features)
+        self._candidate(name, "probe", probe.config, self.material.whole(probe), scores, seconds, fitted.weight_decay)
 
     # Candidates.
 
@@ -395,19 +291,6 @@ class _Work:
         saved = f"; saved, {self.folder} can predict now" if best is newest else ""
         self.display.say(f"{newest.name}: validation mAP {newest.validation_map:.4f}{saved}")
 
-    def _whole(self, method: Method) -> dict[str, Tensor]:
-        """A method's state on the whole encoder: what was frozen, and what was learned in place of the rest."""
-        frozen = {f"encoder.{key}": value for key, value in self.encoder.state_dict().items()}
-        return frozen | method.state_dict()
-
-    def _classifier(self, candidate: Candidate) -> Classifier:
-        """A candidate on the part of the encoder that is not stored."""
-        part = copy.deepcopy(self.part)
-        classifier = find_method(candidate.method)(part, self.records.label_space, candidate.settings)
-        assert isinstance(classifier, Classifier)
-        classifier.load_state_dict({key: candidate.state[key] for key in classifier.state_dict()})
-        return classifier
-
     def _predicted(self, stage: str, classifier: Classifier, batches: Any) -> Float[Tensor, "N C"]:
         with self.display.stage(stage, len(batches)) as bar:
             return predict(classifier, batches, device=self.settings.device, done=bar.advance)
@@ -433,8 +316,8 @@ class _Work:
         return Run(self.folder, self.candidates, kept, self.journal.alarms, self.seconds())
 
     def _with_test(self, candidate: Candidate) -> Candidate:
-        source = self.feed if self.tune == "all" else self.store
-        scores = self._predicted(f"scoring {candidate.name} on test", self._classifier(candidate), source.plain("test"))
+        classifier, batches = self.material.classifier(candidate), self.material.source.plain("test")
+        scores = self._predicted(f"scoring {candidate.name} on test", classifier, batches)
         return replace(candidate, scores={**candidate.scores, "test": scores}, test=self._evaluated("test", scores))
 
     def _write(self, candidate: Candidate, folder: Path) -> None:
@@ -466,7 +349,3 @@ class _Work:
     def _seed(self, phase: str) -> None:
         """Draws of a phase depend on the seed and on its name, not on what was computed before it."""
         torch.manual_seed(zlib.crc32(f"{self.settings.seed} {phase}".encode()))
-
-
-def _rest(new: list[str], unused: list[str]) -> str:
-    return f"new: {', '.join(new) or 'none'}; not used: {', '.join(unused) or 'none'}"

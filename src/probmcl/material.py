@@ -1,0 +1,183 @@
+"""What a run works with: its images and its encoder, which part of that learns, and where batches come from."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from probmcl.augment import AUGMENTATIONS
+from probmcl.data.images import Preprocessing
+from probmcl.data.records import SPLITS, Records
+from probmcl.distributed import world
+from probmcl.encoders import Encoder, Extracted, about, halves
+from probmcl.feed import CPU_PIXELS, GPU_PIXELS, Feed
+from probmcl.files import load_tensors, read_json
+from probmcl.methods import find_method
+from probmcl.methods.base import Classifier, LinearClassifier, Method
+from probmcl.planning import Cost, seconds_per_row, seconds_per_step
+from probmcl.results import Candidate
+from probmcl.settings import Contender, Settings, Tune
+from probmcl.store import Store
+from probmcl.training.progress import Display
+
+SMALL = 10_000
+"""Training images below which random weights are a bad start."""
+
+
+def build_encoder(settings: Settings, display: Display) -> Encoder:
+    """The encoder that a run starts from; what it is is said before anything is fetched."""
+    s = settings.encoder
+    display.say(f"encoder: {about(s.name)}")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(settings.seed)
+        return Encoder(s.name, weights=s.weights, image_size=s.image_size)
+
+
+class Material:
+    """The images, the whole `encoder`, the `part` of it that learns, and the `source` of what that part is given.
+
+    With `tune` all, the part is the encoder and its source are the images. Otherwise the part is the last stage, or
+    nothing, and its source is a store of what the rest made of the images.
+    """
+
+    def __init__(self, records: Records, settings: Settings, encoder: Encoder, folder: Path, display: Display) -> None:
+        self.records, self.settings, self.folder, self.display = records, settings, folder, display
+        # Kernels in the order in which processors like to read them: a fifth to a half faster on a CPU.
+        self.encoder = encoder.to(settings.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        size = encoder.image_size
+        preprocessing = Preprocessing(size, encoder.mean, encoder.std, encoder.interpolation)
+        augmentation = AUGMENTATIONS[settings.augment](size)
+        pixels = CPU_PIXELS if settings.device == "cpu" else GPU_PIXELS
+        self.feed = Feed(records, preprocessing, augmentation, settings.seed, settings.workers, pixels)
+        self.part, self.source = self._cut()
+
+    def _cut(self) -> tuple[Encoder | Extracted, Feed | Store]:
+        """Divide the encoder into what is frozen, whose outputs are stored, and the part that learns."""
+        if self.settings.tune == "none":
+            return Extracted(self.encoder.features), self._store("activations", self.encoder, torch.float32)
+        cut = halves(self.encoder) if self.settings.tune == "last" else None
+        if cut is None:
+            return self.encoder, self.feed
+        return cut.tail, self._store("activations", cut.trunk, torch.float16)
+
+    def _store(self, name: str, network: nn.Module, dtype: torch.dtype) -> Store:
+        s = self.settings
+        stored = max([s.stored_views, s.probe.views] + [find_method(c.method).n_views - 1 for c in s.contenders])
+        return Store(
+            self.feed,
+            network,
+            self.folder / name,
+            n_augmented=stored,
+            dtype=dtype,
+            device=s.device,
+            stage=self.display.stage,
+        )
+
+    @property
+    def tune(self) -> Tune:
+        """How much of the encoder learns: what was asked for, or all where it cannot be cut."""
+        return self.settings.tune if isinstance(self.source, Store) else "all"
+
+    def features(self, name: str, part: Encoder | Extracted) -> tuple[Store, Encoder | Extracted]:
+        """Where what leads to a part's features is stored, and what is still to be done to it."""
+        if isinstance(self.source, Store):
+            return self.source, part
+        return self._store(f"features for {name}", part, torch.float32), Extracted(self.encoder.features)
+
+    def method(self, contender: Contender) -> Method:
+        """A contender on a fresh copy of the part that learns."""
+        return find_method(contender.method)(copy.deepcopy(self.part), self.records.label_space, contender.settings)
+
+    def classifier(self, candidate: Candidate) -> Classifier:
+        """A candidate on the part that its source feeds."""
+        classifier = find_method(candidate.method)(
+            copy.deepcopy(self.part), self.records.label_space, candidate.settings
+        )
+        assert isinstance(classifier, Classifier)
+        classifier.load_state_dict({key: candidate.state[key] for key in classifier.state_dict()})
+        return classifier
+
+    def whole(self, method: Method) -> dict[str, Tensor]:
+        """A method's state on the whole encoder: what was frozen, and what was learned in place of the rest."""
+        frozen = {f"encoder.{key}": value for key, value in self.encoder.state_dict().items()}
+        return frozen | method.state_dict()
+
+    # What is said of it, and what it costs.
+
+    def describe(self) -> None:
+        """Say what runs: weights, preprocessing, learning rates, what learns and what is kept on disk meanwhile."""
+        s, e = self.settings, self.encoder
+        tensors = len(e.state_dict())
+        source = f"matched {tensors} of {tensors} tensors from {s.encoder.weights}" if s.encoder.weights else "random"
+        mean, std = (" ".join(f"{x:g}" for x in numbers) for numbers in (e.mean, e.std))
+        self.display.say(f"weights {source}; {e.image_size} px, mean {mean}, std {std}; {s.device}")
+        rates = [
+            f"{c.name} {c.training.learning_rate:g} (head {c.training.learning_rate * c.training.head_factor:g})"
+            for c in s.contenders
+        ]
+        if rates:
+            self.display.say(f"learning rates: {', '.join(rates)}; views: {s.augment}, shown in views.png")
+        self._warn_of_random_weights()
+        self._describe_the_cut()
+
+    def _warn_of_random_weights(self) -> None:
+        images = len(self.records.rows("train"))
+        if self.settings.encoder.weights is None and images < SMALL:
+            self.display.say(
+                f"  note: random weights and {images:,} training images; expect little, "
+                "pretrained weights are worth far more than any method"
+            )
+
+    def _describe_the_cut(self) -> None:
+        if isinstance(self.source, Store):
+            learn, there = (sum(p.numel() for p in m.parameters()) / 1e6 for m in (self.part, self.encoder))
+            self.display.say(
+                f"tune {self.tune}: {learn:.1f} of {there:.1f} million parameters learn; what the others make of the "
+                f"images is kept while it runs, {self.source.bytes() / 1e6:,.0f} MB in {self.source.folder}"
+            )
+        elif self.settings.tune == "last":
+            self.display.say(f"  note: {self.encoder.name} cannot be cut before its last stage; all of it learns")
+
+    def costs(self, probe_seconds: float) -> tuple[float, list[Cost]]:
+        """Seconds that come once whatever is trained, and what each contender costs, where a probe takes so long."""
+        s, size = self.settings, self.encoder.image_size
+        train, val, test = (len(self.records.rows(split)) for split in SPLITS)
+        rows = max(1, self.feed.pixels_at_once // size**2)
+        look = seconds_per_row(self.encoder, torch.rand(rows, 3, size, size, device=s.device)) / world()
+        if isinstance(self.source, Store):
+            shared, once = look * (self.source.n_augmented * train + test), probe_seconds
+        else:
+            shared, once = look * 2 * test, probe_seconds + look * ((1 + s.probe.views) * train + 2 * val)
+        return shared, [self._cost(contender, once) for contender in s.contenders]
+
+    def _cost(self, contender: Contender, once: float) -> Cost:
+        method, training = self.method(contender), contender.training
+        images, size = len(self.records.rows("train")), self.encoder.image_size
+        shown = max(1, min(training.batch_size, images) // world())
+        shape = self.source.shape if isinstance(self.source, Store) else (3, size, size)
+        views = torch.rand(method.n_views, shown, *shape, device=self.settings.device)
+        labels = torch.zeros(shown, len(self.records.label_space), device=views.device)
+        epoch = seconds_per_step(method, views, labels, training) * max(1, images // (shown * world()))
+        return Cost(contender.name, epoch, once, method.n_views, training.epochs)
+
+    def take_over(self, method: Method) -> None:
+        """Begin with the linear layer of the run that the weights come from, for the classes that it knows by name."""
+        earlier = Path(self.settings.encoder.weights or "")
+        if not (earlier / "labels.json").is_file():
+            return
+        mine, theirs = self.records.label_space.names, read_json(earlier / "labels.json")["names"]
+        common = [name for name in mine if name in theirs]
+        new = ", ".join(name for name in mine if name not in theirs) or "none"
+        unused = ", ".join(name for name in theirs if name not in mine) or "none"
+        self.display.say(
+            f"  classes that {earlier} knows: {len(common)} of {len(mine)}; new: {new}; not used: {unused}"
+        )
+        tensors, _ = load_tensors(earlier / "model.safetensors")
+        if isinstance(method, LinearClassifier) and "linear.weight" in tensors and common:
+            here, there = [mine.index(name) for name in common], [theirs.index(name) for name in common]
+            with torch.no_grad():
+                for layer, name in ((method.linear.weight, "linear.weight"), (method.linear.bias, "linear.bias")):
+                    layer[here] = tensors[name][there].to(layer.device)
