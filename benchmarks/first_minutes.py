@@ -55,15 +55,21 @@ def probmcl_train(args: argparse.Namespace, run: Path, copy: Path) -> tuple[floa
     start = time.perf_counter()
     command = [*PROBMCL, "train", str(args.data), *flags(args), "--out", str(run), *args.more]
     with subprocess.Popen(command) as process:
-        while not (run / "model.safetensors").exists() and process.poll() is None:
+        while not can_predict(run) and process.poll() is None:
             time.sleep(0.1)
         first = time.perf_counter() - start
-        if (run / "model.safetensors").exists():
+        if can_predict(run):
             copy_files(run, copy)
             print(f"first model after {first:.0f} s", flush=True)
     if process.returncode:
         raise SystemExit(f"probmcl train ended with {process.returncode}; its message stands above")
     return first, time.perf_counter() - start
+
+
+def can_predict(run: Path) -> bool:
+    """Whether the folder says which model it has; it says so last, when the weights are there."""
+    about = run / "run.json"
+    return about.is_file() and json.loads(about.read_text(encoding="utf-8"))["model"] is not None
 
 
 def copy_files(run: Path, copy: Path) -> None:

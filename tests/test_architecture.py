@@ -14,6 +14,7 @@ STAGES = (
     "recipes",
     "files",
     "precision",
+    "devices",
     "distributed",
     "vision",
     "data",

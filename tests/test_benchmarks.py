@@ -114,6 +114,16 @@ def test_speed_after_the_warm_up_leaves_its_steps_and_its_seconds_out() -> None:
     assert training_overhead.after_warm_up(ended, batch_size=8) == 8.0
 
 
+def test_a_run_can_predict_when_it_says_which_model_it_has(tmp_path: Path) -> None:
+    assert not first_minutes.can_predict(tmp_path / "nowhere")
+    (tmp_path / "model.safetensors").touch()
+    assert not first_minutes.can_predict(tmp_path)
+    (tmp_path / "run.json").write_text('{"model": null}')
+    assert not first_minutes.can_predict(tmp_path)
+    (tmp_path / "run.json").write_text('{"model": {"method": "probe", "settings": {}}}')
+    assert first_minutes.can_predict(tmp_path)
+
+
 def test_only_whole_files_of_a_run_are_copied(tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)

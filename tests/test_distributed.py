@@ -126,6 +126,24 @@ def test_torchruns_processes_join_and_leave_also_after_an_error(
     assert joined.seen[len(expected) + 1 :] == [*expected, "at work", "left"]
 
 
+@pytest.mark.parametrize(
+    ("device", "expected"),
+    [
+        ("cpu", ["gloo"]),
+        ("mps", ["gloo"]),
+        ("auto", [1, "cpu:gloo,cuda:nccl"]),
+        ("cuda", [1, "cpu:gloo,cuda:nccl"]),
+        ("cuda:0", [1, "cpu:gloo,cuda:nccl"]),
+    ],
+)
+def test_gpus_are_left_alone_where_something_else_computes(
+    monkeypatch: pytest.MonkeyPatch, device: str, expected: list[Any]
+) -> None:
+    joined = Joined(monkeypatch, gpus=2)
+    with distributed.started(device):
+        assert joined.seen == expected
+
+
 def test_more_processes_than_gpus_are_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     Joined(monkeypatch, gpus=1)
     with pytest.raises(ValueError, match=r"process 1 .* there are 1; start torchrun with --nproc-per-node 1"):

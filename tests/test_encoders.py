@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from probmcl import encoders
-from probmcl.encoders import Encoder, Extracted, WeightsError, halves
+from probmcl.encoders import Encoder, Extracted, WeightsError, halves, millions
 
 import timm  # isort: skip
 
@@ -604,3 +604,8 @@ def test_weights_of_a_run_are_its_encoders(tmp_path: Path) -> None:
     save_file(state | {"linear.weight": torch.zeros(3, 96)}, tmp_path / "model.safetensors")
     loaded = Encoder("test_resnet", weights=tmp_path, image_size=64)
     assert all(torch.equal(value, source.state_dict()[key]) for key, value in loaded.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "tf_efficientnet_lite0"])
+def test_parameters_are_counted_as_in_a_built_encoder(name: str) -> None:
+    assert millions(name) == sum(parameter.numel() for parameter in Encoder(name).parameters()) / 1e6

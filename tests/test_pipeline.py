@@ -166,7 +166,7 @@ def test_the_probes_own_settings_are_used(records: Records, tmp_path: Path) -> N
 
 def test_a_folder_with_something_in_it_is_refused_and_untouched(records: Records, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
-    with pytest.raises(FileExistsError, match="not empty"):
+    with pytest.raises(OSError, match="not empty"):
         train(records, settings(), tmp_path, quiet())
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
@@ -179,7 +179,7 @@ def test_a_split_without_images_is_said_before_anything_is_trained(records: Reco
 
 
 def test_a_device_that_is_not_here_is_said(records: Records, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="device='mps'"):
+    with pytest.raises(ValueError, match="device 'mps'"):
         train(records, settings("bce", device="mps"), tmp_path / "run", quiet())
 
 
@@ -262,6 +262,29 @@ def test_a_finished_run_has_nothing_to_resume(records: Records, bce: Run) -> Non
     again = resume(records, settings("bce"), bce.folder, quiet())
     assert again.kept.name == bce.kept.name
     assert before == {path: path.stat().st_mtime_ns for path in bce.folder.rglob("*")}
+
+
+def test_a_contender_that_diverges_is_left_out_and_the_rest_goes_on(records: Records, tmp_path: Path) -> None:
+    wild = Contender(
+        "bce", method_settings("bce"), Training(epochs=9, batch_size=8, learning_rate=1e30, ema=0.0), "wild"
+    )
+    asked = settings("bce", contenders=(wild, *settings("bce").contenders))
+    run = train(records, asked, tmp_path / "run", quiet())
+    assert list(run.candidates) == ["frozen probe", "bce, own head", "bce, re-probed"]
+    assert any("wild is left out" in alarm for alarm in run.alarms)
+    assert read(run, "run.json")["status"] == "finished"
+
+
+def test_a_resume_that_dies_at_once_leaves_the_run_as_usable_as_it_was(
+    records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Killed):
+        train(records, settings("bce"), tmp_path / "run", Deadly("training bce", 1))
+    monkeypatch.setattr(pipeline, "views_sheet", lambda feed: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        resume(records, settings("bce"), tmp_path / "run", quiet())
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["kept"] == "frozen probe"
+    assert load(tmp_path / "run").predict([str(records.paths[0])]).scores.shape == (1, 3)
 
 
 def test_a_run_goes_on_with_its_own_labels_only(records: Records, bce: Run) -> None:

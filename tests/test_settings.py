@@ -8,7 +8,6 @@ from probmcl.settings import (
     AUTO,
     Settings,
     SettingsError,
-    find_device,
     make_settings,
     method_settings,
     read_recipe,
@@ -98,8 +97,7 @@ def test_the_probe_alone_has_no_contender_and_its_own_loss() -> None:
         ({"preset": "paper"}, "belong to one method"),
         ({"budget": "soon"}, "30m"),
         ({"budget": "0m"}, "more than nothing"),
-        ({"device": "cuda"}, "this build of torch has none"),
-        ({"device": "tpu9"}, "give auto"),
+        ({"device": "tpu9"}, "cpu"),
         ({"tune": "most"}, "tune"),
         ({"workers": -1}, "workers=-1"),
         ({"seed": -1}, "seed=-1"),
@@ -109,7 +107,7 @@ def test_the_probe_alone_has_no_contender_and_its_own_loss() -> None:
     ],
 )
 def test_what_cannot_be_is_refused_with_what_can(given: dict[str, object], message: str) -> None:
-    with pytest.raises(SettingsError, match=message):
+    with pytest.raises(ValueError, match=message):
         make_settings(given)
 
 
@@ -143,10 +141,6 @@ def test_a_run_folder_imports_no_code_of_its_own_choice(tmp_path: Path, monkeypa
     }
     with pytest.raises(SettingsError, match="import it first"):
         settings_of_run(config)
-
-
-def test_auto_is_a_device_that_is_here() -> None:
-    assert find_device("auto") in ("cpu", "cuda")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 import copy
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
@@ -103,7 +104,8 @@ def test_filling_goes_on_where_it_stopped(records: Records, tmp_path: Path) -> N
     whole = in_order(store(records, encoder(), tmp_path / "whole").plain("train"))
     store(records, encoder(), tmp_path / "part").plain("train")
     (note,) = (tmp_path / "part").glob("*.json")
-    note.write_text(json.dumps({"batches": 2}))
+    assert json.loads(note.read_text()) == {"batches": 4, "of": [4, 3]}
+    note.write_text(json.dumps({"batches": 2, "of": [4, 3]}))
     array = np.load(tmp_path / "part" / "train.npy", mmap_mode="r+")
     array[0, 6:] = 0  # what a kill lost
     array.flush()
@@ -111,6 +113,33 @@ def test_filling_goes_on_where_it_stopped(records: Records, tmp_path: Path) -> N
     rest = in_order(store(records, encoder(), tmp_path / "part", stages=seen).plain("train"))
     assert seen.stages == {"plain views of train": 2}  # of four batches
     assert torch.equal(rest, whole)
+
+
+def test_other_batches_than_before_are_filled_from_the_start(records: Records, tmp_path: Path) -> None:
+    """As on another device, whose batches are larger."""
+    whole = in_order(store(records, encoder(), tmp_path / "whole").plain("train"))
+    store(records, encoder(), tmp_path / "part").plain("train")
+    (note,) = (tmp_path / "part").glob("*.json")
+    note.write_text(json.dumps({"batches": 1, "of": [2, 5]}))
+    array = np.load(tmp_path / "part" / "train.npy", mmap_mode="r+")
+    array[0, 5:] = 0
+    array.flush()
+    assert torch.equal(in_order(store(records, encoder(), tmp_path / "part").plain("train")), whole)
+
+
+def test_a_note_without_its_file_is_not_believed(records: Records, tmp_path: Path) -> None:
+    whole = in_order(store(records, encoder(), tmp_path).plain("val"))
+    (tmp_path / "val.npy").unlink()
+    assert torch.equal(in_order(store(records, encoder(), tmp_path).plain("val")), whole)
+
+
+def test_a_full_disk_is_said_before_anything_is_written(
+    records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
+    with pytest.raises(OSError, match="are free; give another folder"):
+        store(records, encoder(), tmp_path).plain("val")
+    assert not list(tmp_path.glob("*.npy"))
 
 
 def test_its_size_is_known_before(records: Records, tmp_path: Path) -> None:

@@ -30,10 +30,11 @@ AXES = 8
 
 
 @contextmanager
-def started() -> Iterator[None]:
+def started(device: str | None = None) -> Iterator[None]:
     """Join the processes that torchrun started, each on its own GPU where there are GPUs, and leave them at the end.
 
-    Nothing happens in a single process, nor where a script of one's own has joined them already.
+    Nothing happens in a single process, nor where a script of one's own has joined them already. Where `device` says
+    that another kind of device computes, GPUs are left alone.
 
     >>> with started():
     ...     rank(), world(), first()
@@ -42,9 +43,10 @@ def started() -> Iterator[None]:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
         yield
         return
-    if torch.cuda.is_available():
+    on_gpus = (device is None or device == "auto" or device.startswith("cuda")) and torch.cuda.is_available()
+    if on_gpus:
         torch.cuda.set_device(_own_gpu())
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=PATIENCE)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=PATIENCE)
     try:
         yield
     finally:

@@ -242,11 +242,20 @@ def about(name: str) -> str:
     'test_resnet.r160_in1k, 0.4 million parameters (1 MB), licence apache-2.0'
     """
     cfg = _configuration(name)
-    with torch.device("meta"):
-        parameters = _size(timm.create_model(name, pretrained=False, num_classes=0))
     tag = f"{name.split('.')[0]}.{cfg['tag']}" if cfg["tag"] else name
-    size = f"{parameters / 1e6:.1f} million parameters ({4 * parameters / 1e6:.0f} MB)"
+    parameters = millions(name)
+    size = f"{parameters:.1f} million parameters ({4 * parameters:.0f} MB)"
     return f"{tag}, {size}, licence {cfg['license'] or 'not stated'}"
+
+
+def millions(name: str) -> float:
+    """Parameters of an encoder in millions, counted without making any.
+
+    >>> round(millions("resnet50"), 1)
+    23.5
+    """
+    with torch.device("meta"):
+        return _size(timm.create_model(name, pretrained=False, num_classes=0)) / 1e6
 
 
 def _configuration(name: str) -> dict[str, Any]:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from probmcl.training.progress import Display
 
 NAMED_WEIGHTS = ("pretrained", "none")
-MOST_WORKERS = 8
 
 DATA = Group.create_ordered("Data")
 WHAT = Group.create_ordered("What is trained")
@@ -114,7 +112,7 @@ def train(
     ] = None,
     seed: Annotated[int | None, Parameter(help="of everything that is drawn; 0 by default", group=HOW)] = None,
     device: Annotated[str | None, Parameter(help="auto, cpu, cuda or mps", group=WHERE)] = None,
-    workers: Annotated[int | None, Parameter(help="processes that decode; by default one a core", group=WHERE)] = None,
+    workers: Annotated[int | None, Parameter(help="processes that decode; one a core by default", group=WHERE)] = None,
     out: Annotated[
         Path | str | None, Parameter(help="a new or empty folder; by default runs/DATE-NAME", group=WHERE)
     ] = None,
@@ -138,36 +136,35 @@ def train(
     """
     from probmcl.distributed import started
 
-    where = {"device": device, "workers": workers}
-    reading = {
-        "images": _absolute(images),
-        "format": format,
-        "path_column": path_column,
-        "labels_column": labels_column,
-        "split_column": split_column,
-        "group_column": group,
-    }
-    flags = {
-        "method": method,
-        "preset": preset,
-        "settings": dict(settings) if settings else None,
-        "encoder": _said(name=encoder, weights=_weights(weights), image_size=image_size),
-        "training": _said(epochs=epochs, batch_size=batch_size, learning_rate=lr),
-        "probe": _said(epochs=probe_epochs),
-        "budget": budget,
-        "tune": tune,
-        "augment": augment,
-        "seed": seed,
-    }
-    with started():
+    with started(device):
         if resume is not None:
-            _refuse_beside_resume(
-                {"DATA": data, "--skip-bad": skip_bad, "--recipe": recipe, "--out": out}, reading, flags
-            )
-            return _resume(Path(resume), _said(**where))
+            _refuse_beside_resume(locals())
+            return _resume(Path(resume), _said(device=device, workers=workers))
         if data is None:
             raise ValueError("say what to train on: a table or a folder, as in probmcl train photos/labels.csv")
-        return _start(Path(data), _said(**reading), skip_bad, recipe, _said(**flags, **where), out)
+        reading = _said(
+            images=_absolute(images),
+            format=format,
+            path_column=path_column,
+            labels_column=labels_column,
+            split_column=split_column,
+            group_column=group,
+        )
+        flags = _said(
+            method=method,
+            preset=preset,
+            settings=dict(settings or {}),
+            encoder=_said(name=encoder, weights=_weights(weights), image_size=image_size),
+            training=_said(epochs=epochs, batch_size=batch_size, learning_rate=lr),
+            probe=_said(epochs=probe_epochs),
+            budget=budget,
+            tune=tune,
+            augment=augment,
+            seed=seed,
+            device=device,
+            workers=workers,
+        )
+        return _start(Path(data), reading, skip_bad, recipe, flags, out)
 
 
 def _start(
@@ -178,29 +175,30 @@ def _start(
     flags: dict[str, Any],
     out: Path | str | None,
 ) -> Run:
-    from probmcl import pipeline, runs
+    from probmcl import encoders, pipeline, runs
     from probmcl.data import describe, read
-    from probmcl.distributed import broadcast, first
+    from probmcl.data.check import refuse_share
     from probmcl.settings import make_settings
 
+    # What can be refused at once is: reading every image of a large set takes minutes.
     settings = make_settings(_given(recipe, flags))
+    encoders.about(settings.encoder.name)
+    refuse_share(skip_bad)
+    if out is not None:
+        runs.refuse_used(Path(out))
     display = _display()
     reading = reading | {"seed": settings.seed}
     records = read(data.resolve(), **reading, missing="keep")
     records, skipped = _checked(records, skip_bad, settings.workers, display)
     display.say(describe(records))
-    name = data.resolve().name if data.is_dir() else data.resolve().parent.name
-    found = str(out or runs.new_folder(Path("runs"), name)) if first() else ""
-    folder = Path(broadcast(found))
     source = {"data": _absolute(data), **reading, "skipped": skipped}
-    with _told_how_to_go_on(folder, display):
+    name = data.resolve().name if data.is_dir() else data.resolve().parent.name
+    with _folder(out, name) as folder, _told_how_to_go_on(folder, display):
         return pipeline.train(records, settings, folder, display, source=source)
 
 
 def _resume(folder: Path, where: dict[str, Any]) -> Run:
     from dataclasses import replace
-
-    import numpy as np
 
     from probmcl import pipeline
     from probmcl.data import read
@@ -214,9 +212,8 @@ def _resume(folder: Path, where: dict[str, Any]) -> Run:
     source = read_json(folder / "run.json")["data"]
     if source is None:
         raise ValueError(f"{folder} was trained from records in memory; go on with probmcl.pipeline.resume")
-    skipped = {entry["path"] for entry in source.pop("skipped")}
-    records = read(source.pop("data"), **source, missing="keep")
-    records = records.take(np.array([row for row, path in enumerate(records.paths) if str(path) not in skipped]))
+    skipped = [entry["path"] for entry in source.pop("skipped")]
+    records = read(source.pop("data"), **source, missing="keep").without(skipped)
     display = _display()
     with _told_how_to_go_on(folder, display):
         return pipeline.resume(records, settings, folder, display)
@@ -224,11 +221,12 @@ def _resume(folder: Path, where: dict[str, Any]) -> Run:
 
 def _given(recipe: str | None, flags: dict[str, Any]) -> dict[str, Any]:
     """What a recipe says, and the flags before it; tables are joined key by key."""
+    from probmcl.data.processes import default_workers
     from probmcl.recipes import find_recipe
     from probmcl.settings import read_recipe
 
     given = read_recipe(find_recipe(recipe)) if recipe else {}
-    given = {"workers": min(os.cpu_count() or 1, MOST_WORKERS)} | given
+    given = {"workers": default_workers()} | given
     earlier = flags.get("encoder", {}).get("weights")
     if earlier and (Path(earlier) / "config.json").is_file():
         given["encoder"] = _encoder_of(Path(earlier)) | given.get("encoder", {})
@@ -263,16 +261,30 @@ def _checked(
 
 
 @contextmanager
+def _folder(out: Path | str | None, name: str) -> Iterator[Path]:
+    """The folder of a new run; one that was made here and in which nothing was begun goes again."""
+    from probmcl import runs
+    from probmcl.distributed import broadcast, first
+
+    if out is not None:
+        yield Path(out)
+        return
+    folder = Path(broadcast(str(runs.new_folder(Path("runs"), name)) if first() else ""))
+    try:
+        yield folder
+    finally:
+        if first() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+@contextmanager
 def _told_how_to_go_on(folder: Path, display: Display) -> Iterator[None]:
-    """Say after an interrupt what continues the run; a folder in which nothing was begun goes again."""
+    """Say after an interrupt what continues the run."""
     try:
         yield
-    except BaseException as error:
+    except (KeyboardInterrupt, SystemExit):
         if (folder / "run.json").exists():
-            if isinstance(error, KeyboardInterrupt | SystemExit):
-                display.say(f"to go on from here: probmcl train --resume {folder}")
-        elif folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+            display.say(f"to go on from here: probmcl train --resume {folder}")
         raise
 
 
@@ -286,12 +298,16 @@ def _display() -> Display:
     return Display(Console(quiet=not first()))
 
 
-def _refuse_beside_resume(*groups: Mapping[str, Any]) -> None:
-    given = [name for group in groups for name, value in group.items() if value not in (None, {})]
-    if given:
+def _refuse_beside_resume(given: Mapping[str, Any]) -> None:
+    names = {"data": "DATA", "settings": "--set"}
+    allowed = {"resume", "device", "workers", "started"}
+    found = [
+        names.get(key, f"--{key.replace('_', '-')}") for key, x in given.items() if x is not None and key not in allowed
+    ]
+    if found:
         raise ValueError(
             f"--resume goes on with the data and settings of the run; beside it there is no place for "
-            f"{', '.join(given)}, only for --device and --workers"
+            f"{', '.join(found)}, only for --device and --workers"
         )
 
 

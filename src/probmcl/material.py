@@ -21,6 +21,7 @@ from probmcl.planning import Cost, seconds_per_row, seconds_per_step
 from probmcl.results import Candidate
 from probmcl.settings import Contender, Settings, Tune
 from probmcl.store import Store
+from probmcl.training.features import ROWS_AT_ONCE
 from probmcl.training.progress import Display
 
 SMALL = 10_000
@@ -57,24 +58,22 @@ class Material:
     def _cut(self) -> tuple[Encoder | Extracted, Feed | Store]:
         """Divide the encoder into what is frozen, whose outputs are stored, and the part that learns."""
         if self.settings.tune == "none":
-            return Extracted(self.encoder.features), self._store("activations", self.encoder, torch.float32)
+            return Extracted(self.encoder.features), self._store(
+                "activations", self.encoder, torch.float32, self._views()
+            )
         cut = halves(self.encoder) if self.settings.tune == "last" else None
         if cut is None:
             return self.encoder, self.feed
-        return cut.tail, self._store("activations", cut.trunk, torch.float16)
+        return cut.tail, self._store("activations", cut.trunk, torch.float16, self._views())
 
-    def _store(self, name: str, network: nn.Module, dtype: torch.dtype) -> Store:
+    def _views(self) -> int:
+        """Augmented views that somebody will want, training or probe."""
         s = self.settings
-        stored = max([s.stored_views, s.probe.views] + [find_method(c.method).n_views - 1 for c in s.contenders])
-        return Store(
-            self.feed,
-            network,
-            self.folder / name,
-            n_augmented=stored,
-            dtype=dtype,
-            device=s.device,
-            stage=self.display.stage,
-        )
+        return max([s.stored_views, s.probe.views] + [find_method(c.method).n_views - 1 for c in s.contenders])
+
+    def _store(self, name: str, network: nn.Module, dtype: torch.dtype, n_augmented: int) -> Store:
+        place, device, stage = self.folder / name, self.settings.device, self.display.stage
+        return Store(self.feed, network, place, n_augmented=n_augmented, dtype=dtype, device=device, stage=stage)
 
     @property
     def tune(self) -> Tune:
@@ -85,7 +84,8 @@ class Material:
         """Where what leads to a part's features is stored, and what is still to be done to it."""
         if isinstance(self.source, Store):
             return self.source, part
-        return self._store(f"features for {name}", part, torch.float32), Extracted(self.encoder.features)
+        store = self._store(f"features for {name}", part, torch.float32, self.settings.probe.views)
+        return store, Extracted(self.encoder.features)
 
     def method(self, contender: Contender) -> Method:
         """A contender on a fresh copy of the part that learns."""
@@ -142,16 +142,20 @@ class Material:
             self.display.say(f"  note: {self.encoder.name} cannot be cut before its last stage; all of it learns")
 
     def costs(self, probe_seconds: float) -> tuple[float, list[Cost]]:
-        """Seconds that come once whatever is trained, and what each contender costs, where a probe takes so long."""
-        s, size = self.settings, self.encoder.image_size
+        """Seconds that come once, whatever is trained, and what each contender costs; fitting a probe takes so long."""
+        s, device = self.settings, self.settings.device
         train, val, test = (len(self.records.rows(split)) for split in SPLITS)
-        rows = max(1, self.feed.pixels_at_once // size**2)
-        look = seconds_per_row(self.encoder, torch.rand(rows, 3, size, size, device=s.device)) / world()
+        size, at_once = self.encoder.image_size, self.feed.pixels_at_once
+        rows = torch.rand(max(1, at_once // self.encoder.image_size**2), 3, size, size, device=device)
+        look, probed = seconds_per_row(self.encoder, rows), (1 + s.probe.views) * train + val
         if isinstance(self.source, Store):
-            shared, once = look * (self.source.n_augmented * train + test), probe_seconds
+            look = max(look, self.source.seconds_per_view)  # with decoding, if that was measured
+            rows = torch.rand(ROWS_AT_ONCE, *self.source.shape, device=device)
+            shared, once = look * (self.source.n_augmented * train + test), seconds_per_row(self.part, rows) * probed
         else:
-            shared, once = look * 2 * test, probe_seconds + look * ((1 + s.probe.views) * train + 2 * val)
-        return shared, [self._cost(contender, once) for contender in s.contenders]
+            shared, once = look * 2 * test, look * (probed + val)
+        once = once / world() + probe_seconds
+        return shared / world(), [self._cost(contender, once) for contender in s.contenders]
 
     def _cost(self, contender: Contender, once: float) -> Cost:
         method, training = self.method(contender), contender.training
@@ -165,9 +169,10 @@ class Material:
 
     def take_over(self, method: Method) -> None:
         """Begin with the linear layer of the run that the weights come from, for the classes that it knows by name."""
-        earlier = Path(self.settings.encoder.weights or "")
-        if not (earlier / "labels.json").is_file():
+        weights = self.settings.encoder.weights
+        if weights in (None, "pretrained") or not (Path(weights) / "run.json").is_file():
             return
+        earlier = Path(weights)
         mine, theirs = self.records.label_space.names, read_json(earlier / "labels.json")["names"]
         common = [name for name in mine if name in theirs]
         new = ", ".join(name for name in mine if name not in theirs) or "none"

@@ -7,7 +7,7 @@ import shutil
 import time
 import warnings
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,16 +18,18 @@ from torch import Tensor
 
 from probmcl import runs
 from probmcl.data.records import SPLITS, Records, Split
+from probmcl.devices import find_device
 from probmcl.distributed import barrier, broadcast, first
 from probmcl.encoders import Encoder, Extracted
 from probmcl.evaluation.evaluate import evaluate, predict
 from probmcl.files import load_tensors, read_json, save_tensors, whole, write_json
 from probmcl.material import Material, build_encoder
+from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, Method
 from probmcl.planning import in_words, make_plan
 from probmcl.probing import Labelled, fit_probe
 from probmcl.results import Candidate, Run
-from probmcl.settings import Contender, Settings, find_device, method_settings
+from probmcl.settings import Contender, Settings, method_settings
 from probmcl.store import labels_of
 from probmcl.training import Checkpoint, Journal, StoredViews, Watcher, extract, fit
 from probmcl.training.progress import Display
@@ -56,11 +58,21 @@ def train(
             raise ValueError(f"no image belongs to the {split} split; a run needs some in each of {', '.join(SPLITS)}")
     settings, display = replace(settings, device=find_device(settings.device)), display or Display()
     encoder = build_encoder(settings, display)  # before anything is written: it may not be there
-    if first():
-        runs.claim(folder)
-        runs.begin(folder, records, settings, source)
-    barrier()
+    _in_the_first(lambda: runs.begin(folder, records, settings, source))
     return _Work(records, settings, encoder, folder, display, tested).finished()
+
+
+def _in_the_first(work: Callable[[], None]) -> None:
+    """Let the first process do something while the others wait; what goes wrong goes wrong in all of them."""
+    problem = None
+    if first():
+        try:
+            work()
+        except OSError as error:
+            problem = str(error)
+    problem = broadcast(problem)
+    if problem is not None:
+        raise OSError(problem)
 
 
 def resume(
@@ -74,8 +86,33 @@ def resume(
     """Go on with a run that was interrupted or killed, from where it was; records and settings must be its own."""
     runs.refuse_other_records(folder, records)
     settings, display = replace(settings, device=find_device(settings.device)), display or Display()
-    work = _Work(records, settings, build_encoder(settings, display), folder, display, tested)
-    return work.as_it_is() if work.about["status"] == "finished" else work.finished()
+    if read_json(folder / "run.json")["status"] == "finished":
+        display.say(f"{folder} is finished; nothing is left to do")
+        return finished_run(folder)
+    return _Work(records, settings, build_encoder(settings, display), folder, display, tested).finished()
+
+
+def finished_run(folder: Path) -> Run:
+    """A run that is finished, from its folder; scores and metrics of test are those of what was kept."""
+    about = read_json(folder / "run.json")
+    found = {entry["name"]: _restored(folder / "checkpoints", entry["name"]) for entry in about["candidates"]}
+    found[about["kept"]] = replace(found[about["kept"]], test=read_json(folder / "evaluation.json"))
+    return Run(folder, found, found[about["kept"]], about["alarms"], about["seconds"])
+
+
+def _restored(checkpoints: Path, name: str) -> Candidate:
+    """A candidate from its file."""
+    tensors, facts = load_tensors(checkpoints / f"{name}.safetensors")
+    scores = tensors.pop("scores")
+    state = {key.removeprefix("state."): value for key, value in tensors.items()}
+    settings = method_settings(facts["method"], changes=facts["settings"])
+    return Candidate(name, facts["method"], settings, state, {"val": scores}, facts["validation"], facts["seconds"])
+
+
+def _names(contender: Contender) -> list[str]:
+    """The candidates that a contender gives: its own head if it has one, then the probe."""
+    own = [f"{contender.name}, own head"] if issubclass(find_method(contender.method), Classifier) else []
+    return [*own, f"{contender.name}, re-probed"]
 
 
 class _Work:
@@ -100,6 +137,7 @@ class _Work:
         self.journal = Journal(folder, say=lambda alarm: display.say(f"  ALARM: {alarm}"))
         self.journal.alarms += self.about["alarms"]
         self.candidates: dict[str, Candidate] = {}
+        self.probe_seconds = 0.0  # that fitting the last probe took
         # What was there at the start: asked once, so that all processes get the same answer.
         self.there: set[str] = set(broadcast([path.name for path in self.checkpoints.glob("*")] if first() else []))
 
@@ -109,16 +147,16 @@ class _Work:
 
     def record(self, status: str) -> None:
         """Write down how the run stands."""
-        names = [{"name": c.name, "validation_mAP": c.validation["mAP"]} for c in self.candidates.values()]
-        kept = self.best() if self.candidates else None
-        self.about |= {
-            "status": status,
-            "seconds": round(self.seconds(), 1),
-            "alarms": self.journal.alarms,
-            "candidates": names,
-            "kept": kept.name if kept else None,
-            "model": {"method": kept.method, "settings": kept.settings} if kept else None,
-        }
+        self.about |= {"status": status, "seconds": round(self.seconds(), 1), "alarms": self.journal.alarms}
+        if self.candidates:
+            kept = self.best()
+            self.about |= {
+                "candidates": [
+                    {"name": c.name, "validation_mAP": c.validation["mAP"]} for c in self.candidates.values()
+                ],
+                "kept": kept.name,
+                "model": {"method": kept.method, "settings": kept.settings},
+            }
         if first():
             write_json(self.folder / "run.json", self.about)
             self.journal.close()
@@ -133,20 +171,12 @@ class _Work:
             self.record("interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed")
             raise
 
-    def as_it_is(self) -> Run:
-        """A run that is finished already."""
-        self.display.say(f"{self.folder} is finished; nothing is left to do")
-        for entry in self.about["candidates"]:
-            self._restore(entry["name"])
-        kept = replace(self.best(), test=read_json(self.folder / "evaluation.json"))
-        self.candidates[kept.name] = kept
-        return Run(self.folder, self.candidates, kept, self.journal.alarms, self.before)
-
     def best(self) -> Candidate:
         """Of equals the first: the simpler."""
         return max(self.candidates.values(), key=lambda candidate: candidate.validation_map)
 
     def _run(self) -> Run:
+        self._restore()
         self.record("running")
         self.material.describe()
         if first():
@@ -158,13 +188,22 @@ class _Work:
             self._contend(contender)
         return self._finish()
 
+    def _restore(self) -> None:
+        """Take back every candidate that was finished before."""
+        for name in [FROZEN, *(name for c in self.settings.contenders for name in _names(c))]:
+            if f"{name}.safetensors" in self.there:
+                self.candidates[name] = _restored(self.checkpoints, name)
+                self.display.say(f"{name}: validation mAP {self.candidates[name].validation_map:.4f}, as before")
+        if self.candidates:
+            self._save(self.best())
+
     # The phases.
 
     def _plan(self) -> tuple[Contender, ...]:
         """Which contenders are trained, for how many epochs; measured once, then kept to."""
         path = self.checkpoints / "plan.json"
         if path.name not in self.there:
-            shared, costs = self.material.costs(self.candidates[FROZEN].seconds)
+            shared, costs = self.material.costs(self.probe_seconds)
             plan = make_plan(costs, shared=shared, spent=self.seconds(), budget=self.settings.budget)
             if first():
                 write_json(path, plan)
@@ -178,10 +217,23 @@ class _Work:
         )
 
     def _contend(self, contender: Contender) -> None:
-        method, seconds = self._trained(contender)
+        """Train a contender and judge it; one that diverges is left out, and the run goes on."""
+        note = self.checkpoints / f"diverged {contender.name}.json"
+        if note.name in self.there or all(name in self.candidates for name in _names(contender)):
+            return
+        try:
+            method, seconds = self._trained(contender)
+        except FloatingPointError as error:
+            alarm = f"{contender.name} is left out: {error}"
+            self.journal.alarms.append(alarm)
+            self.display.say(f"  ALARM: {alarm}")
+            if first():
+                write_json(note, {"error": str(error)})
+            return
+        *heads, probed = _names(contender)
         if isinstance(method, Classifier):
-            self._judge(f"{contender.name}, own head", contender, method, seconds)
-        self._probe(f"{contender.name}, re-probed", method.encoder, self.settings.probe.views, seconds)
+            self._judge(heads[0], contender, method, seconds)
+        self._probe(probed, method.encoder, self.settings.probe.views, seconds)
 
     def _trained(self, contender: Contender) -> tuple[Method, float]:
         """The contender's method after training, and how long that took."""
@@ -212,14 +264,14 @@ class _Work:
 
     def _judge(self, name: str, contender: Contender, method: Classifier, seconds: float) -> None:
         """A method's own head, on validation."""
-        if self._restored(name):
+        if name in self.candidates:
             return
         scores = self._predicted(f"scoring {name} on val", method, self.material.source.plain("val"))
         self._candidate(name, contender.method, contender.settings, self.material.whole(method), scores, seconds)
 
     def _probe(self, name: str, part: Encoder | Extracted, n_augmented: int, seconds: float) -> None:
         """A linear probe on what an encoder makes of the images."""
-        if self._restored(name):
+        if name in self.candidates:
             return
         s, space, started = self.settings, self.records.label_space, time.perf_counter()
         store, network = self.material.features(name, part)
@@ -235,7 +287,9 @@ class _Work:
                 return [self.journal.stage(f"{name}, weight decay {weight_decay:g}"), bar] if first() else []
 
             self._seed(name)
+            begun = time.perf_counter()
             fitted = fit_probe(train, val, space, s.probe, seed=s.seed, watchers=watchers)
+            self.probe_seconds = time.perf_counter() - begun
         with torch.inference_mode():
             scores = fitted.probe.logits(val.features[0]).sigmoid()
         probe = fitted.probe.on(copy.deepcopy(part), space)  # a copy, since a probe freezes what it is on
@@ -262,34 +316,16 @@ class _Work:
             about_it = facts | {"weight_decay": weight_decay}
             save_tensors(self.checkpoints / f"{name}.safetensors", tensors | {"scores": scores}, about_it)
         self.candidates[name] = Candidate(name, method, settings, state, {"val": scores}, result, seconds)
-        self._use_the_best()
+        self._save(self.best())
+        saved = f"; saved, {self.folder} can predict now" if self.best().name == name else ""
+        self.display.say(f"{name}: validation mAP {self.candidates[name].validation_map:.4f}{saved}")
 
-    def _restored(self, name: str) -> bool:
-        """Take a candidate from its file, if it was finished before."""
-        if f"{name}.safetensors" not in self.there:
-            return False
-        self._restore(name)
-        self._use_the_best()
-        return True
-
-    def _restore(self, name: str) -> None:
-        tensors, facts = load_tensors(self.checkpoints / f"{name}.safetensors")
-        scores = tensors.pop("scores")
-        state = {key.removeprefix("state."): value for key, value in tensors.items()}
-        settings = method_settings(facts["method"], changes=facts["settings"])
-        self.candidates[name] = Candidate(
-            name, facts["method"], settings, state, {"val": scores}, facts["validation"], facts["seconds"]
-        )
-
-    def _use_the_best(self) -> None:
-        """Put the best so far where it predicts, if it is the newest."""
-        newest, best = list(self.candidates.values())[-1], self.best()
-        if first() and best is newest:
+    def _save(self, best: Candidate) -> None:
+        """Put a candidate where it predicts."""
+        if first():
             save_tensors(self.folder / "model.safetensors", best.state)
             runs.write_predictions(self.folder / "predictions", self.records, "val", best.scores["val"])
         self.record("running")
-        saved = f"; saved, {self.folder} can predict now" if best is newest else ""
-        self.display.say(f"{newest.name}: validation mAP {newest.validation_map:.4f}{saved}")
 
     def _predicted(self, stage: str, classifier: Classifier, batches: Any) -> Float[Tensor, "N C"]:
         with self.display.stage(stage, len(batches)) as bar:
@@ -310,8 +346,8 @@ class _Work:
         if first():
             self._write(kept, self.folder)
             self._write(frozen, self.folder / "frozen")
-        self._clean()
         self.record("finished")
+        self._clean()
         self._say_the_end(kept, frozen)
         return Run(self.folder, self.candidates, kept, self.journal.alarms, self.seconds())
 

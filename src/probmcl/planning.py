@@ -116,12 +116,11 @@ def seconds_per_step(method: Method, views: Tensor, labels: Tensor, training: Tr
 
 def _seconds(work: Callable[[], None], device: torch.device) -> float:
     """Of the faster of two rounds, after one to warm up."""
-    work()
     found = []
-    for _ in range(ROUNDS):
+    for _ in range(1 + ROUNDS):
         started = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
         found.append(time.perf_counter() - started)
-    return min(found)
+    return min(found[1:])

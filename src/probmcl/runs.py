@@ -24,10 +24,15 @@ from probmcl.files import read_json, whole, write_json, write_text
 
 def claim(folder: Path) -> None:
     """Make a folder for a run, or take an empty one; anything in it is somebody's, and refused."""
+    refuse_used(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+
+
+def refuse_used(folder: Path) -> None:
+    """An error for a folder that has something in it."""
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder}: a file, not a folder; choose another name")
-    folder.mkdir(parents=True, exist_ok=True)
-    if any(folder.iterdir()):
+    if folder.is_dir() and any(folder.iterdir()):
         raise FileExistsError(f"{folder}: not empty; a run is never written over anything, choose another folder")
 
 
@@ -45,15 +50,19 @@ def new_folder(parent: Path, name: str) -> Path:
 
 
 def begin(folder: Path, records: Records, settings: Any, source: Mapping[str, Any] | None) -> None:
-    """Write down what a run starts from; `source` says how the records were read."""
+    """Claim a folder and write down what a run starts from; `source` says how the records were read."""
+    claim(folder)
     space = records.label_space
     write_json(folder / "config.json", settings)
-    write_json(folder / "labels.json", {"names": space.names, "counts": space.counts.tolist()})
+    policy = "a label that is not known takes no part in anything"
+    write_json(folder / "labels.json", {"names": space.names, "counts": space.counts.tolist(), "policy": policy})
     write_split(folder / "split.csv", records)
     about = circumstances(settings.seed)
     write_json(
         folder / "run.json",
-        about | {"data": source, "records": fingerprint(records), "status": "running", "seconds": 0.0, "alarms": []},
+        about
+        | {"data": source, "records": fingerprint(records), "status": "running", "seconds": 0.0, "alarms": []}
+        | {"candidates": [], "kept": None, "model": None},
     )
 
 

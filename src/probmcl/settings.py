@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import msgspec
-import torch
 
 from probmcl.augment import AUGMENTATIONS
+from probmcl.devices import find_device
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier
 from probmcl.nearest import suggestion
@@ -120,19 +120,6 @@ class SettingsError(ValueError):
     """Something was asked for that cannot be understood or is not there; the message says what there is."""
 
 
-def find_device(name: str) -> str:
-    """The device that `auto` stands for here, or the one named; one that is not here is an error."""
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(name).type
-    except RuntimeError as error:
-        raise SettingsError(f"device={name!r}: {str(error).splitlines()[0]}; give auto, cpu, cuda or mps") from error
-    if (kind == "cuda" and not torch.cuda.is_available()) or (kind == "mps" and not torch.mps.is_available()):
-        raise SettingsError(f"device={name!r}, but this machine or this build of torch has none; try 'cpu'")
-    return name
-
-
 def method_settings(name: str, preset: str = "default", changes: Mapping[str, Any] | None = None) -> Any:
     """The settings of a method: a preset of its, with changes by key.
 
@@ -165,7 +152,7 @@ def usual_training(method: str, tune: Tune) -> dict[str, Any]:
 
 
 def seconds(text: str) -> float:
-    """A length of time in seconds, from 90s, 30m, 1.5h, 1h30m or a plain number of minutes.
+    """A length of time in seconds, from 90s, 30m, 1.5h or 1h30m.
 
     >>> seconds("30m"), seconds("1h30m")
     (1800.0, 5400.0)
@@ -204,7 +191,7 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
     keys = dict(given)
     method, preset, changes = keys.pop("method", "auto"), keys.pop("preset", "default"), keys.pop("settings", {})
     training, encoder = keys.pop("training", {}), keys.pop("encoder", {})
-    _check_kinds(method, preset, changes, training, encoder)
+    _check_kinds(method, preset, changes, training, encoder, keys.get("probe", {}))
     if "contenders" in keys:
         raise SettingsError("no key 'contenders'; say a method, its [settings] and its [training]")
     if keys.get("budget") is not None and "epochs" in training:
@@ -236,7 +223,10 @@ def settings_of_run(config: Mapping[str, Any]) -> Settings:
             raise SettingsError(f"the run's method {contender['method']!r} is not of this package; import it first")
     contenders = tuple(
         Contender(
-            c["method"], method_settings(c["method"], changes=c["settings"]), Training(**c["training"]), c["name"]
+            c["method"],
+            method_settings(c["method"], changes=c["settings"]),
+            _convert(c["training"], Training, where="config.json, training"),
+            c["name"],
         )
         for c in config["contenders"]
     )
@@ -270,7 +260,7 @@ def _training(name: str, given: dict[str, Any], tune: Tune, asked: str) -> Train
 def _check_kinds(method: object, preset: object, *tables: object) -> None:
     if not isinstance(method, str) or not isinstance(preset, str) or not all(isinstance(t, dict) for t in tables):
         raise SettingsError(
-            'say method = "probmcl", perhaps preset = "paper", and changes in tables [settings], [training], [encoder]'
+            'say method = "probmcl", perhaps preset = "paper"; [settings], [training], [encoder] and [probe] are tables'
         )
 
 

@@ -23,7 +23,7 @@ from probmcl.data.loader import ImageBatches
 from probmcl.data.records import Records, Split
 from probmcl.distributed import barrier, first, rank, world
 from probmcl.feed import Feed
-from probmcl.files import read_json, write_json
+from probmcl.files import read_json, whole, write_json
 from probmcl.training.features import FeatureBatches, StoredViews
 from probmcl.training.progress import Bar
 
@@ -53,6 +53,7 @@ class Store:
     ) -> None:
         self.feed, self.network, self.folder = feed, network, folder
         self.n_augmented, self.dtype, self.device, self.stage = n_augmented, dtype, device, stage
+        self.seconds_per_view = 0.0  # unknown until something is filled
         size = feed.preprocessing.size
         with torch.inference_mode():
             self.shape = tuple(network.to(device).eval()(torch.zeros(1, 3, size, size, device=device)).shape[1:])
@@ -77,12 +78,6 @@ class Store:
         """The plain view of every image of a split, in order."""
         return self._in_order(split, 1)
 
-    def discard(self) -> None:
-        """Delete the files."""
-        barrier()
-        if first():
-            shutil.rmtree(self.folder, ignore_errors=True)
-
     def _in_order(self, split: Split, n_views: int) -> StoredViews:
         records = self.feed.records
         return StoredViews(self._views(split, n_views), *labels_of(records, split), records.rows(split))
@@ -103,40 +98,65 @@ class Store:
         views = 1 + (self.n_augmented if split == "train" else 0)
         shape = (views, len(self.feed.records.rows(split)), *self.shape)
         if first() and not path.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
-            part = path.with_name(f".{path.name}.part")
-            open_memmap(part, mode="w+", dtype=_NUMPY[self.dtype], shape=shape).flush()
-            part.replace(path)
+            self._make(path, shape)
         barrier()
         return open_memmap(path, mode="r+")
+
+    def _make(self, path: Path, shape: tuple[int, ...]) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for note in self.folder.glob(f"* of {path.stem}, *.json"):  # of a file that is no more
+            note.unlink()
+        needed, free = int(np.prod(shape)) * self.dtype.itemsize, shutil.disk_usage(self.folder).free
+        if needed > free:  # a mapped file on a full disk would end in a signal and not in a message
+            raise OSError(
+                f"{self.folder}: {needed / 1e6:,.0f} MB are needed and {free / 1e6:,.0f} MB are free; "
+                "give another folder with --out, or --tune all, which needs less"
+            )
+        whole(path, lambda part: open_memmap(part, mode="w+", dtype=_NUMPY[self.dtype], shape=shape).flush())
 
     def _fill(self, array: Any, start: int, batches: ImageBatches, name: str) -> None:
         """Views from number `start` on, of all images, each process its share of the batches."""
         note = self.folder / f"{name}, {rank() + 1} of {world()}.json"
-        done = read_json(note)["batches"] if note.exists() else 0
+        done = self._done(note, batches)
         if done == len(batches):
             return
         splits = np.array(self.feed.records.split)
         with self.stage(name, len(batches) - done) as bar:
-            noted = time.perf_counter()
+            begun = noted = time.perf_counter()
             for number, batch in enumerate(batches.starting(done), start=done + 1):
                 rows = batch.rows.numpy()
                 places = np.searchsorted(np.flatnonzero(splits == splits[rows[0]]), rows)
                 array[start : start + len(batch.views), places] = self._output(batch.views)
+                bar.advance(batch.views.shape[0] * batch.views.shape[1])
                 if time.perf_counter() - noted > SECONDS_APART or number == len(batches):
                     array.flush()
-                    write_json(note, {"batches": number})
                     noted = time.perf_counter()
-                bar.advance(batch.views.shape[0] * batch.views.shape[1])
+                    write_json(note, {"batches": number, "of": _order(batches)})
+            self.seconds_per_view = (noted - begun) / max(bar.images, 1)
+
+    def _done(self, note: Path, batches: ImageBatches) -> int:
+        """Batches that a note says are done, if it speaks of the same batches: another device has others."""
+        said: dict[str, Any] = read_json(note) if note.exists() else {}
+        return int(said["batches"]) if said.get("of") == _order(batches) else 0
 
     @torch.inference_mode()
     def _output(self, views: Float[Tensor, "V N *image"]) -> Shaped[ndarray, "V N *output"]:
         rows = views.flatten(0, 1).to(self.device, memory_format=torch.channels_last)
-        output = self.network.eval()(rows).to(self.dtype).cpu()
-        if not output.isfinite().all():
-            raise ValueError("an activation is too large for half precision; train with --tune all")
-        rows_again: ndarray = output.reshape(*views.shape[:2], *output.shape[1:]).numpy()
-        return rows_again
+        output = self.network.eval()(rows)
+        kept = output.to(self.dtype).cpu()
+        if not kept.isfinite().all():
+            raise ValueError(
+                "an activation is too large for half precision; train with --tune all"
+                if output.isfinite().all()
+                else "the encoder gives numbers that are none; its weights are damaged or its training diverged"
+            )
+        again: ndarray = kept.reshape(*views.shape[:2], *kept.shape[1:]).numpy()
+        return again
+
+
+def _order(batches: ImageBatches) -> list[int]:
+    """How many batches, of how many images: the same for the same images in the same batches."""
+    return [len(batches), max((len(batch) for batch in batches.order), default=0)]
 
 
 _NUMPY = {torch.float16: np.float16, torch.float32: np.float32}

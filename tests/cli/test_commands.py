@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from probmcl import cli
 from probmcl.cli import COMMANDS
 
 RUN = "import sys; sys.argv[0] = 'probmcl'; from probmcl.cli import main; main()"
@@ -94,3 +96,72 @@ def test_a_signal_that_python_drops_is_sent_again() -> None:
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert answer.returncode == 130
     assert answer.stderr == "interrupted; what was reached is kept\n"
+
+
+class Ended(NamedTuple):
+    code: int
+    said: str
+
+
+def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception) -> Ended:
+    """How a command that raises this error ends."""
+
+    def command() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", lambda: command)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    assert isinstance(caught.value.code, int)
+    return Ended(caught.value.code, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("rank", [None, "0"])
+def test_an_error_is_said_by_the_only_or_first_process(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: str | None
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    if rank is not None:
+        monkeypatch.setenv("RANK", rank)
+    assert ended(monkeypatch, capsys, ValueError("no such thing")) == Ended(1, "probmcl: no such thing\n")
+
+
+def test_another_process_leaves_its_error_to_the_summary_of_torchrun(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
+    assert ended(monkeypatch, capsys, ValueError("no such thing")) == Ended(1, "")
+    failure = ProcessFailure(local_rank=1, pid=1, exitcode=1, error_file=str(tmp_path / "error.json"))
+    assert failure.message == "no such thing"
+    assert abs(failure.timestamp - time.time()) < 60
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
+    assert ended(monkeypatch, capsys, ValueError("no such thing")) == Ended(1, "")
+
+
+def test_too_little_memory_is_answered_with_what_helps(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    monkeypatch.delenv("RANK", raising=False)
+    answer = ended(monkeypatch, capsys, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert answer == Ended(1, "probmcl: out of memory; a smaller --batch-size or --image-size helps\n")
+
+
+@pytest.mark.parametrize("with_torch", ["import torch\n", ""])
+def test_any_other_error_of_this_kind_keeps_its_traceback_and_loads_no_torch(with_torch: str) -> None:
+    code = (
+        f"{with_torch}import sys, probmcl.cli as cli\n"
+        "def command(): raise RuntimeError('a defect')\n"
+        "cli.app = lambda: command\n"
+        "try:\n    cli.main()\n"
+        f"finally:\n    assert ('torch' in sys.modules) == {bool(with_torch)}\n"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert answer.returncode == 1
+    assert answer.stderr.splitlines()[-1] == "RuntimeError: a defect"

@@ -1,3 +1,4 @@
+import math
 import multiprocessing
 import os
 import signal
@@ -16,7 +17,7 @@ from PIL import Image
 
 from made import coloured_records
 from probmcl.data import read
-from probmcl.data.check import IMAGES_AT_ONCE, BadImage, find_bad_images, without_bad
+from probmcl.data.check import IMAGES_AT_ONCE, BadImage, find_bad_images, refuse_share, without_bad
 from probmcl.data.images import ImageError, read_image
 from probmcl.data.records import DataError, Origin, Records, Split
 
@@ -213,5 +214,21 @@ def test_the_share_in_the_message_is_enough(numbers: tuple[int, int]) -> None:
 def test_where_every_image_is_bad_nothing_can_be_skipped() -> None:
     with pytest.raises(DataError, match=r"mend or remove them$"):
         without_bad(labelled(), bad_rows(*range(40)))
-    with pytest.raises(DataError, match="without them train has no image left"):
-        without_bad(labelled(), bad_rows(*range(40)), share=1.0)
+    with pytest.raises(DataError, match=r"more than --skip-bad 0.99 allows"):
+        without_bad(labelled(), bad_rows(*range(40)), share=0.99)
+
+
+@pytest.mark.parametrize("share", [5.0, 1.0, -0.1, math.nan, math.inf])
+def test_a_share_that_is_none_is_refused_whether_or_not_an_image_is_bad(share: float) -> None:
+    said = rf"^--skip-bad {share:g}: give a share between 0 and 1, as 0\.05 for 5 %$"
+    with pytest.raises(DataError, match=said):
+        refuse_share(share)
+    with pytest.raises(DataError, match=said):
+        without_bad(labelled(), [], share=share)
+
+
+def test_no_share_none_at_all_and_almost_all_are_shares() -> None:
+    for share in (None, 0.0, 0.999):
+        refuse_share(share)
+    with pytest.raises(DataError, match="1 of 40 images cannot be used, more than --skip-bad 0 allows"):
+        without_bad(labelled(), bad_rows(0), share=0.0)

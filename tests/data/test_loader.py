@@ -13,6 +13,7 @@ from PIL import Image
 
 from made import coloured_records
 from probmcl.augment import AUGMENTATIONS, light
+from probmcl.data import loader
 from probmcl.data.images import ImageError, Preprocessing
 from probmcl.data.loader import Batch, ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
@@ -88,6 +89,14 @@ def test_workers_that_start_afresh_can_be_sent_every_augmentation(records: Recor
     assert sent.view(image, 1, 0, 1).tobytes() == fed.view(image, 1, 0, 1).tobytes()
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_torchs_own_generator_stays_where_it_was(records: Records, workers: int) -> None:
+    before = torch.get_rng_state()
+    batches = list(feed(records, workers=workers).training(n_views=2, batch_size=6, epochs=1))
+    assert len(batches) == 4
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 SCRIPT = """
 from pathlib import Path
 import torch
@@ -100,6 +109,9 @@ def views(workers):
     plain = Preprocessing(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
     batches = Feed(records, plain, light(16), workers=workers).training(n_views=2, batch_size=4, epochs=1)
     return torch.cat([batch.views for batch in batches], dim=1)
+
+if __name__ == "__mp_main__":
+    print("started afresh", flush=True)
 
 if __name__ == "__main__":
     torch.multiprocessing.set_start_method("spawn")
@@ -114,7 +126,14 @@ def test_a_script_that_chooses_spawn_gets_the_same_views(tmp_path: Path) -> None
     (tmp_path / "labels.csv").write_text("\n".join(["filename,labels", *rows]))
     (tmp_path / "script.py").write_text(SCRIPT)
     run = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stdout) == (0, "the same\n"), run.stderr
+    assert (run.returncode, run.stdout) == (0, "started afresh\nthe same\n"), run.stderr
+
+
+def test_workers_are_started_as_the_one_place_says(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "start_method", lambda: "backwards")
+    assert len(list(feed(records).plain("test"))) == 1  # nothing is started
+    with pytest.raises(ValueError, match="backwards"):
+        list(feed(records, workers=1).plain("test"))
 
 
 def test_another_seed_gives_other_views_and_another_order(records: Records) -> None:

@@ -176,3 +176,16 @@ def test_some_rows_are_taken_in_the_order_given_with_all_that_belongs_to_them() 
 def test_an_image_is_named_by_its_path_where_no_row_is_known() -> None:
     assert three_images().where(1) == "b.jpg"
     assert replace(three_images(), origin=Origin(Path("coco"), "MS-COCO")).where(1) == "b.jpg"
+
+
+def test_images_are_left_out_by_path_and_the_rest_is_counted_anew() -> None:
+    left = three_images().without({"a.jpg", "nowhere.jpg"})
+    assert left.paths == (Path("b.jpg"), Path("c.jpg"))
+    assert left.labels.tolist() == [[0.0, 0.0], [1.0, 1.0]]
+    assert left.split == ("test", "train")
+    assert left.label_space.counts.tolist() == [1, 1]
+
+
+def test_none_or_all_can_be_left_out() -> None:
+    assert three_images().without([]).paths == three_images().paths
+    assert len(three_images().without(["a.jpg", "b.jpg", "c.jpg"])) == 0

@@ -170,3 +170,11 @@ def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     fit(BCE(Extracted(8), label_space()), batches(), Training(), checkpoint=Checkpoint(path, seconds_apart=0.0))
     assert "optimiser.0.exp_avg" in load_file(path)
+
+
+def test_a_loss_that_is_no_number_stops_training_with_a_remedy() -> None:
+    features, labels, known = separable()
+    features[0, 3] = float("nan")
+    broken = FeatureBatches(features, labels, known, batch_size=64, epochs=30, seed=0)
+    with pytest.raises(FloatingPointError, match=r"step 10; a lower learning rate"):
+        fit(BCE(Extracted(8), label_space()), broken, Training())

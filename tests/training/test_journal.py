@@ -76,8 +76,13 @@ def test_the_alarm_is_said_at_once_and_signs_that_do_not_exist_are_left_out(tmp_
     assert second["lonely"] is None
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_says_where(tmp_path: Path) -> None:
-    stage = Journal(tmp_path, every=2).stage("contrast")
-    stage(event(1))
-    with pytest.raises(FloatingPointError, match="step 2"):
-        stage(event(2, loss=float("nan")))
+def test_a_row_that_a_kill_cut_off_is_forgotten_and_the_rest_goes_on(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, every=1)
+    for step in (1, 2):
+        journal.stage("one")(event(step))
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"stage": "one", "st')
+    again = Journal(tmp_path, every=1).stage("one")
+    again(event(2))
+    again(event(3))
+    assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import threading
+import time
+from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import cyclopts
 
@@ -47,11 +51,34 @@ def main() -> None:
     try:
         app()()
     except KeyboardInterrupt:
-        print("interrupted; what was reached is kept", file=sys.stderr)  # noqa: T201
+        if _is_first():
+            print("interrupted; what was reached is kept", file=sys.stderr)  # noqa: T201
         sys.exit(INTERRUPTED)
     except (ValueError, OSError, FloatingPointError) as error:
-        print(f"probmcl: {error}", file=sys.stderr)  # noqa: T201
-        sys.exit(1)
+        _fail(str(error))
+    except RuntimeError as error:
+        if not _out_of_memory(error):
+            raise
+        _fail("out of memory; a smaller --batch-size or --image-size helps")
+
+
+def _fail(message: str) -> NoReturn:
+    """Say it and end. Of torchrun's processes the first one speaks; the others leave it to torchrun's summary."""
+    summary = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if _is_first():
+        print(f"probmcl: {message}", file=sys.stderr)  # noqa: T201
+    elif summary:  # an error that this process alone has met must not be lost
+        Path(summary).write_text(json.dumps({"message": message, "timestamp": int(time.time())}), encoding="utf-8")
+    sys.exit(1)
+
+
+def _is_first() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """Whether it is torch's; where torch was never loaded it cannot be."""
+    return isinstance(error, getattr(sys.modules.get("torch"), "OutOfMemoryError", ()))
 
 
 def _send_again(lost: sys.UnraisableHookArgs) -> None:

@@ -110,24 +110,9 @@ def described(name: str) -> Weights:
     return Weights(model, f"{model}.{cfg.tag}" if cfg.tag else model, size, cfg.license or "(not said)")
 
 
-def millions(model: str) -> float:
-    """Parameters of an encoder in millions, counted without making any.
-
-    >>> round(millions("resnet50"), 1)
-    23.5
-    """
-    import torch
-
-    import probmcl.vision  # noqa: F401
-
-    import timm  # isort: skip
-
-    with torch.device("meta"):
-        built = timm.create_model(model, pretrained=False, num_classes=0)
-    return sum(parameter.numel() for parameter in built.parameters()) / 1e6
-
-
 def _counts(models: Iterable[str]) -> dict[str, float]:
+    from probmcl.encoders import millions
+
     different = set(models)
     return {model: millions(model) for model in different} if len(different) <= COUNTED else {}
 

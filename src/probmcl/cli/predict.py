@@ -24,7 +24,7 @@ def predict(
     out: Annotated[Path | None, Parameter(help="a new file, .csv or .json; without it a listing is shown")] = None,
     threshold: Annotated[float, Parameter(help="a class is decided for where its probability is greater")] = 0.5,
     device: Annotated[str, Parameter(help="auto, cpu, cuda or mps")] = "auto",
-    workers: Annotated[int | None, Parameter(help="processes that decode; by default one a core, up to four")] = None,
+    workers: Annotated[int | None, Parameter(help="processes that decode; by default one a core, at most eight")] = None,
     batch_size: Annotated[int | None, Parameter(help="images at once; by default what is fastest")] = None,
 ) -> None:
     """Say which classes are in images: a probability and a decision for each class.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import multiprocessing
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from probmcl.data.images import ImageError, read_image
+from probmcl.data.processes import leave_interrupts_to_the_parent, start_method
 from probmcl.data.records import SPLITS, DataError, Records
 
 SIZE = 32
@@ -48,6 +49,18 @@ def find_bad_images(
     return bad
 
 
+def refuse_share(share: float | None) -> None:
+    """Refuse a share of images that is none: a percentage, not a number, or all of them.
+
+    >>> refuse_share(5.0)
+    Traceback (most recent call last):
+    ...
+    probmcl.data.records.DataError: --skip-bad 5: give a share between 0 and 1, as 0.05 for 5 %
+    """
+    if share is not None and not 0 <= share < 1:  # not a number is not between either
+        raise DataError(f"--skip-bad {share:g}: give a share between 0 and 1, as 0.05 for 5 %")
+
+
 def without_bad(records: Records, bad: Sequence[BadImage], *, share: float | None = None) -> Records:
     """Leave bad images out, or refuse to: where no share is given, and where more than that share are bad.
 
@@ -64,6 +77,7 @@ def without_bad(records: Records, bad: Sequence[BadImage], *, share: float | Non
       b.jpg: the file is empty
     mend or remove them; --skip-bad 0.5 goes on without them
     """
+    refuse_share(share)
     if not bad:
         return records
     if share is None or len(bad) / len(records) > share:
@@ -81,7 +95,8 @@ def _in_turn(parts: Sequence[Sequence[Path]], workers: int) -> Generator[list[st
     if workers == 0:
         yield from map(_reasons, parts)
         return
-    with ProcessPoolExecutor(workers, initializer=_leave_interrupts_to_the_parent) as pool:
+    context = multiprocessing.get_context(start_method())
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=leave_interrupts_to_the_parent) as pool:
         try:
             yield from pool.map(_reasons, parts)
         except BaseException:
@@ -102,10 +117,6 @@ def _reason(path: Path) -> str | None:
     return None
 
 
-def _leave_interrupts_to_the_parent() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
 def _what_is_bad(records: Records, bad: Sequence[BadImage], share: float | None) -> str:
     beyond = "" if share is None else f", more than --skip-bad {share:g} allows"
     skip = f"; --skip-bad {_enough(len(bad) / len(records)):g} goes on without them" if len(bad) < len(records) else ""
@@ -121,9 +132,11 @@ def _listing(records: Records, bad: Sequence[BadImage], beyond: str = "") -> str
 
 
 def _enough(share: float) -> float:
-    """The smallest share of one digit that lets so many pass.
+    """The smallest share of one digit that lets so many pass; above nine tenths, of some nines.
 
-    >>> _enough(0.5), _enough(0.0123), _enough(1 / 8000)
-    (0.5, 0.02, 0.0002)
+    >>> _enough(0.5), _enough(0.0123), _enough(1 / 8000), _enough(0.95)
+    (0.5, 0.02, 0.0002, 0.99)
     """
-    return next(digit / 10**n for n in (6, 5, 4, 3, 2, 1) for digit in range(1, 11) if share <= digit / 10**n)
+    digits = [digit / 10**n for n in (6, 5, 4, 3, 2, 1) for digit in range(1, 10)]
+    nines = [(10**n - 1) / 10**n for n in (2, 3, 4, 5, 6)]
+    return next((enough for enough in (*digits, *nines) if share <= enough), nines[-1])

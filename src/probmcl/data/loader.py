@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from probmcl.data.images import ImageError, Preprocessing, read_image
+from probmcl.data.processes import leave_interrupts_to_the_parent, start_method
 from probmcl.data.records import Records
 
 MakeView = Callable[[Image.Image, int, int, int], Image.Image]
@@ -118,8 +118,11 @@ class ImageBatches:
             batch_sampler=_Rest(self.order, step),  # type: ignore[arg-type]  # pairs, which our dataset takes
             collate_fn=_collate,
             num_workers=self.workers,
-            worker_init_fn=_leave_interrupts_to_the_parent,
+            worker_init_fn=leave_interrupts_to_the_parent,
+            multiprocessing_context=start_method() if self.workers else None,
             pin_memory=torch.cuda.is_available(),
+            # No view depends on it. Without it torch's own generator moves on, and after a resume not as often.
+            generator=torch.Generator().manual_seed(0),
         )
         for batch in loader:
             if isinstance(batch, ImageError):
@@ -192,7 +195,3 @@ def _collate(items: list[Batch | ImageError]) -> Batch | ImageError:
         batches.append(item)
     views, labels, known, rows = zip(*batches, strict=True)
     return Batch(torch.stack(views, dim=1), torch.stack(labels), torch.stack(known), torch.stack(rows))
-
-
-def _leave_interrupts_to_the_parent(_: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -174,6 +174,16 @@ class Records:
             hierarchy=self.label_space.hierarchy,
             origin=origin,
         )
+
+    def without(self, paths: Collection[str]) -> Records:
+        """The images whose paths are not among these.
+
+        >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "test"], np.ones((2, 1)))
+        >>> records.without(["a.jpg"]).paths
+        (PosixPath('b.jpg'),)
+        """
+        left_out = frozenset(paths)
+        return self.take(np.flatnonzero([str(path) not in left_out for path in self.paths]))
 
     def where(self, row: int) -> str:
         """An image as a message names it: its path, in a table with the row that has it."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import glob
 import itertools
 import os
-import signal
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,13 +16,13 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from probmcl.data.images import ImageError, Preprocessing, read_image
+from probmcl.data.processes import default_workers, leave_interrupts_to_the_parent, start_method
 from probmcl.data.records import DataError
 
 SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm", ".jp2", ".avif")
 """What a folder or a pattern is searched for, in capitals too. A file that is named itself may end in anything."""
 
 LIST = ".txt"
-MOST_WORKERS = 4
 
 Source = str | Path | Image.Image
 """An image's file, a folder, a pattern such as `photos/*.jpg`, a `.txt` file with a path a line, or an image itself."""
@@ -86,28 +84,29 @@ def decode(
         images: what `find` takes.
         preprocessing: from an image to a tensor.
         batch_size: images in each batch; the last may have fewer.
-        workers: processes that decode; 0 does it in this one, None takes as many as there are cores, up to four.
-        start: how processes are started. None forks them on Linux, where a script then needs no
-            `if __name__ == "__main__"`; elsewhere Python can only start the script again, and None decodes in this one.
+        workers: processes that decode; 0 does it in this one, None takes as many as `default_workers` says.
+        start: how processes are started; None leaves it to `start_method`, which forks them on Linux, where a script
+            then needs no `if __name__ == "__main__"`.
     """
     if batch_size < 1:
         raise ValueError(f"batch size {batch_size}: a batch has at least one image")
     if workers is not None and workers < 0:
         raise ValueError(f"workers {workers}: 0 decodes in the main process, 2 beside it")
-    workers = 0 if _has_images_in_memory(images) else _default_workers() if workers is None else workers
-    return _batches(find(images), preprocessing, batch_size, workers, start or _default_start())
+    workers = 0 if _has_images_in_memory(images) else default_workers() if workers is None else workers
+    return _batches(find(images), preprocessing, batch_size, workers, start or start_method())
 
 
 def _batches(
-    items: Iterator[Item], preprocessing: Preprocessing, batch_size: int, workers: int, start: str | None
+    items: Iterator[Item], preprocessing: Preprocessing, batch_size: int, workers: int, start: str
 ) -> Iterator[Decoded]:
     yield from DataLoader(
         _Plain(preprocessing),
         batch_sampler=_in_batches(items, batch_size),
         collate_fn=_collate,
         num_workers=workers,
-        worker_init_fn=_leave_interrupts_to_the_parent,
+        worker_init_fn=leave_interrupts_to_the_parent,
         multiprocessing_context=start if workers else None,
+        generator=torch.Generator().manual_seed(0),  # nothing is drawn from it; without it, torch's own moves on
     )
 
 
@@ -149,22 +148,10 @@ def _in_batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
         yield batch
 
 
-def _default_workers() -> int:
-    return min(len(os.sched_getaffinity(0)), MOST_WORKERS) if sys.platform == "linux" else 0
-
-
-def _default_start() -> str | None:
-    return "fork" if sys.platform == "linux" else None
-
-
 def _has_images_in_memory(images: Source | Sequence[Source]) -> bool:
     if isinstance(images, Source):
         return isinstance(images, Image.Image)
     return any(isinstance(source, Image.Image) for source in images)
-
-
-def _leave_interrupts_to_the_parent(_: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 # Where the images are.

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from probmcl.data.images import Preprocessing
 from probmcl.data.records import LabelSpace
+from probmcl.devices import find_device
 from probmcl.encoders import Encoder
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier
@@ -25,7 +26,6 @@ from probmcl.settings import method_settings
 T = TypeVar("T")
 
 WEIGHTS = "model.safetensors"
-DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 @dataclass(frozen=True)
@@ -85,28 +85,10 @@ def load(run: Path | str, *, device: str = "auto") -> Model:
         classifier,
         names=labels.names,
         preprocessing=preprocessing,
-        device=find_device(device),
+        device=torch.device(find_device(device)),
         folder=folder,
         reading=about.data,
     )
-
-
-def find_device(name: str) -> torch.device:
-    """The device of a name, `auto` included; one that is not here is an error.
-
-    >>> find_device("cpu")
-    device(type='cpu')
-    """
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device {name!r} is none that torch knows; {suggestion(name, DEVICES)}") from error
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not there.get(device.type, False):
-        raise ValueError(f"device {name!r}, but this machine or this build of torch has none; try 'cpu'")
-    return device
 
 
 def _read(path: Path, kind: type[T]) -> T:

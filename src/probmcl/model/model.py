@@ -29,7 +29,7 @@ class Model:
     """What a run has kept: says of any image which classes are in it.
 
     Images are given as files, folders, patterns (`photos/**/*.jpg`), `.txt` lists of paths, or images of Pillow, one or
-    a list of them. They are decoded in `workers` processes (None: one a core, up to four; 0: in this one) and pass the
+    a list of them. They are decoded in `workers` processes (None: one a core, up to eight; 0: in this one) and pass the
     network `batch_size` at a time (None: as many as are fastest on this device). On Linux a script needs no
     `if __name__ == "__main__"`.
 
@@ -51,7 +51,9 @@ class Model:
         folder: Path,
         reading: Reading | None,
     ) -> None:
-        self.classifier = classifier.to(device).eval()
+        # Images are laid out so too, and convolutions are faster for it.
+        there = classifier.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.classifier: Classifier = there.eval()
         self.names, self.preprocessing, self.device = names, preprocessing, device
         self.folder, self._reading = folder, reading
 
@@ -163,7 +165,7 @@ class Model:
         return _numbers(self.classifier.encoder(self._there(images)))
 
     def _there(self, images: Float[Tensor, "N 3 S S"]) -> Float[Tensor, "N 3 S S"]:
-        return images.to(self.device, memory_format=torch.channels_last)  # as the encoder is, for its speed
+        return images.to(self.device, memory_format=torch.channels_last)  # as the classifier is
 
 
 def _numbers(rows: Float[Tensor, "N K"]) -> Float[ndarray, "N K"]:

@@ -65,7 +65,7 @@ class Reading:
             carved=False,
             missing="keep" if skipped else "error",
         )
-        return records.take(np.array([row for row, path in enumerate(records.paths) if str(path) not in skipped]))
+        return records.without(skipped)
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,9 @@ class Event(NamedTuple):
     terms: dict[str, Tensor]
 
 
+CHECKED_EVERY = 10
+"""Steps between two looks at whether the loss is a number: each makes the device wait."""
+
 Watcher = Callable[[Event], None]
 """Somebody who looks at every step: a log, a progress bar."""
 
@@ -70,12 +73,15 @@ def fit(
             with torch.autocast(device.type, dtype=half, enabled=half is not None):
                 loss, terms = step_of(views, labels, known)
             _move(progress, loss)
+            seen = mean(loss.detach())
+            if step % CHECKED_EVERY == 0 or step == len(batches):
+                check_finite(float(seen), step)
             if checkpoint:
                 checkpoint.after(step, progress)
             epoch = (step - 1) // batches.steps_per_epoch
             terms = {name: value.detach() for name, value in terms.items()}
             images = views.shape[0] * views.shape[1] * world()
-            event = Event(step, len(batches), epoch, images, mean(loss.detach()), terms)
+            event = Event(step, len(batches), epoch, images, seen, terms)
             for watcher in watchers:
                 watcher(event)
     finally:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from probmcl import collapse
 from probmcl.files import write_text
-from probmcl.training.fit import Event, check_finite
+from probmcl.training.fit import Event
 
 ALARM_AFTER = 0.5
 """Share of a stage that must have passed before the alarm may speak: a healthy run needs some time to spread out."""
@@ -43,10 +43,10 @@ class Journal:
 
     def forget(self, stage: str, step: int) -> None:
         """Drop what a stage wrote from a step on, before a kill that came after its last checkpoint."""
-        rows = self.rows()
-        kept = [row for row in rows if row["stage"] != stage or int(str(row["step"])) < step]
-        if len(kept) < len(rows):
-            write_text(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+        kept = [row for row in self.rows() if row["stage"] != stage or int(str(row["step"])) < step]
+        text = "".join(json.dumps(row) + "\n" for row in kept)
+        if self.path.exists() and text != self.path.read_text(encoding="utf-8"):
+            write_text(self.path, text)
 
     def rows(self) -> list[dict[str, object]]:
         """All rows; the last one may have been cut off by a kill, and is left out then."""
@@ -92,7 +92,6 @@ class StageJournal:
         self.steps += 1
         self.images += event.images
         if self.steps == self.journal.every or event.step == event.steps:
-            check_finite(float(torch.stack(self.values["loss"]).mean()), event.step)
             self._write(event)
             self._start()
 
@@ -105,6 +104,6 @@ class StageJournal:
         self.journal.write(row | {"images_per_second": round(speed, 1)})
         if self.alarm is None and event.step > ALARM_AFTER * event.steps:
             self.alarm = collapse.alarm(means)
-            if self.alarm is not None:
+            if self.alarm is not None and self.alarm not in self.journal.alarms:
                 self.journal.alarms.append(self.alarm)
                 self.journal.say(self.alarm)
