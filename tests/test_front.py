@@ -96,6 +96,9 @@ def test_the_command_says_what_it_understood_what_it_does_and_what_it_kept(photo
     ("changes", "message"),
     [
         ({"budget": "10m", "epochs": 3}, "give one"),
+        ({"epochs": 0}, "epochs=0 is out of range"),
+        ({"method": "probmcl", "settings": {"temperature": -1.0}}, "above 0"),
+        ({"skip_bad": 5.0}, "a share between 0 and 1"),
         ({"method": "probmlc"}, "did you mean 'probmcl'"),
         ({"encoder": "test_resnett"}, "did you mean 'test_resnet'"),
         ({"weights": "pretraind"}, "did you mean 'pretrained'"),
@@ -175,6 +178,23 @@ def test_training_goes_on_from_an_earlier_run_with_its_encoder(
     assert "3 of 3; new: none; not used: none" in capsys.readouterr().out
     before, frozen = load_file(run.folder / "model.safetensors"), again.candidates["frozen probe"].state
     assert all((frozen[key] == value).all() for key, value in before.items() if key.startswith("encoder."))
+
+
+def test_images_that_an_earlier_run_was_trained_on_are_called_out(
+    run: Run, photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"weights": run.folder, "method": "probe", "probe_epochs": 1, "workers": 0}
+    probmcl.train(photographs, **given, seed=5, out=tmp_path / "other")  # type: ignore[arg-type]
+    assert "were trained on in" in capsys.readouterr().out
+    probmcl.train(photographs, **given, out=tmp_path / "same")  # type: ignore[arg-type]
+    assert "were trained on in" not in capsys.readouterr().out
+
+
+def test_a_run_and_its_model_are_shown_in_a_line(run: Run) -> None:
+    assert repr(run).count("\n") == 0
+    assert run.kept.name in repr(run)
+    assert "3 classes" in repr(run.model)
+    assert {"load", "train"} <= set(dir(probmcl))
 
 
 def wait(until: Callable[[], bool], process: subprocess.Popen[str]) -> None:

@@ -30,6 +30,10 @@ __version__ = "0.1.0"
 _PLACES = {"train": "probmcl.front", "load": "probmcl.model"}
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     if name in _PLACES:
         from importlib import import_module

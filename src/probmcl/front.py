@@ -191,6 +191,8 @@ def _start(
     records = read(data.resolve(), **reading, missing="keep")
     records, skipped = _checked(records, skip_bad, settings.workers, display)
     display.say(describe(records))
+    for line in _seen_before(records, settings.encoder.weights):
+        display.say(line)
     source = {"data": _absolute(data), **reading, "skipped": skipped}
     name = data.resolve().name if data.is_dir() else data.resolve().parent.name
     with _folder(out, name) as folder, _told_how_to_go_on(folder, display):
@@ -205,6 +207,8 @@ def _resume(folder: Path, where: dict[str, Any]) -> Run:
     from probmcl.files import read_json
     from probmcl.settings import settings_of_run
 
+    if not folder.is_dir():
+        raise ValueError(f"--resume {folder}: there is no such folder")
     for name in ("config.json", "run.json"):
         if not (folder / name).is_file():
             raise ValueError(f"{folder} is no run that can be resumed: it has no {name}")
@@ -258,6 +262,25 @@ def _checked(
         display.say(f"  skipped: {image.path}: {image.reason}")
     skipped = [{"path": str(image.path), "reason": image.reason} for image in bad]
     return without_bad(records, bad, share=skip_bad), skipped
+
+
+def _seen_before(records: Records, weights: str | None) -> Iterator[str]:
+    """A warning where images that now choose or judge were trained on in the run that the weights come from."""
+    import csv
+
+    path = Path(weights or "") / "split.csv"
+    if weights in (None, "pretrained") or not path.is_file():
+        return
+    with path.open(encoding="utf-8", newline="") as file:
+        trained = {row["path"] for row in csv.DictReader(file) if row["split"] == "train"}
+    for split in ("val", "test"):
+        rows = records.rows(split)
+        seen = sum(str(records.paths[row]) in trained for row in rows)
+        if seen:
+            yield (
+                f"  ALARM: {seen} of {len(rows)} {split} images were trained on in {weights}; "
+                f"their scores will be too good. The same --seed or a split column keeps them apart"
+            )
 
 
 @contextmanager

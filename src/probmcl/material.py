@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from probmcl.augment import AUGMENTATIONS
 from probmcl.data.images import Preprocessing
-from probmcl.data.records import SPLITS, Records
+from probmcl.data.records import SPLITS, Records, Split
 from probmcl.distributed import world
 from probmcl.encoders import Encoder, Extracted, about, halves
 from probmcl.feed import CPU_PIXELS, GPU_PIXELS, Feed
@@ -26,6 +26,9 @@ from probmcl.training.progress import Display
 
 SMALL = 10_000
 """Training images below which random weights are a bad start."""
+
+FEW = 200
+"""Images of val or test below which its mAP says little."""
 
 
 def build_encoder(settings: Settings, display: Display) -> Encoder:
@@ -121,6 +124,7 @@ class Material:
         if rates:
             self.display.say(f"learning rates: {', '.join(rates)}; views: {s.augment}, shown in views.png")
         self._warn_of_random_weights()
+        self._warn_of_few_judges()
         self._describe_the_cut()
 
     def _warn_of_random_weights(self) -> None:
@@ -130,6 +134,13 @@ class Material:
                 f"  note: random weights and {images:,} training images; expect little, "
                 "pretrained weights are worth far more than any method"
             )
+
+    def _warn_of_few_judges(self) -> None:
+        tasks: dict[Split, str] = {"val": "chooses", "test": "judges"}
+        for split, what in tasks.items():
+            images = len(self.records.rows(split))
+            if images < FEW:
+                self.display.say(f"  note: {split} {what} by {images} images; gaps of several points are noise")
 
     def _describe_the_cut(self) -> None:
         if isinstance(self.source, Store):

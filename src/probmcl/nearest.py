@@ -15,6 +15,8 @@ def suggestion(word: str, choices: Iterable[str]) -> str:
     'there are bce, asl'
     """
     choices = list(choices)
+    if not choices:
+        return "there are none"
     near = difflib.get_close_matches(word, choices, n=3, cutoff=0.75)
     if near:
         return "did you mean {}?".format(" or ".join(repr(name) for name in near))

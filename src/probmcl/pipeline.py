@@ -55,7 +55,10 @@ def train(
     """
     for split in SPLITS:
         if len(records.rows(split)) == 0:
-            raise ValueError(f"no image belongs to the {split} split; a run needs some in each of {', '.join(SPLITS)}")
+            raise ValueError(
+                f"of {len(records)} images no image belongs to the {split} split; a run needs some in each of "
+                f"{', '.join(SPLITS)}"
+            )
     settings, display = replace(settings, device=find_device(settings.device)), display or Display()
     encoder = build_encoder(settings, display)  # before anything is written: it may not be there
     _in_the_first(lambda: runs.begin(folder, records, settings, source))
@@ -203,6 +206,7 @@ class _Work:
         """Which contenders are trained, for how many epochs; measured once, then kept to."""
         path = self.checkpoints / "plan.json"
         if path.name not in self.there:
+            self.display.say("timing a few steps …")
             shared, costs = self.material.costs(self.probe_seconds)
             plan = make_plan(costs, shared=shared, spent=self.seconds(), budget=self.settings.budget)
             if first():
@@ -318,7 +322,8 @@ class _Work:
         self.candidates[name] = Candidate(name, method, settings, state, {"val": scores}, result, seconds)
         self._save(self.best())
         saved = f"; saved, {self.folder} can predict now" if self.best().name == name else ""
-        self.display.say(f"{name}: validation mAP {self.candidates[name].validation_map:.4f}{saved}")
+        over = f"{result['images']:,} images, {result['classes_scored']} of {result['classes']} classes"
+        self.display.say(f"{name}: validation mAP {self.candidates[name].validation_map:.4f} ({over}){saved}")
 
     def _save(self, best: Candidate) -> None:
         """Put a candidate where it predicts."""

@@ -38,7 +38,7 @@ class Candidate:
         return self.validation["mAP"] or 0.0
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Run:
     """A finished run: its folder, every candidate, the one that was kept, and what the collapse monitor had to say."""
 
@@ -47,6 +47,9 @@ class Run:
     kept: Candidate
     alarms: list[str]
     seconds: float
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, kept {self.kept.name!r}, validation mAP {self.kept.validation_map:.3f})"
 
     @property
     def model(self) -> Model:

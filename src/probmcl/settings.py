@@ -252,7 +252,7 @@ def _training(name: str, given: dict[str, Any], tune: Tune, asked: str) -> Train
     """A contender's training; under `auto`, an epoch is two views of each image, whatever the method takes at once."""
     changes = dict(given)
     if asked == "auto" and isinstance(changes.get("epochs"), int):
-        changes["epochs"] = max(1, 2 * changes["epochs"] // find_method(name).n_views)
+        changes["epochs"] = 2 * changes["epochs"] // find_method(name).n_views
     training: Training = _convert(usual_training(name, tune) | changes, Training, where="training")
     return training
 
@@ -273,7 +273,8 @@ def _convert(given: dict[str, Any], kind: type[Any], where: str) -> Any:
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        raise SettingsError(f"{where}: {error}") from error
+        said = str(error)
+        raise SettingsError(said if said.startswith(f"{where}: ") else f"{where}: {said}") from error
 
 
 def _check_keys(given: dict[str, Any], kind: type[Any], where: str) -> None:

@@ -15,13 +15,14 @@ from typing import NoReturn
 import cyclopts
 
 COMMANDS = {
-    "train": "probmcl.front:train",
-    "demo": "probmcl.cli.demo:demo",
-    "predict": "probmcl.cli.predict:predict",
-    "evaluate": "probmcl.cli.evaluate:evaluate",
-    "methods": "probmcl.cli.methods:methods",
-    "encoders": "probmcl.cli.encoders:encoders",
+    "train": ("probmcl.front:train", "from images and a table to a model"),
+    "evaluate": ("probmcl.cli.evaluate:evaluate", "how good a model is on labelled images"),
+    "predict": ("probmcl.cli.predict:predict", "which classes are in images"),
+    "methods": ("probmcl.cli.methods:methods", "what can be trained, and the settings of each method"),
+    "encoders": ("probmcl.cli.encoders:encoders", "networks to start from, with sizes and licences"),
+    "demo": ("probmcl.cli.demo:demo", "all of it on embedded data, in a few minutes"),
 }
+"""Where each command is, and what it does."""
 
 INTERRUPTED, TERMINATED = 130, 143
 
@@ -37,8 +38,10 @@ def app() -> cyclopts.App:
         result_action="return_value",
         suppress_keyboard_interrupt=False,  # it is ours to answer
     )
-    for name, place in COMMANDS.items():
-        commands.command(place, name=name)
+    for number, (name, (place, what)) in enumerate(COMMANDS.items()):
+        # A command that is called says more of itself than this line, which would take its place.
+        said = None if sys.argv[1:2] == [name] else what
+        commands.command(place, name=name, help=said, sort_key=number)
     return commands
 
 

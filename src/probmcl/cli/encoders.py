@@ -90,7 +90,7 @@ def matching(pattern: str) -> list[str]:
         found = timm.list_models(wild, include_tags="." in pattern)
     if not found:
         raise ValueError(f"no encoder of timm fits {pattern!r}; {suggestion(pattern.strip('*'), models)}")
-    return found
+    return sorted(found, key=lambda name: not name.startswith(pattern))  # what begins so comes first
 
 
 def described(name: str) -> Weights:

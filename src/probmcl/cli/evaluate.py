@@ -30,7 +30,9 @@ def evaluate(
     split_column: Annotated[str | None, Parameter(help="a table's column of splits")] = None,
     group: Annotated[str | None, Parameter(help="a table's column of groups")] = None,
     device: Annotated[str, Parameter(help="auto, cpu, cuda or mps")] = "auto",
-    workers: Annotated[int | None, Parameter(help="processes that decode; by default one a core, at most eight")] = None,
+    workers: Annotated[
+        int | None, Parameter(help="processes that decode; by default one a core, at most eight")
+    ] = None,
     batch_size: Annotated[int | None, Parameter(help="images at once; by default what is fastest")] = None,
 ) -> None:
     """Score a trained model on one split of labelled images.

@@ -24,7 +24,9 @@ def predict(
     out: Annotated[Path | None, Parameter(help="a new file, .csv or .json; without it a listing is shown")] = None,
     threshold: Annotated[float, Parameter(help="a class is decided for where its probability is greater")] = 0.5,
     device: Annotated[str, Parameter(help="auto, cpu, cuda or mps")] = "auto",
-    workers: Annotated[int | None, Parameter(help="processes that decode; by default one a core, at most eight")] = None,
+    workers: Annotated[
+        int | None, Parameter(help="processes that decode; by default one a core, at most eight")
+    ] = None,
     batch_size: Annotated[int | None, Parameter(help="images at once; by default what is fastest")] = None,
 ) -> None:
     """Say which classes are in images: a probability and a decision for each class.
@@ -79,9 +81,12 @@ class _Counted:
             yield block
 
     def report(self, display: Display, where: str) -> None:
-        """Say how many could not be read, if any."""
+        """Say how many could not be read, if any; where all of them could not, the command has failed."""
+        said = f"{self.broken:,} of {self.images:,} images could not be read; {where}"
+        if self.broken == self.images:
+            raise ValueError(said)
         if self.broken:
-            display.say(f"{self.broken:,} of {self.images:,} images could not be read; {where}")
+            display.say(said)
 
 
 def _show(blocks: Iterator[Predictions], display: Display) -> None:

@@ -75,6 +75,11 @@ class Config:
             raise ValueError(
                 "contrastive_weight 'balanced' balances against the likelihood, which target 'none' leaves out"
             )
+        if self.temperature <= 0 or not 0 <= self.threshold <= 1:
+            raise ValueError(
+                f"temperature={self.temperature}, threshold={self.threshold}: the first is above 0, "
+                "the second from 0 to 1"
+            )
         if self.target == "hidden" and not self.hidden:
             raise ValueError("target 'hidden' needs hidden layers: set hidden, for example to [2048, 128]")
 

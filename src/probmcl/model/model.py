@@ -57,6 +57,10 @@ class Model:
         self.names, self.preprocessing, self.device = names, preprocessing, device
         self.folder, self._reading = folder, reading
 
+    def __repr__(self) -> str:
+        size = self.preprocessing.size
+        return f"Model({str(self.folder)!r}, {len(self.names)} classes, {size} px, {self.device})"
+
     def predict(
         self,
         images: Source | Sequence[Source],

@@ -51,7 +51,7 @@ class Training:
         }
         wrong = [f"{name}={getattr(self, name)}" for name, fine in allowed.items() if not fine]
         if wrong:
-            raise ValueError(f"training: {', '.join(wrong)} is out of range")
+            raise ValueError(f"training: {', '.join(wrong)} is out of range; see probmcl.training.Training")
 
 
 def optimiser(method: Method, training: Training) -> Optimizer:
