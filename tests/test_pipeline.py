@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from io import StringIO
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -62,7 +63,12 @@ def read(run: Run, name: str) -> dict[str, object]:
 
 def test_the_run_folder_holds_what_is_needed_to_use_judge_and_repeat_it(bce: Run, records: Records) -> None:
     assert read(bce, "config.json")["method"] == "bce"
-    assert read(bce, "config.json")["encoder"] == {"name": "test_resnet", "weights": None, "image_size": 32}
+    assert read(bce, "config.json")["encoder"] == {
+        "name": "test_resnet",
+        "weights": None,
+        "image_size": 32,
+        "statistics": None,
+    }
     assert read(bce, "preprocessing.json")["size"] == 32
     assert read(bce, "labels.json")["names"] == ["red", "green", "blue"]
     with (bce.folder / "split.csv").open() as file:
@@ -339,3 +345,14 @@ def test_off_a_terminal_there_are_lines_and_no_control_characters(records: Recor
     assert "images/s" in text
     assert "\x1b" not in text
     assert "\r" not in text
+
+
+@pytest.mark.parametrize(("statistics", "move"), [(None, False), ("fixed", False), ("moving", True)])
+def test_statistics_of_given_weights_stay_unless_they_are_told_to_move(
+    records: Records, bce: Run, tmp_path: Path, statistics: Literal["fixed", "moving"] | None, move: bool
+) -> None:
+    encoder = EncoderSettings("test_resnet", str(bce.folder), 32, statistics)
+    run = train(records, settings("bce", encoder=encoder), tmp_path / "run", quiet())
+    before, after = run.candidates["frozen probe"].state, run.candidates["bce, own head"].state
+    moved = [key for key in before if "running_mean" in key and not torch.equal(before[key], after[key])]
+    assert bool(moved) == move

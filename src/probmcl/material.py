@@ -37,7 +37,9 @@ def build_encoder(settings: Settings, display: Display) -> Encoder:
     display.say(f"encoder: {about(s.name)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
-        return Encoder(s.name, weights=s.weights, image_size=s.image_size)
+        encoder = Encoder(s.name, weights=s.weights, image_size=s.image_size)
+    encoder.fixed_statistics = (s.statistics or ("fixed" if s.weights else "moving")) == "fixed"
+    return encoder
 
 
 class Material:

@@ -41,11 +41,14 @@ class EncoderSettings:
         name: any model of timm.
         weights: `pretrained` for timm's own, None for random numbers, or the path of a safetensors file or of a run.
         image_size: side of the square input; None takes the encoder's own.
+        statistics: whether batch normalisation keeps the statistics it came with (`fixed`) or follows the images
+            (`moving`) in training; None keeps them unless the weights are random (docs/decisions/0004).
     """
 
     name: str
     weights: str | None = "pretrained"
     image_size: int | None = None
+    statistics: Literal["fixed", "moving"] | None = None
 
 
 @dataclass(frozen=True)
