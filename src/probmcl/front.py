@@ -134,11 +134,12 @@ def train(
 
     Under torchrun the same command uses several processes: torchrun --nproc-per-node 2 -m probmcl train photos/
     """
+    given = dict(locals())
     from probmcl.distributed import started
 
     with started(device):
         if resume is not None:
-            _refuse_beside_resume(locals())
+            _refuse_beside_resume(given)
             return _resume(Path(resume), _said(device=device, workers=workers))
         if data is None:
             raise ValueError("say what to train on: a table or a folder, as in probmcl train photos/labels.csv")
@@ -266,16 +267,14 @@ def _checked(
 
 def _seen_before(records: Records, weights: str | None) -> Iterator[str]:
     """A warning where images that now choose or judge were trained on in the run that the weights come from."""
-    import csv
+    from probmcl.model.reading import read_split
 
-    path = Path(weights or "") / "split.csv"
-    if weights in (None, "pretrained") or not path.is_file():
+    if weights in (None, "pretrained") or not (Path(weights) / "split.csv").is_file():
         return
-    with path.open(encoding="utf-8", newline="") as file:
-        trained = {row["path"] for row in csv.DictReader(file) if row["split"] == "train"}
+    trained = {path for path, split in read_split(Path(weights) / "split.csv").items() if split == "train"}
     for split in ("val", "test"):
         rows = records.rows(split)
-        seen = sum(str(records.paths[row]) in trained for row in rows)
+        seen = sum(str(records.paths[row].resolve()) in trained for row in rows)
         if seen:
             yield (
                 f"  ALARM: {seen} of {len(rows)} {split} images were trained on in {weights}; "
@@ -323,7 +322,7 @@ def _display() -> Display:
 
 def _refuse_beside_resume(given: Mapping[str, Any]) -> None:
     names = {"data": "DATA", "settings": "--set"}
-    allowed = {"resume", "device", "workers", "started"}
+    allowed = {"resume", "device", "workers"}
     found = [
         names.get(key, f"--{key.replace('_', '-')}") for key, x in given.items() if x is not None and key not in allowed
     ]

@@ -99,7 +99,7 @@ def described(name: str) -> Weights:
     >>> described("tresnet_m.miil_in21k")
     Weights(model='tresnet_m', name='tresnet_m.miil_in21k', image_size=224, licence='apache-2.0')
     """
-    import probmcl.vision  # noqa: F401
+    import probmcl.vision  # noqa: F401  # before timm, which imports torchvision
 
     import timm  # isort: skip
 

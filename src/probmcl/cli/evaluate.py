@@ -24,7 +24,7 @@ def evaluate(
     split: Annotated[Literal["train", "val", "test"], Parameter(help="which images")] = "test",
     json: Annotated[Path | None, Parameter(help="a new file for all numbers, as fractions")] = None,
     images: Annotated[Path | None, Parameter(help="where a table's images are; by default beside it")] = None,
-    format: Annotated[str | None, Parameter(help="table, coco, voc or adp")] = None,  # noqa: A002
+    format: Annotated[str | None, Parameter(help="table, coco, voc or adp")] = None,  # noqa: A002  # the flag
     path_column: Annotated[str | None, Parameter(help="a table's column of paths")] = None,
     labels_column: Annotated[str | None, Parameter(help="a table's column of label lists")] = None,
     split_column: Annotated[str | None, Parameter(help="a table's column of splits")] = None,
