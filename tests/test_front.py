@@ -184,8 +184,9 @@ def test_images_that_an_earlier_run_was_trained_on_are_called_out(
     run: Run, photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = {"weights": run.folder, "method": "probe", "probe_epochs": 1, "workers": 0}
-    probmcl.train(photographs, **given, seed=5, out=tmp_path / "other")  # type: ignore[arg-type]
+    other = probmcl.train(photographs, **given, seed=5, out=tmp_path / "other")  # type: ignore[arg-type]
     assert "were trained on in" in capsys.readouterr().out
+    assert any("were trained on in" in alarm for alarm in other.alarms)
     probmcl.train(photographs, **given, out=tmp_path / "same")  # type: ignore[arg-type]
     assert "were trained on in" not in capsys.readouterr().out
 

@@ -270,6 +270,16 @@ def test_a_finished_run_has_nothing_to_resume(records: Records, bce: Run) -> Non
     assert before == {path: path.stat().st_mtime_ns for path in bce.folder.rglob("*")}
 
 
+def test_a_run_killed_while_it_tidied_up_is_tidied_up_by_the_next_resume(records: Records, tmp_path: Path) -> None:
+    run = train(records, settings("bce"), tmp_path / "run", quiet())
+    (run.folder / "checkpoints" / "activations").mkdir()
+    (run.folder / "checkpoints" / "trained bce.safetensors").touch()
+    resume(records, settings("bce"), run.folder, quiet())
+    left = {path.name for path in (run.folder / "checkpoints").iterdir()}
+    assert not left & {"activations", "trained bce.safetensors"}
+    assert "frozen probe.safetensors" in left
+
+
 def test_a_contender_that_diverges_is_left_out_and_the_rest_goes_on(records: Records, tmp_path: Path) -> None:
     wild = Contender(
         "bce", method_settings("bce"), Training(epochs=9, batch_size=8, learning_rate=1e30, ema=0.0), "wild"

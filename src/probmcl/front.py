@@ -192,12 +192,13 @@ def _start(
     records = read(data.resolve(), **reading, missing="keep")
     records, skipped = _checked(records, skip_bad, settings.workers, display)
     display.say(describe(records))
-    for line in _seen_before(records, settings.encoder.weights):
-        display.say(line)
+    alarms = list(_seen_before(records, settings.encoder.weights))
+    for alarm in alarms:
+        display.say(f"  ALARM: {alarm}")
     source = {"data": _absolute(data), **reading, "skipped": skipped}
     name = data.resolve().name if data.is_dir() else data.resolve().parent.name
     with _folder(out, name) as folder, _told_how_to_go_on(folder, display):
-        return pipeline.train(records, settings, folder, display, source=source)
+        return pipeline.train(records, settings, folder, display, source=source, alarms=alarms)
 
 
 def _resume(folder: Path, where: dict[str, Any]) -> Run:
@@ -277,7 +278,7 @@ def _seen_before(records: Records, weights: str | None) -> Iterator[str]:
         seen = sum(str(records.paths[row].resolve()) in trained for row in rows)
         if seen:
             yield (
-                f"  ALARM: {seen} of {len(rows)} {split} images were trained on in {weights}; "
+                f"{seen} of {len(rows)} {split} images were trained on in {weights}; "
                 f"their scores will be too good. The same --seed or a split column keeps them apart"
             )
 

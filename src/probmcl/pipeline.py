@@ -7,7 +7,7 @@ import shutil
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -45,13 +45,14 @@ def train(
     display: Display | None = None,
     *,
     source: Mapping[str, Any] | None = None,
+    alarms: Sequence[str] = (),
     tested: Literal["kept", "all"] = "kept",
 ) -> Run:
     """Fit a probe on the untouched encoder, train every contender, probe it again, keep the best on validation.
 
     Everything that is needed to use, judge, repeat or resume the run is written into `folder`, which must be new or
-    empty. `source` says how the records were read. The test split is scored at the end, decides nothing, and shows what
-    was kept and the frozen probe, or `all` candidates.
+    empty. `source` says how the records were read, `alarms` what is known to be wrong with them. The test split is
+    scored at the end, decides nothing, and shows what was kept and the frozen probe, or `all` candidates.
     """
     for split in SPLITS:
         if len(records.rows(split)) == 0:
@@ -61,7 +62,7 @@ def train(
             )
     settings, display = replace(settings, device=find_device(settings.device)), display or Display()
     encoder = build_encoder(settings, display)  # before anything is written: it may not be there
-    _in_the_first(lambda: runs.begin(folder, records, settings, source))
+    _in_the_first(lambda: runs.begin(folder, records, settings, source, alarms))
     return _Work(records, settings, encoder, folder, display, tested).finished()
 
 
@@ -90,6 +91,7 @@ def resume(
     runs.refuse_other_records(folder, records)
     settings, display = replace(settings, device=find_device(settings.device)), display or Display()
     if read_json(folder / "run.json")["status"] == "finished":
+        _delete_what_only_a_run_in_the_making_needs(folder / "checkpoints")
         display.say(f"{folder} is finished; nothing is left to do")
         return finished_run(folder)
     return _Work(records, settings, build_encoder(settings, display), folder, display, tested).finished()
@@ -101,6 +103,16 @@ def finished_run(folder: Path) -> Run:
     found = {entry["name"]: _restored(folder / "checkpoints", entry["name"]) for entry in about["candidates"]}
     found[about["kept"]] = replace(found[about["kept"]], test=read_json(folder / "evaluation.json"))
     return Run(folder, found, found[about["kept"]], about["alarms"], about["seconds"])
+
+
+def _delete_what_only_a_run_in_the_making_needs(checkpoints: Path) -> None:
+    if not first():
+        return
+    for path in checkpoints.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name.startswith(("trained ", "training ")):
+            path.unlink()
 
 
 def _restored(checkpoints: Path, name: str) -> Candidate:
@@ -352,7 +364,8 @@ class _Work:
             self._write(kept, self.folder)
             self._write(frozen, self.folder / "frozen")
         self.record("finished")
-        self._clean()
+        barrier()
+        _delete_what_only_a_run_in_the_making_needs(self.checkpoints)
         self._say_the_end(kept, frozen)
         return Run(self.folder, self.candidates, kept, self.journal.alarms, self.seconds())
 
@@ -365,17 +378,6 @@ class _Work:
         for split, scores in candidate.scores.items():
             runs.write_predictions(folder / "predictions", self.records, split, scores)
         write_json(folder / "evaluation.json", candidate.test)
-
-    def _clean(self) -> None:
-        """Delete what only a run in the making needs."""
-        barrier()
-        if not first():
-            return
-        for path in self.checkpoints.iterdir():
-            if path.is_dir():
-                shutil.rmtree(path)
-            elif path.name.startswith(("trained ", "training ")):
-                path.unlink()
 
     def _say_the_end(self, kept: Candidate, frozen: Candidate) -> None:
         others = sorted((c for c in self.candidates.values() if c is not kept), key=lambda c: -c.validation_map)

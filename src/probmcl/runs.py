@@ -10,7 +10,7 @@ import io
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,9 @@ def new_folder(parent: Path, name: str) -> Path:
     raise FileExistsError(f"{parent}: ten thousand runs of today; choose another folder")
 
 
-def begin(folder: Path, records: Records, settings: Any, source: Mapping[str, Any] | None) -> None:
+def begin(
+    folder: Path, records: Records, settings: Any, source: Mapping[str, Any] | None, alarms: Sequence[str]
+) -> None:
     """Claim a folder and write down what a run starts from; `source` says how the records were read."""
     claim(folder)
     space = records.label_space
@@ -61,7 +63,7 @@ def begin(folder: Path, records: Records, settings: Any, source: Mapping[str, An
     write_json(
         folder / "run.json",
         about
-        | {"data": source, "records": fingerprint(records), "status": "running", "seconds": 0.0, "alarms": []}
+        | {"data": source, "records": fingerprint(records), "status": "running", "seconds": 0.0, "alarms": list(alarms)}
         | {"candidates": [], "kept": None, "model": None},
     )
 
