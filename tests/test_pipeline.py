@@ -270,6 +270,18 @@ def test_a_finished_run_has_nothing_to_resume(records: Records, bce: Run) -> Non
     assert before == {path: path.stat().st_mtime_ns for path in bce.folder.rglob("*")}
 
 
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_where_all_of_a_pretrained_encoder_learns_the_linear_layer_begins_as_the_frozen_probe(
+    records: Records, bce: Run, tmp_path: Path, pretrained: bool
+) -> None:
+    still = Contender("bce", method_settings("bce"), Training(epochs=1, batch_size=8, learning_rate=1e-30, ema=0.0))
+    encoder = EncoderSettings("test_resnet", weights=str(bce.folder) if pretrained else None, image_size=32)
+    asked = settings("bce", contenders=(still,), encoder=encoder, tune="all")
+    found = train(records, asked, tmp_path / "run", quiet()).candidates
+    own, frozen = found["bce, own head"].scores["val"], found["frozen probe"].scores["val"]
+    assert torch.allclose(own, frozen, atol=1e-4) == pretrained
+
+
 def test_a_run_killed_while_it_tidied_up_is_tidied_up_by_the_next_resume(records: Records, tmp_path: Path) -> None:
     run = train(records, settings("bce"), tmp_path / "run", quiet())
     (run.folder / "checkpoints" / "activations").mkdir()

@@ -180,7 +180,17 @@ class Material:
         epoch = seconds_per_step(method, views, labels, training) * max(1, images // (shown * world()))
         return Cost(contender.name, epoch, once, method.n_views, training.epochs)
 
-    def take_over(self, method: Method) -> None:
+    def prepare(self, method: Method, frozen: Candidate) -> None:
+        """Give a method that is one linear layer on the encoder a better start than random numbers.
+
+        Where all of a pretrained encoder learns, that is the probe on the untouched encoder: a random layer would spoil
+        what the encoder knows before it has learned anything itself (docs/decisions/0004).
+        """
+        self._take_over(method)
+        if isinstance(method, LinearClassifier) and self.tune == "all" and self.settings.encoder.weights is not None:
+            method.linear.load_state_dict({key: frozen.state[f"linear.{key}"] for key in ("weight", "bias")})
+
+    def _take_over(self, method: Method) -> None:
         """Begin with the linear layer of the run that the weights come from, for the classes that it knows by name."""
         weights = self.settings.encoder.weights
         if weights in (None, "pretrained") or not (Path(weights) / "run.json").is_file():

@@ -261,7 +261,7 @@ class _Work:
             state, facts = load_tensors(path)
             method.load_state_dict(state)
             return method.to(self.settings.device).eval(), facts["seconds"]
-        self.material.take_over(method)
+        self.material.prepare(method, self.candidates[FROZEN])
         batches = self.material.source.training(
             n_views=method.n_views, batch_size=training.batch_size, epochs=training.epochs
         )
