@@ -12,6 +12,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "probmcl"
 STAGES = (
     "nearest",
     "recipes",
+    "memory",
     "files",
     "precision",
     "devices",

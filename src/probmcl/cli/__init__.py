@@ -14,6 +14,8 @@ from typing import NoReturn
 
 import cyclopts
 
+from probmcl.memory import keep_freed_memory
+
 COMMANDS = {
     "train": ("probmcl.front:train", "from images and a table to a model"),
     "evaluate": ("probmcl.cli.evaluate:evaluate", "how good a model is on labelled images"),
@@ -49,6 +51,7 @@ def main() -> None:
     """Run a command; a user's mistake is one sentence on stderr and exit code 1, never a traceback."""
     # Threads that wait must sleep, not spin: on two busy cores spinning made a training step ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    keep_freed_memory()
     signal.signal(signal.SIGTERM, _terminated)
     sys.unraisablehook = _send_again
     try:
