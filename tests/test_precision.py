@@ -1,3 +1,4 @@
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -95,3 +96,43 @@ def test_a_decorated_function_keeps_its_name_and_its_words() -> None:
         """Words."""
 
     assert (speaking.__name__, speaking.__doc__) == ("speaking", "Words.")
+
+
+@pytest.mark.parametrize("outside", ["medium", "high", "highest"])
+def test_matrices_are_multiplied_in_full_whatever_is_allowed_outside(outside: str) -> None:
+    @full_precision
+    def allowed_inside() -> str:
+        return torch.get_float32_matmul_precision()
+
+    @full_precision
+    def fails() -> None:
+        raise RuntimeError("on the way")
+
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(outside)
+    try:
+        assert allowed_inside() == "highest"
+        with pytest.raises(RuntimeError, match="on the way"):
+            fails()
+        assert torch.get_float32_matmul_precision() == outside
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9 has one setting"
+)
+def test_a_backend_s_own_setting_is_put_aside_and_back() -> None:
+    matmul: Any = torch.backends.cuda.matmul
+
+    @full_precision
+    def allowed_inside() -> object:
+        return matmul.fp32_precision
+
+    before = matmul.fp32_precision
+    matmul.fp32_precision = "tf32"
+    try:
+        assert allowed_inside() == "ieee"
+        assert matmul.fp32_precision == "tf32"
+    finally:
+        matmul.fp32_precision = before

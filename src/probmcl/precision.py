@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,8 +32,32 @@ def finest(x: Tensor) -> Tensor:
     return x if x.device.type == "mps" else x.double()
 
 
+@contextlib.contextmanager
+def _whole_products() -> Iterator[None]:
+    """Multiply float32 matrices in float32, whatever torch.set_float32_matmul_precision allows elsewhere."""
+    # Since 2.9 each backend has a setting of its own beside the common one, and torch refuses to read the common one
+    # where somebody has set the two against each other.
+    matmul: Any = [getattr(b, "matmul", None) for b in (torch.backends.cuda, torch.backends.mkldnn)]
+    backends = [backend for backend in matmul if hasattr(backend, "fp32_precision")]
+    allowed = [backend.fp32_precision for backend in backends]
+    try:
+        common = torch.get_float32_matmul_precision()
+    except RuntimeError:
+        common = "highest"
+    if common == "highest" and set(allowed) <= {"none", "ieee"}:
+        yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(common)
+        for backend, precision in zip(backends, allowed, strict=True):
+            backend.fp32_precision = precision
+
+
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:
-    """Make `function` compute outside autocast, on tensors of at least float32.
+    """Make `function` compute outside autocast, on tensors of at least float32, and multiply matrices without TF32.
 
     A network may run in bfloat16; a sum over 10,000 labels or an exponent scaled by 2,048 dimensions may not.
     """
@@ -45,6 +69,7 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
         with contextlib.ExitStack() as off:
             for device in ("cpu", "cuda", "mps"):
                 off.enter_context(torch.autocast(device, enabled=False))
+            off.enter_context(_whole_products())
             return function(*positional, **named)  # type: ignore[arg-type]  # each keeps its type
 
     return wrapped
