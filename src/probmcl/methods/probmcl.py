@@ -18,8 +18,8 @@ from probmcl.losses import balanced_weight, contrastive, negative_log_likelihood
 from probmcl.losses.reduction import Reduction
 from probmcl.methods.base import Method, Step, over_processes
 from probmcl.mixture import IsotropicMixture, MixtureDensityNetwork, aligned_correlation, correlation
+from probmcl.mixture.aligned import ComponentWeight
 from probmcl.mixture.network import Activation, Floor, Initialisation
-from probmcl.mixture.similarity import ComponentWeight
 from probmcl.precision import at_least_float32
 
 Target = Literal["feature", "detached", "hidden", "none"]

@@ -1,7 +1,19 @@
 """Stage 4: from a feature to a Gaussian mixture, and how alike two mixtures are."""
 
+from probmcl.mixture.aligned import aligned_correlation
+from probmcl.mixture.bhattacharyya import bhattacharyya, bhattacharyya_error, class_bhattacharyya
 from probmcl.mixture.density import IsotropicMixture
 from probmcl.mixture.network import MixtureDensityNetwork
-from probmcl.mixture.similarity import aligned_correlation, correlation
+from probmcl.mixture.similarity import Plan, correlation, plan
 
-__all__ = ["IsotropicMixture", "MixtureDensityNetwork", "aligned_correlation", "correlation"]
+__all__ = [
+    "IsotropicMixture",
+    "MixtureDensityNetwork",
+    "Plan",
+    "aligned_correlation",
+    "bhattacharyya",
+    "bhattacharyya_error",
+    "class_bhattacharyya",
+    "correlation",
+    "plan",
+]
