@@ -184,28 +184,34 @@ class Material:
         """Give a method that is one linear layer on the encoder a better start than random numbers.
 
         Where all of a pretrained encoder learns, that is the probe on the untouched encoder: a random layer would spoil
-        what the encoder knows before it has learned anything itself (docs/decisions/0004).
+        what the encoder knows before it has learned anything itself. Else it is the layer of the run that the weights
+        come from, for the classes that this run knows by name.
         """
-        self._take_over(method)
-        if isinstance(method, LinearClassifier) and self.tune == "all" and self.settings.encoder.weights is not None:
-            method.linear.load_state_dict({key: frozen.state[f"linear.{key}"] for key in ("weight", "bias")})
+        common = self._classes_in_common()
+        if not isinstance(method, LinearClassifier):
+            return
+        weights, layer = self.settings.encoder.weights, method.linear
+        if self.tune == "all" and weights is not None:
+            # Deviation (decision 0004): the published methods start it from random numbers.
+            layer.load_state_dict({key: frozen.state[f"linear.{key}"] for key in ("weight", "bias")})
+        elif common:
+            tensors, _ = load_tensors(Path(str(weights)) / "model.safetensors")
+            here, there = map(list, zip(*common, strict=True))
+            with torch.no_grad():
+                for name, values in layer.named_parameters():
+                    if f"linear.{name}" in tensors:
+                        values[here] = tensors[f"linear.{name}"][there].to(values.device)
 
-    def _take_over(self, method: Method) -> None:
-        """Begin with the linear layer of the run that the weights come from, for the classes that it knows by name."""
+    def _classes_in_common(self) -> list[tuple[int, int]]:
+        """Numbers of the classes that the run knows which the weights come from, here and there; all of it is said."""
         weights = self.settings.encoder.weights
         if weights in (None, "pretrained") or not (Path(weights) / "run.json").is_file():
-            return
-        earlier = Path(weights)
-        mine, theirs = self.records.label_space.names, read_json(earlier / "labels.json")["names"]
+            return []
+        mine, theirs = self.records.label_space.names, read_json(Path(weights) / "labels.json")["names"]
         common = [name for name in mine if name in theirs]
         new = ", ".join(name for name in mine if name not in theirs) or "none"
         unused = ", ".join(name for name in theirs if name not in mine) or "none"
         self.display.say(
-            f"  classes that {earlier} knows: {len(common)} of {len(mine)}; new: {new}; not used: {unused}"
+            f"  classes that {weights} knows: {len(common)} of {len(mine)}; new: {new}; not used: {unused}"
         )
-        tensors, _ = load_tensors(earlier / "model.safetensors")
-        if isinstance(method, LinearClassifier) and "linear.weight" in tensors and common:
-            here, there = [mine.index(name) for name in common], [theirs.index(name) for name in common]
-            with torch.no_grad():
-                for layer, name in ((method.linear.weight, "linear.weight"), (method.linear.bias, "linear.bias")):
-                    layer[here] = tensors[name][there].to(layer.device)
+        return [(mine.index(name), theirs.index(name)) for name in common]

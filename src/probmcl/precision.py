@@ -34,7 +34,10 @@ def finest(x: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _whole_products() -> Iterator[None]:
-    """Multiply float32 matrices in float32, whatever torch.set_float32_matmul_precision allows elsewhere."""
+    """Multiply float32 matrices in float32, whatever torch.set_float32_matmul_precision allows elsewhere.
+
+    Torch has one such setting for all threads: another one that multiplies meanwhile is held to float32, too.
+    """
     # Since 2.9 each backend has a setting of its own beside the common one, and torch refuses to read the common one
     # where somebody has set the two against each other.
     matmul: Any = [getattr(b, "matmul", None) for b in (torch.backends.cuda, torch.backends.mkldnn)]
@@ -53,7 +56,9 @@ def _whole_products() -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(common)
         for backend, precision in zip(backends, allowed, strict=True):
-            backend.fp32_precision = precision
+            backend.fp32_precision = "none"  # which inherits
+            if backend.fp32_precision != precision:
+                backend.fp32_precision = precision
 
 
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:

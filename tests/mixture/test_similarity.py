@@ -31,7 +31,7 @@ from mixtures import (
     mixture_of,
 )
 from probmcl.mixture import IsotropicMixture, aligned_correlation, correlation, feature_map, pairs, plan, similarity
-from probmcl.mixture.components import STRAW, at_most_one, components_that_count, log_norms, spread
+from probmcl.mixture.components import LEFT_OUT, at_most_one, components_that_count, log_norms, spread
 from probmcl.mixture.similarity import Way
 
 WAYS: list[Way] = ["auto", "tiled", "features"]
@@ -351,8 +351,8 @@ class TestComponents:
         kept = components_that_count(p, dtype)
         missing = log_norms(p).exp().sum(1) - kept.log_norm.double().exp().sum(1)
         rounding = 80 * torch.finfo(dtype).eps
-        assert missing.abs().max() <= STRAW[dtype] + rounding
-        assert STRAW[dtype] < 2e-8
+        assert missing.abs().max() <= LEFT_OUT[dtype] + rounding
+        assert LEFT_OUT[dtype] < 2e-8
 
     @each_way
     def test_what_is_left_out_has_no_gradient_and_needs_none(self, way: Way) -> None:
@@ -465,6 +465,7 @@ class TestPlan:
         expected = correlation(p, way="features")
         assert plan(p).way == "features"
         monkeypatch.setattr(similarity, "MEMORY", 10_000)
+        monkeypatch.setattr(similarity, "SLOW", 1.0)
         with pytest.warns(UserWarning, match="so far apart .* all pairs of components instead") as said:
             measured = correlation(p)
         assert len(said) == 1
@@ -618,3 +619,14 @@ for dim in (1, 128):
     for similarity_error, *gradient_errors in errors:
         assert similarity_error <= 2e-6
         assert max(gradient_errors) <= 1e-5
+
+
+@pytest.mark.parametrize("dim", [1, 128])
+def test_many_light_components_far_from_a_heavy_one_count_together(dim: int) -> None:
+    """A thousand components of a ten-thousandth each, all in one place: alone each is nothing, together a tenth."""
+    log_weight = torch.full((4, 1000), math.log(0.9e-4))
+    log_weight[:, 0] = 0
+    mean = torch.full((4, 1000), 12.0) + torch.linspace(0, 1, 4)[:, None] / math.sqrt(dim)
+    mean[:, 0] = 0
+    p = IsotropicMixture(log_weight, mean, torch.ones(4, 1000), dim)
+    torch.testing.assert_close(correlation(p, way="features"), correlation(p, way="tiled"), rtol=0, atol=2e-6)

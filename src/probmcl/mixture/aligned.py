@@ -68,7 +68,7 @@ def squared_distance(a: Float[Tensor, "C M d"], b: Float[Tensor, "C P d"]) -> Fl
 
     What is lost to cancellation are digits that float64 has to spare. A common offset is taken off first.
     """
-    centre = a.mean(1, keepdim=True).detach()
+    centre = a.where(a.isfinite(), 0).mean(1, keepdim=True).detach()  # what is no number stays in its row
     a, b = a - centre, b - centre
     squares = a.square().sum(2)[:, :, None] + b.square().sum(2)[:, None, :]
     return torch.baddbmm(squares, a, b.mT, alpha=-2).clamp(min=0)
@@ -103,7 +103,7 @@ class _Aligned(torch.autograd.Function):
         for classes in _blocks(a[0], b[0]):
             pair = _Pairs([x[classes] for x in a], [x[classes] for x in b], ctx.dim)
             of_a.append(pair.gradients(grad, 0))
-            if not ctx.mirrored:
+            if not ctx.mirrored and any(ctx.needs_input_grad[5:]):
                 of_b.append(pair.gradients(grad, 1))
         grad_a, grad_b = ([torch.cat(parts) for parts in zip(*blocks, strict=True)] for blocks in (of_a, of_b))
         return (None, None, *grad_a, *(grad_b or (None,) * 3))

@@ -39,7 +39,7 @@ def bhattacharyya(p: IsotropicMixture, q: IsotropicMixture | None = None, *, ste
     check_same_space(p, q or p)
     if 0 in (len(p.mean), len((q or p).mean)):
         return of_nothing(p, q or p)
-    sides = [Components(m.log_weight, m.mean, m.variance) for m in ((p,) if q is None else (p, q))]
+    sides = [Components(m.log_weight.log_softmax(1), m.mean, m.variance) for m in ((p,) if q is None else (p, q))]
     grid = grid_for(sides, p.dim, kind="mass", step=step)
     if grid is None:
         raise ValueError("a mean or a variance is not finite")
@@ -53,7 +53,8 @@ def bhattacharyya(p: IsotropicMixture, q: IsotropicMixture | None = None, *, ste
 @torch.no_grad()
 def bhattacharyya_error(p: IsotropicMixture, q: IsotropicMixture | None = None, *, step: float = 0.5) -> float:
     """Largest change of any coefficient when the step is halved: about the error of the coarser one."""
-    return float((bhattacharyya(p, q, step=step) - bhattacharyya(p, q, step=step / 2)).abs().max())
+    change = (bhattacharyya(p, q, step=step) - bhattacharyya(p, q, step=step / 2)).abs()
+    return float(change.max()) if change.numel() else 0.0
 
 
 @full_precision

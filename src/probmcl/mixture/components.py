@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +13,8 @@ from torch.autograd.function import once_differentiable
 from probmcl.mixture.density import IsotropicMixture
 from probmcl.precision import finest
 
-STRAW = {torch.float32: 1e-8, torch.float64: 1e-17}
-"""Share of the largest component's norm that all components together may have which are left out."""
+LEFT_OUT = {torch.float32: 1e-8, torch.float64: 1e-17}
+"""What the norms of all components that are left out may sum to, beside the largest."""
 
 
 class Components(NamedTuple):
@@ -53,12 +54,13 @@ def components_that_count(p: IsotropicMixture, dtype: torch.dtype) -> Components
     rows, components = log_norm.shape
     if rows == 0 or components == 1:
         return everything
-    count = (log_norm > torch.tensor(STRAW[dtype] / components).log()).sum(1).amax()
+    count = (log_norm > math.log(LEFT_OUT[dtype] / components)).sum(1).amax()
     most = _rounded_up(int(count), to=8)
     if most > 0.8 * components:
         return everything
     heaviest = everything.log_norm.topk(most).indices
-    return Components(*(x.gather(1, heaviest) for x in everything))
+    log_norm, mean, variance = (x.gather(1, heaviest) for x in everything)
+    return Components(log_norm + 0 * p.mean.sum(1, keepdim=True), mean, variance)  # a mean that is no number must show
 
 
 def spread(v_a: Tensor, v_b: Tensor) -> Tensor:

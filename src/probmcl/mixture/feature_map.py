@@ -20,9 +20,9 @@ from torch.autograd.function import once_differentiable
 
 from probmcl.mixture.components import Components, slices
 from probmcl.mixture.grid import Grid, middle_across
-from probmcl.precision import full_precision
+from probmcl.precision import finest, full_precision
 
-BLOCK = 2**18
+BLOCK = 2**19
 """Numbers of the largest tensor that is held while components are mapped: about what a core keeps in its cache."""
 
 PIECE = 4096
@@ -48,9 +48,9 @@ def cosines(a: Float[Tensor, "M Q"], b: Float[Tensor, "P Q"] | None) -> Float[Te
 
 
 def bytes_needed(sides: list[Components], grid: Grid) -> int:
-    """Feature vectors, unit vectors and the gradients of both; one block; some tensors of the parameters' size."""
+    """Feature vectors, unit vectors, gradients of both; one block; some tensors of parameters and of results."""
     rows, parameters = sum(len(side.mean) for side in sides), sum(side.mean.numel() for side in sides)
-    numbers = 4 * rows * grid.nodes + 5 * BLOCK + 32 * parameters
+    numbers = 4 * rows * grid.nodes + 5 * BLOCK + 32 * parameters + 8 * len(sides[0].mean) * len(sides[-1].mean)
     return numbers * sides[0].variance.dtype.itemsize
 
 
@@ -69,13 +69,13 @@ class _Cosines(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor | None) -> Tensor:
-        length_a = a.norm(dim=1, keepdim=True)
-        length_b = length_a if b is None else b.norm(dim=1, keepdim=True)
+        length_a = _lengths(a)
+        length_b = length_a if b is None else _lengths(b)
         unit_a = a / length_a
         unit_b = unit_a if b is None else b / length_b
         # In float32, a sum over tens of thousands of nodes is more exact as a sum of sums.
         pieces = zip(unit_a.split(PIECE, dim=1), unit_b.split(PIECE, dim=1), strict=True)
-        cosine = torch.stack([x @ y.T for x, y in pieces]).sum(0)
+        cosine = sum((x @ y.T for x, y in pieces), a.new_zeros(len(unit_a), len(unit_b)))
         ctx.mirrored = b is None
         ctx.save_for_backward(unit_a, unit_b, length_a, length_b, cosine)
         return cosine
@@ -83,7 +83,7 @@ class _Cosines(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     @full_precision
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         unit_a, unit_b, length_a, length_b, cosine = ctx.saved_tensors
 
         def gradient(unit: Tensor, others: Tensor, length: Tensor, pull: Tensor, cosine: Tensor) -> Tensor:
@@ -92,7 +92,18 @@ class _Cosines(torch.autograd.Function):
 
         if ctx.mirrored:
             return gradient(unit_a, unit_a, length_a, grad + grad.T, cosine), None
-        return gradient(unit_a, unit_b, length_a, grad, cosine), gradient(unit_b, unit_a, length_b, grad.T, cosine.T)
+        wanted_a, wanted_b = ctx.needs_input_grad
+        return (
+            gradient(unit_a, unit_b, length_a, grad, cosine) if wanted_a else None,
+            gradient(unit_b, unit_a, length_b, grad.T, cosine.T) if wanted_b else None,
+        )
+
+
+def _lengths(vectors: Float[Tensor, "M Q"]) -> Float[Tensor, "M 1"]:
+    """Added up in float64: over tens of thousands of nodes float32 loses the sixth digit."""
+    wide = finest(vectors[:0]).dtype
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=wide)
+    return lengths.to(vectors.dtype)
 
 
 class _Features(torch.autograd.Function):
@@ -109,7 +120,7 @@ class _Features(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         shapes, mapped = _shapes(Components(*tensors), grid), _mapped_by(compiled)[0]
         vectors = tensors[0].new_zeros(len(tensors[0]), grid.nodes)
-        for rows, some in _blocks(shapes, grid):
+        for rows, some in _blocks(shapes, grid):  # a view would be compiled anew for each kind of block, a clone is not
             vectors[rows] += mapped(*(x[rows, some].clone() for x in shapes), *_axes(shapes, grid))
         return vectors
 
@@ -124,7 +135,7 @@ class _Features(torch.autograd.Function):
             found = moments(grad[rows].clone(), *(x[rows, some].clone() for x in shapes), *_axes(shapes, grid))
             for whole, part in zip(sums, found, strict=True):
                 whole[rows, some] = part
-        d_mean = flow.new_tensor(2 * grid.dim).div(c.variance).sqrt() * pull
+        d_mean = (2 * grid.dim / c.variance).sqrt() * pull
         d_variance = (stretch - grid.power * flow + widen) / c.variance
         return None, None, flow, d_mean, d_variance
 
@@ -145,7 +156,7 @@ class _Shapes(NamedTuple):
 
 def _shapes(c: Components, grid: Grid) -> _Shapes:
     dtype, along = c.variance.dtype, grid.along
-    mean, variance = (x if x.device.type == "mps" else x.double() for x in (c.mean, c.variance))
+    mean, variance = finest(c.mean), finest(c.variance)
     from_first = math.sqrt(grid.dim) * mean - along.first
     node = (from_first / along.step).round()
     width = (2 * variance).sqrt()
@@ -171,8 +182,9 @@ def _axes(shapes: _Shapes, grid: Grid) -> tuple[Tensor, Tensor | None, float]:
 
 
 def _blocks(shapes: _Shapes, grid: Grid) -> Iterator[tuple[slice, slice]]:
-    """Slices of rows and of components that together have at most `BLOCK` values along the line."""
-    (rows, components), fit = shapes.node.shape, max(1, BLOCK // grid.along.nodes)
+    """Slices of rows and of components that together have at most `BLOCK` values on either axis."""
+    longer = max(grid.along.nodes, grid.across.nodes if grid.across else 1)
+    (rows, components), fit = shapes.node.shape, max(1, BLOCK // longer)
     return itertools.product(slices(rows, max(1, fit // components)), slices(components, fit))
 
 

@@ -44,8 +44,7 @@ class Axis:
 
     def places(self, like: Tensor) -> Tensor:
         """The nodes, on the device of `like`, in float64 where it has that."""
-        wide = torch.float32 if like.device.type == "mps" else torch.float64
-        return self.first + self.step * torch.arange(self.nodes, device=like.device, dtype=wide)
+        return self.first + self.step * finest(torch.arange(self.nodes, device=like.device, dtype=torch.float32))
 
 
 @dataclass(frozen=True)
@@ -93,12 +92,13 @@ def grid_for(
 def _bounds(c: Components, dim: int, error: float, power: float) -> Float[Tensor, "5"]:
     """The narrowest deviation, and the ends of what counts along and across the line, the upper ones negated.
 
-    What a component has outside of the ends is at most `error`, squared norm or mass, in units of its row's heaviest.
-    A light component comes to its end sooner than a heavy one, and one that is light enough has none.
+    What all K components of a row together have outside of the ends is at most `error`, squared norm or mass, in units
+    of the heaviest. A light component comes to its end sooner than a heavy one, and one that is light enough has none.
     """
     log_norm, mean, variance = (finest(x.detach()) for x in c)
     enough = -math.log(error)
-    depth = (enough + log_norm / (2 * power)).clamp(min=0)  # by how much, in logarithms, it still has to sink
+    together = (log_norm + math.log(log_norm.shape[1])).clamp(max=0)  # if all K were as heavy, in the same place
+    depth = (enough + together / (2 * power)).clamp(min=0)  # by how much, in logarithms, it still has to sink
     place, deviation = math.sqrt(dim) * mean, variance.sqrt()
     reach = (4 * power * depth).sqrt() * deviation
     ends = [place - reach, -place - reach]

@@ -30,12 +30,15 @@ from probmcl.mixture.components import (
 from probmcl.mixture.density import IsotropicMixture
 from probmcl.mixture.feature_map import MEMORY, bytes_needed, cosines, features, refuse_above
 from probmcl.mixture.grid import Grid, grid_for, outside_of_graphs
-from probmcl.precision import full_precision
+from probmcl.precision import finest, full_precision
 
 Way = Literal["auto", "tiled", "features", "compiled"]
 
 ALIKE = 0.95
-"""Smallest similarity above which float32 leaves too few digits of the differences that gradients are made of."""
+"""Where even the smallest similarity is above this, float32 leaves too few digits of what gradients are made of."""
+
+SLOW = 1e9
+"""Cost of all pairs, as below, from which on a user is told why they are walked over: some 40 ms."""
 
 PAIR, VALUE = 1000, 300
 """What a pair of components costs, and a component on a node of an axis, in multiplications of a matrix product.
@@ -56,6 +59,7 @@ class Plan:
         bytes_in_float64: the same for the second pass, if all mixtures turn out to be alike.
         dtype: precision it is computed in.
         reason: why this way.
+        fell_back: whether the grid was too large for a way that would have been taken.
     """
 
     way: Literal["tiled", "features", "compiled"]
@@ -65,6 +69,7 @@ class Plan:
     dtype: torch.dtype
     reason: str
     bytes_in_float64: int = 0
+    fell_back: bool = False
 
 
 @outside_of_graphs
@@ -83,7 +88,8 @@ def correlation(p: IsotropicMixture, q: IsotropicMixture | None = None, *, way: 
         q: P mixtures; None compares p with itself.
         way: how it is computed, equal up to rounding. `tiled` walks over all pairs of components; `features` compares
             feature vectors, which takes time linear in the components; `compiled` is the same through torch.compile,
-            which needs a compiler on the machine. `auto` takes the cheaper of the first two; `plan` tells which.
+            which needs a compiler on the machine. `auto` takes the cheaper of the first two; `plan` tells which. A way
+            that is asked for is taken or refused, but for a pass in float64 that would not fit: that one is tiled.
 
     >>> p = IsotropicMixture(torch.zeros(2, 1), torch.tensor([[0.0], [2.0]]), torch.ones(2, 1), dim=1)
     >>> correlation(p)  # exp(−n d²/4)
@@ -91,7 +97,7 @@ def correlation(p: IsotropicMixture, q: IsotropicMixture | None = None, *, way: 
             [0.3679, 1.0000]])
     """
     _check(p, q, way)
-    if 0 in (len(p.variance), len((q or p).variance)):
+    if _is_empty(p, q):
         return of_nothing(p, q or p)
     dtype = p.variance.dtype
     a, b = _sides(p, q, dtype)
@@ -112,10 +118,16 @@ def plan(p: IsotropicMixture, q: IsotropicMixture | None = None, *, way: Way = "
     'tiled'
     """
     _check(p, q, way)
+    if _is_empty(p, q):
+        return Plan("tiled", None, p.variance.shape[1], 0, p.variance.dtype, "there are no rows")
     first = _planned(*_sides(p, q, p.variance.dtype), p.dim, way)
-    second = _planned(*_sides(p, q, torch.float64), p.dim, way, may_refuse=False)
+    second = _planned(*_sides(p, q, finest(p.variance).dtype), p.dim, way, may_refuse=False)
     prepared = 64 * (p.variance.numel() + (0 if q is None else q.variance.numel()))
     return replace(first, bytes=first.bytes + prepared, bytes_in_float64=second.bytes + prepared)
+
+
+def _is_empty(p: IsotropicMixture, q: IsotropicMixture | None) -> bool:
+    return 0 in (len(p.variance), len((q or p).variance))
 
 
 def _check(p: IsotropicMixture, q: IsotropicMixture | None, way: Way) -> None:
@@ -132,6 +144,8 @@ def _sides(p: IsotropicMixture, q: IsotropicMixture | None, dtype: torch.dtype) 
 
 
 def _compared(a: Components, b: Components | None, dim: int, chosen: Plan) -> Float[Tensor, "M P"]:
+    if chosen.fell_back:
+        _say_that_the_grid_is_too_large()
     if chosen.grid is None:
         inner = pairs.inner_products(a, b, dim)
         squares = [inner.diagonal()] * 2 if b is None else [pairs.squares(side, dim) for side in (a, b)]
@@ -150,7 +164,8 @@ def _needs_float64(similarity: Tensor) -> bool:
 def _planned(a: Components, b: Components | None, dim: int, way: Way, *, may_refuse: bool = True) -> Plan:
     sides = [a] if b is None else [a, b]
     components, dtype = max(side.mean.shape[1] for side in sides), a.variance.dtype
-    tiled = Plan("tiled", None, components, 14 * pairs.TILE * dtype.itemsize, dtype, "asked for")
+    numbers = 14 * pairs.TILE + 8 * len(sides[0].mean) * len(sides[-1].mean)
+    tiled = Plan("tiled", None, components, numbers * dtype.itemsize, dtype, "asked for")
     if way == "tiled":
         return tiled
     grid = grid_for(sides, dim)
@@ -162,11 +177,11 @@ def _planned(a: Components, b: Components | None, dim: int, way: Way, *, may_ref
     if way != "auto" and size <= MEMORY:
         return Plan(way, grid, components, size, dtype, "asked for")
     by_pairs, by_features = _costs(sides, grid)
+    if size > MEMORY:
+        reason = f"{grid.nodes:,} nodes would take {size / 1e9:.1f} GB"
+        return replace(tiled, reason=reason, fell_back=by_pairs > SLOW)
     if by_pairs <= by_features:
         return replace(tiled, reason=f"all pairs cost {by_pairs / by_features:.2g} of {grid.nodes:,} nodes")
-    if size > MEMORY:
-        _say_that_the_grid_is_too_large()
-        return replace(tiled, reason=f"{grid.nodes:,} nodes would take {size / 1e9:.1f} GB")
     reason = f"{grid.nodes:,} nodes cost {by_features / by_pairs:.2g} of all pairs"
     return Plan("features", grid, components, size, dtype, reason)
 
