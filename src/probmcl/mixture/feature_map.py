@@ -74,7 +74,7 @@ class _Cosines(torch.autograd.Function):
         unit_a = a / length_a
         unit_b = unit_a if b is None else b / length_b
         # In float32, a sum over tens of thousands of nodes is more exact as a sum of sums.
-        pieces = zip(unit_a.split(PIECE, dim=1), unit_b.split(PIECE, dim=1), strict=True)
+        pieces = zip(torch.split(unit_a, PIECE, 1), torch.split(unit_b, PIECE, 1), strict=True)
         cosine = sum((x @ y.T for x, y in pieces), a.new_zeros(len(unit_a), len(unit_b)))
         ctx.mirrored = b is None
         ctx.save_for_backward(unit_a, unit_b, length_a, length_b, cosine)
