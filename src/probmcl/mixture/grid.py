@@ -146,7 +146,7 @@ def tails_across(dim: int, error: float) -> tuple[float, float]:
 
 
 def log_gamma(z: complex) -> float:
-    """Log |Γ(z)| for a positive real part: Stirling's series, far enough to the right.
+    """Logarithm of |Γ(z)| for a positive real part: Stirling's series, far enough to the right.
 
     >>> abs(log_gamma(5 + 0j) - math.log(24)) < 1e-12
     True
@@ -155,7 +155,7 @@ def log_gamma(z: complex) -> float:
     while z.real < 16:
         before -= math.log(abs(z))
         z += 1
-    series = 1 / (12 * z) - 1 / (360 * z**3) + 1 / (1260 * z**5)
+    series = 1 / (12 * z) - 1 / (360 * z**3) + 1 / (1260 * z**5) - 1 / (1680 * z**7)
     return before + ((z - 0.5) * cmath.log(z) - z + series).real + 0.5 * math.log(2 * math.pi)
 
 
