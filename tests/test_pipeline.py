@@ -340,7 +340,7 @@ def test_heads_of_an_earlier_run_are_taken_over_by_name(records: Records, bce: R
     console = Console(file=StringIO(), width=200)
     encoder = EncoderSettings("test_resnet", weights=str(bce.folder), image_size=32)
     idle = Contender("bce", method_settings("bce"), Training(epochs=1, batch_size=8, learning_rate=1e-12, ema=0.0))
-    asked = settings("bce", encoder=encoder, contenders=(idle,))
+    asked = settings("bce", encoder=encoder, contenders=(idle,), tune="last")
     run = train(other, asked, tmp_path / "run", Display(console), tested="all")
     assert "2 of 3; new: violet; not used: green" in console.file.getvalue()  # type: ignore[attr-defined]
     mine, theirs = run.candidates["bce, own head"].state, load_file(bce.folder / "model.safetensors")
