@@ -30,10 +30,10 @@ class Feed:
     workers: int = 0
     pixels_at_once: int = CPU_PIXELS
 
-    def training(self, *, n_views: int, batch_size: int, epochs: int) -> ImageBatches:
-        """Augmented views of the training split, shuffled anew in every epoch."""
+    def training(self, *, n_views: int, batch_size: int, epochs: int, images: int | None = None) -> ImageBatches:
+        """Augmented views of the training split, shuffled anew in every epoch, of at most so many `images` in all."""
         rows, processes = self.records.rows("train"), (rank(), world())
-        order = Order(rows, batch_size=batch_size, epochs=epochs, seed=self.seed, share=processes)
+        order = Order(rows, batch_size=batch_size, epochs=epochs, seed=self.seed, share=processes, images=images)
         return self._batches(order, n_plain=0, n_augmented=n_views)
 
     def plain(self, split: Split) -> ImageBatches:

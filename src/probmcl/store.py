@@ -63,12 +63,20 @@ class Store:
         views = len(self.feed.records) + self.n_augmented * len(self.feed.records.rows("train"))
         return views * int(np.prod(self.shape)) * self.dtype.itemsize
 
-    def training(self, *, n_views: int, batch_size: int, epochs: int) -> FeatureBatches:
-        """Views of the training split, some of each image in every epoch."""
+    def training(self, *, n_views: int, batch_size: int, epochs: int, images: int | None = None) -> FeatureBatches:
+        """Views of the training split, some of each image in every epoch, of at most so many `images` in all."""
         views = self._views("train", 1 + self.n_augmented)
         labels, known = labels_of(self.feed.records, "train")
-        seed = self.feed.seed
-        return FeatureBatches(views, labels, known, n_views=n_views, batch_size=batch_size, epochs=epochs, seed=seed)
+        return FeatureBatches(
+            views,
+            labels,
+            known,
+            n_views=n_views,
+            batch_size=batch_size,
+            epochs=epochs,
+            seed=self.feed.seed,
+            images=images,
+        )
 
     def probing(self, *, n_augmented: int) -> StoredViews:
         """The training split in order: of each image the plain view first, then augmented ones."""

@@ -36,7 +36,8 @@ class Batch(NamedTuple):
 class Order:
     """The images of every epoch in batches, as pairs (epoch, image): shuffled, seeded, without a last, smaller batch.
 
-    `batch_size` counts the images of a step in all processes; `share` says which of how many processes this is.
+    `batch_size` counts the images of a step in all processes; `share` says which of how many processes this is. With
+    `images` it ends, within its epochs, before a step that would go beyond so many.
 
     >>> list(Order(np.arange(4), batch_size=2, epochs=1, seed=0))
     [[(0, 2), (0, 0)], [(0, 1), (0, 3)]]
@@ -50,6 +51,7 @@ class Order:
         epochs: int,
         seed: int,
         share: tuple[int, int] = (0, 1),
+        images: int | None = None,
     ) -> None:
         if len(rows) == 0:
             raise ValueError("there are no images to train on")
@@ -60,9 +62,11 @@ class Order:
             images = min(batch_size, len(rows))
             raise ValueError(f"{self.processes} processes for {images} images in a step; start fewer processes")
         self.steps_per_epoch = len(rows) // self.batch_size
+        steps = epochs * self.steps_per_epoch
+        self.steps = steps if images is None else min(steps, images // self.batch_size)
 
     def __len__(self) -> int:
-        return self.epochs * self.steps_per_epoch
+        return self.steps
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         return self.starting(0)
@@ -70,11 +74,13 @@ class Order:
     def starting(self, step: int) -> Iterator[list[tuple[int, int]]]:
         """The batches from a step on, the same as if all before had been taken."""
         own = self.batch_size // self.processes
-        for epoch in range(step // self.steps_per_epoch, self.epochs):
-            order = np.random.default_rng((self.seed, epoch)).permutation(self.rows).tolist()
-            for number in range(max(0, step - epoch * self.steps_per_epoch), self.steps_per_epoch):
-                first = number * self.batch_size + self.process * own
-                yield [(epoch, row) for row in order[first : first + own]]
+        drawn, order = -1, []
+        for number in range(step, self.steps):
+            epoch, place = divmod(number, self.steps_per_epoch)
+            if epoch != drawn:
+                drawn, order = epoch, np.random.default_rng((self.seed, epoch)).permutation(self.rows).tolist()
+            first = place * self.batch_size + self.process * own
+            yield [(epoch, row) for row in order[first : first + own]]
 
 
 class ImageBatches:

@@ -55,12 +55,13 @@ class FeatureBatches:
         epochs: int,
         seed: int,
         n_views: int = 1,
+        images: int | None = None,
     ) -> None:
         if n_views > len(features):
             raise ValueError(f"{n_views} views of an image are wanted, and {len(features)} are stored; store more")
         self.features, self.labels, self.known, self.seed, self.n_views = features, labels, known, seed, n_views
-        images = np.arange(features.shape[1])
-        self.order = Order(images, batch_size=batch_size, epochs=epochs, seed=seed, share=(rank(), world()))
+        rows, share = np.arange(features.shape[1]), (rank(), world())
+        self.order = Order(rows, batch_size=batch_size, epochs=epochs, seed=seed, share=share, images=images)
         self.steps_per_epoch = self.order.steps_per_epoch
 
     def __len__(self) -> int:

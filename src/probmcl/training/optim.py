@@ -19,6 +19,7 @@ class Training:
 
     Attributes:
         epochs: how often every image is seen.
+        views: at most so many in all, each image counting as often as it is seen; None is no limit but the epochs.
         batch_size: images in a step; a contrastive method compares the views of this many images.
         learning_rate: at the top of the cycle.
         head_factor: learning rate of what sits on the encoder, relative to the encoder's.
@@ -30,6 +31,7 @@ class Training:
     """
 
     epochs: int = 10
+    views: int | None = None
     batch_size: int = 64
     learning_rate: float = 3e-4
     head_factor: float = 1.0
@@ -42,6 +44,7 @@ class Training:
     def __post_init__(self) -> None:
         allowed = {
             "epochs": self.epochs >= 1,
+            "views": self.views is None or self.views >= 1,
             "batch_size": self.batch_size >= 1,
             "learning_rate": self.learning_rate > 0,
             "head_factor": self.head_factor > 0,
