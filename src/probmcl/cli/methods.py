@@ -134,9 +134,7 @@ def shown(value: object) -> str:
 
 
 def _kind(method: type[Method]) -> str:
-    from probmcl.methods import Classifier
-
-    return "classifier" if issubclass(method, Classifier) else "contrastive"
+    return "classifier" if method.has_own_head(method.presets["default"]) else "contrastive"
 
 
 def _first_sentence(method: type[Method]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from probmcl import distributed
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder, Extracted
+from probmcl.losses import binary_cross_entropy
 from probmcl.losses.reduction import Reduction
 
 
@@ -22,15 +23,39 @@ class Step(NamedTuple):
     terms: dict[str, Tensor]
 
 
+Fidelity = Literal["authors' code", "paper", "partly reconstructed", "standard"]
+
+
+class Origin(NamedTuple):
+    """Whose method it is, and how far its row in a table may be quoted as theirs.
+
+    `fidelity` says what every formula and constant was checked against: the authors' code, their paper alone, or
+    neither for some part, which was then reconstructed; `standard` is common property. `reference` is a key of
+    references.bib, empty where there is nothing to cite.
+    """
+
+    fidelity: Fidelity
+    reference: str = ""
+
+
 class Method(nn.Module, ABC):
     """Something that can be trained: an encoder, what sits on it, and a loss.
 
     `presets` are named settings, frozen dataclasses; the one called `default` is what works best by our own evidence.
+    `files` are those settings that name files: only training reads them, and what they held is part of the state.
+    `origin` is None for a method from outside this package.
     """
 
     n_views: ClassVar[int]
     presets: ClassVar[Mapping[str, Any]]
+    files: ClassVar[tuple[str, ...]] = ()
+    origin: ClassVar[Origin | None] = None
     encoder: Encoder | Extracted
+
+    @classmethod
+    def has_own_head(cls, config: Any) -> bool:
+        """Whether it predicts by itself with these settings; without a head of its own, a probe on it does."""
+        return issubclass(cls, Classifier)
 
     @abstractmethod
     def forward(
@@ -53,22 +78,11 @@ class Classifier(Method, ABC):
         """One number for each class, whose sigmoid is its probability."""
 
 
-class LinearClassifier(Classifier, ABC):
-    """An encoder and one linear layer; what differs between its kinds is the loss, and its reduction."""
+class LogitClassifier(Classifier, ABC):
+    """A classifier that learns from its logits alone, by default with binary cross-entropy."""
 
     n_views = 1
     reduction: ClassVar[Reduction] = "mean"
-
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Any = None) -> None:
-        super().__init__()
-        self.config = config or self.presets["default"]
-        self.encoder = encoder
-        self.linear = nn.Linear(encoder.features, len(label_space))
-
-    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
-        """The linear layer on the encoder's features."""
-        logits: Tensor = self.linear(self.encoder(images))
-        return logits
 
     def forward(
         self,
@@ -82,11 +96,26 @@ class LinearClassifier(Classifier, ABC):
         loss = self.loss(self.logits(views.flatten(0, 1)), labels.repeat(n_views, 1), all_known)
         return Step(over_processes(loss, self.reduction, all_known), {})
 
-    @abstractmethod
     def loss(
         self, logits: Float[Tensor, "M C"], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
     ) -> Float[Tensor, ""]:
         """What is minimised: the `reduction` of the known entries."""
+        return binary_cross_entropy(logits, labels, known, reduction=self.reduction)
+
+
+class LinearClassifier(LogitClassifier, ABC):
+    """An encoder and one linear layer; its kinds differ in the loss, and in its reduction."""
+
+    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Any = None) -> None:
+        super().__init__()
+        self.config = config or self.presets["default"]
+        self.encoder = encoder
+        self.linear = nn.Linear(encoder.features, len(label_space))
+
+    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+        """The linear layer on the encoder's features."""
+        logits: Tensor = self.linear(self.encoder(images))
+        return logits
 
 
 def over_processes(
