@@ -3,11 +3,14 @@
 from probmcl.mixture.aligned import aligned_correlation
 from probmcl.mixture.bhattacharyya import bhattacharyya, bhattacharyya_error, class_bhattacharyya
 from probmcl.mixture.density import IsotropicMixture
+from probmcl.mixture.kernels import KernelHeads, KernelMixture, kernel_bhattacharyya
 from probmcl.mixture.network import MixtureDensityNetwork
 from probmcl.mixture.similarity import Plan, correlation, plan
 
 __all__ = [
     "IsotropicMixture",
+    "KernelHeads",
+    "KernelMixture",
     "MixtureDensityNetwork",
     "Plan",
     "aligned_correlation",
@@ -15,5 +18,6 @@ __all__ = [
     "bhattacharyya_error",
     "class_bhattacharyya",
     "correlation",
+    "kernel_bhattacharyya",
     "plan",
 ]

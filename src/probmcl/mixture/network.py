@@ -86,9 +86,19 @@ class MixtureDensityNetwork(nn.Module):
         mean = self.mean_head(hidden)
         if self.mean_size is not None:
             mean = mean.unflatten(1, (-1, self.mean_size))
-        floored = nn.functional.elu(self.variance_head(hidden)) + 2
-        variance = floored if self.floor == "variance" else floored.square()
+        variance = floored_variance(self.variance_head(hidden), self.floor)
         return IsotropicMixture(self.weight_head(hidden).log_softmax(1), mean, variance, self.dim)
+
+
+def floored_variance(raw: Float[Tensor, "*shape"], floor: Floor) -> Float[Tensor, "*shape"]:
+    """Variances of at least one from any numbers: ELU(a) + 2, or its square.
+
+    >>> import torch
+    >>> floored_variance(torch.tensor([0.0, 1.0]), "deviation")
+    tensor([4., 9.])
+    """
+    floored = nn.functional.elu(raw) + 2
+    return floored if floor == "variance" else floored.square()
 
 
 def _layers(sizes: Sequence[int], activation: Activation) -> list[nn.Module]:

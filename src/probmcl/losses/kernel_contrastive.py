@@ -1,0 +1,71 @@
+"""Pull together the kernels of the labels that two images share: L_KMCL of KMCL."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from probmcl.losses.contrastive import is_self
+from probmcl.losses.reduction import Reduction, reduce_rows
+from probmcl.precision import full_precision
+
+
+@full_precision
+def kernel_contrastive(
+    similarity: Float[Tensor, "T P"],
+    overlap: Float[Tensor, "M P"],
+    present: Bool[Tensor, "M C"],
+    present_in_columns: Bool[Tensor, "P C"] | None = None,
+    *,
+    temperature: float = 0.17,
+    self_column: Int[Tensor, "M"] | None = None,
+    share_offset: float = 0.0,
+    reduction: Reduction = "mean",
+) -> Float[Tensor, ""]:
+    """Contrastive loss over the labels that two images share, class by class.
+
+    L_KMCL = Σ_i −1/|A(i)| Σ_{j∈A(i)} Σ_{k shared} log[ J_ij exp(BC_ijk/τ) / Σ_{l≠i} exp(BC_ilk/τ) + ε ], where BC is
+    `similarity`, J `overlap`, τ `temperature`, ε `share_offset`, and A(i) are all j ≠ i that share a label with i. A
+    row without partners adds 0 and still counts in the mean.
+
+    Reference: KMCL, its contrastive loss. The overlap is inside the logarithm, unlike in ProbMCL, Eq. 3: it moves the
+    value of the loss, and its gradient only where ε is above 0.
+
+    Args:
+        similarity: a row for each true entry (i, k) of `present`, row by row: class k of row i with class k of every
+            column.
+        overlap: of rows and columns, above 0 where they share a label.
+        present: labels that a row has, as far as they are known.
+        present_in_columns: labels that a column has; None means that columns are the rows.
+        temperature: divides the similarity.
+        self_column: the column that is the row itself; None means the diagonal.
+        share_offset: added inside the logarithm; the published code has 1e-7.
+        reduction: over the rows.
+
+    >>> present = torch.tensor([[True], [True], [False]])
+    >>> similarity = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    >>> kernel_contrastive(similarity, torch.ones(3, 3), present, reduction="sum")  # two rows of log 2
+    tensor(1.3863)
+    """
+    if temperature <= 0:
+        raise ValueError(f"temperature={temperature} must be above 0")
+    columns = present if present_in_columns is None else present_in_columns
+    other = ~is_self(overlap, self_column)  # (M, P)
+    anchor, label = present.nonzero(as_tuple=True)  # (T,)
+    shared = columns.T[label] & other[anchor]  # (T, P)
+    logits = similarity / temperature
+    # The most negative finite number, not −∞, whose gradient would be NaN for a row that has no other.
+    log_denominator = logits.masked_fill(~other[anchor], torch.finfo(logits.dtype).min).logsumexp(1, keepdim=True)
+    log_share = overlap[anchor].where(shared, 1).log() + logits - log_denominator
+    if share_offset > 0:
+        log_share = torch.logaddexp(log_share, log_share.new_tensor(math.log(share_offset)))
+    total = logits.new_zeros(len(present)).index_add(0, anchor, log_share.where(shared, 0).sum(1))
+    return reduce_rows(-total / _partners(present, columns, other).clamp(min=1), reduction)
+
+
+def _partners(present: Bool[Tensor, "M C"], columns: Bool[Tensor, "P C"], other: Bool[Tensor, "M P"]) -> Tensor:
+    """How many columns share a label with each row, |A(i)|."""
+    return ((present.float() @ columns.float().T > 0) & other).sum(1)

@@ -1,0 +1,234 @@
+"""Kernel mixtures, one kernel for each class: the heads of KMCL, its kernels, and how alike those of two images are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.functional import logsigmoid
+
+from probmcl.mixture.components import slices, spread
+from probmcl.mixture.network import Initialisation, floored_variance
+from probmcl.precision import at_least_float32, finest, full_precision
+
+Covariance = Literal["isotropic", "anisotropic"]
+
+BLOCK = 2**19
+"""Numbers of the largest tensor that is held at once: a few kernels against those of all columns."""
+
+
+@dataclass(frozen=True, eq=False)
+class KernelMixture:
+    """M mixtures of C kernels in `dim` dimensions, whose weights are probabilities of their own.
+
+    Σ_k p_ik g_ik(z), with p_ik = sigmoid(`logit`) and g_ik(z) = exp[−½ Σ_t (z_t − m_ikt)² / v_ikt], t over dimensions.
+    A kernel is no density: it is 1 at its mean. `mean` and `variance` have either d = dim coordinates (anisotropic) or
+    d = 1, which stands for the same number in every dimension (isotropic).
+
+    Reference: KMCL, its kernel mixture module.
+
+    >>> one = KernelMixture(torch.zeros(1, 1), torch.zeros(1, 1, 1), torch.ones(1, 1, 1), dim=2)
+    >>> one.log_kernels(torch.ones(1, 2))  # −½ (1 + 1)
+    tensor([[-1.]], dtype=torch.float64)
+    """
+
+    logit: Float[Tensor, "M C"]
+    mean: Float[Tensor, "M C d"]
+    variance: Float[Tensor, "M C d"]
+    dim: int
+
+    def __post_init__(self) -> None:
+        if self.mean.shape[:2] != self.logit.shape or self.variance.shape != self.mean.shape:
+            raise ValueError(
+                f"logit {tuple(self.logit.shape)}, mean {tuple(self.mean.shape)} and variance "
+                f"{tuple(self.variance.shape)} must agree in rows, kernels and coordinates"
+            )
+        if self.mean.shape[2] not in (1, self.dim):
+            raise ValueError(f"kernels of {self.mean.shape[2]} coordinates in dim={self.dim}; give 1 or {self.dim}")
+        for name in ("logit", "mean", "variance"):
+            object.__setattr__(self, name, at_least_float32(getattr(self, name)))
+
+    @property
+    def log_weight(self) -> Float[Tensor, "M C"]:
+        """Logarithm of p_ik; the weights of a row do not sum to one."""
+        return logsigmoid(self.logit)
+
+    @property
+    def repeats(self) -> int:
+        """How many dimensions each stored coordinate stands for."""
+        return self.dim // self.mean.shape[2]
+
+    @full_precision
+    def log_kernels(self, z: Float[Tensor, "M n"]) -> Float[Tensor, "M C"]:
+        """Logarithm of each kernel of row i at row i of z.
+
+        In float64: the sum over dimensions reaches thousands, of which the digits after the point decide.
+        """
+        if z.shape[1] != self.dim:
+            raise ValueError(f"z has {z.shape[1]} dimensions, the kernels {self.dim}")
+        z, mean, variance = finest(z), finest(self.mean), finest(self.variance)
+        if self.repeats == 1:
+            return -0.5 * ((z[:, None] - mean).square() / variance).sum(2)
+        # Pythagoras with the direction 1/√n: ‖z − μ1‖² = ‖z − z̄1‖² + n (z̄ − μ)², without an (M, C, n) tensor.
+        centre = z.mean(1, keepdim=True)
+        distance = (z - centre).square().sum(1, keepdim=True) + self.dim * (centre - mean[:, :, 0]).square()
+        return -0.5 * distance / variance[:, :, 0]
+
+
+class KernelHeads(nn.Module):
+    """Maps a feature h(x) to a kernel mixture: linear heads for the logits, the means and the variances ELU(a) + 2.
+
+    Isotropic heads sit on the feature itself. Anisotropic ones sit on z = W h + b, of `reduced_size` numbers, since
+    they give a mean and a variance for each class in each dimension of z.
+
+    Reference: KMCL, its published code.
+
+    Args:
+        in_features: size D of the feature.
+        classes: number C of kernels.
+        covariance: whether a kernel has one mean and one variance, or one of each for every dimension of z.
+        reduced_size: dimensions of z where kernels are anisotropic.
+        initialisation: `paper` draws mean weights from U(0, 0.1) and sets variance weights to 1, both biases to 0 (the
+            logits keep PyTorch's draw); `torch` keeps PyTorch's draw for all three.
+
+    >>> heads = KernelHeads(in_features=8, classes=3, covariance="anisotropic", reduced_size=4)
+    >>> mixture = heads(torch.zeros(2, 8))
+    >>> mixture.mean.shape, mixture.dim, bool((mixture.variance >= 1).all())
+    (torch.Size([2, 3, 4]), 4, True)
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        classes: int,
+        *,
+        covariance: Covariance = "isotropic",
+        reduced_size: int = 128,
+        initialisation: Initialisation = "paper",
+    ) -> None:
+        super().__init__()
+        isotropic = covariance == "isotropic"
+        self.dim = in_features if isotropic else reduced_size
+        self.coordinates = 1 if isotropic else reduced_size
+        self.reduction = nn.Identity() if isotropic else nn.Linear(in_features, reduced_size)
+        self.logit_head = nn.Linear(self.dim, classes)
+        self.mean_head = nn.Linear(self.dim, classes * self.coordinates)
+        self.variance_head = nn.Linear(self.dim, classes * self.coordinates)
+        if initialisation == "paper":
+            self._initialise_as_the_paper()
+
+    def _initialise_as_the_paper(self) -> None:
+        nn.init.uniform_(self.mean_head.weight, 0.0, 0.1)
+        nn.init.zeros_(self.mean_head.bias)
+        nn.init.ones_(self.variance_head.weight)
+        nn.init.zeros_(self.variance_head.bias)
+
+    def logits(self, h: Float[Tensor, "M D"]) -> Float[Tensor, "M C"]:
+        """The logits alone, which are all that predicts."""
+        logits: Tensor = self.logit_head(self.reduction(h))
+        return logits
+
+    def forward(self, h: Float[Tensor, "M D"]) -> KernelMixture:
+        """The mixture of each row."""
+        return self.mixture(self.reduction(h))
+
+    @full_precision
+    def mixture(self, z: Float[Tensor, "M n"]) -> KernelMixture:
+        """The three heads, on the output of `reduction`."""
+        mean, raw = (head(z).unflatten(1, (-1, self.coordinates)) for head in (self.mean_head, self.variance_head))
+        return KernelMixture(self.logit_head(z), mean, floored_variance(raw, "variance"), self.dim)
+
+
+@full_precision
+def kernel_bhattacharyya(
+    p: KernelMixture,
+    q: KernelMixture | None = None,
+    *,
+    present: Bool[Tensor, "M C"],
+    distance_scale: float = 1.0,
+) -> Float[Tensor, "T P"]:
+    """Bhattacharyya coefficients of chosen kernels of p with the kernels of the same class in every mixture of q.
+
+    BC = exp(−s D_B), D_B = Σ_t ½ log[S_t / 2σ_tσ'_t] + ¼ (m_t − m'_t)² / S_t, S_t = v_t + v'_t, where the sum goes
+    over all dimensions and s is `distance_scale`. The rows of the result are the true entries of `present`, row by row:
+    a contrast over shared labels asks for no other kernels, and images have few of all labels.
+
+    What is held from forward to backward are the kernels and the T·P coefficients. Of the T·P·d numbers in between,
+    `BLOCK` are held at once, in a handful of tensors of that size. It can be differentiated once.
+
+    Reference: KMCL, its kernel similarity; for isotropic kernels the same as `class_bhattacharyya`.
+
+    Args:
+        p: M mixtures.
+        q: P mixtures; None compares p with itself.
+        present: the kernels of p that are compared.
+        distance_scale: multiplies the distance. The published code has dim here where kernels are anisotropic.
+
+    >>> p = KernelMixture(torch.zeros(2, 1), torch.tensor([[[0.0]], [[2.0]]]), torch.ones(2, 1, 1), dim=1)
+    >>> kernel_bhattacharyya(p, present=torch.tensor([[True], [False]]))
+    tensor([[1.0000, 0.6065]])
+    """
+    q = q or p
+    if (p.mean.shape[1:], p.dim) != (q.mean.shape[1:], q.dim):
+        raise ValueError(
+            f"kernels {tuple(p.mean.shape[1:])} in {p.dim} dimensions and {tuple(q.mean.shape[1:])} in {q.dim} differ"
+        )
+    label = present.nonzero()[:, 1]
+    scale = distance_scale * p.repeats
+    coefficients: Tensor = _Coefficients.apply(  # type: ignore[no-untyped-call]
+        scale, label, p.mean[present], p.variance[present], q.mean, q.variance
+    )
+    return coefficients
+
+
+class _Coefficients(torch.autograd.Function):
+    """exp(−s D_B) of T kernels (T, d), each with the P kernels of its class, a few rows at a time.
+
+    With F = (dL/dBC) s BC, δ = m − m' and S = v + v', the gradients are dm = −Σ F δ/2S and
+    dv = Σ F [δ²/4S² + (v' − v)/(4vS)], those of the other side with the signs of δ and v' − v turned.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        scale: float,
+        label: Int[Tensor, "T"],
+        mean: Float[Tensor, "T d"],
+        variance: Float[Tensor, "T d"],
+        means: Float[Tensor, "P C d"],
+        variances: Float[Tensor, "P C d"],
+    ) -> Float[Tensor, "T P"]:
+        coefficients = mean.new_empty(len(mean), len(means))
+        for rows in _blocks(mean, means):
+            down, across = variance[rows, None], variances[:, label[rows]].transpose(0, 1)
+            apart = (mean[rows, None] - means[:, label[rows]].transpose(0, 1)).square() / (4 * (down + across))
+            coefficients[rows] = (-scale * (spread(down, across) + apart).sum(2)).exp()
+        ctx.scale = scale
+        ctx.save_for_backward(label, mean, variance, means, variances, coefficients)
+        return coefficients
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        label, mean, variance, means, variances, coefficients = ctx.saved_tensors
+        flow = (ctx.scale / 4 * grad * coefficients)[:, :, None]  # F/4
+        d_mean, d_variance, d_means, d_variances = map(torch.zeros_like, (mean, variance, means, variances))
+        for rows in _blocks(mean, means):
+            chosen = label[rows]
+            down, across = variance[rows, None], variances[:, chosen].transpose(0, 1)
+            total = down + across
+            slope = (mean[rows, None] - means[:, chosen].transpose(0, 1)) / total  # δ/S
+            pull = 2 * flow[rows] * slope
+            steepness, apart = flow[rows] * slope.square(), flow[rows] * (across - down) / total
+            d_mean[rows], d_variance[rows] = -pull.sum(1), (steepness + apart / down).sum(1)
+            d_means.index_add_(1, chosen, pull.transpose(0, 1))
+            d_variances.index_add_(1, chosen, (steepness - apart / across).transpose(0, 1))
+        return None, None, d_mean, d_variance, d_means, d_variances
+
+
+def _blocks(mean: Float[Tensor, "T d"], means: Float[Tensor, "P C d"]) -> list[slice]:
+    return slices(len(mean), max(1, BLOCK // max(1, len(means) * mean.shape[1])))

@@ -1,0 +1,144 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from made import label_space
+from probmcl.encoders import Extracted
+from probmcl.losses import asymmetric
+from probmcl.methods.kmcl import KMCL, PAPER, Config
+
+IMAGES, FEATURES, CLASSES = 6, 10, 4
+CONFIGS = {
+    "default": Config(),
+    "paper": dataclasses.replace(PAPER, reduced_size=3),
+    "anisotropic": Config(covariance="anisotropic", reduced_size=3, temperature=0.3),
+    "isotropic with clamps": Config(clamps=True, initialisation="paper", gamma_positive=1.0),
+}
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    """Features that are their own images, labels, and which are known; an image without labels, one unknown."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.rand(1, IMAGES, FEATURES, generator=generator, dtype=torch.float64)
+    labels = (torch.rand(IMAGES, CLASSES, generator=generator) < 0.6).double()
+    known = torch.rand(IMAGES, CLASSES, generator=generator) < 0.8
+    labels[0], known[0] = 0, True
+    known[1] = False
+    return features, labels.where(known, torch.nan), known
+
+
+def build(config: Config) -> KMCL:
+    torch.manual_seed(0)
+    return KMCL(Extracted(FEATURES), label_space(CLASSES), config).double()
+
+
+def slow_reconstruction(method: KMCL, z: Tensor, present: Tensor, known: Tensor) -> float:
+    """Straight from the heads, as the published code multiplies it, over known labels; 0 without a label."""
+    mixture = method.heads.mixture(z)
+    losses = []
+    for i in range(IMAGES):
+        of_present, of_all = 0.0, 0.0
+        for k in range(CLASSES):
+            squares = ((z[i] - mixture.mean[i, k]) ** 2 / mixture.variance[i, k]).sum().item()
+            kernel = math.exp(-squares / 2)
+            part = torch.sigmoid(mixture.logit[i, k]).item() * (max(kernel, 1.17549e-38) if clamped(method) else kernel)
+            of_all += part if known[i, k] else 0.0
+            of_present += part if present[i, k] else 0.0
+        share = max(of_present / of_all, 1e-7 if clamped(method) else 0.0) if of_present else 1.0
+        losses.append(-math.log(share))
+    return sum(losses) / IMAGES
+
+
+def slow_contrast(method: KMCL, z: Tensor, present: Tensor, known: Tensor) -> float:
+    mixture = method.heads.mixture(z)
+    means, variances = (x.expand(-1, -1, mixture.dim) for x in (mixture.mean, mixture.variance))
+    factor = mixture.dim if method.config.repeated_dimensions else 1
+
+    def heat(i: int, j: int, k: int) -> float:
+        v, w = variances[i, k], variances[j, k]
+        distance = 0.5 * ((v + w) / (2 * (v * w).sqrt())).log() + (means[i, k] - means[j, k]) ** 2 / (4 * (v + w))
+        return math.exp(math.exp(-factor * distance.sum().item()) / method.config.temperature)
+
+    total = 0.0
+    for i in range(IMAGES):
+        others = [j for j in range(IMAGES) if j != i]
+        partners = [j for j in others if (present[i] & present[j]).any()]
+        for j in partners:
+            seen = known[i] & known[j]
+            index = (present[i] & present[j]).sum().item() / ((present[i] | present[j]) & seen).sum().item()
+            for k in range(CLASSES):
+                if present[i, k] and present[j, k]:
+                    share = index * heat(i, j, k) / sum(heat(i, other, k) for other in others)
+                    total -= math.log(share + (1e-7 if clamped(method) else 0.0)) / len(partners)
+    return total / IMAGES
+
+
+def clamped(method: KMCL) -> bool:
+    return method.config.clamps
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_term_is_the_published_formula(name: str) -> None:
+    method = build(CONFIGS[name])
+    features, labels, known = batch()
+    step = method(features, labels, known)
+    present = (labels == 1) & known
+    z = method.heads.reduction(features[0])
+    c = method.config
+    expected = asymmetric(method.logits(features[0]), labels, known, gamma_positive=c.gamma_positive)
+    assert step.terms["classification"].item() == pytest.approx(expected.item(), rel=1e-12)
+    for term, slow in (("reconstruction", slow_reconstruction), ("contrast", slow_contrast)):
+        value = slow(method, z, present, known)
+        assert value > 0.1
+        assert step.terms[term].item() == pytest.approx(value, rel=1e-9)
+    assert step.loss.item() == pytest.approx(sum(x.item() for x in step.terms.values()), rel=1e-12)
+
+
+def test_each_term_has_its_weight() -> None:
+    weights = {"classification": 0.5, "reconstruction": 2.0, "contrast": 3.0}
+    config = Config(classification_weight=0.5, reconstruction_weight=2.0, contrastive_weight=3.0)
+    step = build(config)(*batch())
+    expected = sum(weight * step.terms[term].item() for term, weight in weights.items())
+    assert step.loss.item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_the_repeated_factor_and_the_clamps_change_the_loss_and_only_where_they_should() -> None:
+    plain = dataclasses.replace(PAPER, reduced_size=3, repeated_dimensions=False, clamps=False)
+    terms = build(plain)(*batch()).terms
+    repeated = build(dataclasses.replace(plain, repeated_dimensions=True))(*batch()).terms
+    assert repeated["reconstruction"] == terms["reconstruction"]
+    assert repeated["contrast"] != terms["contrast"]
+    clamps = build(dataclasses.replace(plain, clamps=True))(*batch()).terms
+    assert clamps["reconstruction"] == terms["reconstruction"]  # nothing here is that small
+    assert 0 < terms["contrast"] - clamps["contrast"] < 1e-4
+
+
+def test_logits_are_the_weights_of_the_kernels() -> None:
+    for config in CONFIGS.values():
+        method = build(config)
+        features = batch()[0][0]
+        assert torch.equal(method.logits(features), method.heads(features).logit)
+
+
+def test_two_views_count_as_two_images() -> None:
+    method = build(Config())
+    features, labels, known = batch()
+    both = torch.cat([features, features.flip(2)])
+    as_images = method(both.flatten(0, 1)[None], labels.repeat(2, 1), known.repeat(2, 1))
+    assert torch.equal(method(both, labels, known).loss, as_images.loss)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"temperature": 0.0}, "temperature=0.0"),
+        ({"reduced_size": 0}, "reduced_size=0"),
+        ({"repeated_dimensions": True}, "repeated_dimensions is for covariance 'anisotropic'"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(Config(), **changes)  # type: ignore[arg-type]
