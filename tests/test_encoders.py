@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from probmcl import encoders
-from probmcl.encoders import Encoder, Extracted, WeightsError, halves, millions
+from probmcl.encoders import Encoder, Extracted, WeightsError, halves, millions, with_maps
 
 import timm  # isort: skip
 
@@ -607,3 +607,68 @@ def test_weights_of_a_run_are_its_encoders(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "tf_efficientnet_lite0"])
 def test_parameters_are_counted_as_in_a_built_encoder(name: str) -> None:
     assert millions(name) == sum(parameter.numel() for parameter in Encoder(name).parameters()) / 1e6
+
+
+# For methods that need maps
+
+
+def learns(encoder: Encoder) -> set[str]:
+    return {key for key, parameter in encoder.model.named_parameters() if parameter.requires_grad}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_channels_is_the_number_of_maps(name: str) -> None:
+    side = max(SMALL[name][0], 64)
+    encoder = ready(name, image_size=side)
+    with torch.no_grad():
+        assert encoder.maps(images(side, 1)).shape[1] == encoder.channels
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_convnext", "mobilenetv3_small_050", "test_mambaout"])
+def test_with_maps_whatever_learns_has_a_gradient_and_the_rest_is_frozen(name: str) -> None:
+    encoder = with_maps(ready(name, image_size=64), "csra")
+    frozen = {key for key, _ in encoder.model.named_parameters()} - learns(encoder)
+    encoder.maps(images(64)).square().sum().backward()  # type: ignore[no-untyped-call]
+    assert all((p.grad is not None) == p.requires_grad for p in encoder.parameters())
+    assert bool(frozen) == (name not in ("test_resnet", "test_vit"))
+    assert all(key.startswith(("head.", "conv_head.")) for key in frozen)
+
+
+def test_with_maps_an_encoder_is_neither_run_nor_changed_and_nothing_is_drawn() -> None:
+    encoder = ready("test_resnet", image_size=96).train()  # a size of its own: nothing of it is remembered
+    before, drawn = {key: value.clone() for key, value in encoder.state_dict().items()}, torch.get_rng_state()
+    with torch.no_grad():  # gradients are followed all the same
+        assert with_maps(encoder, "csra") is encoder
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert same(encoder, before)
+    assert encoder.training
+    assert len(learns(encoder)) == len(list(encoder.parameters()))
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_mambaout"])
+@pytest.mark.parametrize("side", [64, 160])
+def test_with_maps_the_tail_of_an_encoder_is_treated_as_the_whole(name: str, side: int) -> None:
+    cut = halves(ready(name, image_size=side))
+    assert cut is not None
+    whole, tail = with_maps(ready(name, image_size=side), "csra"), with_maps(cut.tail, "csra")
+    assert tail.channels == whole.channels
+    assert learns(tail) == learns(whole) & set(dict(tail.model.named_parameters()))
+    activations = cut.trunk(images(side))
+    assert tail.maps(activations).shape[1] == tail.channels
+    tail.maps(activations).square().sum().backward()  # type: ignore[no-untyped-call]
+    assert all((p.grad is not None) == p.requires_grad for p in tail.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [("pit_ti_224", r"its tokens \(1\) are no square map"), ("efficientvim_m1", "maps of several sizes")],
+)
+def test_a_method_that_needs_maps_refuses_a_model_without(name: str, complaint: str) -> None:
+    said = rf"^ml_gcn needs feature maps, and {name} has none: choose another encoder \({name}.*{complaint}"
+    with pytest.raises(ValueError, match=said):
+        with_maps(ready(name), "ml_gcn")
+
+
+def test_a_method_that_needs_maps_refuses_stored_features() -> None:
+    with pytest.raises(ValueError, match="csra needs feature maps, and stored features have none: choose --tune last"):
+        with_maps(Extracted(5), "csra")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import http.client
 import math
 import threading
@@ -47,7 +48,8 @@ class Encoder(nn.Module):
             takes a safetensors file in timm's own keys, or the folder of a run.
         image_size: side of the square input; by default the one the model was made for.
 
-    `mean`, `std`, `image_size` and `interpolation` say how its images are to be prepared; `features` is D.
+    `mean`, `std`, `image_size` and `interpolation` say how its images are to be prepared; `features` is D, and
+    `channels` is K, the number of its maps.
 
     Reference: ProbMCL, section 2.1, "Encoder Network".
 
@@ -64,6 +66,7 @@ class Encoder(nn.Module):
         self.fixed_statistics = False
         # What comes out of the pooling; some heads widen the maps' `num_features` on the way.
         self.features: int = getattr(self.model, "head_hidden_size", self.model.num_features)
+        self.channels: int = self.model.num_features
         self.image_size: int = image_size or cfg["input_size"][-1]
         self.mean: tuple[float, float, float] = tuple(cfg["mean"])
         self.std: tuple[float, float, float] = tuple(cfg["std"])
@@ -106,7 +109,8 @@ class Encoder(nn.Module):
         side = math.isqrt(tokens.shape[1])
         if side**2 != tokens.shape[1] or side < 2:
             raise ValueError(f"{self.name}: its tokens ({tokens.shape[1]}) are no square map; choose another model")
-        return tokens.transpose(1, 2).reshape(len(tokens), -1, side, side)
+        # Not len(tokens), which would fix the number of images in an exported model.
+        return tokens.transpose(1, 2).reshape(tokens.shape[0], -1, side, side)
 
 
 class Trunk(nn.Module):
@@ -233,6 +237,43 @@ class Extracted(nn.Module):
     def forward(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
         """The features themselves."""
         return features
+
+
+def with_maps(encoder: Encoder | Extracted, method: str) -> Encoder:
+    """The encoder, for a method that needs its maps and would rather know at once that there are none.
+
+    What the model computes from its maps only afterwards is frozen: no gradient will reach it. Nothing is run, since
+    the images of a tail are activations; an empty model of the same name tells what there is.
+
+    >>> with_maps(Encoder("test_resnet", image_size=64), "csra").channels
+    96
+    >>> with_maps(Extracted(96), "csra")
+    Traceback (most recent call last):
+    ValueError: csra needs feature maps, and stored features have none: choose --tune last or --tune all
+    """
+    if isinstance(encoder, Extracted):
+        raise ValueError(
+            f"{method} needs feature maps, and stored features have none: choose --tune last or --tune all"
+        )
+    try:
+        unused = _beyond_maps(encoder.name, encoder.image_size)
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"{method} needs feature maps, and {encoder.name} has none: choose another encoder ({error})"
+        ) from error
+    for name, parameter in encoder.model.named_parameters():
+        if name in unused:
+            parameter.requires_grad_(False)
+    return encoder
+
+
+@functools.lru_cache(maxsize=16)
+def _beyond_maps(name: str, image_size: int) -> frozenset[str]:
+    """Parameters that have no part in a model's maps, found without any numbers."""
+    with torch.device("meta"), torch.random.fork_rng(devices=[]), torch.enable_grad():
+        empty = Encoder(name, image_size=image_size).eval()
+        empty.maps(torch.empty(1, 3, image_size, image_size)).sum().backward()  # type: ignore[no-untyped-call]
+    return frozenset(key for key, parameter in empty.model.named_parameters() if parameter.grad is None)
 
 
 def about(name: str) -> str:

@@ -1,15 +1,21 @@
+import dataclasses
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from made_run import PLAIN, made_run
+from probmcl.data.records import LabelSpace
 from probmcl.devices import DeviceError
+from probmcl.encoders import Encoder
+from probmcl.files import save_tensors
 from probmcl.methods.bce import BCE
+from probmcl.methods.ml_gcn import MLGCN, Config
 from probmcl.methods.probe import Probe
 from probmcl.model import RunError, load
 
@@ -139,3 +145,22 @@ def test_damaged_weights_are_named(run: Path) -> None:
     (run / "model.safetensors").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(RunError, match=r"model\.safetensors: cannot be read"):
         load(run)
+
+
+def test_a_run_is_loaded_where_the_files_of_its_settings_are_not(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "glove.txt"
+    file.write_text("red 1 2 3\ngreen 4 5 6\nblue 7 8 9\n")
+    config = Config(vectors=str(file), vector_size=3, hidden=4)
+    seen = LabelSpace.from_labels(("red", "green", "blue"), np.array([[1.0, 1, 0], [0, 1, 0], [0, 1, 1]]))
+    saved = MLGCN(Encoder("test_resnet", image_size=32), seen, config).eval()
+    save_tensors(run / "model.safetensors", saved.state_dict())
+    change(run / "run.json", model={"method": "ml_gcn", "settings": dataclasses.asdict(config)})
+    file.unlink()
+    loaded = load(run, device="cpu").classifier
+    assert isinstance(loaded, MLGCN)
+    assert loaded.config == dataclasses.replace(config, vectors=None)
+    assert loaded.vectors.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert torch.equal(loaded.graph, saved.graph)
+    assert not torch.equal(loaded.graph, torch.eye(3))
+    images = torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(loaded.logits(images), saved.logits(images))

@@ -107,10 +107,13 @@ def _classifier(folder: Path, kept: _Kept, encoder: Encoder, labels: _Labels) ->
         near = suggestion(kept.method, METHODS)
         raise RunError(f"{place}: method {kept.method!r} is none of this package, and no other is loaded; {near}")
     method = find_method(kept.method)
-    if not issubclass(method, Classifier):
-        raise RunError(f"{place}: method {kept.method!r} does not predict by itself; a probe on it does")
+    # What the files held is in the state: a run loads where they are not, and none is read because a folder says so.
+    changes = kept.settings | dict.fromkeys(method.files)
     try:
-        return method(encoder, labels.space(), method_settings(kept.method, changes=kept.settings))
+        settings = method_settings(kept.method, changes=changes)
+        if not issubclass(method, Classifier) or not method.has_own_head(settings):
+            raise ValueError(f"method {kept.method!r} does not predict by itself; a probe on it does")
+        return method(encoder, labels.space(), settings)
     except ValueError as error:
         raise RunError(f"{place}: {error}") from error
 

@@ -1,0 +1,100 @@
+"""From a score at every position of a feature map to one logit for each class: class-specific residual attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import conv2d, normalize
+
+from probmcl.precision import at_least_float32
+
+Heads = Literal[1, 2, 4, 6, 8]
+
+TEMPERATURES: dict[Heads, tuple[float, ...]] = {
+    1: (1.0,),
+    2: (1.0, math.inf),
+    4: (1.0, 2.0, 4.0, math.inf),
+    6: (1.0, 2.0, 3.0, 4.0, 5.0, math.inf),
+    8: (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, math.inf),
+}
+"""How sharply each head attends, for each number of heads; an infinite temperature takes the maximum."""
+
+
+class ResidualAttention(nn.Module):
+    """Logits from feature maps, by heads that each have a vector for every class and a temperature of their own.
+
+    logit_c = Σ_h base_c(s_h) + λ att_c(s_h), where s_h = x·w_hc / ‖w_hc‖ at every position x of the map, `base` is the
+    mean over positions and `att` the mean weighted by attention, see `residual_attention`.
+
+    Reference: Zhu and Wu, Residual Attention, ICCV 2021, and the temperatures of its code.
+
+    Args:
+        channels: K of the maps.
+        classes: C.
+        heads: how many; with more than one, the last takes the maximum.
+        attention_weight: λ.
+        normalise: whether scores are divided by the length of the class's vector.
+
+    >>> head = ResidualAttention(channels=5, classes=3, heads=4)
+    >>> head(torch.zeros(2, 5, 7, 7)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(
+        self, channels: int, classes: int, *, heads: Heads = 1, attention_weight: float = 0.1, normalise: bool = True
+    ) -> None:
+        super().__init__()
+        self.temperatures = TEMPERATURES[heads]
+        self.attention_weight = attention_weight
+        self.normalise = normalise
+        bound = channels**-0.5  # what torch gives to a convolution of one position
+        self.weight = nn.Parameter(torch.empty(heads, classes, channels).uniform_(-bound, bound))
+
+    def forward(self, maps: Float[Tensor, "N K h w"]) -> Float[Tensor, "N C"]:
+        """The sum of what the heads say."""
+        logits = [
+            residual_attention(scores, temperature=temperature, weight=self.attention_weight)
+            for scores, temperature in zip(self.scores(maps).flatten(3).unbind(1), self.temperatures, strict=True)
+        ]
+        return torch.stack(logits).sum(0)
+
+    def scores(self, maps: Float[Tensor, "N K h w"]) -> Float[Tensor, "N H C h w"]:
+        """Each head's score of each class at each position."""
+        vectors = normalize(self.weight, dim=2) if self.normalise else self.weight
+        scores = conv2d(maps, vectors.flatten(0, 1)[:, :, None, None])  # (N, H·C, h, w)
+        return scores.reshape(maps.shape[0], *vectors.shape[:2], *maps.shape[2:])
+
+
+def residual_attention(scores: Float[Tensor, "N C P"], *, temperature: float, weight: float) -> Float[Tensor, "N C"]:
+    """The mean over positions, and on top of it, weighted by λ, the mean over those that matter for the class.
+
+    logit = 1/P Σ_p s_p + λ Σ_p a_p s_p, where a = softmax(T s) over the P positions.
+
+    Reference: Zhu and Wu, Residual Attention, ICCV 2021, Eq. 8.
+
+    >>> residual_attention(torch.tensor([[[0.0, 2.0]]]), temperature=math.inf, weight=0.5)
+    tensor([[2.]])
+    """
+    scores = at_least_float32(scores)
+    return scores.mean(2) + weight * attended(scores, temperature)
+
+
+def attended(scores: Float[Tensor, "N C P"], temperature: float) -> Float[Tensor, "N C"]:
+    """The mean of the scores, weighted by their own softmax: Σ_p softmax(T s)_p s_p.
+
+    T = 0 is the plain mean and T = ∞ the maximum.
+
+    Reference: Zhu and Wu, Residual Attention, ICCV 2021.
+
+    >>> scores = torch.tensor([[[0.0, 2.0]]])
+    >>> attended(scores, 0.0), attended(scores, 1.0), attended(scores, math.inf)
+    (tensor([[1.]]), tensor([[1.7616]]), tensor([[2.]]))
+    """
+    scores = at_least_float32(scores)
+    if math.isinf(temperature):
+        return scores.amax(2)
+    return ((temperature * scores).softmax(2) * scores).sum(2)

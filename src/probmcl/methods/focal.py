@@ -1,0 +1,51 @@
+"""The focal loss end to end: what the asymmetric loss grew out of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from probmcl.losses import focal
+from probmcl.methods.base import LinearClassifier, Origin
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of `focal`; the defaults are those of its paper.
+
+    Attributes:
+        gamma: how strongly easy entries are passed over.
+        positive_weight: weight of the positives, and one minus it of the negatives; none weighs neither.
+    """
+
+    gamma: float = 2.0
+    positive_weight: float | None = 0.25
+
+    def __post_init__(self) -> None:
+        if self.gamma < 0 or (self.positive_weight is not None and not 0 <= self.positive_weight <= 1):
+            raise ValueError(
+                f"gamma={self.gamma}, positive_weight={self.positive_weight}: the first is at least 0, "
+                "the second from 0 to 1, or none"
+            )
+
+
+@final
+class Focal(LinearClassifier):
+    """Encoder and linear layer, trained together with the focal loss.
+
+    Reference: Lin et al., Focal Loss for Dense Object Detection, ICCV 2017.
+    """
+
+    presets = {"default": Config()}  # noqa: RUF012  # read, never written
+    origin = Origin("paper", "lin2017focal")
+    config: Config
+
+    def loss(
+        self, logits: Float[Tensor, "M C"], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
+    ) -> Float[Tensor, ""]:
+        """Mean over the known entries."""
+        c = self.config
+        return focal(logits, labels, known, gamma=c.gamma, positive_weight=c.positive_weight, reduction=self.reduction)

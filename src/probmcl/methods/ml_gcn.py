@@ -1,0 +1,107 @@
+"""ML-GCN: the classifiers of all classes come out of a graph, along which classes that occur together share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import leaky_relu
+
+from probmcl.data.records import LabelSpace
+from probmcl.data.vectors import label_vectors
+from probmcl.encoders import Encoder, Extracted, with_maps
+from probmcl.heads import GraphConvolution, label_graph, normalised
+from probmcl.methods.base import LogitClassifier, Origin
+
+SLOPE = 0.2
+"""Of the leaky ReLU between the two graph convolutions."""
+
+LEARNED_DEVIATION = 0.3
+"""Of the numbers that learned label vectors start from: about that of word vectors."""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of `ml_gcn`; the defaults are the published ones, but that label vectors are learned without a file.
+
+    Attributes:
+        vectors: text file of word vectors in GloVe's format, which then stay as they are; none learns them.
+        vector_size: numbers in a label vector, which is that of the file.
+        hidden: size of a label between the two graph convolutions.
+        threshold: share of a class's images from which on another class in them is its neighbour (t).
+        neighbour_share: weight of all neighbours of a class together, beside its own (p).
+    """
+
+    vectors: str | None = None
+    vector_size: int = 300
+    hidden: int = 1024
+    threshold: float = 0.4
+    neighbour_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "vector_size": self.vector_size >= 1,
+            "hidden": self.hidden >= 1,
+            "threshold": 0 < self.threshold <= 1,
+            "neighbour_share": 0 <= self.neighbour_share < 1,
+        }
+        wrong = [f"{name}={getattr(self, name)}" for name, fine in allowed.items() if not fine]
+        if wrong:
+            raise ValueError(
+                f"{', '.join(wrong)}: sizes are at least 1, the threshold is above 0 and at most 1, "
+                "the neighbours' share from 0 to below 1"
+            )
+
+
+@final
+class MLGCN(LogitClassifier):
+    """Encoder with global max pooling, whose class vectors two graph convolutions make from label vectors.
+
+    logits = x Wᵀ with W = G σ(G E W₁) W₂, where x is the maximum of the feature maps over positions, E are the label
+    vectors, G is the normalised label graph and σ a leaky ReLU. The graph is part of the state and is not learned.
+
+    Reference: Chen et al., Multi-Label Image Recognition with Graph Convolutional Networks, CVPR 2019.
+    """
+
+    presets = {"default": Config()}  # noqa: RUF012  # read, never written
+    files = ("vectors",)
+    origin = Origin("authors' code", "chen2019mlgcn")
+    encoder: Encoder
+    graph: Float[Tensor, "C C"]
+    vectors: Float[Tensor, "C S"]
+
+    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+        super().__init__()
+        self.config = c = config or Config()
+        self.encoder = with_maps(encoder, "ml_gcn")
+        graph = label_graph(
+            label_space.counts, label_space.cooccurrence, threshold=c.threshold, neighbour_share=c.neighbour_share
+        )
+        self.register_buffer("graph", normalised(graph))
+        self._take_vectors(label_space.names)
+        self.first = GraphConvolution(c.vector_size, c.hidden)
+        self.second = GraphConvolution(c.hidden, self.encoder.channels)
+
+    def _take_vectors(self, names: Sequence[str]) -> None:
+        """Those of the file, fixed, or new ones to be learned; both have the same place in the state."""
+        c = self.config
+        if c.vectors is None:
+            self.vectors = nn.Parameter(LEARNED_DEVIATION * torch.randn(len(names), c.vector_size))
+        else:
+            found = torch.from_numpy(label_vectors(Path(c.vectors), names, size=c.vector_size))
+            self.register_buffer("vectors", found)
+
+    def class_vectors(self) -> Float[Tensor, "C K"]:
+        """The classifier of each class, W."""
+        hidden = leaky_relu(self.first(self.vectors, self.graph), SLOPE)
+        vectors: Tensor = self.second(hidden, self.graph)
+        return vectors
+
+    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+        """The class vectors on the maxima of the encoder's maps."""
+        return self.encoder.maps(images).amax((2, 3)) @ self.class_vectors().T

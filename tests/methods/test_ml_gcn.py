@@ -1,0 +1,178 @@
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from made import label_space
+from probmcl.data.records import DataError, LabelSpace
+from probmcl.encoders import Encoder, Extracted, halves
+from probmcl.heads import label_graph, normalised
+from probmcl.losses import binary_cross_entropy
+from probmcl.methods.ml_gcn import MLGCN, Config
+
+SMALL = Config(vector_size=5, hidden=7)
+
+
+def counted() -> LabelSpace:
+    """Dogs are always on leads, and nobody has seen a unicorn."""
+    labels = np.array([[1.0, 1, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 0], *[[0, 1, 0, 0]] * 3])
+    return LabelSpace.from_labels(["dog", "lead", "traffic light", "unicorn"], labels)
+
+
+def build(config: Config = SMALL, space: LabelSpace | None = None) -> MLGCN:
+    torch.manual_seed(0)
+    return MLGCN(Encoder("test_resnet", image_size=64), space or counted(), config).eval()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "glove.txt"
+    words = ("the", "unicorn", "light", "lead", "dog", "traffic")
+    path.write_text("".join(f"{word} {k} {k / 2} 0.1 -1 2\n" for k, word in enumerate(words)))
+    return path
+
+
+def slow_logits(method: MLGCN, maps: Tensor) -> Tensor:
+    def convolve(nodes: Tensor, weight: Tensor) -> Tensor:
+        classes = range(len(nodes))
+        return (
+            torch.stack([sum((method.graph[i, j] * nodes[j] for j in classes), torch.zeros(())) for i in classes])
+            @ weight
+        )
+
+    hidden = convolve(method.vectors, method.first.weight)
+    hidden = torch.where(hidden > 0, hidden, 0.2 * hidden)
+    vectors = convolve(hidden, method.second.weight)
+    pooled = torch.tensor([[channel.max() for channel in image] for image in maps])
+    return torch.tensor([[(x * w).sum() for w in vectors] for x in pooled])
+
+
+def test_logits_are_maxima_times_what_the_graph_makes_of_the_labels() -> None:
+    method, images = build(), torch.rand(3, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(method.logits(images), slow_logits(method, method.encoder.maps(images)))
+
+
+def test_the_graph_is_that_of_the_training_labels_and_is_not_learned() -> None:
+    method, space = build(), counted()
+    expected = normalised(label_graph(space.counts, space.cooccurrence, threshold=0.4, neighbour_share=0.2))
+    assert torch.equal(method.graph, expected)
+    assert (method.graph > 0).tolist() == [  # from row to column, what a class takes from others
+        [True, False, False, False],
+        [True, True, True, False],
+        [False, False, True, False],
+        [False, False, False, True],
+    ]
+    assert "graph" in method.state_dict()
+    assert "graph" not in dict(method.named_parameters())
+
+
+def test_the_loss_is_the_binary_cross_entropy_of_the_known_labels() -> None:
+    method, images = build(), torch.rand(5, 3, 64, 64)
+    labels, known = (torch.rand(5, 4) < 0.5).float(), torch.rand(5, 4) < 0.7
+    expected = binary_cross_entropy(method.logits(images), labels, known)
+    torch.testing.assert_close(method(images[None], labels, known).loss, expected)
+
+
+def test_the_encoder_runs_once_in_a_step() -> None:
+    method, runs = build(), []
+    method.encoder.model.layer4.register_forward_hook(lambda *_: runs.append(1))
+    method(torch.rand(1, 2, 3, 64, 64), torch.zeros(2, 4))
+    assert runs == [1]
+
+
+def test_vectors_of_a_file_are_fixed_and_those_without_are_learned(file: Path) -> None:
+    fixed, learned = build(Config(vectors=str(file), vector_size=5, hidden=7)), build()
+    assert fixed.vectors[:, 0].tolist() == [4, 3, 3.5, 1]  # traffic is 5, light is 2
+    assert "vectors" not in dict(fixed.named_parameters())
+    assert "vectors" in dict(learned.named_parameters())
+    assert set(fixed.state_dict()) == set(learned.state_dict())
+    fixed.train()(torch.rand(1, 2, 3, 64, 64), torch.zeros(2, 4)).loss.backward()
+    assert not fixed.vectors.requires_grad
+    learned(torch.rand(1, 2, 3, 64, 64), torch.zeros(2, 4)).loss.backward()
+    assert learned.vectors.grad is not None
+    assert (learned.vectors.grad != 0).any()
+
+
+def test_learned_vectors_start_small() -> None:
+    vectors = build(Config()).vectors
+    assert vectors.shape == (4, 300)
+    assert vectors.std().item() == pytest.approx(0.3, rel=0.1)
+
+
+def test_a_class_without_a_word_vector_is_an_error(file: Path) -> None:
+    with pytest.raises(DataError, match="class 'class 0': there is no word 'class'"):
+        build(Config(vectors=str(file), vector_size=5), label_space())
+
+
+def test_what_was_learned_with_a_file_and_counts_is_loaded_without_either(file: Path) -> None:
+    trained = build(Config(vectors=str(file), vector_size=5, hidden=7))
+    empty = LabelSpace(counted().names, np.zeros(4, dtype=np.int64), np.zeros((4, 4), dtype=np.int64))
+    loaded = build(SMALL, empty)
+    assert not torch.equal(loaded.graph, trained.graph)
+    loaded.load_state_dict(trained.state_dict())
+    images = torch.rand(2, 3, 64, 64)
+    assert torch.equal(loaded.logits(images), trained.logits(images))
+
+
+def test_it_has_the_published_number_of_parameters() -> None:
+    with torch.device("meta"):
+        encoder = Encoder("resnet101", image_size=448)
+        trunk = sum(p.numel() for p in encoder.parameters())
+    method = MLGCN(encoder, label_space(9))
+    convolutions = 300 * 1024 + 1024 * 2048
+    learned = sum(p.numel() for p in method.parameters())
+    assert learned - method.vectors.numel() == trunk + convolutions == 44_904_512  # with vectors from a file
+    assert method.vectors.numel() == 9 * 300
+
+
+@pytest.mark.parametrize("side", [64, 96, 160])
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_mambaout", "test_convnext"])
+def test_any_encoder_with_maps_at_any_size(name: str, side: int) -> None:
+    method = MLGCN(Encoder(name, image_size=side), counted(), SMALL)
+    images, labels = torch.rand(1, 2, 3, side, side), torch.ones(2, 4)
+    assert method.eval().logits(images[0]).shape == (2, 4)
+    method(images, labels).loss.backward()
+    assert all(p.grad is not None for p in method.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_mambaout"])
+def test_on_the_tail_of_an_encoder_it_says_the_same(name: str) -> None:
+    encoder = Encoder(name, image_size=96).eval()
+    cut = halves(encoder)
+    assert cut is not None
+    whole, tail = (MLGCN(part, counted(), SMALL).eval() for part in (encoder, cut.tail))
+    tail.load_state_dict({key: whole.state_dict()[key] for key in tail.state_dict()})
+    images = torch.rand(2, 3, 96, 96)
+    torch.testing.assert_close(tail.logits(cut.trunk(images)), whole.logits(images), rtol=1e-4, atol=1e-4)
+
+
+def test_logits_are_exported_for_any_number_of_images() -> None:
+    class Logits(torch.nn.Module):
+        def __init__(self, method: MLGCN) -> None:
+            super().__init__()
+            self.method = method
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.method.logits(images)
+
+    method, any_number = build(), ({0: torch.export.Dim("images")},)
+    exported = torch.export.export(Logits(method), (torch.rand(2, 3, 64, 64),), dynamic_shapes=any_number)
+    images = torch.rand(5, 3, 64, 64)
+    torch.testing.assert_close(exported.module()(images), method.logits(images))
+
+
+def test_stored_features_have_no_maps() -> None:
+    with pytest.raises(ValueError, match=r"^ml_gcn needs feature maps, and stored features have none: choose --tune"):
+        MLGCN(Extracted(4), counted())
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("vector_size", 0), ("hidden", 0), ("threshold", 0.0), ("neighbour_share", 1.0)]
+)
+def test_settings_out_of_range_are_refused(setting: str, value: float) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"{setting}={value}: ")):
+        Config(**{setting: value})  # type: ignore[arg-type]
