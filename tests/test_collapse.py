@@ -79,6 +79,14 @@ def test_there_are_six_signs_each_one_number_without_gradient() -> None:
     assert all(x.shape == () and not x.requires_grad for x in seen.values())
 
 
+def test_without_a_mixture_there_are_five_of_the_six_signs_and_they_are_the_same() -> None:
+    features, mixed, similarity, positive = step(2)
+    expected = signs(features, mixed, similarity, positive, n_views=2)
+    seen = signs(features, None, similarity, positive, n_views=2)
+    assert set(seen) == SIGNS - {"effective_components"}
+    assert all(torch.equal(x, expected[name]) for name, x in seen.items())
+
+
 @pytest.mark.parametrize("direction", [1.0, -1.0])
 def test_features_all_in_the_direction_of_ones_have_mean_coordinate_one(direction: float) -> None:
     _, mixed, similarity, positive = step(2)
@@ -162,6 +170,13 @@ class TestAlarm:
     @pytest.mark.parametrize(("positive", "negative"), [(math.nan, 0.3), (0.3, math.nan), (math.nan, math.nan)])
     def test_a_batch_without_positives_or_negatives_says_nothing(self, positive: float, negative: float) -> None:
         assert alarm(seen(positive, negative)) is None
+
+    def test_it_speaks_of_components_only_where_there_are_any(self) -> None:
+        words = alarm({"similarity_positive": 0.9051, "similarity_negative": 0.9004})
+        assert words is not None
+        assert "0.905 against 0.900)" in words
+        assert "mixture" not in words
+        assert "component" not in words
 
     def test_a_run_without_contrast_has_no_alarm(self) -> None:
         assert alarm({"loss": 1.0}) is None

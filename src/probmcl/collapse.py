@@ -34,7 +34,7 @@ SIGNS = (
 @full_precision
 def signs(
     features: Float[Tensor, "M D"],
-    mixture: IsotropicMixture,
+    mixture: IsotropicMixture | None,
     similarity: Float[Tensor, "M M"],
     positive: Bool[Tensor, "M M"],
     *,
@@ -42,7 +42,7 @@ def signs(
 ) -> dict[str, Tensor]:
     """What to watch in a contrastive step, each a number; rows in the order v·N + i.
 
-    - effective_components: inverse Simpson index of the mixture weights, from 1 to C;
+    - effective_components: inverse Simpson index of the mixture weights, from 1 to C; only where there is a mixture;
     - mean_coordinate: |mean coordinate of h|·√D with ‖h‖ = 1; at 1 every feature is the same direction ±1/√D;
     - feature_cosine: mean cosine between the features of different images;
     - similarity_positive, similarity_negative: mean Sim of positive pairs and of the others;
@@ -52,8 +52,8 @@ def signs(
     images = torch.arange(len(features), device=features.device) % (len(features) // n_views)
     same_image = images[:, None] == images
     negative = ~positive & ~torch.eye(len(features), dtype=torch.bool, device=features.device)
-    return {
-        "effective_components": mixture.effective_components().mean(),
+    components = {} if mixture is None else {"effective_components": mixture.effective_components().mean()}
+    return components | {
         "mean_coordinate": unit.mean(1).abs().mean() * unit.shape[1] ** 0.5,
         "feature_cosine": (unit @ unit.T)[~same_image].mean(),
         "similarity_positive": similarity[positive].mean(),
@@ -75,8 +75,10 @@ effective components). What the encoder learns from here on does not tell images
     positive, negative = seen["similarity_positive"], seen["similarity_negative"]
     if not positive - negative < SMALLEST_GAP:  # also where one is NaN: a batch without negatives says nothing
         return None
+    of_mixtures = "effective_components" in seen
+    components = f", {seen['effective_components']:.1f} effective components" if of_mixtures else ""
     return (
-        "collapsed: mixtures of images that share labels are no more alike than others "
-        f"(similarity {positive:.3f} against {negative:.3f}, {seen['effective_components']:.1f} effective components). "
+        f"collapsed: {'mixtures of images' if of_mixtures else 'images'} that share labels are no more alike than "
+        f"others (similarity {positive:.3f} against {negative:.3f}{components}). "
         "What the encoder learns from here on does not tell images apart; see docs/decisions/0002."
     )

@@ -4,14 +4,15 @@ import warnings
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import elu, normalize
 
 from made import label_space
 from probmcl.encoders import Encoder, Extracted
 from probmcl.losses import contrastive, negative_log_likelihood
 from probmcl.methods.probe import Probe
 from probmcl.methods.probmcl import PAPER, Config, ProbMCL
-from probmcl.mixture import aligned_correlation, correlation
+from probmcl.mixture import IsotropicMixture, aligned_correlation, correlation
+from probmcl.mixture.aligned import ComponentWeight
 from probmcl.overlap import jaccard
 
 
@@ -121,6 +122,9 @@ def test_without_a_target_the_dimension_is_free() -> None:
         ({"similarity": "all_pairs"}, "mean_size"),
         ({"contrastive_weight": "balanced"}, "balances against the likelihood"),
         ({"target": "hidden"}, "needs hidden layers"),
+        ({"similarity": "all_pairs", "mean_size": None, "anchors": "labels"}, "need similarity 'aligned'"),
+        ({"temperature": 0.0}, "above 0"),
+        ({"threshold": 1.5}, "from 0 to 1"),
     ],
 )
 def test_settings_that_cannot_go_together_say_so(settings: dict[str, object], message: str) -> None:
@@ -156,6 +160,128 @@ def test_what_predicts_has_the_parameters_of_the_encoder_and_a_linear_layer() ->
         "linear.weight",
         "linear.bias",
     }
+
+
+class TestAnchors:
+    @pytest.mark.parametrize("component_weight", ["l2", "density"])
+    def test_the_contrast_gains_the_one_with_the_mixtures_of_label_sets(
+        self, component_weight: ComponentWeight
+    ) -> None:
+        views, labels = batch(6)
+        labels[2] = 0  # has no mixture
+        method = anchored(Config(anchors="labels", component_weight=component_weight))
+        step = method(views, labels)
+        twice = labels.repeat(2, 1)
+        there = twice.any(1)
+        mixture = method.network(normalize(views.flatten(0, 1), dim=1) * 12**0.5)
+        similarity = aligned_correlation(
+            mixture, sets_written_out(method, twice[there]), component_weight=component_weight
+        )
+        nobody = torch.full((12,), -1)
+        shared = jaccard(twice, twice[there])
+        among = contrastive(similarity, shared, threshold=0.5, temperature=0.1, self_column=nobody)
+        without = build(Config(component_weight=component_weight))(views, labels).loss
+        torch.testing.assert_close(step.terms["anchored"], among, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(step.loss, without + among, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(step.terms["contrastive"], step.loss)
+
+    def test_the_contrastive_weight_counts_for_both(self) -> None:
+        views, labels = batch()
+        whole = anchored(Config(anchors="labels"))(views, labels).loss
+        half = anchored(Config(anchors="labels", contrastive_weight=0.5))(views, labels).loss
+        torch.testing.assert_close(half, whole / 2)
+
+    def test_a_label_that_is_not_known_belongs_to_no_set(self) -> None:
+        views, labels = batch()
+        labels[:] = torch.tensor([[1.0, 1, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]])
+        known = torch.ones(5, 3, dtype=torch.bool)
+        known[0, 1] = known[4, 2] = False
+        method = anchored(Config(anchors="labels"))
+        seen = labels.where(known, 0).repeat(2, 1)
+        there = torch.tensor([True, True, True, True, False]).repeat(2)
+        mixture = method.network(normalize(views.flatten(0, 1), dim=1) * 12**0.5)
+        similarity = aligned_correlation(mixture, sets_written_out(method, seen[there]))
+        shared = jaccard(labels, known_a=known).fill_diagonal_(1).repeat(2, 2)[:, there]
+        nobody = torch.full((10,), -1)
+        expected = contrastive(similarity, shared, threshold=0.5, temperature=0.1, self_column=nobody)
+        measured = method(views, labels, known).terms["anchored"]
+        torch.testing.assert_close(measured, expected, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("case", ["no labels", "nothing known"])
+    def test_without_a_label_set_it_adds_nothing(self, case: str) -> None:
+        views, labels = batch()
+        known = torch.full((5, 3), case == "no labels")
+        labels = torch.zeros_like(labels) if case == "no labels" else labels
+        step = anchored(Config(anchors="labels"))(views, labels, known)
+        step.loss.backward()
+        assert step.terms["anchored"] == 0
+        torch.testing.assert_close(step.loss, build(Config())(views, labels, known).loss)
+
+    @pytest.mark.parametrize("mean_size", [16, None])
+    def test_it_has_a_mean_and_a_variance_for_each_class_and_else_the_same_state(self, mean_size: int | None) -> None:
+        plain = build(Config(mean_size=mean_size))
+        method = build(Config(mean_size=mean_size, anchors="labels"))
+        further = set(method.state_dict()) - set(plain.state_dict())
+        assert further == {"anchors.mean", "anchors.variance"}
+        shapes = [tuple(method.state_dict()[key].shape) for key in sorted(further)]
+        assert shapes == [(3,) if mean_size is None else (3, 16), (3,)]
+        for key, value in plain.state_dict().items():
+            assert torch.equal(method.state_dict()[key], value)  # and the same draw of random numbers
+        assert method(*batch()).loss.isfinite()
+
+    def test_scores_are_the_correlation_with_the_anchor_of_each_class(self) -> None:
+        views, _ = batch()
+        method = anchored(Config(anchors="labels"))
+        mixture = method.network(normalize(views[0], dim=1) * 12**0.5)
+        expected = aligned_correlation(mixture, sets_written_out(method, torch.eye(3)))
+        torch.testing.assert_close(method.logits(views[0]).sigmoid(), expected, rtol=1e-4, atol=1e-6)
+
+    def test_without_anchors_it_predicts_through_a_probe_and_says_so(self) -> None:
+        assert ProbMCL.has_own_head(Config(anchors="labels"))
+        assert not any(map(ProbMCL.has_own_head, (Config(), PAPER)))
+        with pytest.raises(ValueError, match="predicts through a probe, unless it was trained with anchors 'labels'"):
+            build(Config()).logits(torch.randn(2, 12))
+
+    def test_it_learns_to_classify(self) -> None:
+        """Three classes that the features spell out: after some steps the mixture tells them apart, and not before.
+
+        It ranks. Its scores are no calibrated probabilities: with two labels 0.3 is a yes here.
+        """
+        torch.manual_seed(0)
+        labels = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0], [0, 1, 1], [1, 0, 1]]).repeat(3, 1)
+        views = torch.cat([labels, -labels], 1).repeat(1, 2) + 0.1 * torch.randn(2, 18, 12)
+        method = build(Config(anchors="labels"))
+        before = method.logits(views[0])
+        moves = torch.optim.Adam(method.parameters(), lr=0.03)
+        for _ in range(60):
+            moves.zero_grad()
+            method(views, labels).loss.backward()
+            moves.step()
+        after = method.logits(views[0])
+        assert before[labels == 1].min() < before[labels == 0].max()
+        assert after[labels == 1].min() > after[labels == 0].max()
+
+
+def anchored(config: Config) -> ProbMCL:
+    """With anchors that are not all alike."""
+    method = build(config)
+    assert method.anchors is not None
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in method.anchors.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 2)
+    return method
+
+
+def sets_written_out(method: ProbMCL, labels: Tensor) -> IsotropicMixture:
+    """q_y = Σ_{k∈y} N(m_k, v_k)/|y| as mixtures of all components, of which the others have no weight."""
+    assert method.anchors is not None
+    mean, variance = method.anchors.mean, elu(method.anchors.variance) + 2
+    rows = len(labels)
+    log_weight = (labels / labels.sum(1, keepdim=True)).log()
+    return IsotropicMixture(
+        log_weight.clamp(min=-1e3), mean.expand(rows, *mean.shape), variance.expand(rows, -1), dim=method.network.dim
+    )
 
 
 def test_more_than_two_views_work() -> None:

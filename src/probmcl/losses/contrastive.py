@@ -43,7 +43,7 @@ def contrastive(
     """
     if temperature <= 0:
         raise ValueError(f"temperature={temperature} must be above 0")
-    other = ~_is_self(similarity, self_column)
+    other = ~is_self(similarity, self_column)
     positive = positives(overlap, threshold=threshold, self_column=self_column)
     logits = similarity / temperature
     # The most negative finite number, not −∞, whose gradient would be NaN for a row that has no other.
@@ -62,10 +62,11 @@ def positives(
     tensor([[False,  True],
             [ True, False]])
     """
-    return (overlap >= threshold) & ~_is_self(overlap, self_column)
+    return (overlap >= threshold) & ~is_self(overlap, self_column)
 
 
-def _is_self(matrix: Float[Tensor, "M P"], self_column: Int[Tensor, "M"] | None) -> Bool[Tensor, "M P"]:
+def is_self(matrix: Float[Tensor, "M P"], self_column: Int[Tensor, "M"] | None) -> Bool[Tensor, "M P"]:
+    """Where a row meets itself; without `self_column` on the diagonal."""
     rows, columns = matrix.shape
     if self_column is None:
         if rows != columns:

@@ -7,18 +7,21 @@ from dataclasses import dataclass, replace
 from typing import Literal, final
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from probmcl import collapse, distributed, overlap
+from probmcl import collapse, distributed
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder, Extracted
 from probmcl.losses import balanced_weight, contrastive, negative_log_likelihood, objective, positives
+from probmcl.losses.per_label import present
 from probmcl.losses.reduction import Reduction
-from probmcl.methods.base import Method, Step, over_processes
+from probmcl.methods.base import Classifier, Origin, Step, over_processes
+from probmcl.methods.contrast import Overlap, check_ranges, of_all_rows, own_columns, shared_labels
 from probmcl.mixture import IsotropicMixture, MixtureDensityNetwork, aligned_correlation, correlation
 from probmcl.mixture.aligned import ComponentWeight
+from probmcl.mixture.anchors import LabelAnchors, class_logits, label_set_correlation
 from probmcl.mixture.network import Activation, Floor, Initialisation
 from probmcl.precision import at_least_float32
 
@@ -49,6 +52,8 @@ class Config:
         contrastive_weight: of the contrast beside the likelihood (λ); `balanced` sets it in each step so that both pull
             equally hard at the features.
         reduction: over the rows of a batch, for both terms.
+        anchors: `labels` also contrasts images with mixtures of the batch's label sets, whose Gaussians are learned for
+            each class; the mixture then predicts by itself. With `aligned` only.
     """
 
     similarity: Literal["aligned", "all_pairs"] = "aligned"
@@ -62,11 +67,12 @@ class Config:
     target: Target = "none"
     dim: int | None = None
     likelihood_per_dimension: bool = False
-    overlap: Literal["jaccard", "cosine", "cosine_literal"] = "jaccard"
+    overlap: Overlap = "jaccard"
     threshold: float = 0.5
     temperature: float = 0.1
     contrastive_weight: float | Literal["balanced"] = 1.0
     reduction: Reduction = "mean"
+    anchors: Literal["none", "labels"] = "none"
 
     def __post_init__(self) -> None:
         if self.similarity == "all_pairs" and self.mean_size is not None:
@@ -75,13 +81,11 @@ class Config:
             raise ValueError(
                 "contrastive_weight 'balanced' balances against the likelihood, which target 'none' leaves out"
             )
-        if self.temperature <= 0 or not 0 <= self.threshold <= 1:
-            raise ValueError(
-                f"temperature={self.temperature}, threshold={self.threshold}: the first is above 0, "
-                "the second from 0 to 1"
-            )
+        check_ranges(temperature=self.temperature, threshold=self.threshold)
         if self.target == "hidden" and not self.hidden:
             raise ValueError("target 'hidden' needs hidden layers: set hidden, for example to [2048, 128]")
+        if self.anchors == "labels" and self.similarity != "aligned":
+            raise ValueError(f"anchors 'labels' need similarity 'aligned', not {self.similarity!r}")
 
 
 PAPER = Config(
@@ -101,30 +105,47 @@ PAPER = Config(
 
 
 @final
-class ProbMCL(Method):
+class ProbMCL(Classifier):
     """Contrast between Gaussian mixtures of images, weighted by the labels they share.
 
     L = L_NLL + λ L_PCL over two views of each image. The mixture network is needed for training only: what predicts is
     the encoder with a linear probe. Where several processes have a part of the batch each, P rows in all, each of them
     compares its own M rows with those of all processes.
 
-    Reference: ProbMCL, section 2.
+    With label anchors, L_PCL also runs over Sim(p_x, q_y), where the columns are the label sets y of all images that
+    are known to have a label. The mixture then predicts too, by its correlation with the anchor of each class.
+
+    Reference: ProbMCL, section 2; the anchors are ours (decision 0002, "Label anchors").
     """
 
     n_views = 2
-    presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
+    presets = {"default": Config(), "paper": PAPER, "anchors": Config(anchors="labels")}  # noqa: RUF012  # read only
+    origin = Origin("paper", "sajedi2024probmcl")
+
+    @classmethod
+    def has_own_head(cls, config: Config) -> bool:
+        """With label anchors, by which the mixture predicts."""
+        return config.anchors == "labels"
 
     def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
         self.config = config or Config()
         self.encoder = encoder
         self.network = _network(encoder.features, len(label_space), self.config)
+        self.anchors = _anchors(self.network, len(label_space), self.config)
         if self.config.target == "feature":
             warnings.warn(
                 "probmcl with target 'feature' (the paper's z = h) collapsed in every trial of ours: its likelihood "
                 "outweighs the contrast by thousands. Watch the alarm; see docs/decisions/0002",
                 stacklevel=2,
             )
+
+    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+        """Logit of the correlation of an image's mixture with the anchor of each class."""
+        if self.anchors is None:
+            raise ValueError("probmcl predicts through a probe, unless it was trained with anchors 'labels'")
+        mixture = self.network(self._features(images))
+        return class_logits(mixture, self.anchors(), component_weight=self.config.component_weight)
 
     def forward(
         self,
@@ -133,20 +154,24 @@ class ProbMCL(Method):
         known: Bool[Tensor, "N C"] | None = None,
     ) -> Step:
         """Eq. 4 over all views, and the signs of collapse."""
-        c = self.config
+        c, parts = self.config, {}
         features = self._features(views.flatten(0, 1))  # (M, D)
         hidden = self.network.hidden(features)
         mixture = self.network.mixture(hidden)
         similarity = self._similarity(mixture)  # (M, P)
-        shared = self._overlap(labels, known, len(views))  # (M, P)
-        contrast = over_processes(self._contrast(similarity, shared), c.reduction)
+        shared = shared_labels(labels, known, n_views=len(views), kind=c.overlap)  # (M, P)
+        contrast = over_processes(self._contrast(similarity, shared, own_columns(similarity)), c.reduction)
+        if self.anchors is not None:
+            parts["anchored"] = over_processes(self._anchored(mixture, shared, labels, known), c.reduction)
+            contrast = contrast + parts["anchored"]
         own = distributed.own(len(features))  # each process watches its own rows
         positive = positives(shared[:, own], threshold=c.threshold)
         watched = collapse.signs(features, mixture, similarity[:, own], positive, n_views=len(views))
         likelihood = over_processes(self._likelihood(mixture, features, hidden), c.reduction)
         weight = self._contrastive_weight(likelihood, contrast, features)
         loss = objective(likelihood, contrast, contrastive_weight=weight)
-        return Step(loss, {"likelihood": likelihood, "contrastive": contrast, "contrastive_weight": weight, **watched})
+        terms = {"likelihood": likelihood, "contrastive": contrast, "contrastive_weight": weight}
+        return Step(loss, terms | parts | watched)
 
     def _features(self, images: Float[Tensor, "M *image"]) -> Float[Tensor, "M D"]:
         h = normalize(at_least_float32(self.encoder(images)), dim=1)
@@ -158,30 +183,31 @@ class ProbMCL(Method):
             return correlation(mixture, everybodys)
         return aligned_correlation(mixture, everybodys, component_weight=self.config.component_weight)
 
-    def _overlap(self, labels: Tensor, known: Tensor | None, n_views: int) -> Float[Tensor, "M P"]:
-        everybodys = distributed.gather(labels)
-        known_b = None if known is None else distributed.gather(known)
-        if self.config.overlap == "jaccard":
-            shared = overlap.jaccard(labels, everybodys, known_a=known, known_b=known_b)
-        else:
-            literal = self.config.overlap == "cosine_literal"
-            shared = overlap.cosine(labels, everybodys, known_a=known, known_b=known_b, literal=literal)
-        # Deviation (decision 0001, point 26): views of one image are positives whatever is known of its labels.
-        shared[:, distributed.own(len(labels))].fill_diagonal_(1)
-        by_process = shared.reshape(len(labels), distributed.world(), len(labels))  # the columns of each are v·N + i
-        return by_process.repeat(n_views, 1, n_views).flatten(1)
-
-    def _contrast(self, similarity: Float[Tensor, "M P"], shared: Float[Tensor, "M P"]) -> Float[Tensor, ""]:
+    def _contrast(
+        self, similarity: Float[Tensor, "M P"], shared: Float[Tensor, "M P"], self_column: Int[Tensor, "M"]
+    ) -> Float[Tensor, ""]:
         c = self.config
-        own = distributed.own(len(similarity))
         return contrastive(
             similarity,
             shared,
             threshold=c.threshold,
             temperature=c.temperature,
-            self_column=torch.arange(own.start, own.stop, device=similarity.device),
+            self_column=self_column,
             reduction=c.reduction,
         )
+
+    def _anchored(
+        self, mixture: IsotropicMixture, shared: Float[Tensor, "M P"], labels: Tensor, known: Tensor | None
+    ) -> Float[Tensor, ""]:
+        """L_PCL with the label set of every row as a column, where the row is known to have a label."""
+        assert self.anchors is not None
+        sets = of_all_rows(present(labels, known), n_views=len(shared) // len(labels))  # (P, C)
+        there = sets.any(1)
+        similarity = label_set_correlation(
+            mixture, self.anchors(), sets[there], component_weight=self.config.component_weight
+        )
+        nobody = torch.full((len(shared),), -1, device=shared.device)  # no column is the row itself
+        return self._contrast(similarity, shared[:, there], nobody)
 
     def _likelihood(self, mixture: IsotropicMixture, features: Tensor, hidden: Tensor) -> Float[Tensor, ""]:
         if self.config.target == "none":
@@ -216,6 +242,12 @@ def _balanced_weight(likelihood: Tensor, contrast: Tensor, features: Tensor) -> 
     pulls = distributed.gather(torch.stack(norms)[None])  # (processes, 2)
     place = torch.zeros_like(pulls[:, :1], requires_grad=True)
     return balanced_weight((place * pulls[:, :1]).sum(), (place * pulls[:, 1:]).sum(), place)
+
+
+def _anchors(network: MixtureDensityNetwork, classes: int, c: Config) -> LabelAnchors | None:
+    if c.anchors == "none":
+        return None
+    return LabelAnchors(classes, dim=network.dim, mean_size=c.mean_size, floor=c.floor)
 
 
 def _network(features: int, classes: int, c: Config) -> MixtureDensityNetwork:

@@ -1,0 +1,67 @@
+"""MulSupCon: a contrast for each label of an image, on cosines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from probmcl.losses import per_label_contrastive
+from probmcl.losses.per_label import Average, present
+from probmcl.methods.base import Origin, over_processes
+from probmcl.methods.contrast import ProjectedContrast, check_ranges, of_all_rows, own_columns
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of `mulsupcon`.
+
+    Attributes:
+        projection: sizes of the layers between feature and sphere; () compares the features themselves.
+        temperature: divides the cosines.
+        average: over all `labels` of all images, so that an image counts as often as it has labels, or over `images`.
+    """
+
+    projection: tuple[int, ...] = (128,)
+    temperature: float = 0.1
+    average: Average = "labels"
+
+    def __post_init__(self) -> None:
+        check_ranges(temperature=self.temperature)
+
+
+@final
+class MulSupCon(ProjectedContrast):
+    """Contrast between projected images on the sphere, for each label of an image by itself.
+
+    Reference: Zhang and Wu, Multi-Label Supervised Contrastive Learning, AAAI 2024.
+    """
+
+    presets = {"default": Config()}  # noqa: RUF012  # read, never written
+    origin = Origin("authors' code", "zhang2024mulsupcon")
+    config: Config
+
+    def contrast(
+        self,
+        similarity: Float[Tensor, "M P"],
+        labels: Float[Tensor, "N C"],
+        known: Bool[Tensor, "N C"] | None,
+        n_views: int,
+    ) -> Float[Tensor, ""]:
+        """The mean over the labels of the own rows, or over the own rows."""
+        known_a = None if known is None else known.repeat(n_views, 1)
+        labels_a = labels.repeat(n_views, 1)
+        loss = per_label_contrastive(
+            similarity,
+            labels_a,
+            of_all_rows(labels, n_views=n_views),
+            temperature=self.config.temperature,
+            known_a=known_a,
+            known_b=None if known is None else of_all_rows(known, n_views=n_views),
+            self_column=own_columns(similarity),
+            average=self.config.average,
+        )
+        # The processes have as many rows each, but not as many labels.
+        return over_processes(loss, "mean", present(labels_a, known_a) if self.config.average == "labels" else None)

@@ -1,0 +1,63 @@
+"""SupCon for images with several labels: ProbMCL's contrast on cosines, without its mixture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from probmcl.losses import contrastive
+from probmcl.methods.base import Origin
+from probmcl.methods.contrast import Overlap, ProjectedContrast, check_ranges, own_columns, shared_labels
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of `supcon`.
+
+    Attributes:
+        projection: sizes of the layers between feature and sphere; () compares the features themselves.
+        overlap: how label sets are compared; `cosine_literal` is the formula as ProbMCL prints it.
+        threshold: overlap from which on two images are positives.
+        temperature: divides the cosines.
+    """
+
+    projection: tuple[int, ...] = (128,)
+    overlap: Overlap = "jaccard"
+    threshold: float = 0.5
+    temperature: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_ranges(temperature=self.temperature, threshold=self.threshold)
+
+
+@final
+class SupCon(ProjectedContrast):
+    """Contrast between projected images on the sphere, weighted by the labels they share.
+
+    Reference: Khosla et al., Supervised Contrastive Learning, NeurIPS 2020, for one label an image; for several,
+    ProbMCL, Eq. 3 with a cosine in place of the mixtures' correlation.
+    """
+
+    presets = {"default": Config()}  # noqa: RUF012  # read, never written
+    origin = Origin("paper", "khosla2020supcon")
+    config: Config
+
+    def contrast(
+        self,
+        similarity: Float[Tensor, "M P"],
+        labels: Float[Tensor, "N C"],
+        known: Bool[Tensor, "N C"] | None,
+        n_views: int,
+    ) -> Float[Tensor, ""]:
+        """Eq. 3, the mean over the own rows."""
+        c = self.config
+        return contrastive(
+            similarity,
+            shared_labels(labels, known, n_views=n_views, kind=c.overlap),
+            threshold=c.threshold,
+            temperature=c.temperature,
+            self_column=own_columns(similarity),
+        )

@@ -1,0 +1,86 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from made import label_space
+from probmcl.encoders import Extracted
+from probmcl.losses.per_label import Average
+from probmcl.methods.mulsupcon import Config, MulSupCon
+
+AVERAGES: list[Average] = ["labels", "images"]
+
+
+def build(config: Config) -> MulSupCon:
+    return MulSupCon(Extracted(12), label_space(3), config)
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.tensor([[1.0, 1, 0], [1, 0, 0], [0, 0, 0], [0, 1, 1], [1, 1, 1]])
+    known = torch.ones(5, 3, dtype=torch.bool)
+    known[0, 1] = known[3, 0] = False
+    return torch.randn(2, 5, 12, generator=generator), labels, known
+
+
+def slow(views: Tensor, labels: Tensor, known: Tensor, average: str, temperature: float) -> float:
+    """For every view, for every label that its image is known to have: the rows that have it against all rows."""
+    unit = normalize(views.flatten(0, 1), dim=1).double()
+    images = len(labels)
+    of_rows: list[list[float]] = []
+    for i in range(len(unit)):
+        found = []
+        for k in range(labels.shape[1]):
+            if not (known[i % images, k] and labels[i % images, k]):
+                continue
+            seen = [j for j in range(len(unit)) if j != i and known[j % images, k]]
+            exponents = {j: float(unit[i] @ unit[j]) / temperature for j in seen}
+            chosen = [j for j in seen if labels[j % images, k]]
+            assert (i + images) % len(unit) in chosen  # the other view
+            log_denominator = math.log(sum(math.exp(x) for x in exponents.values()))
+            found.append(sum(log_denominator - exponents[j] for j in chosen) / len(chosen))
+        of_rows.append(found)
+    if average == "labels":
+        return sum(map(sum, of_rows)) / sum(map(len, of_rows))
+    return sum(sum(row) / len(row) for row in of_rows if row) / len(of_rows)
+
+
+def test_the_default_is_what_the_documents_say() -> None:
+    c = Config()
+    assert (c.projection, c.temperature, c.average) == ((128,), 0.1, "labels")
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+def test_each_label_of_an_image_is_an_anchor_of_its_own(average: Average) -> None:
+    views, labels, known = batch()
+    method = build(Config(projection=(), average=average, temperature=0.2))
+    for which in (torch.ones_like(known), known):
+        measured = method(views, labels, which).loss.item()
+        assert measured == pytest.approx(slow(views, labels, which, average, 0.2), rel=1e-5)
+
+
+def test_it_sees_the_projection() -> None:
+    views, labels, known = batch()
+    torch.manual_seed(0)
+    method = build(Config(projection=(4,)))
+    weight, bias = method.projection.parameters()
+    expected = slow((views @ weight.T + bias).detach(), labels, known, "labels", 0.1)
+    assert method(views, labels, known).loss.item() == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("average", AVERAGES)
+def test_images_without_labels_have_nothing_to_learn(average: Average) -> None:
+    views, labels, known = batch()
+    views.requires_grad_()
+    method = build(Config(projection=(), average=average))
+    loss = method(views, torch.zeros_like(labels), known).loss
+    (gradient,) = torch.autograd.grad(loss, views)
+    assert loss == 0
+    assert (gradient == 0).all()
+
+
+def test_a_temperature_of_zero_is_refused() -> None:
+    with pytest.raises(ValueError, match="the first is above 0"):
+        Config(temperature=0.0)
