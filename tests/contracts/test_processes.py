@@ -8,6 +8,8 @@ import torch
 
 import processes
 from probmcl.methods import METHODS, find_method
+from probmcl.methods.joint import Config as Joint
+from probmcl.methods.mulsupcon import Config as MulSupCon
 from probmcl.methods.probmcl import PAPER, Config
 
 CASES: processes.Cases = {
@@ -16,8 +18,23 @@ CASES: processes.Cases = {
     "probmcl-balanced": ("probmcl", dataclasses.replace(PAPER, contrastive_weight="balanced", overlap="cosine")),
     "probmcl-mean": ("probmcl", dataclasses.replace(PAPER, contrastive_weight="balanced", reduction="mean")),
     "probmcl-sum": ("probmcl", Config(reduction="sum", component_weight="density", overlap="cosine_literal")),
+    "probmcl-anchors": ("probmcl", Config(anchors="labels")),
+    "probmcl-anchors-sum": ("probmcl", Config(anchors="labels", reduction="sum", component_weight="density")),
+    "mulsupcon-images": ("mulsupcon", MulSupCon(average="images")),
+    "joint-asl-supcon": ("joint", Joint(classification="asl", contrast="supcon")),
+    "joint-asl-probmcl": ("joint", Joint(classification="asl", contrast="probmcl")),
+    "joint-bce-probmcl": ("joint", Joint(classification="bce", contrast="probmcl")),
 }
-GLOBAL = {"loss", "likelihood", "contrastive", "contrastive_weight"}
+GLOBAL = {
+    "loss",
+    "likelihood",
+    "contrastive",
+    "contrastive_weight",
+    "anchored",
+    "classification",
+    "reconstruction",
+    "contrast",
+}
 """What is the same on any number of processes; signs of collapse are watched by each on its own images."""
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from probmcl.losses import asymmetric
-from probmcl.methods.base import LinearClassifier
+from probmcl.methods.base import LinearClassifier, Origin
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class ASL(LinearClassifier):
     """
 
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
+    origin = Origin("authors' code", "ridnik2021asl")
     config: Config
     reduction = "sum"
 

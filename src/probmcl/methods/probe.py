@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder, Extracted
 from probmcl.losses import asymmetric, binary_cross_entropy
-from probmcl.methods.base import LinearClassifier
+from probmcl.methods.base import LinearClassifier, Origin
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,7 @@ class Probe(LinearClassifier):
     """
 
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
+    origin = Origin("standard")
     config: Config
     shift: Float[Tensor, "D"]
     scale: Float[Tensor, "D"]

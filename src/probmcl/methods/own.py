@@ -1,0 +1,150 @@
+"""A loss of one's own, from a file: on logits it trains encoder and linear layer, on similarities the contrast."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import sys
+from abc import ABC
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, final
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from probmcl.methods.base import LinearClassifier, Method
+from probmcl.methods.contrast import ProjectedContrast, own_columns, shared_labels
+
+Loss = Callable[..., Tensor]
+
+FORMS = "loss(logits, labels, known) or loss(similarity, overlap)"
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Settings of a loss on logits: there are none."""
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Settings of a loss on similarities.
+
+    Attributes:
+        projection: sizes of the layers between feature and sphere; () compares the features themselves.
+    """
+
+    projection: tuple[int, ...] = (128,)
+
+
+class OwnLoss(LinearClassifier, ABC):
+    """Encoder and linear layer, trained together with a loss of one's own.
+
+    The loss is called with logits and labels (M, C), and with `known` (M, C), false where a label takes no part; the
+    labels are 0 there. It returns their mean over the known entries.
+    """
+
+    presets = {"default": Nothing()}  # noqa: RUF012  # read, never written
+    function: ClassVar[Loss]
+
+    def loss(
+        self, logits: Float[Tensor, "M C"], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
+    ) -> Float[Tensor, ""]:
+        """What the function says."""
+        known = torch.ones_like(labels, dtype=torch.bool) if known is None else known
+        return _one_number(type(self).function, logits, labels.where(known, 0), known)
+
+
+class OwnContrast(ProjectedContrast, ABC):
+    """Two views of each image, projected onto a sphere, and a loss of one's own on their cosines.
+
+    The loss is called with the cosines of M rows with all other rows, and with the overlaps of their label sets, both
+    (M, P); the row itself is left out, and views of one image have overlap 1. It returns the mean over rows.
+    """
+
+    presets = {"default": Projection()}  # noqa: RUF012  # read, never written
+    config: Projection
+    function: ClassVar[Loss]
+
+    def contrast(
+        self,
+        similarity: Float[Tensor, "M P"],
+        labels: Float[Tensor, "N C"],
+        known: Bool[Tensor, "N C"] | None,
+        n_views: int,
+    ) -> Float[Tensor, ""]:
+        """What the function says."""
+        shared = shared_labels(labels, known, n_views=n_views)
+        itself = own_columns(similarity)
+        return _one_number(type(self).function, _others(similarity, itself), _others(shared, itself))
+
+
+@functools.cache
+def own_loss(place: str) -> type[Method]:
+    """The method that a function in a file makes, by the names of its arguments.
+
+    Args:
+        place: FILE.py:FUNCTION. The file is run: only ever give one that the user has named.
+    """
+    file, _, name = place.partition(":")
+    function = getattr(_module(Path(file)), name, None)
+    if not inspect.isfunction(function):
+        raise ValueError(f"{file}: there is no function {name!r}; write {FORMS} there")
+    kind = _kind(function, place)
+
+    @final
+    class Own(kind):  # type: ignore[misc,valid-type]
+        __doc__ = inspect.getdoc(function) or f"A loss of one's own, {name}."
+
+    Own.function, Own.__name__ = staticmethod(function), name
+    found: type[Method] = Own
+    return found
+
+
+def _kind(function: Loss, place: str) -> type[Any]:
+    arguments = list(inspect.signature(function).parameters)
+    if arguments[:3] == ["logits", "labels", "known"]:
+        return OwnLoss
+    if arguments[:2] == ["similarity", "overlap"]:
+        return OwnContrast
+    raise ValueError(f"{place} takes ({', '.join(arguments)}); a loss of one's own is {FORMS}")
+
+
+def _module(path: Path) -> ModuleType:
+    """The file as a module, run once; its name is its path, so that no other module can be meant."""
+    name = str(path.resolve())
+    if name in sys.modules:
+        return sys.modules[name]
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such file; say FILE.py:FUNCTION")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever somebody's file does
+        raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    sys.modules[name] = module
+    return module
+
+
+def _one_number(function: Loss, *given: Tensor) -> Float[Tensor, ""]:
+    loss = function(*given)
+    if not isinstance(loss, Tensor) or loss.ndim:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise ValueError(
+            f"the loss {function.__name__} returns {what}; it must return one number, a tensor of shape ()"
+        )
+    return loss
+
+
+def _others(matrix: Float[Tensor, "M P"], itself: Tensor) -> Float[Tensor, "M Q"]:
+    """Each row without one column."""
+    rows, columns = matrix.shape
+    kept = torch.arange(columns, device=matrix.device)[None] != itself[:, None]  # (M, P)
+    return matrix[kept].reshape(rows, columns - 1)
