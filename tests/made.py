@@ -1,5 +1,6 @@
 """Small things that several tests need, made on the spot."""
 
+import csv
 from pathlib import Path
 
 import numpy as np
@@ -35,3 +36,14 @@ def coloured_records(folder: Path, *, train: int = 24, val: int = 9, test: int =
     splits = [split for split, number in counts.items() for _ in range(number)]
     known = np.ones(labels.shape, dtype=bool)
     return Records(tuple(paths), labels, known, tuple(splits), None, LabelSpace.from_labels(NAMES, labels[:train]))
+
+
+def folder_of_photographs(folder: Path, count: int = 40) -> Path:
+    """A folder with images and a table that lists their labels, without splits."""
+    records = coloured_records(folder / "photos", train=count, val=0, test=0)
+    with (folder / "photos" / "labels.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["filename", "tags", "film"])
+        for number, (path, labels) in enumerate(zip(records.paths, records.labels, strict=True)):
+            table.writerow([path.name, "|".join(np.array(NAMES)[labels > 0]), f"film {number // 2}"])
+    return folder / "photos" / "labels.csv"

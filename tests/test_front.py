@@ -17,7 +17,7 @@ from cyclopts import Token
 from safetensors.torch import load_file
 
 import probmcl
-from made import NAMES, coloured_records
+from made import NAMES, folder_of_photographs
 from probmcl.front import key_values
 from probmcl.results import Run
 
@@ -25,17 +25,6 @@ SMALL: dict[str, Any] = {"encoder": "test_resnet", "weights": "none", "image_siz
 FLAGS = [
     word for key, value in SMALL.items() if key != "workers" for word in (f"--{key.replace('_', '-')}", str(value))
 ]
-
-
-def folder_of_photographs(folder: Path, count: int = 40) -> Path:
-    """A folder with images and a table that lists their labels, without splits."""
-    records = coloured_records(folder / "photos", train=count, val=0, test=0)
-    with (folder / "photos" / "labels.csv").open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow(["filename", "tags"])
-        for path, labels in zip(records.paths, records.labels, strict=True):
-            table.writerow([path.name, "|".join(np.array(NAMES)[labels > 0])])
-    return folder / "photos" / "labels.csv"
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from probmcl import material, pipeline, store
 from probmcl.data.records import LabelSpace, Records
 from probmcl.evaluation import multilabel_metrics
 from probmcl.model import load
-from probmcl.pipeline import resume, train
+from probmcl.pipeline import everybody, resume, train
 from probmcl.probing import ProbeSettings
 from probmcl.results import Run
 from probmcl.settings import Contender, EncoderSettings, Settings, Tune, method_settings
@@ -53,7 +53,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
 
 @pytest.fixture(scope="module")
 def bce(records: Records, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(records, settings("bce"), tmp_path_factory.mktemp("runs") / "bce", quiet(), tested="all")
+    return train(records, settings("bce"), tmp_path_factory.mktemp("runs") / "bce", quiet(), tested=everybody)
 
 
 def read(run: Run, name: str) -> dict[str, object]:
@@ -104,7 +104,7 @@ def test_the_saved_model_gives_the_saved_scores_and_these_the_saved_metrics(bce:
 
 def test_the_same_settings_give_the_same_scores(bce: Run, records: Records, tmp_path: Path) -> None:
     torch.rand(3)  # whatever else was drawn before
-    again = train(records, settings("bce"), tmp_path / "again", quiet(), tested="all")
+    again = train(records, settings("bce"), tmp_path / "again", quiet(), tested=everybody)
     assert all(
         torch.equal(again.candidates[name].scores["test"], c.scores["test"]) for name, c in bce.candidates.items()
     )
@@ -125,7 +125,7 @@ def test_test_is_scored_for_what_was_kept_and_for_the_frozen_probe_only(
 
 
 def test_a_run_in_parts_trains_only_the_last_stage(records: Records, tmp_path: Path) -> None:
-    run = train(records, settings("bce", tune="last"), tmp_path / "run", quiet(), tested="all")
+    run = train(records, settings("bce", tune="last"), tmp_path / "run", quiet(), tested=everybody)
     frozen, tuned = run.candidates["frozen probe"].state, run.candidates["bce, own head"].state
     changed = {key for key in frozen if not torch.equal(frozen[key], tuned[key]) and key.startswith("encoder")}
     assert changed
@@ -341,7 +341,7 @@ def test_heads_of_an_earlier_run_are_taken_over_by_name(records: Records, bce: R
     encoder = EncoderSettings("test_resnet", weights=str(bce.folder), image_size=32)
     idle = Contender("bce", method_settings("bce"), Training(epochs=1, batch_size=8, learning_rate=1e-12, ema=0.0))
     asked = settings("bce", encoder=encoder, contenders=(idle,), tune="last")
-    run = train(other, asked, tmp_path / "run", Display(console), tested="all")
+    run = train(other, asked, tmp_path / "run", Display(console), tested=everybody)
     assert "2 of 3; new: violet; not used: green" in console.file.getvalue()  # type: ignore[attr-defined]
     mine, theirs = run.candidates["bce, own head"].state, load_file(bce.folder / "model.safetensors")
     assert torch.allclose(mine["linear.weight"][[0, 2]], theirs["linear.weight"][[2, 0]])

@@ -21,13 +21,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from probmcl.comparison.compare import compare
     from probmcl.front import train
     from probmcl.model import load
 
-__all__ = ["__version__", "load", "train"]
+__all__ = ["__version__", "compare", "load", "train"]
 __version__ = "0.1.0"
 
-_PLACES = {"train": "probmcl.front", "load": "probmcl.model"}
+_PLACES = {"compare": "probmcl.comparison.compare", "train": "probmcl.front", "load": "probmcl.model"}
 
 
 def __dir__() -> list[str]:

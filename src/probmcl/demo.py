@@ -12,7 +12,7 @@ from probmcl import runs
 from probmcl.data.digits import write_digits
 from probmcl.data.records import Records
 from probmcl.methods import find_method
-from probmcl.pipeline import train
+from probmcl.pipeline import everybody, train
 from probmcl.probing import ProbeSettings
 from probmcl.results import Run
 from probmcl.settings import Contender, EncoderSettings, Settings, method_settings
@@ -41,7 +41,7 @@ def run_demo(folder: Path, display: Display) -> Run:
         records = write_digits(
             folder / "data", train=TRAIN, val=VAL, test=TEST, progress=lambda _: bar.advance(images=1)
         )
-    return train(records, demo_settings(records), folder / "run", display, tested="all")
+    return train(records, demo_settings(records), folder / "run", display, tested=everybody)
 
 
 def demo_settings(records: Records) -> Settings:

@@ -30,6 +30,11 @@ def write_json(path: Path, content: object) -> None:
     write_text(path, json.dumps(content, indent=2, default=_plain) + "\n")
 
 
+def json_line(content: object) -> str:
+    """JSON in one line, the same for the same content."""
+    return json.dumps(content, default=_plain, sort_keys=True)
+
+
 def read_json(path: Path) -> Any:
     """What such a file holds."""
     return json.loads(path.read_text(encoding="utf-8"))

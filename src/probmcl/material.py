@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from pathlib import Path
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from probmcl.augment import AUGMENTATIONS
 from probmcl.data.images import Preprocessing
-from probmcl.data.records import SPLITS, Records, Split
+from probmcl.data.records import SPLITS, LabelSpace, Records, Split
 from probmcl.distributed import world
 from probmcl.encoders import Encoder, Extracted, about, halves
 from probmcl.feed import CPU_PIXELS, GPU_PIXELS, Feed
@@ -40,6 +42,15 @@ def build_encoder(settings: Settings, display: Display) -> Encoder:
         encoder = Encoder(s.name, weights=s.weights, image_size=s.image_size)
     encoder.fixed_statistics = (s.statistics or ("fixed" if s.weights else "moving")) == "fixed"
     return encoder
+
+
+def refuse_what_cannot_run(settings: Settings, encoder: Encoder, label_space: LabelSpace) -> None:
+    """An error for a contender that cannot be built on this encoder, before anything is computed or written."""
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")  # they are said when it is trained
+        for contender in settings.contenders:
+            part = Extracted(encoder.features) if settings.tune == "none" else copy.deepcopy(encoder)
+            find_method(contender.method)(part, label_space, contender.settings)
 
 
 class Material:
@@ -171,14 +182,20 @@ class Material:
         return shared / world(), [self._cost(contender, once) for contender in s.contenders]
 
     def _cost(self, contender: Contender, once: float) -> Cost:
-        method, training = self.method(contender), contender.training
-        images, size = len(self.records.rows("train")), self.encoder.image_size
-        shown = max(1, min(training.batch_size, images) // world())
+        method, views, labels = self.example(contender)
+        steps = max(1, len(self.records.rows("train")) // (len(labels) * world()))
+        epoch = seconds_per_step(method, views, labels, contender.training) * steps
+        return Cost(contender.name, epoch, once, method.n_views, contender.training.epochs)
+
+    def example(self, contender: Contender) -> tuple[Method, Float[Tensor, "V N *image"], Float[Tensor, "N C"]]:
+        """A contender, and a batch of random numbers of the size that it trains on; every image has one label."""
+        method, images, size = self.method(contender), len(self.records.rows("train")), self.encoder.image_size
+        shown = max(1, min(contender.training.batch_size, images) // world())
         shape = self.source.shape if isinstance(self.source, Store) else (3, size, size)
         views = torch.rand(method.n_views, shown, *shape, device=self.settings.device)
-        labels = torch.zeros(shown, len(self.records.label_space), device=views.device)
-        epoch = seconds_per_step(method, views, labels, training) * max(1, images // (shown * world()))
-        return Cost(contender.name, epoch, once, method.n_views, training.epochs)
+        classes = len(self.records.label_space)
+        labels = torch.eye(classes, device=views.device)[torch.arange(shown, device=views.device) % classes]
+        return method.to(views.device), views, labels
 
     def prepare(self, method: Method, frozen: Candidate) -> None:
         """Give a method that is one linear layer on the encoder a better start than random numbers.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+import functools
 import shutil
 import time
 import warnings
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -22,11 +23,15 @@ from probmcl.devices import find_device
 from probmcl.distributed import barrier, broadcast, first
 from probmcl.encoders import Encoder, Extracted
 from probmcl.evaluation.evaluate import evaluate, predict
+from probmcl.evaluation.retrieval import retrieval
 from probmcl.files import load_tensors, read_json, save_tensors, whole, write_json
-from probmcl.material import Material, build_encoder
+from probmcl.material import Material, build_encoder, refuse_what_cannot_run
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, Method
-from probmcl.planning import in_words, make_plan
+from probmcl.methods.own import OwnLoss
+from probmcl.methods.probe import Config as ProbeConfig
+from probmcl.methods.probe import Probe
+from probmcl.planning import Planner, in_words, make_plan
 from probmcl.probing import Labelled, fit_probe
 from probmcl.results import Candidate, Run
 from probmcl.settings import Contender, Settings, method_settings
@@ -37,6 +42,19 @@ from probmcl.views import views_sheet
 
 FROZEN = "frozen probe"
 
+Tested = Callable[[Mapping[str, Candidate]], Iterable[str]]
+"""Names of the candidates whose test scores are wanted, from all candidates and their scores on validation."""
+
+
+def nobody(candidates: Mapping[str, Candidate]) -> Iterable[str]:
+    """No candidate but the one that is kept and the frozen probe, which are always tested."""
+    return ()
+
+
+def everybody(candidates: Mapping[str, Candidate]) -> Iterable[str]:
+    """Every candidate."""
+    return candidates
+
 
 def train(
     records: Records,
@@ -46,13 +64,15 @@ def train(
     *,
     source: Mapping[str, Any] | None = None,
     alarms: Sequence[str] = (),
-    tested: Literal["kept", "all"] = "kept",
+    tested: Tested = nobody,
+    plan: Planner | None = None,
 ) -> Run:
     """Fit a probe on the untouched encoder, train every contender, probe it again, keep the best on validation.
 
     Everything that is needed to use, judge, repeat or resume the run is written into `folder`, which must be new or
     empty. `source` says how the records were read, `alarms` what is known to be wrong with them. The test split is
-    scored at the end, decides nothing, and shows what was kept and the frozen probe, or `all` candidates.
+    scored at the end, decides nothing, and shows what was kept, the frozen probe and whoever else is to be `tested`,
+    whose files are in candidates/. `plan` says who is trained how long, by default what the settings say.
     """
     for split in SPLITS:
         if len(records.rows(split)) == 0:
@@ -62,8 +82,9 @@ def train(
             )
     settings, display = replace(settings, device=find_device(settings.device)), display or Display()
     encoder = build_encoder(settings, display)  # before anything is written: it may not be there
+    refuse_what_cannot_run(settings, encoder, records.label_space)
     _in_the_first(lambda: runs.begin(folder, records, settings, source, alarms))
-    return _Work(records, settings, encoder, folder, display, tested).finished()
+    return _Work(records, settings, encoder, folder, display, tested, plan).finished()
 
 
 def _in_the_first(work: Callable[[], None]) -> None:
@@ -85,7 +106,8 @@ def resume(
     folder: Path,
     display: Display | None = None,
     *,
-    tested: Literal["kept", "all"] = "kept",
+    tested: Tested = nobody,
+    plan: Planner | None = None,
 ) -> Run:
     """Go on with a run that was interrupted or killed, from where it was; records and settings must be its own."""
     runs.refuse_other_records(folder, records)
@@ -94,15 +116,23 @@ def resume(
         _delete_what_only_a_run_in_the_making_needs(folder / "checkpoints")
         display.say(f"{folder} is finished; nothing is left to do")
         return finished_run(folder)
-    return _Work(records, settings, build_encoder(settings, display), folder, display, tested).finished()
+    return _Work(records, settings, build_encoder(settings, display), folder, display, tested, plan).finished()
 
 
 def finished_run(folder: Path) -> Run:
-    """A run that is finished, from its folder; scores and metrics of test are those of what was kept."""
+    """A run that is finished, from its folder; what was tested has its metrics."""
     about = read_json(folder / "run.json")
     found = {entry["name"]: _restored(folder / "checkpoints", entry["name"]) for entry in about["candidates"]}
-    found[about["kept"]] = replace(found[about["kept"]], test=read_json(folder / "evaluation.json"))
+    for name, candidate in found.items():
+        place = folder if name == about["kept"] else folder_of(folder, name)
+        if (place / "evaluation.json").exists():
+            found[name] = replace(candidate, test=read_json(place / "evaluation.json"))
     return Run(folder, found, found[about["kept"]], about["alarms"], about["seconds"])
+
+
+def folder_of(run: Path, candidate: str) -> Path:
+    """Where the predictions and metrics of a tested candidate are that was not kept."""
+    return run / "frozen" if candidate == FROZEN else run / "candidates" / candidate
 
 
 def _delete_what_only_a_run_in_the_making_needs(checkpoints: Path) -> None:
@@ -126,7 +156,8 @@ def _restored(checkpoints: Path, name: str) -> Candidate:
 
 def _names(contender: Contender) -> list[str]:
     """The candidates that a contender gives: its own head if it has one, then the probe."""
-    own = [f"{contender.name}, own head"] if issubclass(find_method(contender.method), Classifier) else []
+    has_head = find_method(contender.method).has_own_head(contender.settings)
+    own = [f"{contender.name}, own head"] if has_head else []
     return [*own, f"{contender.name}, re-probed"]
 
 
@@ -140,12 +171,13 @@ class _Work:
         encoder: Encoder,
         folder: Path,
         display: Display,
-        tested: Literal["kept", "all"],
+        tested: Tested,
+        plan: Planner | None,
     ) -> None:
         self.records, self.settings, self.folder, self.display = records, settings, folder, display
-        self.tested = tested
+        self.encoder = encoder
+        self.tested, self.plan = tested, plan or functools.partial(make_plan, budget=settings.budget)
         self.checkpoints = folder / "checkpoints"
-        self.material = Material(records, settings, encoder, self.checkpoints, display)
         self.about: dict[str, Any] = read_json(folder / "run.json")
         self.before: float = self.about["seconds"]
         self.started = time.perf_counter()
@@ -155,6 +187,11 @@ class _Work:
         self.probe_seconds = 0.0  # that fitting the last probe took
         # What was there at the start: asked once, so that all processes get the same answer.
         self.there: set[str] = set(broadcast([path.name for path in self.checkpoints.glob("*")] if first() else []))
+
+    @functools.cached_property
+    def material(self) -> Material:
+        """Made when it is first needed: it takes a while, in which an interrupt must already be noted."""
+        return Material(self.records, self.settings, self.encoder, self.checkpoints, self.display)
 
     def seconds(self) -> float:
         """How long the run has taken, in all its attempts."""
@@ -220,14 +257,16 @@ class _Work:
         if path.name not in self.there:
             self.display.say("timing a few steps …")
             shared, costs = self.material.costs(self.probe_seconds)
-            plan = make_plan(costs, shared=shared, spent=self.seconds(), budget=self.settings.budget)
+            plan = self.plan(costs, shared, self.seconds())
             if first():
                 write_json(path, plan)
         plan = broadcast(read_json(path) if first() else {})
         for line in plan["said"]:
             self.display.say(line)
         return tuple(
-            replace(c, training=replace(c.training, epochs=plan["epochs"][c.name]))
+            replace(
+                c, training=replace(c.training, epochs=plan["epochs"][c.name], views=plan["views"] or c.training.views)
+            )
             for c in self.settings.contenders
             if c.name in plan["epochs"]
         )
@@ -247,7 +286,7 @@ class _Work:
                 write_json(note, {"error": str(error)})
             return
         *heads, probed = _names(contender)
-        if isinstance(method, Classifier):
+        if heads and isinstance(method, Classifier):
             self._judge(heads[0], contender, method, seconds)
         self._probe(probed, method.encoder, self.settings.probe.views, seconds)
 
@@ -263,7 +302,10 @@ class _Work:
             return method.to(self.settings.device).eval(), facts["seconds"]
         self.material.prepare(method, self.candidates[FROZEN])
         batches = self.material.source.training(
-            n_views=method.n_views, batch_size=training.batch_size, epochs=training.epochs
+            n_views=method.n_views,
+            batch_size=training.batch_size,
+            epochs=training.epochs,
+            images=None if training.views is None else training.views // method.n_views,
         )
         started, checkpoint = time.perf_counter(), Checkpoint(self.checkpoints / f"training {name}.safetensors")
         with self.display.stage(f"training {name}, learning rate {training.learning_rate:g}", len(batches)) as bar:
@@ -271,7 +313,7 @@ class _Work:
             fit(method, batches, training, device=self.settings.device, watchers=watchers, checkpoint=checkpoint)
         seconds = time.perf_counter() - started
         if first():
-            if not isinstance(method, Classifier):  # of which nothing else would be left
+            if len(_names(contender)) == 1:  # no head of its own: nothing else would be left of it
                 file = "model" if name == contender.method else name
                 save_tensors(self.folder / "contrastive" / f"{file}.safetensors", self.material.whole(method))
             save_tensors(path, method.state_dict(), {"seconds": seconds})
@@ -283,7 +325,10 @@ class _Work:
         if name in self.candidates:
             return
         scores = self._predicted(f"scoring {name} on val", method, self.material.source.plain("val"))
-        self._candidate(name, contender.method, contender.settings, self.material.whole(method), scores, seconds)
+        by, settings = contender.method, contender.settings
+        if isinstance(method, OwnLoss):  # saved as the linear layer that it is: a run loads where the loss is not
+            by, settings = "probe", ProbeConfig()
+        self._candidate(name, by, settings, self.material.whole(method), scores, seconds)
 
     def _probe(self, name: str, part: Encoder | Extracted, n_augmented: int, seconds: float) -> None:
         """A linear probe on what an encoder makes of the images."""
@@ -354,15 +399,15 @@ class _Work:
     # The end.
 
     def _finish(self) -> Run:
-        kept = self.best()
-        shown = self.candidates if self.tested == "all" else dict.fromkeys([kept.name, FROZEN])
-        for name in shown:
+        kept, beside = self.best(), [FROZEN, *self.tested(self.candidates)]
+        for name in dict.fromkeys([kept.name, *beside]):
             self.candidates[name] = self._with_test(self.candidates[name])
         kept, frozen = self.candidates[kept.name], self.candidates[FROZEN]
         self.about["test_mAP"] = {c.name: c.test["mAP"] for c in self.candidates.values() if c.test}
         if first():
             self._write(kept, self.folder)
-            self._write(frozen, self.folder / "frozen")
+            for name in beside:
+                self._write(self.candidates[name], folder_of(self.folder, name))
         self.record("finished")
         barrier()
         _delete_what_only_a_run_in_the_making_needs(self.checkpoints)
@@ -371,13 +416,28 @@ class _Work:
 
     def _with_test(self, candidate: Candidate) -> Candidate:
         classifier, batches = self.material.classifier(candidate), self.material.source.plain("test")
+        if isinstance(classifier, Probe):
+            return self._with_test_and_retrieval(candidate, classifier, batches)
         scores = self._predicted(f"scoring {candidate.name} on test", classifier, batches)
         return replace(candidate, scores={**candidate.scores, "test": scores}, test=self._evaluated("test", scores))
+
+    def _with_test_and_retrieval(self, candidate: Candidate, probe: Probe, batches: Any) -> Candidate:
+        """A probe scores features; the same features are asked for images with like labels."""
+        with self.display.stage(f"scoring {candidate.name} on test", len(batches)) as bar:
+            features = extract(probe.encoder, batches, device=self.settings.device, done=bar.advance)[0]
+        on_features = copy.deepcopy(probe.linear).cpu()
+        with torch.inference_mode():
+            scores = on_features(features).sigmoid()
+        test = self._evaluated("test", scores)
+        found = retrieval(features, *labels_of(self.records, "test"))
+        return replace(candidate, scores={**candidate.scores, "test": scores}, test=test, retrieval=found)
 
     def _write(self, candidate: Candidate, folder: Path) -> None:
         for split, scores in candidate.scores.items():
             runs.write_predictions(folder / "predictions", self.records, split, scores)
         write_json(folder / "evaluation.json", candidate.test)
+        if candidate.retrieval is not None:
+            write_json(folder / "retrieval.json", candidate.retrieval)
 
     def _say_the_end(self, kept: Candidate, frozen: Candidate) -> None:
         others = sorted((c for c in self.candidates.values() if c is not kept), key=lambda c: -c.validation_map)

@@ -32,13 +32,18 @@ class Cost:
 
 @dataclass(frozen=True)
 class Plan:
-    """Epochs of each contender that is trained, and the same in words."""
+    """Epochs of each contender that is trained, the views after which each of them ends, and the same in words."""
 
     epochs: Mapping[str, int]
     said: tuple[str, ...]
+    views: int | None = None
 
 
-def make_plan(costs: Sequence[Cost], *, shared: float, spent: float, budget: float | None) -> Plan:
+Planner = Callable[[Sequence[Cost], float, float], Plan]
+"""From what each contender costs, the seconds that come once, whatever is trained, and those that have passed."""
+
+
+def make_plan(costs: Sequence[Cost], shared: float, spent: float, budget: float | None) -> Plan:
     """Train every contender as long as its settings say or, with a budget, all on as many views as fit into it.
 
     `shared` are the seconds that come once, whatever is trained; `spent` those that have passed.

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class Candidate:
     """A classifier that a run may keep: what it is, its weights, its scores, and how good they are.
 
-    `scores` and `test` have the test split only after that was scored.
+    `scores` and `test` have the test split only after that was scored; `retrieval` says how well a probe's features
+    then find images with like labels.
     """
 
     name: str
@@ -31,6 +32,7 @@ class Candidate:
     validation: Mapping[str, Any]
     seconds: float
     test: Mapping[str, Any] | None = None
+    retrieval: Mapping[str, float | None] | None = None
 
     @property
     def validation_map(self) -> float:

@@ -16,8 +16,7 @@ import msgspec
 
 from probmcl.augment import AUGMENTATIONS
 from probmcl.devices import find_device
-from probmcl.methods import METHODS, find_method
-from probmcl.methods.base import Classifier
+from probmcl.methods import METHODS, find_method, full_name
 from probmcl.nearest import suggestion
 from probmcl.probing import ProbeSettings
 from probmcl.training.optim import Training
@@ -59,7 +58,8 @@ class Contender:
         method: a name in `METHODS`, or `my_package.my_file:MyMethod`.
         settings: the method's own.
         training: how it is trained.
-        name: what it is called in this run, by default as its method; two contenders of one method need two.
+        name: what it is called in this run, by default as its method or as a method from elsewhere calls itself; two
+            contenders of one method need two.
     """
 
     method: str
@@ -69,7 +69,16 @@ class Contender:
 
     def __post_init__(self) -> None:
         if not self.name:
-            object.__setattr__(self, "name", self.method)
+            object.__setattr__(self, "name", called(self.method))
+
+
+def called(method: str) -> str:
+    """What a method is called for short: its name here, or what follows the colon of a place elsewhere.
+
+    >>> called("bce"), called("my_package.my_file:MyMethod")
+    ('bce', 'MyMethod')
+    """
+    return method if method in METHODS else method.rpartition(":")[2]
 
 
 @dataclass(frozen=True)
@@ -148,7 +157,7 @@ def usual_training(method: str, tune: Tune) -> dict[str, Any]:
     """What works for a method of this kind where nothing else is said (docs/decisions/0004)."""
     kind = find_method(method)
     epochs = max(1, USUAL_VIEWS // kind.n_views)
-    if issubclass(kind, Classifier):
+    if kind.has_own_head(kind.presets["default"]):
         learning_rate = 3e-4 if tune == "all" else 1e-3
         return {"epochs": epochs, "batch_size": 64, "learning_rate": learning_rate, "head_factor": 3.0}
     return {"epochs": epochs, "batch_size": 128, "learning_rate": 3e-4}
@@ -221,9 +230,7 @@ def settings_of_run(config: Mapping[str, Any]) -> Settings:
     A method from outside this package has to be imported already: no code runs because a folder names it.
     """
     for contender in config["contenders"]:
-        module = contender["method"].partition(":")[0]
-        if contender["method"] not in METHODS and module not in sys.modules:
-            raise SettingsError(f"the run's method {contender['method']!r} is not of this package; import it first")
+        refuse_unnamed(contender["method"], "--loss")
     contenders = tuple(
         Contender(
             c["method"],
@@ -237,6 +244,16 @@ def settings_of_run(config: Mapping[str, Any]) -> Settings:
     return settings
 
 
+def refuse_unnamed(method: str, flag: str) -> None:
+    """An error for a method from outside this package that nobody but a folder has named; `flag` would name it."""
+    module = method.partition(":")[0]
+    if method not in METHODS and module not in sys.modules:
+        remedy = f"say {flag} {method}" if module.endswith(".py") else "import it first"
+        raise SettingsError(
+            f"the method {method!r} is not of this package, and no code runs because a folder names it; {remedy}"
+        )
+
+
 def _contenders(
     method: str, preset: str, changes: dict[str, Any], training: dict[str, Any], tune: Tune
 ) -> tuple[Contender, ...]:
@@ -246,7 +263,7 @@ def _contenders(
         what = f"settings {', '.join(changes)}" if changes else f"preset {preset!r}"
         raise SettingsError(f"{what} belong to one method; name it, method 'probmcl' for example, instead of 'auto'")
     return tuple(
-        Contender(name, method_settings(name, preset, changes), _training(name, training, tune, method))
+        Contender(full_name(name), method_settings(name, preset, changes), _training(name, training, tune, method))
         for name in (AUTO if method == "auto" else (method,))
     )
 

@@ -63,7 +63,8 @@ def test_the_overview_names_every_method_its_kind_its_views_and_its_presets(
     first_lines = {row[0]: row[2:] for row in rows if row and row[0]}
     assert list(first_lines) == list(METHODS)
     assert first_lines["bce"] == ["classifier", "1", "default"]
-    assert first_lines["probmcl"] == ["contrastive", "2", "default, paper"]
+    assert first_lines["csra"] == ["classifier", "1", "default, paper"]
+    assert first_lines["supcon"] == ["contrastive", "2", "default"]
 
 
 def test_a_wrong_name_is_answered_with_the_nearest() -> None:

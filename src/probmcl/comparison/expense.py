@@ -1,0 +1,90 @@
+"""What each entrant costs: parameters, multiply-adds, speed and memory, measured one after the other on one machine."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from probmcl.evaluation.cost import gmac, parameters, peak_memory
+from probmcl.material import Material
+from probmcl.methods import find_method
+from probmcl.methods.base import Classifier
+from probmcl.methods.probe import Probe
+from probmcl.planning import seconds_per_row, seconds_per_step
+from probmcl.settings import Contender
+from probmcl.training.optim import optimiser
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of what predicts: its parameters, its multiply-adds in 10⁹, and images a second."""
+
+    parameters: int
+    gmac: float
+    speed: float
+
+
+@dataclass(frozen=True)
+class Expense:
+    """What a method costs: by its own head where it has one, by a probe on it, and a training step's speed and memory.
+
+    Attributes:
+        own_head: of its own head; None where it has none.
+        probe: of an encoder with one linear layer.
+        training_speed: views a second of a step, from what a run stores where only a part of the encoder learns.
+        peak_memory: bytes of tensors that a step holds at once, beyond the method itself.
+    """
+
+    own_head: Prediction | None
+    probe: Prediction
+    training_speed: float | None
+    peak_memory: int | None
+
+
+class _Logits(nn.Module):
+    def __init__(self, classifier: Classifier) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.classifier.logits(images)
+
+
+def of_the_frozen_probe(material: Material) -> Expense:
+    """What an encoder with one linear layer costs."""
+    probe = Probe(copy.deepcopy(material.encoder), material.records.label_space)
+    return Expense(None, _prediction(probe, material), None, None)
+
+
+def expense(contender: Contender, material: Material, probe: Prediction) -> Expense:
+    """What a contender costs on the encoder of a run, beside the probe on it."""
+    kind = find_method(contender.method)
+    own_head = None
+    if kind.has_own_head(contender.settings):
+        whole = kind(copy.deepcopy(material.encoder), material.records.label_space, contender.settings)
+        assert isinstance(whole, Classifier)
+        own_head = _prediction(whole.to(material.settings.device), material)
+    method, views, labels = material.example(contender)
+    method.train()
+    moves = optimiser(method, contender.training)
+
+    def step() -> None:
+        method(views, labels).loss.backward()
+        moves.step()
+        moves.zero_grad()
+
+    memory = peak_memory(step, views.device)
+    seconds = seconds_per_step(method, views, labels, contender.training)
+    return Expense(own_head, probe, views.shape[0] * views.shape[1] / seconds, memory)
+
+
+def _prediction(classifier: Classifier, material: Material) -> Prediction:
+    encoder, device = material.encoder, material.settings.device
+    size = encoder.image_size
+    at_once = max(1, material.feed.pixels_at_once // size**2)
+    images = torch.rand(at_once, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
+    speed = 1 / seconds_per_row(_Logits(classifier.to(device).eval()), images)
+    return Prediction(parameters(classifier), gmac(classifier, size), speed)

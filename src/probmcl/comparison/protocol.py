@@ -1,0 +1,188 @@
+"""What makes a comparison fair: who takes part, and one number of images that all of them see."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from probmcl.methods import METHODS, find_method, full_name
+from probmcl.planning import MOST_VIEWS, Cost, Plan, Planner, in_words
+from probmcl.results import Candidate
+from probmcl.settings import Contender, Settings, SettingsError, called, method_settings, usual_training
+from probmcl.training.optim import Training
+
+TRIALS = tuple((rate, decay) for decay in (1.0, 10.0, 0.0) for rate in (1.0, 1 / 3, 3.0))
+"""Factors of the usual learning rate and weight decay: what each trial multiplies them by, the usual ones first."""
+
+SAFETY = 1.15
+"""Times what was measured: a machine is rarely as quiet later as in the first minutes."""
+
+WORTH = 0.9
+"""Share of the views there could be that equal steps must reach; below it, all methods take the smallest batch."""
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A method that takes part, with one of its presets."""
+
+    method: str
+    preset: str = "default"
+
+    @property
+    def name(self) -> str:
+        """What its rows are called."""
+        return called(self.method) if self.preset == "default" else f"{called(self.method)}:{self.preset}"
+
+
+def entrants(methods: Sequence[str]) -> tuple[Entrant, ...]:
+    """Who is meant by `all`, NAME, NAME:PRESET or the place of a method or loss of one's own; nobody twice.
+
+    >>> [entrant.name for entrant in entrants(["bce", "probmcl:paper"])]
+    ['bce', 'probmcl:paper']
+    """
+    found: dict[str, Entrant] = {}
+    for said in methods:
+        everyone = [name for name in METHODS if name != "probe"] if said == "all" else [said]
+        for entrant in map(_entrant, everyone):
+            found.setdefault(entrant.name, entrant)
+    if not found:
+        raise SettingsError("say who is compared: --methods bce,asl,probmcl, or --methods all")
+    return tuple(found.values())
+
+
+def _entrant(said: str) -> Entrant:
+    method, _, preset = said.partition(":")
+    if method == "probe":
+        raise SettingsError("the frozen probe is part of every comparison; leave 'probe' out")
+    entrant = Entrant(method, preset or "default") if method in METHODS else Entrant(full_name(said))
+    method_settings(entrant.method, entrant.preset)  # which refuses what is not there
+    return entrant
+
+
+def contenders(
+    taking_part: Sequence[Entrant], settings: Settings, *, images: int, views: int, trials: int, batch_size: int | None
+) -> tuple[Contender, ...]:
+    """Every entrant, with `trials` learning rates and weight decays each, on the same number of views.
+
+    `images` are those to train on, `views` how often each of them is seen at most.
+    """
+    if not 1 <= trials <= len(TRIALS):
+        raise SettingsError(
+            f"trials={trials}: give 1 to {len(TRIALS)} learning rates and weight decays for each method"
+        )
+    usual = {e.name: Training(**usual_training(e.method, settings.tune)) for e in taking_part}
+    if batch_size is not None:
+        usual = {name: replace(training, batch_size=batch_size) for name, training in usual.items()}
+    n_views = {e.name: find_method(e.method).n_views for e in taking_part}
+    batches = fair_batches(images, views, {name: (t.batch_size, n_views[name]) for name, t in usual.items()})
+    seen = equal_views(images, views, [(batches[name], n_views[name]) for name in batches])
+    made = []
+    for entrant in taking_part:
+        name, training = entrant.name, usual[entrant.name]
+        fixed = replace(training, epochs=views // n_views[name], views=seen, batch_size=batches[name])
+        for number, (rate, decay) in enumerate(TRIALS[:trials]):
+            tried = replace(
+                fixed, learning_rate=training.learning_rate * rate, weight_decay=training.weight_decay * decay
+            )
+            config = method_settings(entrant.method, entrant.preset)
+            made.append(Contender(entrant.method, config, tried, trial_name(name, number)))
+    return tuple(made)
+
+
+def trial_name(name: str, number: int) -> str:
+    """What an entrant is called in its first, second … trial.
+
+    >>> trial_name("bce", 0), trial_name("bce", 1)
+    ('bce', 'bce, trial 2')
+    """
+    return name if number == 0 else f"{name}, trial {number + 1}"
+
+
+def widest(taking_part: Sequence[Entrant]) -> int:
+    """Views of each image in a round: two, or as many as the greediest method takes at once."""
+    return max(2, *(find_method(e.method).n_views for e in taking_part))
+
+
+def equal_views(images: int, views: int, steps: Sequence[tuple[int, int]]) -> int:
+    """The most views in all, at most `views` of each image, that whole steps of every method make up exactly.
+
+    `steps` has the batch size and the views of an image in a step, for each method.
+
+    >>> equal_views(1690, 12, [(64, 1), (128, 2)])  # 312 steps of 64 views, or 78 of 256
+    19968
+    """
+    sizes = [(min(batch, images), n_views) for batch, n_views in steps]
+    least = min(views // n_views * (images // batch) * batch * n_views for batch, n_views in sizes)
+    unit = math.lcm(*(batch * n_views for batch, n_views in sizes))
+    return least // unit * unit
+
+
+def fair_batches(images: int, views: int, usual: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """A batch size for each method: the usual one, or the smallest of all where equal steps would waste many images.
+
+    >>> fair_batches(100, 12, {"bce": (64, 1), "supcon": (128, 2)})
+    {'bce': 64, 'supcon': 64}
+    """
+    if equal_views(images, views, list(usual.values())) >= WORTH * images * views:
+        return {name: batch for name, (batch, _) in usual.items()}
+    smallest = min(min(batch, images) for batch, _ in usual.values())
+    return dict.fromkeys(usual, smallest)
+
+
+def planner(
+    budget: float, *, seeds: int, taking_part: Sequence[Entrant], remake: Callable[[int], Sequence[Contender]]
+) -> Planner:
+    """Turn a budget for all runs into views of each image, once the first run has measured what everything costs.
+
+    `remake` gives the contenders for a number of views. The first run has all trials; those after it have one for each
+    method.
+    """
+    round_of, firsts = widest(taking_part), {e.name for e in taking_part}
+
+    def plan(costs: Sequence[Cost], shared: float, spent: float) -> Plan:
+        later = [cost for cost in costs if cost.name in firsts]
+        fixed = seeds * (spent + shared) + sum(c.once for c in costs) + (seeds - 1) * sum(c.once for c in later)
+        views = sum(c.epoch / c.n_views for c in costs) + (seeds - 1) * sum(c.epoch / c.n_views for c in later)
+        rounds = int((budget / SAFETY - fixed) // (views * round_of))
+        if rounds < 1:
+            needed = in_words(SAFETY * (fixed + views * round_of))
+            raise SettingsError(
+                f"a budget of {in_words(budget)} is too small for {len(firsts)} methods and {seeds} seeds: {round_of} "
+                f"views of each image take about {needed}; give that, or fewer methods or seeds"
+            )
+        shown = round_of * min(rounds, MOST_VIEWS // round_of)
+        made = remake(shown)
+        seen = made[0].training.views
+        said = (
+            f"plan: every method sees {seen:,} images, {shown} views of each; {len(costs)} trainings and {seeds} seeds "
+            f"take about {in_words(fixed + views * shown)}",
+        )
+        return Plan({c.name: c.training.epochs for c in made}, said, seen)
+
+    return plan
+
+
+def chosen_trials(candidates: Mapping[str, Candidate], names: Sequence[str], trials: int) -> dict[str, int]:
+    """The trial of each entrant whose better head is best on validation; an entrant without candidates is not there."""
+    best: dict[str, int] = {}
+    for name in names:
+        scores = {number: _best_head(candidates, trial_name(name, number)) for number in range(trials)}
+        found = {number: score for number, score in scores.items() if score is not None}
+        if found:
+            best[name] = max(found, key=lambda number: found[number])
+    return best
+
+
+def _best_head(candidates: Mapping[str, Candidate], contender: str) -> float | None:
+    heads = [candidates[name] for name in candidate_names(contender).values() if name in candidates]
+    return max((head.validation_map for head in heads), default=None)
+
+
+def candidate_names(contender: str) -> dict[str, str]:
+    """What the candidates of a contender are called, by head.
+
+    >>> candidate_names("bce")
+    {'own head': 'bce, own head', 're-probed': 'bce, re-probed'}
+    """
+    return {head: f"{contender}, {head}" for head in ("own head", "re-probed")}

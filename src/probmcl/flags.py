@@ -1,0 +1,51 @@
+"""Flags that several commands share: what each is called on the command line, what it may be, and its help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Group, Parameter
+
+DATA = Group.create_ordered("Data")
+WHAT = Group.create_ordered("What is trained")
+HOW = Group.create_ordered("How")
+WHERE = Group.create_ordered("Where")
+
+Data = Annotated[
+    Path | str | None, Parameter(help="a table, or a folder with one; MS-COCO, PASCAL VOC or ADP", group=DATA)
+]
+Images = Annotated[
+    Path | str | None, Parameter(help="where the table's paths begin; by default at the table", group=DATA)
+]
+Format = Annotated[str | None, Parameter(help="table, coco, voc or adp, where DATA could be two of them", group=DATA)]
+PathColumn = Annotated[str | None, Parameter(help="the column of paths", group=DATA)]
+LabelsColumn = Annotated[str | None, Parameter(help="the column of label lists", group=DATA)]
+SplitColumn = Annotated[str | None, Parameter(help="the column of train, val and test", group=DATA)]
+GroupColumn = Annotated[
+    str | None, Parameter(help="a column (patient, slide) whose images stay in one split", group=DATA)
+]
+SkipBad = Annotated[
+    float | None, Parameter(help="go on without unreadable images, up to this share of all", group=DATA)
+]
+
+EncoderName = Annotated[str | None, Parameter(help="any timm model; see encoders", group=WHAT)]
+Weights = Annotated[
+    Path | str | None,
+    Parameter(help="pretrained (default), none, a safetensors file, or an earlier run", group=WHAT),
+]
+ImageSize = Annotated[int | None, Parameter(help="side of the square input; by default the encoder's", group=WHAT)]
+
+TuneFlag = Annotated[
+    Literal["all", "last", "none"] | None,
+    Parameter(help="how much of the encoder learns: by default last on a CPU, all on a GPU", group=HOW),
+]
+ProbeEpochs = Annotated[int | None, Parameter(help="of the linear probes", group=HOW)]
+BatchSize = Annotated[int | None, Parameter(help="images in a step, of all processes", group=HOW)]
+Augment = Annotated[
+    Literal["light", "paper", "none"] | None, Parameter(help="how views are made; light by default", group=HOW)
+]
+
+Device = Annotated[str | None, Parameter(help="auto, cpu, cuda or mps", group=WHERE)]
+Workers = Annotated[int | None, Parameter(help="processes that decode; one a core by default", group=WHERE)]
+Out = Annotated[Path | str | None, Parameter(help="a new or empty folder; by default runs/DATE-NAME", group=WHERE)]

@@ -1,0 +1,150 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probmcl.comparison.protocol import (
+    SAFETY,
+    TRIALS,
+    Entrant,
+    chosen_trials,
+    contenders,
+    entrants,
+    equal_views,
+    fair_batches,
+    planner,
+    trial_name,
+    widest,
+)
+from probmcl.data.loader import Order
+from probmcl.methods import METHODS, find_method
+from probmcl.planning import Cost
+from probmcl.results import Candidate
+from probmcl.settings import EncoderSettings, Settings, SettingsError
+
+
+def settings() -> Settings:
+    return Settings("comparison", (), EncoderSettings("test_resnet", weights=None), workers=0)
+
+
+def candidate(name: str, validation: float) -> Candidate:
+    return Candidate(name, "bce", None, {}, {}, {"mAP": validation}, 1.0)
+
+
+def test_all_is_everybody_but_the_probe_and_nobody_comes_twice() -> None:
+    found = entrants(["all", "bce", "probmcl:paper"])
+    assert [e.name for e in found] == [*(name for name in METHODS if name != "probe"), "probmcl:paper"]
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (["probmlc"], "did you mean 'probmcl'"),
+        (["probmcl:papre"], "no preset 'papre'"),
+        (["probe"], "part of every comparison"),
+        ([], "say who is compared"),
+    ],
+)
+def test_whoever_is_not_there_is_refused(said: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        entrants(said)
+
+
+@given(st.integers(4, 3000), st.integers(1, 20), st.sampled_from([8, 16, 64, 100]), st.sampled_from([8, 50, 128]))
+def test_every_method_sees_exactly_as_many_images(images: int, rounds: int, one: int, two: int) -> None:
+    usual = {"one": (one, 1), "two": (two, 2), "both": (one, 2)}
+    views = 2 * rounds
+    batches = fair_batches(images, views, usual)
+    n_views = {name: n for name, (_, n) in usual.items()}
+    seen = equal_views(images, views, [(batches[name], n_views[name]) for name in usual])
+    assert 0 < seen <= images * views
+    for name, n in n_views.items():
+        order = Order(np.arange(images), batch_size=batches[name], epochs=views // n, seed=0, images=seen // n)
+        assert sum(len(batch) for batch in order) * n == seen
+
+
+def test_equal_steps_waste_few_images_where_that_is_possible() -> None:
+    assert equal_views(1690, 12, [(64, 1), (128, 2)]) == 19968
+    assert fair_batches(1690, 12, {"a": (64, 1), "b": (128, 2)}) == {"a": 64, "b": 128}
+    assert equal_views(100, 12, [(64, 1), (100, 2)]) == 0  # which is why the batches are then made equal
+    assert fair_batches(100, 12, {"a": (64, 1), "b": (128, 2)}) == {"a": 64, "b": 64}
+
+
+def test_each_has_as_many_trials_and_the_first_is_the_usual_one() -> None:
+    asked = entrants(["bce", "supcon"])
+    one, three = (
+        contenders(asked, settings(), images=640, views=4, trials=trials, batch_size=None) for trials in (1, 3)
+    )
+    assert [c.name for c in three] == [
+        "bce",
+        "bce, trial 2",
+        "bce, trial 3",
+        "supcon",
+        "supcon, trial 2",
+        "supcon, trial 3",
+    ]
+    assert (three[0], three[3]) == one
+    for usual, trials in ((three[0], three[:3]), (three[3], three[3:])):
+        rates = [c.training.learning_rate / usual.training.learning_rate for c in trials]
+        assert rates == pytest.approx([rate for rate, _ in TRIALS[:3]])
+    assert len({c.training.views for c in three}) == 1
+    assert three[0].training.epochs == 4
+    assert three[3].training.epochs == 2
+
+
+def test_too_many_trials_are_refused() -> None:
+    with pytest.raises(SettingsError, match="trials=99"):
+        contenders((Entrant("bce"),), settings(), images=64, views=2, trials=99, batch_size=None)
+
+
+def test_the_trial_that_counts_is_the_best_on_validation_by_its_better_head() -> None:
+    there = [
+        candidate("bce, own head", 0.5),
+        candidate("bce, re-probed", 0.6),
+        candidate("bce, trial 2, own head", 0.7),
+        candidate("bce, trial 2, re-probed", 0.4),
+        candidate("supcon, re-probed", 0.9),
+    ]
+    found = chosen_trials({c.name: c for c in there}, ["bce", "supcon", "asl"], trials=2)
+    assert found == {"bce": 1, "supcon": 0}  # asl diverged: it is not there
+
+
+def test_a_budget_becomes_one_number_of_images_for_everybody() -> None:
+    asked = entrants(["bce", "supcon"])
+    costs = [Cost("bce", 10.0, 5.0, 1, 1), Cost("supcon", 30.0, 5.0, 2, 1)]
+
+    def remake(views: int):  # type: ignore[no-untyped-def]
+        return contenders(asked, settings(), images=640, views=views, trials=1, batch_size=None)
+
+    per_round = 3 * 2 * (10.0 + 15.0)  # three seeds, two views
+    fixed = 3 * (20.0 + 7.0) + 3 * 10.0
+    plan = planner(SAFETY * (fixed + 4.5 * per_round), seeds=3, taking_part=asked, remake=remake)(costs, 7.0, 20.0)
+    assert plan.epochs == {"bce": 8, "supcon": 4}
+    assert plan.views == 640 * 8
+    assert "every method sees 5,120 images, 8 views of each" in plan.said[0]
+
+
+def test_trials_are_paid_for_in_the_first_run_only() -> None:
+    asked = entrants(["bce"])
+    costs = [Cost(trial_name("bce", number), 10.0, 0.0, 1, 1) for number in range(3)]
+
+    def remake(views: int):  # type: ignore[no-untyped-def]
+        return contenders(asked, settings(), images=640, views=views, trials=3, batch_size=None)
+
+    plan = planner(SAFETY * (3 + 1) * 20.0 * 5.01, seeds=2, taking_part=asked, remake=remake)(costs, 0.0, 0.0)
+    assert plan.epochs["bce"] == 10  # three trainings with the first seed, one with the second
+
+
+def test_a_budget_that_is_too_small_says_what_is_needed() -> None:
+    asked = entrants(["bce"])
+    plan = planner(60.0, seeds=3, taking_part=asked, remake=lambda views: ())
+    with pytest.raises(SettingsError, match=r"a budget of 60 s|a budget of 1 min is too small.*take about"):
+        plan([Cost("bce", 100.0, 5.0, 1, 1)], 7.0, 20.0)
+
+
+def test_a_round_has_two_views() -> None:
+    assert widest([Entrant("bce")]) == 2
+    assert find_method("supcon").n_views == 2
+    assert math.lcm(widest([Entrant("bce"), Entrant("supcon")]), 2) == 2
