@@ -11,9 +11,10 @@ The stages, in the order in which an image passes through them:
 7. `probmcl.methods`: encoder, heads and losses wired together, one file a method
 8. `probmcl.training`: one trainer for all of them
 9. `probmcl.evaluation`: how good the result is
-10. `probmcl.pipeline`: all of it, from records to a run folder; `probmcl.model`: what a run is used for
+10. `probmcl.pipeline`: all of it, from records to a run folder; `probmcl.model`: what a run is used for;
+    `probmcl.comparison`: several methods side by side
 
-The front door is `train` and `load`. Importing this package loads none of it.
+The front door is `train`, `compare` and `load`. Importing this package loads none of it.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Stage 15: methods side by side on one protocol; what came of it as tables, a plot and a verdict."""
+"""Methods side by side on one protocol; what came of it as tables, a plot and a verdict."""
