@@ -49,7 +49,15 @@ STAGES = (
     "cli",
     "__main__",
 )
-LIGHT = ("probmcl", "probmcl.methods", "probmcl.cli", "probmcl.front", "probmcl.data.records", "probmcl.data")
+LIGHT = (
+    "probmcl",
+    "probmcl.methods",
+    "probmcl.cli",
+    "probmcl.front",
+    "probmcl.comparison.compare",
+    "probmcl.data.records",
+    "probmcl.data",
+)
 VAGUE = {"utils", "util", "common", "core", "helpers", "misc", "base_utils"}
 
 

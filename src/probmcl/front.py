@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,13 +36,15 @@ from probmcl.flags import (
     Workers,
 )
 from probmcl.intake import (
-    absolute,
     data_name,
     display_of_the_first,
     folder_for,
     read_again,
     read_all,
+    reading_of,
+    refuse_beside_resume,
     said,
+    seen_before,
     told_how_to_go_on,
     weights_from,
     with_recipe,
@@ -50,7 +52,7 @@ from probmcl.intake import (
 from probmcl.results import Run
 
 if TYPE_CHECKING:
-    from probmcl.data.records import Records
+    pass
 
 
 def key_values(_: Any, tokens: Sequence[Token]) -> dict[str, Any]:
@@ -147,18 +149,10 @@ def train(
 
     with started(device):
         if resume is not None:
-            _refuse_beside_resume(given)
+            refuse_beside_resume(given, "device", "workers", "loss")
             return _resume(Path(resume), loss, said(device=device, workers=workers))
         if data is None:
             raise ValueError("say what to train on: a table or a folder, as in probmcl train photos/labels.csv")
-        reading = said(
-            images=absolute(images),
-            format=format,
-            path_column=path_column,
-            labels_column=labels_column,
-            split_column=split_column,
-            group_column=group,
-        )
         flags = said(
             method=_method(method, loss),
             preset=preset,
@@ -173,7 +167,7 @@ def train(
             device=device,
             workers=workers,
         )
-        return _start(Path(data), reading, skip_bad, recipe, flags, out)
+        return _start(Path(data), reading_of(given), skip_bad, recipe, flags, out)
 
 
 def _start(
@@ -194,7 +188,7 @@ def _start(
         runs.refuse_used(Path(out))
     display = display_of_the_first()
     records, source = read_all(data, reading | {"seed": settings.seed}, skip_bad, settings.workers, display)
-    alarms = list(_seen_before(records, settings.encoder.weights))
+    alarms = seen_before(records, settings.encoder.weights)
     for alarm in alarms:
         display.say(f"  ALARM: {alarm}")
     with folder_for(out, data_name(data)) as folder, told_how_to_go_on("train", folder, "run.json", display):
@@ -235,33 +229,3 @@ def _resume(folder: Path, loss: str | None, where: dict[str, Any]) -> Run:
     records, display = read_again(source), display_of_the_first()
     with told_how_to_go_on("train", folder, "run.json", display):
         return pipeline.resume(records, settings, folder, display)
-
-
-def _seen_before(records: Records, weights: str | None) -> Iterator[str]:
-    """A warning where images that now choose or judge were trained on in the run that the weights come from."""
-    from probmcl.model.reading import read_split
-
-    if weights in (None, "pretrained") or not (Path(weights) / "split.csv").is_file():
-        return
-    trained = {path for path, split in read_split(Path(weights) / "split.csv").items() if split == "train"}
-    for split in ("val", "test"):
-        rows = records.rows(split)
-        seen = sum(str(records.paths[row].resolve()) in trained for row in rows)
-        if seen:
-            yield (
-                f"{seen} of {len(rows)} {split} images were trained on in {weights}; "
-                f"their scores will be too good. The same --seed or a split column keeps them apart"
-            )
-
-
-def _refuse_beside_resume(given: Mapping[str, Any]) -> None:
-    names = {"data": "DATA", "settings": "--set"}
-    allowed = {"resume", "device", "workers", "loss"}
-    found = [
-        names.get(key, f"--{key.replace('_', '-')}") for key, x in given.items() if x is not None and key not in allowed
-    ]
-    if found:
-        raise ValueError(
-            f"--resume goes on with the data and settings of the run; beside it there is no place for "
-            f"{', '.join(found)}, only for --device and --workers"
-        )

@@ -24,6 +24,43 @@ def said(**given: Any) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None and value != {}}
 
 
+def reading_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """How data are to be read, from the flags of a command."""
+    columns = {name: given[name] for name in ("format", "path_column", "labels_column", "split_column")}
+    return said(images=absolute(given["images"]), **columns, group_column=given["group"])
+
+
+def refuse_beside_resume(given: Mapping[str, Any], *allowed: str) -> None:
+    """An error for flags that have no place beside --resume."""
+    names = {"data": "DATA", "settings": "--set"}
+    flags = {key: names.get(key, f"--{key.replace('_', '-')}") for key in given}
+    found = [flags[key] for key, x in given.items() if x is not None and key not in ("resume", *allowed)]
+    if found:
+        raise ValueError(
+            f"--resume goes on with the data and settings that are there; beside it there is no place for "
+            f"{', '.join(found)}, only for {', '.join(flags[key] for key in allowed)}"
+        )
+
+
+def seen_before(records: Records, weights: str | None) -> list[str]:
+    """A warning where images that now choose or judge were trained on in the run that the weights come from."""
+    from probmcl.model.reading import read_split
+
+    if weights in (None, "pretrained") or not (Path(weights) / "split.csv").is_file():
+        return []
+    trained = {path for path, split in read_split(Path(weights) / "split.csv").items() if split == "train"}
+    found = []
+    for split in ("val", "test"):
+        rows = records.rows(split)
+        seen = sum(str(records.paths[row].resolve()) in trained for row in rows)
+        if seen:
+            found.append(
+                f"{seen} of {len(rows)} {split} images were trained on in {weights}; "
+                f"their scores will be too good. The same --seed or a split column keeps them apart"
+            )
+    return found
+
+
 def with_recipe(recipe: str | None, flags: dict[str, Any]) -> dict[str, Any]:
     """What a recipe says, and the flags before it; tables are joined key by key."""
     from probmcl.data.processes import default_workers

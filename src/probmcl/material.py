@@ -175,17 +175,20 @@ class Material:
         if isinstance(self.source, Store):
             look = max(look, self.source.seconds_per_view)  # with decoding, if that was measured
             rows = torch.rand(ROWS_AT_ONCE, *self.source.shape, device=device)
-            shared, once = look * (self.source.n_augmented * train + test), seconds_per_row(self.part, rows) * probed
+            # Augmented views are there already where the frozen probe has had some.
+            to_fill = 0 if s.probe.frozen_views else self.source.n_augmented
+            shared, again = look * (to_fill * train + test), seconds_per_row(self.part, rows)
         else:
-            shared, once = look * 2 * test, look * (probed + val)
-        once = once / world() + probe_seconds
-        return shared / world(), [self._cost(contender, once) for contender in s.contenders]
+            shared, again = look * 2 * test, look
+        once = again * (probed + val) / world() + probe_seconds
+        tested = again * 2 * test / world()
+        return shared / world(), [self._cost(contender, once, tested) for contender in s.contenders]
 
-    def _cost(self, contender: Contender, once: float) -> Cost:
+    def _cost(self, contender: Contender, once: float, tested: float) -> Cost:
         method, views, labels = self.example(contender)
         steps = max(1, len(self.records.rows("train")) // (len(labels) * world()))
         epoch = seconds_per_step(method, views, labels, contender.training) * steps
-        return Cost(contender.name, epoch, once, method.n_views, contender.training.epochs)
+        return Cost(contender.name, epoch, once, method.n_views, contender.training.epochs, tested)
 
     def example(self, contender: Contender) -> tuple[Method, Float[Tensor, "V N *image"], Float[Tensor, "N C"]]:
         """A contender, and a batch of random numbers of the size that it trains on; every image has one label."""

@@ -18,7 +18,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probmcl import runs
-from probmcl.data.records import SPLITS, Records, Split
+from probmcl.data.check import refuse_empty_splits
+from probmcl.data.records import Records, Split
 from probmcl.devices import find_device
 from probmcl.distributed import barrier, broadcast, first
 from probmcl.encoders import Encoder, Extracted
@@ -37,6 +38,7 @@ from probmcl.results import Candidate, Run
 from probmcl.settings import Contender, Settings, method_settings
 from probmcl.store import labels_of
 from probmcl.training import Checkpoint, Journal, StoredViews, Watcher, extract, fit
+from probmcl.training.fit import check_weights
 from probmcl.training.progress import Display
 from probmcl.views import views_sheet
 
@@ -74,12 +76,7 @@ def train(
     scored at the end, decides nothing, and shows what was kept, the frozen probe and whoever else is to be `tested`,
     whose files are in candidates/. `plan` says who is trained how long, by default what the settings say.
     """
-    for split in SPLITS:
-        if len(records.rows(split)) == 0:
-            raise ValueError(
-                f"of {len(records)} images no image belongs to the {split} split; a run needs some in each of "
-                f"{', '.join(SPLITS)}"
-            )
+    refuse_empty_splits(records)
     settings, display = replace(settings, device=find_device(settings.device)), display or Display()
     encoder = build_encoder(settings, display)  # before anything is written: it may not be there
     refuse_what_cannot_run(settings, encoder, records.label_space)
@@ -235,7 +232,7 @@ class _Work:
             write_json(self.folder / "preprocessing.json", self.material.feed.preprocessing)
             sheet = views_sheet(self.material.feed)
             whole(self.folder / "views.png", lambda part: sheet.save(part, format="PNG"))
-        self._probe(FROZEN, self.material.part, n_augmented=0, seconds=0.0)
+        self._probe(FROZEN, self.material.part, self.settings.probe.frozen_views, seconds=0.0)
         for contender in self._plan():
             self._contend(contender)
         return self._finish()
@@ -274,21 +271,29 @@ class _Work:
     def _contend(self, contender: Contender) -> None:
         """Train a contender and judge it; one that diverges is left out, and the run goes on."""
         note = self.checkpoints / f"diverged {contender.name}.json"
-        if note.name in self.there or all(name in self.candidates for name in _names(contender)):
+        if note.name in self.there:
+            self._leave_out(contender, read_json(note)["error"])
+            return
+        if all(name in self.candidates for name in _names(contender)):
             return
         try:
             method, seconds = self._trained(contender)
         except FloatingPointError as error:
-            alarm = f"{contender.name} is left out: {error}"
-            self.journal.alarms.append(alarm)
-            self.display.say(f"  ALARM: {alarm}")
             if first():
                 write_json(note, {"error": str(error)})
+            self._leave_out(contender, str(error))
             return
         *heads, probed = _names(contender)
         if heads and isinstance(method, Classifier):
             self._judge(heads[0], contender, method, seconds)
         self._probe(probed, method.encoder, self.settings.probe.views, seconds)
+
+    def _leave_out(self, contender: Contender, error: str) -> None:
+        alarm = f"{contender.name} is left out: {error}"
+        if alarm not in self.journal.alarms:
+            self.journal.alarms.append(alarm)
+            self.display.say(f"  ALARM: {alarm}")
+        self.record("running")
 
     def _trained(self, contender: Contender) -> tuple[Method, float]:
         """The contender's method after training, and how long that took."""
@@ -307,11 +312,12 @@ class _Work:
             epochs=training.epochs,
             images=None if training.views is None else training.views // method.n_views,
         )
-        started, checkpoint = time.perf_counter(), Checkpoint(self.checkpoints / f"training {name}.safetensors")
+        checkpoint = Checkpoint(self.checkpoints / f"training {name}.safetensors")
         with self.display.stage(f"training {name}, learning rate {training.learning_rate:g}", len(batches)) as bar:
             watchers: list[Watcher] = [self.journal.stage(name), bar] if first() else []
             fit(method, batches, training, device=self.settings.device, watchers=watchers, checkpoint=checkpoint)
-        seconds = time.perf_counter() - started
+        check_weights(method)
+        seconds = checkpoint.seconds()
         if first():
             if len(_names(contender)) == 1:  # no head of its own: nothing else would be left of it
                 file = "model" if name == contender.method else name
@@ -337,6 +343,8 @@ class _Work:
         s, space, started = self.settings, self.records.label_space, time.perf_counter()
         store, network = self.material.features(name, part)
         phases: dict[Split, StoredViews] = {"train": store.probing(n_augmented=n_augmented), "val": store.plain("val")}
+        if store is self.material.source:
+            started = time.perf_counter()  # activations are stored once for everybody, and are nobody's cost
         with self.display.stage(f"features for {name}", sum(map(len, phases.values()))) as bar:
             train, val = (
                 Labelled(extract(network, batches, device=s.device, done=bar.advance), *labels_of(self.records, split))

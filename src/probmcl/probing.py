@@ -26,6 +26,8 @@ class ProbeSettings:
     Attributes:
         epochs: how often every image is seen, each time in one of its views.
         views: augmented views of each training image beside the plain one.
+        frozen_views: the same for the probe on the untouched encoder, which is to be there soon; a comparison gives it
+            as many as the others.
         weight_decays: tried one after the other; the best on validation is kept.
         learning_rate: at the top of the cycle.
         batch_size: features in a step.
@@ -34,15 +36,17 @@ class ProbeSettings:
 
     epochs: int = 45
     views: int = 2
+    frozen_views: int = 0
     weight_decays: tuple[float, ...] = (0.1, 1.0, 10.0, 30.0, 100.0, 300.0)
     learning_rate: float = 2e-3
     batch_size: int = 256
     loss: Literal["asl", "bce"] = "asl"
 
     def __post_init__(self) -> None:
-        if self.views < 0 or not self.weight_decays:
+        if self.views < 0 or not 0 <= self.frozen_views <= self.views or not self.weight_decays:
             raise ValueError(
-                f"probe: views={self.views}, weight_decays={self.weight_decays}; give 0 or more, and one or more"
+                f"probe: views={self.views}, frozen_views={self.frozen_views}, weight_decays={self.weight_decays}; "
+                "give 0 or more, at most as many, and one or more"
             )
         for weight_decay in self.weight_decays:
             self.training(weight_decay)  # which refuses what is out of range

@@ -15,7 +15,6 @@ from probmcl.files import read_json
 from probmcl.pipeline import Tested, nobody
 from probmcl.planning import Planner
 from probmcl.results import Run
-from probmcl.runs import refuse_other_records
 from probmcl.settings import Settings, settings_of_run
 from probmcl.training.progress import Display
 
@@ -46,7 +45,4 @@ def run_or_resume(
     before = settings_of_run(read_json(folder / "config.json"))
     if replace(before, device=settings.device, workers=settings.workers) != settings:
         raise ValueError(f"{folder} is a run with other settings; put the comparison into another folder")
-    if read_json(folder / "run.json")["status"] == "finished":
-        refuse_other_records(folder, records)
-        return pipeline.finished_run(folder)
     return pipeline.resume(records, settings, folder, display, tested=tested, plan=plan)

@@ -14,6 +14,7 @@ import pytest
 import probmcl
 from made import folder_of_photographs
 from probmcl import pipeline
+from probmcl.comparison import work
 from probmcl.comparison.rows import Comparison
 from probmcl.methods import METHODS
 from probmcl.training import fit
@@ -110,7 +111,8 @@ def test_a_finished_comparison_is_never_trained_again(
     comparison: Comparison, folder: Path, loss: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pipeline, "fit", forbidden)
-    again = probmcl.compare(resume=folder, methods=f"asl,supcon,{loss}:mine", workers=0)
+    monkeypatch.setattr(work, "expense", forbidden)
+    again = probmcl.compare(resume=folder, methods=f"asl, supcon, {loss}:mine", device="auto", workers=0)
     assert {r.title: r.mAP for r in again.rows} == {r.title: r.mAP for r in comparison.rows}
 
 
@@ -197,6 +199,97 @@ def test_who_cannot_run_here_is_left_out_of_all_and_refused_by_name(photographs:
     assert any("csra cannot run here" in said for said in found.left_out)
     names = {row.name for row in found.rows if row.head != "frozen"}
     assert names == set(METHODS) - {"probe", "csra", "ml_gcn"}
+
+
+def test_the_frozen_probe_has_as_many_views_as_the_others(comparison: Comparison, folder: Path) -> None:
+    probe = json.loads((folder / "seed-0" / "config.json").read_text())["probe"]
+    assert probe["frozen_views"] == probe["views"] > 0
+
+
+def test_a_method_that_diverges_is_left_out_and_the_others_go_on(photographs: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("def bad(logits, labels, known):\n    return logits.mean() * float('nan')\n")
+    asked = {**SMALL, "epochs": 1, "seeds": 2}
+    found = probmcl.compare(photographs, **asked, methods=f"bce,{tmp_path}/bad.py:bad", out=tmp_path / "one")
+    assert {row.name for row in found.rows} == {"frozen probe", "bce"}
+    assert any("bad is left out: the loss is nan" in said for said in found.left_out)
+    alone = probmcl.compare(photographs, **asked, methods=f"{tmp_path}/bad.py:bad", out=tmp_path / "alone")
+    assert [row.name for row in alone.rows] == ["frozen probe"]
+
+
+def test_added_rows_are_remembered(comparison: Comparison, folder: Path, photographs: Path, tmp_path: Path) -> None:
+    asked = {**SMALL, "methods": "bce", "seeds": 1, "epochs": 2}
+    alone = probmcl.compare(photographs, **asked, out=tmp_path / "bce")
+    added = probmcl.compare(resume=tmp_path / "bce", add=[folder / "results.jsonl"], workers=0)
+    again = probmcl.compare(resume=tmp_path / "bce", workers=0)
+    assert len(alone.rows) < len(added.rows) == len(again.rows)
+
+
+def test_another_batch_size_is_another_protocol(
+    comparison: Comparison, folder: Path, photographs: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match="its budget differ"):
+        probmcl.compare(
+            photographs,
+            **SMALL,
+            methods="bce",
+            seeds=1,
+            epochs=2,
+            batch_size=21,
+            add=[folder / "results.jsonl"],
+            out=tmp_path / "bce",
+        )
+
+
+def test_images_that_an_earlier_run_has_trained_on_are_an_alarm(
+    comparison: Comparison, folder: Path, tmp_path: Path, photographs: Path
+) -> None:
+    table = tmp_path / "leak.csv"
+    with (folder / "seed-0" / "split.csv").open() as file, photographs.open() as labels:
+        trained = {Path(line["path"]).name for line in csv.DictReader(file) if line["split"] == "train"}
+        rows = list(csv.DictReader(labels))
+    with table.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["filename", "tags", "split"])
+        for number, row in enumerate(rows):
+            split = ("train", "val", "test")[number % 3] if row["filename"] in trained else "train"
+            writer.writerow([row["filename"], row["tags"], split])
+    asked = {key: value for key, value in SMALL.items() if key not in ("weights", "encoder", "image_size")}
+    probmcl.compare(
+        table,
+        images=photographs.parent,
+        **asked,
+        weights=folder / "seed-0",
+        methods="bce",
+        epochs=1,
+        seeds=1,
+        out=tmp_path / "leak",
+    )
+    assert "were trained on in" in (tmp_path / "leak" / "verdict.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("splits", "said"),
+    [
+        (("val", "test"), "no image belongs to the train split"),
+        (("train", "val", "empty"), "none of the 20 test images is known to have a label"),
+    ],
+)
+def test_data_on_which_nothing_can_be_compared_are_refused(
+    photographs: Path, tmp_path: Path, splits: tuple[str, ...], said: str
+) -> None:
+    with photographs.open() as labels:
+        rows = list(csv.DictReader(labels))
+    with (tmp_path / "labels.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["filename", "tags", "split"])
+        for number, row in enumerate(rows):
+            split = splits[number % len(splits)]
+            writer.writerow([row["filename"], "" if split == "empty" else row["tags"], split.replace("empty", "test")])
+    with pytest.raises(ValueError, match=said):
+        probmcl.compare(
+            tmp_path / "labels.csv", images=photographs.parent, **SMALL, methods="bce", out=tmp_path / "out"
+        )
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,16 +13,16 @@ from probmcl.comparison.protocol import (
     contenders,
     entrants,
     equal_views,
-    fair_batches,
+    fair_steps,
     planner,
+    round_of,
     trial_name,
-    widest,
 )
 from probmcl.data.loader import Order
-from probmcl.methods import METHODS, find_method
+from probmcl.methods import METHODS
 from probmcl.planning import Cost
 from probmcl.results import Candidate
-from probmcl.settings import EncoderSettings, Settings, SettingsError
+from probmcl.settings import Contender, EncoderSettings, Settings, SettingsError
 
 
 def settings() -> Settings:
@@ -52,24 +52,62 @@ def test_whoever_is_not_there_is_refused(said: list[str], message: str) -> None:
         entrants(said)
 
 
-@given(st.integers(4, 3000), st.integers(1, 20), st.sampled_from([8, 16, 64, 100]), st.sampled_from([8, 50, 128]))
-def test_every_method_sees_exactly_as_many_images(images: int, rounds: int, one: int, two: int) -> None:
-    usual = {"one": (one, 1), "two": (two, 2), "both": (one, 2)}
-    views = 2 * rounds
-    batches = fair_batches(images, views, usual)
-    n_views = {name: n for name, (_, n) in usual.items()}
-    seen = equal_views(images, views, [(batches[name], n_views[name]) for name in usual])
+@given(
+    st.integers(4, 3000),
+    st.integers(1, 20),
+    st.sampled_from([None, 8, 50]),
+    st.sampled_from([(16, 1), (100, 2), (50, 3)]),
+    st.integers(1, 3),
+)
+def test_every_method_sees_exactly_as_many_images_on_any_number_of_processes(
+    images: int, rounds: int, batch_size: int | None, own: tuple[int, int], processes: int
+) -> None:
+    views = 6 * rounds
+    steps = fair_steps(images, views, [own], batch_size, processes=processes)
+    seen = equal_views(images, views, list(steps.values()))
     assert 0 < seen <= images * views
-    for name, n in n_views.items():
-        order = Order(np.arange(images), batch_size=batches[name], epochs=views // n, seed=0, images=seen // n)
-        assert sum(len(batch) for batch in order) * n == seen
+    for batch, n_views in steps.values():
+        shown = 0
+        for process in range(processes):
+            order = Order(
+                np.arange(images),
+                batch_size=batch,
+                epochs=views // n_views,
+                seed=0,
+                images=seen // n_views,
+                share=(process, processes),
+            )
+            shown += sum(map(len, order)) * n_views
+        assert shown == seen
 
 
 def test_equal_steps_waste_few_images_where_that_is_possible() -> None:
     assert equal_views(1690, 12, [(64, 1), (128, 2)]) == 19968
-    assert fair_batches(1690, 12, {"a": (64, 1), "b": (128, 2)}) == {"a": 64, "b": 128}
+    assert fair_steps(1690, 12, [])[128, 2] == (128, 2)
     assert equal_views(100, 12, [(64, 1), (100, 2)]) == 0  # which is why the batches are then made equal
-    assert fair_batches(100, 12, {"a": (64, 1), "b": (128, 2)}) == {"a": 64, "b": 64}
+    assert set(fair_steps(100, 12, []).values()) == {(64, 1), (64, 2)}
+    assert set(fair_steps(1690, 12, [], 32).values()) == {(32, 1), (32, 2)}
+
+
+def test_who_takes_part_does_not_change_what_each_sees() -> None:
+    for images in (250, 300, 1000, 1690):
+        found = [
+            contenders(entrants(names), settings(), images=images, views=12, trials=1, batch_size=None)[-1]
+            for names in (["supcon"], ["bce", "supcon"], ["bce", "joint", "supcon"])
+        ]
+        assert found[0] == found[1] == found[2]
+
+
+def test_two_of_one_name_are_refused(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "loss.py").write_text(
+            "def mine(logits, labels, known): pass\ndef bce(similarity, overlap): pass"
+        )
+    with pytest.raises(SettingsError, match="are both called mine; rename one"):
+        entrants([f"{tmp_path}/a/loss.py:mine", f"{tmp_path}/b/loss.py:mine"])
+    with pytest.raises(SettingsError, match="is called as the method bce here"):
+        entrants([f"{tmp_path}/a/loss.py:bce"])
 
 
 def test_each_has_as_many_trials_and_the_first_is_the_usual_one() -> None:
@@ -115,7 +153,7 @@ def test_a_budget_becomes_one_number_of_images_for_everybody() -> None:
     asked = entrants(["bce", "supcon"])
     costs = [Cost("bce", 10.0, 5.0, 1, 1), Cost("supcon", 30.0, 5.0, 2, 1)]
 
-    def remake(views: int):  # type: ignore[no-untyped-def]
+    def remake(views: int) -> tuple[Contender, ...]:
         return contenders(asked, settings(), images=640, views=views, trials=1, batch_size=None)
 
     per_round = 3 * 2 * (10.0 + 15.0)  # three seeds, two views
@@ -130,7 +168,7 @@ def test_trials_are_paid_for_in_the_first_run_only() -> None:
     asked = entrants(["bce"])
     costs = [Cost(trial_name("bce", number), 10.0, 0.0, 1, 1) for number in range(3)]
 
-    def remake(views: int):  # type: ignore[no-untyped-def]
+    def remake(views: int) -> tuple[Contender, ...]:
         return contenders(asked, settings(), images=640, views=views, trials=3, batch_size=None)
 
     plan = planner(SAFETY * (3 + 1) * 20.0 * 5.01, seeds=2, taking_part=asked, remake=remake)(costs, 0.0, 0.0)
@@ -145,6 +183,20 @@ def test_a_budget_that_is_too_small_says_what_is_needed() -> None:
 
 
 def test_a_round_has_two_views() -> None:
-    assert widest([Entrant("bce")]) == 2
-    assert find_method("supcon").n_views == 2
-    assert math.lcm(widest([Entrant("bce"), Entrant("supcon")]), 2) == 2
+    assert round_of([Entrant("bce")]) == 2
+    assert round_of([Entrant("bce"), Entrant("supcon")]) == 2
+
+
+def test_the_time_before_the_first_run_and_of_testing_is_part_of_the_budget() -> None:
+    asked = entrants(["bce"])
+
+    def remake(views: int) -> tuple[Contender, ...]:
+        return contenders(asked, settings(), images=640, views=views, trials=1, batch_size=None)
+
+    def epochs(before: float, tested: float) -> int:
+        plan = planner(SAFETY * 1000.0, seeds=2, taking_part=asked, remake=remake, before=before)
+        return plan([Cost("bce", 10.0, 5.0, 1, 1, tested)], 0.0, 0.0).epochs["bce"]
+
+    assert epochs(0.0, 0.0) == 48
+    assert epochs(200.0, 0.0) == 38  # 200 s less, for both seeds
+    assert epochs(0.0, 100.0) == 38

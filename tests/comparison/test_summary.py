@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 
+from comparison.made_rows import made_comparison
+from probmcl.comparison.plot import to_svg
 from probmcl.comparison.results import Result, merged, read_results, write_results
 from probmcl.comparison.rows import Row
-from probmcl.comparison.summary import rows_of
+from probmcl.comparison.summary import DRAWS, rows_of
 from probmcl.evaluation.bootstrap import holm
 from probmcl.evaluation.evaluate import evaluate
 
@@ -152,6 +154,59 @@ def test_a_row_without_its_predictions_has_no_interval_and_no_p(results: list[Re
     assert rows["same, re-probed"].gain_p is None
     assert rows["same, re-probed"].gain is not None
     assert rows["good, own head"].gain_p is not None
+
+
+def copied(result: Result, name: str, **other: Any) -> Result:
+    """The same predictions under another name."""
+    return Result(**{**vars(result), "name": name, "method": name, "head": "own head", **other})
+
+
+def test_a_difference_is_over_the_seeds_that_both_have(tmp_path: Path) -> None:
+    frozen = [result(tmp_path, "frozen probe", "frozen", noise=1.5 - 0.5 * seed, seed=seed) for seed in (0, 1, 2)]
+    best = [result(tmp_path, "best", "own head", noise=0.2, seed=seed, validation=0.9) for seed in (0, 2)]
+    # The copy of the probe has lost the seed that was worst, so that its mean is higher.
+    twin = [copied(r, "twin") for r in (frozen[2], frozen[1])]
+    rows = {r.title: r for r in rows_of([*frozen, *twin, *best], None)}
+    row = rows["twin, own head"]
+    assert row.mAP == pytest.approx(fmean(r.test["mAP"] for r in twin)) != rows["frozen probe"].mAP
+    assert (row.seeds, row.gain, row.gain_interval, row.gain_p) == (2, 0.0, (0.0, 0.0), 1.0)
+    assert row.behind == pytest.approx(best[1].test["mAP"] - frozen[2].test["mAP"])
+    assert rows["best, own head"].gain == pytest.approx(
+        fmean(r.test["mAP"] for r in best) - fmean(frozen[seed].test["mAP"] for seed in (0, 2))
+    )
+
+
+def test_rows_that_share_no_seed_have_no_difference(results: list[Result]) -> None:
+    elsewhere = [copied(r, "elsewhere", seed=r.seed + 5) for r in results if r.title == ("same", "re-probed")]
+    rows = {r.title: r for r in rows_of([*results, *elsewhere], None)}
+    row, same = rows["elsewhere, own head"], rows["same, re-probed"]
+    assert (row.mAP, row.interval, row.seeds) == (same.mAP, same.interval, 2)
+    assert {row.gain, row.gain_interval, row.gain_p, row.behind, row.behind_interval, row.behind_p} == {None}
+    assert len([r for r in rows.values() if r.gain_p is not None]) == 3
+
+
+def test_the_predictions_of_a_seed_that_is_not_shared_are_not_needed(results: list[Result], tmp_path: Path) -> None:
+    (one,) = (r for r in results if r.title == ("good", "own head") and r.seed == 0)
+    lost = [r if r.head != "frozen" or r.seed == 0 else Result(**{**vars(r), "folder": tmp_path}) for r in results]
+    rows = {r.title: r for r in rows_of([*lost, copied(one, "one")], None)}
+    assert rows["frozen probe"].interval is None
+    assert rows["good, own head"].gain_interval is None
+    assert rows["one, own head"].gain_interval is not None
+
+
+def test_resamples_that_cannot_be_scored_give_no_interval_and_no_p(results: list[Result], tmp_path: Path) -> None:
+    nothing = np.zeros((IMAGES, CLASSES))
+    np.savez(tmp_path / "unknown.npz", scores=nothing, labels=nothing, known=nothing.astype(bool))
+    unknown = {"folder": tmp_path, "predictions": "unknown.npz"}
+    rows = rows_of([Result(**{**vars(r), **unknown}) if r.name == "good" else r for r in results], None)
+    row = next(r for r in rows if r.title == "good, own head")
+    assert {row.interval, row.gain_interval, row.gain_p} == {None}
+    assert row.gain is not None
+    assert "nan" not in to_svg(made_comparison(*rows))
+
+
+def test_the_draws_are_enough_for_a_small_p_among_many_methods() -> None:
+    assert holm([2 / (DRAWS + 1)] * 50)[0] < 0.05
 
 
 def test_results_are_the_same_after_writing_and_reading(results: list[Result], tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ def line(text: str, start: str) -> str:
 def test_without_a_method_that_is_better_the_probe_is_enough_and_it_says_why() -> None:
     text = said(made_row("asl", mAP=0.81), made_row("bce", mAP=0.80))
     assert text.startswith("The linear probe is enough: no method is better by more than chance")
+    assert "a gain of 3.0 points is ruled out for each" in text
     assert "mAP 79.0 [77.8, 80.1] on these 4,952 test images" in text
     best = line(text, "The best on validation, asl (own head), gains +0.2 [−0.4, +0.8] points")
     assert "p 0.600, corrected for 2 methods" in best
@@ -36,6 +37,40 @@ def test_the_largest_gain_on_test_is_named_beside_that_of_the_best_on_validation
     assert line(text, "The best on validation, asl (own head)")
     assert "bce (own head): +0.6 [−0.4, +0.8]" in line(text, "The largest gain on test")
     assert not line(said(made_row("asl", mAP=0.81, gain=0.006), made_row("bce", mAP=0.80)), "The largest gain on test")
+
+
+def test_the_largest_of_losses_and_of_unknown_gains_is_no_gain() -> None:
+    unknown: dict[str, Any] = dict.fromkeys(("gain", "gain_interval", "gain_p"))
+    losses = [made_row("asl", mAP=0.81, gain=-0.006), made_row("bce", mAP=0.80, gain=-0.002)]
+    assert not line(said(*losses), "The largest gain on test")
+    assert not line(said(*losses, made_row("focal", mAP=0.7, **unknown)), "The largest gain on test")
+
+
+@pytest.mark.parametrize(("most", "enough"), [(0.029, True), (0.03, False)])
+def test_the_probe_is_enough_only_where_a_large_gain_is_ruled_out_for_every_method(most: float, enough: bool) -> None:
+    noisy = made_row("bce", mAP=0.80, gain=0.001, gain_interval=(-0.03, most))
+    text = said(made_row("asl", mAP=0.81), noisy)
+    assert text.startswith("The linear probe is enough") == enough
+    assert bool(line(text, "More test images would make the intervals narrower")) != enough
+    if not enough:
+        assert text.splitlines()[0] == (
+            "This comparison cannot tell whether any method is better than the linear probe (mAP 79.0 [77.8, 80.1] on "
+            "these 4,952 test images): none is shown to be, but a gain of up to 3.0 points is not ruled out for bce "
+            "(own head)."
+        )
+        assert line(text, "The best on validation, asl (own head), gains +0.2 [−0.4, +0.8] points")
+
+
+def test_a_row_that_does_not_stand_for_its_method_decides_nothing() -> None:
+    second = made_row("asl", "re-probed", best_head=False, gain_interval=(-0.1, 0.1), gain_p=None, behind_p=None)
+    assert said(made_row("asl", mAP=0.81), second).startswith("The linear probe is enough")
+
+
+def test_a_best_that_shares_no_seed_with_the_probe_has_no_gain() -> None:
+    unknown: dict[str, Any] = dict.fromkeys(("gain", "gain_interval", "gain_p"))
+    gain = "an unknown number of points (no seed in common with the probe)"
+    assert f"asl (own head), gains {gain}." in said(made_row("asl", mAP=0.81, **unknown), made_row("bce"))
+    assert f"a gain of {gain}." in said(made_row("asl", mAP=0.83, **unknown), made_row("bce", **BETTER))
 
 
 def test_a_gain_that_cannot_be_is_not_held_open() -> None:
@@ -52,7 +87,9 @@ def test_methods_worse_than_the_probe_leave_the_probe() -> None:
 
 def test_a_small_p_of_a_loss_is_no_gain_and_a_gain_by_chance_none_either() -> None:
     assert said(made_row(gain=-0.01, gain_p=0.001)).startswith("The linear probe is enough")
-    assert said(made_row(gain=0.05, gain_interval=(-0.01, 0.11), gain_p=0.05)).startswith("The linear probe is enough")
+    text = said(made_row(gain=0.05, gain_interval=(-0.01, 0.11), gain_p=0.05))
+    assert text.startswith("This comparison cannot tell")
+    assert line(text, "The best on validation, bce (own head), gains +5.0 [−1.0, +11.0] points (p 0.050)")
 
 
 # A method is better.
@@ -77,6 +114,8 @@ def test_the_only_method_is_compared_with_the_probe_alone() -> None:
     assert text.startswith("asl (own head), the only method, is better")
     assert "corrected" not in text
     assert "Every other" not in text
+    left_out = said(made_best("asl"), left_out=("kmcl diverged at step 3.",))
+    assert left_out.startswith("asl (own head), the only method with results, is better")
 
 
 def test_the_best_is_chosen_on_validation_though_another_is_higher_on_test() -> None:
@@ -163,8 +202,12 @@ def test_without_any_p_value_nothing_is_claimed() -> None:
 
 
 def test_a_method_without_a_p_value_is_named() -> None:
-    text = said(made_row("asl", mAP=0.81), made_row("bce", gain_p=None, behind_p=None))
-    assert text.startswith("The linear probe is enough: no method with a p-value is better")
+    lost: dict[str, Any] = dict.fromkeys(("gain_interval", "gain_p", "behind_interval", "behind_p"))
+    text = said(made_row("asl", mAP=0.81), made_row("bce", **lost))
+    assert text.startswith("This comparison cannot tell")
+    assert "none is shown to be, but there is no interval of the gain of bce (own head)." in text
+    assert "More test images" not in text
+    assert "corrected for" not in text  # there is one p-value
     assert line(text, "Not compared with the probe, for want of a p-value: bce (own head).")
     text = said(made_best("asl"), made_row("bce", mAP=0.81, gain_p=None, behind_p=None))
     assert line(text, "Not compared with it, for want of a p-value: bce (own head).")
@@ -203,6 +246,12 @@ def test_a_doubt_is_said_where_it_applies_and_nowhere_else(
         ("gain is 3.0 points wide", {"gain_interval": (0.015, 0.045)}, {"gain_interval": (0.016, 0.045)}),
         ("varies by ± 3.1 points, no less than its gain", {"over_seeds": 0.031}, {"over_seeds": 0.029}),
         ("Partly reconstructed", {"fidelity": "partly reconstructed"}, {"fidelity": "own"}),
+        (
+            "Partly reconstructed",
+            {"fidelity": "partly reconstructed, our settings"},
+            {"fidelity": "paper, our settings"},
+        ),
+        ("Fewer than 3 seeds: asl (own head), 2.", {"seeds": 2}, {"seeds": 3}),
     ],
 )
 def test_a_doubt_of_a_row_is_said_where_it_applies(doubt: str, doubtful: dict[str, Any], sure: dict[str, Any]) -> None:

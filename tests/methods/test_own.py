@@ -150,6 +150,16 @@ def test_no_file_is_run_because_a_folder_names_it(file: Path) -> None:
     assert str(file.resolve()) not in sys.modules
 
 
+def test_a_file_may_have_dataclasses_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "with_classes.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Weight:\n    value: float = 2.0\n"
+        "def weighted(logits, labels, known):\n    return Weight().value * (logits * labels).mean()\n"
+    )
+    mine = built(f"{tmp_path / 'with_classes.py'}:weighted")
+    assert mine(*batch(mine)).loss.isfinite()
+
+
 def test_it_trains_a_whole_encoder(file: Path) -> None:
     for name in ("on_logits", "on_similarity"):
         kind = find_method(f"{file}:{name}")

@@ -13,6 +13,7 @@ from probmcl.encoders import Encoder, Extracted
 from probmcl.methods.bce import BCE
 from probmcl.methods.probe import Probe
 from probmcl.training import Checkpoint, Event, FeatureBatches, Training, fit
+from probmcl.training.fit import check_weights
 
 
 def separable(images: int = 64, *, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -178,3 +179,30 @@ def test_a_loss_that_is_no_number_stops_training_with_a_remedy() -> None:
     broken = FeatureBatches(features, labels, known, batch_size=64, epochs=30, seed=0)
     with pytest.raises(FloatingPointError, match=r"step 10; a lower learning rate"):
         fit(BCE(Extracted(8), label_space()), broken, Training())
+
+
+def test_weights_that_are_no_numbers_after_the_last_step_are_refused() -> None:
+    method = BCE(Extracted(8), label_space())
+    check_weights(method)
+    with torch.no_grad():
+        method.linear.weight[1, 2] = float("nan")
+    with pytest.raises(FloatingPointError, match="a weight is no number after the last step"):
+        check_weights(method)
+
+
+def test_the_seconds_of_all_attempts_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    first = Checkpoint(path, seconds_apart=0.0)
+    first.begun -= 100.0  # as if it had taken so long
+    fit(BCE(Extracted(8), label_space()), batches(epochs=2), Training(epochs=2), checkpoint=first)
+    second = Checkpoint(path)
+    fit(BCE(Extracted(8), label_space()), batches(epochs=2), Training(epochs=2), checkpoint=second)
+    assert 100.0 < second.seconds() < 160.0
+
+
+def test_training_ends_after_so_many_images_within_its_epochs() -> None:
+    seen: list[Event] = []
+    limited = FeatureBatches(*separable(), batch_size=16, epochs=3, seed=0, images=100)  # of 192
+    fit(BCE(Extracted(8), label_space()), limited, Training(), watchers=(seen.append,))
+    assert [event.epoch for event in seen] == [0, 0, 0, 0, 1, 1]
+    assert sum(event.images for event in seen) == 96

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,13 +34,15 @@ from probmcl.flags import (
     Workers,
 )
 from probmcl.intake import (
-    absolute,
     data_name,
     display_of_the_first,
     folder_for,
     read_again,
     read_all,
+    reading_of,
+    refuse_beside_resume,
     said,
+    seen_before,
     told_how_to_go_on,
     weights_from,
     with_recipe,
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
     from probmcl.data.records import Records
     from probmcl.training.progress import Display
 
-REMEMBERED = "comparison.json"
+REMEMBERED = "asked.json"
 """The file that says what is compared."""
 
 
@@ -73,7 +76,9 @@ def compare(
     weights: Weights = None,
     image_size: ImageSize = None,
     tune: TuneFlag = None,
-    epochs: Annotated[int | None, Parameter(help="rounds over the images, of two views each; 6", group=HOW)] = None,
+    epochs: Annotated[
+        int | None, Parameter(help="rounds over the images, of two views each; 6 by default", group=HOW)
+    ] = None,
     budget: Annotated[
         str | None, Parameter(help="time for all of it, as in 2h; it decides the images seen", group=HOW)
     ] = None,
@@ -88,7 +93,8 @@ def compare(
     workers: Workers = None,
     out: Out = None,
     add: Annotated[
-        Sequence[Path] | None, Parameter(help="results.jsonl of another comparison of the same protocol", group=WHERE)
+        Sequence[Path] | None,
+        Parameter(help="results.jsonl of another comparison of the same protocol", negative="", group=WHERE),
     ] = None,
     resume: Annotated[
         Path | str | None,
@@ -107,23 +113,15 @@ def compare(
 
     Example: probmcl compare --resume runs/2026-11-15-photos-comparison --add elsewhere/results.jsonl
     """
-    given = dict(locals())
+    given, began = dict(locals()), time.perf_counter()
     from probmcl.distributed import started
 
     with started(device):
         if resume is not None:
-            _refuse_beside_resume(given)
-            return _resume(Path(resume), methods, said(device=device, workers=workers), add or ())
+            refuse_beside_resume(given, "device", "workers", "add", "methods")
+            return _resume(Path(resume), methods, said(device=device, workers=workers), _paths(add), began)
         if data is None:
             raise ValueError("say what to compare on: a table or a folder, as in probmcl compare photos/labels.csv")
-        reading = said(
-            images=absolute(images),
-            format=format,
-            path_column=path_column,
-            labels_column=labels_column,
-            split_column=split_column,
-            group_column=group,
-        )
         flags = said(
             encoder=said(name=encoder, weights=weights_from(weights), image_size=image_size),
             probe=said(epochs=probe_epochs),
@@ -135,7 +133,17 @@ def compare(
         asked = _asked(
             methods or "all", flags, said(seeds=seeds, trials=trials, epochs=epochs, batch_size=batch_size), budget
         )
-        return _start(Path(data), reading, skip_bad, asked, out, add or ())
+        return _start(Path(data), reading_of(given), skip_bad, asked, out, _paths(add), began)
+
+
+def _listed(methods: str) -> list[str]:
+    return [part.strip() for part in methods.split(",") if part.strip()]
+
+
+def _paths(given: Sequence[Path | str] | Path | str | None) -> list[Path]:
+    """Whatever names files, as absolute paths."""
+    listed = [given] if isinstance(given, Path | str) else given or ()
+    return [Path(path).resolve() for path in listed]
 
 
 def _asked(methods: str, flags: dict[str, Any], numbers: dict[str, int], budget: str | None) -> Asked:
@@ -155,8 +163,9 @@ def _asked(methods: str, flags: dict[str, Any], numbers: dict[str, int], budget:
     if budget is not None and "epochs" in numbers:
         raise SettingsError("a budget and a number of epochs are both given; the budget decides the epochs, give one")
     settings = replace(make_settings(with_recipe(None, flags) | {"method": "probe"}), method="comparison")
+    settings = replace(settings, probe=replace(settings.probe, frozen_views=settings.probe.views))
     encoders.about(settings.encoder.name)
-    listed = [part.strip() for part in methods.split(",") if part.strip()]
+    listed = _listed(methods)
     numbers = numbers if budget is not None else {"epochs": 6} | numbers
     return Asked(
         settings,
@@ -173,9 +182,11 @@ def _start(
     skip_bad: float | None,
     asked: Asked,
     out: Path | str | None,
-    add: Sequence[Path],
+    add: list[Path],
+    began: float,
 ) -> Comparison:
     from probmcl import runs
+    from probmcl.data.check import refuse_unscorable
     from probmcl.distributed import first
     from probmcl.files import write_json
 
@@ -183,20 +194,27 @@ def _start(
         runs.refuse_used(Path(out))
     display = display_of_the_first()
     records, source = read_all(data, reading | {"seed": 0}, skip_bad, asked.settings.workers, display)
-    name = data_name(data)
-    with folder_for(out, f"{name}-comparison") as folder, told_how_to_go_on("compare", folder, REMEMBERED, display):
+    refuse_unscorable(records)
+    alarms = seen_before(records, asked.settings.encoder.weights)
+    remembered = {"data": source, "name": data_name(data), "asked": asked, "alarms": alarms, "add": add}
+    with (
+        folder_for(out, f"{remembered['name']}-comparison") as folder,
+        told_how_to_go_on("compare", folder, REMEMBERED, display),
+    ):
         if first():
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / REMEMBERED, {"data": source, "name": name, "asked": asked})
-        return _carried_out(records, asked, folder, display, name, source, add)
+            write_json(folder / REMEMBERED, remembered)
+        return _carried_out(records, asked, folder, display, remembered, began)
 
 
-def _resume(folder: Path, methods: str | None, where: dict[str, Any], add: Sequence[Path]) -> Comparison:
+def _resume(folder: Path, methods: str | None, where: dict[str, Any], add: list[Path], began: float) -> Comparison:
     from dataclasses import replace
 
     from probmcl.comparison.protocol import Entrant, entrants
     from probmcl.comparison.work import Asked
-    from probmcl.files import read_json
+    from probmcl.devices import find_device
+    from probmcl.distributed import barrier, first
+    from probmcl.files import read_json, write_json
     from probmcl.settings import refuse_unnamed, settings_of_run
 
     if not (folder / REMEMBERED).is_file():
@@ -204,44 +222,39 @@ def _resume(folder: Path, methods: str | None, where: dict[str, Any], add: Seque
     remembered = read_json(folder / REMEMBERED)
     given = dict(remembered["asked"])
     settings = replace(settings_of_run(given.pop("settings")), **where)
+    settings = replace(settings, device=find_device(settings.device))
     taking_part = tuple(Entrant(**entrant) for entrant in given.pop("entrants"))
-    if methods is not None and entrants(methods.split(",")) != taking_part:
+    if methods is not None and entrants(_listed(methods)) != taking_part:
         names = ",".join(entrant.name for entrant in taking_part)
         raise ValueError(f"--methods {methods}: {folder} compares {names}; beside --resume say the same, or nothing")
     for entrant in taking_part:
         refuse_unnamed(entrant.method, "the same --methods again, with")
-    asked, display = Asked(settings, taking_part, **given), display_of_the_first()
-    records = read_again(remembered["data"])
+    display, records = display_of_the_first(), read_again(remembered["data"])
+    remembered["add"] = list(dict.fromkeys([*remembered["add"], *map(str, add)]))
+    barrier()
+    if first():
+        write_json(folder / REMEMBERED, remembered)
     with told_how_to_go_on("compare", folder, REMEMBERED, display):
-        return _carried_out(records, asked, folder, display, remembered["name"], remembered["data"], add)
+        return _carried_out(records, Asked(settings, taking_part, **given), folder, display, remembered, began)
 
 
 def _carried_out(
-    records: Records,
-    asked: Asked,
-    folder: Path,
-    display: Display,
-    name: str,
-    source: Mapping[str, Any],
-    add: Sequence[Path],
+    records: Records, asked: Asked, folder: Path, display: Display, remembered: Mapping[str, Any], began: float
 ) -> Comparison:
     from probmcl.comparison.tables import terminal
     from probmcl.comparison.verdict import verdict
     from probmcl.comparison.work import Work
 
-    comparison = Work(records, asked, folder, display, name).run(source=source, add=add)
+    alarms = remembered["alarms"]
+    for alarm in alarms:
+        display.say(f"  ALARM: {alarm}")
+    work = Work(
+        records, asked, folder, display, remembered["name"], source=remembered["data"], alarms=alarms, began=began
+    )
+    comparison = work.run([Path(path) for path in remembered["add"]])
     for table in terminal(comparison):
         display.console.print(table)
-    display.say(verdict(comparison))
+    for line in (verdict(comparison), *(f"ALARM: {alarm}" for alarm in alarms)):
+        display.say(line)
     display.say(f"tables, plot, references and every prediction are in {folder}")
     return comparison
-
-
-def _refuse_beside_resume(given: Mapping[str, Any]) -> None:
-    allowed = {"resume", "device", "workers", "add", "methods"}
-    found = [f"--{key.replace('_', '-')}" for key, x in given.items() if x is not None and key not in allowed]
-    if found:
-        raise ValueError(
-            f"--resume goes on with what was asked for; beside it there is no place for {', '.join(found)}, only for "
-            "--device, --workers and --add"
-        )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from probmcl.distributed import world
 from probmcl.evaluation.cost import gmac, parameters, peak_memory
 from probmcl.material import Material
 from probmcl.methods import find_method
@@ -78,7 +79,7 @@ def expense(contender: Contender, material: Material, probe: Prediction) -> Expe
 
     memory = peak_memory(step, views.device)
     seconds = seconds_per_step(method, views, labels, contender.training)
-    return Expense(own_head, probe, views.shape[0] * views.shape[1] / seconds, memory)
+    return Expense(own_head, probe, world() * views.shape[0] * views.shape[1] / seconds, memory)
 
 
 def _prediction(classifier: Classifier, material: Material) -> Prediction:

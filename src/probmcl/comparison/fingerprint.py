@@ -17,12 +17,13 @@ LENGTH = 12
 """Hexadecimal digits that are kept."""
 
 
-def fingerprint(records: Records, settings: Settings, frozen: Path, *, views: int, trials: int) -> dict[str, str]:
+def fingerprint(records: Records, settings: Settings, frozen: Path, budget: object) -> dict[str, str]:
     """A hash of each part of the protocol, and one of all of them.
 
-    `frozen` is the file of the frozen probe, which has the encoder's weights; random ones, which follow the seed, count
-    as random. The seed is no part: rows of one protocol differ by it. Images count by their place below the folder they
-    share and by their size in bytes.
+    The settings say what was done: the size of the images, and how much of the encoder learned. `frozen` is the file of
+    the frozen probe, which has the encoder's weights; random ones, which follow the seed, count as random. The seed is
+    no part: rows of one protocol differ by it. Images count by their place below the folder they share and by their
+    size in bytes. `budget` is what everybody had: views, batches, trials.
     """
     e = settings.encoder
     weights = "random" if e.weights is None else _weights(frozen)
@@ -31,7 +32,7 @@ def fingerprint(records: Records, settings: Settings, frozen: Path, *, views: in
         "split": _digest(records.split),
         "encoder": _digest(e.name, e.image_size, e.statistics, settings.tune, weights),
         "augmentation": _digest(settings.augment, settings.stored_views),
-        "budget": _digest(views, trials, settings.probe),
+        "budget": _digest(budget, settings.probe),
     }
     return parts | {"all": _digest(parts)}
 

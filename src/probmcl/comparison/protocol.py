@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from probmcl.distributed import world
 from probmcl.methods import METHODS, find_method, full_name
 from probmcl.planning import MOST_VIEWS, Cost, Plan, Planner, in_words
 from probmcl.results import Candidate
@@ -45,7 +46,9 @@ def entrants(methods: Sequence[str]) -> tuple[Entrant, ...]:
     for said in methods:
         everyone = [name for name in METHODS if name != "probe"] if said == "all" else [said]
         for entrant in map(_entrant, everyone):
-            found.setdefault(entrant.name, entrant)
+            other = found.setdefault(entrant.name, entrant)
+            if other != entrant:
+                raise SettingsError(f"{other.method} and {entrant.method} are both called {entrant.name}; rename one")
     if not found:
         raise SettingsError("say who is compared: --methods bce,asl,probmcl, or --methods all")
     return tuple(found.values())
@@ -56,6 +59,8 @@ def _entrant(said: str) -> Entrant:
     if method == "probe":
         raise SettingsError("the frozen probe is part of every comparison; leave 'probe' out")
     entrant = Entrant(method, preset or "default") if method in METHODS else Entrant(full_name(said))
+    if entrant.method not in METHODS and entrant.name in METHODS:
+        raise SettingsError(f"{entrant.method} is called as the method {entrant.name} here; rename it")
     method_settings(entrant.method, entrant.preset)  # which refuses what is not there
     return entrant
 
@@ -72,15 +77,14 @@ def contenders(
             f"trials={trials}: give 1 to {len(TRIALS)} learning rates and weight decays for each method"
         )
     usual = {e.name: Training(**usual_training(e.method, settings.tune)) for e in taking_part}
-    if batch_size is not None:
-        usual = {name: replace(training, batch_size=batch_size) for name, training in usual.items()}
     n_views = {e.name: find_method(e.method).n_views for e in taking_part}
-    batches = fair_batches(images, views, {name: (t.batch_size, n_views[name]) for name, t in usual.items()})
-    seen = equal_views(images, views, [(batches[name], n_views[name]) for name in batches])
+    steps = fair_steps(images, views, [(t.batch_size, n_views[name]) for name, t in usual.items()], batch_size)
+    seen = equal_views(images, views, list(steps.values()))
     made = []
     for entrant in taking_part:
         name, training = entrant.name, usual[entrant.name]
-        fixed = replace(training, epochs=views // n_views[name], views=seen, batch_size=batches[name])
+        batch, _ = steps[training.batch_size, n_views[name]]
+        fixed = replace(training, epochs=views // n_views[name], views=seen, batch_size=batch)
         for number, (rate, decay) in enumerate(TRIALS[:trials]):
             tried = replace(
                 fixed, learning_rate=training.learning_rate * rate, weight_decay=training.weight_decay * decay
@@ -99,59 +103,83 @@ def trial_name(name: str, number: int) -> str:
     return name if number == 0 else f"{name}, trial {number + 1}"
 
 
-def widest(taking_part: Sequence[Entrant]) -> int:
-    """Views of each image in a round: two, or as many as the greediest method takes at once."""
-    return max(2, *(find_method(e.method).n_views for e in taking_part))
+def round_of(taking_part: Sequence[Entrant]) -> int:
+    """Views of each image in a round: two, or what every method can take in whole steps."""
+    return math.lcm(2, *(find_method(e.method).n_views for e in taking_part))
 
 
-def equal_views(images: int, views: int, steps: Sequence[tuple[int, int]]) -> int:
-    """The most views in all, at most `views` of each image, that whole steps of every method make up exactly.
+StepSize = tuple[int, int]
+"""Images in a step, and views of each."""
 
-    `steps` has the batch size and the views of an image in a step, for each method.
+USUAL_STEPS: tuple[StepSize, ...] = ((64, 1), (64, 2), (128, 2))
+"""Of a classifier, one with two views, a contrast: reckoned with whoever takes part, so that rows can be added."""
+
+
+def equal_views(images: int, views: int, steps: Sequence[StepSize]) -> int:
+    """The most views in all, at most `views` of each image, that whole steps of every size make up exactly.
 
     >>> equal_views(1690, 12, [(64, 1), (128, 2)])  # 312 steps of 64 views, or 78 of 256
     19968
     """
-    sizes = [(min(batch, images), n_views) for batch, n_views in steps]
-    least = min(views // n_views * (images // batch) * batch * n_views for batch, n_views in sizes)
-    unit = math.lcm(*(batch * n_views for batch, n_views in sizes))
+    least = min(views // n_views * (images // batch) * batch * n_views for batch, n_views in steps)
+    unit = math.lcm(*(batch * n_views for batch, n_views in steps))
     return least // unit * unit
 
 
-def fair_batches(images: int, views: int, usual: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """A batch size for each method: the usual one, or the smallest of all where equal steps would waste many images.
+def fair_steps(
+    images: int, views: int, usual: Sequence[StepSize], batch_size: int | None = None, *, processes: int | None = None
+) -> dict[StepSize, StepSize]:
+    """What becomes of each usual size of a step, and of those in `usual`.
 
-    >>> fair_batches(100, 12, {"bce": (64, 1), "supcon": (128, 2)})
-    {'bce': 64, 'supcon': 64}
+    A batch is a multiple of the number of processes, and no larger than there are images. Where equal steps would waste
+    many images, the smallest batch is everybody's; `batch_size` is everybody's in any case.
+
+    >>> fair_steps(100, 12, [])[128, 2]
+    (64, 2)
     """
-    if equal_views(images, views, list(usual.values())) >= WORTH * images * views:
-        return {name: batch for name, (batch, _) in usual.items()}
-    smallest = min(min(batch, images) for batch, _ in usual.values())
-    return dict.fromkeys(usual, smallest)
+    processes = processes or world()
+    if images < processes:
+        raise SettingsError(f"{processes} processes for {images} images; start fewer processes")
+
+    def whole(batch: int) -> int:
+        return max(1, min(batch_size or batch, images) // processes) * processes
+
+    kinds = dict.fromkeys([*USUAL_STEPS, *usual])
+    made = {(batch, n_views): (whole(batch), n_views) for batch, n_views in kinds}
+    if equal_views(images, views, list(made.values())) >= WORTH * images * views:
+        return made
+    smallest = min(batch for batch, _ in made.values())
+    return {kind: (smallest, kind[1]) for kind in kinds}
 
 
 def planner(
-    budget: float, *, seeds: int, taking_part: Sequence[Entrant], remake: Callable[[int], Sequence[Contender]]
+    budget: float,
+    *,
+    seeds: int,
+    taking_part: Sequence[Entrant],
+    remake: Callable[[int], Sequence[Contender]],
+    before: float = 0.0,
 ) -> Planner:
-    """Turn a budget for all runs into views of each image, once the first run has measured what everything costs.
+    """Turn a budget for everything into views of each image, once the first run has measured what everything costs.
 
     `remake` gives the contenders for a number of views. The first run has all trials; those after it have one for each
-    method.
+    method. `before` are the seconds that had passed when the first run began.
     """
-    round_of, firsts = widest(taking_part), {e.name for e in taking_part}
+    views_in_round, firsts = round_of(taking_part), {e.name for e in taking_part}
 
     def plan(costs: Sequence[Cost], shared: float, spent: float) -> Plan:
         later = [cost for cost in costs if cost.name in firsts]
-        fixed = seeds * (spent + shared) + sum(c.once for c in costs) + (seeds - 1) * sum(c.once for c in later)
+        once, tested = sum(c.once for c in costs), sum(c.tested for c in later)
+        fixed = before + seeds * (spent + shared + tested) + once + (seeds - 1) * sum(c.once for c in later)
         views = sum(c.epoch / c.n_views for c in costs) + (seeds - 1) * sum(c.epoch / c.n_views for c in later)
-        rounds = int((budget / SAFETY - fixed) // (views * round_of))
+        rounds = int((budget / SAFETY - fixed) // (views * views_in_round))
         if rounds < 1:
-            needed = in_words(SAFETY * (fixed + views * round_of))
+            needed = in_words(60.0 * math.ceil(SAFETY * (fixed + views * views_in_round) / 60))
             raise SettingsError(
-                f"a budget of {in_words(budget)} is too small for {len(firsts)} methods and {seeds} seeds: {round_of} "
-                f"views of each image take about {needed}; give that, or fewer methods or seeds"
+                f"a budget of {in_words(budget)} is too small for {len(firsts)} methods and {seeds} seeds: "
+                f"{views_in_round} views of each image take about {needed}; give that, or fewer methods or seeds"
             )
-        shown = round_of * min(rounds, MOST_VIEWS // round_of)
+        shown = views_in_round * min(rounds, MOST_VIEWS // views_in_round)
         made = remake(shown)
         seen = made[0].training.views
         said = (

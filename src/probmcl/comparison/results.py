@@ -166,7 +166,7 @@ def _result(
         training_speed=expense.training_speed,
         prediction_speed=predicting.speed,
         peak_memory=expense.peak_memory,
-        fidelity="standard" if entrant is None else origin.fidelity if origin else "own",
+        fidelity="standard" if entrant is None else origin.of(entrant.preset) if origin else "own",
         reference=origin.reference if origin else "",
         fingerprint=dict(shared.fingerprint),
         predictions=(place / "predictions" / "test.npz").relative_to(shared.folder).as_posix(),
@@ -194,7 +194,7 @@ def read_results(path: Path) -> list[Result]:
     found = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"--add {path}: cannot be read ({error}); give the results.jsonl of a comparison") from error
     for number, line in enumerate(lines, start=1):
         try:

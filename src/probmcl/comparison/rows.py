@@ -20,15 +20,18 @@ class Row:
         best_head: whether this row stands for its method, being better on validation than the method's other row.
         validation: mAP on the validation split, which decides everything that has to be decided.
         mAP: mean average precision.
-        interval: where mAP is by the bootstrap over test images or groups.
+        interval: where mAP is by the bootstrap over test images or groups; None without the predictions.
         over_seeds: standard deviation of mAP over seeds; None for one seed.
-        gain: mAP less that of the frozen probe, on the same images; None for the frozen probe.
+        gain: mAP less that of the frozen probe, on the same images and over the seeds that both have; None for the
+            frozen probe, and where they share no seed.
         gain_interval: where the gain is by the paired bootstrap.
-        gain_p: of the gain, adjusted by Holm over methods; None for the frozen probe and where `best_head` is false.
-        behind: mAP of the method that is best on validation less this one, positive where this one is worse; None for
-            that one and for the frozen probe.
+        gain_p: of the gain, adjusted by Holm over methods; None where `gain` or its interval is, and where `best_head`
+            is false.
+        behind: mAP of the method that is best on validation less this one, positive where this one is worse, over the
+            seeds that both have; None for that one, for the frozen probe, and where they share no seed.
         behind_interval: where that difference is by the paired bootstrap.
-        behind_p: of that difference, adjusted by Holm over methods; None where `behind` is, or `best_head` is false.
+        behind_p: of that difference, adjusted by Holm over methods; None where `behind` or its interval is, and where
+            `best_head` is false.
         CP: precision, the mean over classes; this and the next five where a probability above 0.5 is a yes.
         CR: recall, the mean over classes.
         CF1: harmonic mean of CP and CR.
@@ -49,7 +52,8 @@ class Row:
         training_speed: images a second, each view counted.
         prediction_speed: images a second.
         peak_memory: bytes of a training step.
-        fidelity: what it was checked against: "authors' code", "paper", "partly reconstructed", "standard" or "own".
+        fidelity: what it was checked against: "authors' code", "paper", "partly reconstructed", "standard" or "own";
+            then ", our settings" where its settings are not the published ones.
         reference: a key of references.bib; empty where there is nothing to cite.
         fingerprint: of the protocol, 12 hexadecimal digits; rows that share it can stand in one table.
     """

@@ -14,8 +14,8 @@ from probmcl.comparison.results import Result
 from probmcl.comparison.rows import Row
 from probmcl.evaluation.bootstrap import bootstrapped_map, centred, holm, interval, p_value, resamples
 
-DRAWS = 1000
-"""Resamples of the test images."""
+DRAWS = 2000
+"""Resamples of the test images; with so many, p can fall below 0.05 even when corrected for 50 methods."""
 
 Samples = Float64[ndarray, " B"]
 Title = tuple[str, str]
@@ -23,34 +23,40 @@ Title = tuple[str, str]
 
 @dataclass(frozen=True)
 class _Standing:
-    """One classifier over all its seeds; `samples` are its mean mAP on each resample, None without predictions."""
+    """One classifier, by seed; `samples` are its mAP on each resample, for the seeds whose predictions are there."""
 
-    results: Sequence[Result]
-    samples: Samples | None
-
-    @property
-    def test(self) -> float:
-        return fmean(result.test["mAP"] or 0.0 for result in self.results)
+    results: Mapping[int, Result]
+    samples: Mapping[int, Samples]
 
     @property
     def validation(self) -> float:
-        return fmean(result.validation for result in self.results)
+        return fmean(result.validation for result in self.results.values())
+
+    def test(self, seeds: Collection[int]) -> float:
+        return fmean(self.results[seed].test["mAP"] or 0.0 for seed in seeds)
+
+    def mean_samples(self, seeds: Collection[int]) -> Samples | None:
+        """The mean over these seeds on each resample; None if one of them has no predictions."""
+        if any(seed not in self.samples for seed in seeds):
+            return None
+        mean: Samples = np.mean([self.samples[seed] for seed in seeds], axis=0)
+        return mean
 
 
 @dataclass(frozen=True)
 class _Difference:
-    """One classifier less another on the same images."""
+    """One classifier less another, of the same seeds and on the same images."""
 
     mean: float
     samples: Samples | None
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        return None if self.samples is None else interval(self.samples)
+        return _interval(self.samples)
 
     @property
     def p(self) -> float | None:
-        return None if self.samples is None else p_value(self.samples)
+        return None if self.samples is None or np.isnan(self.samples).all() else p_value(self.samples)
 
 
 def rows_of(
@@ -84,16 +90,16 @@ def _standings(
         by_title.setdefault(result.title, []).append(result)
     weights = None
     found: dict[Title, _Standing] = {}
-    for title, seeds in by_title.items():
-        samples: list[Samples] = []
-        for result in seeds:
+    for title, of_seeds in by_title.items():
+        samples: dict[int, Samples] = {}
+        for result in of_seeds:
             predicted = result.scores()
             if predicted is not None:
                 weights = resamples(len(predicted.scores), groups, draws=DRAWS) if weights is None else weights
                 found_again = bootstrapped_map(predicted.scores, predicted.labels, predicted.known, weights)
-                samples.append(centred(found_again, result.test["mAP"] or 0.0))
+                samples[result.seed] = centred(found_again, result.test["mAP"] or 0.0)
             done(1)
-        found[title] = _Standing(seeds, np.mean(samples, axis=0) if len(samples) == len(seeds) else None)
+        found[title] = _Standing({result.seed: result for result in of_seeds}, samples)
     return found
 
 
@@ -107,14 +113,23 @@ def _better_heads(standings: Mapping[Title, _Standing]) -> dict[str, Title]:
     return better
 
 
-def _less(a: _Standing, b: _Standing) -> _Difference:
-    samples = None if a.samples is None or b.samples is None else a.samples - b.samples
-    return _Difference(a.test - b.test, samples)
+def _less(a: _Standing, b: _Standing) -> _Difference | None:
+    """Over the seeds that both have, since seeds differ as methods do; None where they share none."""
+    shared = sorted(a.results.keys() & b.results.keys())
+    if not shared:
+        return None
+    of_a, of_b = a.mean_samples(shared), b.mean_samples(shared)
+    return _Difference(a.test(shared) - b.test(shared), None if of_a is None or of_b is None else of_a - of_b)
 
 
-def _corrected(differences: Mapping[Title, _Difference], titles: Collection[Title]) -> dict[Title, float]:
+def _interval(samples: Samples | None) -> tuple[float, float] | None:
+    """None without samples, and where no resample could be scored."""
+    return None if samples is None or np.isnan(samples).all() else interval(samples)
+
+
+def _corrected(differences: Mapping[Title, _Difference | None], titles: Collection[Title]) -> dict[Title, float]:
     """p-values of the rows that stand for their methods, corrected for their number by Holm."""
-    asked = {title: d.p for title, d in differences.items() if title in titles}
+    asked = {title: d.p for title, d in differences.items() if title in titles and d is not None}
     known = {title: p for title, p in asked.items() if p is not None}
     return dict(zip(known, holm(list(known.values())), strict=True))
 
@@ -127,7 +142,7 @@ def _row(
     behind: _Difference | None,
     behind_p: float | None,
 ) -> Row:
-    results = standing.results
+    seeds, results = list(standing.results), list(standing.results.values())
     last = results[-1]
     decided = {
         key: _mean([r.test["at"]["0.5"][key] for r in results]) for key in ("CP", "CR", "CF1", "OP", "OR", "OF1")
@@ -139,8 +154,8 @@ def _row(
         seeds=len(results),
         best_head=best_head,
         validation=standing.validation,
-        mAP=standing.test,
-        interval=None if standing.samples is None else interval(standing.samples),
+        mAP=standing.test(seeds),
+        interval=_interval(standing.mean_samples(seeds)),
         over_seeds=stdev(r.test["mAP"] or 0.0 for r in results) if len(results) > 1 else None,
         gain=None if gain is None else gain.mean,
         gain_interval=None if gain is None else gain.interval,

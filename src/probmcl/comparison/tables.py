@@ -7,10 +7,13 @@ import dataclasses
 import importlib.resources
 import io
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -71,11 +74,15 @@ def gain_and_interval(row: Row) -> str:
 
 
 class Column(NamedTuple):
-    """A column: what it is called, what it says of a row, and, if the highest is the best, the number behind that."""
+    """A column: what it is called, what it says of a row, and, if the highest is the best, the number behind that.
+
+    One that `folds` holds words, and takes several lines where the terminal is narrow; numbers always stand in one.
+    """
 
     header: str
     cell: Callable[[Row], str]
     score: Callable[[Row], float | None] | None = None
+    folds: bool = False
 
 
 class Section(NamedTuple):
@@ -147,7 +154,7 @@ SECTIONS: dict[str, Section] = {
     "origin": Section(
         "What was compared",
         (
-            Column("fidelity", lambda row: row.fidelity),
+            Column("fidelity", lambda row: row.fidelity, folds=True),
             Column("seeds", lambda row: f"{row.seeds}"),
             Column("images seen", lambda row: f"{row.images_seen:,}"),
             Column("learning rate", lambda row: _exactly(row.learning_rate)),
@@ -169,7 +176,7 @@ def best_rows(column: Column, rows: tuple[Row, ...]) -> set[int]:
 
 
 def terminal(comparison: Comparison) -> list[Table]:
-    """Tables that fit 100 columns, each saying under which conditions its numbers were found."""
+    """Tables that fit 80 columns, each saying under which conditions its numbers were found."""
     return [_terminal(section, comparison) for section in SECTIONS.values()]
 
 
@@ -178,18 +185,41 @@ def _terminal(section: Section, comparison: Comparison) -> Table:
         title=section.title,
         title_style="bold",
         title_justify="left",
-        caption=Text(comparison.protocol),
+        caption=Text(f"{comparison.protocol}\n"),
         caption_justify="left",
         box=SIMPLE_HEAD,
+        show_edge=False,
         pad_edge=False,
+        collapse_padding=True,
     )
     table.add_column("classifier", overflow="fold")
     for column in section.columns:
         words = [*column.header.split(), *(column.cell(row) for row in comparison.rows)]
-        table.add_column(column.header, justify="right", width=max(map(len, words)))  # what is long is the first column
+        width = None if column.folds else max(map(len, words))
+        table.add_column(column.header, justify="right", overflow="fold", width=width)
     for title, cells_and_bold in _body(section, comparison):
-        table.add_row(Text(title), *(Text(cell, "bold" if bold else "") for cell, bold in cells_and_bold))
+        table.add_row(_Title(title), *(Text(cell, "bold" if bold else "") for cell, bold in cells_and_bold))
     return table
+
+
+class _Title:
+    """What a row is, in as many lines as it needs: they end at a space or a colon, inside a word only if they must."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, Text(self.title))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        wrapper = _TitleWrapper(options.max_width, break_on_hyphens=False)
+        yield Text("\n".join(wrapper.wrap(self.title)), overflow="fold")
+
+
+class _TitleWrapper(textwrap.TextWrapper):
+    """Breaks lines behind a colon too: `probmcl:paper` is a method and its preset."""
+
+    wordsep_simple_re = re.compile(r"(\s+|(?<=:))")
 
 
 def _body(section: Section, comparison: Comparison) -> Iterator[tuple[str, list[tuple[str, bool]]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 from probmcl.comparison.rows import Comparison, Row
@@ -17,9 +18,11 @@ FEW_IMAGES, FEW_GROUPS = 500, 30
 """Below so many test images, or groups of them, an interval is itself uncertain."""
 
 WIDE = 0.03
-"""Width of a gain's interval from which on the gain counts as not well known."""
+"""Width of a gain's interval from which on the gain counts as not well known; the probe is enough only where every
+gain as large as this is ruled out."""
 
 RECONSTRUCTED = "partly reconstructed"
+"""How the fidelity begins of a method that is not all its authors'."""
 
 
 def verdict(comparison: Comparison) -> str:
@@ -33,7 +36,7 @@ def verdict(comparison: Comparison) -> str:
     elif all(row.gain_p is None for row in methods):
         lines = [f"Whether any method is better than the linear probe ({_probe(comparison)}) is open: no p-values."]
     elif not any(map(_is_better, methods)):
-        lines = list(_probe_is_enough(comparison))
+        lines = list(_none_is_better(comparison))
     elif _is_better(methods[0]):
         lines = list(_best_is_better(comparison))
     else:
@@ -58,7 +61,10 @@ def _is_level_with_best(row: Row) -> bool:
 
 
 def _gain(row: Row, methods: Sequence[Row]) -> str:
-    corrected = f", corrected for {len(methods)} methods" if len(methods) > 1 else ""
+    if row.gain is None:
+        return "an unknown number of points (no seed in common with the probe)"
+    judged_too = sum(other.gain_p is not None for other in methods)
+    corrected = f", corrected for {judged_too} methods" if judged_too > 1 else ""
     judged = "no p-value" if row.gain_p is None else f"p {probability(row.gain_p)}{corrected}"
     return f"{gain_and_interval(row)} points ({judged})"
 
@@ -71,29 +77,56 @@ def _all(rows: Sequence[Row], what: Callable[[Row], str] = lambda row: "") -> st
     return "; ".join(_called(row) + what(row) for row in rows)
 
 
-def _probe_is_enough(comparison: Comparison) -> Iterator[str]:
+def _none_is_better(comparison: Comparison) -> Iterator[str]:
     methods = comparison.methods
-    best, largest = methods[0], max(methods, key=lambda row: row.gain or 0.0)
-    judged = "no method" if all(row.gain_p is not None for row in methods) else "no method with a p-value"
-    yield (
-        f"The linear probe is enough: {judged} is better by more than chance than a linear probe on the untouched "
-        f"encoder, which has {_probe(comparison)}."
+    unknown = [row for row in methods if row.gain_interval is None]
+    wide = [row for row in methods if row.gain_interval is not None and row.gain_interval[1] >= WIDE]
+    if unknown or wide:
+        yield _cannot_tell(comparison, wide, unknown)
+    else:
+        yield (
+            "The linear probe is enough: no method is better by more than chance than a linear probe on the untouched "
+            f"encoder, which has {_probe(comparison)}, and a gain of {percent(WIDE)} points is ruled out for each."
+        )
+    yield from _gains(methods)
+    if wide:
+        yield "More test images would make the intervals narrower, and more seeds the means steadier."
+
+
+def _cannot_tell(comparison: Comparison, wide: Sequence[Row], unknown: Sequence[Row]) -> str:
+    reasons = []
+    if wide:
+        widest = max(wide, key=_most)
+        reasons.append(f"a gain of up to {percent(_most(widest))} points is not ruled out for {_called(widest)}")
+    if unknown:
+        reasons.append(f"there is no interval of the gain of {_all(unknown)}")
+    return (
+        f"This comparison cannot tell whether any method is better than the linear probe ({_probe(comparison)}): none "
+        f"is shown to be, but {', and '.join(reasons)}."
     )
+
+
+def _most(row: Row) -> float:
+    """The largest gain that is not ruled out."""
+    return -math.inf if row.gain_interval is None else row.gain_interval[1]
+
+
+def _gains(methods: Sequence[Row]) -> Iterator[str]:
+    best, largest = methods[0], max(methods, key=lambda row: -math.inf if row.gain is None else row.gain)
     yield f"The best on validation, {_called(best)}, gains {_gain(best, methods)}{_not_ruled_out(best)}."
-    if largest is not best:
+    if largest is not best and largest.gain is not None and largest.gain > 0:
         yield f"The largest gain on test has {_called(largest)}: {_gain(largest, methods)}{_not_ruled_out(largest)}."
 
 
 def _not_ruled_out(row: Row) -> str:
-    if row.gain_interval is None or row.gain_interval[1] <= 0:
-        return ""
-    return f"; a gain of up to {percent(row.gain_interval[1])} points is not ruled out"
+    return f"; a gain of up to {percent(_most(row))} points is not ruled out" if _most(row) > 0 else ""
 
 
 def _best_is_better(comparison: Comparison) -> Iterator[str]:
     methods, frozen = comparison.methods, comparison.frozen
     best, others = methods[0], methods[1:]
-    among = f"the best of {len(methods)} methods on validation" if others else "the only method"
+    alone = "the only method with results" if comparison.left_out else "the only method"
+    among = f"the best of {len(methods)} methods on validation" if others else alone
     yield (
         f"{_called(best)}, {among}, is better than the linear probe on these {comparison.test_images:,} test images: "
         f"mAP {mean_and_interval(best)} instead of {mean_and_interval(frozen)}, a gain of {_gain(best, methods)}."
@@ -188,9 +221,12 @@ def _doubts_of_the_rows(comparison: Comparison) -> Iterator[str]:
     if _is_better(best) and best.validation <= frozen.validation:
         lead = points(best.validation - frozen.validation)
         yield f"On validation it is not ahead of the probe ({lead} points): the two splits disagree."
+    fewer = [row for row in comparison.methods if row.seeds < comparison.seeds]
+    if fewer:
+        yield f"Fewer than {comparison.seeds:,} seeds: {_all(fewer, lambda row: f', {row.seeds:,}')}."
     if any(_is_corrected_away(row) for row in comparison.methods):
         yield "Where an interval leaves out 0 and p is not small: only p is corrected for the number of methods."
-    reconstructed = [row for row in comparison.methods if row.fidelity == RECONSTRUCTED]
+    reconstructed = [row for row in comparison.methods if row.fidelity.startswith(RECONSTRUCTED)]
     if reconstructed:
         yield f"Partly reconstructed, and so no judgement of what their authors had: {_all(reconstructed)}."
 

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from probmcl.comparison import plot, tables, verdict
 from probmcl.comparison.expense import Expense, expense, of_the_frozen_probe
 from probmcl.comparison.fingerprint import fingerprint
-from probmcl.comparison.protocol import Entrant, candidate_names, chosen_trials, contenders, planner, trial_name, widest
+from probmcl.comparison.protocol import (
+    Entrant,
+    candidate_names,
+    chosen_trials,
+    contenders,
+    fair_steps,
+    planner,
+    round_of,
+    trial_name,
+)
 from probmcl.comparison.results import Circumstances, Result, merged, read_results, results_of, write_results
 from probmcl.comparison.rows import Comparison
 from probmcl.comparison.summary import DRAWS, rows_of
 from probmcl.data.records import Records
-from probmcl.distributed import barrier, first
-from probmcl.files import read_json, write_text
+from probmcl.distributed import barrier, broadcast, first
+from probmcl.files import read_json, write_json, write_text
 from probmcl.material import Material, build_encoder
 from probmcl.methods import find_method
 from probmcl.pipeline import FROZEN, Tested, everybody
+from probmcl.planning import Planner
 from probmcl.results import Candidate, Run
 from probmcl.runner import run_or_resume
-from probmcl.settings import Contender, Settings
+from probmcl.settings import Contender, Settings, Tune
 from probmcl.training.progress import Display
 
 
@@ -52,122 +65,173 @@ class Asked:
     batch_size: int | None = None
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What is found out once, before anything is trained.
+
+    Attributes:
+        tune: how much of the encoder learns.
+        image_size: side of its images.
+        expenses: what the frozen probe and each entrant cost, by name.
+        cannot: why those that are not there cannot run on this encoder, by name.
+    """
+
+    tune: Tune
+    image_size: int
+    expenses: dict[str, Expense]
+    cannot: dict[str, str]
+
+
 class Work:
-    """A comparison in the making; `folder` has a run folder for each seed."""
+    """A comparison in the making; `folder` has a run folder for each seed.
 
-    def __init__(self, records: Records, asked: Asked, folder: Path, display: Display, name: str) -> None:
+    `source` says how the records were read, `alarms` what is known to be wrong with them, `began` when it all began, by
+    `time.perf_counter`.
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        asked: Asked,
+        folder: Path,
+        display: Display,
+        name: str,
+        *,
+        source: Mapping[str, Any] | None = None,
+        alarms: Sequence[str] = (),
+        began: float | None = None,
+    ) -> None:
         self.records, self.asked, self.folder, self.display, self.name = records, asked, folder, display, name
-        self.left_out: list[str] = []
-        self.entrants = asked.entrants
-        self.expenses: dict[str, Expense] = {}
+        self.source, self.alarms = source, list(alarms)
+        self.began = time.perf_counter() if began is None else began
+        self.measured = self._measure()
+        self.left_out = [f"{name} cannot run here: {why}" for name, why in self.measured.cannot.items()]
+        self.entrants = tuple(e for e in asked.entrants if e.name in self.measured.expenses)
 
-    def run(self, *, source: Mapping[str, Any] | None = None, add: Sequence[Path] = ()) -> Comparison:
+    def run(self, add: Sequence[Path] = ()) -> Comparison:
         """All runs that are not there yet, then tables, plot and verdict."""
         others = [(path, read_results(path)) for path in add]  # before anything is trained
-        self._measure()
         found: list[Result] = []
         trial: dict[str, int] = {}
         for seed in range(self.asked.seeds):
-            run, made, trial = self._seed(seed, trial, source)
-            found += self._results(seed, run, made, trial)
+            run = self._run(seed, trial)
+            if seed == 0:
+                trial = chosen_trials(run.candidates, [e.name for e in self.entrants], self.asked.trials)
+            found += self._results(seed, run, trial)
             self.left_out += [f"seed {seed}: {alarm}" for alarm in run.alarms if " is left out: " in alarm]
             if first():
                 write_results(self.folder / "results.jsonl", found)
-        for path, lines in others:
-            found = merged(found, lines, path)
-        comparison = self._comparison(found)
+            together = _with(found, others)  # after the first seed already, so that what does not fit is refused then
+        comparison = self._comparison(together)
         if first():
-            write_outputs(comparison, self.folder)
+            write_outputs(comparison, self.folder, self.alarms)
         barrier()
         return comparison
 
-    # The runs.
+    # What is found out once.
 
-    def _measure(self) -> None:
+    def _measure(self) -> Measured:
         """What everybody costs; who cannot run on this encoder is found out here, before hours have passed."""
+        path = self.folder / "measured.json"
+        there = broadcast(read_json(path) if first() and path.exists() else None)
+        if there is not None:
+            found: Measured = msgspec.convert(there, Measured)
+            return found
         self.display.say("measuring what each method costs …")
-        settings = replace(self.asked.settings, contenders=self._contenders(self._first_views()))
-        material = Material(
-            self.records, settings, build_encoder(settings, self.display), self.folder / "unused", self.display
-        )
-        frozen = of_the_frozen_probe(material)
-        self.expenses = {FROZEN: frozen}
-        for entrant, contender in zip(self.entrants, settings.contenders[:: self.asked.trials], strict=True):
+        made = self._contenders(self.asked.entrants, self._asked_views())
+        settings = replace(self.asked.settings, contenders=made)
+        encoder = build_encoder(settings, self.display)
+        material = Material(self.records, settings, encoder, self.folder / "nothing", self.display)
+        expenses, cannot = {FROZEN: of_the_frozen_probe(material)}, {}
+        for entrant, contender in zip(self.asked.entrants, made[:: self.asked.trials], strict=True):
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # they are said when it is trained
-                    self.expenses[entrant.name] = expense(contender, material, frozen.probe)
+                    expenses[entrant.name] = expense(contender, material, expenses[FROZEN].probe)
             except ValueError as error:
                 if not self.asked.everyone:
                     raise
-                self.left_out.append(f"{entrant.name} cannot run here: {error}")
-                self.display.say(f"  note: {self.left_out[-1]}")
-        self.entrants = tuple(e for e in self.entrants if e.name in self.expenses)
+                cannot[entrant.name] = str(error)
+                self.display.say(f"  note: {entrant.name} cannot run here: {error}")
+        measured = Measured(material.tune, encoder.image_size, expenses, cannot)
+        if first():
+            write_json(path, measured)
+        return measured
 
-    def _seed(
-        self, seed: int, trial: Mapping[str, int], source: Mapping[str, Any] | None
-    ) -> tuple[Run, tuple[Contender, ...], dict[str, int]]:
-        """The run of a seed, its contenders as they were trained, and the trial of each entrant that counts."""
-        names = [e.name for e in self.entrants]
-        if seed == 0:
-            made, tested, plan = self._contenders(self._first_views()), self._best_trials, self._planner()
-        else:
-            planned = self._contenders(self._planned_views())
-            wanted = {trial_name(name, number) for name, number in trial.items()}
-            made, tested, plan = tuple(c for c in planned if c.name in wanted), everybody, None
-        settings = replace(self.asked.settings, contenders=made, seed=self.asked.settings.seed + seed)
+    # The runs.
+
+    def _run(self, seed: int, trial: Mapping[str, int]) -> Run:
+        """The run of a seed: the first has all trials of everybody, the others the one of each that counts."""
+        settings = replace(self.asked.settings, seed=self.asked.settings.seed + seed)
         self.display.say(f"seed {seed + 1} of {self.asked.seeds}")
-        run = run_or_resume(
-            self.records, settings, self.folder / f"seed-{seed}", self.display, source=source, tested=tested, plan=plan
-        )
+        tested: Tested = everybody
+        plan: Planner | None = None
         if seed == 0:
-            return run, self._contenders(self._planned_views()), chosen_trials(run.candidates, names, self.asked.trials)
-        return run, made, dict(trial)
-
-    def _contenders(self, views: int) -> tuple[Contender, ...]:
-        a = self.asked
-        images = len(self.records.rows("train"))
-        return contenders(
-            self.entrants, a.settings, images=images, views=views, trials=a.trials, batch_size=a.batch_size
+            settings = replace(settings, contenders=self._contenders(self.entrants, self._asked_views()))
+            tested, plan = self._best_trials, self._planner()
+        else:
+            planned = self._contenders(self.entrants, self._planned_views())
+            wanted = {trial_name(name, number) for name, number in trial.items()}
+            settings = replace(settings, contenders=tuple(c for c in planned if c.name in wanted))
+        return run_or_resume(
+            self.records,
+            settings,
+            self.folder / f"seed-{seed}",
+            self.display,
+            source=self.source,
+            alarms=self.alarms,
+            tested=tested,
+            plan=plan,
         )
 
-    def _first_views(self) -> int:
+    def _contenders(self, taking_part: Sequence[Entrant], views: int) -> tuple[Contender, ...]:
+        a, images = self.asked, len(self.records.rows("train"))
+        return contenders(taking_part, a.settings, images=images, views=views, trials=a.trials, batch_size=a.batch_size)
+
+    def _asked_views(self) -> int:
         """Views of each image as the first run's settings have them; with a budget its plan decides."""
-        return widest(self.entrants) * (self.asked.epochs or 1)
+        return round_of(self.asked.entrants) * (self.asked.epochs or 1)
 
     def _planned_views(self) -> int:
         """Views of each image that the first run was planned with, and every other run is."""
         epochs: dict[str, int] = read_json(self.folder / "seed-0" / "checkpoints" / "plan.json")["epochs"]
-        n_views = {e.name: find_method(e.method).n_views for e in self.entrants}
-        return next(epochs[name] * n_views[name] for name in n_views)
+        one = self.entrants[0]
+        return epochs[one.name] * find_method(one.method).n_views
 
-    def _planner(self) -> Any:
+    def _planner(self) -> Planner | None:
         a = self.asked
         if a.budget is None:
             return None
-        return planner(a.budget, seeds=a.seeds, taking_part=self.entrants, remake=self._contenders)
+        return planner(
+            a.budget,
+            seeds=a.seeds,
+            taking_part=self.entrants,
+            remake=lambda views: self._contenders(self.entrants, views),
+            before=time.perf_counter() - self.began,
+        )
 
-    @property
-    def _best_trials(self) -> Tested:
-        names, trials = [e.name for e in self.entrants], self.asked.trials
-
-        def tested(candidates: Mapping[str, Candidate]) -> Iterator[str]:
-            for name, number in chosen_trials(candidates, names, trials).items():
-                heads = candidate_names(trial_name(name, number)).values()
-                yield from (head for head in heads if head in candidates)
-
-        return tested
+    def _best_trials(self, candidates: Mapping[str, Candidate]) -> Iterator[str]:
+        """Both heads of the trial that counts, of everybody."""
+        names = [e.name for e in self.entrants]
+        for name, number in chosen_trials(candidates, names, self.asked.trials).items():
+            heads = candidate_names(trial_name(name, number)).values()
+            yield from (head for head in heads if head in candidates)
 
     # What comes of them.
 
-    def _results(self, seed: int, run: Run, made: Sequence[Contender], trial: Mapping[str, int]) -> Iterator[Result]:
-        by_name, views = {c.name: c for c in made}, made[0].training.views
+    def _results(self, seed: int, run: Run, trial: Mapping[str, int]) -> Iterator[Result]:
+        a, m, of_each = self.asked, self.measured, self._planned_views()
+        planned = {c.name: c for c in self._contenders(self.entrants, of_each)}
+        views = next(c.training.views for c in planned.values())
         assert views is not None
+        encoder = replace(a.settings.encoder, image_size=m.image_size)
+        settings = replace(a.settings, encoder=encoder, tune=m.tune)
+        steps = fair_steps(len(self.records.rows("train")), of_each, (), a.batch_size)
+        budget = {"views": views, "trials": a.trials, "steps": [*steps.values()]}
         frozen = run.folder / "checkpoints" / f"{FROZEN}.safetensors"
-        print_of = fingerprint(self.records, self.asked.settings, frozen, views=views, trials=self.asked.trials)
-        shared = Circumstances(self.folder, seed, self.asked.trials, views, print_of, self.expenses)
-        chosen = {e.name: (e, by_name[trial_name(e.name, trial[e.name])]) for e in self.entrants if e.name in trial}
-        return results_of(run, chosen, shared)
+        print_of = fingerprint(self.records, settings, frozen, budget)
+        chosen = {e.name: (e, planned[trial_name(e.name, trial[e.name])]) for e in self.entrants if e.name in trial}
+        return results_of(run, chosen, Circumstances(self.folder, seed, a.trials, views, print_of, m.expenses))
 
     def _comparison(self, results: Sequence[Result]) -> Comparison:
         rows = self.records.rows("test")
@@ -189,15 +253,23 @@ class Work:
         )
 
 
-def write_outputs(comparison: Comparison, folder: Path) -> None:
+def _with(results: list[Result], others: Sequence[tuple[Path, list[Result]]]) -> list[Result]:
+    for path, lines in others:
+        results = merged(results, lines, path)
+    return results
+
+
+def write_outputs(comparison: Comparison, folder: Path, alarms: Sequence[str]) -> None:
     """Everything that a comparison shows, as files."""
-    outputs = {
+    outputs: dict[str, Callable[[Comparison], str]] = {
         "comparison.csv": tables.to_csv,
         "comparison.md": tables.to_markdown,
         "comparison.tex": tables.to_latex,
         "methods.bib": tables.to_bibtex,
         "plot.svg": plot.to_svg,
-        "verdict.txt": verdict.verdict,
+        "verdict.txt": lambda found: (
+            "\n".join([verdict.verdict(found), *(f"ALARM: {alarm}" for alarm in alarms)]) + "\n"
+        ),
     }
     for name, make in outputs.items():
         write_text(folder / name, make(comparison))

@@ -49,6 +49,25 @@ def find_bad_images(
     return bad
 
 
+def refuse_empty_splits(records: Records) -> None:
+    """A run needs images in every split."""
+    for split in SPLITS:
+        if len(records.rows(split)) == 0:
+            raise ValueError(
+                f"of {len(records)} images no image belongs to the {split} split; a run needs some in each of "
+                f"{', '.join(SPLITS)}"
+            )
+
+
+def refuse_unscorable(records: Records) -> None:
+    """A comparison needs images in every split, and in those that choose and judge a label that one of them has."""
+    refuse_empty_splits(records)
+    for split in SPLITS[1:]:
+        rows = records.rows(split)
+        if not (records.known[rows] & (records.labels[rows] == 1)).any():
+            raise ValueError(f"none of the {len(rows)} {split} images is known to have a label: nothing can be scored")
+
+
 def refuse_share(share: float | None) -> None:
     """Refuse a share of images that is none: a percentage, not a number, or all of them.
 

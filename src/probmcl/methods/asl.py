@@ -37,7 +37,7 @@ class ASL(LinearClassifier):
     """
 
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
-    origin = Origin("authors' code", "ridnik2021asl")
+    origin = Origin("authors' code", "ridnik2021asl", ("default",))
     config: Config
     reduction = "sum"
 

@@ -31,11 +31,22 @@ class Origin(NamedTuple):
 
     `fidelity` says what every formula and constant was checked against: the authors' code, their paper alone, or
     neither for some part, which was then reconstructed; `standard` is common property. `reference` is a key of
-    references.bib, empty where there is nothing to cite.
+    references.bib, empty where there is nothing to cite. `published` are the presets that are as they published it;
+    with any other the settings are ours.
     """
 
     fidelity: Fidelity
     reference: str = ""
+    published: tuple[str, ...] = ()
+
+    def of(self, preset: str) -> str:
+        """The fidelity of a preset in words.
+
+        >>> Origin("authors' code", "zhu2021csra", ("paper",)).of("default")
+        "authors' code, our settings"
+        """
+        ours = self.fidelity != "standard" and preset not in self.published
+        return f"{self.fidelity}, our settings" if ours else self.fidelity
 
 
 class Method(nn.Module, ABC):

@@ -46,7 +46,7 @@ class CSRA(LogitClassifier):
     """
 
     presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
-    origin = Origin("authors' code", "zhu2021csra")
+    origin = Origin("authors' code", "zhu2021csra", ("default", "paper"))
     encoder: Encoder
 
     def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:

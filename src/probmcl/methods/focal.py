@@ -40,7 +40,7 @@ class Focal(LinearClassifier):
     """
 
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
-    origin = Origin("paper", "lin2017focal")
+    origin = Origin("paper", "lin2017focal", ("default",))
     config: Config
 
     def loss(

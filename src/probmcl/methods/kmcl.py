@@ -83,7 +83,7 @@ class KMCL(Classifier):
 
     n_views = 1
     presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
-    origin = Origin("authors' code", "sajedi2023kmcl")
+    origin = Origin("authors' code", "sajedi2023kmcl", ("paper",))
 
     def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()

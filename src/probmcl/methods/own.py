@@ -124,12 +124,12 @@ def _module(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # before it runs: a dataclass looks itself up
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever somebody's file does
+        del sys.modules[name]
         raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
-    sys.modules[name] = module
     return module
 
 

@@ -120,7 +120,7 @@ class ProbMCL(Classifier):
 
     n_views = 2
     presets = {"default": Config(), "paper": PAPER, "anchors": Config(anchors="labels")}  # noqa: RUF012  # read only
-    origin = Origin("paper", "sajedi2024probmcl")
+    origin = Origin("partly reconstructed", "sajedi2024probmcl", ("paper",))
 
     @classmethod
     def has_own_head(cls, config: Config) -> bool:

@@ -39,13 +39,20 @@ class Checkpoint:
 
     path: Path
     seconds_apart: float = SECONDS_APART
+    begun: float = field(default_factory=time.perf_counter)
     saved: float = field(default_factory=time.perf_counter)
+    before: float = 0.0  # seconds of earlier attempts
+
+    def seconds(self) -> float:
+        """How long the stage has taken, in all its attempts."""
+        return self.before + time.perf_counter() - self.begun
 
     def restore(self, progress: Progress) -> int:
         """Take everything back to where it was; the number of steps that are done, 0 without a file."""
         if not self.path.exists():
             return 0
         tensors, facts = load_tensors(self.path)
+        self.before = facts.get("seconds", 0.0)
         progress.method.load_state_dict(_under("method", tensors))
         progress.optimiser.load_state_dict(_optimiser_state(_under("optimiser", tensors), facts["groups"]))
         progress.schedule.last_epoch = facts["step"]
@@ -70,7 +77,8 @@ class Checkpoint:
             "optimiser": moments,
             "generator": _generators(),
         }
-        facts = {"step": step, "groups": state["param_groups"], "scaler": progress.scaler.state_dict()}
+        facts = {"step": step, "seconds": self.seconds(), "groups": state["param_groups"]}
+        facts["scaler"] = progress.scaler.state_dict()
         if first():
             tensors = {f"{part}.{key}": value for part, content in parts.items() for key, value in content.items()}
             save_tensors(self.path, tensors, facts)

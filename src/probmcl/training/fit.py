@@ -118,6 +118,13 @@ def _half(device: torch.device, training: Training) -> torch.dtype | None:
     return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
 
+def check_weights(method: Method) -> None:
+    """Refuse a method whose last steps, at which nobody looked, have ruined it."""
+    numbers = (value for value in method.state_dict().values() if value.is_floating_point())
+    if not all(bool(value.isfinite().all()) for value in numbers):
+        raise FloatingPointError("a weight is no number after the last step; a lower learning rate is the usual remedy")
+
+
 def check_finite(loss: float, step: int) -> None:
     """Stop where a loss is no number any more: nothing after it can be of use."""
     if not math.isfinite(loss):
