@@ -379,6 +379,7 @@ class _Work:
     ) -> None:
         """Judge scores on validation, remember all of it, and put the best so far where it can be used."""
         result = self._evaluated("val", scores)
+        state = {key: value.cpu() for key, value in state.items()}  # there may be many, and little room on a GPU
         facts = {"method": method, "settings": settings, "validation": result, "seconds": seconds}
         if first():
             tensors = {f"state.{key}": value for key, value in state.items()}

@@ -150,6 +150,16 @@ def test_no_file_is_run_because_a_folder_names_it(file: Path) -> None:
     assert str(file.resolve()) not in sys.modules
 
 
+def test_a_file_may_import_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside_it.py").write_text("FACTOR = 3.0")
+    (tmp_path / "importing.py").write_text(
+        "from beside_it import FACTOR\ndef scaled(logits, labels, known):\n    return FACTOR * logits.mean()\n"
+    )
+    mine = built(f"{tmp_path / 'importing.py'}:scaled")
+    assert mine(*batch(mine)).loss.isfinite()
+    assert str(tmp_path) not in sys.path
+
+
 def test_a_file_may_have_dataclasses_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "with_classes.py").write_text(
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"

@@ -125,11 +125,14 @@ def _module(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # before it runs: a dataclass looks itself up
+    sys.path.insert(0, str(path.resolve().parent))  # as if it were run: it may import what lies beside it
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever somebody's file does
         del sys.modules[name]
         raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
     return module
 
 
