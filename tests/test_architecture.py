@@ -39,6 +39,7 @@ STAGES = (
     "model",
     "results",
     "material",
+    "phases",
     "pipeline",
     "runner",
     "flags",

@@ -16,11 +16,12 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from made import coloured_records
-from probmcl import material, pipeline, store
+from probmcl import material, phases, store
 from probmcl.data.records import LabelSpace, Records
 from probmcl.evaluation import multilabel_metrics
 from probmcl.model import load
-from probmcl.pipeline import everybody, resume, train
+from probmcl.phases import everybody
+from probmcl.pipeline import resume, train
 from probmcl.probing import ProbeSettings
 from probmcl.results import Run
 from probmcl.settings import Contender, EncoderSettings, Settings, Tune, method_settings
@@ -245,7 +246,7 @@ def undisturbed(records: Records, tmp_path_factory: pytest.TempPathFactory) -> R
 def test_a_kill_in_any_phase_and_a_resume_end_in_the_scores_of_an_undisturbed_run(
     records: Records, undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, steps: int
 ) -> None:
-    monkeypatch.setattr(pipeline, "Checkpoint", partial(Checkpoint, seconds_apart=0.0))
+    monkeypatch.setattr(phases, "Checkpoint", partial(Checkpoint, seconds_apart=0.0))
     monkeypatch.setattr(store, "SECONDS_APART", 0.0)
     monkeypatch.setattr(material, "CPU_PIXELS", 4 * 32 * 32)
     monkeypatch.setattr(features, "ROWS_AT_ONCE", 8)
@@ -308,7 +309,7 @@ def test_a_resume_that_dies_at_once_leaves_the_run_as_usable_as_it_was(
 ) -> None:
     with pytest.raises(Killed):
         train(records, settings("bce"), tmp_path / "run", Deadly("training bce", 1))
-    monkeypatch.setattr(pipeline, "views_sheet", lambda feed: 1 / 0)
+    monkeypatch.setattr(phases, "views_sheet", lambda feed: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         resume(records, settings("bce"), tmp_path / "run", quiet())
     assert json.loads((tmp_path / "run" / "run.json").read_text())["kept"] == "frozen probe"

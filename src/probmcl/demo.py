@@ -12,7 +12,8 @@ from probmcl import runs
 from probmcl.data.digits import write_digits
 from probmcl.data.records import Records
 from probmcl.methods import find_method
-from probmcl.pipeline import everybody, train
+from probmcl.phases import everybody
+from probmcl.pipeline import train
 from probmcl.probing import ProbeSettings
 from probmcl.results import Run
 from probmcl.settings import Contender, EncoderSettings, Settings, method_settings

@@ -12,43 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter, Token
 
-from probmcl.flags import (
-    HOW,
-    WHAT,
-    WHERE,
-    Augment,
-    BatchSize,
-    Data,
-    Device,
-    EncoderName,
-    Format,
-    GroupColumn,
-    Images,
-    ImageSize,
-    LabelsColumn,
-    Out,
-    PathColumn,
-    ProbeEpochs,
-    SkipBad,
-    SplitColumn,
-    TuneFlag,
-    Weights,
-    Workers,
-)
-from probmcl.intake import (
-    data_name,
-    display_of_the_first,
-    folder_for,
-    read_again,
-    read_all,
-    reading_of,
-    refuse_beside_resume,
-    said,
-    seen_before,
-    told_how_to_go_on,
-    weights_from,
-    with_recipe,
-)
+from probmcl import flags, intake
 from probmcl.results import Run
 
 if TYPE_CHECKING:
@@ -74,23 +38,26 @@ def _value(text: str) -> Any:
 
 
 def train(
-    data: Data = None,
+    data: flags.Data = None,
     /,
     *,
-    images: Images = None,
-    format: Format = None,  # noqa: A002  # the name of the flag
-    path_column: PathColumn = None,
-    labels_column: LabelsColumn = None,
-    split_column: SplitColumn = None,
-    group: GroupColumn = None,
-    skip_bad: SkipBad = None,
+    images: flags.Images = None,
+    format: flags.Format = None,  # noqa: A002  # the name of the flag
+    path_column: flags.PathColumn = None,
+    labels_column: flags.LabelsColumn = None,
+    split_column: flags.SplitColumn = None,
+    group: flags.GroupColumn = None,
+    skip_bad: flags.SkipBad = None,
     method: Annotated[
-        str | None, Parameter(help="auto (default): the frozen probe, bce and probmcl; or one, see methods", group=WHAT)
+        str | None,
+        Parameter(help="auto (default): the frozen probe, bce and probmcl; or one, see methods", group=flags.WHAT),
     ] = None,
     loss: Annotated[
-        str | None, Parameter(help="a loss of your own in place of a method, FILE.py:FUNCTION", group=WHAT)
+        str | None, Parameter(help="a loss of your own in place of a method, FILE.py:FUNCTION", group=flags.WHAT)
     ] = None,
-    preset: Annotated[str | None, Parameter(help="named settings of the method: default, paper", group=WHAT)] = None,
+    preset: Annotated[
+        str | None, Parameter(help="named settings of the method: default, paper", group=flags.WHAT)
+    ] = None,
     settings: Annotated[
         Mapping[str, Any] | None,
         Parameter(
@@ -100,33 +67,34 @@ def train(
             consume_multiple=True,
             accepts_keys=False,
             help="settings of the method, KEY=VALUE …",
-            group=WHAT,
+            group=flags.WHAT,
         ),
     ] = None,
     recipe: Annotated[
-        str | None, Parameter(help="a TOML file, or the name of one that comes along; flags go before it", group=WHAT)
+        str | None,
+        Parameter(help="a TOML file, or the name of one that comes along; flags go before it", group=flags.WHAT),
     ] = None,
-    encoder: EncoderName = None,
-    weights: Weights = None,
-    image_size: ImageSize = None,
-    tune: TuneFlag = None,
+    encoder: flags.EncoderName = None,
+    weights: flags.Weights = None,
+    image_size: flags.ImageSize = None,
+    tune: flags.TuneFlag = None,
     epochs: Annotated[
-        int | None, Parameter(help="times over the images; with auto, of two views each", group=HOW)
+        int | None, Parameter(help="times over the images; with auto, of two views each", group=flags.HOW)
     ] = None,
     budget: Annotated[
-        str | None, Parameter(help="time for all of it, as in 30m; it decides the epochs", group=HOW)
+        str | None, Parameter(help="time for all of it, as in 30m; it decides the epochs", group=flags.HOW)
     ] = None,
-    probe_epochs: ProbeEpochs = None,
-    batch_size: BatchSize = None,
-    lr: Annotated[float | None, Parameter(help="learning rate at its top", group=HOW)] = None,
-    augment: Augment = None,
-    seed: Annotated[int | None, Parameter(help="of everything that is drawn; 0 by default", group=HOW)] = None,
-    device: Device = None,
-    workers: Workers = None,
-    out: Out = None,
+    probe_epochs: flags.ProbeEpochs = None,
+    batch_size: flags.BatchSize = None,
+    lr: Annotated[float | None, Parameter(help="learning rate at its top", group=flags.HOW)] = None,
+    augment: flags.Augment = None,
+    seed: Annotated[int | None, Parameter(help="of everything that is drawn; 0 by default", group=flags.HOW)] = None,
+    device: flags.Device = None,
+    workers: flags.Workers = None,
+    out: flags.Out = None,
     resume: Annotated[
         Path | str | None,
-        Parameter(help="a run to go on with; takes nothing else but --device, --workers", group=WHERE),
+        Parameter(help="a run to go on with; takes nothing else but --device, --workers", group=flags.WHERE),
     ] = None,
 ) -> Run:
     """Train a model on your images, and keep it only if it beats the simple thing.
@@ -149,17 +117,17 @@ def train(
 
     with started(device):
         if resume is not None:
-            refuse_beside_resume(given, "device", "workers", "loss")
-            return _resume(Path(resume), loss, said(device=device, workers=workers))
+            intake.refuse_beside_resume(given, "device", "workers", "loss")
+            return _resume(Path(resume), loss, intake.said(device=device, workers=workers))
         if data is None:
             raise ValueError("say what to train on: a table or a folder, as in probmcl train photos/labels.csv")
-        flags = said(
+        keys = intake.said(
             method=_method(method, loss),
             preset=preset,
             settings=dict(settings or {}),
-            encoder=said(name=encoder, weights=weights_from(weights), image_size=image_size),
-            training=said(epochs=epochs, batch_size=batch_size, learning_rate=lr),
-            probe=said(epochs=probe_epochs),
+            encoder=intake.said(name=encoder, weights=intake.weights_from(weights), image_size=image_size),
+            training=intake.said(epochs=epochs, batch_size=batch_size, learning_rate=lr),
+            probe=intake.said(epochs=probe_epochs),
             budget=budget,
             tune=tune,
             augment=augment,
@@ -167,7 +135,7 @@ def train(
             device=device,
             workers=workers,
         )
-        return _start(Path(data), reading_of(given), skip_bad, recipe, flags, out)
+        return _start(Path(data), intake.reading_of(given), skip_bad, recipe, keys, out)
 
 
 def _start(
@@ -175,23 +143,26 @@ def _start(
     reading: dict[str, Any],
     skip_bad: float | None,
     recipe: str | None,
-    flags: dict[str, Any],
+    keys: dict[str, Any],
     out: Path | str | None,
 ) -> Run:
     from probmcl import encoders, pipeline, runs
     from probmcl.settings import make_settings
 
     # What can be refused at once is: reading every image of a large set takes minutes.
-    settings = make_settings(with_recipe(recipe, flags))
+    settings = make_settings(intake.with_recipe(recipe, keys))
     encoders.about(settings.encoder.name)
     if out is not None:
         runs.refuse_used(Path(out))
-    display = display_of_the_first()
-    records, source = read_all(data, reading | {"seed": settings.seed}, skip_bad, settings.workers, display)
-    alarms = seen_before(records, settings.encoder.weights)
+    display = intake.display_of_the_first()
+    records, source = intake.read_all(data, reading | {"seed": settings.seed}, skip_bad, settings.workers, display)
+    alarms = intake.seen_before(records, settings.encoder.weights)
     for alarm in alarms:
         display.say(f"  ALARM: {alarm}")
-    with folder_for(out, data_name(data)) as folder, told_how_to_go_on("train", folder, "run.json", display):
+    with (
+        intake.folder_for(out, intake.data_name(data)) as folder,
+        intake.told_how_to_go_on("train", folder, "run.json", display),
+    ):
         return pipeline.train(records, settings, folder, display, source=source, alarms=alarms)
 
 
@@ -226,6 +197,6 @@ def _resume(folder: Path, loss: str | None, where: dict[str, Any]) -> Run:
     source = read_json(folder / "run.json")["data"]
     if source is None:
         raise ValueError(f"{folder} was trained from records in memory; go on with probmcl.pipeline.resume")
-    records, display = read_again(source), display_of_the_first()
-    with told_how_to_go_on("train", folder, "run.json", display):
+    records, display = intake.read_again(source), intake.display_of_the_first()
+    with intake.told_how_to_go_on("train", folder, "run.json", display):
         return pipeline.resume(records, settings, folder, display)

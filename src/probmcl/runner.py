@@ -12,7 +12,7 @@ from probmcl import pipeline
 from probmcl.data.records import Records
 from probmcl.distributed import barrier, first
 from probmcl.files import read_json
-from probmcl.pipeline import Tested, nobody
+from probmcl.phases import Tested, nobody
 from probmcl.planning import Planner
 from probmcl.results import Run
 from probmcl.settings import Settings, settings_of_run

@@ -13,7 +13,7 @@ import pytest
 
 import probmcl
 from made import folder_of_photographs
-from probmcl import pipeline
+from probmcl import phases
 from probmcl.comparison import work
 from probmcl.comparison.rows import Comparison
 from probmcl.methods import METHODS
@@ -110,7 +110,7 @@ def test_one_embedding_serves_both_heads_of_a_method(comparison: Comparison) -> 
 def test_a_finished_comparison_is_never_trained_again(
     comparison: Comparison, folder: Path, loss: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "fit", forbidden)
+    monkeypatch.setattr(phases, "fit", forbidden)
     monkeypatch.setattr(work, "expense", forbidden)
     again = probmcl.compare(resume=folder, methods=f"asl, supcon, {loss}:mine", device="auto", workers=0)
     assert {r.title: r.mAP for r in again.rows} == {r.title: r.mAP for r in comparison.rows}
@@ -123,7 +123,7 @@ def forbidden(*given: object, **more: object) -> None:
 def test_a_killed_comparison_goes_on_and_ends_as_if_nothing_had_happened(
     comparison: Comparison, photographs: Path, loss: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "fit", interrupted_after(4, fit))
+    monkeypatch.setattr(phases, "fit", interrupted_after(4, fit))
     asked: dict[str, Any] = {"methods": f"asl,supcon,{loss}:mine", "epochs": 2, "seeds": 2, "out": tmp_path / "killed"}
     with pytest.raises(KeyboardInterrupt):
         probmcl.compare(photographs, **SMALL, **asked)
@@ -304,7 +304,7 @@ def test_data_on_which_nothing_can_be_compared_are_refused(
 def test_what_cannot_be_is_refused_before_anything_is_trained(
     photographs: Path, tmp_path: Path, asked: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipeline, "fit", forbidden)
+    monkeypatch.setattr(phases, "fit", forbidden)
     with pytest.raises(ValueError, match=said):
         probmcl.compare(photographs, **SMALL, **asked, out=tmp_path / "refused")
 

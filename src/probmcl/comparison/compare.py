@@ -9,44 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from probmcl import flags, intake
 from probmcl.comparison.rows import Comparison
-from probmcl.flags import (
-    HOW,
-    WHAT,
-    WHERE,
-    Augment,
-    BatchSize,
-    Data,
-    Device,
-    EncoderName,
-    Format,
-    GroupColumn,
-    Images,
-    ImageSize,
-    LabelsColumn,
-    Out,
-    PathColumn,
-    ProbeEpochs,
-    SkipBad,
-    SplitColumn,
-    TuneFlag,
-    Weights,
-    Workers,
-)
-from probmcl.intake import (
-    data_name,
-    display_of_the_first,
-    folder_for,
-    read_again,
-    read_all,
-    reading_of,
-    refuse_beside_resume,
-    said,
-    seen_before,
-    told_how_to_go_on,
-    weights_from,
-    with_recipe,
-)
 
 if TYPE_CHECKING:
     from probmcl.comparison.work import Asked
@@ -58,47 +22,51 @@ REMEMBERED = "asked.json"
 
 
 def compare(
-    data: Data = None,
+    data: flags.Data = None,
     /,
     *,
-    images: Images = None,
-    format: Format = None,  # noqa: A002  # the name of the flag
-    path_column: PathColumn = None,
-    labels_column: LabelsColumn = None,
-    split_column: SplitColumn = None,
-    group: GroupColumn = None,
-    skip_bad: SkipBad = None,
+    images: flags.Images = None,
+    format: flags.Format = None,  # noqa: A002  # the name of the flag
+    path_column: flags.PathColumn = None,
+    labels_column: flags.LabelsColumn = None,
+    split_column: flags.SplitColumn = None,
+    group: flags.GroupColumn = None,
+    skip_bad: flags.SkipBad = None,
     methods: Annotated[
         str | None,
-        Parameter(help="all (default), or a list: bce,probmcl:paper,my_losses.py:my_loss; see methods", group=WHAT),
+        Parameter(
+            help="all (default), or a list: bce,probmcl:paper,my_losses.py:my_loss; see methods", group=flags.WHAT
+        ),
     ] = None,
-    encoder: EncoderName = None,
-    weights: Weights = None,
-    image_size: ImageSize = None,
-    tune: TuneFlag = None,
+    encoder: flags.EncoderName = None,
+    weights: flags.Weights = None,
+    image_size: flags.ImageSize = None,
+    tune: flags.TuneFlag = None,
     epochs: Annotated[
-        int | None, Parameter(help="rounds over the images, of two views each; 6 by default", group=HOW)
+        int | None, Parameter(help="rounds over the images, of two views each; 6 by default", group=flags.HOW)
     ] = None,
     budget: Annotated[
-        str | None, Parameter(help="time for all of it, as in 2h; it decides the images seen", group=HOW)
+        str | None, Parameter(help="time for all of it, as in 2h; it decides the images seen", group=flags.HOW)
     ] = None,
-    seeds: Annotated[int | None, Parameter(help="runs of each method, 3 by default", group=HOW)] = None,
+    seeds: Annotated[int | None, Parameter(help="runs of each method, 3 by default", group=flags.HOW)] = None,
     trials: Annotated[
-        int | None, Parameter(help="learning rates and weight decays for each method; 1 is untuned", group=HOW)
+        int | None, Parameter(help="learning rates and weight decays for each method; 1 is untuned", group=flags.HOW)
     ] = None,
-    probe_epochs: ProbeEpochs = None,
-    batch_size: BatchSize = None,
-    augment: Augment = None,
-    device: Device = None,
-    workers: Workers = None,
-    out: Out = None,
+    probe_epochs: flags.ProbeEpochs = None,
+    batch_size: flags.BatchSize = None,
+    augment: flags.Augment = None,
+    device: flags.Device = None,
+    workers: flags.Workers = None,
+    out: flags.Out = None,
     add: Annotated[
         Sequence[Path] | None,
-        Parameter(help="results.jsonl of another comparison of the same protocol", negative="", group=WHERE),
+        Parameter(help="results.jsonl of another comparison of the same protocol", negative="", group=flags.WHERE),
     ] = None,
     resume: Annotated[
         Path | str | None,
-        Parameter(help="a comparison to go on with; takes nothing else but --device, --workers, --add", group=WHERE),
+        Parameter(
+            help="a comparison to go on with; takes nothing else but --device, --workers, --add", group=flags.WHERE
+        ),
     ] = None,
 ) -> Comparison:
     """Compare methods fairly: one encoder, the same images seen by each, one evaluation, and a verdict.
@@ -118,22 +86,25 @@ def compare(
 
     with started(device):
         if resume is not None:
-            refuse_beside_resume(given, "device", "workers", "add", "methods")
-            return _resume(Path(resume), methods, said(device=device, workers=workers), _paths(add), began)
+            intake.refuse_beside_resume(given, "device", "workers", "add", "methods")
+            return _resume(Path(resume), methods, intake.said(device=device, workers=workers), _paths(add), began)
         if data is None:
             raise ValueError("say what to compare on: a table or a folder, as in probmcl compare photos/labels.csv")
-        flags = said(
-            encoder=said(name=encoder, weights=weights_from(weights), image_size=image_size),
-            probe=said(epochs=probe_epochs),
+        keys = intake.said(
+            encoder=intake.said(name=encoder, weights=intake.weights_from(weights), image_size=image_size),
+            probe=intake.said(epochs=probe_epochs),
             tune=tune,
             augment=augment,
             device=device,
             workers=workers,
         )
         asked = _asked(
-            methods or "all", flags, said(seeds=seeds, trials=trials, epochs=epochs, batch_size=batch_size), budget
+            methods or "all",
+            keys,
+            intake.said(seeds=seeds, trials=trials, epochs=epochs, batch_size=batch_size),
+            budget,
         )
-        return _start(Path(data), reading_of(given), skip_bad, asked, out, _paths(add), began)
+        return _start(Path(data), intake.reading_of(given), skip_bad, asked, out, _paths(add), began)
 
 
 def _listed(methods: str) -> list[str]:
@@ -146,7 +117,7 @@ def _paths(given: Sequence[Path | str] | Path | str | None) -> list[Path]:
     return [Path(path).resolve() for path in listed]
 
 
-def _asked(methods: str, flags: dict[str, Any], numbers: dict[str, int], budget: str | None) -> Asked:
+def _asked(methods: str, keys: dict[str, Any], numbers: dict[str, int], budget: str | None) -> Asked:
     """What was asked for; whatever can be refused is refused here, before any image is read."""
     from dataclasses import replace
 
@@ -162,7 +133,7 @@ def _asked(methods: str, flags: dict[str, Any], numbers: dict[str, int], budget:
         raise SettingsError(f"--trials {numbers['trials']}: give at most {len(TRIALS)}")
     if budget is not None and "epochs" in numbers:
         raise SettingsError("a budget and a number of epochs are both given; the budget decides the epochs, give one")
-    settings = replace(make_settings(with_recipe(None, flags) | {"method": "probe"}), method="comparison")
+    settings = replace(make_settings(intake.with_recipe(None, keys) | {"method": "probe"}), method="comparison")
     settings = replace(settings, probe=replace(settings.probe, frozen_views=settings.probe.views))
     encoders.about(settings.encoder.name)
     listed = _listed(methods)
@@ -192,14 +163,14 @@ def _start(
 
     if out is not None:
         runs.refuse_used(Path(out))
-    display = display_of_the_first()
-    records, source = read_all(data, reading | {"seed": 0}, skip_bad, asked.settings.workers, display)
+    display = intake.display_of_the_first()
+    records, source = intake.read_all(data, reading | {"seed": 0}, skip_bad, asked.settings.workers, display)
     refuse_unscorable(records)
-    alarms = seen_before(records, asked.settings.encoder.weights)
-    remembered = {"data": source, "name": data_name(data), "asked": asked, "alarms": alarms, "add": add}
+    alarms = intake.seen_before(records, asked.settings.encoder.weights)
+    remembered = {"data": source, "name": intake.data_name(data), "asked": asked, "alarms": alarms, "add": add}
     with (
-        folder_for(out, f"{remembered['name']}-comparison") as folder,
-        told_how_to_go_on("compare", folder, REMEMBERED, display),
+        intake.folder_for(out, f"{remembered['name']}-comparison") as folder,
+        intake.told_how_to_go_on("compare", folder, REMEMBERED, display),
     ):
         if first():
             folder.mkdir(parents=True, exist_ok=True)
@@ -229,12 +200,12 @@ def _resume(folder: Path, methods: str | None, where: dict[str, Any], add: list[
         raise ValueError(f"--methods {methods}: {folder} compares {names}; beside --resume say the same, or nothing")
     for entrant in taking_part:
         refuse_unnamed(entrant.method, "the same --methods again, with")
-    display, records = display_of_the_first(), read_again(remembered["data"])
+    display, records = intake.display_of_the_first(), intake.read_again(remembered["data"])
     remembered["add"] = list(dict.fromkeys([*remembered["add"], *map(str, add)]))
     barrier()
     if first():
         write_json(folder / REMEMBERED, remembered)
-    with told_how_to_go_on("compare", folder, REMEMBERED, display):
+    with intake.told_how_to_go_on("compare", folder, REMEMBERED, display):
         return _carried_out(records, Asked(settings, taking_part, **given), folder, display, remembered, began)
 
 

@@ -22,7 +22,7 @@ from probmcl.evaluation.retrieval import retrieval
 from probmcl.evaluation.thresholds import best_thresholds
 from probmcl.files import json_line, read_json, write_text
 from probmcl.methods import find_method
-from probmcl.pipeline import FROZEN, folder_of
+from probmcl.phases import FROZEN, folder_of
 from probmcl.results import Candidate, Run
 from probmcl.settings import Contender
 

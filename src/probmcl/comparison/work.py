@@ -32,7 +32,7 @@ from probmcl.distributed import barrier, broadcast, first
 from probmcl.files import read_json, write_json, write_text
 from probmcl.material import Material, build_encoder
 from probmcl.methods import find_method
-from probmcl.pipeline import FROZEN, Tested, everybody
+from probmcl.phases import FROZEN, Tested, everybody
 from probmcl.planning import Planner
 from probmcl.results import Candidate, Run
 from probmcl.runner import run_or_resume
