@@ -664,7 +664,8 @@ def test_with_maps_the_tail_of_an_encoder_is_treated_as_the_whole(name: str, sid
     [("pit_ti_224", r"its tokens \(1\) are no square map"), ("efficientvim_m1", "maps of several sizes")],
 )
 def test_a_method_that_needs_maps_refuses_a_model_without(name: str, complaint: str) -> None:
-    said = rf"^ml_gcn needs feature maps, and {name} has none: choose another encoder \({name}.*{complaint}"
+    said = rf"^ml_gcn needs feature maps, and {name} has none at \d+ pixels: choose another encoder or --image-size "
+    said += rf"\({name}.*{complaint}"
     with pytest.raises(ValueError, match=said):
         with_maps(ready(name), "ml_gcn")
 
@@ -672,3 +673,20 @@ def test_a_method_that_needs_maps_refuses_a_model_without(name: str, complaint: 
 def test_a_method_that_needs_maps_refuses_stored_features() -> None:
     with pytest.raises(ValueError, match="csra needs feature maps, and stored features have none: choose --tune last"):
         with_maps(Extracted(5), "csra")
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("test_vit", 40), ("xcit_nano_12_p16_224", 40), ("maxvit_pico_rw_256", 100)]
+)
+def test_a_size_that_a_model_cannot_take_is_refused_by_name(name: str, size: int) -> None:
+    with pytest.raises(ValueError, match=f"{name} cannot take images of {size} pixels .*choose another --image-size"):
+        Encoder(name, image_size=size)
+
+
+@pytest.mark.parametrize("name", ["mobilenetv3_small_050", "vgg11"])
+def test_the_last_stage_is_one_that_methods_on_maps_learn_too(name: str) -> None:
+    cut = halves(Encoder(name, image_size=64))
+    assert cut is not None
+    whole, tail = (with_maps(e, "csra") for e in (Encoder(name, image_size=64), cut.tail))
+    learning = [sum(p.numel() for p in e.parameters() if p.requires_grad) for e in (whole, tail)]
+    assert learning[1] >= 0.05 * learning[0] > 0

@@ -35,6 +35,10 @@ PATIENCE = 4.0
 """Seconds to wait for the model hub before saying that it cannot be reached."""
 
 
+ODD = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, AssertionError)
+"""What models raise that are given something they were not made for."""
+
+
 class WeightsError(ValueError):
     """The weights that were asked for cannot be had, or do not fit the encoder."""
 
@@ -62,6 +66,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.name = name
         cfg = _configuration(name)
+        if image_size is not None:
+            _refuse_size(name, image_size, bool(cfg["fixed_input_size"]))
         self.model = _build(name, cfg, weights, image_size)
         self.fixed_statistics = False
         # What comes out of the pooling; some heads widen the maps' `num_features` on the way.
@@ -160,8 +166,8 @@ def halves(encoder: Encoder) -> Halves | None:
     """
     stages = [stage["module"] for stage in getattr(encoder.model, "feature_info", [])]
     cuts = (_cut(encoder, stage) for stage in reversed(stages))
-    enough = LEARNING_SHARE * _size(encoder)
-    return next((cut for cut in cuts if cut is None or _size(cut.tail) >= enough), None)
+    enough = LEARNING_SHARE * _size_for_maps(encoder)
+    return next((cut for cut in cuts if cut is None or _size_for_maps(cut.tail) >= enough), None)
 
 
 def _cut(encoder: Encoder, last_stage: str) -> Halves | None:
@@ -172,10 +178,19 @@ def _cut(encoder: Encoder, last_stage: str) -> Halves | None:
     try:
         _pass_through(tail.model, _run_before(encoder, last_stage))
         return Halves(trunk, tail) if _equal(encoder, trunk, tail) else None
-    except (RuntimeError, ValueError, TypeError, AttributeError, IndexError, AssertionError):
+    except ODD:
         return None  # what a model does with activations that it takes for images is its own affair
     finally:
         encoder.train(was_training)
+
+
+def _size_for_maps(encoder: Encoder) -> int:
+    """Parameters that feature maps depend on, which all methods train; all of them where there are no maps."""
+    try:
+        unused = _beyond_maps(encoder.name, encoder.image_size)
+    except ODD:
+        unused = frozenset()
+    return sum(p.numel() for name, p in encoder.model.named_parameters() if name not in unused)
 
 
 def _size(module: nn.Module) -> int:
@@ -257,9 +272,10 @@ def with_maps(encoder: Encoder | Extracted, method: str) -> Encoder:
         )
     try:
         unused = _beyond_maps(encoder.name, encoder.image_size)
-    except (ValueError, RuntimeError) as error:
+    except ODD as error:
         raise ValueError(
-            f"{method} needs feature maps, and {encoder.name} has none: choose another encoder ({error})"
+            f"{method} needs feature maps, and {encoder.name} has none at {encoder.image_size} pixels: choose another "
+            f"encoder or --image-size ({error})"
         ) from error
     for name, parameter in encoder.model.named_parameters():
         if name in unused:
@@ -309,6 +325,24 @@ def _configuration(name: str) -> dict[str, Any]:
     if cfg is None:
         raise ValueError(f"timm has no model {name!r}; {suggestion(architecture, timm.list_models())}")
     return vars(cfg)
+
+
+@functools.lru_cache(maxsize=64)
+def _refuse_size(name: str, image_size: int, fixed: bool) -> None:
+    """An error for images of a size that a model cannot take, found without any numbers where that is possible."""
+    size: dict[str, Any] = {"img_size": image_size} if fixed else {}
+    problem: Exception | None = None
+    for device in ("meta", "cpu"):  # a few models cannot do without numbers
+        try:
+            with torch.device(device), torch.random.fork_rng(devices=[]), torch.no_grad():
+                model = timm.create_model(name, pretrained=False, num_classes=0, **size).eval()
+                model(torch.empty(1, 3, image_size, image_size))
+            return
+        except ODD as error:
+            problem = error
+    raise ValueError(
+        f"{name} cannot take images of {image_size} pixels ({problem}); choose another --image-size, or another encoder"
+    )
 
 
 def _build(name: str, cfg: dict[str, Any], weights: str | Path | None, image_size: int | None) -> Any:

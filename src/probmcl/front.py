@@ -56,7 +56,7 @@ def train(
         str | None, Parameter(help="a loss of your own in place of a method, FILE.py:FUNCTION", group=flags.WHAT)
     ] = None,
     preset: Annotated[
-        str | None, Parameter(help="named settings of the method: default, paper", group=flags.WHAT)
+        str | None, Parameter(help="named settings of the method: default, paper …; see methods", group=flags.WHAT)
     ] = None,
     settings: Annotated[
         Mapping[str, Any] | None,

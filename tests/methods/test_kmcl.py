@@ -71,7 +71,7 @@ def slow_contrast(method: KMCL, z: Tensor, present: Tensor, known: Tensor) -> fl
             index = (present[i] & present[j]).sum().item() / ((present[i] | present[j]) & seen).sum().item()
             for k in range(CLASSES):
                 if present[i, k] and present[j, k]:
-                    share = index * heat(i, j, k) / sum(heat(i, other, k) for other in others)
+                    share = index * heat(i, j, k) / sum(heat(i, other, k) for other in others if known[other, k])
                     total -= math.log(share + (1e-7 if clamped(method) else 0.0)) / len(partners)
     return total / IMAGES
 
@@ -142,3 +142,14 @@ def test_two_views_count_as_two_images() -> None:
 def test_settings_that_mean_nothing_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(Config(), **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_an_image_of_which_nothing_is_known_is_not_pushed_away(name: str) -> None:
+    method = build(CONFIGS[name])
+    features, labels, known = batch()
+    known[2] = False
+    features = features.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(method(features, labels, known).terms["contrast"], features)
+    assert (gradient[0, 2] == 0).all()
+    assert (gradient[0] != 0).any()

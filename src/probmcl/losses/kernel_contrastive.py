@@ -20,6 +20,7 @@ def kernel_contrastive(
     present: Bool[Tensor, "M C"],
     present_in_columns: Bool[Tensor, "P C"] | None = None,
     *,
+    known_in_columns: Bool[Tensor, "P C"] | None = None,
     temperature: float = 0.17,
     self_column: Int[Tensor, "M"] | None = None,
     share_offset: float = 0.0,
@@ -28,8 +29,9 @@ def kernel_contrastive(
     """Contrastive loss over the labels that two images share, class by class.
 
     L_KMCL = Σ_i −1/|A(i)| Σ_{j∈A(i)} Σ_{k shared} log[ J_ij exp(BC_ijk/τ) / Σ_{l≠i} exp(BC_ilk/τ) + ε ], where BC is
-    `similarity`, J `overlap`, τ `temperature`, ε `share_offset`, and A(i) are all j ≠ i that share a label with i. A
-    row without partners adds 0 and still counts in the mean.
+    `similarity`, J `overlap`, τ `temperature`, ε `share_offset`, and A(i) are all j ≠ i that share a label with i; l
+    runs over those of which it is known whether they have k. A row without partners adds 0 and still counts in the
+    mean.
 
     Reference: KMCL, its contrastive loss. The overlap is inside the logarithm, unlike in ProbMCL, Eq. 3: it moves the
     value of the loss, and its gradient only where ε is above 0.
@@ -40,6 +42,7 @@ def kernel_contrastive(
         overlap: of rows and columns, above 0 where they share a label.
         present: labels that a row has, as far as they are known.
         present_in_columns: labels that a column has; None means that columns are the rows.
+        known_in_columns: labels of a column that take part; None means all.
         temperature: divides the similarity.
         self_column: the column that is the row itself; None means the diagonal.
         share_offset: added inside the logarithm; the published code has 1e-7.
@@ -55,10 +58,11 @@ def kernel_contrastive(
     columns = present if present_in_columns is None else present_in_columns
     other = ~is_self(overlap, self_column)  # (M, P)
     anchor, label = present.nonzero(as_tuple=True)  # (T,)
-    shared = columns.T[label] & other[anchor]  # (T, P)
+    seen = other[anchor] if known_in_columns is None else other[anchor] & known_in_columns.T[label]  # (T, P)
+    shared = columns.T[label] & seen
     logits = similarity / temperature
     # The most negative finite number, not −∞, whose gradient would be NaN for a row that has no other.
-    log_denominator = logits.masked_fill(~other[anchor], torch.finfo(logits.dtype).min).logsumexp(1, keepdim=True)
+    log_denominator = logits.masked_fill(~seen, torch.finfo(logits.dtype).min).logsumexp(1, keepdim=True)
     log_share = overlap[anchor].where(shared, 1).log() + logits - log_denominator
     if share_offset > 0:
         log_share = torch.logaddexp(log_share, log_share.new_tensor(math.log(share_offset)))

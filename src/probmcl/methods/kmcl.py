@@ -63,6 +63,11 @@ class Config:
         check_ranges(temperature=self.temperature)
         if self.reduced_size < 1:
             raise ValueError(f"reduced_size={self.reduced_size}; give 1 or more")
+        weights = (self.classification_weight, self.reconstruction_weight, self.contrastive_weight)
+        if min(*weights, self.gamma_negative, self.gamma_positive) < 0 or not 0 <= self.clip < 1:
+            raise ValueError(
+                f"weights {weights}, gammas and clip={self.clip}: none is below 0, and the clip is below 1"
+            )
         if self.repeated_dimensions and self.covariance == "isotropic":
             raise ValueError("repeated_dimensions is for covariance 'anisotropic'; isotropic kernels count them once")
 
@@ -159,6 +164,7 @@ class KMCL(Classifier):
             shared.to(similarity.dtype),
             rows,
             of_all_rows(there, n_views=n_views),
+            known_in_columns=None if known is None else of_all_rows(known, n_views=n_views),
             temperature=self.config.temperature,
             self_column=own_columns(shared),
             share_offset=SHARE_FLOOR if self.config.clamps else 0.0,
