@@ -94,7 +94,7 @@ def train(
     out: flags.Out = None,
     resume: Annotated[
         Path | str | None,
-        Parameter(help="a run to go on with; takes nothing else but --device, --workers", group=flags.WHERE),
+        Parameter(help="a run to go on with; takes nothing else but --device, --workers, --loss", group=flags.WHERE),
     ] = None,
 ) -> Run:
     """Train a model on your images, and keep it only if it beats the simple thing.
