@@ -65,6 +65,7 @@ def test_the_overview_names_every_method_its_kind_its_views_and_its_presets(
     assert first_lines["bce"] == ["classifier", "1", "default"]
     assert first_lines["csra"] == ["classifier", "1", "default, paper"]
     assert first_lines["supcon"] == ["contrastive", "2", "default"]
+    assert first_lines["probmcl"][:2] == ["contrastive", "2"]  # its presets take two lines
 
 
 def test_a_wrong_name_is_answered_with_the_nearest() -> None:
