@@ -1,0 +1,106 @@
+"""Where an encoder's weights come from: a file, a run, the local cache or the model hub."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from probmcl import vision  # noqa: F401  # before timm, which imports torchvision
+
+import timm  # isort: skip
+
+OF_A_RUN = "model.safetensors"
+"""The file of a run folder that has its encoder."""
+
+PATIENCE = 4.0
+"""Seconds to wait for the model hub before saying that it cannot be reached."""
+
+
+class WeightsError(ValueError):
+    """The weights that were asked for cannot be had, or do not fit the encoder."""
+
+
+def pretrained(name: str, cfg: dict[str, Any], size: dict[str, Any]) -> Any:
+    """A model with timm's weights for its name and tag."""
+    path = _fetch(name, cfg)
+    # The hub's file has torch's layout even where `custom_load` says that the original has another one.
+    overlay = {"file": str(path), "custom_load": False}
+    try:
+        return timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay, **size)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{path}: cannot be read ({error}); delete it to have it downloaded again") from error
+
+
+def load(model: nn.Module, path: Path, cfg: dict[str, Any]) -> None:
+    """Fill a model from a safetensors file in timm's own keys, or from the folder of a run."""
+    path = path / OF_A_RUN if path.is_dir() else path
+    try:
+        state = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(f"{path}: cannot be read ({error}); give a whole safetensors file, or a run") from error
+    within = "encoder.model."  # in the file of a run, beside what sits on the encoder
+    if path.name == OF_A_RUN and any(key.startswith(within) for key in state):
+        state = {key.removeprefix(within): value for key, value in state.items() if key.startswith(within)}
+    head = cfg["classifier"] or ()  # its keys belong to a layer that an encoder does not have
+    heads = tuple(f"{name}." for name in ((head,) if isinstance(head, str) else head))
+    state = {key: value for key, value in state.items() if not key.startswith(heads)}
+    wanted = {key: value.shape for key, value in model.state_dict().items()}
+    differing = sorted(
+        key for key in wanted.keys() | state.keys() if key not in state or wanted.get(key) != state[key].shape
+    )
+    if differing:
+        raise WeightsError(
+            f"{path}: these weights do not fit {cfg['architecture']}: {len(differing)} of {len(wanted)} tensors are "
+            f"missing, unexpected or of another shape ({', '.join(differing[:3])} …); give a file made from this model "
+            "at this image size"
+        )
+    model.load_state_dict(state, strict=True)
+
+
+def _fetch(name: str, cfg: dict[str, Any]) -> Path:
+    """The file of timm's weights: from the local cache, else downloaded."""
+    repository, file = cfg["hf_hub_id"], cfg["hf_hub_filename"] or "model.safetensors"
+    if not repository:
+        raise WeightsError(f"timm has no downloadable weights for {name}; choose a tag, or give a safetensors file")
+    cached = try_to_load_from_cache(repository, file)
+    if isinstance(cached, str):
+        return Path(cached)
+    remedy = "give a safetensors file (--weights FILE), or start from random numbers (--weights none)"
+    if constants.HF_HUB_OFFLINE:
+        raise WeightsError(f"{name}: the weights are not in the local cache and HF_HUB_OFFLINE is set; {remedy}")
+    if not _reachable(hf_hub_url(repository, file)):
+        raise WeightsError(f"{name}: the weights are not in the local cache and the hub cannot be reached; {remedy}")
+    try:
+        return Path(hf_hub_download(repository, file))
+    except OSError as error:
+        raise WeightsError(f"{name}: the hub does not give the weights ({error}); {remedy}") from error
+
+
+def _reachable(address: str) -> bool:
+    """Whether somebody answers, within `PATIENCE` seconds; a name server that hangs counts as no."""
+    answers: list[bool] = []
+
+    def ask() -> None:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=PATIENCE):
+                answers.append(True)
+        except urllib.error.HTTPError as error:
+            error.close()
+            # A refusal is an answer; "later" is none, since the download would try again for half a minute.
+            answers.append(error.code < 500 and error.code != 429)
+        except (OSError, http.client.HTTPException, ValueError):
+            answers.append(False)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    return answers == [True]

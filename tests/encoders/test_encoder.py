@@ -1,0 +1,210 @@
+import pytest
+import torch
+
+from networks import SMALL, images, ready
+from probmcl.encoders import Encoder, Extracted, millions
+
+import timm  # isort: skip
+
+# Models by name
+
+
+@pytest.mark.parametrize(
+    ("name", "features", "millions"),
+    [("tresnet_m", 2048, 29.340), ("tresnet_l", 2432, 53.556), ("tresnet_v2_l", 2048, 44.126)],
+)
+def test_the_encoders_of_the_paper_have_the_published_sizes(name: str, features: int, millions: float) -> None:
+    encoder = ready(name, image_size=64)
+    assert encoder.features == features
+    assert round(sum(parameter.numel() for parameter in encoder.parameters()) / 1e6, 3) == millions
+    with torch.no_grad():
+        pooled, maps = encoder(images(64)), encoder.maps(images(64))
+    assert pooled.shape == (2, features)
+    assert maps.shape == (2, features, 2, 2)
+    torch.testing.assert_close(maps.mean((2, 3)), pooled)
+    assert pooled.std(0).max() > 0  # the two images are told apart
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_features_is_the_size_of_what_comes_out(name: str) -> None:
+    side, features = SMALL[name]
+    encoder = ready(name, image_size=side)
+    with torch.no_grad():
+        pooled = encoder(images(side, 3))
+    assert pooled.shape == (3, encoder.features) == (3, features)
+    assert pooled.isfinite().all()
+
+
+def test_the_classifier_is_gone_and_gradients_reach_the_first_layer() -> None:
+    encoder = ready("test_resnet")
+    with_classifier = sum(parameter.numel() for parameter in timm.create_model("test_resnet").parameters())
+    assert with_classifier - sum(parameter.numel() for parameter in encoder.parameters()) == (96 + 1) * 1000
+    encoder(images(64)).square().sum().backward()
+    first = next(encoder.parameters())
+    assert first.grad is not None
+    assert first.grad.abs().min() > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "mean", "std", "side", "interpolation"),
+    [
+        ("tresnet_m", 0.0, 1.0, 224, "bilinear"),
+        ("tresnet_m.miil_in1k_448", 0.0, 1.0, 448, "bilinear"),
+        ("test_resnet", 0.5, 0.5, 160, "bilinear"),
+        ("vit_tiny_patch16_384", 0.5, 0.5, 384, "bicubic"),
+    ],
+)
+def test_what_the_images_need_travels_with_the_model(
+    name: str, mean: float, std: float, side: int, interpolation: str
+) -> None:
+    with torch.device("meta"):
+        encoder = Encoder(name)
+    assert (encoder.name, encoder.mean, encoder.std) == (name, (mean,) * 3, (std,) * 3)
+    assert (encoder.image_size, encoder.interpolation) == (side, interpolation)
+
+
+def test_channels_may_have_means_of_their_own() -> None:
+    encoder = ready("resnet10t")
+    assert encoder.mean == (0.485, 0.456, 0.406)
+    assert encoder.std == (0.229, 0.224, 0.225)
+
+
+@pytest.mark.parametrize(("name", "side"), [("test_vit", 32), ("test_vit", 192), ("test_resnet", 96)])
+def test_another_image_size_than_the_models_own_works(name: str, side: int) -> None:
+    encoder = ready(name, image_size=side)
+    assert encoder.image_size == side
+    assert encoder(images(side)).shape == (2, encoder.features)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [("resnet5O", "resnet50"), ("tresnet-m", "tresnet_m"), ("tresnet_v2l.miil_in21k", "tresnet_v2_l")],
+)
+def test_an_unknown_model_names_the_nearest(wrong: str, near: str) -> None:
+    with pytest.raises(ValueError, match=rf"no model '{wrong}'; did you mean .*\b{near}\b"):
+        Encoder(wrong)
+
+
+@pytest.mark.parametrize("name", ["", "!!!", "vit_tiny_patch16_224_in21k"])
+def test_a_name_that_timm_does_not_have_or_has_given_up_is_an_error(name: str) -> None:
+    with pytest.raises(ValueError, match=f"timm has no model '{name}'"):
+        Encoder(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "tags"),
+    [
+        ("tresnet_m.miil_in22k", "miil_in1k, miil_in1k_448, miil_in21k, miil_in21k_ft_in1k"),
+        ("convnext_atto_rms.a1_in1k", "none"),
+    ],
+)
+def test_an_unknown_tag_lists_those_there_are(name: str, tags: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: .*There are: {tags}$"):
+        Encoder(name)
+
+
+def test_a_model_that_does_not_pool_is_named() -> None:
+    encoder = ready("test_resnet")
+    encoder.model.reset_classifier(0, "")
+    with pytest.raises(ValueError, match=r"test_resnet gives \(96, 2, 2\) instead of 96 pooled features; choose"):
+        encoder(images(64))
+
+
+# Maps
+
+
+@pytest.mark.parametrize(
+    ("name", "side"),
+    [
+        ("test_resnet", 64),
+        ("test_resnet", 160),
+        ("tf_efficientnet_lite0", 64),
+        ("regnetx_002", 64),
+        ("swin_tiny_patch4_window7_224", 64),
+        ("mixer_s32_224", 96),
+    ],
+)
+def test_the_mean_of_the_maps_is_the_feature_of_a_model_that_averages(name: str, side: int) -> None:
+    encoder = ready(name, image_size=side)
+    with torch.no_grad():
+        maps, pooled = encoder.maps(images(side)), encoder(images(side))
+    assert maps.shape[:2] == pooled.shape
+    torch.testing.assert_close(maps.mean((2, 3)), pooled)
+
+
+@pytest.mark.parametrize(
+    ("name", "side", "before"),
+    [
+        ("test_vit", 48, 1),
+        ("deit_tiny_distilled_patch16_224", 48, 2),
+        ("cait_xxs24_224", 48, 1),  # does not say that it has a class token
+        ("mixer_s32_224", 96, 0),  # does not say that it has none
+    ],
+)
+def test_tokens_are_laid_out_row_by_row_without_those_before_them(name: str, side: int, before: int) -> None:
+    encoder = ready(name, image_size=side)
+    with torch.no_grad():
+        maps, tokens = encoder.maps(images(side)), encoder.model.forward_features(images(side))
+    assert maps.shape == (2, encoder.features, 3, 3)
+    for row in range(3):
+        for column in range(3):
+            assert torch.equal(maps[:, :, row, column], tokens[:, before + 3 * row + column])
+
+
+@pytest.mark.parametrize(("name", "channels"), [("swin_tiny_patch4_window7_224", 768), ("test_mambaout", 64)])
+def test_a_model_with_channels_last_gives_maps_with_channels_first(name: str, channels: int) -> None:
+    encoder = ready(name, image_size=96)
+    with torch.no_grad():
+        maps, places = encoder.maps(images(96)), encoder.model.forward_features(images(96))
+    assert maps.shape == (2, channels, 3, 3)
+    for row in range(3):
+        for column in range(3):
+            assert torch.equal(maps[:, :, row, column], places[:, row, column])
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_mambaout"])
+def test_maps_lie_where_the_image_changed(name: str) -> None:
+    encoder = ready(name, image_size=160)
+    plain, marked = images(160, 1), images(160, 1)
+    marked[:, :, :32, 128:] = 0  # the upper right corner
+    with torch.no_grad():
+        change = (encoder.maps(marked) - encoder.maps(plain)).abs().sum(1)[0]
+    assert change[:, : change.shape[1] // 2].sum() < change[:, change.shape[1] // 2 :].sum()
+    assert change[change.shape[0] // 2 :].sum() < change[: change.shape[0] // 2].sum()
+
+
+def test_maps_follow_an_image_that_is_not_square() -> None:
+    assert ready("test_resnet").maps(torch.rand(1, 3, 64, 96)).shape == (1, 96, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [("pit_ti_224", r"its tokens \(1\) are no square map"), ("efficientvim_m1", "maps of several sizes")],
+)
+def test_a_model_without_a_map_says_so(name: str, complaint: str) -> None:
+    encoder = ready(name)
+    with pytest.raises(ValueError, match=f"{name}.*{complaint}; choose another model"):
+        encoder.maps(images(encoder.image_size, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("test_vit", 40), ("xcit_nano_12_p16_224", 40), ("maxvit_pico_rw_256", 100)]
+)
+def test_a_size_that_a_model_cannot_take_is_refused_by_name(name: str, size: int) -> None:
+    with pytest.raises(ValueError, match=f"{name} cannot take images of {size} pixels .*choose another --image-size"):
+        Encoder(name, image_size=size)
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "tf_efficientnet_lite0"])
+def test_parameters_are_counted_as_in_a_built_encoder(name: str) -> None:
+    assert millions(name) == sum(parameter.numel() for parameter in Encoder(name).parameters()) / 1e6
+
+
+# No encoder at all
+
+
+def test_extracted_features_pass_through() -> None:
+    features = torch.rand(3, 5)
+    assert Extracted(5)(features) is features
+    assert Extracted(5).features == 5
+    assert not list(Extracted(5).parameters())

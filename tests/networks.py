@@ -1,0 +1,39 @@
+"""Small encoders of every kind, and images for them."""
+
+import torch
+from torch import Tensor, nn
+
+from probmcl.encoders import Encoder
+
+SMALL = {  # one of each kind: side of the image, features
+    "test_resnet": (64, 96),
+    "resnet10t": (32, 512),
+    "tf_efficientnet_lite0": (64, 1280),
+    "mobilenetv3_small_050": (64, 1024),  # its head widens 288 pooled maps
+    "efficientvit_b0": (64, 1280),  # 128
+    "ghostnet_050": (64, 1280),  # 480
+    "test_mambaout": (64, 256),  # 64
+    "convnext_atto": (64, 320),
+    "regnetx_002": (64, 368),
+    "poolformer_s12": (32, 512),  # says nothing of its head
+    "test_vit": (32, 64),
+    "vit_tiny_patch16_224": (64, 192),
+    "deit_tiny_distilled_patch16_224": (32, 192),
+    "swin_tiny_patch4_window7_224": (64, 768),
+    "mixer_s32_224": (64, 512),
+    "cait_xxs24_224": (32, 192),
+}
+
+
+def images(side: int, number: int = 2) -> Tensor:
+    return torch.rand(number, 3, side, side, generator=torch.Generator().manual_seed(0))
+
+
+def ready(name: str, image_size: int | None = None) -> Encoder:
+    torch.manual_seed(0)
+    return Encoder(name, image_size=image_size).eval()
+
+
+def same(model: nn.Module, state: dict[str, Tensor]) -> bool:
+    own = model.state_dict()
+    return own.keys() == state.keys() and all(torch.equal(own[key], state[key]) for key in own)
