@@ -38,7 +38,7 @@ def run(work: Callable[..., Results], folder: Path, *given: Any) -> list[Results
     """What `work(*given)` returns in each of two processes; an error in one is raised here, and nothing hangs."""
     folder.mkdir(parents=True, exist_ok=True)
     running = spawn(_one, args=(folder, work, given), nprocs=WORLD, join=False)  # type: ignore[no-untyped-call]
-    deadline = time.monotonic() + 4 * PATIENCE
+    deadline = time.monotonic() + 10 * PATIENCE
     try:
         while not running.join(timeout=1):
             if time.monotonic() > deadline:

@@ -34,6 +34,12 @@ GLOBAL = {
     "classification",
     "reconstruction",
     "contrast",
+    "plain",
+    "attended",
+    "fused",
+    "structural",
+    "semantic",
+    "constraint",
 }
 """What is the same on any number of processes; signs of collapse are watched by each on its own images."""
 

@@ -1,12 +1,22 @@
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from numpy import ndarray
+from torch import Tensor
 
 from probmcl.data.records import LabelSpace
-from probmcl.heads import GraphConvolution, label_graph, normalised
+from probmcl.heads import (
+    GraphConvolution,
+    LabelEmbeddings,
+    LowRankConvolution,
+    label_graph,
+    label_nodes,
+    normalised,
+    superimposed_graph,
+)
 
 
 def counted(classes: int = 6, images: int = 40, seed: int = 0) -> LabelSpace:
@@ -112,3 +122,164 @@ def test_weights_start_uniform_by_the_size_of_the_output() -> None:
     assert weight.shape == (50, 400)
     assert weight.abs().max() <= 0.05
     assert weight.std().item() == pytest.approx(0.05 / math.sqrt(3), rel=0.05)
+
+
+# The superimposed graph.
+
+
+def known(classes: int = 6, seed: int = 0) -> ndarray:
+    """A third of the pairs are related."""
+    rng = np.random.default_rng(seed)
+    half = np.triu(rng.random((classes, classes)) * (rng.random((classes, classes)) < 0.35), 1)
+    related: ndarray = half + half.T
+    return related
+
+
+def slow_superimposed(space: LabelSpace, knowledge: ndarray, weight: float, smallest: float, share: float) -> ndarray:
+    """As the published code goes on from a mixed graph, entry by entry, normalised too."""
+    classes = range(len(space))
+    a = np.zeros((len(space), len(space)))
+    for i in classes:
+        for j in classes:
+            both = space.counts[i] * space.counts[j]
+            together = space.cooccurrence[i, j] / math.sqrt(both) if both else 0.0
+            mixed = weight * together + (1 - weight) * knowledge[i, j]
+            a[i, j] = share * (0.0 if mixed < smallest else mixed) + (1 - share) * float(i == j)
+    degree = [sum(a[i, j] for i in classes) for j in classes]
+    return np.array([[a[i, j] / math.sqrt(degree[i]) / math.sqrt(degree[j]) for j in classes] for i in classes])
+
+
+def superimposed(
+    space: LabelSpace, knowledge: ndarray | None, weight: float = 0.5, smallest: float = 0.03, share: float = 0.4
+) -> Tensor:
+    return superimposed_graph(
+        space.counts,
+        space.cooccurrence,
+        knowledge,
+        cooccurrence_weight=weight,
+        smallest_edge=smallest,
+        neighbour_share=share,
+    )
+
+
+@pytest.mark.parametrize(
+    ("weight", "smallest", "share"), [(0.5, 0.03, 0.4), (0.8, 0.2, 0.4), (0.0, 0.1, 0.9), (1.0, 0.0, 0.0)]
+)
+def test_the_superimposed_graph_is_a_loop_over_pairs(weight: float, smallest: float, share: float) -> None:
+    for seed in range(3):
+        space, knowledge = counted(seed=seed), known(seed=seed)
+        graph = normalised(superimposed(space, knowledge, weight, smallest, share))
+        expected = slow_superimposed(space, knowledge, weight, smallest, share)
+        torch.testing.assert_close(graph, torch.from_numpy(expected).float())
+        torch.testing.assert_close(graph, graph.T)
+
+
+def test_without_knowledge_co_occurrence_has_all_the_weight() -> None:
+    space = counted()
+    alone = superimposed(space, None, weight=0.3)
+    assert torch.equal(alone, superimposed(space, np.zeros((6, 6)), weight=1.0))
+    assert (alone[:5, :5] > 0).all()
+    assert alone[5].tolist() == pytest.approx([0, 0, 0, 0, 0, 0.6])  # the class that nobody has seen
+
+
+def test_the_smallest_edge_is_one_and_knowledge_joins_what_never_occurs() -> None:
+    unseen = LabelSpace(("a", "b", "c"), np.zeros(3, dtype=np.int64), np.zeros((3, 3), dtype=np.int64))
+    knowledge = np.array([[0, 0.06, 0.059], [0.06, 0, 1], [0.059, 1, 0]])
+    expected = torch.tensor([[0.6, 0.012, 0.0], [0.012, 0.6, 0.2], [0.0, 0.2, 0.6]])
+    torch.testing.assert_close(superimposed(unseen, knowledge), expected)
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "value"),
+    [
+        ("weight", "cooccurrence_weight", 1.1),
+        ("weight", "cooccurrence_weight", -0.1),
+        ("smallest", "smallest_edge", -0.1),
+        ("share", "neighbour_share", 1.0),
+    ],
+)
+def test_settings_of_the_superimposed_graph_out_of_range_are_refused(setting: str, name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{name}={value}"):
+        superimposed(counted(), known(), **{setting: value})
+
+
+# Label vectors, and convolutions of low rank.
+
+
+def test_nodes_are_learned_or_those_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "vectors.txt"
+    file.write_text("cat 1 2\ndog 3 4\n")
+    fixed, learned = label_nodes(["dog", "cat"], size=2, file=str(file)), label_nodes(["dog", "cat"], size=4000)
+    assert fixed.tolist() == [[3, 4], [1, 2]]
+    assert not fixed.requires_grad
+    assert learned.shape == (2, 4000)
+    assert learned.requires_grad
+    assert learned.std().item() == pytest.approx(0.3, rel=0.05)
+
+
+def test_a_convolution_of_low_rank_is_one_with_the_product_of_its_weights_and_a_bias() -> None:
+    torch.manual_seed(0)
+    convolution, plain = LowRankConvolution(4, 3, even=False).double(), GraphConvolution(4, 3).double()
+    plain.weight = torch.nn.Parameter(convolution.first @ convolution.second)
+    nodes, graph = torch.randn(5, 4, dtype=torch.float64), torch.rand(5, 5, dtype=torch.float64)
+    torch.testing.assert_close(convolution(nodes, graph), plain(nodes, graph) + convolution.bias[None])
+
+
+@pytest.mark.parametrize(("before", "after", "inner"), [(300, 256, 69), (300, 24, 40), (16, 24, 32), (1024, 2048, 384)])
+def test_the_inner_width_is_an_eighth_and_at_least_32(before: int, after: int, inner: int) -> None:
+    convolution = LowRankConvolution(before, after)
+    assert convolution.first.shape == (before, inner)
+    assert convolution.second.shape == (inner, after)
+    assert convolution.bias.shape == (after,)
+
+
+def test_nodes_keep_their_size_through_an_even_convolution_after_a_leaky_relu() -> None:
+    torch.manual_seed(0)
+    convolution, nodes = LowRankConvolution(400, 800), torch.randn(200, 400)
+    after = convolution(torch.nn.functional.leaky_relu(nodes, 0.2), torch.eye(200))
+    assert after.square().mean().item() == pytest.approx(1, rel=0.1)
+    assert not convolution.bias.any()
+
+
+def test_published_weights_of_low_rank_start_uniform_by_the_size_of_what_they_make() -> None:
+    torch.manual_seed(0)
+    convolution = LowRankConvolution(400, 400, even=False)  # 100 inside
+    for weight, bound in ((convolution.first, 0.1), (convolution.second, 0.05), (convolution.bias, 0.05)):
+        assert weight.abs().max() <= bound
+        assert weight.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.1)
+
+
+def test_a_convolution_of_low_rank_is_as_exact_under_autocast() -> None:
+    convolution, nodes = LowRankConvolution(40, 30), torch.randn(5, 40)
+    expected = convolution(nodes, torch.eye(5))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(convolution(nodes, torch.eye(5)), expected)
+
+
+def test_embeddings_are_the_tanh_of_every_convolution_on_a_leaky_relu_of_the_last() -> None:
+    torch.manual_seed(0)
+    embeddings = LabelEmbeddings([4, 3, 5, 2], even=False).double()
+    nodes, graph = torch.randn(6, 4, dtype=torch.float64), torch.rand(6, 6, dtype=torch.float64)
+    seen = embeddings(nodes, graph)
+    assert [e.shape for e in seen] == [(6, 3), (6, 5), (6, 2)]
+    inner = nodes
+    for found, layer in zip(seen, embeddings.convolutions, strict=True):
+        assert isinstance(layer, LowRankConvolution)
+        raw = torch.zeros(6, len(layer.bias), dtype=torch.float64)
+        weight = layer.first @ layer.second
+        for i in range(6):
+            for j in range(6):
+                raw[i] += graph[i, j] * (inner[j] @ weight)
+            raw[i] += layer.bias
+        torch.testing.assert_close(found, raw.tanh())
+        inner = torch.where(raw > 0, raw, 0.2 * raw)
+    assert (raw < 0).any()
+
+
+def test_gradients_of_embeddings() -> None:
+    torch.manual_seed(0)
+    embeddings, graph = LabelEmbeddings([4, 3, 2]).double(), torch.rand(5, 5, dtype=torch.float64)
+    nodes = torch.randn(5, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: tuple(embeddings(x, graph)), (nodes,))
+    sum(e.sum() for e in embeddings(nodes, graph)).backward()
+    assert all(p.grad is not None and (p.grad != 0).any() for p in embeddings.parameters())

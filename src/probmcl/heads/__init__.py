@@ -1,6 +1,63 @@
-"""What sits on an encoder's feature maps: class-wise attention pooling, graph convolutions over the labels."""
+"""What sits on an encoder's feature maps: attention over positions, transformers, decoders, graphs of the labels."""
 
-from probmcl.heads.graph import GraphConvolution, label_graph, normalised
+from probmcl.heads.cross_scale import ThreeScales, cross_scale
+from probmcl.heads.decoder import CrossAttention, GroupDecoder, group_logits
+from probmcl.heads.dual_relation import DualRelation, Relations
+from probmcl.heads.graph import (
+    GraphConvolution,
+    LabelEmbeddings,
+    LowRankConvolution,
+    label_graph,
+    label_nodes,
+    normalised,
+    superimposed_graph,
+)
+from probmcl.heads.image_graph import ImageGraph, class_nodes, top_mean
+from probmcl.heads.lateral import EmbeddingClassifier, LateralConnection
+from probmcl.heads.normalisation import BatchNorm
 from probmcl.heads.pooling import ResidualAttention, attended, residual_attention
+from probmcl.heads.sequence import AdditiveAttention, LabelDecoder, emitted_labels, set_logits
+from probmcl.heads.spatial import (
+    ClassAttention,
+    SpatialRegularisation,
+    attended_confidence,
+    spatial_softmax,
+    weighted_attention,
+)
+from probmcl.heads.transformer import MapTransformer
 
-__all__ = ["GraphConvolution", "ResidualAttention", "attended", "label_graph", "normalised", "residual_attention"]
+__all__ = [
+    "AdditiveAttention",
+    "BatchNorm",
+    "ClassAttention",
+    "CrossAttention",
+    "DualRelation",
+    "EmbeddingClassifier",
+    "GraphConvolution",
+    "GroupDecoder",
+    "ImageGraph",
+    "LabelDecoder",
+    "LabelEmbeddings",
+    "LateralConnection",
+    "LowRankConvolution",
+    "MapTransformer",
+    "Relations",
+    "ResidualAttention",
+    "SpatialRegularisation",
+    "ThreeScales",
+    "attended",
+    "attended_confidence",
+    "class_nodes",
+    "cross_scale",
+    "emitted_labels",
+    "group_logits",
+    "label_graph",
+    "label_nodes",
+    "normalised",
+    "residual_attention",
+    "set_logits",
+    "spatial_softmax",
+    "superimposed_graph",
+    "top_mean",
+    "weighted_attention",
+]

@@ -1,14 +1,40 @@
-"""Labels as nodes of a graph: edges from how often they occur together, and convolutions along them."""
+"""The labels as nodes of a graph: their vectors, edges from how often they come together, convolutions along them."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor, nn
+from torch.nn.functional import leaky_relu
 
+from probmcl.data.vectors import label_vectors
 from probmcl.precision import full_precision
+
+SLOPE = 0.2
+"""Of the leaky ReLU between graph convolutions."""
+
+LEARNED_DEVIATION = 0.3
+"""Of the numbers that learned label vectors start from: about that of word vectors."""
+
+
+def label_nodes(names: Sequence[str], *, size: int, file: str | None = None) -> nn.Parameter | nn.Buffer:
+    """What the nodes of a label graph start from: the word vectors of a file, fixed, or new ones to be learned.
+
+    As an attribute of a module both have the same place in its state.
+
+    >>> label_nodes(["cat", "traffic light"], size=300).shape
+    torch.Size([2, 300])
+    """
+    if file is None:
+        return nn.Parameter(LEARNED_DEVIATION * torch.randn(len(names), size))
+    return nn.Buffer(torch.from_numpy(label_vectors(Path(file), names, size=size)))
 
 
 def label_graph(
@@ -39,8 +65,44 @@ def label_graph(
     return torch.from_numpy(graph).to(torch.get_default_dtype())
 
 
+def superimposed_graph(
+    counts: Int[ndarray, "C"],
+    cooccurrence: Int[ndarray, "C C"],
+    knowledge: Float[ndarray, "C C"] | None = None,
+    *,
+    cooccurrence_weight: float,
+    smallest_edge: float,
+    neighbour_share: float,
+) -> Float[Tensor, "C C"]:
+    """Edges between classes that occur together, laid over edges of what is known about them; the same both ways.
+
+    A = η ⌊λ S + (1−λ) K⌋ + (1−η) I, where S_ij = M_ij / √(N_i N_j), N are the `counts`, M is `cooccurrence`, K is
+    `knowledge` with numbers from 0 to 1, λ `cooccurrence_weight`, η `neighbour_share`, and ⌊·⌋ makes numbers below
+    `smallest_edge` 0. Without knowledge λ is 1.
+
+    Reference: Wang et al., KSSNet, AAAI 2020. S is ours, the geometric mean of P(j|i) and P(i|j).
+
+    >>> settings = {"cooccurrence_weight": 0.5, "smallest_edge": 0.03, "neighbour_share": 0.4}
+    >>> superimposed_graph(np.array([4, 1]), np.array([[0, 1], [1, 0]]), np.array([[0.0, 1.0], [1.0, 0.0]]), **settings)
+    tensor([[0.6000, 0.3000],
+            [0.3000, 0.6000]])
+    """
+    if not (0 <= cooccurrence_weight <= 1 and 0 <= smallest_edge <= 1 and 0 <= neighbour_share < 1):
+        raise ValueError(
+            f"cooccurrence_weight={cooccurrence_weight}, smallest_edge={smallest_edge}, "
+            f"neighbour_share={neighbour_share}: all are from 0 to 1, the last below 1"
+        )
+    root = np.sqrt(np.maximum(counts, 1))  # what never occurs occurs with nothing
+    edges = cooccurrence / root / root[:, None]
+    if knowledge is not None:
+        edges = cooccurrence_weight * edges + (1 - cooccurrence_weight) * knowledge
+    edges = np.where(edges < smallest_edge, 0.0, edges)
+    graph = neighbour_share * edges + (1 - neighbour_share) * np.eye(len(counts))
+    return torch.from_numpy(graph).to(torch.get_default_dtype())
+
+
 def normalised(adjacency: Float[Tensor, "C C"]) -> Float[Tensor, "C C"]:
-    """The graph that is multiplied with: D^−½ Aᵀ D^−½, where D has the sums of A's rows.
+    """The graph that is multiplied with: D^−½ Aᵀ D^−½, where D has the sums of A's rows. A symmetric one stays so.
 
     Reference: Chen et al., ML-GCN, CVPR 2019; transposed as in its code.
 
@@ -73,3 +135,70 @@ class GraphConvolution(nn.Module):
     def forward(self, nodes: Float[Tensor, "C in"], graph: Float[Tensor, "C C"]) -> Float[Tensor, "C out"]:
         """One step along the edges."""
         return graph @ (nodes @ self.weight)
+
+
+class LowRankConvolution(nn.Module):
+    """Every node becomes a linear image of its neighbours through a narrow layer: X ↦ G X W₁ W₂ + b.
+
+    The inner width is an eighth of both sizes together, and at least 32. It is small, and computed in full precision.
+
+    Where it is `even`, weights are drawn so that nodes after a leaky ReLU keep their size, W₁ from U(±√(6/(1+0.2²)/in))
+    and W₂ from U(±√(3/inner)), and b is 0. Otherwise W₁ is from U(±1/√inner), W₂ and b from U(±1/√out): nodes become
+    smaller with each convolution, until most of what is left is the bias, the same for all.
+
+    Reference: Wang et al., KSSNet, AAAI 2020: its code has this width, and is not even.
+
+    >>> LowRankConvolution(300, 256).first.shape
+    torch.Size([300, 69])
+    """
+
+    def __init__(self, in_features: int, out_features: int, *, even: bool = True) -> None:
+        super().__init__()
+        inner = max(32, (in_features + out_features) // 8)
+        keeping = math.sqrt(6 / (1 + SLOPE**2) / in_features), math.sqrt(3 / inner), 0.0
+        first, second, bias = keeping if even else (inner**-0.5, out_features**-0.5, out_features**-0.5)
+        self.first = _uniform(first, in_features, inner)
+        self.second = _uniform(second, inner, out_features)
+        self.bias = _uniform(bias, out_features)
+
+    @full_precision
+    def forward(self, nodes: Float[Tensor, "C in"], graph: Float[Tensor, "C C"]) -> Float[Tensor, "C out"]:
+        """One step along the edges."""
+        return graph @ (nodes @ self.first @ self.second) + self.bias
+
+
+def _uniform(bound: float, *shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.empty(shape).uniform_(-bound, bound))
+
+
+class LabelEmbeddings(nn.Module):
+    """The classes at several sizes: graph convolutions one after another, each of which shows its tanh.
+
+    E_l = tanh(X_l) with X_l = G σ(X_{l−1}) W_l + b_l, where W_l has low rank, σ is a leaky ReLU, and the first
+    convolution takes the label vectors as they are.
+
+    Reference: Wang et al., KSSNet, AAAI 2020.
+
+    Args:
+        sizes: of a label vector, and of what each convolution makes of it.
+        even: how the convolutions start, see `LowRankConvolution`.
+
+    >>> first, second = LabelEmbeddings([300, 16, 64])(torch.zeros(5, 300), torch.eye(5))
+    >>> first.shape, second.shape
+    (torch.Size([5, 16]), torch.Size([5, 64]))
+    """
+
+    def __init__(self, sizes: Sequence[int], *, even: bool = True) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(
+            LowRankConvolution(before, after, even=even) for before, after in pairwise(sizes)
+        )
+
+    def forward(self, vectors: Float[Tensor, "C S"], graph: Float[Tensor, "C C"]) -> list[Tensor]:
+        """The embeddings after each convolution."""
+        nodes = vectors
+        seen: list[Tensor] = []
+        for convolution in self.convolutions:
+            nodes = convolution(leaky_relu(nodes, SLOPE) if seen else nodes, graph)
+            seen.append(nodes.tanh())
+        return seen

@@ -1,5 +1,6 @@
 """Stage 6: numbers to minimise. Functions of tensors, usable in any training loop."""
 
+from probmcl.losses.alignment import aligned_targets, sequence_cross_entropy
 from probmcl.losses.asymmetric import asymmetric
 from probmcl.losses.binary import binary_cross_entropy
 from probmcl.losses.contrastive import contrastive, positives
@@ -11,6 +12,7 @@ from probmcl.losses.per_label import per_label_contrastive
 from probmcl.losses.reconstruction import reconstruction
 
 __all__ = [
+    "aligned_targets",
     "asymmetric",
     "balanced_weight",
     "binary_cross_entropy",
@@ -22,4 +24,5 @@ __all__ = [
     "per_label_contrastive",
     "positives",
     "reconstruction",
+    "sequence_cross_entropy",
 ]

@@ -82,7 +82,13 @@ class Method(nn.Module, ABC):
 
 
 class Classifier(Method, ABC):
-    """A method that predicts by itself."""
+    """A method that predicts by itself.
+
+    `note` is what has to be said wherever an mAP of its own head is printed: a method that emits a set of labels has a
+    ranking only because one was made for it, and its decisions know no threshold.
+    """
+
+    note: ClassVar[str] = ""
 
     @abstractmethod
     def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
@@ -102,10 +108,9 @@ class LogitClassifier(Classifier, ABC):
         known: Bool[Tensor, "N C"] | None = None,
     ) -> Step:
         """The loss over all views of all images."""
-        n_views = len(views)
-        all_known = None if known is None else known.repeat(n_views, 1)
-        loss = self.loss(self.logits(views.flatten(0, 1)), labels.repeat(n_views, 1), all_known)
-        return Step(over_processes(loss, self.reduction, all_known), {})
+        labels, known = of_all_views(len(views), labels, known)
+        loss = self.loss(self.logits(views.flatten(0, 1)), labels, known)
+        return Step(over_processes(loss, self.reduction, known), {})
 
     def loss(
         self, logits: Float[Tensor, "M C"], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
@@ -127,6 +132,22 @@ class LinearClassifier(LogitClassifier, ABC):
         """The linear layer on the encoder's features."""
         logits: Tensor = self.linear(self.encoder(images))
         return logits
+
+
+def of_all_views(
+    n_views: int, labels: Float[Tensor, "N C"], known: Bool[Tensor, "N C"] | None
+) -> tuple[Float[Tensor, "M C"], Bool[Tensor, "M C"] | None]:
+    """The labels of all views and which of them are known: those of the images, once for each view."""
+    return labels.repeat(n_views, 1), None if known is None else known.repeat(n_views, 1)
+
+
+def cross_entropies(
+    logits: Mapping[str, Float[Tensor, "M C"]], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
+) -> dict[str, Float[Tensor, ""]]:
+    """The terms of a method that has several logits for the same images: the binary cross-entropy of each."""
+    return {
+        name: over_processes(binary_cross_entropy(each, labels, known), "mean", known) for name, each in logits.items()
+    }
 
 
 def over_processes(

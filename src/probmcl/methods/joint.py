@@ -12,7 +12,7 @@ from probmcl import collapse
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder, Extracted
 from probmcl.losses import asymmetric, binary_cross_entropy
-from probmcl.methods.base import LinearClassifier, Method, Origin, Step, over_processes
+from probmcl.methods.base import LinearClassifier, Method, Origin, Step, of_all_views, over_processes
 from probmcl.methods.probmcl import ProbMCL
 from probmcl.methods.supcon import SupCon
 
@@ -65,8 +65,8 @@ class Joint(LinearClassifier):
         """Both losses over all views, and the contrast's signs of collapse."""
         n_views = len(views)
         features = self.encoder(views.flatten(0, 1))  # (M, D)
-        all_known = None if known is None else known.repeat(n_views, 1)
-        loss = self.loss(self.linear(features), labels.repeat(n_views, 1), all_known)
+        all_labels, all_known = of_all_views(n_views, labels, known)
+        loss = self.loss(self.linear(features), all_labels, all_known)
         classification = over_processes(loss, self.reduction, all_known)
         contrast, terms = self.contrast(features.unflatten(0, (n_views, -1)), labels, known)
         watched = {name: value for name, value in terms.items() if name in collapse.SIGNS}

@@ -14,7 +14,7 @@ from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder, Extracted
 from probmcl.losses import asymmetric, kernel_contrastive, reconstruction
 from probmcl.losses.per_label import present
-from probmcl.methods.base import Classifier, Origin, Step, over_processes
+from probmcl.methods.base import Classifier, Origin, Step, of_all_views, over_processes
 from probmcl.methods.contrast import check_ranges, of_all_rows, own_columns, shared_labels
 from probmcl.mixture import KernelHeads, KernelMixture, kernel_bhattacharyya
 from probmcl.mixture.kernels import Covariance
@@ -116,12 +116,10 @@ class KMCL(Classifier):
         c, n_views = self.config, len(views)
         z = at_least_float32(self.heads.reduction(self.encoder(views.flatten(0, 1))))  # (M, n)
         mixture = self.heads.mixture(z)
-        all_known = None if known is None else known.repeat(n_views, 1)
+        all_labels, all_known = of_all_views(n_views, labels, known)
         terms = {
-            "classification": over_processes(
-                self._classification(mixture, labels.repeat(n_views, 1), all_known), "sum"
-            ),
-            "reconstruction": self._reconstruction(mixture, z, present(labels, known).repeat(n_views, 1), all_known),
+            "classification": over_processes(self._classification(mixture, all_labels, all_known), "sum"),
+            "reconstruction": self._reconstruction(mixture, z, present(all_labels, all_known), all_known),
             "contrast": self._contrast(mixture, labels, known, n_views),
         }
         weights = (c.classification_weight, c.reconstruction_weight, c.contrastive_weight)

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import final
 
-import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from probmcl.data.records import LabelSpace
-from probmcl.data.vectors import label_vectors
 from probmcl.encoders import Encoder, Extracted, with_maps
-from probmcl.heads import GraphConvolution, label_graph, normalised
+from probmcl.heads import GraphConvolution, label_graph, label_nodes, normalised
+from probmcl.heads.graph import SLOPE
 from probmcl.methods.base import LogitClassifier, Origin
-
-SLOPE = 0.2
-"""Of the leaky ReLU between the two graph convolutions."""
-
-LEARNED_DEVIATION = 0.3
-"""Of the numbers that learned label vectors start from: about that of word vectors."""
 
 
 @dataclass(frozen=True)
@@ -83,18 +74,9 @@ class MLGCN(LogitClassifier):
             label_space.counts, label_space.cooccurrence, threshold=c.threshold, neighbour_share=c.neighbour_share
         )
         self.register_buffer("graph", normalised(graph))
-        self._take_vectors(label_space.names)
+        self.vectors = label_nodes(label_space.names, size=c.vector_size, file=c.vectors)
         self.first = GraphConvolution(c.vector_size, c.hidden)
         self.second = GraphConvolution(c.hidden, self.encoder.channels)
-
-    def _take_vectors(self, names: Sequence[str]) -> None:
-        """Those of the file, fixed, or new ones to be learned; both have the same place in the state."""
-        c = self.config
-        if c.vectors is None:
-            self.vectors = nn.Parameter(LEARNED_DEVIATION * torch.randn(len(names), c.vector_size))
-        else:
-            found = torch.from_numpy(label_vectors(Path(c.vectors), names, size=c.vector_size))
-            self.register_buffer("vectors", found)
 
     def class_vectors(self) -> Float[Tensor, "C K"]:
         """The classifier of each class, W."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from probmcl.losses import per_label_contrastive
 from probmcl.losses.per_label import Average, present
-from probmcl.methods.base import Origin, over_processes
+from probmcl.methods.base import Origin, of_all_views, over_processes
 from probmcl.methods.contrast import ProjectedContrast, check_ranges, of_all_rows, own_columns
 
 
@@ -51,8 +51,7 @@ class MulSupCon(ProjectedContrast):
         n_views: int,
     ) -> Float[Tensor, ""]:
         """The mean over the labels of the own rows, or over the own rows."""
-        known_a = None if known is None else known.repeat(n_views, 1)
-        labels_a = labels.repeat(n_views, 1)
+        labels_a, known_a = of_all_views(n_views, labels, known)
         loss = per_label_contrastive(
             similarity,
             labels_a,

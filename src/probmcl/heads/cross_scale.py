@@ -1,0 +1,88 @@
+"""Three scales of an image, which strengthen each other where all of them agree."""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.functional import interpolate, layer_norm, pad
+
+from probmcl.precision import full_precision
+
+KERNEL = 3
+"""Side of what the coarsest scale sees at a time, and the least side of a map that it can be laid over."""
+
+
+class ThreeScales(nn.Module):
+    """Maps of one width at three scales: of what enters an encoder's last stage, of what leaves it, and coarser still.
+
+    The first two are linear images of each position; the third is a convolution of the last maps, of 3 × 3 positions
+    with stride 2. It has no padding, except along an axis of fewer than three positions, where there is one zero at
+    either end. With `normalise` every position of each has mean 0 and deviation 1 over its channels: the product of
+    `cross_scale` and the attention after it, both of which have no bound otherwise, then have one.
+
+    Reference: Zhao et al., TDRG, ICCV 2021, with 28, 14 and 6 positions a side; padding and normalisation are ours.
+
+    Args:
+        entering: channels of the maps that enter the last stage.
+        last: channels of the maps that leave it.
+        width: W, channels of all three.
+        normalise: whether every position has mean 0 and deviation 1.
+
+    >>> import torch
+    >>> scales = ThreeScales(4, 5, 8)
+    >>> [tuple(maps.shape) for maps in scales(torch.zeros(2, 4, 28, 28), torch.zeros(2, 5, 14, 14))]
+    [(2, 8, 28, 28), (2, 8, 14, 14), (2, 8, 6, 6)]
+    """
+
+    def __init__(self, entering: int, last: int, width: int, *, normalise: bool = True) -> None:
+        super().__init__()
+        self.normalise = normalise
+        self.fine = nn.Conv2d(entering, width, 1)
+        self.middle = nn.Conv2d(last, width, 1)
+        self.coarse = nn.Conv2d(last, width, KERNEL, stride=2)
+
+    def forward(
+        self, entering: Float[Tensor, "N E h1 w1"], last: Float[Tensor, "N K h2 w2"]
+    ) -> tuple[Float[Tensor, "N W h1 w1"], Float[Tensor, "N W h2 w2"], Float[Tensor, "N W h3 w3"]]:
+        """The finest first."""
+        rows, columns = (int(side < KERNEL) for side in last.shape[2:])
+        scales = self.fine(entering), self.middle(last), self.coarse(pad(last, (columns, columns, rows, rows)))
+        fine, middle, coarse = map(over_channels, scales) if self.normalise else scales
+        return fine, middle, coarse
+
+
+def over_channels(maps: Float[Tensor, "N W h w"]) -> Float[Tensor, "N W h w"]:
+    """Maps whose every position has mean 0 and deviation 1 over its channels.
+
+    >>> import torch
+    >>> over_channels(torch.tensor([[[[3.0]], [[5.0]]]])).flatten()
+    tensor([-1.0000,  1.0000])
+    """
+    return layer_norm(maps.movedim(1, 3), maps.shape[1:2]).movedim(3, 1)
+
+
+@full_precision
+def cross_scale(*maps: Float[Tensor, "N W _ _"]) -> tuple[Float[Tensor, "N W _ _"], ...]:
+    """What all scales see at a place is added to each: x_s ← x_s + Π_t x_t.
+
+    All maps are brought to the largest size for it, and back afterwards, by bilinear interpolation whose corners are
+    the corners of the maps.
+
+    Reference: Zhao et al., TDRG, ICCV 2021, the cross-scale attention.
+
+    >>> import torch
+    >>> fine, coarse = cross_scale(torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.tensor([[[[10.0]]]]))
+    >>> fine, coarse
+    (tensor([[[[11., 22., 33.]]]]), tensor([[[[20.]]]]))
+    """
+    largest = (max(x.shape[2] for x in maps), max(x.shape[3] for x in maps))
+    same = [_resized(x, largest) for x in maps]
+    agreed = functools.reduce(operator.mul, same)
+    return tuple(_resized(x + agreed, (given.shape[2], given.shape[3])) for x, given in zip(same, maps, strict=True))
+
+
+def _resized(maps: Float[Tensor, "N W h1 w1"], size: tuple[int, int]) -> Float[Tensor, "N W h2 w2"]:
+    return interpolate(maps, size=size, mode="bilinear", align_corners=True)

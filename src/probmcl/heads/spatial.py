@@ -1,0 +1,150 @@
+"""Where the classes are, and what that says of them: attention and confidence maps, and filters over the whole map."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from probmcl.heads.normalisation import BatchNorm
+from probmcl.precision import full_precision
+
+PRIOR = 0.05
+"""Of each class, where confidence starts: VOC and MS-COCO have a class in 7 % and in 4 % of the images, on average."""
+
+
+class ClassMaps(NamedTuple):
+    """For each class a map of where to look, whose sum is 1, and a map of logits."""
+
+    attention: Float[Tensor, "N C h w"]
+    confidence: Float[Tensor, "N C h w"]
+
+
+class ClassAttention(nn.Module):
+    """Two maps for each class: attention A = softmax over positions of f(x), and confidence S = W x + b.
+
+    f is a convolution of one position, one of 3×3 and one of one position, with batch normalisation and ReLU after the
+    first two. The last has no bias, which a softmax would not notice. x are the maps with each channel standardised:
+    after training W can take that up, and until then it learns at the same pace from maps of any scale. Since they have
+    no mean from which a low probability could be learned, b starts at one, `PRIOR`.
+
+    Reference: Zhu et al., SRN, CVPR 2017; batch normalisation as in later versions by others.
+
+    Args:
+        channels: E of the maps.
+        classes: C.
+        width: channels between the convolutions.
+
+    >>> import torch
+    >>> attention, confidence = ClassAttention(channels=5, classes=3, width=8)(torch.zeros(2, 5, 7, 7))
+    >>> attention.shape, confidence.shape
+    (torch.Size([2, 3, 7, 7]), torch.Size([2, 3, 7, 7]))
+    """
+
+    def __init__(self, channels: int, classes: int, *, width: int = 512) -> None:
+        super().__init__()
+        self.norm = BatchNorm(channels, affine=False)
+        self.score = nn.Sequential(
+            *_layer(nn.Conv2d(channels, width, 1, bias=False)),
+            *_layer(nn.Conv2d(width, width, 3, padding=1, bias=False)),
+            nn.Conv2d(width, classes, 1, bias=False),
+        )
+        self.confidence = nn.Conv2d(channels, classes, 1)
+        nn.init.constant_(self.confidence.get_parameter("bias"), math.log(PRIOR / (1 - PRIOR)))
+
+    def forward(self, maps: Float[Tensor, "N E h w"]) -> ClassMaps:
+        """Where each class is looked for, and what is seen at each position."""
+        maps = self.norm(maps)
+        return ClassMaps(spatial_softmax(self.score(maps)), self.confidence(maps))
+
+
+class SpatialRegularisation(nn.Module):
+    """Logits from the weighted attention maps of all classes together, by filters that see the whole map.
+
+    Two convolutions of one position mix the classes; then every channel has a few filters of its own, as large as the
+    map, whose outputs a linear layer turns into logits. Batch normalisation and ReLU follow each convolution. The
+    filters fit maps of one size alone.
+
+    Reference: Zhu et al., SRN, CVPR 2017; batch normalisation as in later versions by others.
+
+    Args:
+        classes: C.
+        side: of the maps, in positions.
+        width: channels of the first two convolutions.
+        filters: for each of these channels.
+
+    >>> import torch
+    >>> head = SpatialRegularisation(classes=3, side=7, width=8)
+    >>> head(torch.zeros(2, 3, 7, 7)).shape, head.filters[0].weight.shape
+    (torch.Size([2, 3]), torch.Size([32, 1, 7, 7]))
+    """
+
+    def __init__(self, classes: int, *, side: int, width: int = 512, filters: int = 4) -> None:
+        super().__init__()
+        self.side = side
+        self.mix = nn.Sequential(
+            *_layer(nn.Conv2d(classes, width, 1, bias=False)), *_layer(nn.Conv2d(width, width, 1, bias=False))
+        )
+        self.filters = nn.Sequential(*_layer(nn.Conv2d(width, width * filters, side, groups=width, bias=False)))
+        self.linear = nn.Linear(width * filters, classes)
+
+    def forward(self, maps: Float[Tensor, "N C h w"]) -> Float[Tensor, "N C"]:
+        """What the places of all classes say of each."""
+        if maps.shape[2:] != (self.side, self.side):
+            raise ValueError(
+                f"maps of {maps.shape[2]}×{maps.shape[3]} positions, and filters for {self.side}×{self.side}: "
+                "give images of the size that this was made for"
+            )
+        logits: Tensor = self.linear(self.filters(self.mix(maps)).flatten(1))
+        return logits
+
+
+@full_precision
+def spatial_softmax(scores: Float[Tensor, "N C h w"]) -> Float[Tensor, "N C h w"]:
+    """Attention of each class: the softmax of its scores over the positions of the map.
+
+    Reference: Zhu et al., SRN, CVPR 2017.
+
+    >>> import torch
+    >>> spatial_softmax(torch.zeros(1, 1, 2, 2))
+    tensor([[[[0.2500, 0.2500],
+              [0.2500, 0.2500]]]])
+    """
+    return scores.flatten(2).softmax(2).reshape(scores.shape)
+
+
+@full_precision
+def attended_confidence(
+    attention: Float[Tensor, "N C h w"], confidence: Float[Tensor, "N C h w"]
+) -> Float[Tensor, "N C"]:
+    """Logits from where each class is looked for: Σ_p A_p S_p over the positions p.
+
+    Reference: Zhu et al., SRN, CVPR 2017.
+
+    >>> import torch
+    >>> attended_confidence(torch.tensor([[[[0.75, 0.25]]]]), torch.tensor([[[[4.0, 8.0]]]]))
+    tensor([[5.]])
+    """
+    return (attention * confidence).sum((2, 3))
+
+
+@full_precision
+def weighted_attention(
+    attention: Float[Tensor, "N C h w"], confidence: Float[Tensor, "N C h w"]
+) -> Float[Tensor, "N C h w"]:
+    """Attention where there is confidence, and little where there is none: U = P A sigmoid(S), P positions.
+
+    Reference: Zhu et al., SRN, CVPR 2017, which has no P. With it, attention that is spread evenly counts as 1 on maps
+    of any size, and batch normalisation after the convolution that comes next is not left with numbers below its ε.
+
+    >>> import torch
+    >>> weighted_attention(torch.tensor([[[[0.75, 0.25]]]]), torch.zeros(1, 1, 1, 2))
+    tensor([[[[0.7500, 0.2500]]]])
+    """
+    return attention.shape[2] * attention.shape[3] * attention * confidence.sigmoid()
+
+
+def _layer(convolution: nn.Conv2d) -> tuple[nn.Module, ...]:
+    return convolution, BatchNorm(convolution.out_channels), nn.ReLU()

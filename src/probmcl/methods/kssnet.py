@@ -1,0 +1,137 @@
+"""KSSNet: a graph of the labels reaches into the encoder, and makes classifiers beside the linear ones."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, final
+
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from probmcl.data.knowledge import label_knowledge
+from probmcl.data.records import LabelSpace
+from probmcl.encoders import Encoder, Extracted, Stage, at_entrances, is_part, stages, with_stages
+from probmcl.heads import (
+    EmbeddingClassifier,
+    LabelEmbeddings,
+    LateralConnection,
+    label_nodes,
+    normalised,
+    superimposed_graph,
+)
+from probmcl.methods.base import LogitClassifier, Origin
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of `kssnet`; the defaults are those of the published code for videos where it has any.
+
+    Attributes:
+        knowledge: table whose rows join two classes, with a weight; none leaves co-occurrence alone.
+        vectors: text file of word vectors in GloVe's format, which then stay as they are; none learns them.
+        vector_size: numbers in a label vector, which is that of the file.
+        connections: lateral ones, at the entrances of so many of the encoder's last stages.
+        cooccurrence_weight: of the co-occurrence graph beside the knowledge (λ).
+        smallest_edge: of the two together; what is below is no edge.
+        neighbour_share: weight of a class's neighbours, beside its own.
+        scale: `even` draws weights with which label embeddings keep their size from layer to layer, and divides
+            products with them by the root of their size; `published` does neither.
+        dropout: of the pooled features, in training.
+    """
+
+    knowledge: str | None = None
+    vectors: str | None = None
+    vector_size: int = 300
+    connections: int = 3
+    cooccurrence_weight: float = 0.5
+    smallest_edge: float = 0.03
+    neighbour_share: float = 0.4
+    scale: Literal["even", "published"] = "even"
+    dropout: float = 0.5
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "vector_size": self.vector_size >= 1,
+            "connections": self.connections >= 1,
+            "cooccurrence_weight": 0 <= self.cooccurrence_weight <= 1,
+            "smallest_edge": 0 <= self.smallest_edge <= 1,
+            "neighbour_share": 0 <= self.neighbour_share < 1,
+            "dropout": 0 <= self.dropout < 1,
+        }
+        wrong = [f"{name}={getattr(self, name)}" for name, fine in allowed.items() if not fine]
+        if wrong:
+            raise ValueError(
+                f"{', '.join(wrong)}: sizes and connections are at least 1, all others from 0 to 1, the neighbours' "
+                "share and dropout below 1"
+            )
+
+
+@final
+class KSSNet(LogitClassifier):
+    """Encoder with lateral connections from a label graph, and classifiers from the graph beside linear ones.
+
+    logits = f E₄ᵀ + linear(f), where f are the pooled features of an encoder whose last three stages each take the maps
+    that enter them with a `LateralConnection` to E₁, E₂ and E₃, and E₁ to E₄ are the `LabelEmbeddings` on the
+    superimposed graph, which is part of the state and is not learned. On a tail, whose only stage is the last, the
+    other connections rest.
+
+    Reference: Wang et al., Multi-Label Classification with Label Graph Superimposing, AAAI 2020.
+    """
+
+    presets = {"default": Config()}  # noqa: RUF012  # read, never written
+    files = ("knowledge", "vectors")
+    origin = Origin("partly reconstructed", "wang2020kssnet")
+    encoder: Encoder
+    graph: Float[Tensor, "C C"]
+    vectors: Float[Tensor, "C S"]
+
+    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+        super().__init__()
+        self.config = c = config or Config()
+        learning = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+        self.encoder = with_stages(encoder, "kssnet", c.connections)
+        for parameter in learning:  # it pools as the encoder does: what lies beyond the maps learns too
+            parameter.requires_grad_(True)
+        self.register_buffer("graph", normalised(_graph(label_space, c)))
+        self.vectors = label_nodes(label_space.names, size=c.vector_size, file=c.vectors)
+        sizes = [*(stage.channels for stage in self._entrances), self.encoder.features]
+        self.embeddings = LabelEmbeddings([c.vector_size, *sizes], even=c.scale == "even")
+        *scales, scale = (size**-0.5 if c.scale == "even" else 1.0 for size in sizes)
+        self.connections = nn.ModuleList(
+            LateralConnection(stage.channels, len(label_space), scale=scale).requires_grad_(
+                is_part(self.encoder, stage)
+            )
+            for stage, scale in zip(self._entrances, scales, strict=True)
+        )
+        self.classifier = EmbeddingClassifier(self.encoder.features, len(label_space), scale=scale, dropout=c.dropout)
+
+    @property
+    def _entrances(self) -> tuple[Stage, ...]:
+        return stages(self.encoder)[-self.config.connections :]
+
+    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+        """Both classifiers on the features of the encoder that the labels reach into."""
+        *lateral, last = self.embeddings(self.vectors, self.graph)
+        visits = {
+            stage: functools.partial(connection, embeddings=of_stage)
+            for stage, connection, of_stage in zip(self._entrances, self.connections, lateral, strict=True)
+            if is_part(self.encoder, stage)
+        }
+        with at_entrances(self.encoder, visits):
+            features = self.encoder(images)
+        logits: Tensor = self.classifier(features, last)
+        return logits
+
+
+def _graph(label_space: LabelSpace, config: Config) -> Float[Tensor, "C C"]:
+    knowledge = None if config.knowledge is None else label_knowledge(Path(config.knowledge), label_space.names)
+    return superimposed_graph(
+        label_space.counts,
+        label_space.cooccurrence,
+        knowledge,
+        cooccurrence_weight=config.cooccurrence_weight,
+        smallest_edge=config.smallest_edge,
+        neighbour_share=config.neighbour_share,
+    )

@@ -1,0 +1,112 @@
+"""ML-Decoder: queries look at the feature map, and each answers for a group of classes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from probmcl.data.records import LabelSpace
+from probmcl.encoders import Encoder, Extracted, with_maps
+from probmcl.heads import GroupDecoder
+from probmcl.losses import asymmetric
+from probmcl.methods.base import LogitClassifier, Origin
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of `ml_decoder`; the default is a smaller decoder than the published one, `PAPER`.
+
+    Attributes:
+        groups: of classes, one query each, at most as many as classes; none is one for each class, up to 100.
+        width: of queries and of the tokens they look at, a multiple of the heads.
+        heads: of the attention.
+        feed_forward: units between the two linear layers that follow the attention.
+        dropout: in training, within the decoder.
+        learned_queries: whether the queries are learned, or stay as they were drawn.
+        gamma_negative: of the asymmetric loss, how strongly easy negatives are passed over.
+        gamma_positive: the same for positives.
+        clip: probability below which a negative is worth nothing at all.
+    """
+
+    groups: int | None = None
+    width: int = 256
+    heads: int = 8
+    feed_forward: int = 512
+    dropout: float = 0.1
+    learned_queries: bool = False
+    gamma_negative: float = 4.0
+    gamma_positive: float = 0.0
+    clip: float = 0.05
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "groups": self.groups is None or self.groups >= 1,
+            "heads": self.heads >= 1,
+            "width": self.width >= 1 and self.width % max(self.heads, 1) == 0,
+            "feed_forward": self.feed_forward >= 1,
+            "dropout": 0 <= self.dropout < 1,
+            "gamma_negative": self.gamma_negative >= 0,
+            "gamma_positive": self.gamma_positive >= 0,
+            "clip": 0 <= self.clip < 1,
+        }
+        wrong = [f"{name}={getattr(self, name)}" for name, fine in allowed.items() if not fine]
+        if wrong:
+            raise ValueError(
+                f"{', '.join(wrong)}: sizes are at least 1, the width is a multiple of the heads; dropout, gammas and "
+                "clip are at least 0, dropout and clip below 1"
+            )
+
+
+PAPER = Config(width=768, feed_forward=2048)
+"""The values of the published training script."""
+
+
+@final
+class MLDecoder(LogitClassifier):
+    """Encoder and a decoder on its maps, trained with the asymmetric loss.
+
+    Reference: Ridnik et al., ML-Decoder: Scalable and Versatile Classification Head, WACV 2023.
+    """
+
+    presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
+    origin = Origin("authors' code", "ridnik2023mldecoder", ("paper",))
+    encoder: Encoder
+    reduction = "sum"
+
+    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+        super().__init__()
+        self.config = c = config or Config()
+        self.encoder = with_maps(encoder, "ml_decoder")
+        self.decoder = GroupDecoder(
+            self.encoder.channels,
+            len(label_space),
+            groups=c.groups,
+            width=c.width,
+            heads=c.heads,
+            feed_forward=c.feed_forward,
+            dropout=c.dropout,
+            learned_queries=c.learned_queries,
+        )
+
+    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+        """What the decoder finds in the encoder's maps."""
+        logits: Tensor = self.decoder(self.encoder.maps(images))
+        return logits
+
+    def loss(
+        self, logits: Float[Tensor, "M C"], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
+    ) -> Float[Tensor, ""]:
+        """The asymmetric loss, summed over the known entries."""
+        c = self.config
+        return asymmetric(
+            logits,
+            labels,
+            known,
+            gamma_negative=c.gamma_negative,
+            gamma_positive=c.gamma_positive,
+            clip=c.clip,
+            reduction=self.reduction,
+        )

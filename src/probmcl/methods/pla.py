@@ -1,0 +1,101 @@
+"""PLA: a recurrent decoder emits a set of labels, and learns them in the order in which it says them itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from probmcl.data.records import LabelSpace
+from probmcl.encoders import Encoder, Extracted, with_maps
+from probmcl.heads import LabelDecoder, set_logits
+from probmcl.losses import aligned_targets, sequence_cross_entropy
+from probmcl.losses.alignment import IGNORED, Alignment
+from probmcl.methods.base import Classifier, Origin, Step, of_all_views, over_processes
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of `pla`; the defaults are the published ones, but for the last two.
+
+    Attributes:
+        alignment: the order of labels; `predicted` leaves one where it was emitted, `minimal` is that of least loss.
+        steps: the longest sequence, the end included; one of all classes and the end is never longer.
+        hidden: size of the LSTM.
+        embedding: size of the vector of the label that was emitted last.
+        attention: width of the attention over positions.
+        dropout: of the positions.
+        normalise: whether the maps of an image are divided by their root mean square.
+        repeats: whether a label may be emitted twice.
+    """
+
+    alignment: Alignment = "predicted"
+    steps: int = 20
+    hidden: int = 512
+    embedding: int = 256
+    attention: int = 512
+    dropout: float = 0.5
+    normalise: bool = True
+    repeats: bool = False
+
+    def __post_init__(self) -> None:
+        sizes = ("steps", "hidden", "embedding", "attention")
+        wrong = [f"{name}={getattr(self, name)}" for name in sizes if getattr(self, name) < 1]
+        wrong += [] if 0 <= self.dropout < 1 else [f"dropout={self.dropout}"]
+        if wrong:
+            raise ValueError(f"{', '.join(wrong)}: sizes and steps are at least 1, dropout is from 0 to below 1")
+
+
+PAPER = Config(normalise=False, repeats=True)
+"""The published decoder, which takes maps as they are and learns by itself not to say a label twice."""
+
+
+@final
+class PLA(Classifier):
+    """Encoder and a recurrent decoder on its maps, trained with cross-entropy in the order of its own predictions.
+
+    Reference: Yazici et al., Orderless Recurrent Models for Multi-label Classification, CVPR 2020.
+    """
+
+    n_views = 1
+    presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
+    origin = Origin("authors' code", "yazici2020orderless", ("paper",))
+    note = "pla emits a set of labels; its mAP ranks them by a score made for it (docs/methods/pla.md)"
+    encoder: Encoder
+
+    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+        super().__init__()
+        self.config = c = config or Config()
+        self.encoder = with_maps(encoder, "pla")
+        self.steps = min(c.steps, len(label_space) + 1)
+        self.decoder = LabelDecoder(
+            self.encoder.channels,
+            len(label_space),
+            hidden=c.hidden,
+            embedding=c.embedding,
+            attention=c.attention,
+            dropout=c.dropout,
+            normalise=c.normalise,
+            repeats=c.repeats,
+        )
+
+    def forward(
+        self,
+        views: Float[Tensor, "V N *image"],
+        labels: Float[Tensor, "N C"],
+        known: Bool[Tensor, "N C"] | None = None,
+    ) -> Step:
+        """Cross-entropy over the steps up to each image's end; a class that is not known cannot be emitted."""
+        labels, known = of_all_views(len(views), labels, known)
+        present = labels > 0 if known is None else (labels > 0) & known
+        steps = min(self.steps, int(present.sum(1).max()) + 1)  # what comes later has no target
+        log_probabilities = self.decoder(self.encoder.maps(views.flatten(0, 1)), steps, known)
+        targets = aligned_targets(log_probabilities, labels, known, alignment=self.config.alignment)
+        loss = sequence_cross_entropy(log_probabilities, targets)
+        return Step(over_processes(loss, "mean", targets != IGNORED), {})
+
+    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+        """High for the labels that are emitted, low for all others; see `set_logits`."""
+        return set_logits(self.decoder(self.encoder.maps(images), self.steps))

@@ -1,0 +1,121 @@
+"""TDRG: a transformer over three scales of an image, and a graph of the classes that it draws for each image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import final
+
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from probmcl.data.records import LabelSpace
+from probmcl.encoders import Encoder, Extracted, stages, two_maps, with_stages
+from probmcl.heads import DualRelation, Relations
+from probmcl.methods.base import Classifier, Origin, Step, cross_entropies, of_all_views
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of `tdrg`; the defaults have a quarter of the published width, and scales that are normalised.
+
+    Attributes:
+        width: channels of the three scales, half of a class's node, a multiple of the heads.
+        layers: of the transformer that all scales share.
+        heads: of its attention.
+        feed_forward: units between the two linear layers that follow the attention.
+        normalise: whether every position of the three scales has mean 0 and deviation 1 before they are multiplied.
+        structural_share: of the structural logits in a prediction; the rest is that of the semantic ones.
+        top_share: of the positions, how many the constraint takes, and at least one.
+        batch_attention: whether a position sees the same position of the other images in the batch, as in the first
+            release of the authors' code, instead of the other positions. Then a prediction depends on which images it
+            is made together with; of several processes each sees its own images.
+    """
+
+    width: int = 128
+    layers: int = 3
+    heads: int = 4
+    feed_forward: int = 512
+    normalise: bool = True
+    structural_share: float = 0.7
+    top_share: float = 0.05
+    batch_attention: bool = False
+
+    def __post_init__(self) -> None:
+        allowed = {
+            "heads": self.heads >= 1,
+            "width": self.width >= 1 and self.width % max(self.heads, 1) == 0,
+            "layers": self.layers >= 1,
+            "feed_forward": self.feed_forward >= 1,
+            "structural_share": 0 <= self.structural_share <= 1,
+            "top_share": 0 < self.top_share <= 1,
+        }
+        wrong = [f"{name}={getattr(self, name)}" for name, fine in allowed.items() if not fine]
+        if wrong:
+            raise ValueError(
+                f"{', '.join(wrong)}: sizes are at least 1 and the width is a multiple of the heads; shares are at "
+                "most 1, that of the positions above 0, that of the structural logits from 0"
+            )
+
+
+PAPER = Config(width=512, feed_forward=2048, normalise=False)
+"""The published sizes, with attention over positions, as in the corrected code of the authors."""
+
+
+@final
+class TDRG(Classifier):
+    """Encoder and a dual relation head on the maps before and after its last stage.
+
+    L = Σ BCE(z) over z = fused, structural, semantic and constraint, with fused = a structural + (1−a) semantic, the
+    logits of a prediction, where a is `structural_share`.
+
+    Reference: Zhao et al., Transformer-based Dual Relation Graph for Multi-label Image Recognition, ICCV 2021.
+    """
+
+    n_views = 1
+    presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
+    origin = Origin("authors' code", "zhao2021tdrg")  # no preset starts from their random numbers
+    encoder: Encoder
+
+    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+        super().__init__()
+        self.config = c = config or Config()
+        self.encoder = with_stages(encoder, "tdrg")
+        self.relation = DualRelation(
+            stages(self.encoder)[-1].channels,
+            self.encoder.channels,
+            len(label_space),
+            width=c.width,
+            layers=c.layers,
+            heads=c.heads,
+            feed_forward=c.feed_forward,
+            normalise=c.normalise,
+            top_share=c.top_share,
+            batch_attention=c.batch_attention,
+        )
+
+    def forward(
+        self,
+        views: Float[Tensor, "V N *image"],
+        labels: Float[Tensor, "N C"],
+        known: Bool[Tensor, "N C"] | None = None,
+    ) -> Step:
+        """The sum of four cross-entropies over all views, each a term of its own."""
+        relations = self.relations(views.flatten(0, 1))
+        logits = {"fused": self.fused(relations), **relations._asdict()}
+        terms = cross_entropies(logits, *of_all_views(len(views), labels, known))
+        return Step(sum(terms.values(), start=labels.new_zeros(())), terms)
+
+    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+        """The fused logits."""
+        return self.fused(self.relations(images))
+
+    def relations(self, images: Float[Tensor, "N *image"]) -> Relations:
+        """What the head says of the encoder's maps."""
+        relations: Relations = self.relation(*two_maps(self.encoder, images))
+        return relations
+
+    def fused(self, relations: Relations) -> Float[Tensor, "N C"]:
+        """Structural and semantic logits together."""
+        share = self.config.structural_share
+        fused: Tensor = share * relations.structural + (1 - share) * relations.semantic
+        return fused

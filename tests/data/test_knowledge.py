@@ -1,0 +1,114 @@
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from probmcl.data.knowledge import label_knowledge
+from probmcl.data.records import DataError
+
+NAMES = ("dog", "Traffic light", "car", "unicorn")
+
+
+def written(folder: Path, text: str, name: str = "knowledge.csv") -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_a_row_relates_two_classes_both_ways(tmp_path: Path) -> None:
+    path = written(tmp_path, "start,end,weight\ncar,Traffic light,0.5\ndog,car,0.25\n")
+    expected = np.zeros((4, 4))
+    expected[1, 2] = expected[2, 1] = 0.5
+    expected[0, 2] = expected[2, 0] = 0.25
+    np.testing.assert_array_equal(label_knowledge(path, NAMES), expected)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["start,end,weight", "Source,Target,Weight", "label 1,label 2,score", "head,tail,strength", "from,to,weight"],
+)
+def test_columns_are_found_by_name(tmp_path: Path, header: str) -> None:
+    assert label_knowledge(written(tmp_path, f"{header}\ndog,car,0.5\n"), NAMES)[0, 2] == 0.5
+
+
+def test_columns_may_come_in_any_order_among_others_and_with_tabs(tmp_path: Path) -> None:
+    path = written(tmp_path, "weight\trel\tend\tstart\n0.5\tAtLocation\tdog\tcar\n", "edges.tsv")
+    assert label_knowledge(path, NAMES)[2, 0] == 0.5
+
+
+def test_without_weights_every_row_weighs_one(tmp_path: Path) -> None:
+    related = label_knowledge(written(tmp_path, "source,target\ndog,car\nunicorn,dog\n"), NAMES)
+    assert related[0].tolist() == [0, 0, 1, 1]
+
+
+def test_rows_for_the_same_two_classes_are_averaged_in_whatever_order(tmp_path: Path) -> None:
+    path = written(tmp_path, "start,end,weight\ndog,car,0.5\ncar,dog,0.2\ndog,car,0.2\n")
+    assert label_knowledge(path, NAMES)[0, 2] == pytest.approx(0.3)
+
+
+def test_weights_above_one_are_divided_by_the_largest_and_smaller_ones_left_alone(tmp_path: Path) -> None:
+    path = written(tmp_path, "start,end,weight\ndog,car,4\nunicorn,dog,1\ndog,Traffic light,0.0\n")
+    assert label_knowledge(path, NAMES)[0].tolist() == [0, 0, 1, 0.25]
+
+
+@pytest.mark.parametrize("label", ["traffic light", "TRAFFIC_LIGHT", "traffic-light", "/c/en/traffic_light/n"])
+def test_a_label_is_a_class_by_its_words(tmp_path: Path, label: str) -> None:
+    assert label_knowledge(written(tmp_path, f"start,end\n/c/en/car,{label}\n"), NAMES)[2, 1] == 1
+
+
+def test_two_classes_of_the_same_words_are_told_apart_by_their_spelling_alone(tmp_path: Path) -> None:
+    path = written(tmp_path, "start,end\nDog,car\nDOG,car\n")
+    with pytest.warns(UserWarning, match="1 of 2 rows do not join two classes"):
+        related = label_knowledge(path, ("dog", "Dog", "car"))
+    assert related[2].tolist() == [0, 1, 0]
+
+
+def test_rows_that_join_no_two_classes_are_counted_and_said(tmp_path: Path) -> None:
+    path = written(tmp_path, "start,end\ndog,car\ndog,wolf\ndog,Dog\n,car\ncar,dog\n")
+    with pytest.warns(
+        UserWarning, match="3 of 5 rows do not join two classes of the data and are left out; the"
+    ) as told:
+        related = label_knowledge(path, NAMES)
+    assert str(told[0].message).startswith(f"{path}: ")
+    assert str(told[0].message).endswith("the others relate 1 pair of classes")
+    assert related.sum() == 2
+
+
+def test_nothing_is_said_where_every_row_is_taken(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        label_knowledge(written(tmp_path, "start,end\ndog,car\n"), NAMES)
+
+
+def test_a_table_that_names_no_two_classes_is_an_error_with_row_value_and_remedy(tmp_path: Path) -> None:
+    path = written(tmp_path, "start,end\n\nwolf,dog\ncar,lorry\n")
+    with pytest.raises(DataError, match=r"row 3: 'wolf' and 'dog' are not two classes of the data, nor are") as caught:
+        label_knowledge(path, NAMES)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "such as 'dog', or leave out the file: then the graph is made of co-occurrence" in str(caught.value)
+
+
+@pytest.mark.parametrize("weight", ["much", "-1", "nan", "inf", ""])
+def test_a_weight_that_is_none_names_its_row(tmp_path: Path, weight: str) -> None:
+    path = written(tmp_path, f"start,end,weight\ndog,car,1\ndog,wolf,{weight}\n")
+    with pytest.raises(DataError, match=rf"row 3: column 'weight' holds '{weight}'; a weight is a number from 0 on"):
+        label_knowledge(path, NAMES)
+
+
+@pytest.mark.parametrize(("header", "lacking"), [("dog,end", "start"), ("start,wolf", "end")])
+def test_a_column_that_is_not_there_is_named(tmp_path: Path, header: str, lacking: str) -> None:
+    with pytest.raises(
+        DataError, match=rf"none of its columns \({header.replace(',', ', ')}\).*name it '{lacking}', or"
+    ):
+        label_knowledge(written(tmp_path, f"{header}\ndog,car\n"), NAMES)
+
+
+def test_two_columns_that_could_be_the_same_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="columns 'start' and 'source' could each be the start; rename those"):
+        label_knowledge(written(tmp_path, "start,source,end\ndog,car,dog\n"), NAMES)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"nowhere\.csv does not exist"):
+        label_knowledge(tmp_path / "nowhere.csv", NAMES)

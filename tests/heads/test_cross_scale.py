@@ -1,0 +1,122 @@
+import pytest
+import torch
+from torch import Tensor
+
+from probmcl.heads import ThreeScales, cross_scale
+
+
+def slow_resize(image: Tensor, rows: int, columns: int) -> Tensor:
+    """Bilinear, corner on corner, of one map (h, w)."""
+
+    def place(i: int, of: int, there: int) -> tuple[int, int, float]:
+        at = i * (there - 1) / (of - 1) if of > 1 else 0.0
+        low = min(int(at), there - 1)
+        return low, min(low + 1, there - 1), at - low
+
+    resized = image.new_zeros(rows, columns)
+    for r in range(rows):
+        above, below, down = place(r, rows, image.shape[0])
+        for c in range(columns):
+            left, right, along = place(c, columns, image.shape[1])
+            top = (1 - along) * image[above, left] + along * image[above, right]
+            bottom = (1 - along) * image[below, left] + along * image[below, right]
+            resized[r, c] = (1 - down) * top + down * bottom
+    return resized
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [[(4, 4), (2, 2), (1, 1)], [(7, 7), (7, 7), (3, 3)], [(2, 2), (1, 1), (1, 1)], [(1, 1)] * 3, [(2, 5), (4, 3)]],
+)
+def test_the_product_of_all_scales_is_added_to_each(sizes: list[tuple[int, int]]) -> None:
+    torch.manual_seed(0)
+    maps = [torch.randn(2, 3, *size, dtype=torch.float64) for size in sizes]
+    rows, columns = max(size[0] for size in sizes), max(size[1] for size in sizes)
+    measured = cross_scale(*maps)
+    for n in range(2):
+        for k in range(3):
+            large = [slow_resize(x[n, k], rows, columns) for x in maps]
+            for s, (height, width) in enumerate(sizes):
+                added = large[s].clone()
+                for r in range(rows):
+                    for c in range(columns):
+                        product = 1.0
+                        for x in large:
+                            product *= x[r, c].item()
+                        added[r, c] += product
+                torch.testing.assert_close(measured[s][n, k], slow_resize(added, height, width))
+
+
+def test_gradients_of_the_product() -> None:
+    maps = [torch.randn(1, 2, side, side, dtype=torch.float64, requires_grad=True) for side in (4, 2, 1)]
+    assert torch.autograd.gradcheck(cross_scale, maps)
+
+
+def test_halves_are_multiplied_as_whole_numbers() -> None:
+    halves = torch.randn(1, 2, 4, 4).bfloat16(), torch.randn(1, 2, 2, 2).bfloat16()
+    expected = cross_scale(*(x.float() for x in halves))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        measured = cross_scale(*halves)
+    assert all(torch.equal(a, b) for a, b in zip(measured, expected, strict=True))
+
+
+@pytest.mark.parametrize(("side", "coarse"), [(14, 6), (7, 3), (4, 1), (3, 1), (2, 1), (1, 1)])
+def test_the_sides_of_the_three_scales(side: int, coarse: int) -> None:
+    scales = ThreeScales(2, 3, 4)
+    shapes = [tuple(x.shape) for x in scales(torch.zeros(1, 2, 2 * side, 2 * side), torch.zeros(1, 3, side, side))]
+    assert shapes == [(1, 4, 2 * side, 2 * side), (1, 4, side, side), (1, 4, coarse, coarse)]
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [(5, 5), (2, 2), (1, 1), (2, 3), (6, 1)])
+def test_the_three_scales_are_sums_over_channels_and_places(size: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    scales = ThreeScales(2, 3, 4, normalise=False).double()
+    entering, last = torch.randn(1, 2, 3, 3, dtype=torch.float64), torch.randn(1, 3, *size, dtype=torch.float64)
+    fine, middle, coarse = scales(entering, last)
+    for convolution, given, found in ((scales.fine, entering, fine), (scales.middle, last, middle)):
+        assert convolution.bias is not None
+        expected = convolution.weight[:, :, 0, 0] @ given[0, :, -1, -1] + convolution.bias
+        torch.testing.assert_close(found[0, :, -1, -1], expected)
+    assert scales.coarse.bias is not None
+    before = [int(side < 3) for side in size]
+    for r in range(coarse.shape[2]):
+        for c in range(coarse.shape[3]):
+            expected = scales.coarse.bias.clone()
+            for i in range(3):
+                for j in range(3):
+                    y, x = 2 * r + i - before[0], 2 * c + j - before[1]
+                    if 0 <= y < size[0] and 0 <= x < size[1]:
+                        expected += scales.coarse.weight[:, :, i, j] @ last[0, :, y, x]
+            torch.testing.assert_close(coarse[0, :, r, c], expected)
+
+
+@torch.no_grad()
+def test_normalised_scales_differ_from_others_by_mean_and_deviation_of_each_position() -> None:
+    torch.manual_seed(0)
+    scales, plain = ThreeScales(2, 3, 4).double(), ThreeScales(2, 3, 4, normalise=False).double()
+    plain.load_state_dict(scales.state_dict())
+    given = 100 * torch.randn(2, 2, 4, 4, dtype=torch.float64), torch.randn(2, 3, 3, 3, dtype=torch.float64)
+    for normalised, raw in zip(scales(*given), plain(*given), strict=True):
+        for n in range(2):
+            for r in range(raw.shape[2]):
+                for c in range(raw.shape[3]):
+                    channels = raw[n, :, r, c]
+                    deviation = (channels.var(unbiased=False) + 1e-5).sqrt()
+                    torch.testing.assert_close(normalised[n, :, r, c], (channels - channels.mean()) / deviation)
+
+
+def test_normalised_scales_stay_finite_however_large_their_maps_are() -> None:
+    maps = 1e12 * torch.randn(2, 2, 4, 4), 1e12 * torch.randn(2, 3, 3, 3)
+    assert all(x.isfinite().all() for x in cross_scale(*ThreeScales(2, 3, 4)(*maps)))
+    assert not all(
+        x.isfinite().all() for x in cross_scale(*ThreeScales(2, 3, 4, normalise=False)(*(1e3 * x for x in maps)))
+    )
+
+
+@pytest.mark.parametrize("side", [1, 2, 3])
+def test_of_a_small_map_no_position_is_left_out(side: int) -> None:
+    last = torch.randn(1, 3, side, side, requires_grad=True)
+    ThreeScales(2, 3, 4)(torch.zeros(1, 2, 1, 1), last)[2].square().sum().backward()
+    assert last.grad is not None
+    assert (last.grad != 0).all()

@@ -1,0 +1,165 @@
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from made import label_space
+from probmcl.encoders import Encoder, Extracted, halves
+from probmcl.heads import LabelDecoder, emitted_labels, set_logits
+from probmcl.losses import aligned_targets, sequence_cross_entropy
+from probmcl.losses.alignment import IGNORED
+from probmcl.methods.pla import PAPER, PLA, Config
+
+SMALL = Config(hidden=16, embedding=8, attention=12)
+
+
+def build(classes: int = 4, config: Config = SMALL) -> PLA:
+    torch.manual_seed(0)
+    method = PLA(Encoder("test_resnet", image_size=32), label_space(classes), config)
+    return method.double().eval()
+
+
+def batch(images: int = 5, classes: int = 4) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    views = torch.randn(2, images, 3, 32, 32, generator=generator, dtype=torch.float64)
+    return views, (torch.rand(images, classes, generator=generator) < 0.5).double()
+
+
+def confident(method: PLA) -> PLA:
+    """With answers that differ from image to image, which those of a new decoder hardly do."""
+    with torch.no_grad():
+        method.decoder.answer.weight.mul_(20)
+    return method
+
+
+@pytest.mark.parametrize("config", [SMALL, dataclasses.replace(SMALL, alignment="minimal", repeats=True)])
+def test_the_loss_is_the_mean_over_all_steps_up_to_the_end(config: Config) -> None:
+    method, (views, labels) = confident(build(config=config)), batch()
+    total, steps = 0.0, 0
+    for view in views:  # one image at a time, over as many steps as there can be
+        for image, present in zip(view, labels, strict=True):
+            said = method.decoder(method.encoder.maps(image[None]), 5)
+            for step, target in enumerate(aligned_targets(said, present[None], alignment=config.alignment)[0]):
+                if target != IGNORED:
+                    total, steps = total - said[0, step, target].item(), steps + 1
+    assert steps == 2 * (labels.sum() + len(labels))
+    torch.testing.assert_close(method(views, labels).loss.item(), total / steps)
+
+
+def test_the_two_alignments_differ_and_the_minimal_one_costs_less() -> None:
+    views, labels = batch()[0], torch.ones(5, 4, dtype=torch.float64)
+    predicted, minimal = (
+        confident(build(config=dataclasses.replace(SMALL, alignment=alignment, repeats=True)))(views, labels).loss
+        for alignment in ("predicted", "minimal")
+    )
+    assert minimal < predicted
+
+
+def test_a_class_that_is_not_known_has_no_part_in_the_softmax() -> None:
+    method, (views, labels) = build(), batch()
+    known = torch.ones_like(labels, dtype=torch.bool)
+    known[:, 2] = False
+    before = method(views, labels, known).loss
+    with torch.no_grad():
+        method.decoder.answer.bias[2] += 30.0
+    torch.testing.assert_close(method(views, labels, known).loss, before)
+    assert not torch.allclose(method(views, labels).loss, before)
+
+
+def test_an_image_of_which_nothing_is_known_counts_for_nothing() -> None:
+    method, (views, labels) = build(), batch()
+    known = torch.ones_like(labels, dtype=torch.bool)
+    known[3] = False
+    others = [0, 1, 2, 4]
+    torch.testing.assert_close(method(views, labels, known).loss, method(views[:, others], labels[others]).loss)
+
+
+def test_a_sequence_is_no_longer_than_all_classes_and_the_end_or_than_asked_for() -> None:
+    assert [build(classes, SMALL).steps for classes in (1, 4, 19, 80)] == [2, 5, 20, 20]
+    short = build(4, dataclasses.replace(SMALL, steps=2))
+    loss = short(batch()[0], torch.ones(5, 4, dtype=torch.float64)).loss
+    assert loss.isfinite()
+    assert (short.logits(batch()[0][0]).sigmoid() > 0.5).sum(1).max() <= 2
+
+
+def test_logits_are_those_of_the_set_that_the_decoder_emits() -> None:
+    method, (views, _) = confident(build()), batch()
+    said = method.decoder(method.encoder.maps(views[0]), 5)
+    logits = method.logits(views[0])
+    torch.testing.assert_close(logits, set_logits(said))
+    for threshold in (0.5, 0.8):
+        assert torch.equal(logits.sigmoid() > threshold, emitted_labels(said))
+    assert 0 < emitted_labels(said).sum() < emitted_labels(said).numel()
+
+
+def test_settings_reach_the_decoder() -> None:
+    ours, published = build().decoder, build(config=dataclasses.replace(PAPER, dropout=0.3)).decoder
+    assert (ours.repeats, published.repeats) == (False, True)
+    assert (ours.normalise, published.normalise) == (True, False)
+    assert published.dropout.p == 0.3
+    assert (published.cell.hidden_size, published.embedding.embedding_dim, published.attention.keys.out_features) == (
+        512,
+        256,
+        512,
+    )
+
+
+def test_it_has_the_published_sizes() -> None:
+    with torch.device("meta"):
+        method = PLA(Encoder("resnet101", image_size=288), label_space(80))
+    found = sum(p.numel() for p in method.decoder.parameters())
+    lstm = 4 * 512 * (256 + 2048 + 512) + 2 * 4 * 512
+    attention = (2048 + 1) * 512 + (512 + 1) * 512 + 512
+    starts, gate, answer = 2 * (2048 + 1) * 512, (512 + 1) * 2048, (512 + 1) * 81
+    assert found == lstm + attention + starts + gate + answer + 82 * 256
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_mambaout"])
+def test_any_encoder_with_maps(name: str) -> None:
+    method = PLA(Encoder(name, image_size=96), label_space(), SMALL).eval()
+    assert method.logits(torch.rand(2, 3, 96, 96)).shape == (2, 3)
+
+
+def test_the_tail_of_an_encoder_serves_as_well() -> None:
+    encoder = Encoder("test_resnet", image_size=64).eval()
+    parts = halves(encoder)
+    assert parts is not None
+    whole, tail = PLA(encoder, label_space(), SMALL).eval(), PLA(parts.tail, label_space(), SMALL).eval()
+    tail.decoder.load_state_dict(whole.decoder.state_dict())
+    images = torch.rand(2, 3, 64, 64)
+    torch.testing.assert_close(tail.logits(parts.trunk(images)), whole.logits(images), rtol=1e-3, atol=1e-4)
+
+
+def test_stored_features_are_refused() -> None:
+    with pytest.raises(ValueError, match="pla needs feature maps"):
+        PLA(Extracted(96), label_space())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"steps": 0}, "steps=0"), ({"hidden": 0, "embedding": -1}, "hidden=0, embedding=-1"), ({"dropout": 1.0}, "1.0")],
+)
+def test_settings_without_a_meaning_are_errors(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Config(**wrong)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rounded_maps_change_some_answers_of_a_new_decoder_and_its_loss_little(seed: int) -> None:
+    """Why the contract on bfloat16 holds: the decoder itself is in float32, and gets maps that were rounded.
+
+    Where two answers are level, that can make the other one the most probable, which feeds another vector and rules out
+    another label. Neither costs much while all answers are about equally probable, as they are before training.
+    """
+    torch.manual_seed(seed)
+    decoder = LabelDecoder(96, 4).eval()
+    maps, labels = torch.rand(64, 96, 2, 2), (torch.rand(64, 4) < 0.4).float()
+    losses, answers = [], []
+    for given in (maps, maps + 0.02 * torch.randn(maps.shape)):  # bfloat16 has errors of up to 0.002 here
+        said = decoder(given, 5)
+        losses.append(sequence_cross_entropy(said, aligned_targets(said, labels)))
+        answers.append(said.argmax(2))
+    assert not torch.equal(*answers)
+    torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=0.02)

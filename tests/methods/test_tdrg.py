@@ -1,0 +1,206 @@
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import MultiLabelSoftMarginLoss
+
+from made import label_space
+from probmcl.encoders import Encoder, Extracted, halves, two_maps
+from probmcl.evaluation.cost import of_a_prediction, parameters
+from probmcl.heads import DualRelation
+from probmcl.methods.tdrg import PAPER, TDRG, Config
+
+SMALL = Config(width=8, layers=2, heads=2, feed_forward=16)
+
+
+def build(config: Config = SMALL, *, name: str = "test_resnet", side: int = 64) -> TDRG:
+    torch.manual_seed(0)
+    return TDRG(Encoder(name, image_size=side), label_space(), config).eval()
+
+
+def stirred(method: TDRG) -> TDRG:
+    """With what starts at 0 drawn, so that attention and edges have a part in it."""
+    with torch.no_grad():
+        for parameter in method.relation.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return method
+
+
+@torch.no_grad()
+def test_logits_are_seven_tenths_structural_and_three_semantic() -> None:
+    method, images = build(), torch.rand(2, 3, 64, 64)
+    head = DualRelation(192, 96, 3, width=8, layers=2, heads=2, feed_forward=16).eval()
+    head.load_state_dict(method.relation.state_dict())
+    structural, semantic, _ = head(*two_maps(method.encoder, images))
+    torch.testing.assert_close(method.logits(images), 0.7 * structural + 0.3 * semantic)
+    only = TDRG(
+        method.encoder, label_space(), Config(width=8, layers=2, heads=2, feed_forward=16, structural_share=1.0)
+    )
+    only.load_state_dict(method.state_dict())
+    torch.testing.assert_close(only.eval().logits(images), structural)
+
+
+def test_settings_reach_the_head() -> None:
+    config = Config(width=12, layers=1, heads=3, feed_forward=5, top_share=0.5, batch_attention=True)
+    head = build(config).relation
+    (layer,) = head.transformer.layers
+    assert isinstance(layer, torch.nn.TransformerEncoderLayer)
+    assert (layer.self_attn.embed_dim, layer.self_attn.num_heads, layer.linear1.out_features) == (12, 3, 5)
+    assert (head.top_share, head.transformer.over_batch) == (0.5, True)
+    assert head.scales.normalise
+    assert not build(Config(width=8, heads=2, normalise=False)).relation.scales.normalise
+
+
+def test_the_loss_is_four_soft_margin_losses_each_a_term() -> None:
+    method, images, labels = build(), torch.rand(4, 3, 64, 64), (torch.rand(4, 3) < 0.5).float()
+    loss, terms = method(images[None], labels)
+    logits = {"fused": method.logits(images), **method.relations(images)._asdict()}
+    assert terms.keys() == {"fused", "structural", "semantic", "constraint"}
+    for name, term in terms.items():
+        torch.testing.assert_close(term, MultiLabelSoftMarginLoss()(logits[name], labels))
+    torch.testing.assert_close(loss, sum(terms.values(), start=torch.zeros(())))
+
+
+def test_unknown_labels_have_no_part_in_any_term() -> None:
+    method, images = build(), torch.rand(5, 3, 64, 64)
+    labels, known = (torch.rand(5, 3) < 0.5).float(), torch.rand(5, 3) < 0.7
+    expected = method(images[None], labels, known).terms
+    found = method(images[None], labels.where(known, torch.nan), known).terms
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert not torch.isclose(method(images[None], labels).loss, method(images[None], labels, known).loss)
+
+
+def test_two_views_are_twice_as_many_images() -> None:
+    method, images, labels = build(), torch.rand(3, 3, 64, 64), (torch.rand(3, 3) < 0.5).float()
+    once = method(images[None], labels).loss
+    torch.testing.assert_close(method(torch.stack([images, images]), labels).loss, once)
+
+
+@pytest.mark.parametrize("batch_attention", [False, True])
+@torch.no_grad()
+def test_with_batch_attention_alone_a_prediction_depends_on_the_other_images(batch_attention: bool) -> None:
+    config = Config(width=8, layers=2, heads=2, feed_forward=16, batch_attention=batch_attention)
+    method, images = stirred(build(config)), torch.rand(4, 3, 64, 64)
+    alone = method.logits(images[:1])
+    assert torch.allclose(method.logits(images)[:1], alone, rtol=1e-3, atol=1e-4) is not batch_attention
+
+
+def test_the_encoder_runs_once_in_a_step() -> None:
+    method, runs = build(), []
+    method.encoder.model.layer4.register_forward_hook(lambda *_: runs.append(1))
+    method(torch.rand(1, 2, 3, 64, 64), torch.zeros(2, 3))
+    assert runs == [1]
+
+
+def test_one_image_at_a_time_can_be_trained() -> None:
+    method = build(side=32).train()  # whose last maps have one position
+    method.encoder.eval()  # it has norms of its own
+    method(torch.rand(1, 1, 3, 32, 32), torch.ones(1, 3)).loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in method.parameters() if p.requires_grad)
+
+
+UNUSED = 2 * 50 * 256 + 512 + 2 * 512
+"""Of the released code: tables of positions and of one query, and a norm, none of which has a part in the output."""
+
+
+@pytest.mark.parametrize(("classes", "released"), [(9, 67.79), (80, 68.30)])
+def test_parameters_on_resnet101_are_those_of_the_released_code_but_for_unused_ones(
+    classes: int, released: float
+) -> None:
+    with torch.device("meta"):
+        encoder = Encoder("resnet101", image_size=448)
+        method = TDRG(encoder, label_space(classes), PAPER)
+    scales = 1024 * 512 + 512 + 2048 * 512 + 512 + 9 * 2048 * 512 + 512
+    layer = 4 * (512 * 512 + 512) + 512 * 2048 + 2048 + 2048 * 512 + 512 + 4 * 512
+    nodes = 2048 * 512 + 512 + 512 * 512 + 512
+    graph = 1536 * 1536 + 1536 + 2 * 1536 + 1024 * 1024 + 1024
+    by_class = (1536 + 1) + 2048 + (2560 + 1) + (1024 + 1)
+    head = scales + 3 * layer + nodes + graph + classes * by_class
+    assert parameters(method) == parameters(encoder) + head
+    identity = classes**2  # stored there as a parameter, and never learned
+    assert round((parameters(method) + UNUSED + identity) / 1e6, 2) == released
+
+
+@pytest.mark.parametrize(("batch_attention", "products", "with_others"), [(False, 43.98, 44.21), (True, 41.97, 42.19)])
+def test_multiply_adds_on_resnet101(batch_attention: bool, products: float, with_others: float) -> None:
+    with torch.device("meta"):
+        encoder = Encoder("resnet101", image_size=448)
+        method = TDRG(encoder, label_space(9), replace(PAPER, batch_attention=batch_attention))
+    counted = of_a_prediction(method, 448)
+    assert (round(counted.gmac, 2), round(counted.gmac_ptflops, 2)) == (products, with_others)
+
+
+@pytest.mark.parametrize("side", [64, 96])
+@pytest.mark.parametrize("name", ["test_resnet", "test_mambaout", "test_convnext", "test_efficientnet"])
+def test_any_encoder_with_stages_at_any_size(name: str, side: int) -> None:
+    method = build(name=name, side=side)
+    images, labels = torch.rand(1, 2, 3, side, side), torch.ones(2, 3)
+    assert method.logits(images[0]).shape == (2, 3)
+    method.train()(images, labels).loss.backward()
+    assert all(p.grad is not None for p in method.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_mambaout"])
+def test_on_the_tail_of_an_encoder_it_says_the_same(name: str) -> None:
+    encoder = Encoder(name, image_size=96).eval()
+    cut = halves(encoder)
+    assert cut is not None
+    whole, tail = (TDRG(part, label_space(), SMALL).eval() for part in (encoder, cut.tail))
+    tail.relation.load_state_dict(whole.relation.state_dict())
+    images = torch.rand(2, 3, 96, 96)
+    torch.testing.assert_close(tail.logits(cut.trunk(images)), whole.logits(images), rtol=1e-4, atol=1e-4)
+    tail.train()(cut.trunk(images)[None], torch.zeros(2, 3)).loss.backward()
+    assert all(p.grad is not None for p in tail.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize("batch_attention", [False, True])
+def test_logits_are_exported_for_any_number_of_images(batch_attention: bool) -> None:
+    class Logits(torch.nn.Module):
+        def __init__(self, method: TDRG) -> None:
+            super().__init__()
+            self.method = method
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.method.logits(images)
+
+    method = build(Config(width=8, layers=1, heads=2, feed_forward=16, batch_attention=batch_attention))
+    any_number = ({0: torch.export.Dim("images")},)
+    exported = torch.export.export(Logits(method), (torch.rand(2, 3, 64, 64),), dynamic_shapes=any_number)
+    images = torch.rand(5, 3, 64, 64)
+    torch.testing.assert_close(exported.module()(images), method.logits(images))
+
+
+def test_stored_features_have_no_maps() -> None:
+    with pytest.raises(ValueError, match=r"^tdrg needs feature maps, and stored features have none: choose --tune"):
+        TDRG(Extracted(4), label_space())
+
+
+def test_the_presets_are_the_published_settings_and_ours() -> None:
+    sizes = (PAPER.width, PAPER.layers, PAPER.heads, PAPER.feed_forward)
+    assert (*sizes, PAPER.structural_share, PAPER.top_share, PAPER.normalise) == (512, 3, 4, 2048, 0.7, 0.05, False)
+    assert (Config().width, Config().feed_forward, Config().normalise) == (128, 512, True)
+    assert not Config().batch_attention
+    assert not PAPER.batch_attention
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"width": 0},
+        {"width": 10},
+        {"heads": 0},
+        {"layers": 0},
+        {"feed_forward": 0},
+        {"structural_share": -0.1},
+        {"structural_share": 1.1},
+        {"top_share": 0.0},
+        {"top_share": 1.1},
+    ],
+)
+def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=re.escape(f"{name}={value}: ")):
+        Config(**wrong)
