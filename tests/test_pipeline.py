@@ -19,8 +19,9 @@ from made import coloured_records
 from probmcl import material, phases, store
 from probmcl.data.records import LabelSpace, Records
 from probmcl.evaluation import multilabel_metrics
+from probmcl.methods.pla import PLA
 from probmcl.model import load
-from probmcl.phases import everybody
+from probmcl.phases import everybody, restored
 from probmcl.pipeline import resume, train
 from probmcl.probing import ProbeSettings
 from probmcl.results import Run
@@ -379,3 +380,23 @@ def test_statistics_of_given_weights_stay_unless_they_are_told_to_move(
     before, after = run.candidates["frozen probe"].state, run.candidates["bce, own head"].state
     moved = [key for key in before if "running_mean" in key and not torch.equal(before[key], after[key])]
     assert bool(moved) == move
+
+
+def test_what_a_method_says_of_its_map_is_said_wherever_that_is(records: Records, tmp_path: Path) -> None:
+    display = Display(Console(file=StringIO(), width=200))
+    run = train(records, settings("pla"), tmp_path / "run", display, tested=everybody)
+    note = PLA.note
+    own, probed = run.candidates["pla, own head"], run.candidates["pla, re-probed"]
+    assert (own.note, probed.note) == (note, "")
+    assert [c.get("note") for c in read(run, "run.json")["candidates"]] == [None, note, None]  # type: ignore[attr-defined]
+    for candidate in (own, probed):
+        saved = json.loads((run.folder / "candidates" / candidate.name / "evaluation.json").read_text())
+        assert saved.get("note", "") == candidate.note
+    text = display.console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count(note) == 2  # where it is judged, and at the end
+    assert note in text[text.index("test mAP") :]
+
+
+def test_a_note_survives_an_interruption(records: Records, tmp_path: Path) -> None:
+    train(records, settings("pla"), tmp_path / "run", quiet())
+    assert restored(tmp_path / "run" / "checkpoints", "pla, own head").note == PLA.note

@@ -131,7 +131,8 @@ class Phases:
             kept = self.best()
             self.about |= {
                 "candidates": [
-                    {"name": c.name, "validation_mAP": c.validation["mAP"]} for c in self.candidates.values()
+                    {"name": c.name, "validation_mAP": c.validation["mAP"]} | ({"note": c.note} if c.note else {})
+                    for c in self.candidates.values()
                 ],
                 "kept": kept.name,
                 "model": {"method": kept.method, "settings": kept.settings},
@@ -173,6 +174,7 @@ class Phases:
             if f"{name}.safetensors" in self.there:
                 self.candidates[name] = restored(self.checkpoints, name)
                 self.display.say(f"{name}: validation mAP {self.candidates[name].validation_map:.4f}, as before")
+                self._say_notes(self.candidates[name])
         if self.candidates:
             self._save(self.best())
 
@@ -264,7 +266,7 @@ class Phases:
         by, settings = contender.method, contender.settings
         if isinstance(method, OwnLoss):  # saved as the linear layer that it is: a run loads where the loss is not
             by, settings = "probe", ProbeConfig()
-        self._candidate(name, by, settings, self.material.whole(method), scores, seconds)
+        self._candidate(name, by, settings, self.material.whole(method), scores, seconds, note=method.note)
 
     def _probe(self, name: str, part: Encoder | Extracted, n_augmented: int, seconds: float) -> None:
         """A linear probe on what an encoder makes of the images."""
@@ -306,9 +308,10 @@ class Phases:
         scores: Float[Tensor, "N C"],
         seconds: float,
         weight_decay: float | None = None,
+        note: str = "",
     ) -> None:
         """Judge scores on validation, remember all of it, and put the best so far where it can be used."""
-        result = self._evaluated("val", scores)
+        result = self._evaluated("val", scores, note)
         state = {key: value.cpu() for key, value in state.items()}  # there may be many, and little room on a GPU
         facts = {"method": method, "settings": settings, "validation": result, "seconds": seconds}
         if first():
@@ -320,6 +323,7 @@ class Phases:
         saved = f"; saved, {self.folder} can predict now" if self.best().name == name else ""
         over = f"{result['images']:,} images, {result['classes_scored']} of {result['classes']} classes"
         self.display.say(f"{name}: validation mAP {self.candidates[name].validation_map:.4f} ({over}){saved}")
+        self._say_notes(self.candidates[name])
 
     def _save(self, best: Candidate) -> None:
         """Put a candidate where it predicts."""
@@ -332,8 +336,9 @@ class Phases:
         with self.display.stage(stage, len(batches)) as bar:
             return predict(classifier, batches, device=self.settings.device, done=bar.advance)
 
-    def _evaluated(self, split: Split, scores: Float[Tensor, "N C"]) -> dict[str, Any]:
-        return evaluate(scores, *labels_of(self.records, split), names=self.records.label_space.names, split=split)
+    def _evaluated(self, split: Split, scores: Float[Tensor, "N C"], note: str = "") -> dict[str, Any]:
+        names, labels = self.records.label_space.names, labels_of(self.records, split)
+        return evaluate(scores, *labels, names=names, split=split, note=note)
 
     # The end.
 
@@ -358,7 +363,8 @@ class Phases:
         if isinstance(classifier, Probe):
             return self._with_test_and_retrieval(candidate, classifier, batches)
         scores = self._predicted(f"scoring {candidate.name} on test", classifier, batches)
-        return replace(candidate, scores={**candidate.scores, "test": scores}, test=self._evaluated("test", scores))
+        test = self._evaluated("test", scores, candidate.note)
+        return replace(candidate, scores={**candidate.scores, "test": scores}, test=test)
 
     def _with_test_and_retrieval(self, candidate: Candidate, probe: Probe, batches: Any) -> Candidate:
         """A probe scores features; the same features are asked for images with like labels."""
@@ -386,7 +392,13 @@ class Phases:
         against = "" if kept is frozen else f" (frozen probe {tested[FROZEN] or 0.0:.3f})"
         took = in_words(self.seconds())
         self.display.say(f"test mAP {tested[kept.name] or 0.0:.3f}{against}; {took}; everything is in {self.folder}")
+        self._say_notes(kept, *others)
         self.display.say(f"next: probmcl predict {self.folder} IMAGES --out predictions.csv")
+
+    def _say_notes(self, *candidates: Candidate) -> None:
+        """What belongs to an mAP that was just said, each sentence once."""
+        for note in dict.fromkeys(c.note for c in candidates if c.note):
+            self.display.say(f"  note: {note}")
 
     def _seed(self, phase: str) -> None:
         """Draws of a phase depend on the seed and on its name, not on what was computed before it."""

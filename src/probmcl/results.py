@@ -39,6 +39,12 @@ class Candidate:
         """What decides."""
         return self.validation["mAP"] or 0.0
 
+    @property
+    def note(self) -> str:
+        """What has to be said beside its mAP, see `probmcl.methods.base.Classifier`; empty for most."""
+        said: str = self.validation.get("note", "")
+        return said
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:

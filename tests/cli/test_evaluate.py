@@ -84,3 +84,7 @@ def test_of_many_classes_the_worst_and_the_best_are_listed() -> None:
         "best: c10 50.0, c9 45.0, c8 40.0, c7 35.0, c6 30.0",
         "not scored, 7 classes only in the data: a, b, c, d, e and 2 more",
     ]
+
+
+def test_what_a_classifier_has_to_say_of_its_map_comes_first() -> None:
+    assert lines(result({"cat": 0.9}) | {"note": "mind this"})[0] == "note: mind this"

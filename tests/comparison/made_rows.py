@@ -46,6 +46,7 @@ def made_row(name: str = "bce", head: str = "own head", mAP: float = 0.80, **oth
         "fidelity": "standard",
         "reference": "",
         "fingerprint": "0123456789ab",
+        "note": "",
     }
     return Row(**(row | other))
 

@@ -17,6 +17,7 @@ from probmcl import phases
 from probmcl.comparison import work
 from probmcl.comparison.rows import Comparison
 from probmcl.methods import METHODS
+from probmcl.methods.pla import PLA
 from probmcl.training import fit
 
 SMALL: dict[str, Any] = {"encoder": "test_resnet", "weights": "none", "image_size": 32, "probe_epochs": 2, "workers": 0}
@@ -198,7 +199,22 @@ def test_who_cannot_run_here_is_left_out_of_all_and_refused_by_name(photographs:
     found = probmcl.compare(photographs, **none, methods="all", out=tmp_path / "all")
     assert any("csra cannot run here" in said for said in found.left_out)
     names = {row.name for row in found.rows if row.head != "frozen"}
-    assert names == set(METHODS) - {"probe", "csra", "ml_gcn"}
+    on_maps = {"csra", "ml_gcn", "kssnet", "tdrg", "srn", "pla", "ml_decoder"}
+    assert names == set(METHODS) - {"probe"} - on_maps
+
+
+def test_a_method_that_emits_a_set_says_so_in_every_table_and_keeps_to_it(photographs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    found = probmcl.compare(photographs, **SMALL, methods="pla", epochs=1, seeds=1, out=folder)
+    assert {row.title: row.note for row in found.rows if row.note} == {"pla, own head": PLA.note}
+    with (folder / "comparison.csv").open() as file:
+        assert {line["note"] for line in csv.DictReader(file) if line["head"] == "own head"} == {PLA.note}
+    for name in ("comparison.md", "comparison.tex"):
+        assert "pla, own head: pla emits a set of labels" in (folder / name).read_text()
+    (line,) = (line for line in lines(folder) if line["head"] == "own head")
+    with np.load(folder / line["predictions"]) as predictions:
+        decided = predictions["scores"], predictions["labels"], predictions["known"]
+    assert line["macro_F1"] == probmcl.evaluation.multilabel_metrics(*decided, f1="per_class")["CF1"]
 
 
 def test_the_frozen_probe_has_as_many_views_as_the_others(comparison: Comparison, folder: Path) -> None:

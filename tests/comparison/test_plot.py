@@ -219,3 +219,9 @@ def luminance(colour: str) -> float:
 @pytest.mark.parametrize("colour", COLOURS)
 def test_a_label_is_readable_on_white(colour: str) -> None:
     assert 1.05 / (luminance(colour) + 0.05) >= 4.5
+
+
+def test_a_note_is_part_of_what_a_pointer_over_the_mark_shows() -> None:
+    found = list(marks(made_comparison(made_frozen(), made_best("pla", note="mind this"), made_row("bce"))))
+    assert [said.endswith("; mind this") for said in found] == [said.startswith("pla") for said in found]
+    assert sum(said.startswith("pla") for said in found) == 1

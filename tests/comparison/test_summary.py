@@ -1,7 +1,9 @@
 """Rows from results that are made up, so that what they must say is known."""
 
+import json
 import zlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -214,6 +216,20 @@ def test_results_are_the_same_after_writing_and_reading(results: list[Result], t
     again = read_results(tmp_path / "results.jsonl")
     assert [vars(r) | {"folder": None} for r in again] == [vars(r) | {"folder": None} for r in results]
     assert again[0].folder == tmp_path
+
+
+def test_results_from_before_there_were_notes_are_read_and_have_none(results: list[Result], tmp_path: Path) -> None:
+    write_results(tmp_path / "results.jsonl", [replace(results[0], note="mind this"), *results[1:]])
+    assert [r.note for r in read_results(tmp_path / "results.jsonl")[:2]] == ["mind this", ""]
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    old = "".join(json.dumps({key: value for key, value in line.items() if key != "note"}) + "\n" for line in lines)
+    (tmp_path / "old.jsonl").write_text(old)
+    assert {r.note for r in read_results(tmp_path / "old.jsonl")} == {""}
+
+
+def test_a_row_has_the_note_of_its_results(results: list[Result]) -> None:
+    noted = [replace(r, note="mind this") if r.title == ("good", "own head") else r for r in results]
+    assert {row.title: row.note for row in rows_of(noted, None) if row.note} == {"good, own head": "mind this"}
 
 
 def test_rows_of_another_protocol_are_refused_by_what_differs(results: list[Result]) -> None:

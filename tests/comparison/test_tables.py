@@ -105,6 +105,37 @@ def test_a_tuned_comparison_is_nowhere_called_untuned() -> None:
     assert not any("untuned" in text for text in (to_markdown(tuned), to_latex(tuned), *map(shown, terminal(tuned))))
 
 
+NOTED = made_comparison(
+    made_frozen(),
+    made_best("pla", note="it ranks a_set."),
+    made_row("pla:paper", note="it ranks a_set."),
+    made_row("pla", "re-probed", best_head=False),
+)
+"""A method whose own head has something to say of its mAP."""
+
+
+@pytest.mark.parametrize("key", SECTIONS)
+def test_a_note_stands_once_below_each_table_that_it_concerns(key: str) -> None:
+    said = {
+        "quality": "pla, own head; pla:paper, own head: it ranks a_set.",
+        "decisions": "pla, own head; pla:paper, own head: a set of labels has no threshold to choose",
+    }.get(key)
+    number = list(SECTIONS).index(key)
+    texts = [
+        " ".join(shown(terminal(NOTED)[number], 200).split()),
+        to_markdown(NOTED).split("### ")[1 + number].replace("\\", ""),
+        to_latex(NOTED).split(r"\end{table*}")[number].replace("\\", ""),
+    ]
+    for text in texts:
+        assert text.count("pla, own head; ") == (said is not None)
+        assert said is None or said in text
+
+
+def test_without_notes_nothing_is_below_a_table_but_its_conditions() -> None:
+    assert r"\smallskip" not in to_latex(DEMO)
+    assert all(part.rstrip().endswith("of images") for part in to_markdown(DEMO).split("### ")[1 : 1 + len(SECTIONS)])
+
+
 # Terminal.
 
 

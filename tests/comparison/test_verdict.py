@@ -264,6 +264,14 @@ def test_an_interval_without_zero_beside_a_large_p_is_explained() -> None:
     assert "only p is corrected for the number of methods" in line(text, "Uncertain: ")
 
 
+def test_a_note_is_said_of_the_methods_whose_judged_map_it_is_about() -> None:
+    pla, other = made_best("pla", note="it ranks a set"), made_row("pla:paper", note="it ranks a set")
+    probed = made_row("bce", "own head", note="not said", best_head=False)
+    text = verdict(made_comparison(made_frozen(), pla, other, probed))
+    assert "Note on pla (own head); pla:paper (own head): it ranks a set." in text.splitlines()
+    assert text.count("Note on") == 1
+
+
 def test_what_was_left_out_is_said_last() -> None:
     assert verdict(demo_comparison()).splitlines()[-1] == (
         "Left out: kmcl diverged at step 40 with each of its learning rates."

@@ -29,6 +29,12 @@ def test_numbers_are_those_of_the_metrics_and_fit_into_json() -> None:
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
+def test_a_note_is_there_only_if_something_is_to_be_said() -> None:
+    plain, noted = (evaluate(SCORES, LABELS, None, names=list("abc"), split="val", note=n) for n in ("", "mind this"))
+    assert noted == {**plain, "note": "mind this"}
+    assert "note" not in plain
+
+
 def test_nothing_to_score_is_none_and_no_error() -> None:
     result = evaluate(SCORES, torch.zeros_like(LABELS), None, names=["a", "b", "c"], split="val")
     assert result["mAP"] is None

@@ -268,3 +268,13 @@ def test_a_run_whose_split_is_missing_or_strange_is_not_scored(tmp_path: Path, r
     (tmp_path / "judged" / "split.csv").unlink()
     with pytest.raises(RunError, match=r"has no split\.csv, which says what was trained on"):
         model.evaluate(data)
+
+
+def test_what_the_classifier_says_of_its_map_is_part_of_the_result(
+    tmp_path: Path, records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading: dict[str, object] = {"data": str(table(tmp_path, records)), "path_column": "path"}
+    model = of_run(tmp_path, split=list(zip(records.paths, records.split, strict=True)), data=reading)
+    assert "note" not in model.evaluate(workers=0)
+    monkeypatch.setattr(type(model.classifier), "note", "mind this")
+    assert model.evaluate(workers=0)["note"] == "mind this"

@@ -93,10 +93,10 @@ def table(result: Mapping[str, Any]) -> Table:
 
 
 def lines(result: Mapping[str, Any]) -> list[str]:
-    """The worst and the best classes, and those that only the model or only the data has."""
+    """What belongs to the mAP, the worst and the best classes, and those that only the model or only the data has."""
     scored = {name: ap for name, ap in result["ap"].items() if ap is not None}
     ranked = [f"{name} {percent(scored[name])}" for name in sorted(scored, key=lambda name: scored[name])]
-    said = []
+    said = [f"note: {result['note']}"] if "note" in result else []
     if len(ranked) > 2 * SHOWN:
         said += [f"worst: {', '.join(ranked[:SHOWN])}", f"best: {', '.join(ranked[: -SHOWN - 1 : -1])}"]
     elif ranked:

@@ -209,7 +209,7 @@ def _bar(row: Row, axes: Axes, colour: str) -> Iterator[str]:
 
 
 def _mark(row: Row, axes: Axes, colour: str) -> Iterator[str]:
-    said = f"{row.title}: mAP {mean_and_interval(row)}, {duration(row.seconds)}"
+    said = f"{row.title}: mAP {mean_and_interval(row)}, {duration(row.seconds)}" + (row.note and f"; {row.note}")
     yield f"<g><title>{_text(said)}</title>"
     yield _shape(row.head, axes.x(_shown_seconds(row)), axes.y(row.mAP), colour)
     yield "</g>"

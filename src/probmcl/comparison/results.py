@@ -40,7 +40,7 @@ class Result:
         seed: of its run.
         validation: mAP on the validation split.
         test: what evaluation.json holds.
-        macro_F1: mean F1 of the classes, each at its best threshold on validation.
+        macro_F1: mean F1 of the classes, each at its best threshold on validation, or at 0.5 where there is a note.
         by_embedding: retrieval by the encoder's features.
         by_probabilities: retrieval by predicted probabilities.
         learning_rate: None where nothing was trained.
@@ -57,6 +57,7 @@ class Result:
         reference: a key of references.bib, or empty.
         fingerprint: of each part of the protocol, and of `all`.
         predictions: the file of its test scores, from the folder of results.jsonl.
+        note: what has to be said beside its mAP, see `probmcl.methods.base.Classifier`; empty for most.
     """
 
     name: str
@@ -82,6 +83,7 @@ class Result:
     reference: str
     fingerprint: dict[str, str]
     predictions: str
+    note: str = ""
     folder: Path = field(default_factory=Path)
 
     @property
@@ -153,7 +155,7 @@ def _result(
         seed=shared.seed,
         validation=candidate.validation_map,
         test=dict(candidate.test),
-        macro_F1=_macro_f1(val, test),
+        macro_F1=_macro_f1(val, test, candidate.note),
         by_embedding=read_json(folder_of(run.folder, probed) / "retrieval.json"),
         by_probabilities=dict(retrieval(test.scores, test.labels, test.known)),
         learning_rate=None if contender is None else contender.training.learning_rate,
@@ -170,12 +172,14 @@ def _result(
         reference=origin.reference if origin else "",
         fingerprint=dict(shared.fingerprint),
         predictions=(place / "predictions" / "test.npz").relative_to(shared.folder).as_posix(),
+        note=candidate.note,
         folder=shared.folder,
     )
 
 
-def _macro_f1(val: Predicted, test: Predicted) -> float | None:
-    at = best_thresholds(*val)
+def _macro_f1(val: Predicted, test: Predicted, note: str) -> float | None:
+    """A classifier with a note emits a set: a threshold within its scores would decide for another one."""
+    at = 0.5 if note else best_thresholds(*val)
     found = multilabel_metrics(*test, threshold=at, f1="per_class")["CF1"]
     return None if found != found else found
 

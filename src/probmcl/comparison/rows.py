@@ -38,7 +38,8 @@ class Row:
         OP: precision over all decisions.
         OR: recall over all decisions.
         OF1: harmonic mean of OP and OR.
-        macro_F1: the mean of the classes' F1, each class at the threshold that was best on validation.
+        macro_F1: the mean of the classes' F1, each class at the threshold that was best on validation, or at 0.5 where
+            there is a note.
         jaccard_at_10: mean label overlap with the ten nearest test images by the embedding.
         retrieval_mAP: mAP of ranking test images by the embedding; an overlap of at least 0.5 is relevant.
         probability_jaccard_at_10: the same as `jaccard_at_10`, by predicted probabilities.
@@ -56,6 +57,7 @@ class Row:
             then ", our settings" where its settings are not the published ones.
         reference: a key of references.bib; empty where there is nothing to cite.
         fingerprint: of the protocol, 12 hexadecimal digits; rows that share it can stand in one table.
+        note: what has to be said beside its mAP, see `probmcl.methods.base.Classifier`; empty for most.
     """
 
     name: str
@@ -96,6 +98,7 @@ class Row:
     fidelity: str
     reference: str
     fingerprint: str
+    note: str
 
     @property
     def title(self) -> str:

@@ -181,6 +181,7 @@ def _row(
         fidelity=last.fidelity,
         reference=last.reference,
         fingerprint=last.fingerprint["all"],
+        note=last.note,
     )
 
 

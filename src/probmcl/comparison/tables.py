@@ -86,10 +86,11 @@ class Column(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Columns that are read together, and fit the width of a page together."""
+    """Columns that are read together, and fit the width of a page together; `note` is what a row needs beside them."""
 
     title: str
     columns: tuple[Column, ...]
+    note: Callable[[Row], str] = lambda row: ""
 
 
 def _score(header: str, field: str) -> Column:
@@ -123,6 +124,7 @@ SECTIONS: dict[str, Section] = {
             Column("gain over frozen", gain_and_interval, lambda row: row.gain),
             Column("p", lambda row: probability(row.gain_p)),
         ),
+        note=lambda row: row.note,
     ),
     "decisions": Section(
         "Decisions: yes above 0.5; for macro F1, above thresholds chosen on validation",
@@ -130,6 +132,7 @@ SECTIONS: dict[str, Section] = {
             *(_score(name, name) for name in ("CP", "CR", "CF1", "OP", "OR", "OF1")),
             _score("macro F1", "macro_F1"),
         ),
+        note=lambda row: row.note and "a set of labels has no threshold to choose, so that its macro F1 is at 0.5 too",
     ),
     "retrieval": Section(
         "Retrieval by label overlap",
@@ -175,6 +178,15 @@ def best_rows(column: Column, rows: tuple[Row, ...]) -> set[int]:
     return {number for number, score in scores.items() if percent(score) == highest}
 
 
+def notes(section: Section, comparison: Comparison) -> list[str]:
+    """What a table says of some of its rows below it: a sentence for each note, with the rows that it is about."""
+    about: dict[str, list[str]] = {}
+    for row in comparison.ordered:
+        if note := section.note(row):
+            about.setdefault(note, []).append(row.title)
+    return [f"{'; '.join(titles)}: {note}" for note, titles in about.items()]
+
+
 def terminal(comparison: Comparison) -> list[Table]:
     """Tables that fit 80 columns, each saying under which conditions its numbers were found."""
     return [_terminal(section, comparison) for section in SECTIONS.values()]
@@ -185,7 +197,7 @@ def _terminal(section: Section, comparison: Comparison) -> Table:
         title=section.title,
         title_style="bold",
         title_justify="left",
-        caption=Text(f"{comparison.protocol}\n"),
+        caption=Text("\n".join([comparison.protocol, *notes(section, comparison), ""])),
         caption_justify="left",
         box=SIMPLE_HEAD,
         show_edge=False,
@@ -276,7 +288,8 @@ def _markdown(section: Section, comparison: Comparison) -> str:
     for title, cells in _body(section, comparison):
         written = [f"**{cell}**" if bold else cell for cell, bold in cells]
         lines.append(_line([_markdown_text(title), *written]))
-    return "\n".join([f"### {section.title}", "", *lines, "", _markdown_text(comparison.protocol), ""])
+    below = [part for text in (comparison.protocol, *notes(section, comparison)) for part in (_markdown_text(text), "")]
+    return "\n".join([f"### {section.title}", "", *lines, "", *below])
 
 
 def _line(cells: list[str]) -> str:
@@ -318,6 +331,7 @@ def _latex(key: str, section: Section, comparison: Comparison) -> str:
         *_latex_lines(section, comparison),
         r"\bottomrule",
         r"\end{tabular}",
+        *(rf"\par\smallskip {_latex_text(note)}." for note in notes(section, comparison)),
         r"\end{table*}",
         "",
     ]

@@ -41,7 +41,8 @@ def verdict(comparison: Comparison) -> str:
         lines = list(_best_is_better(comparison))
     else:
         lines = list(_best_is_unclear(comparison))
-    return "\n".join([*lines, *_against_the_probe(methods), *_uncertain(comparison), *_left_out(comparison)])
+    lines += [*_against_the_probe(methods), *_noted(methods), *_uncertain(comparison), *_left_out(comparison)]
+    return "\n".join(lines)
 
 
 def _probe(comparison: Comparison) -> str:
@@ -190,6 +191,12 @@ def _against_the_probe(methods: Sequence[Row]) -> Iterator[str]:
         yield f"Neither better nor worse than the probe by more than chance: {_all(unclear)}."
     if missing:
         yield f"Not compared with the probe, for want of a p-value: {_all(missing)}."
+
+
+def _noted(methods: Sequence[Row]) -> Iterator[str]:
+    """All of the above rests on mAP: what some of them have to say of theirs."""
+    for note in dict.fromkeys(row.note for row in methods if row.note):
+        yield f"Note on {_all([row for row in methods if row.note == note])}: {note}."
 
 
 def _uncertain(comparison: Comparison) -> Iterator[str]:

@@ -50,8 +50,11 @@ def evaluate(
     *,
     names: Sequence[str],
     split: str,
+    note: str = "",
 ) -> dict[str, Any]:
     """Everything that is reported of one split, as fractions; None where a class has no positive.
+
+    `note` is what the classifier has to say of its mAP, and only there if it says something.
 
     >>> result = evaluate(torch.tensor([[0.9], [0.1]]), torch.tensor([[1.0], [0.0]]), None, names=["cat"], split="test")
     >>> result["mAP"], result["at"]["0.8"]["CF1"]
@@ -70,7 +73,7 @@ def evaluate(
         "ap": {name: _number(x) for name, x in zip(names, ap, strict=True)},
         "at": {threshold: _decisions(metrics) for threshold, metrics in at.items()},
         "top3": _decisions(top3),
-    }
+    } | ({"note": note} if note else {})
 
 
 def _decisions(metrics: dict[str, float]) -> dict[str, float | None]:

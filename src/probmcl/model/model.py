@@ -131,6 +131,7 @@ class Model:
             torch.from_numpy(chosen.known[:, classes.in_data]),
             names=classes.common,
             split=split,
+            note=self.classifier.note,
         )
         unmatched = {"classes_only_in_model": classes.only_in_model, "classes_only_in_data": classes.only_in_data}
         return {**result, **unmatched}
