@@ -1,19 +1,83 @@
 import re
 import tomllib
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from made import label_space
 from probmcl import recipes
+from probmcl.encoders import Encoder, about
+from probmcl.methods import METHODS, find_method
 from probmcl.recipes import find_recipe
+from probmcl.settings import Settings, make_settings, read_recipe
 
 SOURCE = Path(__file__).parent.parent / "recipes"
+PATHS = sorted(SOURCE.glob("*.toml"))
+
+COLUMNS = ("mAP", "CP", "CR", "CF1", "OP", "OR", "OF1")
+ROWS = """
+coco-srn-resnet101-224       77.1  81.6  65.4  71.2  82.7  69.9  75.8
+coco-pla-resnet101-288       -     80.4  68.9  74.2  81.5  73.3  77.2
+coco-kmcl-tresnet-m-224      82.1  84.1  72.0  77.6  85.0  76.1  80.1
+coco-tresnet-m-224           82.8  85.0  72.5  78.2  85.3  76.9  80.9
+coco-ml-gcn-resnet101-448    83.0  85.1  72.0  78.0  85.8  75.4  80.3
+coco-kssnet-resnet101-448    83.7  84.6  73.2  77.2  87.8  76.2  81.5
+coco-tdrg-resnet101-448      84.6  86.0  73.1  79.0  86.6  76.4  81.2
+coco-csra-resnet101-448      83.5  84.1  72.5  77.9  85.6  75.7  80.3
+coco-kmcl-tresnet-l-448      88.6  87.7  81.6  84.5  86.3  83.6  84.9
+coco-asl-tresnet-l-448       88.4  85.0  81.9  83.4  85.2  84.2  84.7
+coco-tresnet-l-448           89.1  88.5  81.9  85.1  86.7  84.3  85.5
+adp-ml-gcn-resnet101-448     94.9  91.8  87.0  89.3  92.0  86.9  89.7
+adp-tdrg-resnet101-448       95.5  94.6  84.8  89.4  94.3  86.2  90.5
+adp-csra-resnet101-448       96.1  93.1  88.6  90.8  93.0  89.7  91.7
+adp-kmcl-tresnet-l-448       96.5  92.6  92.0  92.3  92.7  92.9  92.8
+adp-asl-tresnet-l-448        96.1  93.1  88.6  90.8  92.1  90.7  91.4
+adp-tresnet-l-448            96.9  93.0  92.7  92.8  92.9  93.3  93.1
+"""
+PUBLISHED = {name: numbers for name, *numbers in map(str.split, ROWS.strip().splitlines())}
+"""Tables 1 and 2 of the paper, in their order, a recipe for each row."""
+
+
+def head(path: Path) -> str:
+    """The comment that a recipe begins with, in one line."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    until = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    return " ".join(" ".join(lines[:until]).replace("#", " ").split())
+
+
+def settings(path: Path) -> Settings:
+    return make_settings(read_recipe(path))
+
+
+def harmonic(precision: str, recall: str) -> float:
+    p, r = float(precision), float(recall)
+    return 2 * p * r / (p + r)
+
+
+@pytest.fixture(params=PATHS, ids=lambda path: path.stem)
+def path(request: pytest.FixtureRequest) -> Path:
+    found: Path = request.param
+    return found
+
+
+def test_every_row_of_both_tables_has_a_recipe_and_every_recipe_a_row() -> None:
+    assert sorted(PUBLISHED) == [path.stem for path in PATHS]
+    assert len(PUBLISHED) == len(ROWS.strip().splitlines()) == 17
 
 
 def test_the_named_recipes_are_the_files_of_the_source_tree() -> None:
     assert {name: path.read_text() for name, path in recipes.recipes().items()} == {
-        path.stem: path.read_text() for path in SOURCE.glob("*.toml")
+        path.stem: path.read_text() for path in PATHS
     }
+
+
+def test_the_page_lists_every_recipe_with_its_published_map_in_the_order_of_the_tables() -> None:
+    page = (SOURCE.parent / "docs" / "recipes.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \[`([\w-]+)`\]\(\.\./recipes/\1\.toml\) \| ([\d.]+|none)", page, re.MULTILINE)
+    assert rows == [(name, "none" if mean == "-" else mean) for name, (mean, *_) in PUBLISHED.items()]
 
 
 def test_an_installed_package_has_them_beside_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,8 +103,9 @@ def test_a_path_that_exists_comes_before_a_name(tmp_path: Path, monkeypatch: pyt
     [
         ("coco-tresnet-m-24", "did you mean 'coco-tresnet-m-224'"),
         ("coco-tresnet-m-224.toml", "did you mean 'coco-tresnet-m-224'"),
+        ("coco-pla-resnet101-448", "did you mean 'coco-pla-resnet101-288'"),
         (Path("away/adp-tresnet-l-448.toml"), "did you mean 'adp-tresnet-l-448'"),
-        ("zzz", "there are adp-tresnet-l-448, coco-tresnet-l-448, coco-tresnet-m-224"),
+        ("zzz", f"there are {', '.join(sorted(PUBLISHED))}"),
         (".", "'.' is a folder"),
     ],
 )
@@ -53,7 +118,87 @@ def test_a_recipe_that_is_not_there_is_answered_with_the_nearest(
     assert message in str(error.value)
 
 
-@pytest.mark.parametrize("path", sorted(SOURCE.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_command_in_a_recipes_head_names_the_recipe(path: Path) -> None:
     (command,) = re.findall(r"^# command +(.*)$", path.read_text(), re.MULTILINE)
-    assert re.fullmatch(rf"probmcl train \w+ --recipe {path.stem}", command)
+    data = path.stem.partition("-")[0].upper()
+    assert command == f"probmcl train {data} --recipe {path.stem}"
+
+
+def test_a_recipes_head_has_the_row_of_the_table(path: Path) -> None:
+    numbers = ", ".join(f"{name} {number}" for name, number in zip(COLUMNS, PUBLISHED[path.stem], strict=True))
+    assert f" published {numbers} (" in head(path)
+
+
+def test_a_recipes_head_says_what_is_needed_and_that_it_was_not_run(path: Path) -> None:
+    said = head(path)
+    assert " data MS-COCO 2014: " in said if path.stem.startswith("coco") else " data ADP V1.0, flat release" in said
+    assert re.search(r" machine .*nobody here has run it: no GPU", said)
+    assert "(no threshold: " in said if "-pla-" in path.stem else "threshold" in said
+
+
+def test_a_recipes_head_says_what_is_the_authors_and_what_is_not(path: Path) -> None:
+    if settings(path).method != "probmcl":  # whose trainer this is
+        assert re.search(r" authors .+ here ", head(path))
+
+
+def test_a_recipes_head_says_where_f1_is_not_the_harmonic_mean(path: Path) -> None:
+    _, cp, cr, cf1, op, recall, of1 = PUBLISHED[path.stem]
+    for name, printed, expected in (("CF1", cf1, harmonic(cp, cr)), ("OF1", of1, harmonic(op, recall))):
+        differs = abs(float(printed) - expected) > 0.15  # what rounding explains
+        assert bool(re.search(rf"{name} is .*?not the harmonic mean of \w+ and \w+,", head(path))) is differs
+        assert not differs or f" {expected:.1f}" in head(path)
+
+
+def test_the_title_names_method_table_encoder_and_size(path: Path) -> None:
+    title = path.read_text().splitlines()[0]
+    table = "Table 1, (upper|lower) block: MS-COCO" if path.stem.startswith("coco") else "Table 2: ADP"
+    encoder = {"resnet101": "ResNet-101", "tresnet-m": "TResNet-M", "tresnet-l": "TResNet-L"}
+    (network,) = (long for short, long in encoder.items() if f"-{short}-" in path.stem)
+    size = path.stem.rpartition("-")[2]
+    assert re.fullmatch(rf"# [\w-]+, {table}.*, {network} at {size} px\.", title)
+    block = "upper" if settings(path).encoder.image_size in (224, 288) else "lower"
+    assert not path.stem.startswith("coco") or f"{block} block" in title
+
+
+def test_a_recipe_is_a_run_of_the_method_encoder_and_size_in_its_name(path: Path) -> None:
+    s = settings(path)
+    (contender,) = s.contenders
+    between = path.stem.split("-")[1:-1]
+    network = {"resnet101": "resnet101", "m": "tresnet_m", "l": "tresnet_v2_l"}[between[-1]]
+    method = "_".join(between[: -1 if between[-1] == "resnet101" else -2]) or "probmcl"
+    assert (s.method, contender.method) == (method, method)
+    assert method in METHODS
+    assert s.encoder.name.split(".")[0] == network
+    assert s.encoder.image_size == int(path.stem.rpartition("-")[2])
+    assert (s.tune, s.encoder.statistics, s.encoder.weights) == ("all", "moving", "pretrained")
+
+
+def test_nothing_that_decides_training_is_left_to_a_default(path: Path) -> None:
+    given = read_recipe(path)
+    assert given["training"].keys() >= {"epochs", "batch_size", "learning_rate", "weight_decay"}
+    # A method that is a classifier would learn three times as fast as its encoder.
+    assert "head_factor" in given["training"] or given["method"] == "probmcl"
+
+
+def test_its_encoder_is_one_that_timm_has_weights_for(path: Path) -> None:
+    name = settings(path).encoder.name
+    assert about(name).startswith(name)
+
+
+def test_only_files_are_left_to_be_filled_in(path: Path) -> None:
+    left = re.findall(r'^# (\w+) = "', path.read_text(), re.MULTILINE)
+    assert set(left) == set(find_method(settings(path).method).files)
+
+
+def test_one_step_of_its_method_runs_on_a_small_encoder(path: Path) -> None:
+    (contender,) = settings(path).contenders
+    kind = find_method(contender.method)
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the paper's preset speaks of collapse
+        method: Any = kind(Encoder("test_resnet", image_size=64), label_space(4), contender.settings)
+    labels = torch.tensor([[1.0, 0, 1, 0], [0, 1, 0, 0], [1, 1, 0, 0]])
+    loss = method.train()(torch.rand(kind.n_views, 3, 3, 64, 64), labels).loss
+    loss.backward()
+    assert loss.isfinite()
+    assert any(p.grad is not None and (p.grad != 0).any() for p in method.parameters())

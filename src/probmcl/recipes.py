@@ -13,8 +13,8 @@ _FOLDERS = (_HERE / "recipes", _HERE.parent.parent / "recipes")  # of an install
 def recipes() -> dict[str, Path]:
     """The recipes that come with this package, by name.
 
-    >>> list(recipes())
-    ['adp-tresnet-l-448', 'coco-tresnet-l-448', 'coco-tresnet-m-224']
+    >>> len(recipes()), [name for name in recipes() if "kmcl" in name]
+    (17, ['adp-kmcl-tresnet-l-448', 'coco-kmcl-tresnet-l-448', 'coco-kmcl-tresnet-m-224'])
     """
     folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
     return {path.stem: path for path in sorted(folder.glob("*.toml"))} if folder else {}
