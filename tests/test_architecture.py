@@ -35,6 +35,7 @@ STAGES = (
     "views",
     "store",
     "planning",
+    "costs",
     "runs",
     "model",
     "results",

@@ -23,6 +23,7 @@ COMMANDS = {
     "predict": ("probmcl.cli.predict:predict", "which classes are in images"),
     "methods": ("probmcl.cli.methods:methods", "what can be trained, and the settings of each method"),
     "encoders": ("probmcl.cli.encoders:encoders", "networks to start from, with sizes and licences"),
+    "cost": ("probmcl.cli.cost:cost", "what a method costs before you train it"),
     "demo": ("probmcl.cli.demo:demo", "all of it on embedded data, in a few minutes"),
 }
 """Where each command is, and what it does."""

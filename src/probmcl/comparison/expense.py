@@ -6,17 +6,16 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
 
+from probmcl.costs import seconds_per_image, step_memory
 from probmcl.distributed import world
-from probmcl.evaluation.cost import gmac, parameters, peak_memory
+from probmcl.evaluation.cost import gmac, parameters
 from probmcl.material import Material
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
 from probmcl.methods.probe import Probe
-from probmcl.planning import seconds_per_row, seconds_per_step
+from probmcl.planning import seconds_per_step
 from probmcl.settings import Contender
-from probmcl.training.optim import optimiser
 
 
 @dataclass(frozen=True)
@@ -45,15 +44,6 @@ class Expense:
     peak_memory: int | None
 
 
-class _Logits(nn.Module):
-    def __init__(self, classifier: Classifier) -> None:
-        super().__init__()
-        self.classifier = classifier
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.classifier.logits(images)
-
-
 def of_the_frozen_probe(material: Material) -> Expense:
     """What an encoder with one linear layer costs."""
     probe = Probe(copy.deepcopy(material.encoder), material.records.label_space)
@@ -69,15 +59,7 @@ def expense(contender: Contender, material: Material, probe: Prediction) -> Expe
         assert isinstance(whole, Classifier)
         own_head = _prediction(whole.to(material.settings.device), material)
     method, views, labels = material.example(contender)
-    method.train()
-    moves = optimiser(method, contender.training)
-
-    def step() -> None:
-        method(views, labels).loss.backward()
-        moves.step()
-        moves.zero_grad()
-
-    memory = peak_memory(step, views.device)
+    memory = step_memory(method, views, labels, contender.training)
     seconds = seconds_per_step(method, views, labels, contender.training)
     return Expense(own_head, probe, world() * views.shape[0] * views.shape[1] / seconds, memory)
 
@@ -87,5 +69,4 @@ def _prediction(classifier: Classifier, material: Material) -> Prediction:
     size = encoder.image_size
     at_once = max(1, material.feed.pixels_at_once // size**2)
     images = torch.rand(at_once, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
-    speed = 1 / seconds_per_row(_Logits(classifier.to(device).eval()), images)
-    return Prediction(parameters(classifier), gmac(classifier, size), speed)
+    return Prediction(parameters(classifier), gmac(classifier, size), 1 / seconds_per_image(classifier, images))

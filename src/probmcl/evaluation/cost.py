@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
 
+from probmcl.evaluation.counting import Operations, operations
 from probmcl.methods.base import Classifier
 
 
@@ -28,12 +27,11 @@ def parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-@torch.no_grad()
 def gmac(classifier: Classifier, image_size: int) -> float:
     """Multiply-adds, in 1e9, that `logits` needs for one square image.
 
-    Matrix products and convolutions count, by torch's own counter, and nothing else does: 31.20 for ResNet-101 at 448
-    pixels, where tools that also count normalisation and activations say 31.39. Only shapes are followed, nothing is
+    Matrix products and convolutions count, as in torch's own counter, and nothing else does: 31.20 for ResNet-101 at
+    448 pixels, where the convention of ptflops (see `Operations`) gives 31.39. Only shapes are followed, nothing is
     computed.
 
     >>> import numpy as np
@@ -44,13 +42,26 @@ def gmac(classifier: Classifier, image_size: int) -> float:
     >>> round(gmac(BCE(Encoder("resnet18"), cats), 224), 3)
     1.814
     """
+    return of_a_prediction(classifier, image_size).gmac
+
+
+@torch.no_grad()
+def of_a_prediction(classifier: Classifier, image_size: int) -> Operations:
+    """The operations that `logits` needs for one square image; nothing is computed.
+
+    >>> import numpy as np
+    >>> from probmcl.data.records import LabelSpace
+    >>> from probmcl.encoders import Encoder
+    >>> from probmcl.methods.bce import BCE
+    >>> cats = LabelSpace.from_labels(("cat",), np.ones((1, 1), dtype=np.float32))
+    >>> round(of_a_prediction(BCE(Encoder("resnet18"), cats), 224).gmac_ptflops, 3)
+    1.822
+    """
     model = copy.deepcopy(classifier).eval()  # a model may keep what it computes, and here that is no real tensor
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    # Of the ways to compute attention, torch counts the products of this one everywhere.
-    attention = sdpa_kernel(SDPBackend.MATH)
-    with FakeTensorMode(allow_non_fake_inputs=True), FlopCounterMode(display=False) as counter, attention:
-        model.logits(torch.empty(1, 3, image_size, image_size, device=device))
-    return float(counter.get_total_flops() / 2e9)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        image = torch.empty(1, 3, image_size, image_size, device=device)
+        return operations(lambda: model.logits(image))
 
 
 def peak_memory(work: Callable[[], object], device: torch.device | str = "cpu") -> int:
