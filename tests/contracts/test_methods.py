@@ -164,7 +164,7 @@ def test_bfloat16_autocast_stays_near_full_precision(method: Method) -> None:
     torch.testing.assert_close(half, full, rtol=0.05, atol=0.05)
 
 
-def test_a_classifiers_logits_can_be_exported(method: Method) -> None:
+def test_a_classifiers_logits_can_be_exported_for_any_number_of_images(method: Method) -> None:
     if not predicts(method):
         pytest.skip("predicts through a probe")
     assert isinstance(method, Classifier)
@@ -177,9 +177,10 @@ def test_a_classifiers_logits_can_be_exported(method: Method) -> None:
         def forward(self, images: Tensor) -> Tensor:
             return self.classifier.logits(images)
 
-    images = batch(method)[0][0]
-    exported = torch.export.export(Logits(method).eval(), (images,))
-    torch.testing.assert_close(exported.module()(images), method.logits(images))
+    images, any_number = batch(method)[0][0], ({0: torch.export.Dim("images")},)
+    exported = torch.export.export(Logits(method).eval(), (images,), dynamic_shapes=any_number)
+    for some in (images, images[:3]):
+        torch.testing.assert_close(exported.module()(some), method.logits(some))
 
 
 def test_a_wrong_method_name_is_answered_with_the_nearest() -> None:

@@ -18,6 +18,7 @@ from probmcl.evaluation.cost import of_a_prediction, parameters
 from probmcl.evaluation.counting import operations
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier, Method, Step
+from probmcl.methods.own import Nothing
 from probmcl.methods.probe import Probe
 from probmcl.settings import SettingsError
 
@@ -120,9 +121,9 @@ class Unpooled(Method):
     """A contrast of maps: no head of its own, and nothing that could be done with pooled features."""
 
     n_views = 2
-    presets = {"default": None}  # noqa: RUF012
+    presets = {"default": Nothing()}  # noqa: RUF012
 
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: None = None) -> None:
+    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Nothing | None = None) -> None:
         super().__init__()
         self.encoder = with_maps(encoder, "unpooled")
 
@@ -131,7 +132,7 @@ class Unpooled(Method):
 
 
 class Broken(Unpooled):
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: None = None) -> None:
+    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Nothing | None = None) -> None:
         raise AssertionError
 
 
@@ -145,7 +146,8 @@ class Broken(Unpooled):
 def test_what_cannot_be_counted_always_says_why_and_is_not_measured(kind: str, problem: str) -> None:
     (found,) = survey(choices([f"{__name__}:{kind}"]), ["test_resnet"], [SIZE], [2], Measuring("cpu", 2))
     assert found.problem == problem
-    assert found.gmac is found.speed is None
+    assert found.gmac is None
+    assert found.speed is None
 
 
 def test_two_methods_of_one_name_are_not_taken_for_one(tmp_path: Path) -> None:

@@ -89,19 +89,49 @@ def test_a_table_that_names_no_two_classes_is_an_error_with_row_value_and_remedy
     assert "such as 'dog', or leave out the file: then the graph is made of co-occurrence" in str(caught.value)
 
 
-@pytest.mark.parametrize("weight", ["much", "-1", "nan", "inf", ""])
+@pytest.mark.parametrize("weight", ["much", "-1", "nan", "inf", "", '"0,5"'])
 def test_a_weight_that_is_none_names_its_row(tmp_path: Path, weight: str) -> None:
-    path = written(tmp_path, f"start,end,weight\ndog,car,1\ndog,wolf,{weight}\n")
-    with pytest.raises(DataError, match=rf"row 3: column 'weight' holds '{weight}'; a weight is a number from 0 on"):
+    path, shown = written(tmp_path, f"start,end,weight\ndog,car,1\ndog,wolf,{weight}\n"), weight.strip('"')
+    with pytest.raises(
+        DataError, match=rf"row 3: column 'weight' holds '{shown}'; a weight is a number from 0 on, such"
+    ):
         label_knowledge(path, NAMES)
 
 
-@pytest.mark.parametrize(("header", "lacking"), [("dog,end", "start"), ("start,wolf", "end")])
+@pytest.mark.parametrize(
+    ("header", "lacking"), [("dog,end", "start"), ("start,wolf", "end"), ("unicorn,car,0.5", "start")]
+)
 def test_a_column_that_is_not_there_is_named(tmp_path: Path, header: str, lacking: str) -> None:
     with pytest.raises(
-        DataError, match=rf"none of its columns \({header.replace(',', ', ')}\).*name it '{lacking}', or"
+        DataError,
+        match=rf"none of its columns \({header.replace(',', ', ')}\).*name it '{lacking}', or put a row 'start,end",
     ):
-        label_knowledge(written(tmp_path, f"{header}\ndog,car\n"), NAMES)
+        label_knowledge(written(tmp_path, f"{header}\n{header}\n"), NAMES)
+
+
+def test_conceptnets_own_file_is_known_by_its_first_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = '/a/[/r/AtLocation/,/c/en/dog/,/c/en/car/]\t/r/AtLocation\t/c/en/dog\t/c/en/car\t{"weight": 1.0}\n'
+    path = written(tmp_path, line)
+    monkeypatch.setattr("probmcl.data.knowledge.load", None)  # it may have gigabytes
+    with pytest.raises(
+        DataError, match=r"row 1: begins with '/a/\['.*below a row 'start,end,weight', or leave"
+    ) as caught:
+        label_knowledge(path, NAMES)
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "\ufeffstart,end,weight\ndog,car,0.5\n",
+        "start;end;weight\r\ndog;car;0.5\r\n",
+        "start\tend\tweight\ndog\tcar\t0.5\n",
+        '"START","END","WEIGHT"\n"DOG","Car","0.5"\n',
+        "end,start,weight\ndog,car,0.5\n\n",
+    ],
+)
+def test_a_table_as_spreadsheets_write_it(tmp_path: Path, text: str) -> None:
+    assert label_knowledge(written(tmp_path, text), NAMES)[0, 2] == 0.5
 
 
 def test_two_columns_that_could_be_the_same_are_refused(tmp_path: Path) -> None:

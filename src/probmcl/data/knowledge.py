@@ -20,6 +20,9 @@ WEIGHT = ("weight", "strength", "score")
 
 OR_WITHOUT = "or leave out the file: then the graph is made of co-occurrence alone"
 
+CONCEPTNET = b"/a/["
+"""What the first row of ConceptNet's own file begins with."""
+
 
 def label_knowledge(path: Path, names: Sequence[str]) -> Float64[ndarray, "C C"]:
     """How strongly classes are related, from 0 to 1, the same both ways and 0 on the diagonal.
@@ -34,6 +37,7 @@ def label_knowledge(path: Path, names: Sequence[str]) -> Float64[ndarray, "C C"]
         names: of the classes. A label of the table is a class if its words are the same: `/c/en/traffic_light` of
             ConceptNet is `Traffic light`.
     """
+    _refuse_conceptnet(path)
     table = load(path, lambda columns: bool(named(columns, ONE)) and bool(named(columns, OTHER)))
     one, other = _column(table, ONE, "one label"), _column(table, OTHER, "the other")
     weights, find = _weights(table), _finder(names)
@@ -50,12 +54,25 @@ def label_knowledge(path: Path, names: Sequence[str]) -> Float64[ndarray, "C C"]
     return related
 
 
+def _refuse_conceptnet(path: Path) -> None:
+    """Its own file is said to be that before its gigabytes are read; it has no header."""
+    if not path.is_file():
+        return  # which is said by whoever reads it
+    with path.open("rb") as file:
+        if file.read(len(CONCEPTNET)) == CONCEPTNET:
+            raise DataError(
+                f"{path}: row 1: begins with {CONCEPTNET.decode()!r}: this is ConceptNet's own file, without a header; "
+                f"put what joins two of your classes into another, below a row 'start,end,weight', {OR_WITHOUT}"
+            )
+
+
 def _column(table: Table, names: Sequence[str], holds: str) -> str:
     column = only_column(table, names, set(), "rename those that hold something else")
     if column is None:
         raise DataError(
             f"{table.path}: row 1: none of its columns ({', '.join(table.columns)}) has a name that says it holds "
-            f"{holds} of the two that a row joins; name it {names[0]!r}, {OR_WITHOUT}"
+            f"{holds} of the two that a row joins; name it {names[0]!r}, or put a row "
+            f"'start,end,weight' above all others if they have no header, {OR_WITHOUT}"
         )
     return column
 
@@ -72,7 +89,8 @@ def _weight(table: Table, cell: Cell) -> float:
         weight = np.nan
     if not 0 <= weight < np.inf:
         raise DataError(
-            f"{table.path}: row {cell.line}: column {cell.column!r} holds {cell.text!r}; a weight is a number from 0 on"
+            f"{table.path}: row {cell.line}: column {cell.column!r} holds {cell.text!r}; "
+            "a weight is a number from 0 on, such as 0.5"
         )
     return weight
 

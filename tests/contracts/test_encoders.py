@@ -1,0 +1,81 @@
+"""What every method that predicts promises on any encoder, whole or cut, tested over all of them."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import Adam
+
+from made import label_space
+from probmcl.encoders import Encoder, Extracted, halves
+from probmcl.methods import METHODS, find_method
+from probmcl.methods.base import Classifier
+
+CLASSIFIERS = [
+    name for name, kind in ((name, find_method(name)) for name in METHODS) if kind.has_own_head(kind.presets["default"])
+]
+CLASSIFIERS.remove("probe")  # its encoder does not learn
+ON_MAPS = {"csra", "ml_gcn", "kssnet", "tdrg", "srn", "pla", "ml_decoder"}
+
+
+def classifier(name: str, encoder: Encoder | Extracted) -> Classifier:
+    torch.manual_seed(0)
+    method = find_method(name)(encoder, label_space(4), None)
+    assert isinstance(method, Classifier)
+    return method
+
+
+def example(method: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
+    """The images as all views of themselves, with labels of which each image has some."""
+    return images.repeat(method.n_views, *[1] * images.ndim), torch.eye(4)[torch.arange(len(images)) % 4]
+
+
+def has_gradients(method: Classifier) -> bool:
+    return all(p.grad is not None and bool(p.grad.isfinite().all()) for p in method.parameters() if p.requires_grad)
+
+
+@pytest.mark.parametrize(
+    ("encoder", "side"),
+    [("test_resnet", 64), ("test_resnet", 96), ("test_vit", 64), ("test_mambaout", 96), ("test_efficientnet", 64)],
+)
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_on_encoders_of_every_layout_and_size_all_that_learns_has_a_gradient(
+    name: str, encoder: str, side: int
+) -> None:
+    method, images = classifier(name, Encoder(encoder, image_size=side)), torch.rand(3, 3, side, side)
+    assert method.eval().logits(images).shape == (3, 4)
+    method.train()(*example(method, images)).loss.backward()
+    assert has_gradients(method)
+    assert any(p.requires_grad for p in method.encoder.parameters())
+
+
+@pytest.mark.parametrize("encoder", ["test_resnet", "test_convnext", "test_mambaout"])
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_what_the_tail_of_an_encoder_has_learned_is_the_same_on_the_whole(name: str, encoder: str) -> None:
+    network = Encoder(encoder, image_size=96).eval()
+    cut = halves(network)
+    assert cut is not None
+    images = torch.rand(4, 3, 96, 96)
+    activations = cut.trunk(images)
+    tail, whole = (classifier(name, part) for part in (cut.tail, network))
+    moves = Adam([p for p in tail.train().parameters() if p.requires_grad], lr=1e-3)
+    before = whole.eval().logits(images)
+    for _ in range(2):
+        moves.zero_grad()
+        tail(*example(tail, activations)).loss.backward()
+        assert has_gradients(tail)
+        moves.step()
+    learned = tail.state_dict()
+    assert learned.keys() <= whole.state_dict().keys()
+    whole.load_state_dict(whole.state_dict() | learned)
+    after = whole.eval().logits(images)
+    torch.testing.assert_close(after, tail.eval().logits(activations), rtol=1e-3, atol=1e-3)
+    assert not torch.allclose(after, before, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_whoever_needs_maps_says_so_by_name_where_features_are_stored(name: str) -> None:
+    if name not in ON_MAPS:
+        find_method(name)(Extracted(5), label_space(4), None)
+        return
+    with pytest.raises(ValueError, match=rf"^{name} needs feature maps, and stored features have none: choose --tune"):
+        find_method(name)(Extracted(5), label_space(4), None)
