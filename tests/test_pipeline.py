@@ -19,6 +19,7 @@ from made import coloured_records
 from probmcl import material, phases, store
 from probmcl.data.records import LabelSpace, Records
 from probmcl.evaluation import multilabel_metrics
+from probmcl.methods.kssnet import KSSNet
 from probmcl.methods.pla import PLA
 from probmcl.model import load
 from probmcl.phases import everybody, restored
@@ -393,8 +394,19 @@ def test_what_a_method_says_of_its_map_is_said_wherever_that_is(records: Records
         saved = json.loads((run.folder / "candidates" / candidate.name / "evaluation.json").read_text())
         assert saved.get("note", "") == candidate.note
     text = display.console.file.getvalue()  # type: ignore[attr-defined]
-    assert text.count(note) == 2  # where it is judged, and at the end
-    assert note in text[text.index("test mAP") :]
+    assert text.count(f"note on pla, own head: {note}") == 2  # where it is judged, and at the end
+    after = "test mAP" if run.kept is own else "kept: "
+    assert text[text.index(after) :].splitlines()[1].strip() == f"note on pla, own head: {note}"
+
+
+def test_what_a_probe_on_a_method_does_not_see_is_said_of_it_and_of_nobody_else(
+    records: Records, tmp_path: Path
+) -> None:
+    run = train(records, settings("kssnet"), tmp_path / "run", quiet(), tested=everybody)
+    notes = {name: candidate.note for name, candidate in run.candidates.items() if candidate.note}
+    assert notes == {"kssnet, re-probed": KSSNet.probe_note}
+    saved = json.loads((run.folder / "candidates" / "kssnet, re-probed" / "evaluation.json").read_text())
+    assert saved["note"] == KSSNet.probe_note
 
 
 def test_a_note_survives_an_interruption(records: Records, tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ class Phases:
         *heads, probed = _names(contender)
         if heads and isinstance(method, Classifier):
             self._judge(heads[0], contender, method, seconds)
-        self._probe(probed, method.encoder, self.settings.probe.views, seconds)
+        self._probe(probed, method.encoder, self.settings.probe.views, seconds, method.probe_note)
 
     def _leave_out(self, contender: Contender, error: str) -> None:
         alarm = f"{contender.name} is left out: {error}"
@@ -268,7 +268,7 @@ class Phases:
             by, settings = "probe", ProbeConfig()
         self._candidate(name, by, settings, self.material.whole(method), scores, seconds, note=method.note)
 
-    def _probe(self, name: str, part: Encoder | Extracted, n_augmented: int, seconds: float) -> None:
+    def _probe(self, name: str, part: Encoder | Extracted, n_augmented: int, seconds: float, note: str = "") -> None:
         """A linear probe on what an encoder makes of the images."""
         if name in self.candidates:
             return
@@ -295,7 +295,8 @@ class Phases:
             scores = fitted.probe.logits(val.features[0]).sigmoid()
         probe = fitted.probe.on(copy.deepcopy(part), space)  # a copy, since a probe freezes what it is on
         seconds += time.perf_counter() - started
-        self._candidate(name, "probe", probe.config, self.material.whole(probe), scores, seconds, fitted.weight_decay)
+        state = self.material.whole(probe)
+        self._candidate(name, "probe", probe.config, state, scores, seconds, fitted.weight_decay, note)
 
     # Candidates.
 
@@ -373,7 +374,7 @@ class Phases:
         on_features = copy.deepcopy(probe.linear).cpu()
         with torch.inference_mode():
             scores = on_features(features).sigmoid()
-        test = self._evaluated("test", scores)
+        test = self._evaluated("test", scores, candidate.note)
         found = retrieval(features, *labels_of(self.records, "test"))
         return replace(candidate, scores={**candidate.scores, "test": scores}, test=test, retrieval=found)
 
@@ -388,17 +389,19 @@ class Phases:
         others = sorted((c for c in self.candidates.values() if c is not kept), key=lambda c: -c.validation_map)
         beside = "".join(f"; {c.name} {c.validation_map:.3f}" for c in others)
         self.display.say(f"kept: {kept.name} (val mAP {kept.validation_map:.3f}{beside})")
+        self._say_notes(*others)
         tested = self.about["test_mAP"]
         against = "" if kept is frozen else f" (frozen probe {tested[FROZEN] or 0.0:.3f})"
         took = in_words(self.seconds())
         self.display.say(f"test mAP {tested[kept.name] or 0.0:.3f}{against}; {took}; everything is in {self.folder}")
-        self._say_notes(kept, *others)
+        self._say_notes(kept)
         self.display.say(f"next: probmcl predict {self.folder} IMAGES --out predictions.csv")
 
     def _say_notes(self, *candidates: Candidate) -> None:
-        """What belongs to an mAP that was just said, each sentence once."""
-        for note in dict.fromkeys(c.note for c in candidates if c.note):
-            self.display.say(f"  note: {note}")
+        """What belongs to an mAP that was just said."""
+        for candidate in candidates:
+            if candidate.note:
+                self.display.say(f"  note on {candidate.name}: {candidate.note}")
 
     def _seed(self, phase: str) -> None:
         """Draws of a phase depend on the seed and on its name, not on what was computed before it."""

@@ -47,6 +47,7 @@ def made_row(name: str = "bce", head: str = "own head", mAP: float = 0.80, **oth
         "reference": "",
         "fingerprint": "0123456789ab",
         "note": "",
+        "emits_set": False,
     }
     return Row(**(row | other))
 

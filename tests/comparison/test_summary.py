@@ -220,7 +220,7 @@ def test_results_are_the_same_after_writing_and_reading(results: list[Result], t
 
 def test_results_from_before_there_were_notes_are_read_and_have_none(results: list[Result], tmp_path: Path) -> None:
     write_results(tmp_path / "results.jsonl", [replace(results[0], note="mind this"), *results[1:]])
-    assert [r.note for r in read_results(tmp_path / "results.jsonl")[:2]] == ["mind this", ""]
+    assert [r.note for r in read_results(tmp_path)[:2]] == ["mind this", ""]
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     old = "".join(json.dumps({key: value for key, value in line.items() if key != "note"}) + "\n" for line in lines)
     (tmp_path / "old.jsonl").write_text(old)

@@ -107,8 +107,8 @@ def test_a_tuned_comparison_is_nowhere_called_untuned() -> None:
 
 NOTED = made_comparison(
     made_frozen(),
-    made_best("pla", note="it ranks a_set."),
-    made_row("pla:paper", note="it ranks a_set."),
+    made_best("pla", note="it ranks a_set.", emits_set=True),
+    made_row("pla:paper", note="it ranks a_set.", emits_set=True),
     made_row("pla", "re-probed", best_head=False),
 )
 """A method whose own head has something to say of its mAP."""
@@ -119,6 +119,7 @@ def test_a_note_stands_once_below_each_table_that_it_concerns(key: str) -> None:
     said = {
         "quality": "pla, own head; pla:paper, own head: it ranks a_set.",
         "decisions": "pla, own head; pla:paper, own head: a set of labels has no threshold to choose",
+        "retrieval": "pla, own head; pla:paper, own head: it ranks a_set.",
     }.get(key)
     number = list(SECTIONS).index(key)
     texts = [

@@ -1,10 +1,9 @@
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import MultiLabelSoftMarginLoss
 
 from made import label_space
-from probmcl.encoders import Encoder, Extracted, halves
+from probmcl.encoders import Encoder
 from probmcl.heads import ResidualAttention
 from probmcl.losses import binary_cross_entropy
 from probmcl.methods.csra import CSRA, PAPER, Config
@@ -53,53 +52,6 @@ def test_it_has_the_published_number_of_parameters(heads: int, classes: int, par
         method = CSRA(encoder, label_space(classes), config)
     trunk = sum(p.numel() for p in encoder.parameters())
     assert sum(p.numel() for p in method.parameters()) == trunk + heads * classes * 2048 == parameters
-
-
-@pytest.mark.parametrize("side", [64, 96, 160])
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_mambaout", "test_convnext"])
-def test_any_encoder_with_maps_at_any_size(name: str, side: int) -> None:
-    method = CSRA(Encoder(name, image_size=side), label_space(), PAPER)
-    images, labels = torch.rand(1, 2, 3, side, side), torch.ones(2, 3)
-    assert method.eval().logits(images[0]).shape == (2, 3)
-    method(images, labels).loss.backward()
-    assert all(p.grad is not None for p in method.parameters() if p.requires_grad)
-
-
-@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_mambaout"])
-def test_on_the_tail_of_an_encoder_it_says_the_same(name: str) -> None:
-    encoder = Encoder(name, image_size=96).eval()
-    cut = halves(encoder)
-    assert cut is not None
-    whole, tail = (CSRA(part, label_space()).eval() for part in (encoder, cut.tail))
-    tail.attention.load_state_dict(whole.attention.state_dict())
-    images = torch.rand(2, 3, 96, 96)
-    torch.testing.assert_close(tail.logits(cut.trunk(images)), whole.logits(images), rtol=1e-4, atol=1e-4)
-    tail.train()(cut.trunk(images)[None], torch.zeros(2, 3)).loss.backward()
-    assert all(p.grad is not None for p in tail.parameters() if p.requires_grad)
-
-
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_mambaout"])
-def test_logits_are_exported_for_any_number_of_images(name: str) -> None:
-    class Logits(torch.nn.Module):
-        def __init__(self, method: CSRA) -> None:
-            super().__init__()
-            self.method = method
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.method.logits(images)
-
-    method = CSRA(Encoder(name, image_size=64), label_space(), PAPER).eval()
-    any_number = ({0: torch.export.Dim("images")},)
-    exported = torch.export.export(Logits(method), (torch.rand(2, 3, 64, 64),), dynamic_shapes=any_number)
-    images = torch.rand(5, 3, 64, 64)
-    torch.testing.assert_close(exported.module()(images), method.logits(images))
-
-
-def test_stored_features_have_no_maps() -> None:
-    with pytest.raises(
-        ValueError, match=r"^csra needs feature maps, and stored features have none: choose --tune last"
-    ):
-        CSRA(Extracted(4), label_space())
 
 
 def test_the_presets_are_the_published_settings() -> None:

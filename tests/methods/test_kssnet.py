@@ -236,21 +236,6 @@ def test_another_number_of_connections(connections: int) -> None:
     assert method.logits(torch.rand(2, 3, 64, 64)).shape == (2, 4)
 
 
-def test_logits_are_exported_for_any_number_of_images() -> None:
-    class Logits(nn.Module):
-        def __init__(self, method: KSSNet) -> None:
-            super().__init__()
-            self.method = method
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.method.logits(images)
-
-    method, any_number = taught(build()), ({0: torch.export.Dim("images")},)
-    exported = torch.export.export(Logits(method), (torch.rand(2, 3, 64, 64),), dynamic_shapes=any_number)
-    images = torch.rand(5, 3, 64, 64)
-    torch.testing.assert_close(exported.module()(images), method.logits(images), rtol=1e-4, atol=1e-4)
-
-
 def test_stored_features_and_encoders_without_stages_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^kssnet needs feature maps, and stored features have none: choose --tune"):
         KSSNet(Extracted(4), counted())

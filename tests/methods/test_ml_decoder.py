@@ -3,10 +3,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from made import label_space
-from probmcl.encoders import Encoder, Extracted, halves
+from probmcl.encoders import Encoder
 from probmcl.heads import GroupDecoder
 from probmcl.losses import asymmetric
 from probmcl.methods.ml_decoder import PAPER, Config, MLDecoder
@@ -72,55 +71,11 @@ def test_the_number_of_parameters_on_resnet101_with_80_classes() -> None:
     assert sum(p.numel() for p in method.parameters()) == trunk + head == 42_500_160 + 7_150_672
 
 
-@pytest.mark.parametrize("side", [64, 96, 160])
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_mambaout", "test_convnext"])
-def test_any_encoder_with_maps_at_any_size(name: str, side: int) -> None:
-    method = build(name=name, side=side)
-    images, labels = torch.rand(1, 2, 3, side, side), torch.ones(2, 3)
-    assert method.logits(images[0]).shape == (2, 3)
-    method.train()(images, labels).loss.backward()
-    assert all(p.grad is not None for p in method.parameters() if p.requires_grad)
-
-
-@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_mambaout"])
-def test_on_the_tail_of_an_encoder_it_says_the_same(name: str) -> None:
-    encoder = Encoder(name, image_size=96).eval()
-    cut = halves(encoder)
-    assert cut is not None
-    whole, tail = (MLDecoder(part, label_space(), SMALL).eval() for part in (encoder, cut.tail))
-    tail.decoder.load_state_dict(whole.decoder.state_dict())
-    images = torch.rand(2, 3, 96, 96)
-    torch.testing.assert_close(tail.logits(cut.trunk(images)), whole.logits(images), rtol=1e-4, atol=1e-4)
-    tail.train()(cut.trunk(images)[None], torch.zeros(2, 3)).loss.backward()
-    assert all(p.grad is not None for p in tail.parameters() if p.requires_grad)
-
-
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_mambaout"])
-def test_logits_are_exported_for_any_number_of_images(name: str) -> None:
-    class Logits(torch.nn.Module):
-        def __init__(self, method: MLDecoder) -> None:
-            super().__init__()
-            self.method = method
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.method.logits(images)
-
-    method, any_number = build(name=name), ({0: torch.export.Dim("images")},)
-    exported = torch.export.export(Logits(method), (torch.rand(2, 3, 64, 64),), dynamic_shapes=any_number)
-    images = torch.rand(5, 3, 64, 64)
-    torch.testing.assert_close(exported.module()(images), method.logits(images))
-
-
 def test_the_paper_preset_has_the_published_settings() -> None:
     assert MLDecoder.origin.published == ("paper",)
     assert (PAPER.groups, PAPER.width, PAPER.heads, PAPER.feed_forward, PAPER.dropout) == (None, 768, 8, 2048, 0.1)
     assert (PAPER.gamma_negative, PAPER.gamma_positive, PAPER.clip) == (4.0, 0.0, 0.05)
     assert not PAPER.learned_queries
-
-
-def test_stored_features_have_no_maps() -> None:
-    with pytest.raises(ValueError, match=r"^ml_decoder needs feature maps, and stored features have none: choose --tu"):
-        MLDecoder(Extracted(4), label_space())
 
 
 def test_more_groups_than_classes_are_refused() -> None:

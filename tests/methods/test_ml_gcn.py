@@ -8,7 +8,7 @@ from torch import Tensor
 
 from made import label_space
 from probmcl.data.records import DataError, LabelSpace
-from probmcl.encoders import Encoder, Extracted, halves
+from probmcl.encoders import Encoder
 from probmcl.heads import label_graph, normalised
 from probmcl.losses import binary_cross_entropy
 from probmcl.methods.ml_gcn import MLGCN, Config
@@ -127,47 +127,6 @@ def test_it_has_the_published_number_of_parameters() -> None:
     learned = sum(p.numel() for p in method.parameters())
     assert learned - method.vectors.numel() == trunk + convolutions == 44_904_512  # with vectors from a file
     assert method.vectors.numel() == 9 * 300
-
-
-@pytest.mark.parametrize("side", [64, 96, 160])
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_mambaout", "test_convnext"])
-def test_any_encoder_with_maps_at_any_size(name: str, side: int) -> None:
-    method = MLGCN(Encoder(name, image_size=side), counted(), SMALL)
-    images, labels = torch.rand(1, 2, 3, side, side), torch.ones(2, 4)
-    assert method.eval().logits(images[0]).shape == (2, 4)
-    method(images, labels).loss.backward()
-    assert all(p.grad is not None for p in method.parameters() if p.requires_grad)
-
-
-@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_mambaout"])
-def test_on_the_tail_of_an_encoder_it_says_the_same(name: str) -> None:
-    encoder = Encoder(name, image_size=96).eval()
-    cut = halves(encoder)
-    assert cut is not None
-    whole, tail = (MLGCN(part, counted(), SMALL).eval() for part in (encoder, cut.tail))
-    tail.load_state_dict({key: whole.state_dict()[key] for key in tail.state_dict()})
-    images = torch.rand(2, 3, 96, 96)
-    torch.testing.assert_close(tail.logits(cut.trunk(images)), whole.logits(images), rtol=1e-4, atol=1e-4)
-
-
-def test_logits_are_exported_for_any_number_of_images() -> None:
-    class Logits(torch.nn.Module):
-        def __init__(self, method: MLGCN) -> None:
-            super().__init__()
-            self.method = method
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.method.logits(images)
-
-    method, any_number = build(), ({0: torch.export.Dim("images")},)
-    exported = torch.export.export(Logits(method), (torch.rand(2, 3, 64, 64),), dynamic_shapes=any_number)
-    images = torch.rand(5, 3, 64, 64)
-    torch.testing.assert_close(exported.module()(images), method.logits(images))
-
-
-def test_stored_features_have_no_maps() -> None:
-    with pytest.raises(ValueError, match=r"^ml_gcn needs feature maps, and stored features have none: choose --tune"):
-        MLGCN(Extracted(4), counted())
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from made import label_space
-from probmcl.encoders import Encoder, Extracted, halves
+from probmcl.encoders import Encoder
 from probmcl.heads import LabelDecoder, emitted_labels, set_logits
 from probmcl.losses import aligned_targets, sequence_cross_entropy
 from probmcl.losses.alignment import IGNORED
@@ -114,27 +114,6 @@ def test_it_has_the_published_sizes() -> None:
     attention = (2048 + 1) * 512 + (512 + 1) * 512 + 512
     starts, gate, answer = 2 * (2048 + 1) * 512, (512 + 1) * 2048, (512 + 1) * 81
     assert found == lstm + attention + starts + gate + answer + 82 * 256
-
-
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_mambaout"])
-def test_any_encoder_with_maps(name: str) -> None:
-    method = PLA(Encoder(name, image_size=96), label_space(), SMALL).eval()
-    assert method.logits(torch.rand(2, 3, 96, 96)).shape == (2, 3)
-
-
-def test_the_tail_of_an_encoder_serves_as_well() -> None:
-    encoder = Encoder("test_resnet", image_size=64).eval()
-    parts = halves(encoder)
-    assert parts is not None
-    whole, tail = PLA(encoder, label_space(), SMALL).eval(), PLA(parts.tail, label_space(), SMALL).eval()
-    tail.decoder.load_state_dict(whole.decoder.state_dict())
-    images = torch.rand(2, 3, 64, 64)
-    torch.testing.assert_close(tail.logits(parts.trunk(images)), whole.logits(images), rtol=1e-3, atol=1e-4)
-
-
-def test_stored_features_are_refused() -> None:
-    with pytest.raises(ValueError, match="pla needs feature maps"):
-        PLA(Extracted(96), label_space())
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,10 @@ import re
 
 import pytest
 import torch
-from torch import Tensor
 from torch.optim import Adam
 
 from made import label_space
-from probmcl.encoders import Encoder, Extracted, halves, two_maps
+from probmcl.encoders import Encoder, halves, two_maps
 from probmcl.heads import attended_confidence, weighted_attention
 from probmcl.losses import binary_cross_entropy
 from probmcl.methods.srn import SRN, Config
@@ -127,27 +126,6 @@ def test_it_fits_one_image_size_alone() -> None:
         large.load_state_dict(small.state_dict())
     with pytest.raises(ValueError, match="maps of 6×6 positions, and filters for 4×4: give images of the size"):
         small.logits(torch.rand(1, 3, 96, 96))
-
-
-@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_mambaout"])
-def test_logits_are_exported_for_any_number_of_images(name: str) -> None:
-    class Logits(torch.nn.Module):
-        def __init__(self, method: SRN) -> None:
-            super().__init__()
-            self.method = method
-
-        def forward(self, images: Tensor) -> Tensor:
-            return self.method.logits(images)
-
-    method, any_number = build(name=name), ({0: torch.export.Dim("images")},)
-    exported = torch.export.export(Logits(method), (torch.rand(2, 3, 64, 64),), dynamic_shapes=any_number)
-    images = torch.rand(5, 3, 64, 64)
-    torch.testing.assert_close(exported.module()(images), method.logits(images))
-
-
-def test_stored_features_have_no_maps() -> None:
-    with pytest.raises(ValueError, match=r"^srn needs feature maps, and stored features have none: choose --tune last"):
-        SRN(Extracted(4), label_space())
 
 
 @pytest.mark.parametrize(

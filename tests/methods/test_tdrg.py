@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import MultiLabelSoftMarginLoss
 
 from made import label_space
-from probmcl.encoders import Encoder, Extracted, halves, two_maps
+from probmcl.encoders import Encoder, two_maps
 from probmcl.evaluation.cost import of_a_prediction, parameters
 from probmcl.heads import DualRelation
 from probmcl.methods.tdrg import PAPER, TDRG, Config
@@ -133,29 +133,6 @@ def test_multiply_adds_on_resnet101(batch_attention: bool, products: float, with
     assert (round(counted.gmac, 2), round(counted.gmac_ptflops, 2)) == (products, with_others)
 
 
-@pytest.mark.parametrize("side", [64, 96])
-@pytest.mark.parametrize("name", ["test_resnet", "test_mambaout", "test_convnext", "test_efficientnet"])
-def test_any_encoder_with_stages_at_any_size(name: str, side: int) -> None:
-    method = build(name=name, side=side)
-    images, labels = torch.rand(1, 2, 3, side, side), torch.ones(2, 3)
-    assert method.logits(images[0]).shape == (2, 3)
-    method.train()(images, labels).loss.backward()
-    assert all(p.grad is not None for p in method.parameters() if p.requires_grad)
-
-
-@pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_mambaout"])
-def test_on_the_tail_of_an_encoder_it_says_the_same(name: str) -> None:
-    encoder = Encoder(name, image_size=96).eval()
-    cut = halves(encoder)
-    assert cut is not None
-    whole, tail = (TDRG(part, label_space(), SMALL).eval() for part in (encoder, cut.tail))
-    tail.relation.load_state_dict(whole.relation.state_dict())
-    images = torch.rand(2, 3, 96, 96)
-    torch.testing.assert_close(tail.logits(cut.trunk(images)), whole.logits(images), rtol=1e-4, atol=1e-4)
-    tail.train()(cut.trunk(images)[None], torch.zeros(2, 3)).loss.backward()
-    assert all(p.grad is not None for p in tail.parameters() if p.requires_grad)
-
-
 @pytest.mark.parametrize("batch_attention", [False, True])
 def test_logits_are_exported_for_any_number_of_images(batch_attention: bool) -> None:
     class Logits(torch.nn.Module):
@@ -171,11 +148,6 @@ def test_logits_are_exported_for_any_number_of_images(batch_attention: bool) -> 
     exported = torch.export.export(Logits(method), (torch.rand(2, 3, 64, 64),), dynamic_shapes=any_number)
     images = torch.rand(5, 3, 64, 64)
     torch.testing.assert_close(exported.module()(images), method.logits(images))
-
-
-def test_stored_features_have_no_maps() -> None:
-    with pytest.raises(ValueError, match=r"^tdrg needs feature maps, and stored features have none: choose --tune"):
-        TDRG(Extracted(4), label_space())
 
 
 def test_the_presets_are_the_published_settings_and_ours() -> None:

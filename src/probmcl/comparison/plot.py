@@ -14,11 +14,16 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from probmcl.comparison.rows import Comparison, Row
-from probmcl.comparison.tables import duration, mean_and_interval
+from probmcl.comparison.tables import SECTIONS, duration, mean_and_interval, notes
 
-WIDTH, HEIGHT = 860.0, 520.0
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 24.0, 64.0, 96.0
+WIDTH, HEIGHT = 860.0, 488.0
+"""Of the picture without the lines below; the height is the least one."""
+
+LEFT, RIGHT, TOP, BOTTOM = 64.0, 24.0, 64.0, 64.0
 """Margins around the frame."""
+
+LINE = 16.0
+"""Height of a line below."""
 
 FONT = 12.0
 MARK = 5.0
@@ -85,8 +90,10 @@ class Label(NamedTuple):
 def to_svg(comparison: Comparison) -> str:
     """Test mAP with its interval against seconds of training: a mark for each row, a band for the frozen probe."""
     frozen, rows = comparison.frozen, comparison.ordered[1:]
-    height = max(HEIGHT, TOP + BOTTOM + 18 * len(rows))
-    axes = _axes(frozen, rows, Box(LEFT, TOP, WIDTH - RIGHT, height - BOTTOM))
+    bottom = max(HEIGHT - BOTTOM, TOP + 18 * len(rows))
+    below = _below(comparison)
+    height = bottom + BOTTOM + LINE * len(below)
+    axes = _axes(frozen, rows, Box(LEFT, TOP, WIDTH - RIGHT, bottom))
     names = list(dict.fromkeys(row.name for row in rows))
     colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
     best = comparison.methods[0] if comparison.methods else None
@@ -101,7 +108,7 @@ def to_svg(comparison: Comparison) -> str:
         *(part for row in rows for part in _bar(row, axes, colours[row.name])),
         *(part for row in rows for part in _mark(row, axes, colours[row.name])),
         *(part for label in place_labels(rows, axes, frozen) for part in _label(label, axes, colours, best)),
-        *_notes(comparison, height),
+        *_lines(below, bottom + 60),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -303,9 +310,16 @@ def _places(mark: Box, width: float, height: float, frame: Box) -> Float64[ndarr
     return np.stack([left, top])[:, inside]
 
 
-def _notes(comparison: Comparison, height: float) -> Iterator[str]:
-    for number, line in enumerate(_wrapped(comparison.protocol, int((WIDTH - LEFT - RIGHT) / (0.6 * FONT)))):
-        y = height - BOTTOM + 60 + 16 * number
+def _below(comparison: Comparison) -> list[str]:
+    """The conditions, and what has to be said beside an mAP, in lines."""
+    width = int((WIDTH - LEFT - RIGHT) / (0.6 * FONT))
+    noted = [line for note in notes(SECTIONS["quality"], comparison) for line in textwrap.wrap(note, width)]
+    return _wrapped(comparison.protocol, width) + noted
+
+
+def _lines(lines: Sequence[str], top: float) -> Iterator[str]:
+    for number, line in enumerate(lines):
+        y = top + LINE * number
         yield f'<text x="{LEFT}" y="{y:.1f}" fill="#555" font-size="{FONT - 1:g}">{_text(line)}</text>'
 
 

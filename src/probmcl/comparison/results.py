@@ -22,6 +22,7 @@ from probmcl.evaluation.retrieval import retrieval
 from probmcl.evaluation.thresholds import best_thresholds
 from probmcl.files import json_line, read_json, write_text
 from probmcl.methods import find_method
+from probmcl.methods.base import Classifier
 from probmcl.phases import FROZEN, folder_of
 from probmcl.results import Candidate, Run
 from probmcl.settings import Contender
@@ -40,7 +41,7 @@ class Result:
         seed: of its run.
         validation: mAP on the validation split.
         test: what evaluation.json holds.
-        macro_F1: mean F1 of the classes, each at its best threshold on validation, or at 0.5 where there is a note.
+        macro_F1: mean F1 of the classes, each at its best threshold on validation, or at 0.5 where it emits a set.
         by_embedding: retrieval by the encoder's features.
         by_probabilities: retrieval by predicted probabilities.
         learning_rate: None where nothing was trained.
@@ -58,6 +59,7 @@ class Result:
         fingerprint: of each part of the protocol, and of `all`.
         predictions: the file of its test scores, from the folder of results.jsonl.
         note: what has to be said beside its mAP, see `probmcl.methods.base.Classifier`; empty for most.
+        emits_set: whether its decisions know no threshold, see there.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Result:
     fingerprint: dict[str, str]
     predictions: str
     note: str = ""
+    emits_set: bool = False
     folder: Path = field(default_factory=Path)
 
     @property
@@ -147,6 +150,8 @@ def _result(
     expense = shared.expenses[name]
     predicting = expense.own_head if head == "own head" and expense.own_head else expense.probe
     origin = None if entrant is None else find_method(entrant.method).origin
+    kind = find_method(candidate.method)
+    emits_set = issubclass(kind, Classifier) and kind.emits_set
     assert candidate.test is not None
     return Result(
         name=name,
@@ -155,7 +160,7 @@ def _result(
         seed=shared.seed,
         validation=candidate.validation_map,
         test=dict(candidate.test),
-        macro_F1=_macro_f1(val, test, candidate.note),
+        macro_F1=_macro_f1(val, test, emits_set),
         by_embedding=read_json(folder_of(run.folder, probed) / "retrieval.json"),
         by_probabilities=dict(retrieval(test.scores, test.labels, test.known)),
         learning_rate=None if contender is None else contender.training.learning_rate,
@@ -173,13 +178,13 @@ def _result(
         fingerprint=dict(shared.fingerprint),
         predictions=(place / "predictions" / "test.npz").relative_to(shared.folder).as_posix(),
         note=candidate.note,
+        emits_set=emits_set,
         folder=shared.folder,
     )
 
 
-def _macro_f1(val: Predicted, test: Predicted, note: str) -> float | None:
-    """A classifier with a note emits a set: a threshold within its scores would decide for another one."""
-    at = 0.5 if note else best_thresholds(*val)
+def _macro_f1(val: Predicted, test: Predicted, emits_set: bool) -> float | None:
+    at = 0.5 if emits_set else best_thresholds(*val)  # within the scores of a set, it would decide for another one
     found = multilabel_metrics(*test, threshold=at, f1="per_class")["CF1"]
     return None if found != found else found
 
@@ -194,7 +199,8 @@ def write_results(path: Path, results: Sequence[Result]) -> None:
 
 
 def read_results(path: Path) -> list[Result]:
-    """The lines of such a file."""
+    """The lines of such a file, or of the one in a comparison's folder."""
+    path = path / "results.jsonl" if path.is_dir() else path
     found = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()

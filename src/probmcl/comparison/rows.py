@@ -39,7 +39,7 @@ class Row:
         OR: recall over all decisions.
         OF1: harmonic mean of OP and OR.
         macro_F1: the mean of the classes' F1, each class at the threshold that was best on validation, or at 0.5 where
-            there is a note.
+            it emits a set.
         jaccard_at_10: mean label overlap with the ten nearest test images by the embedding.
         retrieval_mAP: mAP of ranking test images by the embedding; an overlap of at least 0.5 is relevant.
         probability_jaccard_at_10: the same as `jaccard_at_10`, by predicted probabilities.
@@ -58,6 +58,7 @@ class Row:
         reference: a key of references.bib; empty where there is nothing to cite.
         fingerprint: of the protocol, 12 hexadecimal digits; rows that share it can stand in one table.
         note: what has to be said beside its mAP, see `probmcl.methods.base.Classifier`; empty for most.
+        emits_set: whether its decisions know no threshold, see there.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Row:
     reference: str
     fingerprint: str
     note: str
+    emits_set: bool
 
     @property
     def title(self) -> str:

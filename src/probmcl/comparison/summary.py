@@ -182,6 +182,7 @@ def _row(
         reference=last.reference,
         fingerprint=last.fingerprint["all"],
         note=last.note,
+        emits_set=last.emits_set,
     )
 
 

@@ -132,7 +132,9 @@ SECTIONS: dict[str, Section] = {
             *(_score(name, name) for name in ("CP", "CR", "CF1", "OP", "OR", "OF1")),
             _score("macro F1", "macro_F1"),
         ),
-        note=lambda row: row.note and "a set of labels has no threshold to choose, so that its macro F1 is at 0.5 too",
+        note=lambda row: (
+            "a set of labels has no threshold to choose, so that macro F1 is at 0.5 too" if row.emits_set else ""
+        ),
     ),
     "retrieval": Section(
         "Retrieval by label overlap",
@@ -142,6 +144,7 @@ SECTIONS: dict[str, Section] = {
             _score("probabilities: Jaccard@10", "probability_jaccard_at_10"),
             _score("probabilities: mAP", "probability_mAP"),
         ),
+        note=lambda row: row.note if row.emits_set else "",
     ),
     "cost": Section(
         "What it costs",

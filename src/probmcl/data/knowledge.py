@@ -38,7 +38,7 @@ def label_knowledge(path: Path, names: Sequence[str]) -> Float64[ndarray, "C C"]
             ConceptNet is `Traffic light`.
     """
     _refuse_conceptnet(path)
-    table = load(path, lambda columns: bool(named(columns, ONE)) and bool(named(columns, OTHER)))
+    table = load(path, lambda columns: bool(named(columns, ONE)) and bool(named(columns, OTHER)), row="pair")
     one, other = _column(table, ONE, "one label"), _column(table, OTHER, "the other")
     weights, find = _weights(table), _finder(names)
     found: dict[tuple[int, int], list[float]] = defaultdict(list)

@@ -41,20 +41,23 @@ class Table:
         return [Cell(line, column, row[place]) for line, row in zip(self.lines, self.rows, strict=True)]
 
 
-def load(path: Path, fits: Callable[[Sequence[str]], bool]) -> Table:
-    """Read a file whose header fits: every row has a cell for each column, and no two columns share a name."""
+def load(path: Path, fits: Callable[[Sequence[str]], bool], *, row: str = "image") -> Table:
+    """Read a file whose header fits: every row has a cell for each column, and no two columns share a name.
+
+    `row` is what a row stands for.
+    """
     delimiter, columns = header(path, fits)
     repeated = [name for name, times in Counter(columns).items() if name and times > 1]
     if repeated:
         raise DataError(f"{path}: row 1: two columns are named {repeated[0]!r}; rename one")
     rows, lines = [], []
-    for line, row in _numbered(path, delimiter):
-        if len(row) != len(columns):
-            raise DataError(_wrong_width(path, line, row, columns, delimiter))
-        rows.append(tuple(cell.strip() for cell in row))
+    for line, cells in _numbered(path, delimiter):
+        if len(cells) != len(columns):
+            raise DataError(_wrong_width(path, line, cells, columns, delimiter))
+        rows.append(tuple(cell.strip() for cell in cells))
         lines.append(line)
     if not rows:
-        raise DataError(f"{path}: has no rows below its header; each image is a row")
+        raise DataError(f"{path}: has no rows below its header; each {row} is a row")
     return Table(path, tuple(columns), tuple(rows), tuple(lines))
 
 

@@ -54,13 +54,15 @@ class Method(nn.Module, ABC):
 
     `presets` are named settings, frozen dataclasses; the one called `default` is what works best by our own evidence.
     `files` are those settings that name files: only training reads them, and what they held is part of the state.
-    `origin` is None for a method from outside this package.
+    `origin` is None for a method from outside this package. `probe_note` is what has to be said wherever an mAP of a
+    probe on its encoder is printed: for most methods nothing, since a probe sees what they were trained with.
     """
 
     n_views: ClassVar[int]
     presets: ClassVar[Mapping[str, Any]]
     files: ClassVar[tuple[str, ...]] = ()
     origin: ClassVar[Origin | None] = None
+    probe_note: ClassVar[str] = ""
     encoder: Encoder | Extracted
 
     @classmethod
@@ -84,11 +86,12 @@ class Method(nn.Module, ABC):
 class Classifier(Method, ABC):
     """A method that predicts by itself.
 
-    `note` is what has to be said wherever an mAP of its own head is printed: a method that emits a set of labels has a
-    ranking only because one was made for it, and its decisions know no threshold.
+    `note` is what has to be said wherever an mAP of its own head is printed. `emits_set` is whether it says which
+    labels there are and no more: its decisions know no threshold, and its ranking was made for it.
     """
 
     note: ClassVar[str] = ""
+    emits_set: ClassVar[bool] = False
 
     @abstractmethod
     def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:

@@ -83,6 +83,7 @@ class KSSNet(LogitClassifier):
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
     files = ("knowledge", "vectors")
     origin = Origin("partly reconstructed", "wang2020kssnet")
+    probe_note = "the probe sees the encoder without its lateral connections (docs/methods/kssnet.md)"
     encoder: Encoder
     graph: Float[Tensor, "C C"]
     vectors: Float[Tensor, "C S"]

@@ -63,6 +63,7 @@ class PLA(Classifier):
     presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
     origin = Origin("authors' code", "yazici2020orderless", ("paper",))
     note = "pla emits a set of labels; its mAP ranks them by a score made for it (docs/methods/pla.md)"
+    emits_set = True
     encoder: Encoder
 
     def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
