@@ -3,15 +3,18 @@
 import itertools
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from made import label_space
-from probmcl.costs import Measuring, choices, empty_encoder, row, survey
+from probmcl.costs import Measuring, Speed, choices, empty_encoder, row, rows, survey
 from probmcl.costs.rows import IMAGES, leaves
 from probmcl.costs.speed import an_example
+from probmcl.costs.speed import measured as really_measured
+from probmcl.costs.tables import tables
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder, Extracted, with_maps
 from probmcl.evaluation.cost import of_a_prediction, parameters
@@ -230,3 +233,19 @@ def test_a_step_of_one_image_is_refused() -> None:
 def test_a_preset_is_of_a_known_method() -> None:
     with pytest.raises(SettingsError):
         choices(["all"], "paper")
+
+
+def test_a_row_that_runs_out_of_memory_says_so_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+
+    def scarce(method: str, *rest: Any) -> Speed:
+        if method == "asl":
+            raise torch.OutOfMemoryError("no room")
+        return really_measured(method, *rest)
+
+    monkeypatch.setattr(rows, "measured", scarce)
+    found = list(survey(choices(["bce", "asl"]), ["test_resnet"], [SIZE], [5], Measuring("cpu", 2)))
+    assert [row.speed is not None for row in found] == [True, False]
+    assert all(row.gmac is not None for row in found)
+    counted, measured = tables(found)
+    assert counted.notes == ("asl: not measured, out of memory; a smaller --batch-size helps",)
+    assert [cells[0] for cells in measured.cells] == ["bce"]

@@ -97,6 +97,7 @@ class Row:
         training_gmac: products of a step's forward pass, for each image: of all its views, and of what they train.
         problem: why it cannot be; then there are no numbers.
         speed: what was measured, if anything was.
+        unmeasured: why nothing could be.
     """
 
     method: str
@@ -112,6 +113,7 @@ class Row:
     training_gmac: float | None = None
     problem: str | None = None
     speed: Speed | None = None
+    unmeasured: str | None = None
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,10 @@ def _measured(found: Row, choice: Choice, empty: Empty, measuring: Measuring) ->
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
         encoder = Encoder(empty.encoder.name, image_size=empty.encoder.image_size)
-        speed = measured(choice.method, choice.settings, encoder, label_space(found.classes), measuring)
+        try:
+            speed = measured(choice.method, choice.settings, encoder, label_space(found.classes), measuring)
+        except torch.OutOfMemoryError:  # others may need less
+            return replace(found, unmeasured="not measured, out of memory; a smaller --batch-size helps")
     return replace(found, speed=speed)
 
 

@@ -101,11 +101,11 @@ def _what(row: Row) -> str:
 
 
 def _problems(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Why there are rows without numbers; the same reason once."""
+    """Why there are rows without numbers, or without measured ones; the same reason once."""
     about: dict[str, list[str]] = {}
     for row in rows:
-        if row.problem:
-            about.setdefault(row.problem.removeprefix(f"{row.method} "), []).append(row.method)
+        if problem := row.problem or row.unmeasured:
+            about.setdefault(problem.removeprefix(f"{row.method} "), []).append(row.method)
     return tuple(f"{', '.join(names)}: {problem}" for problem, names in about.items())
 
 
