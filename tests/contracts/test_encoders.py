@@ -72,6 +72,15 @@ def test_what_the_tail_of_an_encoder_has_learned_is_the_same_on_the_whole(name: 
     assert not torch.allclose(after, before, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_one_image_with_one_position_can_be_trained_on(name: str) -> None:
+    encoder = Encoder("test_resnet", image_size=32)
+    encoder.fixed_statistics = True  # its own batch normalisation would refuse
+    method = classifier(name, encoder).train()
+    method(*example(method, torch.rand(1, 3, 32, 32))).loss.backward()
+    assert has_gradients(method)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_whoever_needs_maps_says_so_by_name_where_features_are_stored(name: str) -> None:
     if name not in ON_MAPS:

@@ -236,7 +236,6 @@ def test_a_preset_is_of_a_known_method() -> None:
 
 
 def test_a_row_that_runs_out_of_memory_says_so_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-
     def scarce(method: str, *rest: Any) -> Speed:
         if method == "asl":
             raise torch.OutOfMemoryError("no room")
