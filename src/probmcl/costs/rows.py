@@ -17,6 +17,7 @@ from torch import Tensor
 from probmcl.costs.speed import Measuring, Speed, an_example, measured
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder, Extracted
+from probmcl.encoders.encoder import ODD
 from probmcl.evaluation.cost import parameters
 from probmcl.evaluation.counting import Operations, operations
 from probmcl.methods import METHODS, find_method, full_name
@@ -26,9 +27,6 @@ from probmcl.settings import SettingsError, called, method_settings
 
 IMAGES = 8
 """In the step whose operations are counted: what a contrast compares among them adds next to nothing to an encoder."""
-
-CANNOT = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, AssertionError)
-"""What methods and models raise that are given something they were not made for."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +134,7 @@ def empty_encoder(name: str, image_size: int | None = None) -> Empty:
         image = torch.empty(1, 3, encoder.image_size, encoder.image_size)
         try:
             return Empty(encoder, operations(lambda: encoder(image)))
-        except CANNOT as error:
+        except ODD as error:
             raise ValueError(f"{name} cannot be followed by shapes alone ({error}); choose another model") from error
 
 
@@ -152,7 +150,7 @@ def row(choice: Choice, name: str, empty: Empty, classes: int) -> Row:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")  # they are for those who train it
             return Row(*about, *_costs(kind, choice.settings, empty, label_space(classes)))
-    except CANNOT as error:
+    except ODD as error:
         return Row(*about, problem=str(error) or type(error).__name__)
 
 
@@ -205,7 +203,7 @@ def _costs(kind: type[Method], settings: Any, empty: Empty, space: LabelSpace) -
     """Of an encoder and what sits on its features, each counted alone; where a method needs maps, of both together."""
     try:
         on_features = kind(Extracted(empty.encoder.features), space, settings)
-    except CANNOT:
+    except ODD:
         return _costs_on_maps(kind(copy.deepcopy(empty.encoder), space, settings), kind.has_own_head(settings))
     encoder, features = parameters(empty.encoder), empty.encoder.features
     step = _step(on_features, features, len(space))
