@@ -389,6 +389,8 @@ def test_what_a_method_says_of_its_map_is_said_wherever_that_is(records: Records
     note = PLA.note
     own, probed = run.candidates["pla, own head"], run.candidates["pla, re-probed"]
     assert (own.note, probed.note) == (note, "")
+    assert repr(replace(run, kept=own)).endswith(f"; {note})")
+    assert note not in repr(replace(run, kept=probed))
     assert [c.get("note") for c in read(run, "run.json")["candidates"]] == [None, note, None]  # type: ignore[attr-defined]
     for candidate in (own, probed):
         saved = json.loads((run.folder / "candidates" / candidate.name / "evaluation.json").read_text())

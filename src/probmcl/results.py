@@ -57,7 +57,9 @@ class Run:
     seconds: float
 
     def __repr__(self) -> str:
-        return f"Run({str(self.folder)!r}, kept {self.kept.name!r}, validation mAP {self.kept.validation_map:.3f})"
+        note = self.kept.note and f"; {self.kept.note}"
+        reached = f"validation mAP {self.kept.validation_map:.3f}{note}"
+        return f"Run({str(self.folder)!r}, kept {self.kept.name!r}, {reached})"
 
     @property
     def model(self) -> Model:
