@@ -34,8 +34,7 @@ def coloured_records(folder: Path, *, train: int = 24, val: int = 9, test: int =
         Image.fromarray(pixels.astype(np.uint8)).save(paths[-1])
     counts: dict[Split, int] = {"train": train, "val": val, "test": test}
     splits = [split for split, number in counts.items() for _ in range(number)]
-    known = np.ones(labels.shape, dtype=bool)
-    return Records(tuple(paths), labels, known, tuple(splits), None, LabelSpace.from_labels(NAMES, labels[:train]))
+    return Records.from_labels(NAMES, paths, splits, labels)
 
 
 def folder_of_photographs(folder: Path, count: int = 40) -> Path:

@@ -14,9 +14,11 @@ import torch
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
+from sklearn.metrics import average_precision_score
 
 from made import coloured_records
 from probmcl import material, phases, store
+from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import LabelSpace, Records
 from probmcl.evaluation import multilabel_metrics
 from probmcl.methods.kssnet import KSSNet
@@ -319,8 +321,9 @@ def test_a_resume_that_dies_at_once_leaves_the_run_as_usable_as_it_was(
 
 
 def test_a_run_goes_on_with_its_own_labels_only(records: Records, bce: Run) -> None:
+    other = replace(records, states=LabelStates.from_labels(1 - records.labels))
     with pytest.raises(ValueError, match="have changed"):
-        resume(replace(records, labels=1 - records.labels), settings("bce"), bce.folder, quiet())
+        resume(other, settings("bce"), bce.folder, quiet())
 
 
 def test_an_interrupt_is_written_down_and_what_was_reached_predicts(records: Records, tmp_path: Path) -> None:
@@ -350,16 +353,55 @@ def test_heads_of_an_earlier_run_are_taken_over_by_name(records: Records, bce: R
     assert torch.allclose(mine["linear.weight"][[0, 2]], theirs["linear.weight"][[2, 0]])
 
 
-def test_what_is_not_known_changes_no_result(records: Records, tmp_path: Path) -> None:
-    known = records.known.copy()
-    known[::3, 1] = False
-    results = []
-    for value in (0.0, 1.0):
-        labels = np.where(known, records.labels, np.float32(value)).astype(np.float32)
-        changed = replace(records, labels=labels, known=known)
-        results.append(train(changed, settings("probmcl"), tmp_path / str(value), quiet()))
+def hidden(records: Records, state: State) -> Records:
+    """The records with half of their labels in another state."""
+    states = records.states.dense()
+    states[np.random.default_rng(0).random(states.shape) < 0.5] = state
+    held = LabelStates.from_states(states)
+    return Records.from_labels(records.label_space.names, records.paths, records.split, held)
+
+
+def test_hidden_labels_change_no_result_whatever_is_said_of_them(records: Records, tmp_path: Path) -> None:
+    results = [
+        train(hidden(records, state), settings("probmcl"), tmp_path / state.name, quiet())
+        for state in (State.UNKNOWN, State.UNCERTAIN)
+    ]
     assert torch.equal(results[0].kept.scores["test"], results[1].kept.scores["test"])
     assert results[0].kept.test == results[1].kept.test
+    seen = train(records, settings("probmcl"), tmp_path / "seen", quiet())
+    assert not torch.equal(results[0].kept.scores["test"], seen.kept.scores["test"])
+
+
+def test_with_half_of_the_labels_hidden_metrics_are_those_of_a_masked_oracle(records: Records, tmp_path: Path) -> None:
+    half = hidden(records, State.UNKNOWN)
+    run = train(half, settings("bce"), tmp_path / "run", quiet())
+    with np.load(run.folder / "predictions" / "test.npz") as saved:
+        scores, labels, known = saved["scores"], saved["labels"], saved["known"]
+    assert np.array_equal(known, half.known[half.rows("test")])
+    assert 0 < known.mean() < 1
+    found = read(run, "evaluation.json")["ap"]
+    assert isinstance(found, dict)
+    for k, name in enumerate(half.label_space.names):
+        seen = known[:, k]
+        expected = average_precision_score(labels[seen, k], scores[seen, k]) if labels[seen, k].any() else None
+        assert found[name] == (None if expected is None else pytest.approx(expected, abs=1e-12))
+
+
+def test_an_uncertain_label_is_trained_on_as_often_as_its_chance_and_never_judged(
+    records: Records, tmp_path: Path
+) -> None:
+    states = records.states.dense()
+    states[:, 1] = State.UNCERTAIN
+    chances = {"always": 1.0, "never": 0.0, "mostly": 0.9}
+    scores = {}
+    for name, chance in chances.items():
+        held = LabelStates.from_states(states, chance=np.array([np.nan, chance, np.nan], dtype=np.float32))
+        made = Records.from_labels(records.label_space.names, records.paths, records.split, held)
+        run = train(made, settings("bce"), tmp_path / name, quiet())
+        scores[name] = run.candidates["frozen probe"].scores["val"][:, 1].mean()
+        judged = run.kept.validation["ap"]["green"]
+        assert (judged is None) == (name != "always")
+    assert scores["never"] < scores["mostly"] < scores["always"]
 
 
 def test_off_a_terminal_there_are_lines_and_no_control_characters(records: Records, tmp_path: Path) -> None:

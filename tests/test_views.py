@@ -9,6 +9,7 @@ from PIL import Image, ImageFont
 from made import coloured_records
 from probmcl.augment import light, none
 from probmcl.data.images import Preprocessing
+from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import Records
 from probmcl.feed import Feed
 from probmcl.views import GAP, GREY, LINE, TILE, Layout, choose, colours, views_sheet, written
@@ -115,11 +116,12 @@ def test_images_are_of_train_differ_and_show_every_class(records: Records) -> No
 
 
 def test_a_label_that_is_not_known_draws_no_image(records: Records) -> None:
-    known = records.known.copy()
-    known[:, 0] = False
-    hidden = replace(records, known=known)
-    other = replace(hidden, labels=np.where(known, records.labels, 1 - records.labels).astype(np.float32))
-    assert choose(hidden, 10, seed=0) == choose(other, 10, seed=0)
+    states = records.states.dense()
+    absent, unknown = states.copy(), states.copy()
+    absent[:, 0], unknown[:, 0] = State.ABSENT, State.UNKNOWN
+    one, other = (replace(records, states=LabelStates.from_states(made)) for made in (absent, unknown))
+    assert choose(one, 10, seed=0) == choose(other, 10, seed=0)
+    assert choose(one, 10, seed=0) != choose(records, 10, seed=0)
 
 
 def test_another_seed_shows_other_images_and_the_same_seed_the_same(records: Records) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from PIL import Image
 
 from probmcl.augment import Augmentation, draw
+from probmcl.data.cache import ImageCache
 from probmcl.data.images import Preprocessing
 from probmcl.data.loader import ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
@@ -29,11 +30,15 @@ class Feed:
     seed: int = 0
     workers: int = 0
     pixels_at_once: int = CPU_PIXELS
+    cache: ImageCache | None = None
 
     def training(self, *, n_views: int, batch_size: int, epochs: int, images: int | None = None) -> ImageBatches:
         """Augmented views of the training split, shuffled anew in every epoch, of at most so many `images` in all."""
         rows, processes = self.records.rows("train"), (rank(), world())
-        order = Order(rows, batch_size=batch_size, epochs=epochs, seed=self.seed, share=processes, images=images)
+        weights = None if self.records.weight is None else self.records.weight[rows]
+        order = Order(
+            rows, batch_size=batch_size, epochs=epochs, seed=self.seed, share=processes, images=images, weights=weights
+        )
         return self._batches(order, n_plain=0, n_augmented=n_views)
 
     def plain(self, split: Split) -> ImageBatches:
@@ -62,4 +67,5 @@ class Feed:
             n_augmented=n_augmented,
             make_view=self.view,
             workers=self.workers,
+            cache=self.cache,
         )

@@ -34,7 +34,7 @@ from probmcl.planning import Planner, in_words, make_plan
 from probmcl.probing import Labelled, fit_probe
 from probmcl.results import Candidate, Run
 from probmcl.settings import Contender, Settings, method_settings
-from probmcl.store import labels_of
+from probmcl.store import labels_of, targets_of, weights_of
 from probmcl.training import Checkpoint, Journal, StoredViews, Watcher, extract, fit
 from probmcl.training.fit import check_weights
 from probmcl.training.progress import Display
@@ -278,10 +278,11 @@ class Phases:
         if store is self.material.source:
             started = time.perf_counter()  # activations are stored once for everybody, and are nobody's cost
         with self.display.stage(f"features for {name}", sum(map(len, phases.values()))) as bar:
-            train, val = (
-                Labelled(extract(network, batches, device=s.device, done=bar.advance), *labels_of(self.records, split))
-                for split, batches in phases.items()
-            )
+            found = {
+                split: extract(network, batches, device=s.device, done=bar.advance) for split, batches in phases.items()
+            }
+        train = Labelled(found["train"], *targets_of(self.records, "train"), weights_of(self.records, "train"))
+        val = Labelled(found["val"], *labels_of(self.records, "val"))
         with self.display.stage(f"fitting {name}", s.probe.steps(len(train.labels))) as bar:
 
             def watchers(weight_decay: float) -> list[Watcher]:

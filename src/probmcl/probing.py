@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
+from numpy import ndarray
 from torch import Tensor
 
 from probmcl.data.records import LabelSpace
@@ -67,11 +68,12 @@ class ProbeSettings:
 
 
 class Labelled(NamedTuple):
-    """Features of V views of N images, with what is known of the images."""
+    """Features of V views of N images, with what is known of the images and, to train on, how often each comes."""
 
     features: Float[Tensor, "V N D"]
     labels: Float[Tensor, "N C"]
     known: Bool[Tensor, "N C"]
+    weights: Float[ndarray, "N"] | None = None
 
 
 class FittedProbe(NamedTuple):
@@ -96,7 +98,15 @@ def fit_probe(
     `watchers` names who looks at the steps of the fit with a given decay.
     """
     # Deviation (decision 0001, point 20): decoupled decay, chosen on validation; it moved results by two points.
-    batches = FeatureBatches(*train, batch_size=settings.batch_size, epochs=settings.epochs, seed=seed)
+    batches = FeatureBatches(
+        train.features,
+        train.labels,
+        train.known,
+        batch_size=settings.batch_size,
+        epochs=settings.epochs,
+        seed=seed,
+        weights=train.weights,
+    )
     fitted = []
     for weight_decay in settings.weight_decays:
         probe = Probe(Extracted(train.features.shape[2]), label_space, Config(loss=settings.loss))

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Shaped
+from jaxtyping import Bool, Float, Shaped
 from numpy import ndarray
 from numpy.lib.format import open_memmap
 from torch import Tensor, nn
@@ -66,7 +66,7 @@ class Store:
     def training(self, *, n_views: int, batch_size: int, epochs: int, images: int | None = None) -> FeatureBatches:
         """Views of the training split, some of each image in every epoch, of at most so many `images` in all."""
         views = self._views("train", 1 + self.n_augmented)
-        labels, known = labels_of(self.feed.records, "train")
+        labels, known = targets_of(self.feed.records, "train")
         return FeatureBatches(
             views,
             labels,
@@ -76,6 +76,7 @@ class Store:
             epochs=epochs,
             seed=self.feed.seed,
             images=images,
+            weights=weights_of(self.feed.records, "train"),
         )
 
     def probing(self, *, n_augmented: int) -> StoredViews:
@@ -172,5 +173,16 @@ _NUMPY = {torch.float16: np.float16, torch.float32: np.float32}
 
 def labels_of(records: Records, split: Split) -> tuple[Float[Tensor, "N C"], Bool[Tensor, "N C"]]:
     """The labels of a split, and which of them are known."""
-    rows: Int[ndarray, "N"] = records.rows(split)
-    return torch.from_numpy(records.labels[rows]).float(), torch.from_numpy(records.known[rows])
+    labels, known = records.states.labels_and_known(records.rows(split))
+    return torch.from_numpy(labels), torch.from_numpy(known)
+
+
+def targets_of(records: Records, split: Split) -> tuple[Float[Tensor, "N C"], Bool[Tensor, "N C"]]:
+    """The same to train on: an uncertain label may be a chance between 0 and 1."""
+    targets, known = records.states.targets_and_known(records.rows(split))
+    return torch.from_numpy(targets), torch.from_numpy(known)
+
+
+def weights_of(records: Records, split: Split) -> Float[ndarray, "N"] | None:
+    """How often the images of a split are trained on, compared with each other; None where all are alike."""
+    return None if records.weight is None else records.weight[records.rows(split)]

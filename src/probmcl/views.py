@@ -25,6 +25,9 @@ from probmcl.feed import Feed
 TILE = 160
 """About how many pixels wide a view is shown: a smaller one is enlarged by a whole number, a larger one reduced."""
 
+LOOKED_AT = 20_000
+"""Training images, drawn at random, among which those are chosen that are shown."""
+
 GAP, LINE, TEXT = 4, 24, 15
 LONGEST = 40  # characters of a name
 GREY, BLACK, WHITE = (110, 110, 110), (0, 0, 0), (255, 255, 255)
@@ -93,8 +96,9 @@ def views_sheet(feed: Feed, *, n_images: int = 16, n_views: int = 4) -> Image.Im
 def choose(records: Records, n_images: int, seed: int) -> list[int]:
     """Rows of training images: each next one is a random image of a class that was shown least so far."""
     rng = np.random.default_rng(seed)
-    rows = rng.permutation(records.rows("train"))
-    present = ((records.labels > 0) & records.known)[rows]
+    rows = rng.permutation(records.rows("train"))[:LOOKED_AT]
+    labels, known = records.states.labels_and_known(rows)
+    present = (labels > 0) & known
     shown, free = rng.random(present.shape[1]), np.ones(len(rows), dtype=bool)  # at random among equals
     chosen: list[int] = []
     while len(chosen) < n_images and free.any():
@@ -159,8 +163,8 @@ def _write_labels(
 
 def _labels(records: Records, row: int, names: Sequence[str]) -> tuple[list[str], list[str]]:
     """The labels that an image has, and those of which it is not known whether it has them."""
-    known = records.known[row]
-    present, unknown = np.flatnonzero((records.labels[row] > 0) & known), np.flatnonzero(~known)
+    labels, known = records.states.labels_and_known(np.array([row]))
+    present, unknown = np.flatnonzero((labels[0] > 0) & known[0]), np.flatnonzero(~known[0])
     return [names[k] for k in present.tolist()], [f"{names[k]}?" for k in unknown.tolist()]
 
 

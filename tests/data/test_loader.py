@@ -15,6 +15,7 @@ from made import coloured_records
 from probmcl.augment import AUGMENTATIONS, light
 from probmcl.data import loader
 from probmcl.data.images import ImageError, Preprocessing
+from probmcl.data.labels import LabelStates, State
 from probmcl.data.loader import Batch, ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
 from probmcl.feed import Feed
@@ -62,6 +63,41 @@ def test_a_last_smaller_batch_is_left_out_but_a_small_data_set_is_not() -> None:
 def test_no_images_is_an_error() -> None:
     with pytest.raises(ValueError, match="no images"):
         Order(np.arange(0), batch_size=4, epochs=1, seed=0)
+
+
+def test_an_image_comes_as_often_as_its_weight() -> None:
+    weights = np.array([0.0, 1.0, 2.0, 0.5, 1.5])
+    order = Order(np.arange(10, 15), batch_size=5, epochs=400, seed=0, weights=weights)
+    epochs = [[row for _, row in batch] for batch in order]
+    assert all(len(epoch) == 5 for epoch in epochs)
+    counts = np.array([[epoch.count(row) for row in range(10, 15)] for epoch in epochs])
+    assert (np.abs(counts - weights) < 1).all()
+    assert counts.mean(axis=0) == pytest.approx(weights, abs=0.1)
+
+
+def test_equal_weights_are_no_weights() -> None:
+    plain, weighted = (
+        [sorted(row for _, row in batch) for batch in Order(np.arange(6), batch_size=6, epochs=3, seed=1, weights=w)]
+        for w in (None, np.full(6, 2.5))
+    )
+    assert plain == weighted
+
+
+def test_a_chance_is_drawn_anew_in_each_epoch_whoever_draws_it(records: Records) -> None:
+    states = records.states.dense()
+    states[:, 0] = State.UNCERTAIN
+    held = LabelStates.from_states(states, chance=np.array([0.5, np.nan, np.nan], dtype=np.float32))
+    soft = replace(records, states=held)
+    found = [
+        torch.stack(
+            [b.labels[b.rows.argsort(), 0] for b in feed(soft, workers=n).training(n_views=1, batch_size=24, epochs=4)]
+        )
+        for n in (0, 2)
+    ]
+    assert torch.equal(*found)
+    assert set(found[0].flatten().tolist()) == {0.0, 1.0}
+    assert not torch.equal(found[0][0], found[0][1])
+    assert all(b.known[:, 0].all() for b in feed(soft).training(n_views=1, batch_size=24, epochs=1))
 
 
 def test_in_order_leaves_nothing_out() -> None:

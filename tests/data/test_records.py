@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
+from probmcl.data.labels import LabelStates
 from probmcl.data.records import SPLITS, LabelSpace, Origin, Records, Split
 
 shapes = stn.array_shapes(min_dims=2, max_dims=2, max_side=6)
@@ -24,8 +25,7 @@ def space(classes: int = 2) -> LabelSpace:
 def three_images() -> Records:
     return Records(
         paths=(Path("a.jpg"), Path("b.jpg"), Path("c.jpg")),
-        labels=np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]]),
-        known=np.ones((3, 2), dtype=bool),
+        states=LabelStates.from_labels(np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])),
         split=("train", "test", "train"),
         group=None,
         label_space=space(),
@@ -99,7 +99,7 @@ def test_every_image_is_in_exactly_one_split(split: list[Any]) -> None:
     count = len(split)
     labels = np.zeros((count, 2))
     paths = tuple(Path(f"{i}.jpg") for i in range(count))
-    records = Records(paths, labels, labels == 0, tuple(split), None, space())
+    records = Records(paths, LabelStates.from_labels(labels), tuple(split), None, space())
     assert sorted(np.concatenate([records.rows(name) for name in SPLITS]).tolist()) == list(range(count))
 
 
@@ -110,15 +110,29 @@ def test_every_image_is_in_exactly_one_split(split: list[Any]) -> None:
         ("split", ("train", "test"), "unequal length.*'split': 2"),
         ("group", ("patient 1",), "unequal length.*'group': 1"),
         ("origin", Origin(Path("a.csv"), "", lines=(2, 3)), "unequal length.*'origin.lines': 2"),
+        ("weight", np.ones(2), "unequal length.*'weight': 2"),
+        ("columns", {"site": ("a", "b")}, "unequal length.*'site': 2"),
         ("label_space", space(3), "2 label columns for 3 class names"),
-        ("labels", np.array([[1.0, 0.0], [0.0, -1.0], [1.0, 1.0]]), "b.jpg: label 'class 1' is -1.0"),
-        ("labels", np.array([[1.0, 0.0], [0.0, 1.0], [np.nan, 1.0]]), "c.jpg: label 'class 0' is nan"),
     ],
 )
 def test_records_that_do_not_fit_together_are_refused(field: str, value: object, message: str) -> None:
     changes: dict[str, Any] = {field: value}
     with pytest.raises(ValueError, match=message):
         replace(three_images(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([[1.0, 0.0], [0.0, -1.0], [1.0, 1.0]], "b.jpg: label 'class 1' is -1.0"),
+        ([[1.0, 0.0], [0.0, 1.0], [np.nan, 1.0]], "c.jpg: label 'class 0' is nan"),
+        ([[1.0, 0.0], [0.0, 1.0]], "unequal length.*'labels': 2"),
+    ],
+)
+def test_labels_that_are_neither_0_nor_1_nor_unknown_are_refused(labels: list[list[float]], message: str) -> None:
+    r = three_images()
+    with pytest.raises(ValueError, match=message):
+        Records.from_labels(r.label_space.names, r.paths, r.split, np.array(labels))
 
 
 @pytest.mark.parametrize(
@@ -133,10 +147,10 @@ def test_types_and_shapes_are_checked_outside_of_tests_too(change: str, message:
     code = f"""
 import numpy as np
 from pathlib import Path
-from probmcl.data import LabelSpace, Records
+from probmcl.data import Records
 labels = np.zeros((1, 2))
 whole = dict(known=labels == 0, split=("train",)) | dict({change})
-Records(paths=(Path("a.jpg"),), labels=labels, group=None, label_space=LabelSpace.from_labels("ab", labels), **whole)
+Records.from_labels("ab", (Path("a.jpg"),), labels=labels, **whole)
 """
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert message in answer.stderr
@@ -144,9 +158,12 @@ Records(paths=(Path("a.jpg"),), labels=labels, group=None, label_space=LabelSpac
 
 
 def test_any_value_may_stand_where_a_label_is_not_known() -> None:
-    labels, known = three_images().labels.copy(), three_images().known.copy()
+    r = three_images()
+    labels, known = r.labels.copy(), r.known.copy()
     labels[1, 0], known[1, 0] = -1.0, False
-    assert replace(three_images(), labels=labels, known=known).labels[1, 0] == -1.0
+    made = Records.from_labels(r.label_space.names, r.paths, r.split, labels, known)
+    assert not made.known[1, 0]
+    assert np.array_equal(made.labels, r.labels)
 
 
 def test_made_records_count_what_is_known_of_train() -> None:

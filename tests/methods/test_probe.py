@@ -50,7 +50,7 @@ def test_the_encoder_stays_in_eval_mode_and_frozen() -> None:
 
 @pytest.mark.parametrize(("name", "loss"), [("asl", asymmetric), ("bce", binary_cross_entropy)])
 def test_the_loss_is_the_one_that_was_asked_for(name: str, loss: object) -> None:
-    features, labels, known = labelled(6, seed=0)
+    features, labels, known, _ = labelled(6, seed=0)
     probe = Probe(Extracted(10), label_space(), Config(loss=name))  # type: ignore[arg-type]
     torch.nn.init.normal_(probe.linear.weight)
     expected = loss(probe.logits(features[0]), labels, known, reduction="mean")  # type: ignore[operator]

@@ -7,8 +7,6 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
 from probmcl.data.records import Records
 from probmcl.files import json_line, load_tensors
 from probmcl.settings import Settings
@@ -28,7 +26,7 @@ def fingerprint(records: Records, settings: Settings, frozen: Path, budget: obje
     e = settings.encoder
     weights = "random" if e.weights is None else _weights(frozen)
     parts = {
-        "data": _digest(_places(records), records.label_space.names, _labels(records)),
+        "data": _digest(_places(records), records.label_space.names, records.states.digest()),
         "split": _digest(records.split),
         "encoder": _digest(e.name, e.image_size, e.statistics, settings.tune, weights),
         "augmentation": _digest(settings.augment, settings.stored_views),
@@ -58,10 +56,6 @@ def _places(records: Records) -> list[tuple[str, int]]:
     paths = [path.resolve() for path in records.paths]
     above = Path(os.path.commonpath(paths)) if len(paths) > 1 else paths[0].parent
     return [(path.relative_to(above).as_posix(), path.stat().st_size) for path in paths]
-
-
-def _labels(records: Records) -> bytes:
-    return np.where(records.known, records.labels, 0).astype("u1").tobytes() + records.known.tobytes()
 
 
 def _weights(frozen: Path) -> str:

@@ -18,7 +18,7 @@ from numpy import ndarray
 from numpy.random import Generator
 from PIL import Image, ImageDraw
 
-from probmcl.data.records import SPLITS, LabelSpace, Records, Split
+from probmcl.data.records import SPLITS, Records, Split
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
@@ -214,15 +214,8 @@ def _records(folder: Path, entries: list[_Entry]) -> Records:
     labels = np.zeros((len(entries), len(NAMES)), dtype=np.float32)
     for row, entry in zip(labels, entries, strict=True):
         row[list(entry.digits)] = 1
-    in_train = [entry.split == "train" for entry in entries]
-    return Records(
-        paths=tuple(folder / "images" / entry.filename for entry in entries),
-        labels=labels,
-        known=np.ones(labels.shape, dtype=bool),
-        split=tuple(entry.split for entry in entries),
-        group=None,
-        label_space=LabelSpace.from_labels(NAMES, labels[in_train]),
-    )
+    paths = [folder / "images" / entry.filename for entry in entries]
+    return Records.from_labels(NAMES, paths, [entry.split for entry in entries], labels)
 
 
 def _company(rng: Generator) -> list[int]:

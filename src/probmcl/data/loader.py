@@ -13,7 +13,9 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from probmcl.data.cache import ImageCache
 from probmcl.data.images import ImageError, Preprocessing, read_image
+from probmcl.data.labels import drawn
 from probmcl.data.processes import leave_interrupts_to_the_parent, start_method
 from probmcl.data.records import Records
 
@@ -37,7 +39,8 @@ class Order:
     """The images of every epoch in batches, as pairs (epoch, image): shuffled, seeded, without a last, smaller batch.
 
     `batch_size` counts the images of a step in all processes; `share` says which of how many processes this is. With
-    `images` it ends, within its epochs, before a step that would go beyond so many.
+    `images` it ends, within its epochs, before a step that would go beyond so many. With `weights` an epoch is as long,
+    but an image comes as often as its weight compared with the mean, rounded up or down at random.
 
     >>> list(Order(np.arange(4), batch_size=2, epochs=1, seed=0))
     [[(0, 2), (0, 0)], [(0, 1), (0, 3)]]
@@ -52,10 +55,13 @@ class Order:
         seed: int,
         share: tuple[int, int] = (0, 1),
         images: int | None = None,
+        weights: Float[ndarray, "K"] | None = None,
     ) -> None:
         if len(rows) == 0:
             raise ValueError("there are no images to train on")
-        self.rows, self.epochs, self.seed = rows, epochs, seed
+        if weights is not None and not weights.any():
+            raise ValueError(f"all {len(rows)} images to train on have weight 0; give some of them more")
+        self.rows, self.epochs, self.seed, self.weights = rows, epochs, seed, weights
         self.process, self.processes = share
         self.batch_size = min(batch_size, len(rows)) // self.processes * self.processes
         if self.batch_size == 0:
@@ -74,13 +80,20 @@ class Order:
     def starting(self, step: int) -> Iterator[list[tuple[int, int]]]:
         """The batches from a step on, the same as if all before had been taken."""
         own = self.batch_size // self.processes
-        drawn, order = -1, []
+        reached, order = -1, []
         for number in range(step, self.steps):
             epoch, place = divmod(number, self.steps_per_epoch)
-            if epoch != drawn:
-                drawn, order = epoch, np.random.default_rng((self.seed, epoch)).permutation(self.rows).tolist()
+            if epoch != reached:
+                reached, order = epoch, self._epoch(epoch)
             first = place * self.batch_size + self.process * own
             yield [(epoch, row) for row in order[first : first + own]]
+
+    def _epoch(self, epoch: int) -> list[int]:
+        """The images of an epoch, as many as there are: each once or, where they have weights, by its weight."""
+        rng = np.random.default_rng((self.seed, epoch))
+        rows = self.rows if self.weights is None else self.rows[_by_weight(self.weights, rng.random())]
+        shuffled: list[int] = rng.permutation(rows).tolist()
+        return shuffled
 
 
 class ImageBatches:
@@ -94,6 +107,7 @@ class ImageBatches:
         n_augmented: how many augmented views.
         make_view: makes an augmented view.
         workers: processes that decode and augment; 0 does it in this one.
+        cache: keeps decoded images on disk, where that is wanted.
     """
 
     def __init__(
@@ -106,9 +120,11 @@ class ImageBatches:
         n_augmented: int = 0,
         make_view: MakeView | None = None,
         workers: int = 0,
+        cache: ImageCache | None = None,
     ) -> None:
         self.steps_per_epoch = order.steps_per_epoch if isinstance(order, Order) else len(order)
-        self.views = _Views(records, preprocessing, n_plain, n_augmented, make_view)
+        seed = order.seed if isinstance(order, Order) else 0
+        self.views = _Views(records, preprocessing, n_plain, n_augmented, make_view, seed, cache)
         self.order, self.workers = order, workers
 
     def __len__(self) -> int:
@@ -147,6 +163,17 @@ def in_order(rows: Int[ndarray, "K"], batch_size: int) -> list[list[tuple[int, i
     ]
 
 
+def _by_weight(weights: Float[ndarray, "K"], start: float) -> Int[ndarray, "K"]:
+    """As many places as there are weights, each as often as its weight over the mean, give or take less than one.
+
+    >>> _by_weight(np.array([1.0, 2.0, 0.0]), 0.5).tolist()
+    [0, 1, 1]
+    """
+    ends = np.cumsum(weights) / weights.sum() * len(weights)
+    ends[-1] = len(weights)  # whatever was rounded
+    return np.searchsorted(ends, np.arange(len(weights)) + start, side="right")
+
+
 class _Rest:
     """What is left of an order from a step on."""
 
@@ -168,11 +195,12 @@ class _Views(Dataset[Batch | ImageError]):
         n_plain: int,
         n_augmented: int,
         make_view: MakeView | None,
+        seed: int,
+        cache: ImageCache | None,
     ) -> None:
         self.records, self.preprocessing = records, preprocessing
         self.n_plain, self.n_augmented, self.make_view = n_plain, n_augmented, make_view
-        self.labels = torch.from_numpy(records.labels).float()
-        self.known = torch.from_numpy(records.known)
+        self.seed, self.cache = seed, cache
 
     def __getitem__(self, key: tuple[int, int]) -> Batch | ImageError:
         epoch, row = key
@@ -180,17 +208,23 @@ class _Views(Dataset[Batch | ImageError]):
             views = torch.stack([*self._plain(row), *self._augmented(epoch, row)])
         except ImageError as error:
             return error  # raised by the reader of the batches: a worker's exception would lose its kind on the way
-        return Batch(views, self.labels[row], self.known[row], torch.tensor(row))
+        targets, known = self.records.states.targets_and_known(np.array([row]))
+        labels = torch.from_numpy(drawn(targets[0], self.seed, epoch, row))
+        return Batch(views, labels, torch.from_numpy(known[0]), torch.tensor(row))
 
     def _plain(self, row: int) -> Iterator[Tensor]:
         for _ in range(self.n_plain):
-            yield self.preprocessing(read_image(self.records.paths[row], self.preprocessing.size))
+            yield self.preprocessing(self._image(row, self.preprocessing.size))
 
     def _augmented(self, epoch: int, row: int) -> Iterator[Tensor]:
         if self.n_augmented and self.make_view is not None:
-            image = read_image(self.records.paths[row], round(ROOM * self.preprocessing.size))
+            image = self._image(row, round(ROOM * self.preprocessing.size))
             for view in range(self.n_augmented):
                 yield self.preprocessing(self.make_view(image, epoch, row, view))
+
+    def _image(self, row: int, size: int) -> Image.Image:
+        read = read_image if self.cache is None else self.cache.read
+        return read(self.records.paths[row], size, levels=self.preprocessing.levels)
 
 
 def _collate(items: list[Batch | ImageError]) -> Batch | ImageError:

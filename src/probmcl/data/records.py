@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
+
+from probmcl.data.labels import LabelStates
+from probmcl.hierarchy import parents_of
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -61,10 +68,16 @@ class LabelSpace:
         >>> space.counts.tolist(), space.cooccurrence.tolist()
         ([1, 2], [[0, 1], [1, 0]])
         """
-        present = labels > 0 if known is None else (labels > 0) & known
-        numbers = present.astype(np.float64)  # exact for counts up to 2^53, and many times faster than integers
-        together = (numbers.T @ numbers).astype(np.int64)
-        counts = together.diagonal().copy()
+        return cls.from_states(names, LabelStates.from_labels(labels, known), hierarchy)
+
+    @classmethod
+    def from_states(
+        cls, names: Sequence[str], states: LabelStates, hierarchy: Mapping[str, str] | None = None
+    ) -> LabelSpace:
+        """The same from states."""
+        present = states.present().astype(np.int32)
+        together = (present.T @ present).toarray()  # int32: with 10,000 classes twice as much would be 800 MB
+        counts = together.diagonal().astype(np.int64)
         np.fill_diagonal(together, 0)
         return cls(tuple(names), counts, together, hierarchy)
 
@@ -87,45 +100,36 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """N images: where each is, which labels it has, which of them are known, and the split it belongs to.
+    """N images: where each is, what is said of each class in it, and the split it belongs to.
 
-    A label whose `known` is false takes part in nothing: no loss, overlap, count or score depends on its value. `group`
-    (a patient, a slide, a place) keeps images together that must not be divided over splits. `origin` serves messages
-    only.
+    A label that is not known takes part in nothing: no loss, overlap, count or score depends on its value. `group` (a
+    patient, a slide, a place) keeps images together that must not be divided over splits. An image of `weight` 2 is
+    trained on twice as often as one of weight 1; scores know no weight. `columns` holds further columns of a table, by
+    name. `origin` serves messages only.
     """
 
     paths: tuple[Path, ...]
-    labels: Float[ndarray, "N C"]
-    known: Bool[ndarray, "N C"]
+    states: LabelStates
     split: tuple[Split, ...]
     group: tuple[str, ...] | None
     label_space: LabelSpace
     origin: Origin | None = None
+    weight: Float[ndarray, "N"] | None = None
+    columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        lengths = {"paths": len(self.paths), "labels": len(self.labels), "known": len(self.known)}
-        lengths["split"] = len(self.split)
-        if self.group is not None:
-            lengths["group"] = len(self.group)
+        lengths = {"paths": len(self.paths), "labels": len(self.states), "split": len(self.split)}
         if self.origin is not None and self.origin.lines is not None:
             lengths["origin.lines"] = len(self.origin.lines)
+        optional = {"group": self.group, "weight": self.weight, **self.columns}
+        lengths |= {name: len(values) for name, values in optional.items() if values is not None}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"records of unequal length: {lengths}")
-        if self.labels.shape[1] != len(self.label_space):
-            raise ValueError(f"{self.labels.shape[1]} label columns for {len(self.label_space)} class names")
-        if self.known.shape != self.labels.shape:
-            raise ValueError(f"labels of shape {self.labels.shape}, but known of shape {self.known.shape}")
-        self._refuse_other_values()
-
-    def _refuse_other_values(self) -> None:
+        if self.states.shape[1] != len(self.label_space):
+            raise ValueError(f"{self.states.shape[1]} label columns for {len(self.label_space)} class names")
         strange = sorted(set(self.split) - set(SPLITS))
         if strange:
             raise ValueError(f"split {strange[0]!r} is none of {', '.join(SPLITS)}")
-        wrong = np.argwhere(self.known & (self.labels != 0) & (self.labels != 1))
-        if len(wrong):
-            row, column = wrong[0]
-            label = f"label {self.label_space.names[column]!r} is {self.labels[row, column]}"
-            raise ValueError(f"{self.paths[row]}: {label}; a known label is 0 or 1, any other is marked as not known")
 
     @classmethod
     def from_labels(
@@ -133,27 +137,52 @@ class Records:
         names: Sequence[str],
         paths: Sequence[Path],
         split: Sequence[Split],
-        labels: Float[ndarray, "N C"],
+        labels: Float[ndarray, "N C"] | LabelStates,
         known: Bool[ndarray, "N C"] | None = None,
         *,
         group: tuple[str, ...] | None = None,
         hierarchy: Mapping[str, str] | None = None,
         origin: Origin | None = None,
+        weight: Float[ndarray, "N"] | None = None,
+        columns: Mapping[str, tuple[str, ...]] | None = None,
     ) -> Records:
         """Make records whose label space counts their training split.
+
+        Labels are states, or a matrix of 0 and 1 beside one that says which are known. What a hierarchy implies is
+        added to them.
 
         >>> labels = np.array([[1.0], [1.0]])
         >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "test"], labels)
         >>> records.label_space.counts.tolist()
         [1]
         """
-        known = np.ones(labels.shape, dtype=bool) if known is None else known
-        train = np.array(split, dtype=str) == "train"
-        space = LabelSpace.from_labels(names, labels[train], known[train], hierarchy)
-        return cls(tuple(paths), labels, known, tuple(split), group, space, origin)
+        if isinstance(labels, LabelStates):
+            states = labels
+        else:
+            _refuse_other_values(names, paths, labels, known)
+            states = LabelStates.from_labels(labels, known)
+        if hierarchy is not None and len(names) == states.shape[1]:
+            states = states.with_parents(parents_of(names, hierarchy))
+        train = states.take(np.flatnonzero(np.array(split, dtype=str) == "train"))
+        space = LabelSpace.from_states(names, train, hierarchy)
+        return cls(tuple(paths), states, tuple(split), group, space, origin, weight, columns or {})
 
     def __len__(self) -> int:
         return len(self.paths)
+
+    @cached_property
+    def labels(self) -> Float[ndarray, "N C"]:
+        """All labels as a matrix of 0 and 1; those that are not known are 0."""
+        return self.states.labels_and_known()[0]
+
+    @cached_property
+    def known(self) -> Bool[ndarray, "N C"]:
+        """Which of them are known."""
+        return self.states.labels_and_known()[1]
+
+    def present(self) -> csr_array:
+        """Where a label is known to be present, as a sparse matrix of True."""
+        return self.states.present()
 
     def rows(self, split: Split) -> Int[ndarray, "K"]:
         """Indices of the images of one split, in order."""
@@ -168,11 +197,12 @@ class Records:
             self.label_space.names,
             [self.paths[row] for row in rows],
             [self.split[row] for row in rows],
-            self.labels[rows],
-            self.known[rows],
+            self.states.take(rows),
             group=None if self.group is None else tuple(self.group[row] for row in rows),
             hierarchy=self.label_space.hierarchy,
             origin=origin,
+            weight=None if self.weight is None else self.weight[rows],
+            columns={name: tuple(values[row] for row in rows) for name, values in self.columns.items()},
         )
 
     def without(self, paths: Collection[str]) -> Records:
@@ -190,3 +220,21 @@ class Records:
         if self.origin is None or self.origin.lines is None:
             return str(self.paths[row])
         return f"{self.origin.place}: row {self.origin.lines[row]}: {self.paths[row]}"
+
+
+def _refuse_other_values(
+    names: Sequence[str],
+    paths: Sequence[Path],
+    labels: Float[ndarray, "N C"],
+    known: Bool[ndarray, "N C"] | None,
+) -> None:
+    """A matrix of labels has 0 and 1 wherever they are known, one row an image."""
+    if len(labels) != len(paths):
+        raise ValueError(f"records of unequal length: {{'paths': {len(paths)}, 'labels': {len(labels)}}}")
+    if known is not None and known.shape != labels.shape:
+        raise ValueError(f"labels of shape {labels.shape}, but known of shape {known.shape}")
+    wrong = np.argwhere((labels != 0) & (labels != 1) & (True if known is None else known))
+    if len(wrong):
+        row, column = wrong[0]
+        label = f"label {names[column]!r} is {labels[row, column]}"
+        raise ValueError(f"{paths[row]}: {label}; a known label is 0 or 1, any other is marked as not known")

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from numpy import ndarray
 from torch import Tensor, nn
 
+from probmcl.data.labels import drawn
 from probmcl.data.loader import Batch, Order
 from probmcl.distributed import rank, share, unshare, world
 
@@ -42,7 +43,8 @@ def extract(
 class FeatureBatches:
     """Batches of stored views, features or activations: every image once in an epoch, in `n_views` of its views.
 
-    Order and views are functions of the seed, the epoch and the step; the views of an image in a step differ.
+    Order and views are functions of the seed, the epoch and the step; the views of an image in a step differ. With
+    `weights` an image comes as often as `Order` says.
     """
 
     def __init__(
@@ -56,12 +58,15 @@ class FeatureBatches:
         seed: int,
         n_views: int = 1,
         images: int | None = None,
+        weights: Float[ndarray, "N"] | None = None,
     ) -> None:
         if n_views > len(features):
             raise ValueError(f"{n_views} views of an image are wanted, and {len(features)} are stored; store more")
         self.features, self.labels, self.known, self.seed, self.n_views = features, labels, known, seed, n_views
         rows, share = np.arange(features.shape[1]), (rank(), world())
-        self.order = Order(rows, batch_size=batch_size, epochs=epochs, seed=seed, share=share, images=images)
+        self.order = Order(
+            rows, batch_size=batch_size, epochs=epochs, seed=seed, share=share, images=images, weights=weights
+        )
         self.steps_per_epoch = self.order.steps_per_epoch
 
     def __len__(self) -> int:
@@ -69,14 +74,18 @@ class FeatureBatches:
 
     def starting(self, step: int) -> Iterator[Batch]:
         """The batches from a step on."""
-        drawn, views = -1, np.empty(0)
+        epoch, views, labels = -1, np.empty(0), self.labels
         for batch in self.order.starting(step):
-            if batch[0][0] != drawn:
-                drawn = batch[0][0]
-                views = self._views(drawn)
+            if batch[0][0] != epoch:
+                epoch = batch[0][0]
+                views, labels = self._views(epoch), self._labels(epoch)
             rows = torch.tensor([row for _, row in batch])
             shown = torch.from_numpy(views[:, rows.numpy()])
-            yield Batch(self.features[shown, rows].float(), self.labels[rows], self.known[rows], rows)
+            yield Batch(self.features[shown, rows].float(), labels[rows], self.known[rows], rows)
+
+    def _labels(self, epoch: int) -> Float[Tensor, "N C"]:
+        """The labels in an epoch: where one is a chance between 0 and 1 it is drawn."""
+        return torch.from_numpy(drawn(self.labels.numpy(), self.seed, epoch, 2))
 
     def _views(self, epoch: int) -> Int[ndarray, "n_views N"]:
         """Which of its views each image shows in an epoch."""
