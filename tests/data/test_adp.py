@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from probmcl.data.adp import LEVEL_1, NEVER_SEEN, Level, read_adp, recognises
+from probmcl.data.read import read
 
 FLAT, FULL = "ADP_EncodedLabels_Release1_Flat.csv", "ADP_EncodedLabels_Release1.csv"
 RELEASED = Path(__file__).parents[3] / "shared" / "data" / "adp" / FLAT
@@ -60,6 +61,17 @@ def test_labels_follow_the_lists_and_a_patch_without_label_is_dropped(tmp_path: 
     assert records.labels.dtype == np.float32
     assert records.known.all()
     assert records.group is None
+
+
+def test_each_level_is_a_format_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert read(tmp_path).label_space.names == LEVEL_1
+    for level in ("L2", "L3"):
+        records = read(tmp_path, format=f"adp-{level.lower()}")
+        assert records.label_space.names == read_adp(tmp_path, level=level).label_space.names
+        assert str(records.origin).startswith(f"{tmp_path / FLAT}: ADP, flat release, level {level}")
+        assert records.label_space.hierarchy is not None
+        assert records.label_space.hierarchy["E.M"] == "E"
 
 
 def test_only_train_is_counted(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import pytest
 
 from probmcl.data import DataError, Records, read
 from probmcl.data.digits import write_digits
-from probmcl.data.read import FORMATS, YEARS, describe
-from probmcl.data.records import LabelSpace, Split
+from probmcl.data.read import FORMATS, VARIANTS, describe
+from probmcl.data.records import Split
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -20,9 +20,7 @@ def some_records(split: Sequence[Split] = ("train", "train", "val", "test")) -> 
     labels = np.array([[1, 1, 0], [0, 1, 0], [0, 0, 1], [0, 0, 0]], dtype=np.float32)
     known = np.ones((4, 3), dtype=bool)
     known[1, 2] = known[2, 0] = known[3, 1] = False
-    train = np.array(split) == "train"
-    space = LabelSpace.from_labels(["cat", "dog", "bird"], labels[train], known[train])
-    return Records(tuple(map(Path, "abcd")), labels, known, tuple(split), None, space)
+    return Records.from_labels(["cat", "dog", "bird"], list(map(Path, "abcd")), split, labels, known)
 
 
 class Fake(ModuleType):
@@ -50,7 +48,7 @@ def a_table(folder: Path, name: str = "labels.csv", rows: int = 20) -> Path:
     for i in range(rows):
         (folder / f"{i}.jpg").touch()
     lines = [f"{i}.jpg,{'cat' if i % 2 else 'dog'},{i // 4}" for i in range(rows)]
-    (folder / name).write_text("\n".join(["photo,labels,place", *lines]).replace("photo", "filename"))
+    (folder / name).write_text("\n".join(["filename,labels,area", *lines]))
     return folder / name
 
 
@@ -65,7 +63,7 @@ def test_a_table_is_read_by_its_own_name_and_by_its_folder(tmp_path: Path, fakes
 def test_the_seed_and_the_group_reach_the_split(tmp_path: Path, fakes: None) -> None:
     table = a_table(tmp_path)
     assert read(table, seed=1).split != read(table, seed=2).split
-    grouped = read(table, group_column="place")
+    grouped = read(table, group_column="area")
     assert all(len(set(grouped.split[start : start + 4])) == 1 for start in range(0, 20, 4))
 
 
@@ -145,6 +143,46 @@ def test_every_flag_of_a_table_reaches_it(tmp_path: Path, fakes: None) -> None:
     assert records.group == ("x", "x", "y")
 
 
+def test_every_further_flag_of_a_table_reaches_it(tmp_path: Path) -> None:
+    rows = ["a,b,c,d,e", "1,up,2,x,", "1,down,2,x,", "2,flat,1,y,k"]
+    (tmp_path / "t.csv").write_text("\n".join(rows))
+    (tmp_path / "parents.csv").write_text("child,parent\nup,down\n")
+    for i in (1, 2):
+        (tmp_path / f"{i}.jpg").touch()
+    records = read(
+        tmp_path / "t.csv",
+        path_column="a",
+        labels_column="b",
+        weight_column="c",
+        rows="labels",
+        blank="unknown",
+        minus_one="down=soft:0.5",
+        none_label="flat",
+        ignore=["d"],
+        hierarchy=tmp_path / "parents.csv",
+        keep=["e"],
+        carved=False,
+    )
+    assert records.label_space.names == ("down", "up")
+    assert records.states.dense().tolist() == [[1, 1], [0, 0]]
+    assert records.weight is not None
+    assert records.weight.tolist() == [2.0, 1.0]
+    assert records.states.chance[0] == 0.5
+    assert records.columns == {"e": ("", "k")}
+    assert records.label_space.hierarchy == {"up": "down"}
+    assert "not read" not in str(records.origin)
+
+
+def test_the_description_says_how_many_are_uncertain_unless_they_are_taken_for_something(tmp_path: Path) -> None:
+    for i in (1, 2):
+        (tmp_path / f"{i}.jpg").touch()
+    (tmp_path / "t.csv").write_text("file,cat,dog,patient,weight\n1.jpg,-1,0,a,0.5\n2.jpg,1,-1,a,2\n")
+    line = describe(read(tmp_path, carved=False)).splitlines()[2]
+    assert line == "labels: 2 uncertain; 1 group; weights from 0.5 to 2"
+    line = describe(read(tmp_path, carved=False, minus_one=["positive", "dog=soft:0.5"])).splitlines()[2]
+    assert line == "labels: 1 uncertain; 1 group; weights from 0.5 to 2"
+
+
 def test_what_the_demo_writes_is_read_as_it_was_written(tmp_path: Path) -> None:
     written = write_digits(tmp_path, train=12, val=3, test=3)
     records = read(tmp_path)
@@ -154,24 +192,25 @@ def test_what_the_demo_writes_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert records.label_space.names == written.label_space.names
 
 
-def test_the_description_has_two_lines_with_every_count() -> None:
+def test_the_description_has_every_count() -> None:
     assert describe(some_records()) == (
         "4 images: train 2 · val 1 · test 1; 3 classes, 1.0 labels per image, 25.0 % not known\n"
+        "labels: 3 unknown\n"
         "images without labels: 1; classes without training positives: 1 of 3 (bird)"
     )
 
 
 def test_the_description_begins_with_the_file_and_what_was_taken_for_what(tmp_path: Path) -> None:
     table = a_table(tmp_path)
-    first, second, third = describe(read(table, group_column="place", seed=3)).splitlines()
-    understood = "path column 'filename', labels 'labels' (names, one in each cell), group 'place'"
+    first, second, third, fourth = describe(read(table, group_column="area", seed=3)).splitlines()
+    understood = "path column 'filename', labels 'labels' (names, one in each cell, 2 labels), group 'area'"
     assert first == f"{table}: {understood}; val and test taken from train with seed 3"
-    assert (second[:9], third[:6]) == ("20 images", "images")
+    assert (second[:9], third, fourth[:6]) == ("20 images", "5 groups", "images")
 
 
 def test_only_what_was_carved_is_said_to_be(tmp_path: Path) -> None:
     table = a_table(tmp_path)
-    table.write_text(table.read_text().replace("place", "split").replace(",0", ",test").replace(",3", ",train"))
+    table.write_text(table.read_text().replace("area", "split").replace(",0", ",test").replace(",3", ",train"))
     table.write_text(table.read_text().replace(",1", ",train").replace(",2", ",train").replace(",4", ",train"))
     assert str(read(table).origin).endswith("split 'split'; val taken from train with seed 0")
     assert str(read(table, carved=False).origin).endswith("split 'split'")
@@ -204,11 +243,11 @@ def test_every_format_has_a_module_of_its_own_name() -> None:
     assert all(module == f"probmcl.data.{name}" for name, module in FORMATS.items())
 
 
-@pytest.mark.parametrize(("name", "module"), [*FORMATS.items(), *YEARS.items()])
+@pytest.mark.parametrize(("name", "module"), [*FORMATS.items(), *VARIANTS.items()])
 def test_every_format_can_be_recognised_and_read_with_missing_images(name: str, module: str) -> None:
     format_module = import_module(module)
     assert not format_module.recognises(Path("nowhere"))
-    assert "missing" in signature(getattr(format_module, f"read_{name}")).parameters
+    assert "missing" in signature(getattr(format_module, f"read_{name}".replace("-", "_"))).parameters
 
 
 @pytest.mark.parametrize(
@@ -222,7 +261,7 @@ def test_the_real_folders_are_recognised_as_tables(name: str, start: str) -> Non
     if not (SHARED / name).is_dir():
         pytest.skip("needs the real images of ../shared/data")
     records = read(SHARED / name)
-    first, second, _ = describe(records).splitlines()
-    assert "path column 'filename', labels 'labels' (indices into classes.txt separated by spaces), split" in first
+    first, second, *_ = describe(records).splitlines()
+    assert "path column 'filename', labels 'labels' (indices into classes.txt separated by spaces, " in first
     assert second.startswith(start)
     assert records.label_space.counts.all()

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from probmcl.data.columns import TableOptions
 from probmcl.data.records import DataError, Records
 from probmcl.data.table import find_tables, read_table, recognises
 
@@ -38,9 +39,9 @@ def unknown(records: Records) -> list[set[str]]:
     return [{records.label_space.names[k] for k in np.flatnonzero(~row)} for row in records.known]
 
 
-def refused(path: Path, *parts: str, labels_column: str | None = None) -> str:
+def refused(path: Path, *parts: str, options: TableOptions | None = None) -> str:
     with pytest.raises(DataError) as caught:
-        read_table(path, labels_column=labels_column)
+        read_table(path, options)
     for part in parts:
         assert part in str(caught.value)
     return str(caught.value)
@@ -157,13 +158,13 @@ def test_another_value_in_a_class_column_is_named(write: Write) -> None:
 def test_a_list_beside_columns_of_classes_is_decided_by_the_flag(write: Write) -> None:
     table = write("image,labels,night\n1.jpg,cat,0\n2.jpg,dog,1\n")
     refused(table, "'labels'", "night", "--labels-column labels")
-    assert read_table(table, labels_column="labels").label_space.names == ("cat", "dog")
+    assert read_table(table, TableOptions(labels_column="labels")).label_space.names == ("cat", "dog")
 
 
 def test_a_lone_column_of_zeros_and_ones_is_decided_by_the_flag(write: Write) -> None:
     table = write("image,label\n1.jpg,0\n2.jpg,1\n")
     refused(table, "'label'", "--labels-column label")
-    assert read_table(table, labels_column="label").label_space.names == ("0", "1")
+    assert read_table(table, TableOptions(labels_column="label")).label_space.names == ("0", "1")
 
 
 def test_an_unnamed_column_is_no_class(write: Write) -> None:
@@ -196,7 +197,7 @@ def test_the_path_column_is_found_by_its_name(write: Write, header: str) -> None
 def test_a_path_column_of_another_name_is_asked_for(write: Write) -> None:
     table = write("photo,labels,where\n1.jpg,cat,a\n2.jpg,dog,b\n")
     refused(table, "photo, labels, where", "--path-column")
-    assert read_table(table, path_column="photo", group_column="where").group == ("a", "b")
+    assert read_table(table, TableOptions(path_column="photo", group_column="where")).group == ("a", "b")
 
 
 def test_two_columns_for_one_role_are_decided_by_the_flag(write: Write) -> None:
@@ -204,20 +205,20 @@ def test_two_columns_for_one_role_are_decided_by_the_flag(write: Write) -> None:
     refused(write("file,tags,labels\n1.jpg,x,cat\n"), "'tags' and 'labels'", "--labels-column")
     refused(write("file,set,split,labels\n1.jpg,x,train,cat\n"), "'set' and 'split'", "--split-column")
     table = write("file,set,split,labels\n1.jpg,x,test,cat\n")
-    assert read_table(table, split_column="split").split == ("test",)
+    assert read_table(table, TableOptions(split_column="split")).split == ("test",)
 
 
 def test_a_wrong_column_name_is_answered_with_the_nearest(write: Write) -> None:
     table = write("file,labels,patient\n1.jpg,cat,a\n")
     with pytest.raises(DataError, match=r"--group: there is no column 'pateint'; did you mean 'patient'\?"):
-        read_table(table, group_column="pateint")
+        read_table(table, TableOptions(group_column="pateint"))
     with pytest.raises(DataError, match="'patient' is given to --split-column and --group"):
-        read_table(table, split_column="patient", group_column="patient")
+        read_table(table, TableOptions(split_column="patient", group_column="patient"))
 
 
 def test_a_blank_group_is_named(write: Write) -> None:
     with pytest.raises(DataError, match="row 3: group 'patient' is blank"):
-        read_table(write("file,labels,patient\n1.jpg,cat,a\n2.jpg,cat,\n"), group_column="patient")
+        read_table(write("file,labels,patient\n1.jpg,cat,a\n2.jpg,cat,\n"), TableOptions(group_column="patient"))
 
 
 @pytest.mark.parametrize(
@@ -254,7 +255,8 @@ def test_rows_are_numbered_as_in_an_editor(write: Write) -> None:
         ("", "no rows"),
         ("filename,labels,labels\n1.jpg,a,b\n", "two columns are named 'labels'"),
         ("filename,labels\n,cat\n", "row 2: column 'filename' is blank"),
-        ("filename,labels\n1.jpg,cat\n2.jpg,cat\n./1.jpg,dog\n", "rows 2 and 4"),
+        ("filename,labels\n1.jpg,cat\n2.jpg,cat\n./1.jpg,cat\n", "rows 2 and 4: both say 'cat' of one image"),
+        ("filename,cat\n1.jpg,0\n2.jpg,1\n./1.jpg,1\n", "rows 2 and 4: both are './1.jpg'; give each image one row"),
     ],
 )
 def test_a_broken_table_is_refused_with_the_row(write: Write, text: str, part: str) -> None:
@@ -299,16 +301,20 @@ def test_of_two_folders_the_fuller_is_taken_and_equally_full_ones_are_refused(wr
 @pytest.mark.parametrize(
     ("text", "classes", "said"),
     [
-        ("File Name,tags\n1.jpg,cat|dog\n", "", "path column 'File Name', labels 'tags' (names separated by '|')"),
+        (
+            "File Name,tags\n1.jpg,cat|dog\n",
+            "",
+            "path column 'File Name', labels 'tags' (names separated by '|', 2 labels)",
+        ),
         (
             "file,label\n1.jpg,1\n",
             "a b",
-            "path column 'file', labels 'label' (indices into classes.txt, one in each cell)",
+            "path column 'file', labels 'label' (indices into classes.txt, one in each cell, 2 labels)",
         ),
         (
             "file,label,set,difficult\n1.jpg,a b,val,\n2.jpg,a,test,b\n",
             "a b",
-            "path column 'file', labels 'label' (names of classes.txt separated by spaces), split 'set', "
+            "path column 'file', labels 'label' (names of classes.txt separated by spaces, 2 labels), split 'set', "
             "difficult 'difficult'",
         ),
         ("file,cat,dog\n1.jpg,0,1\n", "", "path column 'file', one column a class ('cat', 'dog')"),
@@ -333,7 +339,7 @@ def test_images_are_found_beside_the_table_or_under_images_or_where_the_flag_say
         folder.mkdir()
         (folder / "1.jpg").touch()
     assert read_table(tmp_path / "labels.csv").paths == (tmp_path / "images" / "1.jpg",)
-    flagged = read_table(tmp_path / "labels.csv", images=tmp_path / "elsewhere")
+    flagged = read_table(tmp_path / "labels.csv", TableOptions(images=tmp_path / "elsewhere"))
     assert flagged.paths == (tmp_path / "elsewhere" / "1.jpg",)
     (tmp_path / "1.jpg").touch()
     refused(tmp_path / "labels.csv", str(tmp_path / "images"), "--images")

@@ -70,6 +70,16 @@ def read_adp(folder: Path, *, level: Level = "L1", release: Release = "flat", mi
     )
 
 
+def read_adp_l2(folder: Path, *, missing: Missing = "error") -> Records:
+    """Read the flat release of ADP down to the second level."""
+    return read_adp(folder, level="L2", missing=missing)
+
+
+def read_adp_l3(folder: Path, *, missing: Missing = "error") -> Records:
+    """Read the flat release of ADP down to the third level."""
+    return read_adp(folder, level="L3", missing=missing)
+
+
 def _refuse_other(setting: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ValueError(f"{setting}={value!r} is none of {', '.join(allowed)}")

@@ -1,4 +1,4 @@
-"""A CSV or TSV file as rows of cells, each of which knows its line.
+"""A CSV, TSV or Parquet file as rows of cells, each of which knows its line.
 
 Columns are found by name. A file that gives two readings, or none, is refused with what decides.
 """
@@ -16,6 +16,10 @@ from probmcl.data.records import DataError
 from probmcl.nearest import suggestion
 
 DELIMITERS: Mapping[str, tuple[str, ...]] = {".csv": (",", ";", "\t"), ".tsv": ("\t",)}
+PARQUET = ".parquet"
+SUFFIXES = (*DELIMITERS, PARQUET)
+IN_A_LIST = "\x01"
+"""What stands before each value of a cell that is a list in itself, as Parquet has them; no text holds it."""
 
 
 class Cell(NamedTuple):
@@ -28,17 +32,39 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """The cells of a file; `lines` are the rows' numbers as an editor shows them."""
+    """The cells of a file; `lines` are the rows' numbers as an editor shows them.
+
+    Rows of several files have the folder of these as `path`, and in `files` where those of each begin.
+    """
 
     path: Path
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     lines: tuple[int, ...]
+    files: tuple[tuple[int, Path], ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """What paths are relative to, and where a list of the classes may be."""
+        return self.path if self.files else self.path.parent
 
     def cells(self, column: str) -> list[Cell]:
         """One column, from top to bottom."""
+        return [Cell(line, column, text) for line, text in zip(self.lines, self.texts(column), strict=True)]
+
+    def texts(self, column: str) -> list[str]:
+        """The same without the lines."""
         place = self.columns.index(column)
-        return [Cell(line, column, row[place]) for line, row in zip(self.lines, self.rows, strict=True)]
+        return [row[place] for row in self.rows]
+
+    def where(self, row: int) -> str:
+        """The file and the line of a row, as a message names them.
+
+        >>> Table(Path("labels.csv"), ("file",), (("1.jpg",), ("2.jpg",)), (2, 4)).where(1)
+        'labels.csv: row 4'
+        """
+        files = [file for start, file in self.files if start <= row]
+        return f"{files[-1] if files else self.path}: row {self.lines[row]}"
 
 
 def load(path: Path, fits: Callable[[Sequence[str]], bool], *, row: str = "image") -> Table:
@@ -46,10 +72,12 @@ def load(path: Path, fits: Callable[[Sequence[str]], bool], *, row: str = "image
 
     `row` is what a row stands for.
     """
+    if path.suffix.lower() == PARQUET:
+        from probmcl.data.parquet import load_parquet
+
+        return load_parquet(path, row=row)
     delimiter, columns = header(path, fits)
-    repeated = [name for name, times in Counter(columns).items() if name and times > 1]
-    if repeated:
-        raise DataError(f"{path}: row 1: two columns are named {repeated[0]!r}; rename one")
+    refuse_repeated_names(path, columns)
     rows, lines = [], []
     for line, cells in _numbered(path, delimiter):
         if len(cells) != len(columns):
@@ -61,10 +89,26 @@ def load(path: Path, fits: Callable[[Sequence[str]], bool], *, row: str = "image
     return Table(path, tuple(columns), tuple(rows), tuple(lines))
 
 
+def names_of_columns(path: Path, fits: Callable[[Sequence[str]], bool]) -> list[str]:
+    """The names of the columns alone."""
+    if path.suffix.lower() == PARQUET:
+        from probmcl.data.parquet import parquet_columns
+
+        return parquet_columns(path)
+    return header(path, fits)[1]
+
+
+def refuse_repeated_names(path: Path, columns: Sequence[str]) -> None:
+    """An error for two columns of one name."""
+    repeated = [name for name, times in Counter(columns).items() if name and times > 1]
+    if repeated:
+        raise DataError(f"{path}: row 1: two columns are named {repeated[0]!r}; rename one")
+
+
 def header(path: Path, fits: Callable[[Sequence[str]], bool]) -> tuple[str, list[str]]:
     """The delimiter and the names of the columns; of several delimiters, the one whose names fit."""
     if path.suffix.lower() not in DELIMITERS:
-        raise DataError(f"{path}: a table ends in {' or '.join(DELIMITERS)}; this file does not")
+        raise DataError(f"{path}: a table ends in {' or '.join(SUFFIXES)}; this file does not")
     first = next((line for line in io.StringIO(read_text(path), newline="") if line.strip()), "").strip("\r\n")
     readings = {
         mark: [name.strip() for name in next(csv.reader([first], delimiter=mark), [])]
@@ -112,20 +156,35 @@ def refuse_wrong_columns(table: Table, given: Mapping[str, str | None]) -> set[s
     """The columns that flags name: each exists, and none has two roles."""
     taken: dict[str, str] = {}
     for flag, column in given.items():
-        if column is None:
+        if not column:
             continue
-        if column not in table.columns:
-            near = suggestion(column, [name for name in table.columns if name])
-            raise DataError(f"{table.path}: {flag}: there is no column {column!r}; {near}")
+        refuse_a_column_that_is_not_there(table, flag, column)
         if column in taken:
             raise DataError(f"{table.path}: column {column!r} is given to {taken[column]} and {flag}; it can be one")
         taken[column] = flag
     return set(taken)
 
 
+def refuse_a_column_that_is_not_there(table: Table, flag: str, column: str) -> None:
+    """An error with the nearest that there is."""
+    if column not in table.columns:
+        near = suggestion(column, [name for name in table.columns if name])
+        raise DataError(f"{table.path}: {flag}: there is no column {column!r}; {near}")
+
+
 def quoted(values: Iterable[str]) -> str:
     """Values as a message shows them."""
     return " and ".join(repr(value) for value in values)
+
+
+def listing(values: Iterable[str]) -> str:
+    """The first few of many values.
+
+    >>> listing("abcdefghijk")
+    'a, b, c, d, e, f, g, h and 3 more'
+    """
+    values = [value for value in values if value]
+    return ", ".join(values[:8]) + (f" and {len(values) - 8:,} more" if len(values) > 8 else "")
 
 
 def _numbered(path: Path, delimiter: str) -> Iterable[tuple[int, list[str]]]:
