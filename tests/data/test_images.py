@@ -155,7 +155,7 @@ def test_16_bit_colours_and_16_bit_greys_are_scaled_alike(tmp_path: Path) -> Non
 @pytest.mark.parametrize("mode", ["F", "I"])
 def test_pixels_without_a_fixed_range_are_refused(tmp_path: Path, mode: str) -> None:
     Image.new(mode, (2, 2), 70_000).save(tmp_path / "a.tif")
-    with pytest.raises(ImageError, match="save it with 8 or 16 bits"):
+    with pytest.raises(ImageError, match=r"; say which become black and white with --range LOW,HIGH, or --range auto"):
         read_image(tmp_path / "a.tif")
 
 
@@ -329,6 +329,27 @@ def test_preprocessing_squashes_with_antialiasing_and_normalises(
     assert result.shape == (3, 8, 8)
     assert result.dtype == torch.float32
     assert np.abs(result.numpy() - expected).max() < 1.5 / 255 / min(std)  # Pillow rounds to whole levels
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sides=st.tuples(st.integers(1, 400), st.integers(1, 400)),
+    size=st.integers(1, 90),
+    interpolation=st.sampled_from(["bilinear", "bicubic"]),
+    seed=st.integers(0, 99),
+)
+def test_squashing_is_pillows_give_or_take_a_level(
+    sides: tuple[int, int], size: int, interpolation: Interpolation, seed: int
+) -> None:
+    image = Image.fromarray(np.random.default_rng(seed).integers(0, 256, size=(*sides, 3), dtype=np.uint8))
+    found = replace(PLAIN, size=size, interpolation=interpolation).squash(image).permute(1, 2, 0).numpy()
+    expected = pixels(image.resize((size, size), Image.Resampling[interpolation.upper()]))
+    assert np.abs(found.astype(int) - expected).max() <= 1
+
+
+def test_an_image_that_is_not_rgb_is_not_squashed() -> None:
+    with pytest.raises(ValueError, match=r"the image is L, not RGB; convert it with image\.convert"):
+        PLAIN(Image.new("L", (30, 20)))
 
 
 def test_an_image_of_the_right_size_is_only_normalised() -> None:

@@ -6,16 +6,17 @@ here is which classes an image shows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
 import msgspec
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Int
 from numpy import ndarray
 
 from probmcl.data.images import find_images
+from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import DataError, Missing, Origin, Records, Split
 
 Unannotated = Literal["drop", "keep"]
@@ -86,16 +87,16 @@ def read_coco(
     columns = {category: column for column, category in enumerate(categories)}
     paths: list[Path] = []
     splits: list[Split] = []
-    labels = [np.zeros((0, len(columns)), dtype=np.float32)]
+    labels: list[LabelStates] = []
     for split, instances in parsed.items():
         present = _labels(tables[split], instances, columns)
-        kept = np.flatnonzero(present.any(axis=1) | (unannotated == "keep"))
+        kept = np.flatnonzero((np.diff(present.starts) > 0) | (unannotated == "keep"))
         paths += _paths(folder, tables[split], [instances.images[row].file_name for row in kept], missing)
         splits += [split] * len(kept)
-        labels.append(present[kept])
+        labels.append(present.take(kept))
     dropped = sum(len(instances.images) for instances in parsed.values()) - len(paths)
     origin = _origin(folder, year, tables, dropped)
-    return Records.from_labels(list(categories.values()), paths, splits, np.concatenate(labels), origin=origin)
+    return Records.from_labels(list(categories.values()), paths, splits, LabelStates.joined(labels), origin=origin)
 
 
 def _origin(folder: Path, year: Year, tables: Mapping[Split, Path], dropped: int) -> Origin:
@@ -163,19 +164,34 @@ def _names_by_id(table: Path, instances: _Instances) -> dict[int, str]:
     return names
 
 
-def _labels(table: Path, instances: _Instances, columns: Mapping[int, int]) -> Float[ndarray, "N C"]:
-    rows: dict[int, int] = {}
-    for row, image in enumerate(instances.images):
-        if rows.setdefault(image.id, row) != row:
-            raise DataError(f"{table}: images[{row}]: id {image.id} is that of images[{rows[image.id]}]; remove one")
-    labels = np.zeros((len(rows), len(columns)), dtype=np.float32)
-    for number, annotation in enumerate(instances.annotations):
-        if annotation.image_id not in rows:
-            raise DataError(f"{table}: annotations[{number}]: no image has the id {annotation.image_id}; remove it")
-        if annotation.category_id not in columns:
-            raise DataError(f"{table}: annotations[{number}]: no category has the id {annotation.category_id}; add it")
-        labels[rows[annotation.image_id], columns[annotation.category_id]] = 1
-    return labels
+def _labels(table: Path, instances: _Instances, columns: Mapping[int, int]) -> LabelStates:
+    """Every annotation is an entry; a class that an image has twice counts once."""
+    rows = {image.id: row for row, image in enumerate(instances.images)}
+    if len(rows) < len(instances.images):
+        raise DataError(f"{table}: {_repeated(instances.images)}; remove one")
+    found = [rows.get(annotation.image_id, -1) for annotation in instances.annotations]
+    classes = [columns.get(annotation.category_id, -1) for annotation in instances.annotations]
+    entries = np.array([found, classes], dtype=np.int64).reshape(2, -1)
+    if (entries < 0).any():
+        raise DataError(f"{table}: {_unmatched(instances.annotations, entries)}")
+    states = np.full(entries.shape[1], State.PRESENT, dtype=np.uint8)
+    return LabelStates.from_entries(entries[0], entries[1], states, (len(rows), len(columns)))
+
+
+def _repeated(images: Sequence[_Image]) -> str:
+    first: dict[int, int] = {}
+    for row, image in enumerate(images):
+        if first.setdefault(image.id, row) != row:
+            return f"images[{row}]: id {image.id} is that of images[{first[image.id]}]"
+    raise AssertionError("no id is there twice")
+
+
+def _unmatched(annotations: Sequence[_Annotation], entries: Int[ndarray, "2 E"]) -> str:
+    """The first annotation whose image or category does not exist, and what to do."""
+    number = int((entries < 0).any(axis=0).argmax())
+    if entries[0, number] < 0:
+        return f"annotations[{number}]: no image has the id {annotations[number].image_id}; remove it"
+    return f"annotations[{number}]: no category has the id {annotations[number].category_id}; add it"
 
 
 def _paths(folder: Path, table: Path, names: list[str], missing: Missing) -> list[Path]:

@@ -15,11 +15,13 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from probmcl.data import dicom
 from probmcl.data.images import ImageError, Preprocessing, read_image
 from probmcl.data.processes import default_workers, leave_interrupts_to_the_parent, start_method
 from probmcl.data.records import DataError
 
-SUFFIXES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm", ".jp2", ".avif")
+PICTURES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm", ".jp2", ".avif")
+SUFFIXES = (*PICTURES, *dicom.SUFFIXES)
 """What a folder or a pattern is searched for, in capitals too. A file that is named itself may end in anything."""
 
 LIST = ".txt"
@@ -59,7 +61,7 @@ def find(images: Source | Sequence[Source]) -> Iterator[Item]:
     >>> find("nowhere/*.jpg")
     Traceback (most recent call last):
     ...
-    probmcl.data.records.DataError: nowhere/*.jpg: no image matches it; looked for files that end in .jpg, …, .avif
+    probmcl.data.records.DataError: nowhere/*.jpg: no image matches it; looked for files that end in .jpg, …, .dicom
     """
     sources = [images] if isinstance(images, Source) else images
     if len(sources) == 0:
@@ -122,7 +124,7 @@ class _Plain(Dataset[tuple[Path, Tensor | ImageError]]):
 
     def _image(self, item: Item) -> Image.Image:
         if item.image is None:
-            return read_image(item.path, self.preprocessing.size)
+            return read_image(item.path, self.preprocessing.size, levels=self.preprocessing.levels)
         return _upright(item.image, item.path)
 
 

@@ -1,0 +1,132 @@
+"""Decoded images on disk, so that each is decoded once: optional, and safe to delete in part or whole at any time.
+
+What is stored is what `read_image` returns, pixel by pixel, at the size that was asked for. A file that was changed,
+another size and other grey levels are other entries, so that nothing ever has to be brought up to date.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import struct
+import tempfile
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import PIL
+from PIL import Image
+
+from probmcl.data.images import read_image
+from probmcl.data.levels import Levels
+from probmcl.data.records import DataError
+
+FORMAT = 1
+HEADER = struct.Struct("<8sIII")  # the mark, width, height, and the checksum of the pixels that follow as RGB
+MARK = b"probmcl1"
+SHARE_TO_LEAVE = 0.1
+
+
+@dataclass(frozen=True)
+class ImageCache:
+    """Images that were decoded before; make one with `open_cache`, which refuses a folder of the user's images.
+
+    Several processes may read and write it at once. It stores nothing more while less of the disk is free than
+    `keep_free` bytes, by default a tenth of it.
+    """
+
+    folder: Path
+    keep_free: int | None = None
+
+    def read(self, path: Path, size: int | None = None, *, levels: Levels | None = None) -> Image.Image:
+        """What `read_image` returns, from the disk where it is there already; its errors are the same too."""
+        place = self._place(path, size, levels)
+        found = None if place is None else _load(place)
+        if found is not None:
+            return found
+        image = read_image(path, size, levels=levels)
+        if place is not None and self.has_room():
+            _store(place, image)
+        return image
+
+    def has_room(self) -> bool:
+        """Whether more is stored."""
+        try:
+            disk = shutil.disk_usage(self.folder)
+        except OSError:  # deleted meanwhile; whoever stores makes it again
+            return True
+        return disk.free >= (SHARE_TO_LEAVE * disk.total if self.keep_free is None else self.keep_free)
+
+    def _place(self, path: Path, size: int | None, levels: Levels | None) -> Path | None:
+        try:
+            facts = path.stat()
+        except (OSError, ValueError):
+            return None
+        # Another Pillow may decode differently.
+        key = (FORMAT, PIL.__version__, os.path.realpath(path), facts.st_mtime_ns, facts.st_size, size)
+        range_ = None if levels is None else (levels.low, levels.high)
+        name = hashlib.sha256(repr((*key, range_)).encode("utf-8", "surrogateescape")).hexdigest()
+        return self.folder / name[:2] / name[2:]  # some hundred folders, since one of a million files is slow
+
+
+def default_folder() -> Path:
+    """Where such things belong: `probmcl/images` in the user's folder for what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "probmcl" / "images"
+
+
+def open_cache(
+    folder: Path | None = None, *, apart_from: Iterable[Path] = (), keep_free: int | None = None
+) -> ImageCache:
+    """Make the folder where it is missing, and refuse one that lies in a folder that holds the user's images.
+
+    >>> open_cache(Path("photos/cache"), apart_from=[Path("photos")])
+    Traceback (most recent call last):
+    ...
+    probmcl.data.records.DataError: --cache photos/cache: lies in photos, where your images are; name a folder elsewhere
+    """
+    folder = default_folder() if folder is None else folder
+    real = folder.resolve()
+    for place in apart_from:
+        if real.is_relative_to(place.resolve()):
+            raise DataError(f"--cache {folder}: lies in {place}, where your images are; name a folder elsewhere")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise DataError(f"--cache {folder}: cannot be written ({error.strerror}); name another folder") from error
+    return ImageCache(real, keep_free)
+
+
+def _load(place: Path) -> Image.Image | None:
+    """An image that is there whole; None where it is missing, cut off or damaged."""
+    try:
+        data = place.read_bytes()
+    except OSError:
+        return None
+    if len(data) < HEADER.size:
+        return None
+    mark, width, height, checksum = HEADER.unpack_from(data)
+    pixels = data[HEADER.size :]
+    if mark != MARK or len(pixels) != 3 * width * height or zlib.crc32(pixels) != checksum:
+        return None
+    return Image.frombytes("RGB", (width, height), pixels)
+
+
+def _store(place: Path, image: Image.Image) -> None:
+    """Write it whole or not at all. Where that fails, as on a full disk, it is decoded again the next time."""
+    pixels = image.tobytes()
+    header = HEADER.pack(MARK, image.width, image.height, zlib.crc32(pixels))
+    part: Path | None = None
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        # A name of its own: two processes may come to the same image at once.
+        descriptor, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=place.parent)
+        part = Path(name)
+        with os.fdopen(descriptor, "wb") as file:
+            file.writelines((header, pixels))
+        part.replace(place)
+    except OSError:
+        if part is not None:
+            part.unlink(missing_ok=True)

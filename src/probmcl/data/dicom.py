@@ -1,0 +1,169 @@
+"""DICOM files as the 8-bit images that their own window shows; needs `pip install 'probmcl[dicom]'`.
+
+Stored values go through the modality LUT or rescale, then through the first VOI LUT or window. A file that says no
+window is scaled by the levels given, and without them by the range of its stored bits: nothing is guessed from pixels.
+
+NEMA PS3.3, C.11.1 (modality LUT) and C.11.2 (VOI LUT).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float, Shaped, UInt8
+from numpy import ndarray
+from PIL import Image
+
+from probmcl.data.levels import Levels
+
+if TYPE_CHECKING:
+    from pydicom import Dataset
+
+MARK = b"DICM"
+HEAD = 132
+"""Bytes at the start of a file that say whether it is DICOM: 128 of anybody's, then the mark."""
+
+SUFFIXES = (".dcm", ".dicom")
+REMEDY = "is a DICOM file, which pydicom reads; pip install 'probmcl[dicom]'"
+COLOURS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420", "YBR_PARTIAL_422")
+# Where files of many frames keep what single ones say at the top.
+FRAME_GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
+FRAME_FACTS = ("PixelValueTransformationSequence", "FrameVOILUTSequence")
+
+
+def is_dicom(head: bytes) -> bool:
+    """Whether a file begins as DICOM does.
+
+    >>> is_dicom(bytes(128) + b"DICM"), is_dicom(b"GIF89a")
+    (True, False)
+    """
+    return head[128:132] == MARK
+
+
+def read_dicom(file: IO[bytes], levels: Levels | None = None) -> Image.Image:
+    """Decode the first frame into RGB, or raise `ValueError` with what is wrong."""
+    data, stored = _read(file)
+    kind = data.PhotometricInterpretation
+    if kind == "PALETTE COLOR":
+        return Image.fromarray(_palette(data, stored))
+    if kind in COLOURS:
+        return Image.fromarray(_eight_bits(stored, data.BitsStored))
+    if not kind.startswith("MONOCHROME"):
+        raise ValueError(f"its photometric interpretation is {kind}; save it as MONOCHROME2 or RGB")
+    grey = _grey(data, stored, levels)
+    return Image.fromarray(255 - grey if kind == "MONOCHROME1" else grey).convert("RGB")
+
+
+def dicom_values(file: IO[bytes]) -> Shaped[ndarray, "H W"] | None:
+    """Grey values of the first frame that only levels from outside can scale; None where the file says how itself."""
+    data, stored = _read(file)
+    if not data.PhotometricInterpretation.startswith("MONOCHROME") or not _needs_levels(data):
+        return None
+    return _modality(data, stored)
+
+
+def _read(file: IO[bytes]) -> tuple[Dataset, Shaped[ndarray, "*frame"]]:
+    try:
+        import pydicom
+        from pydicom.pixels.utils import pixel_array
+    except ImportError as error:
+        raise ValueError(REMEDY) from error
+    data = pydicom.dcmread(file)
+    if "PixelData" not in data:
+        raise ValueError("is a DICOM file without an image; leave it out")
+    _refuse_too_large(data)
+    _lift_frame_facts(data)
+    try:
+        return data, pixel_array(data, index=0)
+    except RuntimeError as error:  # no decoder for this compression
+        name = data.file_meta.TransferSyntaxUID.name
+        remedy = "pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg, or save it uncompressed"
+        raise ValueError(f"its pixels are stored as {name}, which needs more than pydicom; {remedy}") from error
+
+
+def _refuse_too_large(data: Dataset) -> None:
+    pixels, most = data.Rows * data.Columns, Image.MAX_IMAGE_PIXELS
+    if most is not None and pixels > most:
+        raise Image.DecompressionBombError(f"{data.Columns:,} × {data.Rows:,} pixels")
+
+
+def _lift_frame_facts(data: Dataset) -> None:
+    """Put the first frame's rescale and window where single frames have them."""
+    for groups in FRAME_GROUPS:
+        for fact in FRAME_FACTS:
+            found = data.get(groups) or [{}]
+            if fact in found[0]:
+                data.update({element.tag: element for element in found[0][fact].value[0]})
+
+
+def _grey(data: Dataset, stored: Shaped[ndarray, "H W"], levels: Levels | None) -> UInt8[ndarray, "H W"]:
+    values = _modality(data, stored)
+    if data.get("VOILUTSequence"):
+        from pydicom.pixels.processing import apply_voi
+
+        bits = int(data.VOILUTSequence[0].LUTDescriptor[2])
+        return _eight_bits(apply_voi(values, data, index=0), bits)
+    if _has_window(data):
+        return Levels(0.0, 1.0).grey(_window(values.astype(np.float64), data))
+    own = levels if levels is not None and _needs_levels(data) else _full(data)
+    return own.grey(values)
+
+
+def _modality(data: Dataset, stored: Shaped[ndarray, "H W"]) -> Shaped[ndarray, "H W"]:
+    from pydicom.pixels.processing import apply_modality_lut
+
+    return apply_modality_lut(stored, data)
+
+
+def _has_window(data: Dataset) -> bool:
+    return data.get("WindowCenter") is not None and data.get("WindowWidth") is not None
+
+
+def _needs_levels(data: Dataset) -> bool:
+    return data.BitsStored > 8 and not data.get("VOILUTSequence") and not _has_window(data)
+
+
+def _window(values: Float[ndarray, "H W"], data: Dataset) -> Float[ndarray, "H W"]:
+    """The shares of white by the first window (C.11.2.1.2 and C.11.2.1.3)."""
+    centre, width = _first(data.WindowCenter), _first(data.WindowWidth)
+    function = data.get("VOILUTFunction") or "LINEAR"
+    if not width > 0 or not math.isfinite(centre):
+        raise ValueError(f"its window has centre {centre:g} and width {width:g}; give it a width above 0")
+    if function == "SIGMOID":
+        return np.asarray(1 / (1 + np.exp(-4 * (values - centre) / width)))
+    if function == "LINEAR_EXACT":
+        return np.clip((values - centre) / width + 0.5, 0, 1)
+    if function != "LINEAR":
+        raise ValueError(f"its VOI LUT function is {function}; LINEAR, LINEAR_EXACT and SIGMOID are known")
+    if width <= 1:  # a threshold
+        return (values > centre - 0.5).astype(np.float64)
+    return np.clip((values - (centre - 0.5)) / (width - 1) + 0.5, 0, 1)
+
+
+def _first(value: Any) -> float:
+    """Of several windows the first."""
+    return float(value if isinstance(value, (int, float, str)) else value[0])
+
+
+def _full(data: Dataset) -> Levels:
+    """What the stored bits can hold, through the modality LUT or rescale."""
+    if data.get("ModalityLUTSequence"):
+        return Levels(0.0, 2.0 ** data.ModalityLUTSequence[0].LUTDescriptor[2] - 1)
+    half = 2.0 ** (data.BitsStored - 1)
+    ends = (-half, half - 1) if data.PixelRepresentation else (0.0, 2 * half - 1)
+    slope, intercept = float(data.get("RescaleSlope", 1)), float(data.get("RescaleIntercept", 0))
+    low, high = sorted(slope * end + intercept for end in ends)
+    return Levels(low, high)
+
+
+def _palette(data: Dataset, stored: Shaped[ndarray, "H W"]) -> UInt8[ndarray, "H W 3"]:
+    from pydicom.pixels.processing import apply_color_lut
+
+    colours = apply_color_lut(stored, data)
+    return _eight_bits(colours[..., :3], 8 * colours.dtype.itemsize)
+
+
+def _eight_bits(values: Shaped[ndarray, "*shape"], bits: int) -> UInt8[ndarray, "*shape"]:
+    return Levels(0.0, 2.0**bits - 1).grey(values)

@@ -1,0 +1,231 @@
+import multiprocessing
+import os
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from probmcl.data import cache as module
+from probmcl.data.cache import ImageCache, default_folder, open_cache
+from probmcl.data.images import ImageError, Preprocessing, read_image
+from probmcl.data.levels import Levels
+from probmcl.data.loader import ImageBatches, in_order
+from probmcl.data.records import DataError, Records
+
+
+class Disk(NamedTuple):
+    """As `shutil.disk_usage` answers."""
+
+    total: int
+    used: int
+    free: int
+
+
+def photo(path: Path, seed: int = 0, size: tuple[int, int] = (200, 160)) -> Path:
+    coarse = np.random.default_rng(seed).integers(0, 256, (6, 8, 3), dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC).save(path)
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> ImageCache:
+    return open_cache(tmp_path / "cache", apart_from=[tmp_path / "photos"], keep_free=0)
+
+
+def entries(cache: ImageCache) -> list[Path]:
+    return sorted(path for path in cache.folder.rglob("*") if path.is_file())
+
+
+def same(first: Image.Image, second: Image.Image) -> bool:
+    return (first.mode, first.size, first.tobytes()) == (second.mode, second.size, second.tobytes())
+
+
+def refuse(*_: object, **__: object) -> Image.Image:
+    raise AssertionError("the image was decoded again")
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.png"])
+@pytest.mark.parametrize("size", [None, 32])
+def test_pixels_are_the_same_and_decoded_once(
+    tmp_path: Path, cache: ImageCache, monkeypatch: pytest.MonkeyPatch, name: str, size: int | None
+) -> None:
+    path = photo(tmp_path / "photos" / name)
+    expected = read_image(path, size)
+    assert same(cache.read(path, size), expected)
+    monkeypatch.setattr(module, "read_image", refuse)
+    again = cache.read(path, size)
+    assert same(again, expected)
+    assert again.info == {}
+
+
+def test_sizes_and_levels_are_entries_of_their_own(tmp_path: Path, cache: ImageCache) -> None:
+    path = tmp_path / "deep.png"
+    Image.fromarray(np.array([[0, 100, 4000]], dtype=np.uint16)).save(path)
+    for levels in (None, Levels(0.0, 200.0), Levels(0.0, 8000.0), Levels(0.0, 200.0, "said otherwise")):
+        assert same(cache.read(path, levels=levels), read_image(path, levels=levels))
+    assert len(entries(cache)) == 3
+    large = photo(tmp_path / "a.jpg", size=(400, 400))
+    sides = [cache.read(large, size).width for size in (None, 200, 100, 100)]
+    assert sides == [400, 200, 100, 100]
+    assert len(entries(cache)) == 6
+
+
+def test_a_file_that_was_changed_is_decoded_anew(tmp_path: Path, cache: ImageCache) -> None:
+    path = photo(tmp_path / "a.png", seed=1)
+    first = cache.read(path)
+    photo(path, seed=2)
+    os.utime(path, ns=(1, 1))
+    assert same(cache.read(path), read_image(path))
+    assert not same(cache.read(path), first)
+
+
+def test_a_link_finds_what_its_file_left(tmp_path: Path, cache: ImageCache) -> None:
+    path = photo(tmp_path / "a.png")
+    (tmp_path / "link.png").symlink_to(path)
+    assert same(cache.read(path), cache.read(tmp_path / "link.png"))
+    assert len(entries(cache)) == 1
+
+
+def cut(data: bytes) -> bytes:
+    return data[:-1]
+
+
+def nothing(data: bytes) -> bytes:
+    return b""
+
+
+def head_only(data: bytes) -> bytes:
+    return data[:12]
+
+
+def other_pixel(data: bytes) -> bytes:
+    return data[:500] + bytes([data[500] ^ 1]) + data[501:]
+
+
+def other_mark(data: bytes) -> bytes:
+    return b"another!" + data[8:]
+
+
+def other_shape(data: bytes) -> bytes:
+    return data[:8] + data[12:16] + data[8:12] + data[16:-3]
+
+
+@pytest.mark.parametrize("damage", [cut, nothing, head_only, other_pixel, other_mark, other_shape])
+def test_a_damaged_entry_is_made_again(tmp_path: Path, cache: ImageCache, damage: Callable[[bytes], bytes]) -> None:
+    path = photo(tmp_path / "a.png")
+    expected = cache.read(path)
+    (entry,) = entries(cache)
+    whole = entry.read_bytes()
+    entry.write_bytes(damage(whole))
+    assert same(cache.read(path), expected)
+    assert entry.read_bytes() == whole
+
+
+def test_any_part_may_be_deleted_at_any_time(tmp_path: Path, cache: ImageCache) -> None:
+    paths = [photo(tmp_path / f"{number}.png", seed=number) for number in range(3)]
+    expected = [cache.read(path) for path in paths]
+    entries(cache)[0].unlink()
+    assert all(same(cache.read(path), image) for path, image in zip(paths, expected, strict=True))
+    shutil.rmtree(cache.folder)
+    assert all(same(cache.read(path), image) for path, image in zip(paths, expected, strict=True))
+    assert len(entries(cache)) == 3
+
+
+def test_where_nothing_can_be_stored_images_are_decoded(tmp_path: Path, cache: ImageCache) -> None:
+    path = photo(tmp_path / "a.png")
+    shutil.rmtree(cache.folder)
+    cache.folder.write_text("a file stands in the way")
+    assert same(cache.read(path), read_image(path))
+    assert cache.folder.read_text() == "a file stands in the way"
+
+
+def test_a_store_that_is_interrupted_leaves_nothing(
+    tmp_path: Path, cache: ImageCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    path = photo(tmp_path / "a.png")
+    monkeypatch.setattr(Path, "replace", full)
+    assert same(cache.read(path), read_image(path))
+    assert entries(cache) == []
+
+
+def test_errors_are_those_of_the_reader_and_nothing_is_kept(tmp_path: Path, cache: ImageCache) -> None:
+    (tmp_path / "empty.jpg").touch()
+    with pytest.raises(ImageError, match=r"empty\.jpg: the file is empty"):
+        cache.read(tmp_path / "empty.jpg")
+    with pytest.raises(ImageError, match="does not exist"):
+        cache.read(tmp_path / "nowhere.jpg")
+    assert entries(cache) == []
+
+
+def test_a_full_disk_is_left_alone(tmp_path: Path, cache: ImageCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = photo(tmp_path / "a.png")
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Disk(1000, 901, 99))
+    tenth = ImageCache(cache.folder)
+    assert not tenth.has_room()
+    assert same(tenth.read(path), read_image(path))
+    assert entries(cache) == []
+    assert ImageCache(cache.folder, keep_free=99).has_room()
+    assert not ImageCache(cache.folder, keep_free=100).has_room()
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Disk(1000, 900, 100))
+    assert tenth.has_room()
+
+
+@pytest.mark.parametrize("inside", ["photos", "photos/deep/cache", "link/cache"])
+def test_a_folder_of_images_is_refused(tmp_path: Path, inside: str) -> None:
+    photo(tmp_path / "photos" / "a.png")
+    (tmp_path / "link").symlink_to(tmp_path / "photos")
+    with pytest.raises(DataError) as caught:
+        open_cache(tmp_path / inside, apart_from=[tmp_path / "elsewhere", tmp_path / "photos"])
+    places = f"{tmp_path / inside}: lies in {tmp_path / 'photos'}"
+    assert str(caught.value) == f"--cache {places}, where your images are; name a folder elsewhere"
+    assert sorted(path.name for path in (tmp_path / "photos").iterdir()) == ["a.png"]
+    open_cache(tmp_path / "photos of mine", apart_from=[tmp_path / "photos"])
+
+
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DataError, match=r"--cache .*file/cache: cannot be written \(Not a directory\); name another"):
+        open_cache(tmp_path / "file" / "cache")
+
+
+def test_the_usual_place_follows_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert default_folder() == tmp_path / "probmcl" / "images"
+    assert open_cache().folder == (tmp_path / "probmcl" / "images").resolve()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert default_folder() == tmp_path / "home" / ".cache" / "probmcl" / "images"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_are_the_same_through_it(tmp_path: Path, cache: ImageCache, workers: int) -> None:
+    paths = [photo(tmp_path / "photos" / f"{number}.jpg", seed=number) for number in range(4)]
+    records = Records.from_labels(["cat"], paths, ["train"] * 4, np.ones((4, 1), dtype=np.float32))
+    plain, order = Preprocessing(16, (0.5,) * 3, (0.5,) * 3), in_order(np.arange(4), 2)
+    expected = [batch.views for batch in ImageBatches(records, order, plain)]
+    for _ in range(2):
+        found = [batch.views for batch in ImageBatches(records, order, plain, workers=workers, cache=cache)]
+        assert all(torch.equal(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+    assert len(entries(cache)) == 4
+
+
+def digest(cache: ImageCache, path: Path) -> bytes:
+    return b"".join(cache.read(path).tobytes() for _ in range(20))
+
+
+def test_several_processes_share_it(tmp_path: Path, cache: ImageCache) -> None:
+    path = photo(tmp_path / "a.png")
+    with ProcessPoolExecutor(3, mp_context=multiprocessing.get_context("fork")) as pool:
+        found = set(pool.map(digest, [cache] * 6, [path] * 6))
+    assert found == {read_image(path).tobytes() * 20}
+    assert len(entries(cache)) == 1
