@@ -3,21 +3,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from probmcl.data.records import SPLITS, LabelSpace, Records, Split
-from probmcl.data.split import carve
+from probmcl.data.records import SPLITS, DataError, Records, Split
+from probmcl.data.split import carve, folds, given_folds, given_split, with_fold, write_folds
+from probmcl.runs import write_split
 
 
-def make(labels: ArrayLike, split: Sequence[Split] | None = None, group: Sequence[str] | None = None) -> Records:
+def make(
+    labels: ArrayLike,
+    split: Sequence[Split] | None = None,
+    group: Sequence[str] | None = None,
+    known: NDArray[np.bool_] | None = None,
+) -> Records:
     values = np.array(labels, dtype=np.float32)
-    split = tuple(split or ["train"] * len(values))
     names = [f"class {k}" for k in range(values.shape[1])]
-    space = LabelSpace.from_labels(names, values[np.array(split) == "train"], hierarchy={"class 0": "any"})
-    paths = tuple(Path(f"{i}.jpg") for i in range(len(values)))
-    return Records(paths, values, np.ones(values.shape, dtype=bool), split, tuple(group) if group else None, space)
+    paths = [Path(f"{i}.jpg") for i in range(len(values))]
+    groups = None if group is None else tuple(group)
+    return Records.from_labels(
+        names, paths, split or ["train"] * len(values), values, known, group=groups, hierarchy={"class 0": "any"}
+    )
 
 
 def spread(**counts: int) -> list[Split]:
@@ -74,11 +81,9 @@ def test_the_only_positive_of_a_class_stays_in_train() -> None:
 
 
 def test_a_positive_that_is_not_known_does_not_keep_a_class_in_train() -> None:
-    labels = np.array([[1, 1], [1, 1], [1, 1], [1, 1]])
-    records = make(labels)
-    records.known[1:, 0] = False
+    known = np.array([[True, True], [False, True], [False, True], [False, True]])
     for seed in range(20):
-        assert carve(records, seed=seed).split[0] == "train"
+        assert carve(make(np.ones((4, 2)), known=known), seed=seed).split[0] == "train"
 
 
 def test_a_class_is_given_up_before_a_split_stays_empty() -> None:
@@ -119,3 +124,196 @@ def test_groups_stay_together_and_train_keeps_an_image(images: int, groups: int,
     assert counts[0] > 0
     assert sum(counts) == images
     assert (min(counts) > 0) == (len(set(group)) >= 3)
+
+
+def test_each_split_has_its_share_of_every_class() -> None:
+    labels = np.random.default_rng(0).random((1000, 6)) < np.geomspace(0.5, 0.02, 6)
+    carved = carve(make(labels), val=0.1, test=0.3)
+    for split, share in {"train": 0.6, "val": 0.1, "test": 0.3}.items():
+        own = labels[[own == split for own in carved.split]]
+        assert np.abs(own.sum(axis=0) - share * labels.sum(axis=0)).max() < 2
+        assert abs(len(own) - share * 1000) < 2
+
+
+def test_rows_that_belong_together_go_together_and_join_groups() -> None:
+    group = ["a", "a", "b", "b", *(f"own {i}" for i in range(16))]
+    for seed in range(20):
+        split = carve(make(np.ones((20, 1)), group=group), seed=seed, together=[(1, 2), (10, 11, 12), (12, 13)]).split
+        assert len(set(split[:4])) == 1
+        assert len(set(split[10:14])) == 1
+
+
+def test_a_copy_of_a_test_image_stays_in_train() -> None:
+    split = spread(train=19, test=1)
+    for seed in range(20):
+        carved = carve(make(np.ones((20, 1)), split), seed=seed, val=0.5, together=[(0, 19), (1, 0)])
+        assert carved.split[:2] == ("train", "train")
+        assert sizes(carved) == [9, 10, 1] or sizes(carved) == [10, 9, 1]
+
+
+def test_rows_that_are_none_cannot_stay_together() -> None:
+    with pytest.raises(ValueError, match=r"row 4 is to stay together with others, but there are 4 images"):
+        carve(make(np.ones((4, 1))), together=[(0, 4)])
+
+
+def test_folds_are_of_equal_size_and_balance_every_class() -> None:
+    labels = np.random.default_rng(1).random((500, 5)) < np.geomspace(0.5, 0.04, 5)
+    fold_of = folds(make(labels, spread(train=300, val=100, test=100)), 4, seed=2)
+    assert set(fold_of.tolist()) == {1, 2, 3, 4}
+    for fold in range(1, 5):
+        assert abs(int((fold_of == fold).sum()) - 125) <= 1
+        assert np.abs(labels[fold_of == fold].sum(axis=0) - labels.sum(axis=0) / 4).max() < 2
+
+
+def test_more_folds_than_can_be_parted_are_refused() -> None:
+    group = ["a", "a", "b", "b", "c", "c"]
+    assert sorted(set(folds(make(np.ones((6, 1)), group=group), 3).tolist())) == [1, 2, 3]
+    with pytest.raises(DataError, match=r"4 folds of 6 images, of which 3 can be parted .*; ask for 2 to 3"):
+        folds(make(np.ones((6, 1)), group=group), 4)
+    with pytest.raises(DataError, match=r"1 folds"):
+        folds(make(np.ones((6, 1))), 1)
+    with pytest.raises(DataError, match=r"2 folds of 2 images, of which 1 can be parted .*; there is nothing to part"):
+        folds(make(np.ones((2, 1))), 2, together=[(0, 1)])
+
+
+def test_one_fold_is_test_and_part_of_the_others_val() -> None:
+    labels = np.random.default_rng(0).random((100, 3)) < 0.4
+    records = make(labels, spread(test=50, train=50), [f"g{i // 2}" for i in range(100)])
+    fold_of = folds(records, 5)
+    tested = []
+    for fold in range(1, 6):
+        run = with_fold(records, fold_of, fold, val=0.25)
+        assert run.rows("test").tolist() == np.flatnonzero(fold_of == fold).tolist()
+        assert sizes(run) == [60, 20, 20]
+        assert all(run.split[i] == run.split[i + 1] for i in range(0, 100, 2))
+        assert run.label_space.counts.tolist() == labels[run.rows("train")].sum(axis=0).tolist()
+        tested += run.rows("test").tolist()
+    assert sorted(tested) == list(range(100))
+
+
+def test_copies_are_not_divided_between_train_and_val_of_a_fold() -> None:
+    records = make(np.ones((40, 1)))
+    copies = [(i, i + 1) for i in range(0, 40, 2)]
+    fold_of = folds(records, 4, together=copies)
+    run = with_fold(records, fold_of, 1, val=0.4, together=copies)
+    assert all(run.split[i] == run.split[j] for i, j in copies)
+    assert sizes(run) == [18, 12, 10]
+
+
+def test_a_fold_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no image is in fold 0; folds go from 1 to 2"):
+        with_fold(make(np.ones((4, 1))), np.array([1, 1, 2, 2]), 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(4, 40), st.integers(2, 5), st.integers(0, 100), st.data())
+def test_folds_part_all_images_and_divide_nothing(images: int, k: int, seed: int, data: st.DataObject) -> None:
+    rng = np.random.default_rng(seed)
+    group = [f"g{i}" for i in rng.integers(0, images, images)]
+    pairs = data.draw(st.lists(st.tuples(st.integers(0, images - 1), st.integers(0, images - 1)), max_size=5))
+    records = make((rng.random((images, 4)) < 0.3).astype(np.float32), group=group)
+    unit = united(group, pairs)
+    if len(set(unit)) < k:
+        with pytest.raises(DataError, match=r"can be parted"):
+            folds(records, k, seed=seed, together=pairs)
+        return
+    fold_of = folds(records, k, seed=seed, together=pairs)
+    assert set(fold_of.tolist()) == set(range(1, k + 1))
+    assert len(set(zip(unit, fold_of.tolist(), strict=True))) == len(set(unit))
+    assert (fold_of == folds(records, k, seed=seed, together=pairs)).all()
+
+
+def united(group: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
+    """Names that are the same for what is joined, by renaming until nothing changes."""
+    names = list(group)
+    for _ in names:
+        for i, j in pairs:
+            names = [names[i] if name == names[j] else name for name in names]
+    return names
+
+
+def test_a_run_s_split_can_be_given_back(tmp_path: Path) -> None:
+    carved = carve(make(np.ones((20, 1))), seed=5)
+    write_split(tmp_path / "run" / "split.csv", carved)
+    again = given_split(make(np.ones((20, 1)), spread(test=20)), tmp_path / "run" / "split.csv")
+    assert again.split == carved.split
+    assert again.label_space.counts.tolist() == [14]
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.text("ab ,\"'äé;", min_size=1), min_size=2, max_size=8, unique_by=str.strip), st.integers(0, 9))
+def test_folds_can_be_written_and_given_back(tmp_path: Path, names: list[str], seed: int) -> None:
+    paths = [Path(f"photos/{name}.jpg") for name in names]
+    records = Records.from_labels(["cat"], paths, ["train"] * len(paths), np.ones((len(paths), 1), dtype=np.float32))
+    fold_of = folds(records, 2, seed=seed)
+    write_folds(tmp_path / "folds.csv", records, fold_of)
+    assert given_folds(records, tmp_path / "folds.csv").tolist() == fold_of.tolist()
+
+
+def photographs(folder: Path) -> Records:
+    """Three files a.jpg, b.jpg and c.jpg."""
+    for name in "abc":
+        (folder / f"{name}.jpg").touch()
+    paths = [folder / f"{name}.jpg" for name in "abc"]
+    return Records.from_labels(["cat"], paths, ["train"] * 3, np.ones((3, 1), dtype=np.float32))
+
+
+def written(path: Path, *rows: str) -> Path:
+    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return path
+
+
+def test_relative_paths_start_at_the_file_or_at_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = photographs(tmp_path)
+    beside = written(tmp_path / "s.csv", "path,split", "a.jpg,test", "b.jpg,val", "./c.jpg,train")
+    assert given_split(records, beside).split == ("test", "val", "train")
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    elsewhere = written(tmp_path / "runs" / "s.csv", "split,path", "val,c.jpg", "test,../b.jpg", "train,a.jpg")
+    assert given_split(records, elsewhere).split == ("train", "test", "val")
+
+
+def test_links_are_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    records = photographs(tmp_path / "real")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    rows = [f"{tmp_path}/link/{name}.jpg,{split}" for name, split in zip("abc", SPLITS, strict=True)]
+    assert given_split(records, written(tmp_path / "s.csv", "path,split", *rows)).split == SPLITS
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (["a.jpg,test", "b.jpg,train", "c.jpg,dev"], r"s.csv: row 4: split 'dev' is none of train, val, test"),
+        (["a.jpg,test", "d.jpg,train"], r"s.csv: row 3: 'd.jpg' is none of the 3 images; remove the row"),
+        (["b.jpg,test"], r"s.csv: 2 of 3 images are not named: .*a.jpg, .*c.jpg; add a row for each, with its split"),
+        (["a.jpg,test", "./a.jpg,val"], r"split of './a.jpg' is 'test' in row 2, but 'val' in row 3; remove one"),
+    ],
+)
+def test_a_file_of_splits_that_does_not_fit_is_refused(tmp_path: Path, rows: list[str], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        given_split(photographs(tmp_path), written(tmp_path / "s.csv", "path,split", *rows))
+
+
+def test_a_file_without_the_column_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"row 1: no column of 'path' and 'part' is named 'split'; name one so"):
+        given_split(photographs(tmp_path), written(tmp_path / "s.csv", "path,part", "a.jpg,test"))
+    with pytest.raises(DataError, match=r"none.csv does not exist"):
+        given_split(photographs(tmp_path), tmp_path / "none.csv")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        (("1", "2", "0"), r"row 4: fold '0' is no whole number from 1"),
+        (("1", "2.0", "1"), r"row 3: fold '2.0' is no whole number from 1"),
+        (("1", "3", "1"), r"no image is in fold 2; number two folds or more from 1 without a gap"),
+        (("1", "1", "1"), r"no image is in fold 2"),
+    ],
+)
+def test_folds_that_are_none_are_refused(tmp_path: Path, numbers: Sequence[str], message: str) -> None:
+    rows = [f"{name}.jpg,{number}" for name, number in zip("abc", numbers, strict=True)]
+    with pytest.raises(DataError, match=message):
+        given_folds(photographs(tmp_path), written(tmp_path / "f.csv", "path,fold", *rows))

@@ -1,24 +1,44 @@
-"""Validation and test images, taken from train where none are given."""
+"""Which image trains, which chooses and which judges: taken from train, by folds, or as a file says.
+
+What belongs together (a group, images that are copies of each other) is never divided.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+import os
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Int, Shaped
+from jaxtyping import Int, Shaped
 from numpy import ndarray
 
-from probmcl.data.records import Records, Split
+from probmcl.data.records import SPLITS, DataError, Records, Split
+from probmcl.data.sheet import Cell, Table, load, only_column, quoted
+from probmcl.data.stratify import stratify
+from probmcl.files import write_text
+
+LISTED = 5
 
 
-def carve(records: Records, *, seed: int = 0, val: float = 0.1, test: float = 0.2) -> Records:
+def carve(
+    records: Records,
+    *,
+    seed: int = 0,
+    val: float = 0.1,
+    test: float = 0.2,
+    together: Sequence[Sequence[int]] = (),
+) -> Records:
     """Take a seeded part of train for test, and one for val, where no image belongs to them.
 
-    `val` and `test` are shares of the train images as given. What was given to val or test is never moved, and groups
-    stay together: one that is already in val or test gives no more images away. Every class keeps a positive in train
-    unless a split would stay empty for it; with too few images or groups one may stay empty. The counts of the label
-    space are those of the new train.
+    `val` and `test` are shares of the train images as given, and of each class. What was given to val or test is never
+    moved. Groups, and rows named in one of `together`, are not divided: where some of them are in val or test already,
+    the others stay. Every class keeps a positive in train unless a split would stay empty for it; with too few images
+    or groups one may stay empty. The counts of the label space are those of the new train.
 
     >>> from pathlib import Path
     >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdefghij"], ["train"] * 10, np.ones((10, 1)))
@@ -27,47 +47,195 @@ def carve(records: Records, *, seed: int = 0, val: float = 0.1, test: float = 0.
     """
     if val < 0 or test < 0 or val + test >= 1:
         raise ValueError(f"val {val} and test {test} are shares of train, at least 0 and together below 1")
-    given = records.rows("train")
-    shares: dict[Split, float] = {"test": test, "val": val}
+    asked: dict[Split, float] = {"test": test, "val": val}
+    missing = {name: share for name, share in asked.items() if share > 0 and not len(records.rows(name))}
     split = np.array(records.split, dtype="<U5")
-    for number, (name, share) in enumerate(shares.items()):
-        if share > 0 and not (split == name).any():
-            rng = np.random.default_rng((seed, number))
-            split[_part(records, split, max(1, round(share * len(given))), rng)] = name
-    return replace(records, split=tuple(split.tolist())).take(np.arange(len(records)))  # counted anew
+    train, unit = np.flatnonzero(split == "train"), _units(records, together)
+    stay = np.unique(unit[split != "train"]).tolist()
+    shares = [1.0 - sum(missing.values()), *missing.values()]
+    part = _deal(records, unit, train, shares, seed=seed, keep=0, stay=stay)
+    split[train] = np.array(["train", *missing])[part]
+    return _with_split(records, split)
 
 
-def _part(records: Records, split: Shaped[ndarray, "N"], target: int, rng: np.random.Generator) -> list[int]:
-    """Rows of train, of at most `target` images, that can go without taking a class from train.
+def folds(records: Records, k: int, *, seed: int = 0, together: Sequence[Sequence[int]] = ()) -> Int[ndarray, "N"]:
+    """The fold of every image, from 1 to `k`, whatever its split: equal shares of the images and of each class.
 
-    Where no unit fits, the smallest goes, one that costs no class before others, so that the split is not empty.
+    Groups, and rows named in one of `together`, are in one fold.
+
+    >>> from pathlib import Path
+    >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdef"], ["train"] * 6, np.ones((6, 1)))
+    >>> np.bincount(folds(records, 3)).tolist()
+    [0, 2, 2, 2]
     """
-    units = _units(records, split)
-    if len(units) < 2:
-        return []
-    order = [units[i] for i in rng.permutation(len(units))]
-    present = (records.labels > 0) & records.known
-    left = present[split == "train"].sum(axis=0)
-    taken: list[int] = []
-    for unit in order:
-        if len(taken) + len(unit) <= target and not _costs_a_class(present, unit, left):
-            taken += unit.tolist()
-            left = left - present[unit].sum(axis=0)
-    return taken or min(order, key=lambda unit: (_costs_a_class(present, unit, left), len(unit))).tolist()
+    unit = _units(records, together)
+    number = len(np.unique(unit))
+    if not 2 <= k <= number:
+        remedy = f"ask for 2 to {number}" if number > 1 else "there is nothing to part"
+        parted = f"of which {number} can be parted (a group is not divided)"
+        raise DataError(f"{k} folds of {len(records)} images, {parted}; {remedy}")
+    return 1 + _deal(records, unit, np.arange(len(records)), [1 / k] * k, seed=seed, keep=None)
 
 
-def _costs_a_class(present: Bool[ndarray, "N C"], unit: Int[ndarray, "K"], left: Int[ndarray, "C"]) -> bool:
-    loses = present[unit].sum(axis=0)
-    return bool(((loses > 0) & (loses == left)).any())
+def with_fold(
+    records: Records,
+    fold_of: Int[ndarray, "N"],
+    fold: int,
+    *,
+    seed: int = 0,
+    val: float = 0.1,
+    together: Sequence[Sequence[int]] = (),
+) -> Records:
+    """One fold is test, a share of the other images val, and the rest train, whatever split they had.
+
+    >>> from pathlib import Path
+    >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdef"], ["train"] * 6, np.ones((6, 1)))
+    >>> with_fold(records, np.array([1, 1, 2, 2, 2, 2]), 1, val=0.25).split.count("val")
+    1
+    """
+    if fold not in fold_of:
+        raise ValueError(f"no image is in fold {fold}; folds go from {min(fold_of)} to {max(fold_of)}")
+    split = np.where(fold_of == fold, "test", "train")
+    return carve(_with_split(records, split), seed=seed, val=val, test=0.0, together=together)
 
 
-def _units(records: Records, split: Shaped[ndarray, "N"]) -> Sequence[Int[ndarray, "K"]]:
-    """What may leave train as a whole: an image, or a group of which nothing is outside train."""
-    train = np.flatnonzero(split == "train")
-    if records.group is None:
-        return [train[i : i + 1] for i in range(len(train))]
-    outside = {records.group[row] for row in np.flatnonzero(split != "train")}
-    members: dict[str, list[int]] = {}
-    for row in train.tolist():
-        members.setdefault(records.group[row], []).append(row)
-    return [np.array(rows) for group, rows in members.items() if group not in outside]
+def given_split(records: Records, path: Path) -> Records:
+    """Every image in the split that a file says, as runs write it: columns path and split.
+
+    A relative path starts at the folder of the file, or at the working directory.
+    """
+    cells = _said_of_images(records, path, "split")
+    for cell in cells:
+        if cell.text not in SPLITS:
+            raise DataError(f"{path}: row {cell.line}: split {cell.text!r} is none of {', '.join(SPLITS)}; write one")
+    return _with_split(records, np.array([cell.text for cell in cells]))
+
+
+def given_folds(records: Records, path: Path) -> Int[ndarray, "N"]:
+    """The fold of every image as a file says: columns path and fold, a whole number from 1."""
+    cells = _said_of_images(records, path, "fold")
+    for cell in cells:
+        if not re.fullmatch("[1-9][0-9]{0,5}", cell.text):
+            raise DataError(f"{path}: row {cell.line}: fold {cell.text!r} is no whole number from 1; write one")
+    fold_of = np.array([int(cell.text) for cell in cells])
+    absent = sorted({*range(1, max(2, fold_of.max()) + 1)} - {*fold_of.tolist()})
+    if absent:
+        raise DataError(f"{path}: no image is in fold {absent[0]}; number two folds or more from 1 without a gap")
+    return fold_of
+
+
+def write_folds(path: Path, records: Records, fold_of: Int[ndarray, "N"]) -> None:
+    """Which image belongs to which fold, as `given_folds` reads it."""
+    text = io.StringIO(newline="")
+    table = csv.writer(text)
+    table.writerow(["path", "fold"])
+    table.writerows(zip(records.paths, fold_of.tolist(), strict=True))
+    write_text(path, text.getvalue())
+
+
+def _with_split(records: Records, split: Shaped[ndarray, "N"]) -> Records:
+    changed = replace(records, split=tuple(split.tolist())).take(np.arange(len(records)))  # counted anew
+    parts = np.concatenate([changed.rows(name) for name in SPLITS])
+    assert np.array_equal(np.sort(parts), np.arange(len(records))), "an image is in no split, or in two"
+    return changed
+
+
+def _units(records: Records, together: Sequence[Sequence[int]]) -> Int[ndarray, "N"]:
+    """The number of the unit of each image: what groups and `together` join, directly or by way of others."""
+    if records.group is None and not together:
+        return np.arange(len(records))
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    wrong = [row for rows in together for row in rows if not 0 <= row < len(records)]
+    if wrong:
+        raise ValueError(f"row {wrong[0]} is to stay together with others, but there are {len(records)} images")
+    joined = [(rows[0], row) for rows in together for row in rows]
+    first: dict[str, int] = {}
+    joined += [(first.setdefault(group, row), row) for row, group in enumerate(records.group or ())]
+    ends = np.array(joined, dtype=np.int64).reshape(-1, 2).T
+    links = coo_array((np.ones(len(joined), dtype=bool), (ends[0], ends[1])), shape=(len(records), len(records)))
+    return np.asarray(connected_components(links, directed=False)[1], dtype=np.int64)
+
+
+def _deal(
+    records: Records,
+    unit: Int[ndarray, "N"],
+    rows: Int[ndarray, "R"],
+    shares: Sequence[float],
+    *,
+    seed: int,
+    keep: int | None,
+    stay: Sequence[int] = (),
+) -> Int[ndarray, "R"]:
+    """The part of each of these rows; units that are in `stay` are in part 0."""
+    from scipy.sparse import csr_array
+
+    names, place = np.unique(unit[rows], return_inverse=True)
+    member = csr_array((np.ones(len(rows), dtype=np.int64), (place, np.arange(len(rows)))), (len(names), len(rows)))
+    counts = member @ records.present()[rows].astype(np.int64)
+    part_of = stratify(
+        counts,
+        np.bincount(place, minlength=len(names)),
+        shares,
+        seed=seed,
+        keep=keep,
+        stay=np.flatnonzero(np.isin(names, stay)).tolist(),
+    )
+    _assert_undivided(place, part_of[place])
+    return part_of[place]
+
+
+def _assert_undivided(unit: Int[ndarray, "R"], part: Int[ndarray, "R"]) -> None:
+    _, first, place = np.unique(unit, return_index=True, return_inverse=True)
+    assert (part == part[first][place]).all(), "what belongs together is divided"
+
+
+def _said_of_images(records: Records, path: Path, column: str) -> list[Cell]:
+    """What a column of a file says of each image; the file names every image, and nothing else."""
+    table = load(path, lambda columns: {"path", column} <= set(columns))
+    names, values = (table.cells(_column(table, name)) for name in ("path", column))
+    said: dict[int, Cell] = {}
+    for name, value, rows in zip(names, values, _rows(records, path, names), strict=True):
+        if not rows:
+            remedy = "remove the row, or write the path as the data has it"
+            raise DataError(f"{path}: row {name.line}: {name.text!r} is none of the {len(records):,} images; {remedy}")
+        for row in rows:
+            before = said.setdefault(row, value)
+            if before.text != value.text:
+                both = f"{before.text!r} in row {before.line}, but {value.text!r} in row {value.line}"
+                raise DataError(f"{path}: {column} of {name.text!r} is {both}; remove one of them")
+    unsaid = [row for row in range(len(records)) if row not in said]
+    if unsaid:
+        listed = ", ".join(str(records.paths[row]) for row in unsaid[:LISTED]) + (", …" if unsaid[LISTED:] else "")
+        remedy = f"add a row for each, with its {column}"
+        raise DataError(f"{path}: {len(unsaid):,} of {len(records):,} images are not named: {listed}; {remedy}")
+    return [said[row] for row in range(len(records))]
+
+
+def _column(table: Table, name: str) -> str:
+    found = only_column(table, [name], set(), "rename one")
+    if found is None:
+        raise DataError(f"{table.path}: row 1: no column of {quoted(table.columns)} is named {name!r}; name one so")
+    return found
+
+
+def _rows(records: Records, path: Path, names: Sequence[Cell]) -> list[list[int]]:
+    """The rows of the images that each name in a file means."""
+    written = _places(str(image) for image in records.paths)
+    rows = [written.get(name.text, []) for name in names]
+    if all(rows):  # a million files take a minute to resolve
+        return rows
+    real = _places(os.path.realpath(image) for image in records.paths)
+    starts = (path.parent, Path())
+    return [
+        found or next((real[at] for at in (os.path.realpath(start / name.text) for start in starts) if at in real), [])
+        for found, name in zip(rows, names, strict=True)
+    ]
+
+
+def _places(names: Iterable[str]) -> dict[str, list[int]]:
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        places.setdefault(name, []).append(place)
+    return places
