@@ -17,7 +17,8 @@ from PIL import Image
 
 from made import coloured_records
 from probmcl.data import read
-from probmcl.data.check import IMAGES_AT_ONCE, BadImage, find_bad_images, refuse_share, without_bad
+from probmcl.data.check import BadImage, bad_images, find_bad_images, refuse_share, without_bad
+from probmcl.data.fingerprints import IMAGES_AT_ONCE, fingerprints
 from probmcl.data.images import ImageError, read_image
 from probmcl.data.records import DataError, Origin, Records, Split
 
@@ -52,6 +53,12 @@ def test_bad_images_of_every_split_are_found_with_row_path_and_reason(tmp_path: 
     assert [image.path for image in bad] == [records.paths[row] for row in rows]
     assert "truncated" in bad[0].reason
     assert [image.reason for image in bad[1:]] == ["the file is empty", "does not exist"]
+
+
+def test_fingerprints_taken_before_say_the_same(tmp_path: Path) -> None:
+    records = many(tmp_path)
+    spoil(records)
+    assert bad_images(records, fingerprints(records.paths)) == find_bad_images(records)
 
 
 def test_processes_find_the_same_however_they_are_started(tmp_path: Path, start_method: str) -> None:
@@ -95,9 +102,9 @@ def test_an_interrupt_ends_at_once_and_quietly(tmp_path: Path) -> None:
         "import time\n"
         "from pathlib import Path\n"
         "import numpy as np\n"
-        "from probmcl.data import check, records\n"
-        "def slow(path): time.sleep(0.05)\n"
-        "check._reason = slow\n"
+        "from probmcl.data import check, fingerprints, records\n"
+        "def slow(path, levels): time.sleep(0.05); return fingerprints.Fingerprint(None)\n"
+        "fingerprints.fingerprint = slow\n"
         "made = records.Records.from_labels(['a'], [Path('a')] * 20_000, ['train'] * 20_000, np.ones((20_000, 1)))\n"
         "check.find_bad_images(made, workers=2, advance=lambda n: print('going', flush=True))\n"
     )

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Generator, Iterable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import closing
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from probmcl.data.images import ImageError, read_image
-from probmcl.data.processes import leave_interrupts_to_the_parent, start_method
+from probmcl.data.fingerprints import Fingerprint, fingerprints
+from probmcl.data.levels import Levels
 from probmcl.data.records import SPLITS, DataError, Records
 
-SIZE = 32
-"""A JPEG is decoded at an eighth of its size: most of the time is saved, and still every byte is read."""
-
-IMAGES_AT_ONCE = 8  # few, so that an interrupt need not wait for many
 LISTED = 10
 
 
@@ -31,22 +24,28 @@ class BadImage(NamedTuple):
 
 
 def find_bad_images(
-    records: Records, *, workers: int = 0, advance: Callable[[int], None] | None = None
+    records: Records,
+    *,
+    levels: Levels | None = None,
+    workers: int = 0,
+    advance: Callable[[int], None] | None = None,
 ) -> list[BadImage]:
     """Decode the images of all splits and return those that are missing, truncated or unreadable.
 
     `workers` processes share the work; 0 does it in this one. `advance` is told how many images more are done.
     """
-    parts = [records.paths[start : start + IMAGES_AT_ONCE] for start in range(0, len(records), IMAGES_AT_ONCE)]
-    bad: list[BadImage] = []
-    done = 0
-    with closing(_in_turn(parts, workers)) as results:
-        for reasons in results:
-            bad += [BadImage(row, records.paths[row], reason) for row, reason in enumerate(reasons, done) if reason]
-            done += len(reasons)
-            if advance is not None:
-                advance(len(reasons))
-    return bad
+    return bad_images(records, fingerprints(records.paths, levels=levels, workers=workers, advance=advance))
+
+
+def bad_images(records: Records, found: Sequence[Fingerprint]) -> list[BadImage]:
+    """Those that gave no image when their fingerprints were taken.
+
+    >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "train"], np.ones((2, 1)))
+    >>> bad_images(records, [Fingerprint(None, (4, 3)), Fingerprint("the file is empty")])
+    [BadImage(row=1, path=PosixPath('b.jpg'), reason='the file is empty')]
+    """
+    reasons = enumerate(taken.reason for taken in found)
+    return [BadImage(row, records.paths[row], reason) for row, reason in reasons if reason is not None]
 
 
 def refuse_empty_splits(records: Records) -> None:
@@ -108,32 +107,6 @@ def without_bad(records: Records, bad: Sequence[BadImage], *, share: float | Non
                 f"{_listing(records, bad)}\nwithout them {split} has no image left; mend some, or add others"
             )
     return kept
-
-
-def _in_turn(parts: Sequence[Sequence[Path]], workers: int) -> Generator[list[str | None], None, None]:
-    if workers == 0:
-        yield from map(_reasons, parts)
-        return
-    context = multiprocessing.get_context(start_method())
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=leave_interrupts_to_the_parent) as pool:
-        try:
-            yield from pool.map(_reasons, parts)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)  # an interrupt waits for no image that is still to come
-            raise
-
-
-def _reasons(paths: Iterable[Path]) -> list[str | None]:
-    return [_reason(path) for path in paths]
-
-
-def _reason(path: Path) -> str | None:
-    """Why a file gives no image, None if it does."""
-    try:
-        read_image(path, SIZE)
-    except ImageError as error:
-        return error.reason
-    return None
 
 
 def _what_is_bad(records: Records, bad: Sequence[BadImage], share: float | None) -> str:
