@@ -11,6 +11,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "probmcl"
 
 STAGES = (
     "nearest",
+    "hierarchy",
     "recipes",
     "memory",
     "files",
@@ -43,6 +44,7 @@ STAGES = (
     "phases",
     "pipeline",
     "runner",
+    "admission",
     "flags",
     "intake",
     "front",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -18,15 +19,65 @@ Data = Annotated[
 Images = Annotated[
     Path | str | None, Parameter(help="where the table's paths begin; by default at the table", group=DATA)
 ]
-Format = Annotated[str | None, Parameter(help="table, coco, voc or adp, where DATA could be two of them", group=DATA)]
+Format = Annotated[
+    str | None, Parameter(help="table, folders, coco, voc or adp, where DATA could be two of them", group=DATA)
+]
 PathColumn = Annotated[str | None, Parameter(help="the column of paths", group=DATA)]
 LabelsColumn = Annotated[str | None, Parameter(help="the column of label lists", group=DATA)]
 SplitColumn = Annotated[str | None, Parameter(help="the column of train, val and test", group=DATA)]
 GroupColumn = Annotated[
     str | None, Parameter(help="a column (patient, slide) whose images stay in one split", group=DATA)
 ]
+WeightColumn = Annotated[str | None, Parameter(help="a column: how often an image is trained on", group=DATA)]
+Rows = Annotated[
+    Literal["images", "labels"] | None,
+    Parameter(help="what a row of the table is: a whole image, or one label of an image", group=DATA),
+]
+Blank = Annotated[
+    Sequence[str] | None,
+    Parameter(
+        help="what a blank cell means, negative or unknown; CLASS=… for one class",
+        consume_multiple=True,
+        negative="",
+        group=DATA,
+    ),
+]
+MinusOne = Annotated[
+    Sequence[str] | None,
+    Parameter(
+        help="what -1 means: unknown (default), negative, positive or soft:P; CLASS=… for one class",
+        consume_multiple=True,
+        negative="",
+        group=DATA,
+    ),
+]
+NoneLabel = Annotated[
+    str | None, Parameter(help="the label that means none of the others; '' where all are classes", group=DATA)
+]
+Ignore = Annotated[
+    Sequence[str] | None,
+    Parameter(help="columns of the table that are no classes", consume_multiple=True, negative="", group=DATA),
+]
+HierarchyFile = Annotated[
+    Path | str | None, Parameter(help="a CSV with the columns child and parent, both names of classes", group=DATA)
+]
+Range = Annotated[
+    str | None,
+    Parameter(help="grey levels of 16-bit and float images: auto (default), full or LOW,HIGH", group=DATA),
+]
+SplitFile = Annotated[
+    Path | str | None, Parameter(help="split.csv or folds.csv of an earlier run, used again", group=DATA)
+]
 SkipBad = Annotated[
     float | None, Parameter(help="go on without unreadable images, up to this share of all", group=DATA)
+]
+AllowLeaks = Annotated[
+    bool | None,
+    Parameter(help="go on where images or groups of train are also in val or test", negative="", group=DATA),
+]
+Cache = Annotated[
+    Path | str | None,
+    Parameter(help="a folder for decoded images, or auto; quicker from the second time on", group=WHERE),
 ]
 
 EncoderName = Annotated[str | None, Parameter(help="any timm model; see encoders", group=WHAT)]

@@ -47,7 +47,21 @@ def train(
     labels_column: flags.LabelsColumn = None,
     split_column: flags.SplitColumn = None,
     group: flags.GroupColumn = None,
+    weight_column: flags.WeightColumn = None,
+    rows: flags.Rows = None,
+    blank: flags.Blank = None,
+    minus_one: flags.MinusOne = None,
+    none_label: flags.NoneLabel = None,
+    ignore: flags.Ignore = None,
+    hierarchy: flags.HierarchyFile = None,
+    range: flags.Range = None,  # noqa: A002  # the name of the flag
+    split_file: flags.SplitFile = None,
+    folds: Annotated[
+        int | None, Parameter(help="divide the images into so many folds, of which --fold is test", group=flags.DATA)
+    ] = None,
+    fold: Annotated[int | None, Parameter(help="which fold is test, from 1 on", group=flags.DATA)] = None,
     skip_bad: flags.SkipBad = None,
+    allow_leaks: flags.AllowLeaks = None,
     method: Annotated[
         str | None,
         Parameter(help="auto (default): the frozen probe, bce and probmcl; or one, see methods", group=flags.WHAT),
@@ -91,6 +105,7 @@ def train(
     seed: Annotated[int | None, Parameter(help="of everything that is drawn; 0 by default", group=flags.HOW)] = None,
     device: flags.Device = None,
     workers: flags.Workers = None,
+    cache: flags.Cache = None,
     out: flags.Out = None,
     resume: Annotated[
         Path | str | None,
@@ -108,7 +123,12 @@ def train(
 
     Example: probmcl train photos/ --loss my_losses.py:my_loss
 
+    Example: probmcl train xrays.csv --images xrays/ --group "Patient ID" --minus-one unknown Edema=positive
+
     Example: probmcl train --resume runs/2026-11-15-photos
+
+    Before anything is trained every image is read once, and data that would spoil the run is refused: files that cannot
+    be read (--skip-bad), the same image or patient in train and test (--allow-leaks). See probmcl check.
 
     Under torchrun the same command uses several processes: torchrun --nproc-per-node 2 -m probmcl train photos/
     """
@@ -134,19 +154,18 @@ def train(
             seed=seed,
             device=device,
             workers=workers,
+            cache=intake.cache_folder(cache),
         )
-        return _start(Path(data), intake.reading_of(given), skip_bad, recipe, keys, out)
+        return _start(Path(data), given, recipe, keys, out)
 
 
 def _start(
-    data: Path,
-    reading: dict[str, Any],
-    skip_bad: float | None,
-    recipe: str | None,
-    keys: dict[str, Any],
-    out: Path | str | None,
+    data: Path, given: Mapping[str, Any], recipe: str | None, keys: dict[str, Any], out: Path | str | None
 ) -> Run:
+    from dataclasses import replace
+
     from probmcl import encoders, pipeline, runs
+    from probmcl.admission import admit
     from probmcl.settings import make_settings
 
     # What can be refused at once is: reading every image of a large set takes minutes.
@@ -155,15 +174,26 @@ def _start(
     if out is not None:
         runs.refuse_used(Path(out))
     display = intake.display_of_the_first()
-    records, source = intake.read_all(data, reading | {"seed": settings.seed}, skip_bad, settings.workers, display)
-    alarms = intake.seen_before(records, settings.encoder.weights)
-    for alarm in alarms:
+    rules = intake.rules_of(given, settings.seed)
+    admitted = admit(data, intake.reading_of(given), rules, settings.workers, display)
+    settings = replace(settings, levels=admitted.levels)
+    seen = intake.seen_before(admitted.records, settings.encoder.weights)
+    for alarm in seen:
         display.say(f"  ALARM: {alarm}")
+    alarms = [*admitted.alarms, *seen]
     with (
         intake.folder_for(out, intake.data_name(data)) as folder,
         intake.told_how_to_go_on("train", folder, "run.json", display),
     ):
-        return pipeline.train(records, settings, folder, display, source=source, alarms=alarms)
+        return pipeline.train(
+            admitted.records,
+            settings,
+            folder,
+            display,
+            source=admitted.source,
+            alarms=alarms,
+            fold_of=admitted.fold_of,
+        )
 
 
 def _method(method: str | None, loss: str | None) -> str | None:
@@ -181,6 +211,7 @@ def _resume(folder: Path, loss: str | None, where: dict[str, Any]) -> Run:
     from dataclasses import replace
 
     from probmcl import pipeline
+    from probmcl.admission import read_again
     from probmcl.files import read_json
     from probmcl.methods import find_method
     from probmcl.settings import settings_of_run
@@ -197,6 +228,6 @@ def _resume(folder: Path, loss: str | None, where: dict[str, Any]) -> Run:
     source = read_json(folder / "run.json")["data"]
     if source is None:
         raise ValueError(f"{folder} was trained from records in memory; go on with probmcl.pipeline.resume")
-    records, display = intake.read_again(source), intake.display_of_the_first()
+    records, display = read_again(source, folder / "split.csv"), intake.display_of_the_first()
     with intake.told_how_to_go_on("train", folder, "run.json", display):
         return pipeline.resume(records, settings, folder, display)

@@ -1,11 +1,11 @@
-"""From what a person typed to what a run takes: settings, records that can be read, a folder, a display.
+"""From what a person typed to what a run takes: settings, how data are read, a folder, a display.
 
 Importing this loads no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from probmcl.nearest import suggestion
 
 if TYPE_CHECKING:
+    from probmcl.admission import Rules
     from probmcl.data.records import Records
     from probmcl.training.progress import Display
 
@@ -24,10 +25,50 @@ def said(**given: Any) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None and value != {}}
 
 
+READING = (
+    "format",
+    "path_column",
+    "labels_column",
+    "split_column",
+    "weight_column",
+    "rows",
+    "blank",
+    "minus_one",
+    "none_label",
+    "ignore",
+)
+"""Flags that `probmcl.data.read` takes by the same name."""
+
+
 def reading_of(given: Mapping[str, Any]) -> dict[str, Any]:
     """How data are to be read, from the flags of a command."""
-    columns = {name: given[name] for name in ("format", "path_column", "labels_column", "split_column")}
-    return said(images=absolute(given["images"]), **columns, group_column=given["group"])
+    return said(
+        images=absolute(given["images"]),
+        **{name: _listed(given[name]) for name in READING},
+        group_column=given["group"],
+        hierarchy=absolute(given["hierarchy"]),
+    )
+
+
+def _listed(value: Any) -> Any:
+    """Several words as a list, which JSON keeps."""
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def rules_of(given: Mapping[str, Any], seed: int) -> Rules:
+    """What is asked of data, from the flags of a command."""
+    from probmcl.admission import Rules
+
+    names = ("skip_bad", "allow_leaks", "range", "folds", "fold")
+    flags = said(**{name: given.get(name) for name in names})
+    return Rules(**flags, split_file=absolute(given["split_file"]), seed=seed)
+
+
+def cache_folder(given: Path | str | None) -> str | None:
+    """Where decoded images are kept, as an absolute path; `auto` means a place of the user's own."""
+    from probmcl.data.cache import default_folder
+
+    return str(default_folder()) if str(given) == "auto" else absolute(given)
 
 
 def refuse_beside_resume(given: Mapping[str, Any], *allowed: str) -> None:
@@ -101,46 +142,6 @@ def weights_from(given: Path | str | None) -> str | None:
 def data_name(data: Path) -> str:
     """What data are called: their folder."""
     return data.resolve().name if data.is_dir() else data.resolve().parent.name
-
-
-def read_all(
-    data: Path, reading: dict[str, Any], skip_bad: float | None, workers: int, display: Display
-) -> tuple[Records, dict[str, Any]]:
-    """The records of some data, every image of which was read once, and how to read them again."""
-    from probmcl.data import describe, read
-    from probmcl.data.check import refuse_share
-
-    refuse_share(skip_bad)
-    records, skipped = _checked(read(data.resolve(), **reading, missing="keep"), skip_bad, workers, display)
-    display.say(describe(records))
-    return records, {"data": absolute(data), **reading, "skipped": skipped}
-
-
-def read_again(source: Mapping[str, Any]) -> Records:
-    """The same records, from what `read_all` said of them."""
-    from probmcl.data import read
-
-    reading = {key: value for key, value in source.items() if key not in ("data", "skipped")}
-    return read(source["data"], **reading, missing="keep").without([entry["path"] for entry in source["skipped"]])
-
-
-def _checked(
-    records: Records, skip_bad: float | None, workers: int, display: Display
-) -> tuple[Records, list[dict[str, Any]]]:
-    """The records without images that cannot be read, and those; without leave to skip them they are an error."""
-    from probmcl.data.check import BadImage, find_bad_images, without_bad
-    from probmcl.distributed import broadcast, first
-
-    found: list[tuple[int, str, str]] = []
-    if first():
-        with display.stage("reading every image once", len(records)) as bar:
-            bad = find_bad_images(records, workers=workers, advance=lambda n: bar.advance(n, steps=n))
-        found = [(image.row, str(image.path), image.reason) for image in bad]
-    bad = [BadImage(row, Path(path), reason) for row, path, reason in broadcast(found)]
-    for image in bad if skip_bad is not None else ():
-        display.say(f"  skipped: {image.path}: {image.reason}")
-    skipped = [{"path": str(image.path), "reason": image.reason} for image in bad]
-    return without_bad(records, bad, share=skip_bad), skipped
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probmcl.augment import AUGMENTATIONS
+from probmcl.data.cache import ImageCache, open_cache
 from probmcl.data.images import Preprocessing
 from probmcl.data.records import SPLITS, LabelSpace, Records, Split
 from probmcl.distributed import world
@@ -53,6 +54,13 @@ def refuse_what_cannot_run(settings: Settings, encoder: Encoder, label_space: La
             find_method(contender.method)(part, label_space, contender.settings)
 
 
+def _cache(records: Records, settings: Settings) -> ImageCache | None:
+    """Where decoded images are kept, apart from the user's own."""
+    if settings.cache is None:
+        return None
+    return open_cache(Path(settings.cache), apart_from=sorted({path.parent for path in records.paths}))
+
+
 class Material:
     """The images, the whole `encoder`, the `part` of it that learns, and the `source` of what that part is given.
 
@@ -65,10 +73,12 @@ class Material:
         # Kernels in the order in which processors like to read them: a fifth to a half faster on a CPU.
         self.encoder = encoder.to(settings.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         size = encoder.image_size
-        preprocessing = Preprocessing(size, encoder.mean, encoder.std, encoder.interpolation)
+        preprocessing = Preprocessing(size, encoder.mean, encoder.std, encoder.interpolation, settings.levels)
         augmentation = AUGMENTATIONS[settings.augment](size)
         pixels = CPU_PIXELS if settings.device == "cpu" else GPU_PIXELS
-        self.feed = Feed(records, preprocessing, augmentation, settings.seed, settings.workers, pixels)
+        self.feed = Feed(
+            records, preprocessing, augmentation, settings.seed, settings.workers, pixels, _cache(records, settings)
+        )
         self.part, self.source = self._cut()
 
     def _cut(self) -> tuple[Encoder | Extracted, Feed | Store]:

@@ -7,6 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from jaxtyping import Int
+from numpy import ndarray
+
 from probmcl import runs
 from probmcl.data.check import refuse_empty_splits
 from probmcl.data.records import Records
@@ -29,13 +32,15 @@ def train(
     *,
     source: Mapping[str, Any] | None = None,
     alarms: Sequence[str] = (),
+    fold_of: Int[ndarray, "N"] | None = None,
     tested: Tested = nobody,
     plan: Planner | None = None,
 ) -> Run:
     """Fit a probe on the untouched encoder, train every contender, probe it again, keep the best on validation.
 
     Everything that is needed to use, judge, repeat or resume the run is written into `folder`, which must be new or
-    empty. `source` says how the records were read, `alarms` what is known to be wrong with them. The test split is
+    empty. `source` says how the records were read, `alarms` what is known to be wrong with them, `fold_of` the fold of
+    each image where their split comes of folds. The test split is
     scored at the end, decides nothing, and shows what was kept, the frozen probe and whoever else is to be `tested`,
     whose files are in candidates/. `plan` says who is trained how long, by default what the settings say.
     """
@@ -43,7 +48,7 @@ def train(
     settings, display = replace(settings, device=find_device(settings.device)), display or Display()
     encoder = build_encoder(settings, display)  # before anything is written: it may not be there
     refuse_what_cannot_run(settings, encoder, records.label_space)
-    _in_the_first(lambda: runs.begin(folder, records, settings, source, alarms))
+    _in_the_first(lambda: runs.begin(folder, records, settings, source, alarms, fold_of))
     return Phases(records, settings, encoder, folder, display, tested, plan).finished()
 
 

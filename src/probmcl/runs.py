@@ -15,10 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jaxtyping import Int
+from numpy import ndarray
 from torch import Tensor
 
 from probmcl import __version__
+from probmcl.data.labels import State
 from probmcl.data.records import Records, Split
+from probmcl.data.split import write_folds
 from probmcl.files import read_json, whole, write_json, write_text
 
 
@@ -50,15 +54,20 @@ def new_folder(parent: Path, name: str) -> Path:
 
 
 def begin(
-    folder: Path, records: Records, settings: Any, source: Mapping[str, Any] | None, alarms: Sequence[str]
+    folder: Path,
+    records: Records,
+    settings: Any,
+    source: Mapping[str, Any] | None,
+    alarms: Sequence[str],
+    fold_of: Int[ndarray, "N"] | None = None,
 ) -> None:
     """Claim a folder and write down what a run starts from; `source` says how the records were read."""
     claim(folder)
-    space = records.label_space
     write_json(folder / "config.json", settings)
-    policy = "a label that is not known takes no part in anything"
-    write_json(folder / "labels.json", {"names": space.names, "counts": space.counts.tolist(), "policy": policy})
+    write_json(folder / "labels.json", labels_file(records, source or {}))
     write_split(folder / "split.csv", records)
+    if fold_of is not None:
+        write_folds(folder / "folds.csv", records, fold_of)
     about = circumstances(settings.seed)
     write_json(
         folder / "run.json",
@@ -68,13 +77,27 @@ def begin(
     )
 
 
+def labels_file(records: Records, source: Mapping[str, Any]) -> dict[str, Any]:
+    """What labels.json holds: the classes, how often each is positive in train, their parents, and the policy."""
+    space, states = records.label_space, records.states
+    chances = zip(space.names, states.chance.tolist(), strict=True)
+    policy = {
+        "unknown": "a label that is not known takes no part in anything",
+        "blank": source.get("blank"),
+        "minus_one": source.get("minus_one"),
+        "chance_of_uncertain": {name: chance for name, chance in chances if chance == chance},  # not NaN: not unknown
+        "labels": {state.name.lower(): int(n) for state, n in zip(State, states.counts().sum(axis=1), strict=True)},
+    }
+    hierarchy = None if space.hierarchy is None else dict(space.hierarchy)
+    return {"names": space.names, "counts": space.counts.tolist(), "hierarchy": hierarchy, "policy": policy}
+
+
 def fingerprint(records: Records) -> str:
     """The same for the same images with the same labels in the same splits."""
     digest = hashlib.sha256()
     for part in (map(str, records.paths), records.split, records.label_space.names):
         digest.update("\n".join(part).encode())
-    digest.update((records.labels * records.known).tobytes())
-    digest.update(records.known.tobytes())
+    digest.update(records.states.digest())
     return digest.hexdigest()
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from probmcl.augment import AUGMENTATIONS
+from probmcl.data.levels import Levels
 from probmcl.devices import find_device
 from probmcl.methods import METHODS, find_method, full_name
 from probmcl.nearest import suggestion
@@ -97,6 +98,8 @@ class Settings:
         budget: seconds that the whole run may take; it then decides the epochs.
         seed: of everything that is drawn.
         workers: processes that decode and augment.
+        levels: the grey levels of 16-bit and float images that become black and white; the data decide them.
+        cache: a folder for decoded images; None decodes them each time.
         device: where it is computed; `auto` takes a CUDA device where there is one, and else the CPU.
     """
 
@@ -110,6 +113,8 @@ class Settings:
     budget: float | None = None
     seed: int = 0
     workers: int = 2
+    levels: Levels | None = None
+    cache: str | None = None
     device: str = "auto"
 
     def __post_init__(self) -> None:

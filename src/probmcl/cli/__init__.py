@@ -17,6 +17,7 @@ import cyclopts
 from probmcl.memory import keep_freed_memory
 
 COMMANDS = {
+    "check": ("probmcl.cli.check:check", "what is wrong with your data, before you train"),
     "train": ("probmcl.front:train", "from images and a table to a model"),
     "compare": ("probmcl.comparison.compare:compare", "which method is worth its cost on your data"),
     "evaluate": ("probmcl.cli.evaluate:evaluate", "how good a model is on labelled images"),

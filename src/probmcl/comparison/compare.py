@@ -31,7 +31,17 @@ def compare(
     labels_column: flags.LabelsColumn = None,
     split_column: flags.SplitColumn = None,
     group: flags.GroupColumn = None,
+    weight_column: flags.WeightColumn = None,
+    rows: flags.Rows = None,
+    blank: flags.Blank = None,
+    minus_one: flags.MinusOne = None,
+    none_label: flags.NoneLabel = None,
+    ignore: flags.Ignore = None,
+    hierarchy: flags.HierarchyFile = None,
+    range: flags.Range = None,  # noqa: A002  # the name of the flag
+    split_file: flags.SplitFile = None,
     skip_bad: flags.SkipBad = None,
+    allow_leaks: flags.AllowLeaks = None,
     methods: Annotated[
         str | None,
         Parameter(
@@ -57,6 +67,7 @@ def compare(
     augment: flags.Augment = None,
     device: flags.Device = None,
     workers: flags.Workers = None,
+    cache: flags.Cache = None,
     out: flags.Out = None,
     add: Annotated[
         Sequence[Path] | None,
@@ -97,6 +108,7 @@ def compare(
             augment=augment,
             device=device,
             workers=workers,
+            cache=intake.cache_folder(cache),
         )
         asked = _asked(
             methods or "all",
@@ -104,7 +116,7 @@ def compare(
             intake.said(seeds=seeds, trials=trials, epochs=epochs, batch_size=batch_size),
             budget,
         )
-        return _start(Path(data), intake.reading_of(given), skip_bad, asked, out, _paths(add), began)
+        return _start(Path(data), given, asked, out, _paths(add), began)
 
 
 def _listed(methods: str) -> list[str]:
@@ -148,15 +160,12 @@ def _asked(methods: str, keys: dict[str, Any], numbers: dict[str, int], budget: 
 
 
 def _start(
-    data: Path,
-    reading: dict[str, Any],
-    skip_bad: float | None,
-    asked: Asked,
-    out: Path | str | None,
-    add: list[Path],
-    began: float,
+    data: Path, given: Mapping[str, Any], asked: Asked, out: Path | str | None, add: list[Path], began: float
 ) -> Comparison:
+    from dataclasses import replace
+
     from probmcl import runs
+    from probmcl.admission import admit
     from probmcl.data.check import refuse_unscorable
     from probmcl.distributed import first
     from probmcl.files import write_json
@@ -164,16 +173,20 @@ def _start(
     if out is not None:
         runs.refuse_used(Path(out))
     display = intake.display_of_the_first()
-    records, source = intake.read_all(data, reading | {"seed": 0}, skip_bad, asked.settings.workers, display)
+    rules = intake.rules_of(given, seed=0)
+    admitted = admit(data, intake.reading_of(given), rules, asked.settings.workers, display)
+    records = admitted.records
     refuse_unscorable(records)
-    alarms = intake.seen_before(records, asked.settings.encoder.weights)
-    remembered = {"data": source, "name": intake.data_name(data), "asked": asked, "alarms": alarms, "add": add}
+    asked = replace(asked, settings=replace(asked.settings, levels=admitted.levels))
+    alarms = [*admitted.alarms, *intake.seen_before(records, asked.settings.encoder.weights)]
+    remembered = {"data": admitted.source, "name": intake.data_name(data), "asked": asked, "alarms": alarms, "add": add}
     with (
         intake.folder_for(out, f"{remembered['name']}-comparison") as folder,
         intake.told_how_to_go_on("compare", folder, REMEMBERED, display),
     ):
         if first():
             folder.mkdir(parents=True, exist_ok=True)
+            runs.write_split(folder / "split.csv", records)
             write_json(folder / REMEMBERED, remembered)
         return _carried_out(records, asked, folder, display, remembered, began)
 
@@ -181,6 +194,7 @@ def _start(
 def _resume(folder: Path, methods: str | None, where: dict[str, Any], add: list[Path], began: float) -> Comparison:
     from dataclasses import replace
 
+    from probmcl.admission import read_again
     from probmcl.comparison.protocol import Entrant, entrants
     from probmcl.comparison.work import Asked
     from probmcl.devices import find_device
@@ -200,7 +214,7 @@ def _resume(folder: Path, methods: str | None, where: dict[str, Any], add: list[
         raise ValueError(f"--methods {methods}: {folder} compares {names}; beside --resume say the same, or nothing")
     for entrant in taking_part:
         refuse_unnamed(entrant.method, "the same --methods again, with")
-    display, records = intake.display_of_the_first(), intake.read_again(remembered["data"])
+    display, records = intake.display_of_the_first(), read_again(remembered["data"], folder / "split.csv")
     remembered["add"] = list(dict.fromkeys([*remembered["add"], *map(str, add)]))
     barrier()
     if first():

@@ -1,0 +1,256 @@
+"""Data on its way into a run: photographs with everything that can be wrong with them."""
+
+import shutil
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+from rich.console import Console
+
+import photographs
+from probmcl.admission import Admitted, Rules, admit, check, read_again
+from probmcl.data.records import SPLITS, DataError
+from probmcl.runs import write_split
+from probmcl.training.progress import Display
+
+COUNT = 30
+GIVEN = ["train"] * 20 + ["val"] * 4 + ["test"] * 6
+
+
+def shown() -> Display:
+    return Display(Console(file=StringIO(), width=300))
+
+
+def text_of(display: Display) -> str:
+    return display.console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def admitted(
+    table: Path, *, display: Display | None = None, reading: dict[str, Any] | None = None, **rules: Any
+) -> Admitted:
+    return admit(table, reading or {}, Rules(**rules), 0, display or shown())
+
+
+def split_of(found: Admitted, name: str) -> str:
+    return next(
+        split for path, split in zip(found.records.paths, found.records.split, strict=True) if path.name == name
+    )
+
+
+def copy(table: Path, source: int, number: int, *, as_it_is: bool = False) -> None:
+    """Image `number` becomes that of `source`: byte by byte, or flipped and encoded anew."""
+    here, there = table.parent / f"{source}.jpg", table.parent / f"{number}.jpg"
+    if as_it_is:
+        shutil.copy(here, there)
+    else:
+        with Image.open(here) as image:
+            ImageOps.mirror(image).resize((100, 75)).save(there, quality=70)
+
+
+def test_good_data_comes_through_and_says_what_it_is(tmp_path: Path) -> None:
+    display = shown()
+    found = admitted(photographs.folder(tmp_path / "p", COUNT, splits=GIVEN), display=display)
+    assert list(found.records.split) == GIVEN
+    assert (found.alarms, found.levels, found.fold_of) == ([], None, None)
+    assert "train 20 · val 4 · test 6" in text_of(display)
+    assert "  reading every image once" in text_of(display)
+
+
+@pytest.mark.parametrize("as_it_is", [True, False])
+def test_the_same_picture_in_train_and_test_is_refused_with_both_rows_unless_allowed(
+    tmp_path: Path, as_it_is: bool
+) -> None:
+    table = photographs.folder(tmp_path / "p", COUNT, splits=GIVEN)
+    copy(table, 3, 28, as_it_is=as_it_is)
+    with pytest.raises(DataError) as caught:
+        admitted(table)
+    for part in ("in train and test: 1", "row 5: ", "3.jpg", "row 30: ", "28.jpg", "--allow-leaks"):
+        assert part in str(caught.value)
+    found = admitted(table, allow_leaks=True)
+    assert any("28.jpg" in line for line in found.alarms)
+    assert found.source["leaks_allowed"] == found.alarms
+
+
+def test_a_patient_in_two_splits_is_refused_and_one_in_a_single_split_is_not(tmp_path: Path) -> None:
+    patients = [f"p{number // 2}" for number in range(COUNT)]
+    table = photographs.folder(tmp_path / "p", COUNT, splits=GIVEN, patients=patients)
+    assert admitted(table).alarms == []
+    patients[25] = "p0"
+    table = photographs.folder(tmp_path / "q", COUNT, splits=GIVEN, patients=patients)
+    with pytest.raises(DataError, match="group 'p0'"):
+        admitted(table)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_split_made_here_keeps_copies_and_groups_together(tmp_path: Path, seed: int) -> None:
+    patients = [f"p{number // 3}" for number in range(COUNT)]
+    table = photographs.folder(tmp_path / "p", COUNT, patients=patients)
+    copy(table, 1, 10, as_it_is=True)
+    copy(table, 20, 29)
+    found = admitted(table, seed=seed)
+    assert found.alarms == []
+    assert all(len(found.records.rows(split)) for split in SPLITS)
+    assert split_of(found, "1.jpg") == split_of(found, "10.jpg")
+    assert split_of(found, "20.jpg") == split_of(found, "29.jpg")
+    for patient in set(patients):
+        assert (
+            len({s for s, g in zip(found.records.split, found.records.group or (), strict=True) if g == patient}) == 1
+        )
+    origin = str(found.records.origin)
+    assert f"val and test taken from train with seed {seed}" in origin
+
+
+def test_what_cannot_be_read_is_refused_or_left_out_and_nothing_is_changed(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", COUNT)
+    (table.parent / "7.jpg").write_bytes(b"")
+    before = {path: path.read_bytes() for path in table.parent.iterdir()}
+    with pytest.raises(DataError, match=r"row 9: .*7\.jpg: the file is empty"):
+        admitted(table)
+    found = admitted(table, skip_bad=0.1)
+    assert len(found.records) == COUNT - 1
+    assert [Path(entry["path"]).name for entry in found.source["skipped"]] == ["7.jpg"]
+    assert {path: path.read_bytes() for path in table.parent.iterdir()} == before
+
+
+def test_a_split_can_be_given_back_and_read_again(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", COUNT)
+    (table.parent / "7.jpg").write_bytes(b"")
+    found = admitted(table, seed=3, skip_bad=0.1)
+    write_split(tmp_path / "split.csv", found.records)
+    again = read_again(found.source, tmp_path / "split.csv")
+    assert again.paths == found.records.paths
+    assert again.split == found.records.split
+    assert np.array_equal(again.labels, found.records.labels)
+    (table.parent / "7.jpg").unlink()
+    lines = table.read_text().splitlines(keepends=True)
+    table.write_text("".join(line for line in lines if not line.startswith("7.jpg")))
+    given = admitted(table, seed=9, split_file=str(tmp_path / "split.csv"))
+    assert given.records.split == found.records.split
+
+
+def test_folds_are_disjoint_whole_and_the_same_each_time(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", COUNT)
+    tested: list[str] = []
+    for fold in (1, 2, 3):
+        found = admitted(table, folds=3, fold=fold)
+        assert found.fold_of is not None
+        rows = found.records.rows("test")
+        assert (found.fold_of[rows] == fold).all()
+        assert len(found.records.rows("val")) > 0
+        tested += [found.records.paths[row].name for row in rows]
+    assert sorted(tested) == sorted(f"{number}.jpg" for number in range(COUNT))
+
+
+@pytest.mark.parametrize(
+    ("rules", "message"),
+    [
+        ({"folds": 1, "fold": 1}, "--folds 1: give 2 or more"),
+        ({"folds": 5}, "--folds 5 wants --fold 1 to 5"),
+        ({"folds": 5, "fold": 6}, "--folds 5 wants --fold 1 to 5"),
+        ({"fold": 2}, "--fold 2: of which folds"),
+        ({"folds": 5, "fold": 1, "split_file": "a.csv"}, "say one of both"),
+        ({"skip_bad": 5.0}, "a share between 0 and 1"),
+        ({"range": "9"}, "--range 9"),
+    ],
+)
+def test_rules_that_contradict_are_refused(rules: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Rules(**rules)
+
+
+def test_sixteen_bit_images_get_their_levels_from_the_data(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", COUNT)
+    rows = table.read_text().replace(".jpg", ".png")
+    table.write_text(rows)
+    for number in range(COUNT):
+        grey = np.array(photographs.photograph(number).convert("L")).astype(np.uint16) * 12 + 100
+        Image.fromarray(grey).save(table.parent / f"{number}.png")
+    display = shown()
+    found = admitted(table, display=display)
+    assert found.levels is not None
+    assert 100 <= found.levels.low < found.levels.high <= 100 + 12 * 255
+    assert "become black to white" in text_of(display)
+    full = admitted(table, range="full").levels
+    assert full is not None
+    assert (full.low, full.high) == (0, 65535)
+
+
+# The check.
+
+
+def checked(table: Path, **rules: Any) -> dict[str, Any]:
+    return check(table, {}, Rules(**rules), 0, shown())
+
+
+def texts(found: dict[str, Any], level: str) -> str:
+    return "\n".join(finding["text"] for finding in found["findings"] if finding["level"] == level)
+
+
+def test_a_check_counts_what_is_there(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", COUNT, splits=GIVEN)
+    found = checked(table)
+    assert found["images"] == COUNT
+    assert found["splits"] == {"train": 20, "val": 4, "test": 6}
+    labels = [row.split(",")[1].split("|") for row in table.read_text().splitlines()[1:]]
+    for name in photographs.CLASSES:
+        expected = {s: sum(name in of for of, t in zip(labels, GIVEN, strict=True) if t == s) for s in SPLITS}
+        assert found["per_class"][name]["present"] == expected
+    together = {frozenset(pair["classes"]): pair["images"] for pair in found["together"]}
+    assert together[frozenset({"roof", "sky"})] == sum("roof" in of and "sky" in of for of in labels)
+    assert found["sizes"]["width"] == {"least": 120, "median": 120, "most": 120}
+    assert found["sizes"]["modes"] == {"RGB": COUNT}
+    assert found["verdict"] in ("fine", "warnings")
+
+
+def test_a_check_finds_what_is_planted(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", COUNT, splits=GIVEN)
+    copy(table, 0, 1, as_it_is=True)  # within train, with other labels
+    copy(table, 4, 5)  # within train, flipped
+    Image.new("RGB", (80, 60), (9, 9, 9)).save(table.parent / "6.jpg")
+    (table.parent / "8.jpg").write_bytes((table.parent / "8.jpg").read_bytes()[:900])
+    copy(table, 9, 26, as_it_is=True)  # train and test
+    found = checked(table)
+    assert found["verdict"] == "blocked"
+    assert [Path(name).name for name in found["nearly_constant"]] == ["6.jpg"]
+    assert len(found["unreadable"]) == 1
+    assert "truncated" in found["unreadable"][0]["reason"]
+    assert sorted(sorted(Path(p).name for p in same) for same in found["exact_duplicates"]) == [
+        ["0.jpg", "1.jpg"],
+        ["26.jpg", "9.jpg"],
+    ]
+    assert found["conflicting_labels"]
+    near = [{Path(p).name for p in pair["images"]} for pair in found["near_duplicates"] if pair["confirmed"]]
+    assert {"4.jpg", "5.jpg"} in near
+    assert "1 of 30 images cannot be used" in texts(found, "blocked")
+    assert "26.jpg" in texts(found, "blocked")
+    assert "nearly of one colour: 1" in texts(found, "warning")
+
+
+def test_a_check_of_data_without_a_split_makes_one_that_does_not_leak(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", COUNT)
+    copy(table, 9, 26, as_it_is=True)
+    found = checked(table)
+    assert found["split"].startswith("val and test taken from train")
+    assert found["verdict"] != "blocked"
+
+
+def test_a_table_that_cannot_be_read_is_one_finding(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", 3)
+    table.write_text("filename,labels\n0.jpg,roof\n1.jpg\n")
+    found = checked(table)
+    assert found["verdict"] == "blocked"
+    assert "row 3" in texts(found, "blocked")
+
+
+def test_rare_and_missing_classes_are_warned_of(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", COUNT, splits=GIVEN)
+    lines = table.read_text().splitlines()
+    lines[1] = lines[1].replace("roof", "roof|dragon") if "roof" in lines[1] else lines[1].replace(",", ",dragon|", 1)
+    lines[-1] = lines[-1].replace(",", ",ghost|", 1)
+    table.write_text("\n".join(lines) + "\n")
+    warned = texts(checked(table), "warning")
+    assert "without a positive in train: 1 (ghost)" in warned
+    assert "dragon" in warned
