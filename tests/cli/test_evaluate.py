@@ -1,13 +1,12 @@
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from made import NAMES, coloured_records
 from made_run import made_run
 from probmcl.cli import app
-from probmcl.cli.evaluate import lines
+from probmcl.cli.evaluate import aggregation
 from probmcl.model import load
 
 
@@ -66,25 +65,55 @@ def test_an_existing_file_is_refused_before_the_model_is_loaded(run: Path) -> No
     assert (run.parent / "scores.json").read_text() == "precious"
 
 
-def result(ap: dict[str, float | None], **only: list[str]) -> dict[str, Any]:
-    return {"ap": ap, "classes_only_in_model": [], "classes_only_in_data": [], **only}
-
-
-def test_few_classes_are_all_listed_and_those_without_a_positive_are_not() -> None:
-    assert lines(result({"cat": 0.9, "dog": 0.25, "emu": None})) == [
-        "average precision, worst first: dog 25.0, cat 90.0"
+def hospital(run: Path) -> Path:
+    """Other images with other words, three of each patient at two sites."""
+    other = coloured_records(run.parent / "hospital", train=12, val=0, test=0)
+    rows = [
+        f"{path.name},p{number // 3},{('north', 'south')[number // 6]},{','.join(str(int(x)) for x in labels)}"
+        for number, (path, labels) in enumerate(zip(other.paths, other.labels, strict=True))
     ]
-    assert lines(result({"emu": None})) == []
+    (run.parent / "hospital" / "labels.csv").write_text("\n".join(["path,who,site,Red,Green,Azure", *rows]))
+    (run.parent / "words.csv").write_text("data,model\nRed,red\nGreen,green\nAzure,blue\n")
+    return run.parent / "hospital" / "labels.csv"
 
 
-def test_of_many_classes_the_worst_and_the_best_are_listed() -> None:
-    ap: dict[str, float | None] = {f"c{number}": number / 20 for number in range(11)}
-    assert lines(result(ap, classes_only_in_data=list("abcdefg"))) == [
-        "worst: c0 0.0, c1 5.0, c2 10.0, c3 15.0, c4 20.0",
-        "best: c10 50.0, c9 45.0, c8 40.0, c7 35.0, c6 30.0",
-        "not scored, 7 classes only in the data: a, b, c, d, e and 2 more",
-    ]
+@pytest.mark.filterwarnings("ignore:.*have the file name")
+def test_another_hospital_is_scored_in_its_own_words_site_by_site(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    words = run.parent / "words.csv"
+    flags = ("--group", "who", "--rename", words, "--by", "site", "--draws", "50", "--json", run.parent / "all.json")
+    evaluate(run, hospital(run), *flags)
+    found, shown = json.loads((run.parent / "all.json").read_text()), capsys.readouterr().out
+    assert found["renamed"] == {"Red": "red", "Green": "green", "Azure": "blue"}
+    assert "renamed: Red → red, Green → green, Azure → blue" in shown
+    assert "50 resamples of groups" in shown
+    for value in ("north", "south"):
+        part = found["by"]["values"][value]
+        assert (part["images"], part["groups"]) == (6, 2)
+        low, high = part["mAP_interval"]
+        assert f"{100 * part['mAP']:.1f} │ {100 * low:.1f}–{100 * high:.1f}" in shown
 
 
-def test_what_a_classifier_has_to_say_of_its_map_comes_first() -> None:
-    assert lines(result({"cat": 0.9}) | {"note": "mind this"})[0] == "note: mind this"
+@pytest.mark.filterwarnings("ignore:.*have the file name")
+def test_patients_are_scored_whole(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = run.parent / "words.csv"
+    evaluate(run, hospital(run), "--group", "who", "--rename", words, "--aggregate", "group=max", "--draws", "0")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "4 groups by the max of 12 images" in shown
+    assert "resamples" not in shown
+
+
+def test_how_groups_are_joined_is_one_of_two_words() -> None:
+    assert aggregation(None, None) is None
+    assert aggregation("patient=mean", "patient") == "mean"
+    with pytest.raises(ValueError, match=r"--aggregate group=median: say group=mean or group=max"):
+        aggregation("group=median", None)
+    with pytest.raises(ValueError, match=r"but --group is slide; say --group patient --aggregate group=max"):
+        aggregation("patient=max", "slide")
+
+
+def test_classes_without_parents_cannot_be_kept_below_them(run: Path) -> None:
+    with pytest.raises(ValueError, match="its classes have no parents"):
+        evaluate(run, "--below-parents")

@@ -48,6 +48,18 @@ def test_a_table_holds_what_the_front_door_says(run: Path, photos: Path, capsys:
     assert "could not be read" not in captured.err
 
 
+def test_no_class_is_said_to_be_likelier_than_its_parent(run: Path, photos: Path) -> None:
+    labels = json.loads((run / "labels.json").read_text())
+    (run / "labels.json").write_text(json.dumps(labels | {"hierarchy": {"green": "red", "blue": "red"}}))
+    predict(run, photos, "--out", run.parent / "free.json")
+    predict(run, photos, "--out", run.parent / "kept.json", "--below-parents")
+    free, kept = (json.loads((run.parent / f"{name}.json").read_text())["images"] for name in ("free", "kept"))
+    assert any(image["probabilities"]["blue"] > image["probabilities"]["red"] for image in free)
+    for before, after in zip(free, kept, strict=True):
+        one, other = before["probabilities"], after["probabilities"]
+        assert other == {name: min(one[name], one["red"]) for name in one}
+
+
 def test_a_broken_image_is_counted_on_stderr_and_its_reason_is_in_the_file(
     run: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from probmcl.evaluation import (
+    area_under_roc,
     average_precision,
+    bootstrapped_areas,
     bootstrapped_map,
     centred,
     holm,
@@ -232,3 +234,17 @@ def test_what_cannot_be_drawn_or_judged_is_refused() -> None:
     for wrong in (np.nan, -0.1, 1.1):
         with pytest.raises(ValueError, match="give numbers from 0 to 1"):
             holm([0.5, float(wrong)])
+
+
+@settings(deadline=None, max_examples=300)
+@given(tables())
+def test_a_resample_has_the_auroc_of_its_repeated_images(table: Table) -> None:
+    scores, labels, known, weights = table
+    wanted = []
+    for row in weights:
+        images = np.repeat(np.arange(len(row)), row)
+        kept = (scores[images], labels[images], known[images])
+        wanted.append(area_under_roc(*kept).nanmean().item() if len(images) else np.nan)
+    areas = bootstrapped_areas(*table)
+    np.testing.assert_allclose(areas.mean_auroc, wanted, rtol=0, atol=1e-14)
+    np.testing.assert_array_equal(areas.mean_precision, bootstrapped_map(*table))

@@ -2,7 +2,9 @@ import json
 
 import pytest
 import torch
+from hypothesis import given, settings
 
+from evaluation.half_hidden import Table, tables
 from made import label_space
 from probmcl.encoders import Extracted
 from probmcl.evaluation import multilabel_metrics
@@ -44,3 +46,67 @@ def test_nothing_to_score_is_none_and_no_error() -> None:
 def test_no_images_to_predict_is_an_error_with_a_remedy() -> None:
     with pytest.raises(ValueError, match="no images to score; choose a split"):
         predict(BCE(Extracted(5), label_space()), [])
+
+
+KNOWN = torch.tensor([[True, True, False], [True, False, True], [True, True, True]])
+
+
+def test_each_class_has_its_rates_with_how_many_are_known() -> None:
+    result = evaluate(SCORES, LABELS, KNOWN, names=["a", "b", "c"], split="val")
+    assert result["per_class"]["b"] == {
+        "n": 2,
+        "positives": 1,
+        "sensitivity": 0.0,
+        "specificity": 0.0,
+        "ppv": 0.0,
+        "npv": 0.0,
+        "f1": 0.0,
+        "threshold": 0.5,
+    }
+    assert result["per_class"]["c"] == {
+        "n": 2,
+        "positives": 0,
+        "sensitivity": None,
+        "specificity": 1.0,
+        "ppv": None,
+        "npv": 1.0,
+        "f1": 0.0,
+        "threshold": 0.5,
+    }
+    assert result["auroc"] == {"a": 1.0, "b": 0.0, "c": None}
+    assert result["macro_auroc"] == 0.5
+    assert json.loads(json.dumps(result, allow_nan=False)) == result
+
+
+def test_decisions_are_summed_up_over_what_is_known() -> None:
+    # Of seven known labels b is wrong in the first and the last image; the last alone is known in all classes.
+    found = evaluate(SCORES, LABELS, KNOWN, names=["a", "b", "c"], split="val")["decisions"]
+    assert found == {
+        "threshold": 0.5,
+        "macro_F1": pytest.approx(1 / 3),
+        "micro_F1": pytest.approx(2 * 2 / (2 * 2 + 2)),
+        "sample_F1": pytest.approx((2 / 3 + 0 + 2 / 3) / 3),
+        "hamming_loss": pytest.approx(2 / 7),
+        "subset_accuracy": 0.0,
+        "images_fully_known": 1,
+    }
+
+
+@settings(deadline=None, max_examples=60)
+@given(tables())
+def test_what_is_hidden_changes_nothing_at_all(table: Table) -> None:
+    names = [f"c{number}" for number in range(table.scores.shape[1])]
+    scores, labels, known = (torch.from_numpy(part) for part in table)
+    result = evaluate(scores, labels, known, names=names, split="val")
+    for score, label in ((1.0, 1.0), (-torch.inf, 0.0)):
+        hidden = scores.where(known, score), labels.where(known, label), known
+        assert evaluate(*hidden, names=names, split="val") == result
+
+
+def test_levels_have_the_means_of_their_classes() -> None:
+    result = evaluate(SCORES, LABELS, None, names=["a", "b", "c"], split="val", levels=[1, 2, 2])
+    assert "levels" not in evaluate(SCORES, LABELS, None, names=["a", "b", "c"], split="val")
+    assert result["levels"] == {
+        "1": {"classes": 1, "classes_scored": 1, "mAP": result["ap"]["a"], "macro_auroc": result["auroc"]["a"]},
+        "2": {"classes": 2, "classes_scored": 1, "mAP": result["ap"]["b"], "macro_auroc": result["auroc"]["b"]},
+    }

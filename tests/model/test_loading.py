@@ -50,6 +50,14 @@ def test_its_weights_are_laid_out_as_its_images_are_and_are_those_of_the_file(ru
     assert all(torch.equal(state[key], saved[key]) for key in saved.keys() | state.keys())
 
 
+def test_parents_are_read_where_a_run_has_some(run: Path) -> None:
+    assert load(run).hierarchy is None  # as in runs from before there were any
+    change(run / "labels.json", hierarchy=None)
+    assert load(run).hierarchy is None
+    change(run / "labels.json", hierarchy={"green": "red"})
+    assert load(run).hierarchy == {"green": "red"}
+
+
 def test_a_device_that_is_not_here_is_refused(run: Path) -> None:
     with pytest.raises(DeviceError, match="device 'meta'"):
         load(run, device="meta")
@@ -116,6 +124,11 @@ def test_an_encoder_that_would_have_to_be_fetched_is_refused(run: Path) -> None:
         ("run.json", '{"model": {"method": "bce", "settings": {"gama": 1}}}', r"run\.json: .*no key 'gama'"),
         ("labels.json", '{"names": ["a"], "counts": [1, 2]}', r"labels\.json: 1 names and 2 counts"),
         ("labels.json", '{"names": ["a", "a"], "counts": [1, 2]}', r"labels\.json: 2 names and 2 counts"),
+        (
+            "labels.json",
+            '{"names": ["a", "b", "c"], "counts": [1, 2, 3], "hierarchy": {"a": "b", "b": "a"}}',
+            r"labels\.json: class 'a' is its own ancestor",
+        ),
     ],
 )
 def test_a_file_that_is_not_as_it_should_be_is_named(run: Path, name: str, text: str, said: str) -> None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter
+
+from probmcl import flags
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from probmcl.evaluation.judged import Aggregate
 
-SHOWN = 5
-"""How many of the best and of the worst classes are shown, and of those not in common."""
+JUDGED = Group.create_ordered("What is judged")
 
 
 def evaluate(
@@ -21,26 +22,55 @@ def evaluate(
     data: Annotated[Path | None, Parameter(help="a table or a folder; by default what it was trained with")] = None,
     /,
     *,
-    split: Annotated[Literal["train", "val", "test"], Parameter(help="which images")] = "test",
-    json: Annotated[Path | None, Parameter(help="a new file for all numbers, as fractions")] = None,
-    images: Annotated[Path | None, Parameter(help="where a table's images are; by default beside it")] = None,
-    format: Annotated[str | None, Parameter(help="table, coco, voc or adp")] = None,  # noqa: A002  # the flag
-    path_column: Annotated[str | None, Parameter(help="a table's column of paths")] = None,
-    labels_column: Annotated[str | None, Parameter(help="a table's column of label lists")] = None,
-    split_column: Annotated[str | None, Parameter(help="a table's column of splits")] = None,
-    group: Annotated[str | None, Parameter(help="a table's column of groups")] = None,
-    device: Annotated[str, Parameter(help="auto, cpu, cuda or mps")] = "auto",
-    workers: Annotated[
-        int | None, Parameter(help="processes that decode; by default one a core, at most eight")
+    split: Annotated[Literal["train", "val", "test"], Parameter(help="which images", group=JUDGED)] = "test",
+    rename: Annotated[
+        Path | None,
+        Parameter(help="a CSV (columns data,model) or JSON: what the data's classes are here", group=JUDGED),
     ] = None,
-    batch_size: Annotated[int | None, Parameter(help="images at once; by default what is fastest")] = None,
+    by: Annotated[
+        str | None, Parameter(help="a column (site, scanner, sex); each value is also scored by itself", group=JUDGED)
+    ] = None,
+    aggregate: Annotated[
+        str | None, Parameter(help="group=mean or group=max: score whole groups (patients, slides)", group=JUDGED)
+    ] = None,
+    below_parents: Annotated[
+        bool, Parameter(help="no class scores above its parent", negative="", group=JUDGED)
+    ] = False,
+    draws: Annotated[int, Parameter(help="resamples for the intervals; 0 for none", group=JUDGED)] = 1000,
+    seed: Annotated[int, Parameter(help="of the resamples", group=JUDGED)] = 0,
+    json: Annotated[Path | None, Parameter(help="a new file for all numbers, as fractions", group=JUDGED)] = None,
+    images: flags.Images = None,
+    format: flags.Format = None,  # noqa: A002  # the name of the flag
+    path_column: flags.PathColumn = None,
+    labels_column: flags.LabelsColumn = None,
+    split_column: flags.SplitColumn = None,
+    group: Annotated[
+        str | None, Parameter(help="a column (patient, slide): intervals draw its groups whole", group=flags.DATA)
+    ] = None,
+    rows: flags.Rows = None,
+    blank: flags.Blank = None,
+    minus_one: flags.MinusOne = None,
+    none_label: flags.NoneLabel = None,
+    ignore: flags.Ignore = None,
+    hierarchy: flags.HierarchyFile = None,
+    device: Annotated[str, Parameter(help="auto, cpu, cuda or mps", group=flags.WHERE)] = "auto",
+    workers: flags.Workers = None,
+    batch_size: Annotated[
+        int | None, Parameter(help="images at once; by default what is fastest", group=flags.WHERE)
+    ] = None,
 ) -> None:
     """Score a trained model on one split of labelled images.
 
     An image that the run has had keeps the split it had there. One that is new has the split that the data gives it, or
-    counts as the split asked for where the data has neither val nor test. Classes are matched by name.
+    counts as the split asked for where the data has neither val nor test. Classes are matched by name. A label that is
+    not known takes no part. Of a group that is scored whole, a class is present where any image has it, absent where
+    it is known and absent in all of them, else unknown.
 
     Example: probmcl evaluate runs/2026-11-15-photos other/labels.csv --json other.json
+
+    Another hospital's words, site by site: probmcl evaluate runs/chest other.csv --rename words.csv --by site
+
+    Patients instead of images: probmcl evaluate runs/chest other.csv --group patient --aggregate group=max
     """
     from rich.console import Console
 
@@ -50,6 +80,7 @@ def evaluate(
 
     if json is not None and json.exists():
         raise FileExistsError(f"{json} exists already; choose another name, or delete it")
+    how = aggregation(aggregate, group)
     display = Display(Console(stderr=True, emoji=False))
     model = load(run, device=device)
     with warnings.catch_warnings():
@@ -63,59 +94,54 @@ def evaluate(
             labels_column=labels_column,
             split_column=split_column,
             group_column=group,
+            rows=rows,
+            blank=blank,
+            minus_one=minus_one,
+            none_label=none_label,
+            ignore=ignore,
+            hierarchy=hierarchy,
+            rename=rename,
+            by=by,
+            aggregate=how,
+            below_parents=below_parents,
+            draws=draws,
+            seed=seed,
             workers=workers,
             batch_size=batch_size,
             display=display,
         )
-    shown = Display()
-    shown.console.print(table(result))
-    for line in lines(result):
-        shown.say(line)
+    show(result)
     if json is not None:
         write_json(json, result)
         display.say(f"all numbers: {json}")
 
 
-def table(result: Mapping[str, Any]) -> Table:
-    """The scores of a split, in percent."""
-    from rich.table import Table
+def aggregation(said: str | None, group: str | None) -> Aggregate | None:
+    """What --aggregate says: `mean` or `max`, alone or behind what it is over.
 
-    images, classes = f"{result['images']:,} images", f"{result['classes_scored']} of {result['classes']} classes"
-    title = f"{result['split']}: mAP {percent(result['mAP'])} % ({images}, {classes} with a positive)"
-    shown = Table(title=title, title_justify="left", title_style="bold")
-    shown.add_column("decided where")
-    for column in ("CP", "CR", "CF1", "OP", "OR", "OF1"):
-        shown.add_column(column, justify="right")
-    decisions = {f"probability > {at}": numbers for at, numbers in result["at"].items()}
-    for name, numbers in {**decisions, "… > 0.5, three best": result["top3"]}.items():
-        shown.add_row(name, *map(percent, numbers.values()))
-    return shown
-
-
-def lines(result: Mapping[str, Any]) -> list[str]:
-    """What belongs to the mAP, the worst and the best classes, and those that only the model or only the data has."""
-    scored = {name: ap for name, ap in result["ap"].items() if ap is not None}
-    ranked = [f"{name} {percent(scored[name])}" for name in sorted(scored, key=lambda name: scored[name])]
-    said = [f"note: {result['note']}"] if "note" in result else []
-    if len(ranked) > 2 * SHOWN:
-        said += [f"worst: {', '.join(ranked[:SHOWN])}", f"best: {', '.join(ranked[: -SHOWN - 1 : -1])}"]
-    elif ranked:
-        said += [f"average precision, worst first: {', '.join(ranked)}"]
-    for side in ("model", "data"):
-        names = result[f"classes_only_in_{side}"]
-        if names:
-            said.append(f"not scored, {len(names)} classes only in the {side}: {_few(names)}")
-    return said
-
-
-def percent(fraction: float | None) -> str:
-    """A fraction for people; a dash where there is none.
-
-    >>> percent(0.5), percent(None)
-    ('50.0', '–')
+    >>> aggregation("group=max", None), aggregation("mean", None), aggregation("patient=mean", "patient")
+    ('max', 'mean', 'mean')
     """
-    return "–" if fraction is None else f"{100 * fraction:.1f}"
+    if said is None:
+        return None
+    over, _, how = said.rpartition("=")
+    if over not in ("", "group", group):
+        other = "" if group is None else f", but --group is {group}"
+        raise ValueError(f"--aggregate {said}{other}; say --group {over} --aggregate group={how}")
+    if how not in ("mean", "max"):
+        raise ValueError(f"--aggregate {said}: say group=mean or group=max")
+    return cast("Aggregate", how)
 
 
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+def show(result: Mapping[str, Any]) -> None:
+    """Print what was found."""
+    from probmcl.evaluation import tables
+    from probmcl.training.progress import Display
+
+    shown = Display()
+    shown.console.print(tables.overall(result))
+    for line in tables.lines(result):
+        shown.say(line)
+    shown.console.print(tables.by_class(result))
+    if "by" in result:
+        shown.console.print(tables.by_value(result))

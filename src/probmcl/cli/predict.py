@@ -23,6 +23,9 @@ def predict(
     *,
     out: Annotated[Path | None, Parameter(help="a new file, .csv or .json; without it a listing is shown")] = None,
     threshold: Annotated[float, Parameter(help="a class is decided for where its probability is greater")] = 0.5,
+    below_parents: Annotated[
+        bool, Parameter(help="no class scores above its parent, where the run's classes have parents", negative="")
+    ] = False,
     device: Annotated[str, Parameter(help="auto, cpu, cuda or mps")] = "auto",
     workers: Annotated[
         int | None, Parameter(help="processes that decode; by default one a core, at most eight")
@@ -46,7 +49,9 @@ def predict(
     if out is not None:
         refuse(out)
     display = Display(Console(stderr=True, emoji=False))
-    blocks = load(run, device=device).stream(images, threshold=threshold, batch_size=batch_size, workers=workers)
+    blocks = load(run, device=device).stream(
+        images, threshold=threshold, below_parents=below_parents, batch_size=batch_size, workers=workers
+    )
     if out is None:
         _show(blocks, display)
     else:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -10,6 +12,9 @@ from jaxtyping import Float, Float64, Int, Int32
 from torch import Tensor
 
 from probmcl.evaluation.metrics import Array, Column, blocks, checked, class_columns
+
+AT_ONCE = 2**26
+"""Weights that are held at once: a quarter of a gigabyte."""
 
 
 def resamples(
@@ -28,17 +33,33 @@ def resamples(
     array([[0, 0, 2, 2],
            [1, 1, 1, 1]], dtype=int32)
     """
+    rows = _drawn(_members(images, groups, draws), draws, seed)
+    return np.fromiter(rows, dtype=np.dtype((np.int32, images)), count=draws)
+
+
+def resamples_in_blocks(
+    images: int, groups: Sequence[str] | None, *, draws: int, seed: int
+) -> Iterator[Int32[np.ndarray, "_ N"]]:
+    """The same, so many at once that a million images take no more memory than fifty thousand."""
+    rows = _drawn(_members(images, groups, draws), draws, seed)
+    while block := list(itertools.islice(rows, max(1, AT_ONCE // images))):
+        yield np.stack(block)
+
+
+def _members(images: int, groups: Sequence[str] | None, draws: int) -> Int[np.ndarray, " N"]:
+    """The number of the group that each image belongs to; without groups, its own."""
     if images < 1 or draws < 1:
         raise ValueError(f"{images} images, {draws} draws: give at least one of each")
     if groups is not None and len(groups) != images:
         raise ValueError(f"{len(groups)} groups for {images} images: name the group of every image, or give None")
-    member = np.arange(images) if groups is None else np.unique(np.array(groups), return_inverse=True)[1]
-    count = int(member.max()) + 1
-    weights = np.empty((draws, images), dtype=np.int32)
-    generator = np.random.default_rng(seed)
-    for row in weights:
-        row[:] = np.bincount(generator.integers(count, size=count), minlength=count)[member]
-    return weights
+    return np.arange(images) if groups is None else np.unique(np.array(groups), return_inverse=True)[1]
+
+
+def _drawn(member: Int[np.ndarray, " N"], draws: int, seed: int) -> Iterator[Int32[np.ndarray, " N"]]:
+    """One resample after the other."""
+    count, generator = int(member.max()) + 1, np.random.default_rng(seed)
+    for _ in range(draws):
+        yield np.bincount(generator.integers(count, size=count), minlength=count)[member].astype(np.int32)
 
 
 def bootstrapped_map(
@@ -61,6 +82,35 @@ def bootstrapped_map(
     >>> bootstrapped_map(scores, labels, None, np.array([[1, 1, 1], [0, 2, 1]]))  # (1 + 2/3) / 2, and 1/3
     array([0.83333333, 0.33333333])
     """
+    return bootstrapped_areas(scores, labels, known, weights, done=done).mean_precision
+
+
+class Areas(NamedTuple):
+    """Means over classes in each of B resamples; NaN where no class can be scored."""
+
+    mean_precision: Float64[np.ndarray, " B"]
+    mean_auroc: Float64[np.ndarray, " B"]
+
+
+def bootstrapped_areas(
+    scores: Array,
+    labels: Array,
+    known: Array | None,
+    weights: Int[np.ndarray, "B _"],
+    *,
+    done: Callable[[int], None] | None = None,
+) -> Areas:
+    """The mAP of each resample as above, and its macro AUROC from the same counts.
+
+        AUROC_b = mean_c Σ_s a_s (B_s + E_s / 2) / (P Q),   s over the distinct scores of the positives of class c
+
+    where resample b draws P positives and Q negatives of class c, a_s positives that score s, B_s negatives that score
+    less and E_s that score the same. A class that lacks one of both is left out of that resample's mean.
+
+    >>> scores, labels = torch.tensor([[0.9], [0.6], [0.1]]), torch.tensor([[1], [0], [1]])
+    >>> bootstrapped_areas(scores, labels, None, np.array([[1, 1, 1], [0, 2, 1]])).mean_auroc
+    array([0.5, 0. ])
+    """
     entries = checked(scores, labels, known)
     images = len(entries.scores)
     if weights.shape[1:] != (images,) or weights.min(initial=0) < 0:
@@ -68,37 +118,47 @@ def bootstrapped_map(
         raise ValueError(f"weights has shape {tuple(weights.shape)}, lowest {weights.min(initial=0)}: {expected}")
     # An image's draws stand side by side, so that images are added up as whole rows.
     parts = [torch.from_numpy(weights[rows].T.astype(np.int32, order="C")) for rows in blocks(len(weights), images)]
-    total, classes = np.zeros(len(weights)), np.zeros(len(weights))
+    total, classes = np.zeros((2, len(weights))), np.zeros((2, len(weights)))
     for column in class_columns(entries):
         if column.positive.any():
-            found = _weighted_average_precision(column, parts)
+            found = _areas_of_class(column, parts)
             total += np.nan_to_num(found)
             classes += ~np.isnan(found)
         if done is not None:
             done(1)
-    mean: Float64[np.ndarray, " B"] = np.divide(total, classes, out=np.full(len(weights), np.nan), where=classes > 0)
-    return mean
+    return Areas(*np.divide(total, classes, out=np.full_like(total, np.nan), where=classes > 0))
 
 
-def _weighted_average_precision(column: Column, parts: Sequence[Int32[Tensor, "N _"]]) -> Float64[np.ndarray, " B"]:
-    """Average precision of one class in each resample; NaN where no positive was drawn."""
+def _areas_of_class(column: Column, parts: Sequence[Int32[Tensor, "N _"]]) -> Float64[np.ndarray, "2 B"]:
+    """Average precision and AUROC of one class in each resample; NaN where no positive, or no negative, was drawn."""
     distinct, hits = np.unique(column.scores[column.positive]), np.flatnonzero(column.positive)
-    # Level 0 has the images that reach the best positive, 1 those that only reach the next; the last is for the rest.
-    level = len(distinct) - np.searchsorted(distinct, column.scores, side="right")
-    levels = torch.from_numpy(np.where(column.known, level, len(distinct)))
-    found = [_at_levels(part, levels, torch.from_numpy(hits), len(distinct)) for part in parts]
-    return torch.cat(found).numpy()
+    higher = len(distinct) - np.searchsorted(distinct, column.scores, side="right")
+    as_high = len(distinct) - np.searchsorted(distinct, column.scores, side="left")
+    # Bin 0 has the negatives above every positive, 1 those that score as the best one, 2 those between it and the next
+    # and so on; the last is for what is no known negative.
+    negative = column.known & ~column.positive
+    bins = torch.from_numpy(np.where(negative, higher + as_high, 2 * len(distinct) + 1))
+    level = torch.from_numpy(higher[hits])
+    found = [_at_levels(part, bins, torch.from_numpy(hits), level, len(distinct)) for part in parts]
+    return torch.cat(found, dim=1).numpy()
 
 
 def _at_levels(
-    weights: Int32[Tensor, "N B"], levels: Int[Tensor, " N"], hits: Int[Tensor, " P"], count: int
-) -> Float64[Tensor, " B"]:
-    empty = weights.new_zeros(count + 1, weights.shape[1])
-    shown = empty.index_add(0, levels, weights)[:count].cumsum(0)  # (levels, B)
-    drawn = empty.index_add(0, levels[hits], weights[hits])[:count]
+    weights: Int32[Tensor, "N B"],
+    bins: Int[Tensor, " N"],
+    hits: Int[Tensor, " P"],
+    level: Int[Tensor, " P"],
+    count: int,
+) -> Float64[Tensor, "2 B"]:
+    draws = weights.shape[1]
+    negatives = weights.new_zeros(2 * count + 2, draws).index_add(0, bins, weights)[:-1].cumsum(0)  # (2 levels + 1, B)
+    drawn = weights.new_zeros(count, draws).index_add(0, level, weights[hits])  # (levels, B)
     found = drawn.cumsum(0)
+    above, as_high, all_of_them = negatives[:-1:2], negatives[1::2], negatives[-1]
     # Where nothing is shown yet nothing was drawn either; 0 / 0 in the end is a class without a positive.
-    return (drawn * (found.double() / shown.clamp(min=1))).sum(0) / found[-1]
+    precision = (drawn * (found.double() / (found + as_high).clamp(min=1))).sum(0) / found[-1]
+    won_twice = (drawn.double() * (2 * all_of_them - above - as_high)).sum(0)
+    return torch.stack([precision, won_twice / (2 * found[-1].double() * all_of_them)])
 
 
 def centred(samples: Float[np.ndarray, " B"], estimate: float) -> Float64[np.ndarray, " B"]:

@@ -53,7 +53,7 @@ def average_precision(
     tensor([0.8333], dtype=torch.float64)
     """
     _check_choice("kind", kind, ("area", "envelope", "voc11"))
-    return _average_precision(checked(scores, labels, known), kind)
+    return average_precision_of(checked(scores, labels, known), kind)
 
 
 def multilabel_metrics(
@@ -84,15 +84,22 @@ def multilabel_metrics(
     >>> multilabel_metrics(scores, torch.tensor([[1, 0], [1, 1]]))["OR"]
     0.6666666666666666
     """
+    entries = checked(scores, labels, known)
+    area = average_precision_of(entries, "area").nanmean().item()
+    return {"mAP": area} | decision_metrics(entries, threshold=threshold, f1=f1, top_k=top_k)
+
+
+def decision_metrics(
+    entries: Entries, *, threshold: float | Array = 0.5, f1: str = "harmonic", top_k: int | None = None
+) -> dict[str, float]:
+    """What `multilabel_metrics` says but for the mAP, which needs no decision."""
     _check_choice("f1", f1, ("harmonic", "per_class"))
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k is {top_k}: give a whole number from 1 up, or None to decide by the threshold alone")
-    entries = checked(scores, labels, known)
-    counts = _counts(entries, _limits(threshold, entries.scores), top_k)
+    counts = _counts(entries, limits_of(threshold, entries.scores), top_k)
     by_class, overall = _precision_recall(counts[:, counts[2] > 0]), _precision_recall(counts.sum(1))
     mean = by_class.mean(1)
     values = {
-        "mAP": _average_precision(entries, "area").nanmean(),
         "CP": mean[0],
         "CR": mean[1],
         "CF1": _f1(mean) if f1 == "harmonic" else _f1(by_class).mean(),
@@ -114,7 +121,7 @@ def _f1(precision_recall: Float64[Tensor, "2 ..."]) -> Float64[Tensor, "..."]:
     return torch.where(total == 0, 0.0, 2 * precision_recall.prod(0) / total)
 
 
-def _limits(threshold: float | Array, scores: Float[Tensor, "N C"]) -> Float[Tensor, " C"]:
+def limits_of(threshold: float | Array, scores: Float[Tensor, "N C"]) -> Float[Tensor, " C"]:
     """The threshold of each class, in the precision of the scores."""
     classes = scores.shape[1]
     limits = _tensor(np.asarray(threshold) if isinstance(threshold, float) else threshold).to(scores.dtype)
@@ -147,8 +154,8 @@ def _best(scores: Float[Tensor, "N C"], k: int) -> Bool[Tensor, "N C"]:
     return above | (level & (level.cumsum(1, dtype=torch.int32) <= k - above.sum(1, keepdim=True)))
 
 
-def _average_precision(entries: Entries, kind: str) -> Float64[Tensor, " C"]:
-    """Average precision of each class."""
+def average_precision_of(entries: Entries, kind: str = "area") -> Float64[Tensor, " C"]:
+    """`average_precision` of what was checked."""
     result = [
         _summary(precision_at_positives(*column), kind) if column.positive.any() else torch.nan
         for column in class_columns(entries)

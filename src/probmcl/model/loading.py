@@ -16,6 +16,7 @@ from probmcl.data.images import Preprocessing
 from probmcl.data.records import LabelSpace
 from probmcl.devices import find_device
 from probmcl.encoders import Encoder
+from probmcl.hierarchy import parents_of
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier
 from probmcl.model.model import Model
@@ -42,14 +43,17 @@ class _Config:
 class _Labels:
     names: tuple[str, ...]
     counts: tuple[int, ...]
+    hierarchy: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) < len(self.names) or len(self.counts) != len(self.names):
             raise ValueError(f"{len(self.names)} names and {len(self.counts)} counts; each class has one of both")
+        parents_of(self.names, self.hierarchy)  # refuses a circle
 
     def space(self) -> LabelSpace:
         classes = len(self.names)
-        return LabelSpace(self.names, np.array(self.counts), np.zeros((classes, classes), dtype=np.int64))
+        together = np.zeros((classes, classes), dtype=np.int64)
+        return LabelSpace(self.names, np.array(self.counts), together, self.hierarchy)
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,7 @@ def load(run: Path | str, *, device: str = "auto") -> Model:
     return Model(
         classifier,
         names=labels.names,
+        hierarchy=labels.hierarchy,
         preprocessing=preprocessing,
         device=torch.device(find_device(device)),
         folder=folder,

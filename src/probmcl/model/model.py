@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray
 from rich.console import Console
 from torch import Tensor
@@ -16,11 +16,16 @@ from torch import Tensor
 from probmcl.data import ImageError, Preprocessing, Split
 from probmcl.data.records import SPLITS
 from probmcl.data.stream import Decoded, Source, decode
-from probmcl.evaluation.evaluate import evaluate
+from probmcl.evaluation.judged import Aggregate, Judged
 from probmcl.feed import CPU_PIXELS, GPU_PIXELS
+from probmcl.hierarchy import below_parents as below_parents_of
+from probmcl.hierarchy import levels_of, parents_of
 from probmcl.methods.base import Classifier
+from probmcl.model.classes import match, truth
+from probmcl.model.judging import Judging, Said, judge
 from probmcl.model.predictions import Predictions, joined
-from probmcl.model.reading import Reading, match, rows_of
+from probmcl.model.reading import Reading, rows_of
+from probmcl.model.renaming import read_renames
 from probmcl.training.progress import Display
 
 
@@ -39,6 +44,7 @@ class Model:
         preprocessing: from an image to the network's input, as in training.
         device: where it is computed.
         folder: the run that it comes from.
+        hierarchy: the parent of each class that has one; None for classes without.
     """
 
     def __init__(
@@ -50,12 +56,13 @@ class Model:
         device: torch.device,
         folder: Path,
         reading: Reading | None,
+        hierarchy: Mapping[str, str] | None = None,
     ) -> None:
         # Images are laid out so too, and convolutions are faster for it.
         there = classifier.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.classifier: Classifier = there.eval()
         self.names, self.preprocessing, self.device = names, preprocessing, device
-        self.folder, self._reading = folder, reading
+        self.folder, self.hierarchy, self._reading = folder, hierarchy, reading
 
     def __repr__(self) -> str:
         size = self.preprocessing.size
@@ -66,11 +73,17 @@ class Model:
         images: Source | Sequence[Source],
         *,
         threshold: float = 0.5,
+        below_parents: bool = False,
         batch_size: int | None = None,
         workers: int | None = None,
     ) -> Predictions:
-        """A probability and a decision for each class of each image; one that cannot be read is in `errors`."""
-        blocks = self.stream(images, threshold=threshold, batch_size=batch_size, workers=workers)
+        """A probability and a decision for each class of each image; one that cannot be read is in `errors`.
+
+        `below_parents` lowers the score of a class to that of its parent where it is higher.
+        """
+        blocks = self.stream(
+            images, threshold=threshold, below_parents=below_parents, batch_size=batch_size, workers=workers
+        )
         return joined(self.names, threshold, blocks)
 
     def stream(
@@ -78,14 +91,16 @@ class Model:
         images: Source | Sequence[Source],
         *,
         threshold: float = 0.5,
+        below_parents: bool = False,
         batch_size: int | None = None,
         workers: int | None = None,
     ) -> Iterator[Predictions]:
         """The same in blocks, as they are computed: a million images need no more memory than a thousand."""
         if not 0 <= threshold <= 1:
             raise ValueError(f"threshold {threshold}: a probability is between 0 and 1")
+        caps = self._caps(below_parents)
         batches = self._decoded(images, batch_size, workers)
-        return (self._block(batch, threshold) for batch in batches)
+        return (self._block(batch, threshold, caps) for batch in batches)
 
     def embed(
         self,
@@ -109,32 +124,63 @@ class Model:
         labels_column: str | None = None,
         split_column: str | None = None,
         group_column: str | None = None,
+        rows: str | None = None,
+        blank: str | Sequence[str] | None = None,
+        minus_one: str | Sequence[str] | None = None,
+        none_label: str | None = None,
+        ignore: Sequence[str] | None = None,
+        hierarchy: Path | str | None = None,
+        rename: Path | str | Mapping[str, str] | None = None,
+        by: str | None = None,
+        aggregate: Aggregate | None = None,
+        below_parents: bool = False,
+        draws: int = 1000,
+        seed: int = 0,
         batch_size: int | None = None,
         workers: int | None = None,
         display: Display | None = None,
     ) -> dict[str, Any]:
-        """How good it is on one split of labelled data: what evaluation.json holds, and the classes not in common.
+        """How good it is on one split of labelled data: what evaluation.json holds, intervals, classes not in common.
 
-        Without `data`, on the data it was trained with. Classes are matched by name. An image that the run has had
-        keeps the split it had there; a new one, in data without val and test, counts as the split asked for.
+        Without `data`, on the data it was trained with. An image that the run has had keeps the split it had there; a
+        new one, in data without val and test, counts as the split asked for. How data is read is said as for
+        `probmcl.data.read`, from `images` to `hierarchy`. Classes are matched by name, and `rename`, a file or a
+        mapping, says which class of the data is which of the model.
+
+        `by` names a column, each value of which is also judged by itself. `aggregate` judges groups instead of images,
+        each by the mean or the maximum of its images' scores. With `below_parents` no class scores above its parent.
+        Intervals come from so many `draws` of groups, where the data has them, or of images.
         """
         if split not in SPLITS:
             raise ValueError(f"split {split!r} is none of {', '.join(SPLITS)}")
-        given = Reading(_text(data), _text(images), format, path_column, labels_column, split_column, group_column)
-        records = (given if data is not None else given.over(self._reading or Reading())).records()
-        classes = match(self.names, records.label_space.names)
-        chosen = records.take(rows_of(split, records, self.folder))
-        scores = self._scores(chosen.paths, batch_size, workers, display or Display(Console(quiet=True)))
-        result = evaluate(
-            torch.from_numpy(scores[:, classes.in_model]),
-            torch.from_numpy(chosen.labels[:, classes.in_data]).float(),
-            torch.from_numpy(chosen.known[:, classes.in_data]),
-            names=classes.common,
-            split=split,
-            note=self.classifier.note,
+        judging = Judging(by=by, aggregate=aggregate, draws=draws, seed=seed)
+        caps = self._caps(below_parents)
+        given = Reading(
+            data=_text(data),
+            images=_text(images),
+            format=format,
+            path_column=path_column,
+            labels_column=labels_column,
+            split_column=split_column,
+            group_column=group_column,
+            rows=rows,
+            blank=_words(blank),
+            minus_one=_words(minus_one),
+            none_label=none_label,
+            ignore=None if ignore is None else tuple(ignore),
+            hierarchy=_text(hierarchy),
         )
+        reading = given if data is not None else given.over(self._reading or Reading())
+        records = reading.records(keep=() if by is None else (by,))
+        renames = read_renames(rename, model=self.names, data=records.label_space.names)
+        classes = match(self.names, records.label_space.names, renames)
+        chosen = records.take(rows_of(split, records, self.folder))
+        values, display = judging.values(chosen), display or Display(Console(quiet=True))
+        scores = below_parents_of(self._scores(chosen.paths, batch_size, workers, display), caps)
+        judged = Judged.of_images(scores[:, classes.in_model], *truth(chosen.states, classes.in_data), chosen.group)
+        said = Said(classes.common, split, self.classifier.note, self._levels(classes.in_model))
         unmatched = {"classes_only_in_model": classes.only_in_model, "classes_only_in_data": classes.only_in_data}
-        return {**result, **unmatched}
+        return {**judge(judged, judging, values, said, display), **unmatched, "renamed": renames}
 
     def _scores(
         self, paths: Sequence[Path], batch_size: int | None, workers: int | None, display: Display
@@ -147,6 +193,19 @@ class Model:
                     bar.advance(images=1)
         return np.concatenate(rows)
 
+    def _caps(self, below_parents: bool) -> Int[ndarray, "C"]:
+        """The parent above which each class must not score, −1 for none."""
+        if below_parents and not self.hierarchy:
+            raise ValueError(f"{self.folder}: its classes have no parents, below which they could be kept")
+        return parents_of(self.names, self.hierarchy if below_parents else None)
+
+    def _levels(self, classes: Sequence[int]) -> list[int] | None:
+        """The level of some classes; None where there are no parents."""
+        if not self.hierarchy:
+            return None
+        levels = levels_of(parents_of(self.names, self.hierarchy))
+        return [int(levels[place]) for place in classes]
+
     def _decoded(
         self, images: Source | Sequence[Source], batch_size: int | None, workers: int | None
     ) -> Iterator[Decoded]:
@@ -154,10 +213,10 @@ class Model:
         size = batch_size if batch_size is not None else max(1, pixels // self.preprocessing.size**2)
         return decode(images, self.preprocessing, batch_size=size, workers=workers)
 
-    def _block(self, batch: Decoded, threshold: float) -> Predictions:
+    def _block(self, batch: Decoded, threshold: float, caps: Int[ndarray, "C"]) -> Predictions:
         scores = np.full((len(batch.paths), len(self.names)), np.nan, dtype=np.float32)
         if batch.rows:
-            scores[batch.rows] = self._probabilities(batch.images)
+            scores[batch.rows] = below_parents_of(self._probabilities(batch.images), caps)
         errors = {error.path: error.reason for error in batch.errors}
         return Predictions(self.names, tuple(batch.paths), scores, threshold, errors)
 
@@ -182,6 +241,10 @@ def _all_of(batch: Decoded) -> Float[Tensor, "N 3 S S"]:
     if batch.errors:
         raise ImageError(batch.errors[0].path, f"{batch.errors[0].reason}; mend it, or leave it out")
     return batch.images
+
+
+def _words(said: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
+    return said if said is None or isinstance(said, str) else tuple(said)
 
 
 def _text(path: Path | str | None) -> str | None:

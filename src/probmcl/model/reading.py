@@ -1,4 +1,4 @@
-"""Labelled data that a model is judged on: how it is read, which images count, which classes both sides know."""
+"""Labelled data that a model is judged on: how it is read, and which of its images count."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from numpy import ndarray
 
 from probmcl.data import DataError, Records, Split, read
 from probmcl.data.records import SPLITS
-from probmcl.nearest import suggestion
 
 
 class RunError(ValueError):
@@ -42,15 +41,22 @@ class Reading:
     labels_column: str | None = None
     split_column: str | None = None
     group_column: str | None = None
+    weight_column: str | None = None
+    rows: str | None = None
+    blank: str | tuple[str, ...] | None = None
+    minus_one: str | tuple[str, ...] | None = None
+    none_label: str | None = None
+    ignore: tuple[str, ...] | None = None
+    hierarchy: str | None = None
     skipped: tuple[Skipped, ...] = ()
 
     def over(self, other: Reading) -> Reading:
-        """The other one, but for what this one says."""
-        said = {name: value for name, value in vars(self).items() if value}
+        """The other one, but for what this one says; an empty word says something, too."""
+        said = {name: value for name, value in vars(self).items() if value not in (None, ())}
         return dataclasses.replace(other, **said)
 
-    def records(self) -> Records:
-        """What is there, in the splits that the data itself has."""
+    def records(self, *, keep: Sequence[str] = ()) -> Records:
+        """What is there, in the splits that the data itself has, with further columns of a table."""
         if self.data is None:
             raise DataError("this run was trained on records that no file holds; name the data to evaluate on")
         skipped = {image.path for image in self.skipped}
@@ -62,40 +68,18 @@ class Reading:
             labels_column=self.labels_column,
             split_column=self.split_column,
             group_column=self.group_column,
+            weight_column=self.weight_column,
+            rows=self.rows,
+            blank=self.blank,
+            minus_one=self.minus_one,
+            none_label=self.none_label,
+            ignore=self.ignore or (),
+            hierarchy=self.hierarchy,
+            keep=keep,
             carved=False,
             missing="keep" if skipped else "error",
         )
         return records.without(skipped)
-
-
-@dataclass(frozen=True)
-class Classes:
-    """Classes that a model and its data have in common, where each has them, and what only one of them has."""
-
-    common: tuple[str, ...]
-    in_model: list[int]
-    in_data: list[int]
-    only_in_model: list[str]
-    only_in_data: list[str]
-
-
-def match(model: Sequence[str], data: Sequence[str]) -> Classes:
-    """Match classes by name, in the model's order.
-
-    >>> match(["cat", "dog"], ["emu", "dog"])
-    Classes(common=('dog',), in_model=[1], in_data=[1], only_in_model=['cat'], only_in_data=['emu'])
-    """
-    common = tuple(name for name in model if name in data)
-    if not common:
-        near = "; ".join(f"{name!r}: {suggestion(name, model)}" for name in data[:3])
-        raise DataError(f"the data and the model have no class in common. Of the data's classes, {near}")
-    return Classes(
-        common,
-        [model.index(name) for name in common],
-        [data.index(name) for name in common],
-        [name for name in model if name not in data],
-        [name for name in data if name not in model],
-    )
 
 
 def rows_of(split: Split, records: Records, run: Path) -> Int[ndarray, "K"]:

@@ -1,0 +1,74 @@
+"""Tables of which about half of the labels are hidden, and the same metrics by slow loops over what is left."""
+
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+LEVELS = [0.0, 0.25, 0.5, 0.75, 1.0]  # few, so that ties are common; 0.5 is a threshold, too
+
+Entry = tuple[float, bool]
+
+
+class Table(NamedTuple):
+    scores: npt.NDArray[Any]
+    labels: npt.NDArray[Any]
+    known: npt.NDArray[np.bool_]
+
+    def of_class(self, c: int) -> list[Entry]:
+        """Score and label of each known entry of a class."""
+        return [self.entry(n, c) for n in range(len(self.scores)) if self.known[n, c]]
+
+    def of_image(self, n: int) -> list[Entry]:
+        return [self.entry(n, c) for c in range(self.scores.shape[1]) if self.known[n, c]]
+
+    def entry(self, n: int, c: int) -> Entry:
+        return float(self.scores[n, c]), bool(self.labels[n, c] == 1)
+
+    @property
+    def classes(self) -> list[list[Entry]]:
+        return [self.of_class(c) for c in range(self.scores.shape[1])]
+
+    @property
+    def images(self) -> list[list[Entry]]:
+        return [self.of_image(n) for n in range(len(self.scores))]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> Table:
+    """What is not known has labels that are no labels, and scores that are no numbers: whoever looks is found out."""
+    shape = draw(st.tuples(st.integers(1, 12), st.integers(1, 5)))
+    known = draw(arrays(np.bool_, shape))
+    scores = draw(arrays(np.float64, shape, elements=st.sampled_from(LEVELS)))
+    labels = draw(arrays(np.float32, shape, elements=st.sampled_from([0.0, 1.0])))
+    return Table(np.where(known, scores, np.nan), np.where(known, labels, 7), known)
+
+
+def auroc(entries: list[Entry]) -> float:
+    """Every pair of a positive and a negative."""
+    positives, negatives = ([score for score, label in entries if label is wanted] for wanted in (True, False))
+    if not positives or not negatives:
+        return float("nan")
+    won = sum(Fraction(2 * (p > n) + (p == n), 2) for p in positives for n in negatives)
+    return float(won / (len(positives) * len(negatives)))
+
+
+def share(entries: list[bool]) -> float:
+    return float(Fraction(sum(entries), len(entries))) if entries else float("nan")
+
+
+def f1(entries: list[Entry], threshold: float) -> float:
+    """NaN where nothing is known, 0 where there is nothing to find and nothing was found."""
+    if not entries:
+        return float("nan")
+    right = sum(score > threshold and label for score, label in entries)
+    wrong = sum((score > threshold) != label for score, label in entries)
+    return float(Fraction(2 * right, 2 * right + wrong)) if right + wrong else 0.0
+
+
+def mean(values: list[float]) -> float:
+    kept = [value for value in values if value == value]
+    return sum(kept) / len(kept) if kept else float("nan")
