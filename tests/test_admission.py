@@ -245,6 +245,18 @@ def test_a_table_that_cannot_be_read_is_one_finding(tmp_path: Path) -> None:
     assert "row 3" in texts(found, "blocked")
 
 
+def test_rows_that_name_an_image_again_are_all_counted(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", 3)
+    table.write_text("filename,roof,sky\n0.jpg,1,0\n1.jpg,0,1\n0.jpg,1,0\n1.jpg,1,1\n2.jpg,0,0\n./0.jpg,1,0\n")
+    found = checked(table)
+    assert found["verdict"] == "blocked"
+    assert found["duplicated_rows"] == [(2, 4), (2, 7)]
+    assert found["conflicting_rows"] == [(3, 5)]
+    assert "rows 2 and 4: both are '0.jpg' (3 rows name an image again, 2 of them say just the same)" in texts(
+        found, "blocked"
+    )
+
+
 def test_rare_and_missing_classes_are_warned_of(tmp_path: Path) -> None:
     table = photographs.folder(tmp_path / "p", COUNT, splits=GIVEN)
     lines = table.read_text().splitlines()

@@ -17,6 +17,7 @@ from numpy import ndarray
 from probmcl.data.check import BadImage, refuse_share, without_bad
 from probmcl.data.duplicates import NearPair, clusters, exact_duplicates, leaks, near_duplicates
 from probmcl.data.fingerprints import Fingerprint, fingerprints
+from probmcl.data.image_columns import RepeatedRowsError
 from probmcl.data.levels import Levels, find_levels, parse_range
 from probmcl.data.read import describe, read
 from probmcl.data.records import SPLITS, DataError, Records
@@ -153,7 +154,7 @@ def check(data: Path, reading: Mapping[str, Any], rules: Rules, workers: int, di
         kept = _without(look, [image.row for image in look.bad(whole)])
         divided, made, _ = _with_split(whole.take(left), rules, kept)
     except DataError as error:
-        return {"data": str(data), "findings": [vars(Finding("blocked", str(error)))], "verdict": "blocked"}
+        return _blocked(data, error)
     # Images that cannot be read stay in the counts, in the split that they were given.
     split = np.array(whole.split, dtype="<U5")
     split[left] = divided.split
@@ -164,6 +165,14 @@ def check(data: Path, reading: Mapping[str, Any], rules: Rules, workers: int, di
     about = {"data": str(data), "understood": str(records.origin or ""), "split": made or "as given"}
     levels = {"levels": None if look.levels is None else str(look.levels)}
     return about | {"summary": describe(records)} | levels | found
+
+
+def _blocked(data: Path, error: DataError) -> dict[str, Any]:
+    """What is told of data that cannot be read."""
+    found = {"data": str(data), "findings": [vars(Finding("blocked", str(error)))], "verdict": "blocked"}
+    if not isinstance(error, RepeatedRowsError):
+        return found
+    return found | {"duplicated_rows": error.same, "conflicting_rows": error.different}
 
 
 def read_again(source: Mapping[str, Any], split_file: Path) -> Records:

@@ -54,11 +54,17 @@ def refuse_what_cannot_run(settings: Settings, encoder: Encoder, label_space: La
             find_method(contender.method)(part, label_space, contender.settings)
 
 
-def _cache(records: Records, settings: Settings) -> ImageCache | None:
+def _cache(records: Records, settings: Settings, display: Display) -> ImageCache | None:
     """Where decoded images are kept, apart from the user's own."""
     if settings.cache is None:
         return None
-    return open_cache(Path(settings.cache), apart_from=sorted({path.parent for path in records.paths}))
+    places = {path.parent for path in records.paths}
+    if records.origin is not None:
+        places.add(records.origin.place if records.origin.place.is_dir() else records.origin.place.parent)
+    cache = open_cache(Path(settings.cache), apart_from=sorted(places))
+    if not cache.has_room():
+        display.say(f"  note: {cache.folder}: the disk is nearly full; no more decoded images are kept there")
+    return cache
 
 
 class Material:
@@ -77,7 +83,13 @@ class Material:
         augmentation = AUGMENTATIONS[settings.augment](size)
         pixels = CPU_PIXELS if settings.device == "cpu" else GPU_PIXELS
         self.feed = Feed(
-            records, preprocessing, augmentation, settings.seed, settings.workers, pixels, _cache(records, settings)
+            records,
+            preprocessing,
+            augmentation,
+            settings.seed,
+            settings.workers,
+            pixels,
+            _cache(records, settings, display),
         )
         self.part, self.source = self._cut()
 

@@ -24,6 +24,7 @@ from probmcl.encoders import Encoder, Extracted
 from probmcl.evaluation.evaluate import evaluate, predict
 from probmcl.evaluation.retrieval import retrieval
 from probmcl.files import load_tensors, read_json, save_tensors, whole, write_json
+from probmcl.hierarchy import levels_of, parents_of
 from probmcl.material import Material
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, Method
@@ -339,8 +340,9 @@ class Phases:
             return predict(classifier, batches, device=self.settings.device, done=bar.advance)
 
     def _evaluated(self, split: Split, scores: Float[Tensor, "N C"], note: str = "") -> dict[str, Any]:
-        names, labels = self.records.label_space.names, labels_of(self.records, split)
-        return evaluate(scores, *labels, names=names, split=split, note=note)
+        space, labels = self.records.label_space, labels_of(self.records, split)
+        levels = None if space.hierarchy is None else levels_of(parents_of(space.names, space.hierarchy)).tolist()
+        return evaluate(scores, *labels, names=space.names, split=split, note=note, levels=levels)
 
     # The end.
 

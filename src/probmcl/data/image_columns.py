@@ -40,6 +40,30 @@ def images_of(paths: Sequence[str]) -> Images:
     return Images(np.unique(of_row, return_index=True)[1], of_row)
 
 
+class RepeatedRowsError(DataError):
+    """Rows that name an image which an earlier row has named: lines of both, where they say the same and where not."""
+
+    def __init__(self, message: str, same: list[tuple[int, int]], different: list[tuple[int, int]]) -> None:
+        super().__init__(message)
+        self.same, self.different = same, different
+
+
+def repeated(table: Table, images: Images, path: str, remedy: str) -> RepeatedRowsError:
+    """An error for rows that name an image again; `path` is the column that names it."""
+    firsts = images.first[images.of_row].tolist()
+    again = [(first, row) for row, first in enumerate(firsts) if row != first]
+    place = table.columns.index(path)
+    rows = [(*cells[:place], *cells[place + 1 :]) for cells in table.rows]
+    same = [(table.lines[one], table.lines[other]) for one, other in again if rows[one] == rows[other]]
+    different = [(table.lines[one], table.lines[other]) for one, other in again if rows[one] != rows[other]]
+    first, row = again[0]
+    both = f"rows {table.lines[first]} and {table.lines[row]}: both are {table.rows[row][place]!r}"
+    more = ""
+    if len(again) > 1:
+        more = f" ({len(again):,} rows name an image again, {len(same):,} of them say just the same)"
+    return RepeatedRowsError(f"{table.path}: {both}{more}{remedy}", same, different)
+
+
 def values_of(table: Table, column: str, images: Images) -> list[str]:
     """One value an image, which all its rows have."""
     texts = table.texts(column)

@@ -11,7 +11,7 @@ from numpy import ndarray
 from probmcl.data.class_columns import meanings
 from probmcl.data.columns import Columns, TableOptions
 from probmcl.data.flag_values import BLANK, flags_of, holds_flags
-from probmcl.data.image_columns import Images
+from probmcl.data.image_columns import Images, repeated
 from probmcl.data.label_lists import MARKS, Labels, Lists, Places, read_lists
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.none_label import refuse_none_beside_others
@@ -190,13 +190,12 @@ def _refuse_what_may_be_lists(
     spaced = classes is None and any(" " in text for text in texts if text not in lists.none)
     if not spaced and all(len(places) <= 1 for places in lists.columns[0]):
         return
-    second = int(np.flatnonzero(images.first[images.of_row] != np.arange(len(table.rows)))[0])
-    first = int(images.first[images.of_row[second]])
-    name = table.texts(columns.path)[second]
-    raise DataError(
-        f"{table.path}: rows {table.lines[first]} and {table.lines[second]}: both are {name!r}, and cells may list "
-        f"several labels; --rows labels takes all rows of an image together, and spaces as part of a name; "
-        f"--rows images wants each image in one row"
+    raise repeated(
+        table,
+        images,
+        columns.path,
+        ", and cells may list several labels; --rows labels takes all rows of an image together, and spaces as part of "
+        "a name; --rows images wants each image in one row",
     )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from probmcl.data.class_columns import read_class_columns
 from probmcl.data.columns import Columns, TableOptions, find_columns, has_a_path_column
 from probmcl.data.hierarchy_table import read_hierarchy
-from probmcl.data.image_columns import Images, groups_of, images_of, splits_of, values_of, weights_of
+from probmcl.data.image_columns import Images, groups_of, images_of, repeated, splits_of, values_of, weights_of
 from probmcl.data.label_lists import CLASSES, Labels, read_classes
 from probmcl.data.long_form import read_label_rows
 from probmcl.data.places import find_places
@@ -75,8 +75,8 @@ def records_of(table: Table, options: TableOptions, missing: Missing) -> Records
     columns = find_columns(table, classes, options)
     places = find_places(table, columns.path, options.images, missing)
     images = images_of(places.paths)
-    if columns.labels is None or options.rows == "images":
-        _refuse_repeated(table, columns, images)
+    if (columns.labels is None or options.rows == "images") and len(images.first) < len(table.rows):
+        raise repeated(table, images, columns.path, "; give each image one row")
     labels = _labels(table, columns, classes, images, options)
     understood = _understood(columns, labels.written, places.notes)
     return Records.from_labels(
@@ -121,12 +121,3 @@ def _understood(columns: Columns, written: str, notes: Sequence[str]) -> str:
     said = [f"{role} {column!r}" for role, column in others.items() if column]
     unread = [f"not read: {listing(map(repr, columns.unread))}"] if columns.unread else []
     return "; ".join([", ".join([f"path column {columns.path!r}", written, *said]), *unread, *notes])
-
-
-def _refuse_repeated(table: Table, columns: Columns, images: Images) -> None:
-    firsts = images.first[images.of_row].tolist()
-    for row, first in enumerate(firsts):
-        if row != first:
-            name = table.texts(columns.path)[row]
-            rows = f"rows {table.lines[first]} and {table.lines[row]}"
-            raise DataError(f"{table.path}: {rows}: both are {name!r}; give each image one row")
