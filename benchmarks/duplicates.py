@@ -187,7 +187,7 @@ def main() -> None:
     parser.add_argument("--synthetic-rounds", type=int, default=3, help="copies of each synthetic image")
     parser.add_argument("--timed", type=int, default=0, help="images of the last folder that are timed")
     parser.add_argument("--workers", type=int, default=2, help="processes")
-    parser.add_argument("--seed", type=int, default=0, help="of the draw and of the copies")
+    parser.add_argument("--seed", type=int, default=0, help="of the draw, the copies and the synthetic images")
     parser.add_argument("--sheet", type=Path, help="PNG that shows the pairs of originals taken for copies")
     args = parser.parse_args()
     suspects: list[tuple[Path, Path]] = []
@@ -195,7 +195,7 @@ def main() -> None:
         for make in (radiograph, tissue) if args.synthetic else ():
             paths = [Path(folder) / f"{make.__name__} {number}.png" for number in range(args.synthetic)]
             for number, path in enumerate(paths):
-                make(number).save(path)
+                make(args.seed * 1_000_000 + number).save(path)
             found = rates(paths, args.synthetic_rounds, args.workers, args.seed)
             report(make.__name__, len(paths), found)
     for data in args.data:

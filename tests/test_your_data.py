@@ -1,13 +1,16 @@
 """Every example of docs/your_data.md prints what the page shows."""
 
 import re
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from probmcl.cli.evaluate import evaluate
 from probmcl.data.read import describe, read
 from probmcl.data.records import DataError
+from probmcl.front import train
 
 PAGE = (Path(__file__).parent.parent / "docs" / "your_data.md").read_text(encoding="utf-8")
 EXAMPLE = re.compile(r"<!-- example: (?P<about>.*?) -->\n(?P<tables>.*?)```console\n(?P<shown>.*?)```", re.DOTALL)
@@ -48,8 +51,7 @@ def test_no_example_is_left_out() -> None:
     assert len(EXAMPLES) == PAGE.count("```console") == PAGE.count("<!-- example") == 8
 
 
-def test_every_flag_that_the_page_names_is_one_of_the_reader() -> None:
-    renamed = {"group": "group_column", "format": "format"}
+def test_every_flag_that_the_page_names_is_one_of_a_command() -> None:
     named = {flag.replace("-", "_") for flag in re.findall(r"--([a-z][a-z-]+)", PAGE)}
-    keywords = set(read.__annotations__)
-    assert {renamed.get(flag, flag) for flag in named} - keywords == set()
+    flags = {name for command in (train, evaluate) for name in signature(command).parameters}
+    assert named - flags == set()

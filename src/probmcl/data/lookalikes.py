@@ -12,11 +12,11 @@ from numpy import ndarray
 from probmcl.data.fingerprints import ODD
 
 DISTANCE = 14
-"""Bits in which two hashes of 64 may differ. 100 % of planted copies lie within it, whether encoded anew, resized or
+"""Bits in which two hashes of 64 may differ. All planted copies lie within it that were encoded anew, resized or
 flipped, and 99 % of those cropped by 2 to 6 % a side; of pairs of different photographs, 1 in 10,000."""
 
 ALL_PAIRS = 100_000
-"""Up to so many images every pair is compared, which takes half a minute; beyond, neighbours in sorted order alone."""
+"""Up to so many images every pair is compared, which takes a minute; beyond, neighbours in sorted order alone."""
 
 PAIRS = 1_000_000
 NEAREST = 16
@@ -39,8 +39,9 @@ class Lookalikes(NamedTuple):
 def lookalikes(looks: UInt64[ndarray, "N"], inners: UInt64[ndarray, "N"]) -> Lookalikes:
     """Pairs of images that may be copies of each other, by their hashes `look` and `inner`.
 
-    Above 100,000 images copies that differ in few bits are found, as re-encoded, resized and flipped ones do, and of
-    cropped ones a part only.
+    Above 100,000 images not every pair is compared. Of 1,000,000 random hashes, those that differ in 2 bits were all
+    found, in 4 bits 0.91 of them, in 6 bits 0.65, in 8 bits 0.36: nearly every copy that is encoded anew, resized or
+    flipped, and of cropped ones, which differ in 3 bits at the median and in 7 at most for 95 %, a part.
 
     >>> looks = np.array([0, 2**64 - 1, 3, ODD], dtype=np.uint64)
     >>> found = lookalikes(looks, looks ^ np.uint64(2**40 - 2**8))
