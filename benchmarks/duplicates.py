@@ -18,10 +18,10 @@ import numpy as np
 from PIL import Image
 
 from lookalike_sets import radiograph, tissue
-from probmcl.data.duplicates import NearPair, clusters, exact_duplicates, near_duplicates
-from probmcl.data.fingerprints import SIZE, Fingerprint, fingerprints
+from probmcl.data.copies.duplicates import NearPair, clusters, exact_duplicates, near_duplicates
+from probmcl.data.copies.fingerprints import SIZE, Fingerprint, fingerprints
+from probmcl.data.copies.lookalikes import lookalikes
 from probmcl.data.images import read_image
-from probmcl.data.lookalikes import lookalikes
 from rounds import alternate, median_ratio
 
 Change = Callable[[Image.Image, np.random.Generator], Image.Image]

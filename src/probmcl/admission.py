@@ -5,7 +5,7 @@ What cannot be read is left out or refused, a given split that leaks is refused,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,15 +14,15 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
-from probmcl.data.check import BadImage, refuse_share, without_bad
-from probmcl.data.duplicates import NearPair, clusters, exact_duplicates, leaks, near_duplicates
-from probmcl.data.fingerprints import Fingerprint, fingerprints
-from probmcl.data.image_columns import RepeatedRowsError
+from probmcl.data.check import bad_images, refuse_share, without_bad
+from probmcl.data.copies.duplicates import REMEDY, NearPair, clusters, exact_duplicates, leaks, near_duplicates
+from probmcl.data.copies.fingerprints import Fingerprint, fingerprints
 from probmcl.data.levels import Levels, find_levels, parse_range
 from probmcl.data.read import describe, read
 from probmcl.data.records import SPLITS, DataError, Records
-from probmcl.data.split import carve, folds, given_folds, given_split, with_fold
+from probmcl.data.split import carve, folds, given_folds, given_split, with_fold, with_split
 from probmcl.data.survey import Finding, survey
+from probmcl.data.tables.image_columns import RepeatedRowsError
 from probmcl.distributed import broadcast, first
 from probmcl.training.progress import Display
 
@@ -95,11 +95,6 @@ class Look(NamedTuple):
         """Rows of images that must not be divided: equal files and confirmed near duplicates."""
         return clusters(len(self.fingerprints), [*self.exact, *(pair for pair in self.near if pair.confirmed)])
 
-    def bad(self, records: Records) -> list[BadImage]:
-        """Images that cannot be used."""
-        seen = zip(records.paths, self.fingerprints, strict=True)
-        return [BadImage(row, path, found.reason) for row, (path, found) in enumerate(seen) if found.reason]
-
 
 def look_at(records: Records, rules: Rules, workers: int, display: Display) -> Look:
     """Decode every image once, then compare those that might be the same."""
@@ -128,7 +123,7 @@ def admit(data: Path, reading: Mapping[str, Any], rules: Rules, workers: int, di
     verdict = broadcast(verdict)
     if "error" in verdict:
         raise DataError(verdict["error"])
-    records = _divided(whole.without([entry["path"] for entry in verdict["skipped"]]), verdict["split"])
+    records = with_split(whole.without([entry["path"] for entry in verdict["skipped"]]), np.array(verdict["split"]))
     if verdict["made"] and records.origin is not None:
         understood = f"{records.origin.understood}; {verdict['made']}"
         records = replace(records, origin=replace(records.origin, understood=understood))
@@ -151,14 +146,15 @@ def check(data: Path, reading: Mapping[str, Any], rules: Rules, workers: int, di
         whole = read(data.resolve(), **reading, carved=False, missing="keep")
         look = look_at(whole, rules, workers, display)
         left = np.array([row for row, seen in enumerate(look.fingerprints) if seen.reason is None], dtype=np.int64)
-        kept = _without(look, [image.row for image in look.bad(whole)])
-        divided, made, _ = _with_split(whole.take(left), rules, kept)
+        bad = bad_images(whole, look.fingerprints)
+        kept = _without(look, [image.row for image in bad])
+        divided, made, _ = _with_split(whole.take(left), rules, kept, [image.path for image in bad])
     except DataError as error:
         return _blocked(data, error)
     # Images that cannot be read stay in the counts, in the split that they were given.
     split = np.array(whole.split, dtype="<U5")
     split[left] = divided.split
-    records = _divided(whole, split.tolist())
+    records = with_split(whole, split)
     found = survey(
         records, look.fingerprints, look.exact, look.near, leaks(records.split, records.group, look.exact, look.near)
     )
@@ -185,12 +181,12 @@ def read_again(source: Mapping[str, Any], split_file: Path) -> Records:
 def _verdict(whole: Records, rules: Rules, workers: int, display: Display) -> dict[str, Any]:
     """What the first process finds, as JSON carries it."""
     look = look_at(whole, rules, workers, display)
-    bad = look.bad(whole)
+    bad = bad_images(whole, look.fingerprints)
     records = without_bad(whole, bad, share=rules.skip_bad)
     for image in bad:
         display.say(f"  skipped: {image.path}: {image.reason}")
     left = _without(look, [image.row for image in bad])
-    divided, made, fold_of = _with_split(records, rules, left)
+    divided, made, fold_of = _with_split(records, rules, left, [image.path for image in bad])
     alarms = _refuse_leaks(divided, left, rules, display)
     return {
         "skipped": [{"path": str(image.path), "reason": image.reason} for image in bad],
@@ -211,18 +207,22 @@ def _without(look: Look, bad: list[int]) -> Look:
     return Look(look.levels, [look.fingerprints[row] for row in kept], exact, near)
 
 
-def _with_split(records: Records, rules: Rules, look: Look) -> tuple[Records, str, Int[ndarray, "N"] | None]:
+def _with_split(
+    records: Records, rules: Rules, look: Look, left_out: Sequence[Path]
+) -> tuple[Records, str, Int[ndarray, "N"] | None]:
     """The records in their splits, what is said of those that were made here, and the folds they come from."""
     file, together = rules.split_file and Path(rules.split_file), look.together()
     if rules.fold is not None:
         fold_of = (
-            given_folds(records, file) if file else folds(records, rules.folds or 0, seed=rules.seed, together=together)
+            given_folds(records, file, left_out=left_out)
+            if file
+            else folds(records, rules.folds or 0, seed=rules.seed, together=together)
         )
         made = f"fold {rules.fold} of {fold_of.max()} is test, val taken from the others with seed {rules.seed}"
         divided = with_fold(records, fold_of, rules.fold, seed=rules.seed, together=together)
         return divided, made, fold_of
     if file:
-        return given_split(records, file), f"split of {file}", None
+        return given_split(records, file, left_out=left_out), f"split of {file}", None
     carved = carve(records, seed=rules.seed, together=together)
     taken = [split for split in SPLITS if len(carved.rows(split)) > len(records.rows(split))]
     return carved, f"{' and '.join(taken)} taken from train with seed {rules.seed}" if taken else "", None
@@ -233,11 +233,7 @@ def _refuse_leaks(records: Records, look: Look, rules: Rules, display: Display) 
     found = leaks(records.split, records.group, look.exact, look.near)
     lines = found.lines([records.where(row) for row in range(len(records))])
     if found.blocks and not rules.allow_leaks:
-        raise DataError("\n".join(lines))
+        raise DataError("\n".join([*lines, REMEDY]))
     for line in lines:
         display.say(f"  {line}")
-    return lines if found.blocks else []
-
-
-def _divided(records: Records, split: list[Any]) -> Records:
-    return replace(records, split=tuple(split)).take(np.arange(len(records)))  # counted anew
+    return ["\n".join(["allowed by --allow-leaks:", *lines])] if found.blocks else []

@@ -8,15 +8,12 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter, Token
 
 from probmcl import flags, intake
 from probmcl.results import Run
-
-if TYPE_CHECKING:
-    pass
 
 
 def key_values(_: Any, tokens: Sequence[Token]) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     whole: Sequence[Split] = ("train", "train", "val", "test")
     for name, split in (("coco", whole), ("voc", ("train",) * 4)):
         monkeypatch.setitem(sys.modules, f"fake_{name}", Fake(name, split))
-    formats = {"table": "probmcl.data.table", "coco": "fake_coco", "voc": "fake_voc"}
+    formats = {"table": "probmcl.data.tables.table", "coco": "fake_coco", "voc": "fake_voc"}
     monkeypatch.setattr(sys.modules["probmcl.data.read"], "FORMATS", formats)
 
 

@@ -3,6 +3,8 @@
 from probmcl.data.check import BadImage, find_bad_images, without_bad
 from probmcl.data.digits import write_digits
 from probmcl.data.images import ImageError, Preprocessing, read_image
+from probmcl.data.labels import LabelStates, State
+from probmcl.data.levels import Levels
 from probmcl.data.read import describe, read
 from probmcl.data.records import DataError, LabelSpace, Origin, Records, Split
 
@@ -11,10 +13,13 @@ __all__ = [
     "DataError",
     "ImageError",
     "LabelSpace",
+    "LabelStates",
+    "Levels",
     "Origin",
     "Preprocessing",
     "Records",
     "Split",
+    "State",
     "describe",
     "find_bad_images",
     "read",

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probmcl.data.fingerprints import Fingerprint, fingerprints
+from probmcl.data.copies.fingerprints import Fingerprint, fingerprints
 from probmcl.data.levels import Levels
 from probmcl.data.records import SPLITS, DataError, Records
 

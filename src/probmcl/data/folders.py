@@ -14,9 +14,9 @@ import numpy as np
 
 from probmcl.data.hugging_face import SPLIT_FOLDERS
 from probmcl.data.labels import LabelStates, State
-from probmcl.data.places import is_image, tree
 from probmcl.data.records import DataError, Missing, Origin, Records, Split
-from probmcl.data.sheet import listing
+from probmcl.data.tables.places import is_image, tree
+from probmcl.data.tables.sheet import listing
 
 NO_CLASS = re.compile(
     r"(images?|imgs?|photos?|pictures?|data|masks?|annotations?|labels?|train(ing|val)?|val(id|idation)?|dev|test(ing)?)"

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from probmcl.data.columns import PATH, PATH_AS_AN_ID, TableOptions, has_a_path_column
 from probmcl.data.records import DataError, Missing, Records, Split
-from probmcl.data.sheet import SUFFIXES, Table, load, named, refuse_a_column_that_is_not_there
-from probmcl.data.table import is_of_images, records_of
+from probmcl.data.tables.columns import PATH, PATH_AS_AN_ID, TableOptions, has_a_path_column
+from probmcl.data.tables.sheet import SUFFIXES, Table, load, named, refuse_a_column_that_is_not_there
+from probmcl.data.tables.table import is_of_images, records_of
 
 SPLIT_FOLDERS: Mapping[str, Split] = {
     "train": "train",

@@ -11,7 +11,7 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from probmcl.data.records import DataError
-from probmcl.data.sheet import Cell, Table, load, named, only_column
+from probmcl.data.tables.sheet import Cell, Table, load, named, only_column
 from probmcl.data.vectors import words_of
 
 ONE = ("start", "source", "from", "head", "subject", "label_1", "label1", "first")

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from probmcl.data.columns import TableOptions
 from probmcl.data.labels import State
-from probmcl.data.policy import Said
 from probmcl.data.records import SPLITS, DataError, Missing, Records
-from probmcl.data.sheet import SUFFIXES
 from probmcl.data.split import carve
-from probmcl.data.table import files_of_tables, find_tables, read_table
+from probmcl.data.tables.columns import TableOptions
+from probmcl.data.tables.policy import Said
+from probmcl.data.tables.sheet import SUFFIXES
+from probmcl.data.tables.table import files_of_tables, find_tables, read_table
 from probmcl.nearest import suggestion
 
 FORMATS: Mapping[str, str] = {
-    "table": "probmcl.data.table",
+    "table": "probmcl.data.tables.table",
     "hugging_face": "probmcl.data.hugging_face",
     "coco": "probmcl.data.coco",
     "voc": "probmcl.data.voc",

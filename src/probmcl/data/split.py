@@ -9,7 +9,7 @@ import csv
 import io
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from jaxtyping import Int, Shaped
 from numpy import ndarray
 
 from probmcl.data.records import SPLITS, DataError, Records, Split
-from probmcl.data.sheet import Cell, Table, load, only_column, quoted
 from probmcl.data.stratify import stratify
+from probmcl.data.tables.sheet import Cell, Table, load, only_column, quoted
 from probmcl.files import write_text
 
 LISTED = 5
@@ -55,7 +55,7 @@ def carve(
     shares = [1.0 - sum(missing.values()), *missing.values()]
     part = _deal(records, unit, train, shares, seed=seed, keep=0, stay=stay)
     split[train] = np.array(["train", *missing])[part]
-    return _with_split(records, split)
+    return with_split(records, split)
 
 
 def folds(records: Records, k: int, *, seed: int = 0, together: Sequence[Sequence[int]] = ()) -> Int[ndarray, "N"]:
@@ -96,24 +96,25 @@ def with_fold(
     if fold not in fold_of:
         raise ValueError(f"no image is in fold {fold}; folds go from {min(fold_of)} to {max(fold_of)}")
     split = np.where(fold_of == fold, "test", "train")
-    return carve(_with_split(records, split), seed=seed, val=val, test=0.0, together=together)
+    return carve(with_split(records, split), seed=seed, val=val, test=0.0, together=together)
 
 
-def given_split(records: Records, path: Path) -> Records:
+def given_split(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Records:
     """Every image in the split that a file says, as runs write it: columns path and split.
 
-    A relative path starts at the folder of the file, or at the working directory.
+    A relative path starts at the folder of the file, or at the working directory. The file may also name images that
+    were `left_out`.
     """
-    cells = _said_of_images(records, path, "split")
+    cells = _said_of_images(records, path, "split", left_out)
     for cell in cells:
         if cell.text not in SPLITS:
             raise DataError(f"{path}: row {cell.line}: split {cell.text!r} is none of {', '.join(SPLITS)}; write one")
-    return _with_split(records, np.array([cell.text for cell in cells]))
+    return with_split(records, np.array([cell.text for cell in cells]))
 
 
-def given_folds(records: Records, path: Path) -> Int[ndarray, "N"]:
+def given_folds(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Int[ndarray, "N"]:
     """The fold of every image as a file says: columns path and fold, a whole number from 1."""
-    cells = _said_of_images(records, path, "fold")
+    cells = _said_of_images(records, path, "fold", left_out)
     for cell in cells:
         if not re.fullmatch("[1-9][0-9]{0,5}", cell.text):
             raise DataError(f"{path}: row {cell.line}: fold {cell.text!r} is no whole number from 1; write one")
@@ -133,7 +134,8 @@ def write_folds(path: Path, records: Records, fold_of: Int[ndarray, "N"]) -> Non
     write_text(path, text.getvalue())
 
 
-def _with_split(records: Records, split: Shaped[ndarray, "N"]) -> Records:
+def with_split(records: Records, split: Shaped[ndarray, "N"]) -> Records:
+    """The same images in other splits; the label space counts the new train."""
     changed = replace(records, split=tuple(split.tolist())).take(np.arange(len(records)))  # counted anew
     parts = np.concatenate([changed.rows(name) for name in SPLITS])
     assert np.array_equal(np.sort(parts), np.arange(len(records))), "an image is in no split, or in two"
@@ -191,12 +193,15 @@ def _assert_undivided(unit: Int[ndarray, "R"], part: Int[ndarray, "R"]) -> None:
     assert (part == part[first][place]).all(), "what belongs together is divided"
 
 
-def _said_of_images(records: Records, path: Path, column: str) -> list[Cell]:
-    """What a column of a file says of each image; the file names every image, and nothing else."""
+def _said_of_images(records: Records, path: Path, column: str, left_out: Collection[Path]) -> list[Cell]:
+    """What a column of a file says of each image; the file names every image, and nothing else but what is left out."""
+    gone = {os.path.realpath(image) for image in left_out}
     table = load(path, lambda columns: {"path", column} <= set(columns))
     names, values = (table.cells(_column(table, name)) for name in ("path", column))
     said: dict[int, Cell] = {}
     for name, value, rows in zip(names, values, _rows(records, path, names), strict=True):
+        if not rows and gone.intersection(_meant(name, path)):
+            continue
         if not rows:
             remedy = "remove the row, or write the path as the data has it"
             raise DataError(f"{path}: row {name.line}: {name.text!r} is none of the {len(records):,} images; {remedy}")
@@ -227,11 +232,15 @@ def _rows(records: Records, path: Path, names: Sequence[Cell]) -> list[list[int]
     if all(rows):  # a million files take a minute to resolve
         return rows
     real = _places(os.path.realpath(image) for image in records.paths)
-    starts = (path.parent, Path())
     return [
-        found or next((real[at] for at in (os.path.realpath(start / name.text) for start in starts) if at in real), [])
+        found or next((real[at] for at in _meant(name, path) if at in real), [])
         for found, name in zip(rows, names, strict=True)
     ]
+
+
+def _meant(name: Cell, path: Path) -> list[str]:
+    """The files that a name in a file may mean."""
+    return [os.path.realpath(start / name.text) for start in (path.parent, Path())]
 
 
 def _places(names: Iterable[str]) -> dict[str, list[int]]:

@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
-from probmcl.data.duplicates import Leaks, NearPair
-from probmcl.data.fingerprints import Fingerprint
+from probmcl.data.copies.duplicates import REMEDY, Leaks, NearPair
+from probmcl.data.copies.fingerprints import Fingerprint
 from probmcl.data.labels import State
 from probmcl.data.records import SPLITS, Records
 
@@ -186,7 +186,8 @@ def _of_images(content: Mapping[str, Any]) -> list[Finding]:
 def _of_leaks(records: Records, leaks: Leaks) -> list[Finding]:
     level: Level = "blocked" if leaks.blocks else "warning"
     lines = leaks.lines([records.where(row) for row in range(len(records))])
-    return [Finding(level, "\n".join(lines))] if lines else []
+    remedy = [REMEDY] if leaks.blocks else []
+    return [Finding(level, "\n".join([*lines, *remedy]))] if lines else []
 
 
 def _of_labels(records: Records, content: Mapping[str, Any]) -> list[Finding]:

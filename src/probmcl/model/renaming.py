@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from probmcl.data import DataError
-from probmcl.data.sheet import Table, load, quoted, read_text
+from probmcl.data.tables.sheet import Table, load, quoted, read_text
 from probmcl.nearest import suggestion
 
 HEADERS = (("data", "model"), ("from", "to"))
