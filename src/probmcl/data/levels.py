@@ -7,9 +7,8 @@ thermometer -40 to 120. So the rule is stated (`--range`), found once, and kept 
 from __future__ import annotations
 
 import math
-import multiprocessing
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Shaped, UInt8
 from numpy import ndarray
 
-from probmcl.data.processes import leave_interrupts_to_the_parent, start_method
+from probmcl.data.processes import in_turn
 from probmcl.data.records import DataError
 
 Kind = Literal["16-bit", "float", "DICOM"]
@@ -115,7 +114,8 @@ def find_levels(
         return rule
     drawn = np.random.default_rng(seed).choice(len(paths), min(sample, len(paths)), replace=False)
     rows = np.sort(drawn).tolist()
-    deep = [seen for seen in _look([paths[row] for row in rows], seed, workers) if seen is not None]
+    with closing(in_turn(partial(_pixels_of, seed), [paths[row] for row in rows], workers)) as looks:
+        deep = [seen for seen in looks if seen is not None]
     if not deep:
         return None
     return _percentiles(deep) if rule == "auto" else _full(deep)
@@ -129,15 +129,6 @@ class Seen(NamedTuple):
     low: float
     high: float
     pixels: Float[ndarray, "K"]
-
-
-def _look(paths: Sequence[Path], seed: int, workers: int) -> list[Seen | None]:
-    look = partial(_pixels_of, seed)
-    if workers == 0:
-        return list(map(look, paths))
-    context = multiprocessing.get_context(start_method())
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=leave_interrupts_to_the_parent) as pool:
-        return list(pool.map(look, paths))
 
 
 def _pixels_of(seed: int, path: Path) -> Seen | None:
