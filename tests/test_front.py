@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from cyclopts import Token
 from safetensors.torch import load_file
 
+import photographs as pictures
 import probmcl
 from made import NAMES, folder_of_photographs
 from probmcl.front import key_values
@@ -267,3 +269,39 @@ def test_two_processes_end_in_the_model_of_one(photographs: Path, tmp_path: Path
         np.testing.assert_allclose(alone, together, atol=2e-3)
     candidates = [json.loads((tmp_path / n / "run.json").read_text())["candidates"] for n in ("one", "two")]
     assert [c["name"] for c in candidates[0]] == [c["name"] for c in candidates[1]]
+
+
+def test_a_leak_that_is_allowed_is_remembered_and_the_run_goes_on_from_its_own_split(tmp_path: Path) -> None:
+    table = pictures.folder(tmp_path / "photos", 30, splits=["train"] * 20 + ["val"] * 4 + ["test"] * 6)
+    shutil.copy(table.parent / "1.jpg", table.parent / "28.jpg")
+    with pytest.raises(ValueError, match="equal files in train and test"):
+        probmcl.train(table, **SMALL, method="probe", out=tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    run = probmcl.train(table, **SMALL, method="probe", out=tmp_path / "run", allow_leaks=True)
+    about = json.loads((run.folder / "run.json").read_text())
+    assert "28.jpg" in about["alarms"][0]
+    assert about["data"]["leaks_allowed"] == about["alarms"]
+    assert probmcl.train(resume=run.folder).kept.name == "frozen probe"
+
+
+def test_a_fold_is_tested_and_its_file_gives_the_same_folds_back(tmp_path: Path) -> None:
+    table = pictures.folder(tmp_path / "photos", 30)
+    run = probmcl.train(table, **SMALL, method="probe", out=tmp_path / "one", folds=3, fold=2, cache=tmp_path / "cache")
+    with (run.folder / "folds.csv").open() as file:
+        folds = {row["path"]: row["fold"] for row in csv.DictReader(file)}
+    with (run.folder / "split.csv").open() as file:
+        splits = {row["path"]: row["split"] for row in csv.DictReader(file)}
+    assert {path for path, fold in folds.items() if fold == "2"} == {p for p, s in splits.items() if s == "test"}
+    assert any((tmp_path / "cache").rglob("*"))
+    again = probmcl.train(
+        table, **SMALL, method="probe", out=tmp_path / "two", split_file=run.folder / "folds.csv", fold=2, seed=0
+    )
+    assert (again.folder / "split.csv").read_text() == (run.folder / "split.csv").read_text()
+    assert again.kept.test == run.kept.test  # and so from the cache as without
+
+
+def test_a_cache_inside_the_data_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    table = pictures.folder(tmp_path / "photos", 12)
+    with pytest.raises(ValueError, match="where your images are"):
+        probmcl.train(table, **SMALL, method="probe", out=tmp_path / "run", cache=table.parent / "cache")
+    assert not (table.parent / "cache").exists()

@@ -48,8 +48,14 @@ def train(
     settings, display = replace(settings, device=find_device(settings.device)), display or Display()
     encoder = build_encoder(settings, display)  # before anything is written: it may not be there
     refuse_what_cannot_run(settings, encoder, records.label_space)
-    _in_the_first(lambda: runs.begin(folder, records, settings, source, alarms, fold_of))
-    return Phases(records, settings, encoder, folder, display, tested, plan).finished()
+    try:
+        _in_the_first(lambda: runs.begin(folder, records, settings, source, alarms, fold_of))
+        phases = Phases(records, settings, encoder, folder, display, tested, plan)
+    except (KeyboardInterrupt, SystemExit):  # from here on the run itself notes how it ends
+        if first():
+            runs.note_interrupt(folder)
+        raise
+    return phases.finished()
 
 
 def _in_the_first(work: Callable[[], None]) -> None:

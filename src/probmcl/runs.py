@@ -77,6 +77,12 @@ def begin(
     )
 
 
+def note_interrupt(folder: Path) -> None:
+    """Write down that a run was stopped, if it was begun at all."""
+    if (folder / "run.json").is_file():
+        write_json(folder / "run.json", read_json(folder / "run.json") | {"status": "interrupted"})
+
+
 def labels_file(records: Records, source: Mapping[str, Any]) -> dict[str, Any]:
     """What labels.json holds: the classes, how often each is positive in train, their parents, and the policy."""
     space, states = records.label_space, records.states
