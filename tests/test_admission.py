@@ -151,14 +151,49 @@ def test_folds_are_disjoint_whole_and_the_same_each_time(tmp_path: Path) -> None
         ({"folds": 5}, "--folds 5 wants --fold 1 to 5"),
         ({"folds": 5, "fold": 6}, "--folds 5 wants --fold 1 to 5"),
         ({"fold": 2}, "--fold 2: of which folds"),
-        ({"folds": 5, "fold": 1, "split_file": "a.csv"}, "say one of both"),
+        ({"folds": 5, "fold": 1, "split_file": __file__}, "say one of both"),
         ({"skip_bad": 5.0}, "a share between 0 and 1"),
         ({"range": "9"}, "--range 9"),
+        ({"seed": -1}, "--seed -1: give 0 or more"),
+        ({"split_file": "nowhere.csv"}, "--split-file nowhere.csv: there is no such file"),
     ],
 )
 def test_rules_that_contradict_are_refused(rules: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         Rules(**rules)
+
+
+def test_one_group_cannot_be_divided_and_that_is_said_by_both(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", 12, patients=["one"] * 12)
+    with pytest.raises(DataError, match=r"no image belongs to val and test .*join the images into 1 that cannot"):
+        admitted(table)
+    found = checked(table)
+    assert found["verdict"] == "blocked"
+    assert "join the images into 1 that cannot be divided" in texts(found, "blocked")
+
+
+def test_a_column_that_leaves_a_split_empty_is_answered_with_the_flag(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", 12, splits=["test"] * 12)
+    with pytest.raises(DataError, match=r"no image belongs to train and val .*--split-column ''"):
+        admitted(table)
+    assert checked(table)["verdict"] == "blocked"
+
+
+def test_a_file_of_folds_wants_to_know_which(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", 6)
+    (tmp_path / "folds.csv").write_text("path,fold\n")
+    with pytest.raises(DataError, match="holds folds; --fold K"):
+        admitted(table, split_file=str(tmp_path / "folds.csv"))
+
+
+def test_a_mapped_minus_one_counts_as_what_it_is_mapped_to(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", 12)
+    rows = [f"{number}.jpg,{-1 if number % 2 else 1},{number % 3 % 2}" for number in range(12)]
+    table.write_text("\n".join(["filename,roof,sky", *rows]) + "\n")
+    found = check(table, {"minus_one": "negative"}, Rules(), 0, shown())
+    per_class = found["per_class"]["roof"]
+    assert sum(per_class["present"].values()) == sum(per_class["absent"].values()) == 6
+    assert sum(per_class["uncertain"].values()) == 0
 
 
 def test_sixteen_bit_images_get_their_levels_from_the_data(tmp_path: Path) -> None:
@@ -266,3 +301,7 @@ def test_rare_and_missing_classes_are_warned_of(tmp_path: Path) -> None:
     warned = texts(checked(table), "warning")
     assert "without a positive in train: 1 (ghost)" in warned
     assert "dragon" in warned
+    assert "without a known negative" not in warned
+    rows = [f"{number}.jpg,1,{number % 2},{GIVEN[number]}" for number in range(COUNT)]
+    table.write_text("\n".join(["filename,roof,sky,split", *rows]) + "\n")
+    assert "without a known negative, which nothing can be learned of: 1 (roof)" in texts(checked(table), "warning")

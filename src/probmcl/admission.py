@@ -23,6 +23,7 @@ from probmcl.data.records import SPLITS, DataError, Records
 from probmcl.data.split import carve, folds, given_folds, given_split, with_fold, with_split
 from probmcl.data.survey import Finding, survey
 from probmcl.data.tables.image_columns import RepeatedRowsError
+from probmcl.data.tables.sheet import names_of_columns
 from probmcl.distributed import broadcast, first
 from probmcl.training.progress import Display
 
@@ -52,6 +53,10 @@ class Rules:
     def __post_init__(self) -> None:
         refuse_share(self.skip_bad)
         parse_range(self.range)
+        if self.seed < 0:
+            raise DataError(f"--seed {self.seed}: give 0 or more")
+        if self.split_file is not None and not Path(self.split_file).is_file():
+            raise DataError(f"--split-file {self.split_file}: there is no such file")
         if self.folds is not None and self.folds < 2:
             raise DataError(f"--folds {self.folds}: give 2 or more")
         if self.folds is not None and (self.fold is None or not 1 <= self.fold <= self.folds):
@@ -149,6 +154,7 @@ def check(data: Path, reading: Mapping[str, Any], rules: Rules, workers: int, di
         bad = bad_images(whole, look.fingerprints)
         kept = _without(look, [image.row for image in bad])
         divided, made, _ = _with_split(whole.take(left), rules, kept, [image.path for image in bad])
+        empty = _empty_splits(divided, kept)
     except DataError as error:
         return _blocked(data, error)
     # Images that cannot be read stay in the counts, in the split that they were given.
@@ -159,6 +165,9 @@ def check(data: Path, reading: Mapping[str, Any], rules: Rules, workers: int, di
         records, look.fingerprints, look.exact, look.near, leaks(records.split, records.group, look.exact, look.near)
     )
     about = {"data": str(data), "understood": str(records.origin or ""), "split": made or "as given"}
+    if empty:
+        found["findings"].insert(0, vars(Finding("blocked", empty)))
+        found["verdict"] = "blocked"
     levels = {"levels": None if look.levels is None else str(look.levels)}
     return about | {"summary": describe(records)} | levels | found
 
@@ -187,6 +196,9 @@ def _verdict(whole: Records, rules: Rules, workers: int, display: Display) -> di
         display.say(f"  skipped: {image.path}: {image.reason}")
     left = _without(look, [image.row for image in bad])
     divided, made, fold_of = _with_split(records, rules, left, [image.path for image in bad])
+    empty = _empty_splits(divided, left)
+    if empty:
+        raise DataError(empty)
     alarms = _refuse_leaks(divided, left, rules, display)
     return {
         "skipped": [{"path": str(image.path), "reason": image.reason} for image in bad],
@@ -222,10 +234,30 @@ def _with_split(
         divided = with_fold(records, fold_of, rules.fold, seed=rules.seed, together=together)
         return divided, made, fold_of
     if file:
+        columns = names_of_columns(file, lambda names: "path" in names)
+        if "fold" in columns and "split" not in columns:
+            raise DataError(f"{file} holds folds; --fold K says which of them is test")
         return given_split(records, file, left_out=left_out), f"split of {file}", None
     carved = carve(records, seed=rules.seed, together=together)
     taken = [split for split in SPLITS if len(carved.rows(split)) > len(records.rows(split))]
     return carved, f"{' and '.join(taken)} taken from train with seed {rules.seed}" if taken else "", None
+
+
+def _empty_splits(records: Records, look: Look) -> str:
+    """What is wrong where a split has no image, and why; nothing where each has some."""
+    empty = [split for split in SPLITS if not len(records.rows(split))]
+    if not empty:
+        return ""
+    members: dict[str, list[int]] = {}
+    for row, group in enumerate(records.group or ()):
+        members.setdefault(group, []).append(row)
+    joined = clusters(len(records), [*look.together(), *(tuple(rows) for rows in members.values())])
+    units = len(records) - sum(len(rows) - 1 for rows in joined)
+    counts = ", ".join(f"{split} {len(records.rows(split)):,}" for split in SPLITS)
+    said = f"no image belongs to {' and '.join(empty)} ({counts}); a run needs some in each of {', '.join(SPLITS)}"
+    if units < len(SPLITS):
+        return f"{said}, and groups and copies join the images into {units} that cannot be divided; add others"
+    return f"{said}; give {' and '.join(empty)} some, or leave the split to probmcl with --split-column ''"
 
 
 def _refuse_leaks(records: Records, look: Look, rules: Rules, display: Display) -> list[str]:

@@ -66,8 +66,12 @@ Range = Annotated[
     Parameter(help="grey levels of 16-bit and float images: auto (default), full or LOW,HIGH", group=DATA),
 ]
 SplitFile = Annotated[
-    Path | str | None, Parameter(help="split.csv or folds.csv of an earlier run, used again", group=DATA)
+    Path | str | None, Parameter(help="split.csv of an earlier run, or folds.csv with --fold, used again", group=DATA)
 ]
+Folds = Annotated[
+    int | None, Parameter(help="divide the images into so many folds, of which --fold is test", group=DATA)
+]
+Fold = Annotated[int | None, Parameter(help="which fold is test, from 1 on", group=DATA)]
 SkipBad = Annotated[
     float | None, Parameter(help="go on without unreadable images, up to this share of all", group=DATA)
 ]

@@ -53,10 +53,8 @@ def train(
     hierarchy: flags.HierarchyFile = None,
     range: flags.Range = None,  # noqa: A002  # the name of the flag
     split_file: flags.SplitFile = None,
-    folds: Annotated[
-        int | None, Parameter(help="divide the images into so many folds, of which --fold is test", group=flags.DATA)
-    ] = None,
-    fold: Annotated[int | None, Parameter(help="which fold is test, from 1 on", group=flags.DATA)] = None,
+    folds: flags.Folds = None,
+    fold: flags.Fold = None,
     skip_bad: flags.SkipBad = None,
     allow_leaks: flags.AllowLeaks = None,
     method: Annotated[

@@ -99,6 +99,31 @@ def test_children_imply_parents_and_absent_parents_imply_children() -> None:
     assert np.array_equal(implied.with_parents(parents).dense(), implied.dense())
 
 
+@pytest.mark.parametrize(("chance", "expected"), [(1.0, [P, X]), (0.0, [A, X]), (0.5, [A, A]), (np.nan, [A, A])])
+def test_what_is_mapped_implies_as_what_is_said(chance: float, expected: list[int]) -> None:
+    """An uncertain child of an absent parent: certain by its chance, or settled by the parent."""
+    held = LabelStates.from_states(np.array([[A, X]], dtype=np.uint8), chance=chances(2, np.nan, chance))
+    assert held.with_parents(np.array([-1, 0])).dense().tolist() == [expected]
+
+
+def test_contradictions_are_found_and_settled() -> None:
+    states = np.array([[A, P], [P, P], [A, A], [U, P], [A, X]], dtype=np.uint8)
+    held = LabelStates.from_states(states, chance=chances(2, np.nan, 1.0))
+    assert held.contradicted(np.array([-1, 0])).tolist() == [0, 4]
+    assert held.with_parents(np.array([-1, 0])).contradicted(np.array([-1, 0])).tolist() == []
+    assert held.contradicted(np.array([-1, -1])).tolist() == []
+
+
+@given(matrices)
+def test_settled_counts_are_those_of_labels(states: Matrix) -> None:
+    held = LabelStates.from_states(states, chance=chances(states.shape[1], 1.0, 0.0, 0.5))
+    labels, known = held.labels_and_known()
+    counts = held.settled_counts()
+    assert np.array_equal(counts[P], ((labels == 1) & known).sum(axis=0))
+    assert np.array_equal(counts[A], ((labels == 0) & known).sum(axis=0))
+    assert np.array_equal(counts.sum(axis=0), np.full(states.shape[1], len(states)))
+
+
 def test_implication_goes_through_all_blocks_of_images() -> None:
     states = np.zeros((ROWS_AT_ONCE + 3, 2), dtype=np.uint8)
     states[[0, ROWS_AT_ONCE, ROWS_AT_ONCE + 2], 1] = P

@@ -317,3 +317,16 @@ def test_folds_that_are_none_are_refused(tmp_path: Path, numbers: Sequence[str],
     rows = [f"{name}.jpg,{number}" for name, number in zip("abc", numbers, strict=True)]
     with pytest.raises(DataError, match=message):
         given_folds(photographs(tmp_path), written(tmp_path / "f.csv", "path,fold", *rows))
+
+
+def test_images_of_which_nothing_is_known_do_not_fill_a_split() -> None:
+    labels = np.random.default_rng(0).random((200, 3)) < 0.3
+    known = np.ones(labels.shape, dtype=bool)
+    known[::2] = False
+    names, paths = ["a", "b", "c"], [Path(f"{i}.jpg") for i in range(200)]
+    for seed in range(5):
+        records = Records.from_labels(names, paths, ["train"] * 200, labels.astype(np.float32), known)
+        carved = carve(records, seed=seed)
+        for split in ("val", "test"):
+            rows = carved.rows(split)
+            assert abs(carved.known[rows].any(axis=1).mean() - 0.5) < 0.06

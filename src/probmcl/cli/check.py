@@ -43,6 +43,8 @@ def check(
     hierarchy: flags.HierarchyFile = None,
     range: flags.Range = None,  # noqa: A002  # the name of the flag
     split_file: flags.SplitFile = None,
+    folds: flags.Folds = None,
+    fold: flags.Fold = None,
     seed: Annotated[int, Parameter(help="of the split that train would make", group=flags.DATA)] = 0,
     workers: flags.Workers = None,
     out: Annotated[Path, Parameter(help="where everything that was found is written", group=flags.WHERE)] = Path(

@@ -40,6 +40,8 @@ def compare(
     hierarchy: flags.HierarchyFile = None,
     range: flags.Range = None,  # noqa: A002  # the name of the flag
     split_file: flags.SplitFile = None,
+    folds: flags.Folds = None,
+    fold: flags.Fold = None,
     skip_bad: flags.SkipBad = None,
     allow_leaks: flags.AllowLeaks = None,
     methods: Annotated[
@@ -167,6 +169,7 @@ def _start(
     from probmcl import runs
     from probmcl.admission import admit
     from probmcl.data.check import refuse_unscorable
+    from probmcl.data.split import write_folds
     from probmcl.distributed import first
     from probmcl.files import write_json
 
@@ -187,6 +190,8 @@ def _start(
         if first():
             folder.mkdir(parents=True, exist_ok=True)
             runs.write_split(folder / "split.csv", records)
+            if admitted.fold_of is not None:
+                write_folds(folder / "folds.csv", records, admitted.fold_of)
             write_json(folder / REMEMBERED, remembered)
         return _carried_out(records, asked, folder, display, remembered, began)
 

@@ -200,12 +200,19 @@ class LabelStates:
         found[self.usual, np.arange(classes)] += silent
         return found
 
+    def settled_counts(self) -> Int[ndarray, "4 C"]:
+        """The same once a chance of 1 counts as present and a chance of 0 as absent."""
+        counts = self.counts()
+        for state, chance in ((State.PRESENT, 1), (State.ABSENT, 0)):
+            settled = np.where(self.chance == chance, counts[State.UNCERTAIN], 0)
+            counts[state] += settled
+            counts[State.UNCERTAIN] -= settled
+        return counts
+
     def known_share(self) -> float:
         """The share of all labels that are known where images are judged."""
-        counts = self.counts()
-        sure = np.isin(self.chance, (0.0, 1.0))
-        known = counts[State.ABSENT] + counts[State.PRESENT] + np.where(sure, counts[State.UNCERTAIN], 0)
-        return float(known.sum() / max(counts.sum(), 1))
+        counts = self.settled_counts()
+        return float(counts[: State.UNKNOWN].sum() / max(counts.sum(), 1))
 
     def any_known(self) -> Bool[ndarray, "N"]:
         """Whether anything at all is known of each image."""
@@ -232,16 +239,36 @@ class LabelStates:
         blocks = range(0, len(self), ROWS_AT_ONCE)
         return LabelStates.joined([self._implied(_block(start, len(self)), pairs) for start in blocks])
 
+    def contradicted(self, parents: Int[ndarray, "C"]) -> Int[ndarray, "K"]:
+        """Rows of images of which a child is said to be present and its parent absent."""
+        pairs = from_the_top(parents)
+        found = [np.zeros(0, dtype=np.int64)]
+        for start in range(0, len(self) if pairs else 0, ROWS_AT_ONCE):
+            rows = _block(start, len(self))
+            present, absent = self._settled(self.dense(rows))
+            found.append(rows[np.any([present[:, child] & absent[:, parent] for child, parent in pairs], axis=0)])
+        return np.concatenate(found)
+
     def _implied(self, rows: Int[ndarray, "K"], pairs: Sequence[tuple[int, int]]) -> LabelStates:
         states = self.dense(rows)
+        present, _ = self._settled(states)
         for child, parent in reversed(pairs):
-            states[states[:, child] == State.PRESENT, parent] = State.PRESENT
+            states[present[:, child] & ~present[:, parent], parent] = State.PRESENT
+            present[:, parent] |= present[:, child]
+        _, absent = self._settled(states)
         for child, parent in pairs:
-            states[(states[:, parent] == State.ABSENT) & (states[:, child] != State.PRESENT), child] = State.ABSENT
+            states[absent[:, parent] & ~present[:, child] & ~absent[:, child], child] = State.ABSENT
+            absent[:, child] |= absent[:, parent] & ~present[:, child]
         places, classes = np.nonzero(states != self.usual)
         entries = states[places, classes]
         shape = (len(rows), len(self.usual))
         return LabelStates.from_entries(places, classes, entries, shape, usual=self.usual, chance=self.chance)
+
+    def _settled(self, states: UInt8[ndarray, "K C"]) -> tuple[Bool[ndarray, "K C"], Bool[ndarray, "K C"]]:
+        """What is present for certain and what is absent: as it was read, or because a chance of 1 or 0 says so."""
+        uncertain = states == State.UNCERTAIN
+        present = (states == State.PRESENT) | (uncertain & (self.chance == 1))
+        return present, (states == State.ABSENT) | (uncertain & (self.chance == 0))
 
     def _state_of_usual(self) -> UInt8[ndarray, "C"]:
         certain = np.where(self.chance == 1, State.PRESENT, State.UNKNOWN).astype(np.uint8)

@@ -162,7 +162,9 @@ class Records:
             _refuse_other_values(names, paths, labels, known)
             states = LabelStates.from_labels(labels, known)
         if hierarchy is not None and len(names) == states.shape[1]:
-            states = states.with_parents(parents_of(names, hierarchy))
+            parents = parents_of(names, hierarchy)
+            origin = _with_contradictions(origin, states.contradicted(parents))
+            states = states.with_parents(parents)
         train = states.take(np.flatnonzero(np.array(split, dtype=str) == "train"))
         space = LabelSpace.from_states(names, train, hierarchy)
         return cls(tuple(paths), states, tuple(split), group, space, origin, weight, columns or {})
@@ -220,6 +222,15 @@ class Records:
         if self.origin is None or self.origin.lines is None:
             return str(self.paths[row])
         return f"{self.origin.place}: row {self.origin.lines[row]}: {self.paths[row]}"
+
+
+def _with_contradictions(origin: Origin | None, rows: Int[ndarray, "K"]) -> Origin | None:
+    """What is said of images that have a child and, by their labels, not its parent."""
+    if origin is None or not len(rows):
+        return origin
+    first = f", first in row {origin.lines[rows[0]]}" if origin.lines is not None else ""
+    said = f"a class is present and its parent absent in {len(rows):,} images{first}: the parent is taken as present"
+    return replace(origin, understood=f"{origin.understood}; {said}")
 
 
 def _refuse_other_values(

@@ -12,6 +12,7 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Int, Shaped
@@ -21,6 +22,9 @@ from probmcl.data.records import SPLITS, DataError, Records, Split
 from probmcl.data.stratify import stratify
 from probmcl.data.tables.sheet import Cell, Table, load, only_column, quoted
 from probmcl.files import write_text
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
 
 LISTED = 5
 
@@ -175,7 +179,7 @@ def _deal(
 
     names, place = np.unique(unit[rows], return_inverse=True)
     member = csr_array((np.ones(len(rows), dtype=np.int64), (place, np.arange(len(rows)))), (len(names), len(rows)))
-    counts = member @ records.present()[rows].astype(np.int64)
+    counts = member @ _dealt_evenly(records)[rows]
     part_of = stratify(
         counts,
         np.bincount(place, minlength=len(names)),
@@ -186,6 +190,19 @@ def _deal(
     )
     _assert_undivided(place, part_of[place])
     return part_of[place]
+
+
+def _dealt_evenly(records: Records) -> csr_array:
+    """What each image has of that of which every part gets its share: labels, and being known at all.
+
+    Images of which nothing is known judge nothing; without the latter they might fill a split.
+    """
+    from scipy.sparse import csr_array, hstack
+
+    present, known = records.present().astype(np.int64), records.states.any_known()
+    if known.all() or not known.any():
+        return present
+    return csr_array(hstack([present, csr_array(known[:, None].astype(np.int64))], format="csr"))
 
 
 def _assert_undivided(unit: Int[ndarray, "R"], part: Int[ndarray, "R"]) -> None:

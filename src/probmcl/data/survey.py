@@ -85,7 +85,7 @@ def verdict(findings: Sequence[Finding]) -> Literal["fine", "warnings", "blocked
 
 
 def _per_class(records: Records) -> dict[str, dict[str, Any]]:
-    by_split = {split: records.states.take(records.rows(split)).counts() for split in SPLITS}
+    by_split = {split: records.states.take(records.rows(split)).settled_counts() for split in SPLITS}
     names = records.label_space.names
     return {
         name: {
@@ -193,17 +193,19 @@ def _of_leaks(records: Records, leaks: Leaks) -> list[Finding]:
 def _of_labels(records: Records, content: Mapping[str, Any]) -> list[Finding]:
     per_class, positives = content["per_class"], _positives(content["per_class"])
     trained = {name: states["present"]["train"] for name, states in per_class.items()}
-    never = [name for name, count in positives.items() if not count]
-    untrained = [name for name, count in trained.items() if not count and positives[name]]
-    few = [name for name, count in trained.items() if 0 < count < FEW]
-    unjudged = [name for name, states in per_class.items() if trained[name] and not states["present"]["test"]]
-    found = [
-        Finding("warning", f"classes without any positive: {_some(never)}"),
-        Finding("warning", f"classes without a positive in train: {_some(untrained)}"),
-        Finding("warning", f"classes with fewer than {FEW} positives in train: {_some(few)}"),
-        Finding("warning", f"classes without a positive in test, which cannot be judged: {_some(unjudged)}"),
-    ]
-    said = [finding for finding, names in zip(found, (never, untrained, few, unjudged), strict=True) if names]
+    negatives = {name: sum(states["absent"].values()) for name, states in per_class.items()}
+    listed = {
+        "classes without any positive": [name for name, count in positives.items() if not count],
+        "classes without a positive in train": [n for n, count in trained.items() if not count and positives[n]],
+        f"classes with fewer than {FEW} positives in train": [n for n, count in trained.items() if 0 < count < FEW],
+        "classes without a known negative, which nothing can be learned of": [
+            name for name, count in negatives.items() if not count and positives[name]
+        ],
+        "classes without a positive in test, which cannot be judged": [
+            name for name, states in per_class.items() if trained[name] and not states["present"]["test"]
+        ],
+    }
+    said = [Finding("warning", f"{what}: {_some(names)}") for what, names in listed.items() if names]
     if content["imbalance"] and content["imbalance"]["ratio"] > IMBALANCE:
         most, least = content["imbalance"]["most"], content["imbalance"]["least"]
         said.append(Finding("warning", f"{most[0]!r} is in {most[1]:,} images and {least[0]!r} in {least[1]:,}"))
