@@ -22,6 +22,7 @@ from probmcl.data.read import describe, read
 from probmcl.data.records import SPLITS, DataError, Records
 from probmcl.data.split import carve, folds, given_folds, given_split, with_fold, with_split
 from probmcl.data.survey import Finding, survey
+from probmcl.data.tables.flag_error import FlagError
 from probmcl.data.tables.image_columns import RepeatedRowsError
 from probmcl.data.tables.sheet import names_of_columns
 from probmcl.distributed import broadcast, first
@@ -145,7 +146,8 @@ def admit(data: Path, reading: Mapping[str, Any], rules: Rules, workers: int, di
 def check(data: Path, reading: Mapping[str, Any], rules: Rules, workers: int, display: Display) -> dict[str, Any]:
     """Look at data as `admit` does and tell everything that was found instead of going on; nothing is changed.
 
-    What cannot even be read as a table is one finding, which blocks.
+    What cannot even be read as a table is one finding, which blocks. A flag that is wrong says nothing of the data, and
+    is an error here too.
     """
     try:
         whole = read(data.resolve(), **reading, carved=False, missing="keep")
@@ -155,6 +157,8 @@ def check(data: Path, reading: Mapping[str, Any], rules: Rules, workers: int, di
         kept = _without(look, [image.row for image in bad])
         divided, made, _ = _with_split(whole.take(left), rules, kept, [image.path for image in bad])
         empty = _empty_splits(divided, kept)
+    except FlagError:
+        raise
     except DataError as error:
         return _blocked(data, error)
     # Images that cannot be read stay in the counts, in the split that they were given.
@@ -254,7 +258,7 @@ def _empty_splits(records: Records, look: Look) -> str:
     joined = clusters(len(records), [*look.together(), *(tuple(rows) for rows in members.values())])
     units = len(records) - sum(len(rows) - 1 for rows in joined)
     counts = ", ".join(f"{split} {len(records.rows(split)):,}" for split in SPLITS)
-    said = f"no image belongs to {' and '.join(empty)} ({counts}); a run needs some in each of {', '.join(SPLITS)}"
+    said = f"no image belongs to the {' or '.join(empty)} split ({counts}); a run needs some in each of them"
     if units < len(SPLITS):
         return f"{said}, and groups and copies join the images into {units} that cannot be divided; add others"
     return f"{said}; give {' and '.join(empty)} some, or leave the split to probmcl with --split-column ''"

@@ -48,6 +48,14 @@ def test_warnings_end_with_3_and_leaks_with_4(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "other.json").read_text())["verdict"] == "blocked"
 
 
+def test_a_flag_that_is_wrong_is_no_finding(tmp_path: Path) -> None:
+    photographs.folder(tmp_path / "photos", 4)
+    answer = command("photos", "--group", "nobody", cwd=tmp_path)
+    assert answer.returncode == 1
+    assert "--group: there is no column 'nobody'" in answer.stderr
+    assert not (tmp_path / "check.json").exists()
+
+
 def test_a_file_of_somebody_elses_is_not_written_over(tmp_path: Path) -> None:
     photographs.folder(tmp_path / "photos", 4)
     (tmp_path / "check.json").write_text("{}")

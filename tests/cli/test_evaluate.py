@@ -7,6 +7,7 @@ from made import NAMES, coloured_records
 from made_run import made_run
 from probmcl.cli import app
 from probmcl.cli.evaluate import aggregation
+from probmcl.data import DataError
 from probmcl.model import load
 
 
@@ -117,3 +118,26 @@ def test_how_groups_are_joined_is_one_of_two_words() -> None:
 def test_classes_without_parents_cannot_be_kept_below_them(run: Path) -> None:
     with pytest.raises(ValueError, match="its classes have no parents"):
         evaluate(run, "--below-parents")
+
+
+def test_bad_images_are_refused_together_or_skipped_and_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = [run.parent / "photos" / name for name in ("40.png", "41.png")]
+    bad[0].unlink()
+    bad[1].write_bytes(b"")
+    with pytest.raises(
+        DataError, match=r"2 of 9 images cannot be used:\n.*row 42: .*\n.*row 43: .*\n.*--skip-bad 0\.3"
+    ):
+        evaluate(run)
+    evaluate(run, "--skip-bad", "0.3", "--draws", "0", "--json", run.parent / "scores.json")
+    shown = capsys.readouterr().out.replace("\n", " ")
+    assert (
+        f"note: skipped, 2 images that cannot be used: {bad[0]} (does not exist), {bad[1]} (the file is empt" in shown
+    )
+    found = json.loads((run.parent / "scores.json").read_text())
+    assert (found["images"], [image["path"] for image in found["skipped"]]) == (7, list(map(str, bad)))
+
+
+def test_the_help_says_when_a_group_lacks_a_class(capsys: pytest.CaptureFixture[str]) -> None:
+    app()(["evaluate", "--help"])
+    words = " ".join(word for word in capsys.readouterr().out.split() if word not in "│╭╮╰╯")
+    assert "a class is absent where at least one image of the group is known and none is present" in words

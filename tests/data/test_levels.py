@@ -152,8 +152,34 @@ def test_where_no_image_is_deep_there_is_nothing_to_decide(tmp_path: Path) -> No
     assert find_levels([], "auto") is None
 
 
-def test_levels_that_are_given_need_no_image() -> None:
-    assert find_levels([Path("nowhere.tif")], Levels(1.0, 2.0)) == Levels(1.0, 2.0)
+def test_levels_that_are_given_are_kept_and_say_whether_an_image_needs_them(tmp_path: Path) -> None:
+    deep, flat = save(tmp_path / "a.tif", [7, 7], "uint16"), save(tmp_path / "a.png", [0, 255], "uint8")
+    for paths, source in (
+        ([flat, deep], "as given"),
+        ([flat, Path("nowhere.tif")], "as given; none of the images looked at is deep"),
+        ([], "as given; none of the images looked at is deep"),
+    ):
+        levels = find_levels(paths, Levels(1.0, 2.0))
+        assert levels == Levels(1.0, 2.0)
+        assert levels.source == source
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.TIF", "a.pgm", "scan"])
+def test_a_rare_deep_image_among_many_jpegs_is_found(tmp_path: Path, name: str) -> None:
+    """More JPEGs than are looked at; they need not exist for that."""
+    Image.fromarray(np.array([[3, 9]], dtype=np.uint16)).save(
+        tmp_path / name, format="PNG" if name == "a.png" else "TIFF"
+    )
+    jpegs = [tmp_path / f"{number}.{('jpg', 'JPEG', 'webp')[number % 3]}" for number in range(5_000)]
+    for seed in range(5):
+        assert find_levels([*jpegs, tmp_path / name], "auto", seed=seed, sample=20) == Levels(3.0, 9.0)
+
+
+def test_a_deep_image_with_the_name_of_a_jpeg_is_found_where_there_is_room(tmp_path: Path) -> None:
+    Image.fromarray(np.array([[3, 9]], dtype=np.uint16)).save(tmp_path / "a.jpg", format="PNG")
+    flat = save(tmp_path / "b.png", [0, 255], "uint8")
+    assert find_levels([tmp_path / "a.jpg", flat], "auto", sample=2) == Levels(3.0, 9.0)
+    assert find_levels([tmp_path / "a.jpg", flat], "auto", sample=1) is None
 
 
 def test_one_grey_everywhere_is_refused_with_the_flag(tmp_path: Path) -> None:
@@ -181,10 +207,17 @@ def test_full_refuses_values_beyond_it(tmp_path: Path, values: list[float], dtyp
     assert str(caught.value) == f"{path}: its grey values {said}; say --range auto, or --range LOW,HIGH"
 
 
-def test_full_refuses_kinds_that_have_no_range_in_common(tmp_path: Path) -> None:
-    paths = [save(tmp_path / "a.png", [3, 9], "uint16"), save(tmp_path / "a.tif", [0.25], "float32")]
-    with pytest.raises(DataError, match="there are 16-bit and float images, which have no range in common"):
-        find_levels(paths, "full")
+@pytest.mark.parametrize("rule", ["auto", "full"])
+def test_kinds_that_have_no_range_in_common_are_refused(tmp_path: Path, rule: Range) -> None:
+    paths = [save(tmp_path / f"{number}.tif", [0.25, 0.75], "float32") for number in range(3)]
+    paths += [save(tmp_path / f"{number}.png", [3, 9], "uint16") for number in range(3)]
+    with pytest.raises(DataError) as caught:
+        find_levels(paths, rule)
+    assert str(caught.value) == (
+        f"--range {rule}: there are 16-bit and float images, which have no range in common ({paths[3]} is 16-bit, "
+        f"{paths[0]} is float); say --range LOW,HIGH"
+    )
+    assert find_levels(paths, Levels(0.0, 9.0)) == Levels(0.0, 9.0)
 
 
 def test_whoever_decodes_for_a_network_applies_the_levels(tmp_path: Path) -> None:

@@ -103,6 +103,16 @@ def test_what_is_hidden_changes_nothing_at_all(table: Table) -> None:
         assert evaluate(*hidden, names=names, split="val") == result
 
 
+def test_classes_whose_ap_is_one_whatever_the_scores_are_named() -> None:
+    names = ["a", "b", "c"]
+    assert evaluate(SCORES, LABELS, None, names=names, split="val")["classes_without_negatives"] == []
+    hidden = torch.tensor([[True, False, False], [False, True, False], [True, True, False]])  # of c nothing is known
+    for scores in (SCORES, 1 - SCORES):
+        result = evaluate(scores, LABELS, hidden, names=names, split="val")
+        assert result["classes_without_negatives"] == ["a", "b"]
+        assert (result["ap"], result["mAP"]) == ({"a": 1.0, "b": 1.0, "c": None}, 1.0)
+
+
 def test_levels_have_the_means_of_their_classes() -> None:
     result = evaluate(SCORES, LABELS, None, names=["a", "b", "c"], split="val", levels=[1, 2, 2])
     assert "levels" not in evaluate(SCORES, LABELS, None, names=["a", "b", "c"], split="val")

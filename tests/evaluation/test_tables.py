@@ -98,3 +98,18 @@ def test_a_note_comes_first_and_levels_and_renames_are_lines() -> None:
     assert said[0] == "note: mind this"
     assert "level 1: mAP 50.0, macro AUROC – (2 of 3 classes)" in said
     assert said[-1] == "renamed: x → a"
+
+
+def test_a_perfect_score_by_definition_and_images_left_out_are_noted() -> None:
+    assert not any("note: " in line for line in tables.lines(found(["a", "b"])))
+    bad = [{"path": f"[{name}].png", "reason": "the file is empty"} for name in "vwxyzq"]
+    said = tables.lines(found(["a", "b"], note="mind this", classes_without_negatives=["b"], skipped=bad))
+    assert said[:3] == [
+        "note: mind this",
+        "note: AP is 1 by definition for 1 class without a known negative: b",
+        "note: skipped, 6 images that cannot be used: "
+        + ", ".join(f"[{name}].png (the file is empty)" for name in "vwxyz")
+        + " and 1 more",
+    ]
+    many = tables.lines(found(["a", "b"], classes_without_negatives=list("abcdefg")))
+    assert many[0] == "note: AP is 1 by definition for 7 classes without a known negative: a, b, c, d, e and 2 more"

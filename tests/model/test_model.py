@@ -178,7 +178,7 @@ def test_images_that_seem_to_have_been_moved_are_pointed_out(tmp_path: Path, rec
     with pytest.warns(UserWarning, match="5 of 42 images that are new to this run have the file name of one it was"):
         assert model.evaluate(table(tmp_path, records), workers=0)["images"] == 42
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # where the data says itself what is test, there is nothing to fear
+        warnings.simplefilter("error")  # those five are train here, and are not scored
         model.evaluate(table(tmp_path, records, split=records.split), workers=0)
 
 
@@ -232,8 +232,14 @@ def test_images_that_the_run_went_on_without_are_left_out(tmp_path: Path, record
     had = [(path, "train") for path in records.paths[:20]]
     model = of_run(tmp_path, split=had, data={"data": str(data), "skipped": skipped})
     assert model.evaluate(workers=0)["ap"] == pytest.approx(by_hand(records, range(20, 40)), abs=1e-6)
-    with pytest.raises(DataError, match=r"40\.png' does not exist"):
+    with pytest.raises(DataError) as caught:
         model.evaluate(data, workers=0)
+    assert str(caught.value).splitlines() == [
+        "2 of 22 images cannot be used:",
+        f"  {data}: row 42: {records.paths[40]}: does not exist",
+        f"  {data}: row 43: {records.paths[41]}: the file is empty",
+        "mend or remove them; --skip-bad 0.1 goes on without them",
+    ]
 
 
 def test_a_run_without_data_asks_for_some(tmp_path: Path) -> None:
@@ -250,7 +256,7 @@ def test_an_empty_split_says_what_there_is(tmp_path: Path, records: Records) -> 
 def test_a_broken_image_among_the_scored_is_an_error_that_names_it(tmp_path: Path, records: Records) -> None:
     records.paths[-1].write_bytes(b"")
     data = table(tmp_path, records, split=records.split)
-    with pytest.raises(ImageError, match=r"41\.png: the file is empty"):
+    with pytest.raises(DataError, match=r"1 of 9 images cannot be used:\n.*row 43: .*41\.png: the file is empty"):
         of_run(tmp_path).evaluate(data, workers=0)
     assert load(tmp_path / "judged").evaluate(data, "val", workers=0)["images"] == 9
 

@@ -31,7 +31,12 @@ def evaluate(
         str | None, Parameter(help="a column (site, scanner, sex); each value is also scored by itself", group=JUDGED)
     ] = None,
     aggregate: Annotated[
-        str | None, Parameter(help="group=mean or group=max: score whole groups (patients, slides)", group=JUDGED)
+        str | None,
+        Parameter(
+            help="group=mean or group=max: score whole groups (patients, slides); a class is absent where at least one "
+            "image of the group is known and none is present",
+            group=JUDGED,
+        ),
     ] = None,
     below_parents: Annotated[
         bool, Parameter(help="no class scores above its parent", negative="", group=JUDGED)
@@ -53,6 +58,7 @@ def evaluate(
     none_label: flags.NoneLabel = None,
     ignore: flags.Ignore = None,
     hierarchy: flags.HierarchyFile = None,
+    skip_bad: flags.SkipBad = None,
     device: Annotated[str, Parameter(help="auto, cpu, cuda or mps", group=flags.WHERE)] = "auto",
     workers: flags.Workers = None,
     batch_size: Annotated[
@@ -63,8 +69,8 @@ def evaluate(
 
     An image that the run has had keeps the split it had there. One that is new has the split that the data gives it, or
     counts as the split asked for where the data has neither val nor test. Classes are matched by name. A label that is
-    not known takes no part. Of a group that is scored whole, a class is present where any image has it, absent where
-    it is known and absent in all of them, else unknown.
+    not known takes no part. Of a group that is scored whole, a class is present where any image has it, absent where at
+    least one image of the group is known and none is present, else unknown.
 
     Example: probmcl evaluate runs/2026-11-15-photos other/labels.csv --json other.json
 
@@ -104,6 +110,7 @@ def evaluate(
             by=by,
             aggregate=how,
             below_parents=below_parents,
+            skip_bad=skip_bad,
             draws=draws,
             seed=seed,
             workers=workers,

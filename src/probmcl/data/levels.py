@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -26,6 +26,10 @@ Kind = Literal["16-bit", "float", "DICOM"]
 
 PERCENTILES = (0.5, 99.5)  # a dead pixel or a burnt-in mark must not decide
 PIXELS_AN_IMAGE = 10_000
+NEVER_DEEP = (".jpg", ".jpeg", ".jfif", ".webp", ".gif", ".bmp", ".avif")
+"""Suffixes of formats that hold 8 bits here; any other, or none at all, may stand for more."""
+
+NONE_DEEP = "none of the images looked at is deep"
 FULL: Mapping[Kind, tuple[float, float]] = {"16-bit": (0.0, 65535.0), "float": (0.0, 1.0)}
 
 
@@ -96,29 +100,41 @@ def parse_range(text: str) -> Range:
 def find_levels(
     paths: Sequence[Path], rule: Range, *, seed: int = 0, sample: int = 200, workers: int = 0
 ) -> Levels | None:
-    """The grey levels that a rule gives for these images; None where no image of the sample is deep.
+    """The grey levels that a rule gives for these images; None for `auto` and `full` where none is deep.
 
-    A seeded sample of the files is looked at, by its headers; those of 16 bits and more are read. A file that cannot be
-    read takes no part: whoever reads it later says so. DICOM files take part only where they say no window themselves;
-    `full` is for them the range of their stored bits, which each says itself.
+    A seeded sample of the files is looked at, by its headers; those of 16 bits and more are read. Files whose suffix
+    allows deep pixels come first, so that a few among many JPEGs are not missed. A file that cannot be read takes no
+    part: whoever reads it later says so. DICOM files take part only where they say no window themselves; `full` is for
+    them the range of their stored bits, which each says itself.
 
     Args:
         paths: the images, of which some are looked at.
         rule: `auto` takes the 0.5 and 99.5 percentiles of the pixels; `full` takes 0 to 65535 for whole numbers and 0
-            to 1 for floats, and refuses values beyond; levels are taken as they are.
+            to 1 for floats, and refuses values beyond. Both refuse images of two kinds. Levels are taken as they are,
+            and say so in their source where no image of the sample needs them.
         seed: draws the sample, and in each image the pixels.
         sample: how many files are looked at.
         workers: processes that read; 0 does it in this one.
     """
-    if isinstance(rule, Levels):
-        return rule
-    drawn = np.random.default_rng(seed).choice(len(paths), min(sample, len(paths)), replace=False)
-    rows = np.sort(drawn).tolist()
-    with closing(in_turn(partial(_pixels_of, seed), [paths[row] for row in rows], workers)) as looks:
-        deep = [seen for seen in looks if seen is not None]
-    if not deep:
+    some = _sample(paths, seed, sample)
+    with closing(in_turn(partial(_pixels_of, seed), some, workers)) as looks:
+        deep = (seen for seen in looks if seen is not None)
+        if isinstance(rule, Levels):
+            return rule if any(True for _ in deep) else replace(rule, source=f"{rule.source}; {NONE_DEEP}")
+        found = list(deep)
+    if not found:
         return None
-    return _percentiles(deep) if rule == "auto" else _full(deep)
+    _refuse_two_kinds(found, rule)
+    return _percentiles(found) if rule == "auto" else _full(found)
+
+
+def _sample(paths: Sequence[Path], seed: int, size: int) -> list[Path]:
+    """So many files drawn at random, in their order; those that may be deep first, then others up to the size."""
+    generator = np.random.default_rng(seed)
+    may_be_deep = np.array([path.suffix.lower() not in NEVER_DEEP for path in paths], dtype=np.bool_)
+    order = generator.permutation(len(paths))
+    drawn = order[np.argsort(~may_be_deep[order], kind="stable")][:size]
+    return [paths[row] for row in np.sort(drawn)]
 
 
 class Seen(NamedTuple):
@@ -149,6 +165,18 @@ def _pixels_of(seed: int, path: Path) -> Seen | None:
     return Seen(path, kind, float(numbers.min()), float(numbers.max()), few)
 
 
+def _refuse_two_kinds(deep: Sequence[Seen], rule: Literal["auto", "full"]) -> None:
+    """What is white as a float is black as a whole number."""
+    first = {seen.kind: seen.path for seen in reversed(deep)}
+    if len(first) > 1:
+        kinds = sorted(first)
+        examples = ", ".join(f"{first[kind]} is {kind}" for kind in kinds)
+        raise DataError(
+            f"--range {rule}: there are {' and '.join(kinds)} images, which have no range in common ({examples}); "
+            "say --range LOW,HIGH"
+        )
+
+
 def _percentiles(deep: Sequence[Seen]) -> Levels:
     pixels = np.concatenate([seen.pixels for seen in deep])
     low = float(np.percentile(pixels, PERCENTILES[0], method="lower"))  # a value that occurs, not one between two
@@ -161,13 +189,7 @@ def _percentiles(deep: Sequence[Seen]) -> Levels:
 
 
 def _full(deep: Sequence[Seen]) -> Levels | None:
-    kinds = sorted({seen.kind for seen in deep})
-    if len(kinds) > 1:
-        raise DataError(
-            f"--range full: there are {' and '.join(kinds)} images, which have no range in common; "
-            "say --range auto or --range LOW,HIGH"
-        )
-    if kinds == ["DICOM"]:
+    if deep[0].kind == "DICOM":
         return None
     low, high = FULL[deep[0].kind]
     for seen in deep:

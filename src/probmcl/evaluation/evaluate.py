@@ -58,7 +58,8 @@ def evaluate(
     """Everything that is reported of one split, as fractions; None where there is nothing to judge.
 
     `note` is what the classifier has to say of its mAP, and only there if it says something. Where classes have
-    parents, `levels` has the level of each, and every level its own means.
+    parents, `levels` has the level of each, and every level its own means. `classes_without_negatives` are those whose
+    AP is 1 by definition, and which are part of the mAP.
 
     >>> result = evaluate(torch.tensor([[0.9], [0.1]]), torch.tensor([[1.0], [0.0]]), None, names=["cat"], split="test")
     >>> result["mAP"], result["at"]["0.8"]["CF1"], result["auroc"]
@@ -74,6 +75,7 @@ def evaluate(
             "images": len(scores),
             "classes": len(names),
             "classes_scored": int(at[str(THRESHOLDS[0])]["classes_scored"]),
+            "classes_without_negatives": _without_negatives(names, rates),
             "mAP": _number(ap.nanmean().item()),
             "macro_auroc": _number(auroc.nanmean().item()),
             "ap": _by_name(names, ap),
@@ -102,6 +104,12 @@ def _decisions(found: Decisions) -> dict[str, Any]:
         "subset_accuracy": _number(found.subset_accuracy),
         "images_fully_known": found.images_fully_known,
     }
+
+
+def _without_negatives(names: Sequence[str], rates: Rates) -> list[str]:
+    """Classes of which every known label is a positive: their average precision is 1, whatever the scores."""
+    certain = (rates.positives > 0) & (rates.positives == rates.known)
+    return [name for name, all_positive in zip(names, certain.tolist(), strict=True) if all_positive]
 
 
 def _per_class(names: Sequence[str], rates: Rates) -> dict[str, dict[str, Any]]:

@@ -74,7 +74,7 @@ def decided(result: Mapping[str, Any]) -> str:
 
 def lines(result: Mapping[str, Any]) -> list[str]:
     """What belongs to the mAP, how sure it is, the best of many classes, levels, and what was not scored."""
-    said = [f"note: {result['note']}"] if "note" in result else []
+    said = [f"note: {note}" for note in _notes(result)]
     auroc = _range(result.get("macro_auroc_interval"))
     said.append(f"macro AUROC {percent(result['macro_auroc'])} %{auroc}")
     said.append(decided(result))
@@ -90,8 +90,20 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     for side in ("model", "data"):
         names = result[f"classes_only_in_{side}"]
         if names:
-            classes = "1 class" if len(names) == 1 else f"{len(names)} classes"
-            said.append(f"not scored, {classes} only in the {side}: {_few(names)}")
+            said.append(f"not scored, {_classes(len(names))} only in the {side}: {_few(names)}")
+    return said
+
+
+def _notes(result: Mapping[str, Any]) -> list[str]:
+    """What a reader of the mAP has to know."""
+    said = [result["note"]] if "note" in result else []
+    certain = result["classes_without_negatives"]
+    if certain:
+        said.append(f"AP is 1 by definition for {_classes(len(certain))} without a known negative: {_few(certain)}")
+    skipped = [f"{image['path']} ({image['reason']})" for image in result.get("skipped", ())]
+    if skipped:
+        images = "1 image" if len(skipped) == 1 else f"{len(skipped):,} images"
+        said.append(f"skipped, {images} that cannot be used: {_few(skipped)}")
     return said
 
 
@@ -132,6 +144,10 @@ def _range(ends: Sequence[float] | None) -> str:
 
 def _ends(ends: Sequence[float] | None) -> str:
     return "–" if ends is None else f"{percent(ends[0])}–{percent(ends[1])}"
+
+
+def _classes(count: int) -> str:
+    return "1 class" if count == 1 else f"{count:,} classes"
 
 
 def _few(names: Sequence[str]) -> str:

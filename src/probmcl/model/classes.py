@@ -11,6 +11,7 @@ from numpy import ndarray
 
 from probmcl.data import DataError
 from probmcl.data.labels import ROWS_AT_ONCE, LabelStates
+from probmcl.hierarchy import levels_of, parents_of
 from probmcl.nearest import suggestion
 
 
@@ -75,3 +76,17 @@ def truth(states: LabelStates, sources: Sequence[Sequence[int]]) -> tuple[Float[
         absent = np.logical_and.reduceat((said == 0) & seen, starts, axis=1)
         labels[rows], known[rows] = present, present | absent
     return labels, known
+
+
+def levels_of_classes(
+    places: Sequence[int], names: Sequence[str], hierarchy: Mapping[str, str] | None
+) -> list[int] | None:
+    """The level of some classes among all that the model has; None where there are no parents.
+
+    >>> levels_of_classes([1], ["cat", "kitten"], {"kitten": "cat"})
+    [2]
+    """
+    if not hierarchy:
+        return None
+    levels = levels_of(parents_of(names, hierarchy))
+    return [int(levels[place]) for place in places]

@@ -13,19 +13,22 @@ from numpy import ndarray
 from rich.console import Console
 from torch import Tensor
 
-from probmcl.data import ImageError, Preprocessing, Split
+from probmcl.data import ImageError, Preprocessing, Records, Split
+from probmcl.data.check import refuse_share
 from probmcl.data.records import SPLITS
 from probmcl.data.stream import Decoded, Source, decode
 from probmcl.evaluation.judged import Aggregate, Judged
 from probmcl.feed import CPU_PIXELS, GPU_PIXELS
 from probmcl.hierarchy import below_parents as below_parents_of
-from probmcl.hierarchy import levels_of, parents_of
+from probmcl.hierarchy import parents_of
 from probmcl.methods.base import Classifier
-from probmcl.model.classes import match, truth
+from probmcl.model.classes import levels_of_classes, match, truth
 from probmcl.model.judging import Judging, Said, judge
 from probmcl.model.predictions import Predictions, joined
-from probmcl.model.reading import Reading, rows_of
+from probmcl.model.reading import Reading, as_text, as_words, images_of, read_split
 from probmcl.model.renaming import read_renames
+from probmcl.model.scoring import Scored, score
+from probmcl.model.trained_on import trained_on
 from probmcl.training.progress import Display
 
 
@@ -134,6 +137,7 @@ class Model:
         by: str | None = None,
         aggregate: Aggregate | None = None,
         below_parents: bool = False,
+        skip_bad: float | None = None,
         draws: int = 1000,
         seed: int = 0,
         batch_size: int | None = None,
@@ -149,62 +153,72 @@ class Model:
 
         `by` names a column, each value of which is also judged by itself. `aggregate` judges groups instead of images,
         each by the mean or the maximum of its images' scores. With `below_parents` no class scores above its parent.
+        Images that cannot be read are all named in one error, or left out where they are no larger share of those that
+        are scored than `skip_bad`; the result then lists them as `skipped`. It counts as `trained_on` the images that
+        the run was trained on, and warns of copies of such under other paths.
         Intervals come from so many `draws` of groups, where the data has them, or of images.
         """
         if split not in SPLITS:
             raise ValueError(f"split {split!r} is none of {', '.join(SPLITS)}")
+        refuse_share(skip_bad)
         judging = Judging(by=by, aggregate=aggregate, draws=draws, seed=seed)
         caps = self._caps(below_parents)
         given = Reading(
-            data=_text(data),
-            images=_text(images),
+            data=as_text(data),
+            images=as_text(images),
             format=format,
             path_column=path_column,
             labels_column=labels_column,
             split_column=split_column,
             group_column=group_column,
             rows=rows,
-            blank=_words(blank),
-            minus_one=_words(minus_one),
+            blank=as_words(blank),
+            minus_one=as_words(minus_one),
             none_label=none_label,
             ignore=None if ignore is None else tuple(ignore),
-            hierarchy=_text(hierarchy),
+            hierarchy=as_text(hierarchy),
         )
         reading = given if data is not None else given.over(self._reading or Reading())
         records = reading.records(keep=() if by is None else (by,))
         renames = read_renames(rename, model=self.names, data=records.label_space.names)
         classes = match(self.names, records.label_space.names, renames)
-        chosen = records.take(rows_of(split, records, self.folder))
-        values, display = judging.values(chosen), display or Display(Console(quiet=True))
-        scores = below_parents_of(self._scores(chosen.paths, batch_size, workers, display), caps)
-        judged = Judged.of_images(scores[:, classes.in_model], *truth(chosen.states, classes.in_data), chosen.group)
-        said = Said(classes.common, split, self.classifier.note, self._levels(classes.in_model))
-        unmatched = {"classes_only_in_model": classes.only_in_model, "classes_only_in_data": classes.only_in_data}
-        return {**judge(judged, judging, values, said, display), **unmatched, "renamed": renames}
+        had = read_split(self.folder / "split.csv")
+        chosen = images_of(split, records, had)
+        judging.values(chosen)  # whatever stands against it is said before anything is scored
+        display = display or Display(Console(quiet=True))
+        trained = trained_on(chosen.paths, had, split)
+        kept, scores, bad = self._scores(chosen, skip_bad, batch_size, workers, display)
+        scores = below_parents_of(scores, caps)
+        judged = Judged.of_images(scores[:, classes.in_model], *truth(kept.states, classes.in_data), kept.group)
+        said = Said(
+            classes.common, split, self.classifier.note, levels_of_classes(classes.in_model, self.names, self.hierarchy)
+        )
+        return {
+            **judge(judged, judging, judging.values(kept), said, display),
+            "classes_only_in_model": classes.only_in_model,
+            "classes_only_in_data": classes.only_in_data,
+            "renamed": renames,
+            "trained_on": trained,
+            "skipped": [{"path": str(image.path), "reason": image.reason} for image in bad],
+        }
 
     def _scores(
-        self, paths: Sequence[Path], batch_size: int | None, workers: int | None, display: Display
-    ) -> Float[ndarray, "N C"]:
-        rows = []
-        with display.stage("scoring", len(paths)) as bar:
-            for batch in self._decoded(paths, batch_size, workers):
-                rows.append(self._probabilities(_all_of(batch)))
-                for _ in batch.paths:
-                    bar.advance(images=1)
-        return np.concatenate(rows)
+        self, records: Records, skip_bad: float | None, batch_size: int | None, workers: int | None, display: Display
+    ) -> Scored:
+        with display.stage("scoring", len(records)) as bar:
+            return score(
+                records,
+                lambda paths: self._decoded(paths, batch_size, workers),
+                self._probabilities,
+                skip_bad=skip_bad,
+                advance=lambda images: bar.advance(images, steps=images),
+            )
 
     def _caps(self, below_parents: bool) -> Int[ndarray, "C"]:
         """The parent above which each class must not score, −1 for none."""
         if below_parents and not self.hierarchy:
             raise ValueError(f"{self.folder}: its classes have no parents, below which they could be kept")
         return parents_of(self.names, self.hierarchy if below_parents else None)
-
-    def _levels(self, classes: Sequence[int]) -> list[int] | None:
-        """The level of some classes; None where there are no parents."""
-        if not self.hierarchy:
-            return None
-        levels = levels_of(parents_of(self.names, self.hierarchy))
-        return [int(levels[place]) for place in classes]
 
     def _decoded(
         self, images: Source | Sequence[Source], batch_size: int | None, workers: int | None
@@ -241,11 +255,3 @@ def _all_of(batch: Decoded) -> Float[Tensor, "N 3 S S"]:
     if batch.errors:
         raise ImageError(batch.errors[0].path, f"{batch.errors[0].reason}; mend it, or leave it out")
     return batch.images
-
-
-def _words(said: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
-    return said if said is None or isinstance(said, str) else tuple(said)
-
-
-def _text(path: Path | str | None) -> str | None:
-    return None if path is None else str(path)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import csv
 import dataclasses
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import numpy as np
-from jaxtyping import Int
-from numpy import ndarray
 
 from probmcl.data import DataError, Records, Split, read
 from probmcl.data.records import SPLITS
@@ -56,7 +53,10 @@ class Reading:
         return dataclasses.replace(other, **said)
 
     def records(self, *, keep: Sequence[str] = ()) -> Records:
-        """What is there, in the splits that the data itself has, with further columns of a table."""
+        """What is there, in the splits that the data itself has, with further columns of a table.
+
+        Images whose files do not exist are among them, as long as any does: whoever decodes them names them all.
+        """
         if self.data is None:
             raise DataError("this run was trained on records that no file holds; name the data to evaluate on")
         skipped = {image.path for image in self.skipped}
@@ -77,28 +77,25 @@ class Reading:
             hierarchy=self.hierarchy,
             keep=keep,
             carved=False,
-            missing="keep" if skipped else "error",
+            missing="keep",
         )
         return records.without(skipped)
 
 
-def rows_of(split: Split, records: Records, run: Path) -> Int[ndarray, "K"]:
-    """The images that count as a split.
+def images_of(split: Split, records: Records, had: Mapping[str, Split]) -> Records:
+    """The images that count as a split; `had` is what `read_split` says of the run.
 
     An image that the run has had keeps the split it had there, so that what was trained on is never tested on. A new
     one has the split that the data gives it; where the data has neither val nor test, it counts as the split asked for.
     """
-    had = read_split(run / "split.csv")
     has_splits = any(own != "train" for own in records.split)
     known = [had.get(os.path.realpath(path)) for path in records.paths]
     splits = [past or (own if has_splits else split) for past, own in zip(known, records.split, strict=True)]
-    if not has_splits:
-        _warn_of_moved_images([path for path, past in zip(records.paths, known, strict=True) if past is None], had)
     rows = np.flatnonzero(np.array(splits, dtype=str) == split)
     if len(rows) == 0:
         counts = ", ".join(f"{other} {splits.count(other)}" for other in SPLITS)
         raise DataError(f"no image belongs to the {split} split ({counts}); --split says which to take")
-    return rows
+    return dataclasses.replace(records.take(rows), split=(split,) * len(rows))
 
 
 def read_split(path: Path) -> dict[str, Split]:
@@ -115,13 +112,19 @@ def read_split(path: Path) -> dict[str, Split]:
     return {os.path.realpath(row["path"]): cast(Split, row["split"]) for row in rows}
 
 
-def _warn_of_moved_images(new: Sequence[Path], had: Mapping[str, Split]) -> None:
-    """Images that were moved since the run are new to it by their path, and would be tested on."""
-    trained = {os.path.basename(path) for path, split in had.items() if split == "train"}  # noqa: PTH119  # no paths
-    alike = [path for path in new if path.name in trained]
-    if alike:
-        warnings.warn(
-            f"{len(alike)} of {len(new)} images that are new to this run have the file name of one it was trained on "
-            f"({alike[0]}); if they are the same, moved, this score is too good: give a table with a split column",
-            stacklevel=2,
-        )
+def as_words(said: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
+    """What may be said in one word or in several, as `Reading` has it.
+
+    >>> as_words("negative"), as_words(["unknown", "cat=negative"])
+    ('negative', ('unknown', 'cat=negative'))
+    """
+    return said if said is None or isinstance(said, str) else tuple(said)
+
+
+def as_text(path: Path | str | None) -> str | None:
+    """A path as `Reading` has it.
+
+    >>> as_text(Path("labels.csv"))
+    'labels.csv'
+    """
+    return None if path is None else str(path)
