@@ -48,7 +48,7 @@ def test_an_example_prints_what_the_page_shows(tmp_path: Path, name: str) -> Non
 
 
 def test_no_example_is_left_out() -> None:
-    assert len(EXAMPLES) == PAGE.count("```console") == PAGE.count("<!-- example") == 8
+    assert len(EXAMPLES) == PAGE.count("```console") == PAGE.count("<!-- example") == 10
 
 
 def test_every_flag_that_the_page_names_is_one_of_a_command() -> None:

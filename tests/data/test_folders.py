@@ -118,3 +118,42 @@ def test_what_is_said_of_tables_has_no_place(tmp_path: Path) -> None:
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="has no folder with images in it"):
         read_folders(tmp_path)
+
+
+def test_folders_of_runs_are_no_classes_and_said(tmp_path: Path) -> None:
+    fill(tmp_path, cat__1_dot_jpg="a", dog__1_dot_jpg="b", runs__one__run_dot_json="{}", runs__one__curve_dot_png="c")
+    fill(tmp_path, compared__asked_dot_json="{}", compared__figures__bars_dot_png="d", cat__deep__run_dot_txt="e")
+    records = read(tmp_path, carved=False)
+    assert records.label_space.names == ("cat", "dog")
+    assert str(records.origin).endswith("; left out, as it holds runs: compared/, runs/")
+
+
+def test_a_run_beside_splits_is_left_out(tmp_path: Path) -> None:
+    fill(tmp_path, train__cat__1_dot_jpg="a", train__dog__1_dot_jpg="b", test__cat__1_dot_jpg="c")
+    fill(tmp_path, runs__one__run_dot_json="{}", runs__one__curve_dot_png="d")
+    assert sorted(read(tmp_path, carved=False).split) == ["test", "train", "train"]
+
+
+@pytest.mark.parametrize("names", [("Training", "Testing"), ("TRAIN", "Test"), ("training", "Valid")])
+def test_splits_go_by_many_names(tmp_path: Path, names: tuple[str, str]) -> None:
+    for name in names:
+        fill(tmp_path / name, cat__1_dot_jpg=name, dog__1_dot_jpg=f"{name} 2")
+    records = read(tmp_path, carved=False)
+    assert records.label_space.names == ("cat", "dog")
+    other = "val" if names[1] == "Valid" else "test"
+    assert [records.split.count(split) for split in ("train", other)] == [2, 2]
+
+
+def test_loose_images_beside_a_split_of_classes_are_named_with_the_remedy(tmp_path: Path) -> None:
+    fill(tmp_path, train__cat__1_dot_jpg="a", train__dog__1_dot_jpg="b", test__1_dot_jpg="c")
+    with pytest.raises(
+        DataError, match=r"train/ has a folder for each class, but the images of test/ lie in none"
+    ) as e:
+        read(tmp_path)
+    assert f"give {tmp_path / 'train'} alone as DATA" in str(e.value)
+    assert len(read(tmp_path / "train", carved=False)) == 2
+
+
+def test_classes_that_differ_only_by_case_are_said(tmp_path: Path) -> None:
+    fill(tmp_path, cat__1_dot_jpg="a", Cat__1_dot_jpg="b")
+    assert str(read(tmp_path, carved=False).origin).endswith("; classes 'Cat' and 'cat' differ only by case")

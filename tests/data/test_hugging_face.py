@@ -40,6 +40,15 @@ def test_one_table_without_splits_is_read_as_any(tmp_path: Path) -> None:
     assert labels_of(read(tmp_path, carved=False)) == [{"cat"}, {"dog"}]
 
 
+def test_folders_of_splits_are_known_in_any_case(tmp_path: Path) -> None:
+    write(tmp_path, train=HEADER + "1.jpg,cat,a\n2.jpg,dog,b\n", test=HEADER + "2.jpg,cat,d\n")
+    (tmp_path / "train").rename(tmp_path / "Training")
+    (tmp_path / "test").rename(tmp_path / "TEST")
+    records = read(tmp_path, carved=False)
+    assert records.split == ("train", "train", "test")
+    assert records.paths[2] == tmp_path / "TEST" / "2.jpg"
+
+
 def test_errors_name_the_file_and_the_row_in_it(tmp_path: Path) -> None:
     write(tmp_path, train=HEADER + "1.jpg,cat,a\n2.jpg,dog,b\n", test=HEADER + "1.jpg,cat,a\n7.jpg,cat,b\n")
     with pytest.raises(DataError, match=r"test/metadata\.csv: row 3: 'test/7\.jpg' does not exist"):

@@ -4,6 +4,7 @@ from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from probmcl.data import DataError, Records, read
 from probmcl.data.digits import write_digits
 from probmcl.data.read import FORMATS, VARIANTS, describe
 from probmcl.data.records import Split
+from probmcl.data.tables.flag_error import FlagError
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -126,6 +128,46 @@ def test_flags_of_tables_are_refused_by_other_formats(tmp_path: Path, fakes: Non
     (tmp_path / "coco.mark").touch()
     with pytest.raises(DataError, match="read as coco, which takes no --images, --split-column"):
         read(tmp_path, images=tmp_path, split_column="split")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"format": "tabel"},
+        {"format": "voc"},
+        {"path_column": "photo"},
+        {"group_column": "patient"},
+        {"split_column": "labels", "group_column": "labels"},
+        {"ignore": ["patient"]},
+        {"keep": ["patient"]},
+        {"rows": "label"},
+        {"blank": "absent"},
+        {"blank": ["negative", "unknown"]},
+        {"blank": "bird=unknown"},
+        {"minus_one": "soft:2"},
+        {"minus_one": "bird=unknown"},
+        {"none_label": "bird"},
+        {"hierarchy": "nowhere.csv"},
+        {"images": "nowhere"},
+    ],
+    ids=str,
+)
+def test_a_flag_that_is_wrong_is_told_from_data_that_are(tmp_path: Path, flags: dict[str, Any]) -> None:
+    with pytest.raises(FlagError):
+        read(a_table(tmp_path), **flags)
+
+
+def test_data_that_are_wrong_are_no_wrong_flag(tmp_path: Path) -> None:
+    table = a_table(tmp_path)
+    (tmp_path / "7.jpg").unlink()
+    with pytest.raises(DataError) as caught:
+        read(table, group_column="area")
+    assert not isinstance(caught.value, FlagError)
+
+
+def test_what_is_wrong_with_a_flag_is_said_before_files_are_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(FlagError, match="--blank absent"):
+        read(tmp_path, format="table", blank="absent")
 
 
 def test_every_flag_of_a_table_reaches_it(tmp_path: Path, fakes: None) -> None:

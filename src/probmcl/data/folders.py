@@ -15,6 +15,7 @@ import numpy as np
 from probmcl.data.hugging_face import SPLIT_FOLDERS
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import DataError, Missing, Origin, Records, Split
+from probmcl.data.tables.alike_names import alike_names
 from probmcl.data.tables.places import is_image, tree
 from probmcl.data.tables.sheet import listing
 
@@ -24,6 +25,8 @@ NO_CLASS = re.compile(
     re.IGNORECASE,
 )
 """Names of folders that hold images of many classes."""
+OF_A_RUN = ("run.json", "asked.json")
+"""What lies in a folder that training or comparing has written."""
 Identity = tuple[object, ...]
 HEAD = 4096
 """Bytes of a file that are compared before whole files are."""
@@ -40,9 +43,13 @@ class _File(NamedTuple):
 def recognises(folder: Path) -> bool:
     """Whether at least two folders hold images, none of which is named as those are that hold images of all classes.
 
+    Splits of which only some hold folders of classes are recognised too, for the reader to say what is wrong.
+
     >>> recognises(Path("nowhere"))
     False
     """
+    if all(_loose_and_sorted(folder)):
+        return True
     found = {name for parts in _classes(folder).values() for name in parts}
     return len(found) > 1 and not any(NO_CLASS.fullmatch(name) for name in found)
 
@@ -54,6 +61,7 @@ def read_folders(folder: Path, *, missing: Missing = "error") -> Records:
     several labels; of its paths the first is kept. In two splits it stays two. A link that leads nowhere is an error;
     with `missing="keep"` it stays.
     """
+    _refuse_loose(folder)
     files = _files(folder)
     if not files:
         raise DataError(f"{folder}: has no folder with images in it; name the folder above those of the classes")
@@ -68,7 +76,7 @@ def read_folders(folder: Path, *, missing: Missing = "error") -> Records:
         [Path(copies[0].path) for copies in found],
         [copies[0].split for copies in found],
         _states(names, found),
-        origin=Origin(folder, _understood(names, found, _splits(folder))),
+        origin=Origin(folder, _understood(folder, names, found)),
     )
 
 
@@ -80,13 +88,16 @@ def _states(names: list[str], images: list[list[_File]]) -> LabelStates:
     return LabelStates.from_entries(rows, classes, states, (len(images), len(names)))
 
 
-def _understood(names: list[str], images: list[list[_File]], splits: Mapping[str, Split]) -> str:
+def _understood(folder: Path, names: list[str], images: list[list[_File]]) -> str:
+    splits, runs = _splits(folder), [place.name for place in _all_subfolders(folder) if _holds_runs(place)]
     several = sum(len({file.label for file in copies}) > 1 for copies in images)
     again = sum(len(copies) - len({file.label for file in copies}) for copies in images)
     parts = [f"one folder a class ({listing(map(repr, names))})"]
     parts += [f"splits {', '.join(f'{name}/' for name in splits)}"] if splits else []
     parts.append(f"{len(images):,} images, {several:,} in several classes (links or copies)")
     parts += [f"{again:,} more copies within a class left out"] if again else []
+    parts += [f"left out, as it holds runs: {listing(f'{name}/' for name in runs)}"] if runs else []
+    parts += alike_names(names)
     return "; ".join(parts)
 
 
@@ -94,9 +105,22 @@ def _understood(names: list[str], images: list[list[_File]], splits: Mapping[str
 
 
 def _subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder, without those of runs, whose images are figures."""
+    return [place for place in _all_subfolders(folder) if not _holds_runs(place)]
+
+
+def _holds_runs(folder: Path) -> bool:
+    """Whether a folder is one of a run, or holds some."""
+    return any((place / name).is_file() for place in (folder, *_all_subfolders(folder)) for name in OF_A_RUN)
+
+
+def _all_subfolders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    return sorted(place for place in folder.iterdir() if place.is_dir() and not place.name.startswith((".", "__")))
+    with os.scandir(folder) as entries:  # which knows what is a folder without asking for each file
+        return sorted(
+            folder / entry.name for entry in entries if not entry.name.startswith((".", "__")) and entry.is_dir()
+        )
 
 
 def _holds_images(folder: Path) -> bool:
@@ -105,10 +129,40 @@ def _holds_images(folder: Path) -> bool:
 
 def _splits(folder: Path) -> dict[str, Split]:
     """The folders of splits, where all that hold images are such and hold folders only."""
-    found = [place for place in _subfolders(folder) if _holds_images(place)]
-    if any(place.name.lower() not in SPLIT_FOLDERS or _images_in(place) for place in found):
+    found = _named_as_splits(folder)
+    if any(_images_in(place) for place in found):
         return {}
     return {place.name: SPLIT_FOLDERS[place.name.lower()] for place in found}
+
+
+def _named_as_splits(folder: Path) -> list[Path]:
+    """The folders that hold images, where all are named as splits are."""
+    folders = _subfolders(folder)
+    others = (place for place in folders if place.name.lower() not in SPLIT_FOLDERS)
+    if any(_holds_images(place) for place in others):
+        return []
+    return [place for place in folders if place.name.lower() in SPLIT_FOLDERS and _holds_images(place)]
+
+
+def _loose_and_sorted(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The folders of splits whose images lie in no folder of a class, and those whose images all do."""
+    found = [(place, _images_in(place)) for place in _named_as_splits(folder)]
+    loose = [place for place, has_images in found if has_images and not _holds_classes(place)]
+    return loose, [place for place, has_images in found if not has_images]
+
+
+def _refuse_loose(folder: Path) -> None:
+    loose, whole = _loose_and_sorted(folder)
+    if loose and whole:
+        raise DataError(
+            f"{folder}: {listing(f'{place.name}/' for place in whole)} has a folder for each class, but the images of "
+            f"{listing(f'{place.name}/' for place in loose)} lie in none, so that their labels are not known; give "
+            f"{whole[0]} alone as DATA, or sort the others into folders of classes"
+        )
+
+
+def _holds_classes(folder: Path) -> bool:
+    return any(_holds_images(place) for place in _subfolders(folder))
 
 
 def _images_in(folder: Path) -> bool:

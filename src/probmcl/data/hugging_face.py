@@ -16,12 +16,15 @@ from probmcl.data.tables.table import is_of_images, records_of
 
 SPLIT_FOLDERS: Mapping[str, Split] = {
     "train": "train",
+    "training": "train",
     "validation": "val",
     "valid": "val",
     "val": "val",
     "dev": "val",
     "test": "test",
+    "testing": "test",
 }
+"""The names of folders of splits, in small letters."""
 FOLDER = "folder of the split"
 """The column that says from which folder a row comes."""
 
@@ -53,14 +56,17 @@ def read_hugging_face(folder: Path, options: TableOptions | None = None, *, miss
 
 def _tables(folder: Path) -> list[Path]:
     """The tables in the folders of splits."""
-    places = [folder / name / f"metadata{ending}" for name in SPLIT_FOLDERS for ending in SUFFIXES]
+    order = list(SPLIT_FOLDERS)
+    found = [place for place in folder.glob("*") if place.name.lower() in order and place.is_dir()]
+    found.sort(key=lambda place: (order.index(place.name.lower()), place.name))
+    places = [place / f"metadata{ending}" for place in found for ending in SUFFIXES]
     return [path for path in places if path.is_file() and is_of_images(path)]
 
 
 def _refuse_two_of_a_split(tables: Sequence[Path]) -> None:
     first: dict[Split, Path] = {}
     for path in tables:
-        split = SPLIT_FOLDERS[path.parent.name]
+        split = SPLIT_FOLDERS[path.parent.name.lower()]
         if first.setdefault(split, path) != path:
             raise DataError(f"{first[split]} and {path} are both of {split}; join them into one")
 
@@ -84,7 +90,7 @@ def _joined(folder: Path, tables: Sequence[Table], options: TableOptions) -> Tab
         for row in table.rows:
             cells = [row[column] for column in order]
             cells[place] = _from_above(name, cells[place])
-            rows.append((*cells, SPLIT_FOLDERS[name]))
+            rows.append((*cells, SPLIT_FOLDERS[name.lower()]))
         lines += table.lines
     return Table(folder, (*first.columns, FOLDER), tuple(rows), tuple(lines), tuple(files))
 

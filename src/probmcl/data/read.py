@@ -13,6 +13,7 @@ from probmcl.data.labels import State
 from probmcl.data.records import SPLITS, DataError, Missing, Records
 from probmcl.data.split import carve
 from probmcl.data.tables.columns import TableOptions
+from probmcl.data.tables.flag_error import FlagError
 from probmcl.data.tables.policy import Said
 from probmcl.data.tables.sheet import SUFFIXES
 from probmcl.data.tables.table import files_of_tables, find_tables, read_table
@@ -167,13 +168,13 @@ def _beside_labels(records: Records) -> str:
 def _format(place: Path, name: str | None) -> str:
     """The format asked for, or the only one that fits."""
     if name is not None and name not in {**FORMATS, **VARIANTS}:
-        raise DataError(f"--format: there is no format {name!r}; {suggestion(name, {**FORMATS, **VARIANTS})}")
+        raise FlagError(f"--format: there is no format {name!r}; {suggestion(name, {**FORMATS, **VARIANTS})}")
     if not place.exists():
         raise DataError(f"{place} does not exist; DATA is a table or a folder")
     if place.is_dir():
         return name or _recognised(place)
     if name not in (None, "table"):
-        raise DataError(f"{place} is a file, and --format {name} reads a folder; give the folder")
+        raise FlagError(f"{place} is a file, and --format {name} reads a folder; give the folder")
     return "table"
 
 
@@ -213,7 +214,7 @@ def _read(name: str, place: Path, options: TableOptions, missing: Missing) -> Re
         return reader(place, options, missing=missing)
     given = [flag for flag, value in options.by_flag().items() if value is not None and value != ()]
     if given:
-        raise DataError(f"{place} is read as {name}, which takes no {', '.join(given)}; those are for tables")
+        raise FlagError(f"{place} is read as {name}, which takes no {', '.join(given)}; those are for tables")
     return reader(place, missing=missing)
 
 

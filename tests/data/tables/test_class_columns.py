@@ -5,12 +5,13 @@ import pytest
 
 from probmcl.data.records import DataError
 from probmcl.data.tables.columns import TableOptions
+from probmcl.data.tables.flag_error import FlagError
 from probmcl.data.tables.table import read_table
 from written import states_of, write_table
 
 CHEST = (
     "Path,Sex,Age,AP/PA,No Finding,Edema,Pneumonia\n"
-    "1.jpg,F,68,AP,1.0,,-1.0\n2.jpg,M,1,PA,,1.0,0.0\n3.jpg,M,80,,,-1.0,NaN\n"
+    "1.jpg,F,68,AP,1.0,,-1.0\n2.jpg,M,1,PA,,1.0,0.0\n3.jpg,M,80,,,-1.0,NaN\n4.jpg,F,7,,0,0,1\n"
 )
 
 
@@ -23,22 +24,29 @@ def understood(path: Path, options: TableOptions | None = None) -> str:
 @pytest.mark.parametrize(
     ("cell", "state"),
     [
-        *((text, "-") for text in ("0", "0.0", "false", "False", "NO")),
-        *((text, "+") for text in ("1", "1.0", "TRUE", "yes")),
+        *((text, "-") for text in ("0", "0.0", "false", "False", "NO", "0.00", '"0,0"', "-0.0", "0.000e+00")),
+        *((text, "+") for text in ("1", "1.0", "TRUE", "yes", "1.00", '"1,0"', "+1", "1.000000e+00")),
         *((text, "?") for text in ("", "nan", "NaN", "NA", "n/a", "null", "None")),
-        *((text, "~") for text in ("-1", "-1.0")),
+        *((text, "~") for text in ("-1", "-1.0", "-1.00", '"-1,0"')),
     ],
 )
 def test_every_way_to_write_a_flag(tmp_path: Path, cell: str, state: str) -> None:
-    table = write_table(tmp_path, f"file,cat,dog\n1.jpg,{cell},0\n2.jpg,1,1\n")
-    assert states_of(read_table(table)) == [f"{state}-", "++"]
+    table = write_table(tmp_path, f"file,cat,dog\n1.jpg,{cell},0\n2.jpg,1,1\n3.jpg,0,1\n")
+    assert states_of(read_table(table)) == [f"{state}-", "++", "-+"]
+
+
+@pytest.mark.parametrize("cell", ["1,000", "0.5", "2", "1.01"])
+def test_a_number_that_is_no_flag_is_shown(tmp_path: Path, cell: str) -> None:
+    table = write_table(tmp_path, f'file,cat,dog\n1.jpg,"{cell}",0\n2.jpg,1,1\n3.jpg,0,1\n')
+    with pytest.raises(DataError, match=rf"row 2: column 'cat' holds '{cell}', not 0, 1"):
+        read_table(table)
 
 
 def test_blank_beside_zeros_is_unknown_and_minus_one_uncertain_and_both_are_said(tmp_path: Path) -> None:
     table = write_table(tmp_path, CHEST)
     records = read_table(table)
     assert records.label_space.names == ("No Finding", "Edema", "Pneumonia")
-    assert states_of(records) == ["+?~", "?+-", "?~?"]
+    assert states_of(records) == ["+?~", "?+-", "?~?", "--+"]
     assert np.isnan(records.states.chance).all()
     said = understood(table)
     assert "blank = unknown (4 cells; --blank negative says otherwise)" in said
@@ -50,7 +58,7 @@ def test_the_policy_gives_blanks_and_minus_one_a_meaning_class_by_class(tmp_path
     options = TableOptions(blank=["negative", "Edema=unknown"], minus_one=["positive", "Edema=soft:0.6"])
     table = write_table(tmp_path, CHEST)
     records = read_table(table, options)
-    assert states_of(records) == ["+?~", "-+-", "-~-"]
+    assert states_of(records) == ["+?~", "-+-", "-~-", "--+"]
     assert records.states.chance.tolist() == pytest.approx([1.0, 0.6, 1.0])
     assert records.labels[0].tolist() == [1.0, 0.0, 1.0]
     assert records.known[2].tolist() == [True, False, True]
@@ -74,6 +82,28 @@ def test_blanks_without_zeros_have_two_meanings_and_the_flag_says_which(
     assert states_of(read_table(table, TableOptions(blank=[f"cat={blank}", f"dog={blank}"]))) == states
     with pytest.raises(DataError, match=r"--blank negative or"):
         read_table(table, TableOptions(blank=f"cat={blank}"))
+
+
+def test_a_class_of_one_and_blank_beside_others_with_zeros_is_asked_about(tmp_path: Path) -> None:
+    table = write_table(tmp_path, "file,No Finding,cat,dog\n1.jpg,1,0,-1\n2.jpg,,1,1\n3.jpg,,,\n")
+    with pytest.raises(DataError, match=r"columns 'No Finding', 'dog': 1 and blank, but no 0") as caught:
+        read_table(table)
+    assert "--blank 'No Finding=negative' or --blank 'No Finding=unknown'" in str(caught.value)
+    assert str(caught.value).endswith("--blank negative or --blank unknown for all")
+    assert states_of(read_table(table, TableOptions(blank="unknown"))) == ["+-~", "?++", "???"]
+    assert states_of(read_table(table, TableOptions(blank="negative"))) == ["+-~", "-++", "---"]
+    both = TableOptions(blank=["No Finding=negative", "dog=unknown"])
+    assert states_of(read_table(table, both)) == ["+-~", "-++", "-??"]
+    with pytest.raises(DataError, match=r"column 'dog': 1 and blank"):
+        read_table(table, TableOptions(blank="No Finding=negative"))
+    told = TableOptions(blank="No Finding=negative", minus_one="negative")  # then 'dog' has an absence
+    assert read_table(table, told).known.tolist() == [[True] * 3, [True] * 3, [True, False, False]]
+
+
+def test_rows_of_labels_have_no_place_beside_class_columns(tmp_path: Path) -> None:
+    table = write_table(tmp_path, "file,cat,dog\n1.jpg,1,0\n2.jpg,0,1\n1.jpg,1,1\n")
+    with pytest.raises(FlagError, match=r"--rows labels is for a column of labels; here .*'cat', 'dog'.* leave it out"):
+        read_table(table, TableOptions(rows="labels"))
 
 
 def test_minus_one_without_zeros_has_two_meanings_and_the_flag_says_which(tmp_path: Path) -> None:
@@ -119,7 +149,7 @@ def test_pandas_own_name_for_a_nameless_column_is_no_class(tmp_path: Path) -> No
 
 
 def test_none_label_has_no_place_beside_class_columns(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"--none-label is for lists .* --ignore 'No Finding'"):
+    with pytest.raises(FlagError, match=r"--none-label is for lists .* --ignore 'No Finding'"):
         read_table(write_table(tmp_path, CHEST), TableOptions(none_label="No Finding"))
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from probmcl.data.folders import NO_CLASS
 from probmcl.data.read import read
 from probmcl.data.records import Records
-from probmcl.data.tables.flag_values import FLAG_VALUES
+from probmcl.data.tables.flag_values import flag_value
 from probmcl.data.tables.none_label import NONE
 from written import labels_of, states_of
 
@@ -33,7 +33,8 @@ def texts(forbidden: str) -> st.SearchStrategy[str]:
     """Names as people write them, in any script, without some characters and without space around them."""
     letters = st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs"), exclude_characters=forbidden)
     words = st.text(letters, min_size=1, max_size=8).map(str.strip)
-    return words.filter(lambda text: bool(text) and text[0] not in "[{" and text.lower() not in {*FLAG_VALUES, *NONE})
+    words = words.filter(lambda text: bool(text) and text[0] not in "[{")
+    return words.filter(lambda text: text.lower() not in NONE and flag_value(text) is None)
 
 
 @st.composite

@@ -38,6 +38,7 @@ def test_children_imply_their_parents_in_what_is_read(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     table = write_table(folder, "file,animal,dog,car\n1.jpg,,1,0\n2.jpg,0,,1\n3.jpg,,,0\n")
-    records = read(table, carved=False, hierarchy=write(tmp_path, "child,parent\ndog,animal\n"))
+    parents = write(tmp_path, "child,parent\ndog,animal\n")
+    records = read(table, carved=False, blank="unknown", hierarchy=parents)
     assert records.label_space.hierarchy == {"dog": "animal"}
     assert states_of(records) == ["++-", "--+", "??-"]

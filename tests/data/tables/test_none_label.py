@@ -68,3 +68,32 @@ def test_the_classes_file_decides_unless_the_flag_does(tmp_path: Path) -> None:
 def test_a_table_that_has_nothing_else_has_no_labels(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"is blank or 'none' in every row"):
         read(tmp_path, "file,labels\n1.jpg,none\n2.jpg,\n")
+
+
+@pytest.mark.parametrize("name", ["NaN", "nan", "null", "NA", "n/a"])
+def test_what_programs_write_for_a_blank_is_one_and_said(tmp_path: Path, name: str) -> None:
+    text = f"file,labels\n1.jpg,cat|dog\n2.jpg,{name}\n3.jpg,dog\n"
+    records = read(tmp_path, text)
+    assert labels_of(records) == [{"cat", "dog"}, set(), {"dog"}]
+    assert str(records.origin).endswith(f"(names separated by '|', 2 labels; '{name}' = blank)")
+    assert states_of(read(tmp_path, text, blank="unknown")) == ["++", "??", "-+"]
+    assert labels_of(read(tmp_path, text.replace("cat|dog", f"cat|{name}")))[1] == {name}
+    (tmp_path / "classes.txt").write_text(f"cat\n{name}\ndog\n")
+    assert labels_of(read(tmp_path, text))[1] == {name}
+
+
+def test_it_is_a_blank_in_long_form_and_in_the_difficult_column_too(tmp_path: Path) -> None:
+    assert labels_of(read(tmp_path, "file,label\n1.jpg,cat\n1.jpg,dog\n2.jpg,NaN\n")) == [{"cat", "dog"}, set()]
+    records = read(tmp_path, "file,label,difficult\n1.jpg,cat,nan\n2.jpg,dog,cat\n")
+    assert states_of(records) == ["+-", "?+"]
+
+
+def test_a_blank_may_be_said_to_mean_none(tmp_path: Path) -> None:
+    records = read(tmp_path, "file,label\n1.jpg,cat\n2.jpg,NA\n3.jpg,\n", none_label="NA", blank="unknown")
+    assert states_of(records) == ["+", "-", "?"]
+
+
+def test_classes_that_differ_only_by_case_are_said(tmp_path: Path) -> None:
+    assert str(read(tmp_path, "file,label\n1.jpg,cat\n2.jpg,Cat\n3.jpg,dog\n").origin).endswith(
+        "; classes 'Cat' and 'cat' differ only by case"
+    )

@@ -89,11 +89,13 @@ def test_a_nul_byte_and_a_name_that_is_too_long_are_named_by_their_row(tmp_path:
     refused(tmp_path, f"1.jpg {'x' * 5000}/2.jpg", "1.jpg", "row 3: 'xxx")
 
 
-def test_backslashes_are_read_as_slashes_where_all_fit_so_and_none_as_they_are(tmp_path: Path) -> None:
+def test_backslashes_are_read_as_slashes_where_some_fit_so_and_none_as_they_are(tmp_path: Path) -> None:
     records = read(tmp_path, "a\\1.jpg a\\2.jpg 3.jpg", "a/1.jpg a/2.jpg 3.jpg")
     assert records.paths[:2] == (tmp_path / "a/1.jpg", tmp_path / "a/2.jpg")
     assert str(records.origin).endswith("; '\\' in paths read as '/'")
-    refused(tmp_path, "a\\1.jpg a\\9.jpg 3.jpg", "", r"row 2: 'a\\\\1\.jpg' does not exist under .*, nor do 1 more")
+    refused(tmp_path, "a\\1.jpg a\\9.jpg 3.jpg", "", r"row 3: 'a\\\\9\.jpg' does not exist under [^,]*; --images")
+    kept = read(tmp_path, "a\\1.jpg a\\9.jpg 3.jpg", "", missing="keep")
+    assert kept.paths == (tmp_path / "a/1.jpg", tmp_path / "a/9.jpg", tmp_path / "3.jpg")
     (tmp_path / "a\\1.jpg").touch()
     refused(tmp_path, "a\\1.jpg a\\2.jpg", "", r"row 3: 'a\\\\2\.jpg' does not exist")
 
@@ -143,3 +145,55 @@ def test_a_tree_with_a_circle_ends_and_a_folder_without_rights_is_named(
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(DataError, match=r"cannot be listed \(Permission denied\)"):
         list(tree(tmp_path))
+
+
+def test_a_path_that_leaves_its_folder_by_backslashes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out.jpg").touch()
+    (tmp_path / "here").mkdir()
+    refused(tmp_path / "here", "1.jpg ..\\out.jpg", "1.jpg", r"row 3: .* leads out of the folder")
+
+
+def test_a_drive_of_another_system_is_named(tmp_path: Path) -> None:
+    refused(tmp_path, "C:\\data\\1.jpg 2.jpg", "1.jpg 2.jpg", r"row 2: .*; 'C:' is a drive of another system.*--images")
+
+
+def test_paths_that_begin_with_the_name_of_the_tables_folder_are_found_and_that_is_said(tmp_path: Path) -> None:
+    folder = tmp_path / "CheX"
+    folder.mkdir()
+    records = read(folder, "CheX/train/1.jpg CheX/train/2.jpg", "train/1.jpg train/2.jpg")
+    assert records.paths == (folder / "train/1.jpg", folder / "train/2.jpg")
+    assert str(records.origin).endswith("; paths begin at the folder above CheX/")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "1.jpg").touch()
+    refused(folder, "CheX/train/1.jpg other/1.jpg", "", "does not exist under")
+
+
+def test_the_same_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "CheX").mkdir()
+    monkeypatch.chdir(tmp_path / "CheX")
+    assert read(Path(), "CheX/1.jpg CheX/2.jpg", "1.jpg 2.jpg").paths[0] == tmp_path / "CheX/1.jpg"
+
+
+@pytest.mark.parametrize(
+    ("written", "there", "what"),
+    [
+        ("a/7.jpg", "A/7.JPG", r"there is 'A/7\.JPG', which differs only by case"),
+        ("caf\u00e9.jpg", "cafe\u0301.jpg", r"there is 'cafe\u0301\.jpg', which differs only by Unicode normal form"),
+        ("a/7.jpg", "a/7.png", r"--images FOLDER says where"),
+    ],
+)
+def test_a_file_that_differs_by_case_or_normal_form_is_named_but_not_taken(
+    tmp_path: Path, written: str, there: str, what: str
+) -> None:
+    refused(tmp_path, f"1.jpg {written}", f"1.jpg {there}", rf"row 3: '{written}' does not exist .*; {what}")
+
+
+def test_two_files_that_differ_by_case_are_not_chosen_between(tmp_path: Path) -> None:
+    refused(tmp_path, "1.jpg a.jpg", "1.jpg A.jpg a.JPG", "row 3: 'a.jpg' does not exist .*; --images FOLDER")
+
+
+def test_a_link_that_leads_nowhere_is_not_found_in_a_sub_folder(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "2.jpg").symlink_to(tmp_path / "gone.jpg")
+    refused(tmp_path, "1.jpg 2.jpg", "1.jpg", r"row 3: '2\.jpg' does not exist")
+    assert read(tmp_path, "1.jpg 2.jpg", "b/2.jpg").paths[1] == tmp_path / "b" / "2.jpg"

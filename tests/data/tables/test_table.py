@@ -128,10 +128,10 @@ def test_difficult_labels_are_not_known(write: Write) -> None:
 
 
 def test_one_column_a_class_with_blank_and_minus_one_not_known(write: Write) -> None:
-    records = read_table(write("image,cat,dog,bird\n1.jpg,1,0,\n2.jpg,TRUE,false,-1\n3.jpg,0,1.0,1\n"))
+    records = read_table(write("image,cat,dog,bird\n1.jpg,1,0,\n2.jpg,TRUE,false,-1\n3.jpg,0,1.0,1\n4.jpg,0,0,0\n"))
     assert records.label_space.names == ("cat", "dog", "bird")
-    assert has(records) == [{"cat"}, {"cat"}, {"dog", "bird"}]
-    assert unknown(records) == [{"bird"}, {"bird"}, set()]
+    assert has(records) == [{"cat"}, {"cat"}, {"dog", "bird"}, set()]
+    assert unknown(records) == [{"bird"}, {"bird"}, set(), set()]
 
 
 def test_columns_of_classes_follow_the_order_of_the_classes_file(write: Write) -> None:

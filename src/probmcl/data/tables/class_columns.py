@@ -25,6 +25,7 @@ def read_class_columns(table: Table, names: tuple[str, ...], difficult: str | No
     flags = [_flags(table, column) for column in names]
     counts = np.stack([np.bincount(column, minlength=BLANK + 1) for column in flags])
     _refuse_two_meanings(table, names, counts, policy)
+    _refuse_positives_alone(table, names, counts, policy)
     blanks = policy.blank_states(names, otherwise="unknown")
     states = [np.where(column == BLANK, blank, column) for column, blank in zip(flags, blanks, strict=True)]
     if difficult:
@@ -96,6 +97,22 @@ def _refuse_two_meanings(table: Table, names: Sequence[str], counts: Int[ndarray
             f"{table.path}: columns {listing(map(repr, uncertain))} hold 1 and -1 and no column holds 0: is -1 absent, "
             f"or uncertain? --minus-one negative or --minus-one unknown says which"
         )
+
+
+def _refuse_positives_alone(
+    table: Table, names: Sequence[str], counts: Int[ndarray, "C 5"], policy: LabelPolicy
+) -> None:
+    """A class of 1 and blank beside others that have 0: were its blanks unknown, all that is known would be present."""
+    absent = counts[:, State.ABSENT] + counts[:, State.UNCERTAIN] * (policy.chance(names) == 0)
+    alone = (counts[:, State.PRESENT] > 0) & (counts[:, BLANK] > 0) & (absent == 0)
+    found = [name for name, only in zip(names, alone, strict=True) if only and name not in policy.blank_of]
+    if not found or policy.blank:
+        return
+    raise DataError(
+        f"{table.path}: {'column' if len(found) == 1 else 'columns'} {listing(map(repr, found))}: 1 and blank, but no "
+        f"0, as other columns have: is what is blank there absent, or not known? --blank '{found[0]}=negative' or "
+        f"--blank '{found[0]}=unknown' says which for one class, --blank negative or --blank unknown for all"
+    )
 
 
 def _forget(states: list[UInt8[ndarray, "N"]], lists: Sequence[Places]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from probmcl.data.records import DataError
+from probmcl.data.tables.flag_error import FlagError
 from probmcl.data.tables.flag_values import holds_flags
 from probmcl.data.tables.label_lists import CLASSES
 from probmcl.data.tables.policy import LabelPolicy, Said
@@ -64,7 +65,8 @@ class TableOptions:
 
     def __post_init__(self) -> None:
         if self.rows not in (None, *ROWS):
-            raise DataError(f"--rows {self.rows}: say images (one row an image) or labels (one row a label)")
+            raise FlagError(f"--rows {self.rows}: say images (one row an image) or labels (one row a label)")
+        LabelPolicy.of(self.blank, self.minus_one)  # a flag that is wrong is named before anything is read
 
     @property
     def policy(self) -> LabelPolicy:

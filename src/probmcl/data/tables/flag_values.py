@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -22,6 +23,22 @@ FLAG_VALUES: Mapping[str, int] = {
 }
 
 
+NUMBER = re.compile(r"([+-]?[01])(\.0*|,(?!000$)0+)?(e[+-]?0+)?", re.IGNORECASE)
+"""0, 1 and −1 with zeros behind a point or a comma; 1,000 may be a thousand."""
+
+
+def flag_value(text: str) -> int | None:
+    """The state that a cell says, or BLANK; None where it is no flag.
+
+    >>> [flag_value(text) == State.PRESENT for text in ("Yes", "1.00", "1,0", "1.000e+00", "1,000", "0.00")]
+    [True, True, True, True, False, False]
+    """
+    found = FLAG_VALUES.get(text.lower())
+    if found is None and (number := NUMBER.fullmatch(text)):
+        return FLAG_VALUES[str(int(number[1]))]
+    return found
+
+
 def holds_flags(texts: Sequence[str], *, least: float = 1.0) -> bool:
     """Whether at least this share of the cells that are not blank are flags, and one of them at all.
 
@@ -29,7 +46,7 @@ def holds_flags(texts: Sequence[str], *, least: float = 1.0) -> bool:
     (True, False, True)
     """
     times = Counter(texts)
-    meant = {text: FLAG_VALUES.get(text.lower()) for text in times}
+    meant = {text: flag_value(text) for text in times}
     said = sum(times[text] for text, value in meant.items() if value != BLANK)
     flags = sum(times[text] for text, value in meant.items() if value not in (BLANK, None))
     return flags > 0 and flags >= least * said
@@ -41,7 +58,7 @@ def flags_of(texts: Sequence[str]) -> tuple[UInt8[ndarray, "N"], int | None]:
     >>> flags_of(["yes", "0", "NaN", "-1"])[0].tolist()
     [1, 0, 4, 3]
     """
-    meant = {text: FLAG_VALUES.get(text.lower()) for text in set(texts)}
+    meant = {text: flag_value(text) for text in set(texts)}
     if None in meant.values():
         return np.zeros(0, dtype=np.uint8), next(row for row, text in enumerate(texts) if meant[text] is None)
     return np.fromiter((meant[text] or 0 for text in texts), dtype=np.uint8, count=len(texts)), None

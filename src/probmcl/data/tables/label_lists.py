@@ -6,28 +6,26 @@ Cells that can be read in two ways are not read but answered with what decides.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from probmcl.data.labels import LabelStates
 from probmcl.data.records import DataError
 from probmcl.data.tables.none_label import (
+    find_blanks,
     find_none_labels,
     refuse_none_beside_others,
     refuse_one_that_is_not_there,
     says_none,
 )
 from probmcl.data.tables.sheet import IN_A_LIST, Table, quoted, read_text
+from probmcl.data.tables.spaced_names import refuse_what_may_be_names
 from probmcl.nearest import suggestion
 
 CLASSES = "classes.txt"
 MARKS = "|;, "
 """What may separate labels; a space beside another one belongs to the names."""
-ALWAYS_TOGETHER = 3
-"""So many times side by side and never apart, two words look like one name with a space in it."""
 
 Places = tuple[int, ...]
 
@@ -43,7 +41,8 @@ class Labels(NamedTuple):
 class Lists(NamedTuple):
     """The names of the classes; for each column, of each cell the places of its labels; and how they are written.
 
-    `none` are the labels that mean none of them, and `none_rows` the rows of the first column that say so.
+    `none` are the labels that mean none of them, and `none_rows` the rows of the first column that say so; `blanks` are
+    texts that say nothing, and `blank_rows` the rows of the first column that say no more.
     """
 
     names: tuple[str, ...]
@@ -51,6 +50,8 @@ class Lists(NamedTuple):
     written: str
     none: frozenset[str]
     none_rows: list[int]
+    blanks: frozenset[str]
+    blank_rows: list[int]
 
 
 class Cells(NamedTuple):
@@ -98,6 +99,8 @@ def read_lists(
     looked for by name. `marks` are what may separate the labels.
     """
     texts = [text for column in columns for text in table.texts(column)]
+    blanks = find_blanks(texts, none_label, classes)
+    texts = ["" if text in blanks else text for text in texts]
     cells = Cells(table, columns, texts, find_none_labels(texts, none_label, classes), none_label)
     _refuse_brackets(cells)
     listed = [text for text in texts if not says_none(text, cells.none)]
@@ -111,7 +114,8 @@ def read_lists(
     count = len(table.rows)
     none_rows = [row for row, text in enumerate(texts[:count]) if says_none(text, cells.none)]
     parts = tuple(places[start : start + count] for start in range(0, len(places), count))
-    return Lists(names, parts, written, cells.none, none_rows)
+    blank_rows = [row for row, text in enumerate(texts[:count]) if not text]
+    return Lists(names, parts, written, cells.none, none_rows, blanks, blank_rows)
 
 
 def _with_classes(
@@ -178,7 +182,8 @@ def _refuse_none_in_a_list(cells: Cells, found: Mapping[str, tuple[str, ...]]) -
 def _without_classes(cells: Cells, separator: str | None) -> tuple[tuple[str, ...], list[Places], str]:
     lists = _split(cells, separator)
     if separator == " ":
-        _refuse_words_never_apart(cells, lists)
+        remedy = f"Name the classes in a {CLASSES} beside the table, or separate them by |"
+        refuse_what_may_be_names(f"{cells.table.path}: column {cells.columns[0]!r}", lists, remedy)
     found = {name for entries in lists for name in entries}
     if not found:
         blank = "is blank" if not cells.none else f"is blank or {quoted(sorted(cells.none))}"
@@ -187,17 +192,6 @@ def _without_classes(cells: Cells, separator: str | None) -> tuple[tuple[str, ..
     names = tuple(sorted(found, key=lambda name: (int(name) if numbers else 0, name)))
     place = {name: i for i, name in enumerate(names)}
     return names, [tuple(place[name] for name in entries) for entries in lists], _written("names", separator)
-
-
-def _refuse_words_never_apart(cells: Cells, lists: list[tuple[str, ...]]) -> None:
-    words = Counter(word for entries in lists for word in entries)
-    pairs = Counter(pair for entries in lists for pair in pairwise(entries))
-    for (one, other), times in pairs.items():
-        if times >= ALWAYS_TOGETHER and times == words[one] == words[other]:
-            raise DataError(
-                f"{cells.table.path}: column {cells.columns[0]!r}: {one!r} and {other!r} never stand apart; are they "
-                f"one class or two? Name the classes in a {CLASSES} beside the table, or separate them by |"
-            )
 
 
 def _readings(cells: Cells, classes: tuple[str, ...], occurring: Sequence[str]) -> dict[str, list[Places]]:

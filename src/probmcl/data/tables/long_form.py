@@ -40,7 +40,7 @@ def _lists_of_images(table: Table, columns: Columns, classes: tuple[str, ...] | 
     read = [labels, columns.difficult] if columns.difficult else [labels]
     lists = read_lists(table, read, classes, none_label=options.none_label)
     present, unknown = _pairs(lists.columns[0]), _pairs(lists.columns[1] if columns.difficult else [])
-    blank_rows = _blank_rows(table.texts(labels))
+    blank_rows = np.array(lists.blank_rows, dtype=np.int64)
     blanks = options.policy.blank_states(lists.names, otherwise="negative")
     silent = _every(blank_rows, np.flatnonzero(blanks == State.UNKNOWN))
     shape = (len(table.rows), len(lists.names))
@@ -83,6 +83,7 @@ def _long_form(
 def _said(what: str, lists: Lists, notes: list[str]) -> str:
     """How labels are written, as it is said back."""
     none = [f"{quoted(sorted(lists.none))} = none of them"] if lists.none else []
+    none += [f"{quoted(sorted(lists.blanks))} = blank"] if lists.blanks else []
     count = f"{len(lists.names):,} {'label' if len(lists.names) == 1 else 'labels'}"
     return f"{what} ({'; '.join([f'{lists.written}, {count}', *none, *notes])})"
 
@@ -141,10 +142,6 @@ def _pairs(lists: list[Places]) -> Int[ndarray, "P 2"]:
 def _every(rows: Int[ndarray, "K"], classes: Int[ndarray, "F"]) -> Int[ndarray, "P 2"]:
     """Every pair of these rows and classes."""
     return np.stack([np.repeat(rows, len(classes)), np.tile(classes, len(rows))], axis=1)
-
-
-def _blank_rows(texts: list[str]) -> Int[ndarray, "K"]:
-    return np.array([row for row, text in enumerate(texts) if not text], dtype=np.int64)
 
 
 # One row a label.

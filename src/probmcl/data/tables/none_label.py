@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from probmcl.data.records import DataError
+from probmcl.data.tables.flag_error import FlagError
 from probmcl.data.tables.sheet import IN_A_LIST, Table
 from probmcl.nearest import suggestion
 
 NONE = ("no finding", "no findings", "none", "nothing", "no label", "no labels")
+NOTHING_SAID = ("nan", "na", "n/a", "null")
+"""What programs write for a blank."""
 
 
 def find_none_labels(texts: Sequence[str], said: str | None, classes: tuple[str, ...] | None) -> frozenset[str]:
@@ -23,6 +27,20 @@ def find_none_labels(texts: Sequence[str], said: str | None, classes: tuple[str,
         return frozenset({said} - {""})
     alone = {text.removeprefix(IN_A_LIST) for text in set(texts)}
     return frozenset(text for text in alone if text.lower() in NONE and text not in (classes or ()))
+
+
+def find_blanks(texts: Sequence[str], none_label: str | None, classes: tuple[str, ...] | None) -> frozenset[str]:
+    """Cells that say no more than a blank: 'NaN' and the like, unless it is a class, or stands in a list with others.
+
+    >>> find_blanks(["NaN", "cat", "NA", "NA|cat"], None, None)
+    frozenset({'NaN'})
+    """
+    distinct = set(texts)
+    found = {text for text in distinct if text.lower() in NOTHING_SAID} - {none_label, *(classes or ())}
+    if not found:
+        return frozenset()
+    listed = {part.strip() for text in distinct - found for part in re.split(r"[|;, ]", text)}
+    return frozenset(found - listed)
 
 
 def says_none(text: str, none: frozenset[str]) -> bool:
@@ -46,4 +64,4 @@ def refuse_none_beside_others(where: str, label: str, other: str, said: str | No
 def refuse_one_that_is_not_there(table: Table, said: str | None, texts: Sequence[str], names: Sequence[str]) -> None:
     """An error for a label that is said to mean none and that no cell holds."""
     if said and not any(says_none(text, frozenset({said})) for text in texts):
-        raise DataError(f"{table.path}: --none-label: no cell is {said!r}; {suggestion(said, names)}")
+        raise FlagError(f"{table.path}: --none-label: no cell is {said!r}; {suggestion(said, names)}")

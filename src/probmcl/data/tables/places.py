@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probmcl.data.records import DataError, Missing
+from probmcl.data.tables.flag_error import FlagError
+from probmcl.data.tables.missing_files import what_is_missing
 from probmcl.data.tables.sheet import Table, listing
 
 IMAGE_SUFFIXES = frozenset(
@@ -21,6 +23,9 @@ IMAGE_SUFFIXES = frozenset(
         *(".ppm", ".pgm", ".pbm", ".dcm", ".dicom"),
     }
 )
+
+
+BACKWARD = "'\\' in paths read as '/'"
 
 
 class Places(NamedTuple):
@@ -48,20 +53,43 @@ def find_places(table: Table, column: str, images: Path | None, missing: Missing
     """
     texts = table.texts(column)
     _refuse_what_is_no_path(table, column, texts)
-    here = table.folder
-    roots = [images] if images else [here, here / "images"] if (here / "images").is_dir() else [here]
+    here, own = table.folder, _named(table.folder)
+    if images and not images.is_dir():
+        raise FlagError(f"--images {images}: there is no such folder")
+    roots = [images] if images else _roots(here, texts)
+    best = _fullest(table, texts, roots, missing)
+    if best.lacking():
+        best = _in_sub_folders(best, images or here, table, texts)
+    absent = [row for row, text in enumerate(texts) if best.files[text] is None]
+    if absent and (missing == "error" or best.lacking() == len(best.files)):
+        raise DataError(what_is_missing(table, texts, absent, roots if len(absent) == len(texts) else [best.root]))
+    written = _slashed if BACKWARD in best.notes else str
+    paths = [best.files[text] or _joined(best.root, written(text)) for text in texts]
+    above = [] if images or best.root != own.parent else [f"paths begin at the folder above {own.name}/"]
+    return Places(paths, [*above, *best.notes])
+
+
+def _fullest(table: Table, texts: Sequence[str], roots: Sequence[Path], missing: Missing) -> _Reading:
+    """The texts under the root that has most of them."""
     distinct = list(dict.fromkeys(texts))
     listed = cache(_files_in)
     found = [_under(root, distinct, table, texts, listed) for root in roots]
     best = min(found, key=_Reading.lacking)
     if not best.lacking() or missing == "keep":
         _refuse_two_roots(table, found, best.lacking())
-    if best.lacking():
-        best = _in_sub_folders(best, images or here, table, texts)
-    absent = [row for row, text in enumerate(texts) if best.files[text] is None]
-    if absent and (missing == "error" or best.lacking() == len(distinct)):
-        raise DataError(_what_is_missing(table, texts, absent, roots if len(absent) == len(texts) else [best.root]))
-    return Places([best.files[text] or _joined(best.root, text) for text in texts], best.notes)
+    return best
+
+
+def _roots(here: Path, texts: Sequence[str]) -> list[Path]:
+    """Where paths may begin: the table's folder, its `images/`, or above it where all begin with that folder's name."""
+    roots = [here, here / "images"] if (here / "images").is_dir() else [here]
+    start = f"{_named(here).name}/"
+    return [*roots, _named(here).parent] if all(_slashed(text).startswith(start) for text in texts) else roots
+
+
+def _named(folder: Path) -> Path:
+    """A folder by its name; without one, as the working folder, by its whole path."""
+    return folder.resolve() if folder.name in ("", "..") else folder
 
 
 def tree(root: Path) -> Iterator[os.DirEntry[str]]:
@@ -105,7 +133,7 @@ def _refuse_what_is_no_path(table: Table, column: str, texts: Sequence[str]) -> 
             raise DataError(f"{table.where(row)}: column {column!r} is blank; name the image's file")
         if "\0" in text:
             raise DataError(f"{table.where(row)}: column {column!r} holds {text!r}, which names no file; mend it")
-        if ".." in text and os.path.normpath(text).split("/")[0] == "..":
+        if ".." in text and _slashed(text).split("/")[0] == "..":
             raise DataError(
                 f"{table.where(row)}: {text!r} leads out of the folder of the images; write paths from a folder that "
                 f"contains them all, and name it with --images FOLDER"
@@ -121,6 +149,11 @@ def _files_in(folder: str) -> frozenset[str]:
         return frozenset()
 
 
+def _slashed(text: str) -> str:
+    """A path with / for \\, and without turns."""
+    return os.path.normpath(text.replace("\\", "/"))
+
+
 def _joined(root: Path, text: str) -> str:
     text = os.path.normpath(text)
     return text if text.startswith("/") else f"{str(root).rstrip('/')}/{text}"
@@ -134,10 +167,10 @@ def _under(
     notes = []
     backward = [text for text in distinct if "\\" in text]
     if backward and not any(files[text] for text in backward):
-        slashed = {text: _file(_joined(root, text.replace("\\", "/")), listed) for text in backward}
-        if all(slashed.values()):
+        slashed = {text: _file(_joined(root, _slashed(text)), listed) for text in backward}
+        if any(slashed.values()):
             files |= slashed
-            notes.append("'\\' in paths read as '/'")
+            notes.append(BACKWARD)
     bare = [text for text in distinct if files[text] is None and not is_image(text)]
     if bare:
         ended = _with_endings(root, bare, table, texts, listed)
@@ -186,7 +219,7 @@ def _in_sub_folders(reading: _Reading, root: Path, table: Table, texts: Sequence
     bare = [text for text, file in reading.files.items() if file is None and "/" not in text]
     if not bare or not root.is_dir():
         return reading
-    entries = [(entry.name, entry.path) for entry in tree(root)]
+    entries = [(entry.name, entry.path) for entry in tree(root) if entry.is_file()]  # a link may lead nowhere
     by_name: dict[str, list[str]] = defaultdict(list)
     for name, path in entries:
         by_name[name].append(path)
@@ -215,13 +248,3 @@ def _refuse_two_roots(table: Table, found: Sequence[_Reading], fewest: int) -> N
     if fewest < len(best[0].files) and any(reading.files != best[0].files for reading in best):
         where = listing(str(reading.root) for reading in best)
         raise DataError(f"{table.path}: its images exist under {where}; --images FOLDER says which")
-
-
-def _what_is_missing(table: Table, texts: Sequence[str], absent: Sequence[int], roots: Sequence[Path]) -> str:
-    more = len(absent) - 1
-    others = f", nor do {more:,} more" if more else ""
-    where = " or ".join(f"{root}/" for root in roots)
-    return (
-        f"{table.where(absent[0])}: {texts[absent[0]]!r} does not exist under {where}{others}; "
-        f"--images FOLDER says where the images are"
-    )

@@ -10,7 +10,7 @@ from jaxtyping import Float, UInt8
 from numpy import ndarray
 
 from probmcl.data.labels import State
-from probmcl.data.records import DataError
+from probmcl.data.tables.flag_error import FlagError
 from probmcl.nearest import suggestion
 
 BLANK: Mapping[str, State] = {"negative": State.ABSENT, "unknown": State.UNKNOWN}
@@ -82,7 +82,7 @@ def refuse_other_classes(flag: str, said: Mapping[str, str], names: Sequence[str
     """An error for a meaning that is given to a class that there is not."""
     for name in said:
         if name not in names:
-            raise DataError(f"{flag} {name}={said[name]}: there is no class {name!r}; {suggestion(name, names)}")
+            raise FlagError(f"{flag} {name}={said[name]}: there is no class {name!r}; {suggestion(name, names)}")
 
 
 def _meanings(flag: str, said: Said) -> dict[str, str]:
@@ -92,7 +92,7 @@ def _meanings(flag: str, said: Said) -> dict[str, str]:
         name, _, meaning = part.rpartition("=")
         if name in found and found[name] != meaning:
             which = f"for {name!r}" if name else "for all classes"
-            raise DataError(f"{flag} says both {found[name]} and {meaning} {which}; say one")
+            raise FlagError(f"{flag} says both {found[name]} and {meaning} {which}; say one")
         found[name] = meaning
     return found
 
@@ -100,7 +100,7 @@ def _meanings(flag: str, said: Said) -> dict[str, str]:
 def _refuse(flag: str, meaning: str, allowed: bool) -> None:
     if not allowed:
         words = [*BLANK] if flag == "--blank" else [*MINUS_ONE, "soft:P with P between 0 and 1, as soft:0.6"]
-        raise DataError(f"{flag} {meaning}: say {', '.join(words[:-1])} or {words[-1]}; CLASS=… for one class alone")
+        raise FlagError(f"{flag} {meaning}: say {', '.join(words[:-1])} or {words[-1]}; CLASS=… for one class alone")
 
 
 def _chance(meaning: str) -> float | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probmcl.data.records import DataError
+from probmcl.data.tables.flag_error import FlagError
 from probmcl.nearest import suggestion
 
 DELIMITERS: Mapping[str, tuple[str, ...]] = {".csv": (",", ";", "\t"), ".tsv": ("\t",)}
@@ -160,7 +161,7 @@ def refuse_wrong_columns(table: Table, given: Mapping[str, str | None]) -> set[s
             continue
         refuse_a_column_that_is_not_there(table, flag, column)
         if column in taken:
-            raise DataError(f"{table.path}: column {column!r} is given to {taken[column]} and {flag}; it can be one")
+            raise FlagError(f"{table.path}: column {column!r} is given to {taken[column]} and {flag}; it can be one")
         taken[column] = flag
     return set(taken)
 
@@ -169,7 +170,7 @@ def refuse_a_column_that_is_not_there(table: Table, flag: str, column: str) -> N
     """An error with the nearest that there is."""
     if column not in table.columns:
         near = suggestion(column, [name for name in table.columns if name])
-        raise DataError(f"{table.path}: {flag}: there is no column {column!r}; {near}")
+        raise FlagError(f"{table.path}: {flag}: there is no column {column!r}; {near}")
 
 
 def quoted(values: Iterable[str]) -> str:

@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from probmcl.data.records import DataError, Missing, Origin, Records
+from probmcl.data.tables.alike_names import alike_names
 from probmcl.data.tables.class_columns import read_class_columns
 from probmcl.data.tables.columns import Columns, TableOptions, find_columns, has_a_path_column
+from probmcl.data.tables.flag_error import FlagError
 from probmcl.data.tables.hierarchy_table import read_hierarchy
 from probmcl.data.tables.image_columns import Images, groups_of, images_of, repeated, splits_of, values_of, weights_of
 from probmcl.data.tables.label_lists import CLASSES, Labels, read_classes
@@ -73,19 +75,20 @@ def records_of(table: Table, options: TableOptions, missing: Missing) -> Records
     """The images of a table that is loaded."""
     classes = read_classes(table.folder / CLASSES)
     columns = find_columns(table, classes, options)
+    _refuse_flags_for_lists(table, columns, options)
     places = find_places(table, columns.path, options.images, missing)
     images = images_of(places.paths)
     if (columns.labels is None or options.rows == "images") and len(images.first) < len(table.rows):
         raise repeated(table, images, columns.path, "; give each image one row")
     labels = _labels(table, columns, classes, images, options)
-    understood = _understood(columns, labels.written, places.notes)
+    understood = _understood(columns, labels.written, [*places.notes, *alike_names(labels.names)])
     return Records.from_labels(
         labels.names,
         [Path(places.paths[row]) for row in images.first],
         splits_of(table, columns.split, images),
         labels.states,
         group=groups_of(table, columns.group, images),
-        hierarchy=read_hierarchy(options.hierarchy, labels.names) if options.hierarchy else None,
+        hierarchy=_hierarchy(options.hierarchy, labels.names),
         origin=Origin(table.path, understood, _lines(table, images)),
         weight=weights_of(table, columns.weight, images),
         columns={column: tuple(values_of(table, column, images)) for column in options.keep},
@@ -97,12 +100,32 @@ def _labels(
 ) -> Labels:
     if columns.labels is not None:
         return read_label_rows(table, columns, classes, images, options)
+    return read_class_columns(table, columns.classes, columns.difficult, options.policy)
+
+
+def _refuse_flags_for_lists(table: Table, columns: Columns, options: TableOptions) -> None:
+    """What is said of lists of labels has no place where each class has a column."""
+    if columns.labels is not None:
+        return
+    if options.rows == "labels":
+        raise FlagError(
+            f"{table.path}: --rows labels is for a column of labels; here each class has a column "
+            f"({listing(map(repr, columns.classes))}) and each row is an image: leave it out, or name the column of "
+            f"the labels with --labels-column"
+        )
     if options.none_label:
-        raise DataError(
+        raise FlagError(
             f"{table.path}: --none-label is for lists of labels; here each class has a column: --ignore "
             f"{options.none_label!r} leaves that one out"
         )
-    return read_class_columns(table, columns.classes, columns.difficult, options.policy)
+
+
+def _hierarchy(path: Path | None, names: tuple[str, ...]) -> dict[str, str] | None:
+    """The parents that a flag's file names."""
+    try:
+        return read_hierarchy(path, names) if path else None
+    except DataError as error:
+        raise FlagError(f"--hierarchy: {error}") from error
 
 
 def _lines(table: Table, images: Images) -> tuple[int, ...] | None:
