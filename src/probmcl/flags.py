@@ -73,7 +73,7 @@ Folds = Annotated[
 ]
 Fold = Annotated[int | None, Parameter(help="which fold is test, from 1 on", group=DATA)]
 SkipBad = Annotated[
-    float | None, Parameter(help="go on without unreadable images, up to this share of all", group=DATA)
+    float | None, Parameter(help="go on without unreadable images, up to this share of them all", group=DATA)
 ]
 AllowLeaks = Annotated[
     bool | None,
