@@ -188,6 +188,18 @@ def test_a_file_of_folds_wants_to_know_which(tmp_path: Path) -> None:
         admitted(table, split_file=str(tmp_path / "folds.csv"))
 
 
+def test_a_child_without_its_parent_is_warned_of_and_the_parent_taken_as_present(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", 12)
+    rows = [f"{number}.jpg,{int(number > 5)},{int(number > 3)}" for number in range(12)]
+    table.write_text("\n".join(["filename,building,roof", *rows]) + "\n")
+    (tmp_path / "tree.csv").write_text("child,parent\nroof,building\n")
+    found = check(table, {"hierarchy": str(tmp_path / "tree.csv")}, Rules(), 0, shown())
+    said = "a class is present and its parent absent in 2 images, first in row 6: the parent is taken as present"
+    assert said in texts(found, "warning")
+    assert said in found["summary"]
+    assert sum(found["per_class"]["building"]["present"].values()) == 8
+
+
 def test_a_mapped_minus_one_counts_as_what_it_is_mapped_to(tmp_path: Path) -> None:
     table = photographs.folder(tmp_path / "p", 12)
     rows = [f"{number}.jpg,{-1 if number % 2 else 1},{number % 3 % 2}" for number in range(12)]

@@ -124,7 +124,7 @@ def admit(data: Path, reading: Mapping[str, Any], rules: Rules, workers: int, di
     if first():
         try:
             verdict = _verdict(whole, rules, workers, display)
-        except ValueError as error:  # in all processes: one that waits for a broadcast would wait for ever
+        except (ValueError, OSError) as error:  # in all processes: one that waits for a broadcast would wait for ever
             verdict = {"error": str(error)}
     verdict = broadcast(verdict)
     if "error" in verdict:
@@ -240,7 +240,7 @@ def _with_split(
     if file:
         columns = names_of_columns(file, lambda names: "path" in names)
         if "fold" in columns and "split" not in columns:
-            raise DataError(f"{file} holds folds; --fold K says which of them is test")
+            raise FlagError(f"--split-file {file} holds folds; --fold K says which of them is test")
         return given_split(records, file, left_out=left_out), f"split of {file}", None
     carved = carve(records, seed=rules.seed, together=together)
     taken = [split for split in SPLITS if len(carved.rows(split)) > len(records.rows(split))]

@@ -84,7 +84,7 @@ class LabelSpace:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where records were read from, what was understood there, and in a table the line of each image.
+    """Where records were read from, what was understood there, in a table the line of each image, and what is wrong.
 
     >>> print(Origin(Path("labels.csv"), "path column 'file', labels 'tags'", lines=(2, 3)))
     labels.csv: path column 'file', labels 'tags'
@@ -93,9 +93,10 @@ class Origin:
     place: Path
     understood: str
     lines: tuple[int, ...] | None = None
+    warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.understood}"
+        return f"{self.place}: {'; '.join([self.understood, *self.warnings])}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +231,7 @@ def _with_contradictions(origin: Origin | None, rows: Int[ndarray, "K"]) -> Orig
         return origin
     first = f", first in row {origin.lines[rows[0]]}" if origin.lines is not None else ""
     said = f"a class is present and its parent absent in {len(rows):,} images{first}: the parent is taken as present"
-    return replace(origin, understood=f"{origin.understood}; {said}")
+    return replace(origin, warnings=(*origin.warnings, said))
 
 
 def _refuse_other_values(

@@ -205,7 +205,8 @@ def _of_labels(records: Records, content: Mapping[str, Any]) -> list[Finding]:
             name for name, states in per_class.items() if trained[name] and not states["present"]["test"]
         ],
     }
-    said = [Finding("warning", f"{what}: {_some(names)}") for what, names in listed.items() if names]
+    said = [Finding("warning", text) for text in (records.origin.warnings if records.origin else ())]
+    said += [Finding("warning", f"{what}: {_some(names)}") for what, names in listed.items() if names]
     if content["imbalance"] and content["imbalance"]["ratio"] > IMBALANCE:
         most, least = content["imbalance"]["most"], content["imbalance"]["least"]
         said.append(Finding("warning", f"{most[0]!r} is in {most[1]:,} images and {least[0]!r} in {least[1]:,}"))
