@@ -32,11 +32,11 @@ from sklearn.datasets import load_sample_image
 
 from probmcl.augment import light
 from probmcl.data.cache import open_cache
-from probmcl.data.coco import read_coco
+from probmcl.data.formats.coco import read_coco
 from probmcl.data.images import Preprocessing, read_image
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.loader import ROOM
-from probmcl.vision import transforms
+from probmcl.runtime.torchvision_compat import transforms
 from rounds import alternate, median_ratio
 
 SIZE = 224

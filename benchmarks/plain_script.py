@@ -14,7 +14,7 @@ from typing import Any
 
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch: threads that wait on busy cores must not spin
 
-import probmcl.vision  # noqa: F401  # only so that a torchvision built for another torch can be imported
+import probmcl.runtime.torchvision_compat  # noqa: F401  # only so that a torchvision built for another torch can be imported
 
 # isort: split
 import numpy as np

@@ -14,8 +14,8 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch: threads that wait on 
 
 import torch
 
-import probmcl.model
-from probmcl.feed import CPU_PIXELS
+import probmcl.inference
+from probmcl.run.image_batches import CPU_PIXELS
 from rounds import alternate, median_ratio
 
 import timm  # isort: skip  # after probmcl, which makes torchvision safe
@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1, help="processes that decode")
     parser.add_argument("--rounds", type=int, default=5, help="times that each is measured")
     args = parser.parse_args()
-    model = probmcl.model.load(args.run, device="cpu")
+    model = probmcl.inference.load(args.run, device="cpu")
     size = model.preprocessing.size
     batch_size = args.batch_size or max(1, CPU_PIXELS // size**2)
     paths = sorted(path for path in args.images.rglob("*") if path.suffix.lower() in KINDS)[: args.limit]

@@ -25,7 +25,7 @@ from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder
 from probmcl.methods.base import Method, Step
 from probmcl.methods.probmcl import ProbMCL
-from probmcl.training.optim import Training, optimiser
+from probmcl.training.optimizer import Training, optimiser
 from rounds import alternate, median_ratio
 
 BESIDE = ("mixture head", "similarity", "losses and signs", "backward to the features")

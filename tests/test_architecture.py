@@ -57,8 +57,8 @@ LIGHT = (
     "probmcl",
     "probmcl.methods",
     "probmcl.cli",
-    "probmcl.front",
-    "probmcl.comparison.compare",
+    "probmcl.api",
+    "probmcl.experiments.compare",
     "probmcl.data.records",
     "probmcl.data",
 )

@@ -15,7 +15,7 @@ from PIL import Image
 
 from probmcl import augment
 from probmcl.augment import AUGMENTATIONS, OPERATIONS, Augmentation
-from probmcl.vision import transforms
+from probmcl.runtime.torchvision_compat import transforms
 
 Pixels = npt.NDArray[np.uint8]
 magnitudes = range(1, 10)

@@ -14,7 +14,7 @@ import first_minutes
 import plain_script
 import rounds
 import training_overhead
-from made import NAMES, coloured_records
+from helpers.images import NAMES, coloured_records
 from probmcl.data import read
 from probmcl.data.records import SPLITS
 from probmcl.evaluation import average_precision

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from probmcl import demo
 from probmcl.cli.demo import demo as command
-from probmcl.data.digits import write_digits
-from probmcl.training.progress import Display
+from probmcl.data.formats.digits import write_digits
+from probmcl.console import Display
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import probmcl
-from made import folder_of_photographs
+from helpers.images import folder_of_photographs
 from probmcl.methods import find_method
-from probmcl.methods.own import OwnContrast, OwnLoss
+from probmcl.methods.custom_loss import OwnContrast, OwnLoss
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SMALL = {"encoder": "test_resnet", "weights": "none", "image_size": 32, "probe_epochs": 2, "workers": 0, "epochs": 1}

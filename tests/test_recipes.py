@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from made import label_space
+from helpers.images import label_space
 from probmcl import recipes
 from probmcl.encoders import Encoder, about
 from probmcl.methods import METHODS, find_method

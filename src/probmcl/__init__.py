@@ -7,12 +7,12 @@ The stages, in the order in which an image passes through them:
 3. `probmcl.encoders`: a view becomes a feature h(x)
 4. `probmcl.mixture`: a feature becomes a Gaussian mixture p(z|x); how alike two mixtures are
 5. `probmcl.overlap`: how much two label sets share, D(y_i, y_j)
-6. `probmcl.losses`: numbers to minimise; `probmcl.collapse` watches what they do to the features
+6. `probmcl.losses`: numbers to minimise; `probmcl.methods.collapse` watches what they do to the features
 7. `probmcl.methods`: encoder, heads and losses wired together, one file a method
 8. `probmcl.training`: one trainer for all of them
 9. `probmcl.evaluation`: how good the result is
-10. `probmcl.pipeline`: all of it, from records to a run folder; `probmcl.model`: what a run is used for;
-    `probmcl.comparison`: several methods side by side
+10. `probmcl.run.train`: all of it, from records to a run folder; `probmcl.inference`: what a run is used for;
+    `probmcl.experiments`: several methods side by side
 
 The front door is `train`, `compare` and `load`. Importing this package loads none of it.
 """
@@ -22,14 +22,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from probmcl.comparison.compare import compare
-    from probmcl.front import train
-    from probmcl.model import load
+    from probmcl.experiments.compare import compare
+    from probmcl.api import train
+    from probmcl.inference import load
 
 __all__ = ["__version__", "compare", "load", "train"]
 __version__ = "0.1.0"
 
-_PLACES = {"compare": "probmcl.comparison.compare", "train": "probmcl.front", "load": "probmcl.model"}
+_PLACES = {"compare": "probmcl.experiments.compare", "train": "probmcl.api", "load": "probmcl.inference"}
 
 
 def __dir__() -> list[str]:

@@ -21,7 +21,7 @@ from PIL import Image, ImageOps
 from PIL.ImageEnhance import Brightness, Color, Contrast, Sharpness
 
 from probmcl.data.images import squashed
-from probmcl.vision import transforms
+from probmcl.runtime.torchvision_compat import transforms
 
 Augmentation: TypeAlias = Callable[[Image.Image], Image.Image]
 Colour: TypeAlias = tuple[int, int, int]

@@ -9,16 +9,16 @@ from typing import Any
 from rich.table import Table
 
 from probmcl import runs
-from probmcl.data.digits import write_digits
+from probmcl.data.formats.digits import write_digits
 from probmcl.data.records import Records
 from probmcl.methods import find_method
-from probmcl.phases import everybody
-from probmcl.pipeline import train
-from probmcl.probing import ProbeSettings
-from probmcl.results import Run
+from probmcl.run.phases import everybody
+from probmcl.run.train import train
+from probmcl.run.probe import ProbeSettings
+from probmcl.run.results import Run
 from probmcl.settings import Contender, EncoderSettings, Settings, method_settings
-from probmcl.training.optim import Training
-from probmcl.training.progress import Display
+from probmcl.training.optimizer import Training
+from probmcl.console import Display
 
 TRAIN, VAL, TEST = 2000, 400, 800
 """Scenes of each split."""

@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probmcl.nearest import suggestion
+from probmcl.errors import suggestion
 
 if TYPE_CHECKING:
-    from probmcl.admission import Rules
+    from probmcl.data.audit import Rules
     from probmcl.data.records import Records
-    from probmcl.training.progress import Display
+    from probmcl.console import Display
 
 NAMED_WEIGHTS = ("pretrained", "none")
 
@@ -57,7 +57,7 @@ def _listed(value: Any) -> Any:
 
 def rules_of(given: Mapping[str, Any], seed: int) -> Rules:
     """What is asked of data, from the flags of a command."""
-    from probmcl.admission import Rules
+    from probmcl.data.audit import Rules
 
     names = ("skip_bad", "allow_leaks", "range", "folds", "fold")
     flags = said(**{name: given.get(name) for name in names})
@@ -85,7 +85,7 @@ def refuse_beside_resume(given: Mapping[str, Any], *allowed: str) -> None:
 
 def seen_before(records: Records, weights: str | None) -> list[str]:
     """A warning where images that now choose or judge were trained on in the run that the weights come from."""
-    from probmcl.model.reading import read_split
+    from probmcl.inference.reading import read_split
 
     if weights in (None, "pretrained") or not (Path(weights) / "split.csv").is_file():
         return []
@@ -104,7 +104,7 @@ def seen_before(records: Records, weights: str | None) -> list[str]:
 
 def with_recipe(recipe: str | None, flags: dict[str, Any]) -> dict[str, Any]:
     """What a recipe says, and the flags before it; tables are joined key by key."""
-    from probmcl.data.processes import default_workers
+    from probmcl.runtime.workers import default_workers
     from probmcl.recipes import find_recipe
     from probmcl.settings import read_recipe
 
@@ -148,7 +148,7 @@ def data_name(data: Path) -> str:
 def folder_for(out: Path | str | None, name: str) -> Iterator[Path]:
     """The folder of a new run; one that was made here and in which nothing was begun goes again."""
     from probmcl import runs
-    from probmcl.distributed import broadcast, first
+    from probmcl.runtime.distributed import broadcast, first
 
     if out is not None:
         yield Path(out)
@@ -176,7 +176,7 @@ def display_of_the_first() -> Display:
     """One that speaks in the first process only."""
     from rich.console import Console
 
-    from probmcl.distributed import first
-    from probmcl.training.progress import Display
+    from probmcl.runtime.distributed import first
+    from probmcl.console import Display
 
     return Display(Console(quiet=not first()))

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from probmcl.precision import full_precision
+from probmcl.runtime.precision import full_precision
 
 
 @full_precision

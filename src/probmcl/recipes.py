@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from probmcl.nearest import suggestion
+from probmcl.errors import suggestion
 
 _HERE = Path(__file__).resolve().parent
 _FOLDERS = (_HERE / "recipes", _HERE.parent.parent / "recipes")  # of an installed package, of a source tree

@@ -15,12 +15,12 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from probmcl.augment import AUGMENTATIONS
-from probmcl.data.levels import Levels
-from probmcl.devices import find_device
+from probmcl.data.intensity import Levels
+from probmcl.runtime.device import find_device
 from probmcl.methods import METHODS, find_method, full_name
-from probmcl.nearest import suggestion
-from probmcl.probing import ProbeSettings
-from probmcl.training.optim import Training
+from probmcl.errors import suggestion
+from probmcl.run.probe import ProbeSettings
+from probmcl.training.optimizer import Training
 
 AUTO = ("bce", "probmcl")
 """What `auto` trains, in this order, beside the frozen probe that comes first (docs/decisions/0004)."""

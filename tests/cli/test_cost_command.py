@@ -128,7 +128,7 @@ def test_its_help_loads_no_torch() -> None:
 
 
 def test_the_paper_is_written_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import probmcl.costs.paper as paper
+    import probmcl.cost.paper as paper
 
     csra = tuple(printed for printed in paper.TABLE_3 if printed.name == "CSRA")
     monkeypatch.setattr(paper, "TABLE_3", csra)

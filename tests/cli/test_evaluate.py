@@ -3,12 +3,12 @@ from pathlib import Path
 
 import pytest
 
-from made import NAMES, coloured_records
-from made_run import made_run
+from helpers.images import NAMES, coloured_records
+from helpers.run_folders import made_run
 from probmcl.cli import app
 from probmcl.cli.evaluate import aggregation
 from probmcl.data import DataError
-from probmcl.model import load
+from probmcl.inference import load
 
 
 @pytest.fixture

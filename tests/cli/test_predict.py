@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from made import coloured_records
-from made_run import made_run
+from helpers.images import coloured_records
+from helpers.run_folders import made_run
 from probmcl.cli import app
 from probmcl.cli.predict import lines
-from probmcl.model import Predictions, load
+from probmcl.inference import Predictions, load
 
 RUN = "import sys; sys.argv[0] = 'probmcl'; from probmcl.cli import main; main()"
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam
 
-from made import label_space
+from helpers.images import label_space
 from probmcl.encoders import Encoder, Extracted, halves
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier

@@ -14,7 +14,7 @@ from PIL import Image
 from probmcl.data import cache as module
 from probmcl.data.cache import ImageCache, default_folder, open_cache
 from probmcl.data.images import ImageError, Preprocessing, read_image
-from probmcl.data.levels import Levels
+from probmcl.data.intensity import Levels
 from probmcl.data.loader import ImageBatches, in_order
 from probmcl.data.records import DataError, Records
 

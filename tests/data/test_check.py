@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from made import coloured_records
+from helpers.images import coloured_records
 from probmcl.data import read
 from probmcl.data.check import BadImage, bad_images, find_bad_images, refuse_share, without_bad
-from probmcl.data.copies.fingerprints import IMAGES_AT_ONCE, fingerprints
+from probmcl.data.duplicates.hashing import IMAGES_AT_ONCE, fingerprints
 from probmcl.data.images import ImageError, read_image
 from probmcl.data.records import DataError, Origin, Records, Split
 
@@ -103,7 +103,7 @@ def test_an_interrupt_ends_at_once_and_quietly(tmp_path: Path) -> None:
         "from pathlib import Path\n"
         "import numpy as np\n"
         "from probmcl.data import check, records\n"
-        "from probmcl.data.copies import fingerprints\n"
+        "from probmcl.data.duplicates import fingerprints\n"
         "def slow(path, levels): time.sleep(0.05); return fingerprints.Fingerprint(None)\n"
         "fingerprints.fingerprint = slow\n"
         "made = records.Records.from_labels(['a'], [Path('a')] * 20_000, ['train'] * 20_000, np.ones((20_000, 1)))\n"

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from probmcl.data.images import ImageError, read_image
-from probmcl.data.levels import Levels, find_levels
+from probmcl.data.intensity import Levels, find_levels
 from probmcl.data.records import DataError
 from probmcl.data.stream import find
 

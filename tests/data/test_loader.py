@@ -11,14 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
-from made import coloured_records
+from helpers.images import coloured_records
 from probmcl.augment import AUGMENTATIONS, light
 from probmcl.data import loader
 from probmcl.data.images import ImageError, Preprocessing
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.loader import Batch, ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
-from probmcl.feed import Feed
+from probmcl.run.image_batches import Feed
 
 PLAIN = Preprocessing(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
 
@@ -138,7 +138,7 @@ from pathlib import Path
 import torch
 from probmcl.augment import light
 from probmcl.data import Preprocessing, read
-from probmcl.feed import Feed
+from probmcl.run.image_batches import Feed
 
 def views(workers):
     records = read(Path(__file__).parent, carved=False)

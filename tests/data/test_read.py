@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from probmcl.data import DataError, Records, read
-from probmcl.data.digits import write_digits
+from probmcl.data.formats.digits import write_digits
 from probmcl.data.read import FORMATS, VARIANTS, describe
 from probmcl.data.records import Split
-from probmcl.data.tables.flag_error import FlagError
+from probmcl.data.formats.table.flag_error import FlagError
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -42,7 +42,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     whole: Sequence[Split] = ("train", "train", "val", "test")
     for name, split in (("coco", whole), ("voc", ("train",) * 4)):
         monkeypatch.setitem(sys.modules, f"fake_{name}", Fake(name, split))
-    formats = {"table": "probmcl.data.tables.table", "coco": "fake_coco", "voc": "fake_voc"}
+    formats = {"table": "probmcl.data.formats.table.table", "coco": "fake_coco", "voc": "fake_voc"}
     monkeypatch.setattr(sys.modules["probmcl.data.read"], "FORMATS", formats)
 
 

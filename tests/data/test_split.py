@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from probmcl.data.records import SPLITS, DataError, Records, Split
 from probmcl.data.split import carve, folds, given_folds, given_split, with_fold, write_folds
-from probmcl.runs import write_split
+from probmcl.run_folder import write_split
 
 
 def make(

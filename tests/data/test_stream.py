@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from made import coloured_records
+from helpers.images import coloured_records
 from probmcl.data.images import Preprocessing, read_image
 from probmcl.data.records import DataError
 from probmcl.data.stream import Decoded, decode, find

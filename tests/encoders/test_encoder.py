@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from networks import SMALL, images, ready
+from helpers.networks import SMALL, images, ready
 from probmcl.encoders import Encoder, Extracted, millions
 
 import timm  # isort: skip

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from networks import SMALL, images, ready, same
+from helpers.networks import SMALL, images, ready, same
 from probmcl.encoders import (
     Encoder,
     Extracted,

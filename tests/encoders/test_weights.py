@@ -11,7 +11,7 @@ from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from networks import images, ready, same
+from helpers.networks import images, ready, same
 from probmcl.encoders import Encoder, WeightsError, weights
 
 import timm  # isort: skip

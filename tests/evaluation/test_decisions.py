@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
-from evaluation.half_hidden import LEVELS, Table, f1, mean, share, tables
+from helpers.half_hidden import LEVELS, Table, f1, mean, share, tables
 from probmcl.evaluation import decisions_at, metrics, rates_at
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from evaluation.half_hidden import Table, tables
-from made import label_space
+from helpers.half_hidden import Table, tables
+from helpers.images import label_space
 from probmcl.encoders import Extracted
 from probmcl.evaluation import multilabel_metrics
 from probmcl.evaluation.evaluate import evaluate, predict

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from sklearn.metrics import roc_auc_score
 
-from evaluation.half_hidden import Table, auroc, tables
+from helpers.half_hidden import Table, auroc, tables
 from probmcl.evaluation import area_under_roc
 
 

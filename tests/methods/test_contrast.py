@@ -6,9 +6,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from made import label_space
+from helpers.images import label_space
 from probmcl import overlap
-from probmcl.collapse import SIGNS
+from probmcl.methods.collapse import SIGNS
 from probmcl.encoders import Extracted
 from probmcl.methods.contrast import (
     Overlap,

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import MultiLabelSoftMarginLoss
 
-from made import label_space
+from helpers.images import label_space
 from probmcl.encoders import Encoder
 from probmcl.heads import ResidualAttention
 from probmcl.losses import binary_cross_entropy

@@ -3,7 +3,7 @@ import re
 import pytest
 import torch
 
-from made import label_space
+from helpers.images import label_space
 from probmcl.encoders import Extracted
 from probmcl.losses import focal
 from probmcl.methods.focal import Config, Focal

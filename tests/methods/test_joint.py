@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from made import label_space
-from probmcl.collapse import SIGNS
+from helpers.images import label_space
+from probmcl.methods.collapse import SIGNS
 from probmcl.encoders import Encoder, Extracted
 from probmcl.losses import asymmetric, binary_cross_entropy
 from probmcl.methods.base import LinearClassifier

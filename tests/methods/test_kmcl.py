@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from made import label_space
+from helpers.images import label_space
 from probmcl.encoders import Extracted
 from probmcl.losses import asymmetric
 from probmcl.methods.kmcl import KMCL, PAPER, Config

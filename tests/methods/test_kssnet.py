@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from made import label_space
+from helpers.images import label_space
 from probmcl.data.records import DataError, LabelSpace
 from probmcl.encoders import Encoder, Extracted, at_entrances, halves, stages
 from probmcl.heads import LateralConnection, normalised, superimposed_graph

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from made import label_space
+from helpers.images import label_space
 from probmcl.encoders import Encoder
 from probmcl.heads import GroupDecoder
 from probmcl.losses import asymmetric

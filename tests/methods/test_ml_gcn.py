@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from made import label_space
+from helpers.images import label_space
 from probmcl.data.records import DataError, LabelSpace
 from probmcl.encoders import Encoder
 from probmcl.heads import label_graph, normalised

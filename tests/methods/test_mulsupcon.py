@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from made import label_space
+from helpers.images import label_space
 from probmcl.encoders import Extracted
 from probmcl.losses.per_label import Average
 from probmcl.methods.mulsupcon import Config, MulSupCon

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from made import label_space
+from helpers.images import label_space
 from probmcl.encoders import Encoder
 from probmcl.heads import LabelDecoder, emitted_labels, set_logits
 from probmcl.losses import aligned_targets, sequence_cross_entropy

@@ -2,11 +2,11 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
-from made import label_space
+from helpers.images import label_space
 from probmcl.encoders import Encoder, Extracted
 from probmcl.losses import asymmetric, binary_cross_entropy
 from probmcl.methods.probe import Config, Probe
-from probmcl.probing import Labelled, ProbeSettings, fit_probe, validation_map
+from probmcl.run.probe import Labelled, ProbeSettings, fit_probe, validation_map
 from probmcl.training import Watcher
 
 

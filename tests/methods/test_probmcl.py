@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu, normalize
 
-from made import label_space
+from helpers.images import label_space
 from probmcl.encoders import Encoder, Extracted
 from probmcl.losses import contrastive, negative_log_likelihood
 from probmcl.methods.probe import Probe

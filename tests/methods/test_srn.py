@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.optim import Adam
 
-from made import label_space
+from helpers.images import label_space
 from probmcl.encoders import Encoder, halves, two_maps
 from probmcl.heads import attended_confidence, weighted_attention
 from probmcl.losses import binary_cross_entropy

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from made import label_space
+from helpers.images import label_space
 from probmcl.encoders import Encoder, Extracted
 from probmcl.losses import contrastive
 from probmcl.methods.supcon import Config, SupCon

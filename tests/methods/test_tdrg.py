@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import MultiLabelSoftMarginLoss
 
-from made import label_space
+from helpers.images import label_space
 from probmcl.encoders import Encoder, two_maps
-from probmcl.evaluation.cost import of_a_prediction, parameters
+from probmcl.cost.size import of_a_prediction, parameters
 from probmcl.heads import DualRelation
 from probmcl.methods.tdrg import PAPER, TDRG, Config
 

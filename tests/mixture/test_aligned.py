@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mixtures import (
+from helpers.mixtures import (
     DIMS,
     GOALS,
     REGIMES,

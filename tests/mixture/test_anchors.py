@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mixtures import REGIMES, draw, means_written_out, mixture_of
+from helpers.mixtures import REGIMES, draw, means_written_out, mixture_of
 from probmcl.mixture import IsotropicMixture, aligned_correlation
 from probmcl.mixture.aligned import ComponentWeight
 from probmcl.mixture.anchors import LabelAnchors, class_logits, label_set_correlation

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mixtures import REGIMES, draw, means_written_out, mixture_of
+from helpers.mixtures import REGIMES, draw, means_written_out, mixture_of
 from probmcl.mixture import IsotropicMixture, bhattacharyya, bhattacharyya_error, class_bhattacharyya
 
 SIZES = pytest.mark.parametrize("size", [(), (3,)], ids=["scalar", "vector"])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from mixtures import REGIMES, Largest, draw
+from helpers.mixtures import REGIMES, Largest, draw
 from probmcl.mixture import feature_map, grid
 from probmcl.mixture.components import Components
 from probmcl.mixture.feature_map import cosines, features

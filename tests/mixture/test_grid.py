@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mixtures import draw
+from helpers.mixtures import draw
 from probmcl.mixture.components import Components
 from probmcl.mixture.grid import Axis, Grid, grid_for, log_gamma, middle_across, step_across, step_along, tails_across
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu
 
-from mixtures import Largest
+from helpers.mixtures import Largest
 from probmcl.mixture import (
     IsotropicMixture,
     KernelHeads,

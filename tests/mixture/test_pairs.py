@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mixtures import REGIMES, Largest, draw
+from helpers.mixtures import REGIMES, Largest, draw
 from probmcl.mixture import pairs
 from probmcl.mixture.components import Components
 from probmcl.mixture.pairs import inner_products, squares

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import probmcl
-from mixtures import (
+from helpers.mixtures import (
     DIMS,
     GOALS,
     REGIMES,

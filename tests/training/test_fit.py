@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from made import label_space
+from helpers.images import label_space
 from probmcl.data.loader import Batch
 from probmcl.encoders import Encoder, Extracted
 from probmcl.methods.bce import BCE

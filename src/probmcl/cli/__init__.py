@@ -14,12 +14,12 @@ from typing import NoReturn
 
 import cyclopts
 
-from probmcl.memory import keep_freed_memory
+from probmcl.runtime.malloc import keep_freed_memory
 
 COMMANDS = {
     "check": ("probmcl.cli.check:check", "what is wrong with your data, before you train"),
-    "train": ("probmcl.front:train", "from images and a table to a model"),
-    "compare": ("probmcl.comparison.compare:compare", "which method is worth its cost on your data"),
+    "train": ("probmcl.api:train", "from images and a table to a model"),
+    "compare": ("probmcl.experiments.compare:compare", "which method is worth its cost on your data"),
     "evaluate": ("probmcl.cli.evaluate:evaluate", "how good a model is on labelled images"),
     "predict": ("probmcl.cli.predict:predict", "which classes are in images"),
     "methods": ("probmcl.cli.methods:methods", "what can be trained, and the settings of each method"),

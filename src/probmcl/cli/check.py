@@ -14,7 +14,7 @@ from probmcl import flags, intake
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from probmcl.training.progress import Display
+    from probmcl.console import Display
 
 EXIT = {"fine": 0, "warnings": 3, "blocked": 4}
 SHOWN = 30
@@ -62,8 +62,8 @@ def check(
     Example: probmcl check xrays.csv --images xrays/ --group "Patient ID" --out xrays-check.json
     """
     given = dict(locals())
-    from probmcl.admission import check as look_through
-    from probmcl.data.processes import default_workers
+    from probmcl.data.audit import check as look_through
+    from probmcl.runtime.workers import default_workers
     from probmcl.files import write_json
 
     display = intake.display_of_the_first()

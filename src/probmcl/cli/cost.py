@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from cyclopts import Parameter
 
 from probmcl import flags
-from probmcl.nearest import suggestion
+from probmcl.errors import suggestion
 
 if TYPE_CHECKING:
-    from probmcl.costs import Row
-    from probmcl.costs.paper import Beside
-    from probmcl.costs.tables import Shown
-    from probmcl.training.progress import Display
+    from probmcl.cost import Row
+    from probmcl.cost.paper import Beside
+    from probmcl.report.cost_tables import Shown
+    from probmcl.console import Display
 
 CLASSES = "80"
 """As many as MS-COCO has."""
@@ -67,14 +67,14 @@ def cost(
     given |= {"--measure": measure, "--batch-size": batch_size, "--device": device}
     _refuse(given, paper=paper)
     file = _new_file(out)
-    from probmcl.training.progress import Display
+    from probmcl.console import Display
 
     display = Display()
     if paper:
         _show_paper(display, file)
         return
     rows = _rows(display, methods, preset, encoders, image_sizes, classes or CLASSES, _measuring(given))
-    from probmcl.costs.tables import record, tables
+    from probmcl.report.cost_tables import record, tables
 
     if all(row.problem for row in rows):
         raise ValueError(rows[0].problem)
@@ -93,8 +93,8 @@ def _rows(
     classes: str,
     measuring: Any,
 ) -> list[Row]:
-    from probmcl.costs import choices, survey
-    from probmcl.devices import find_device
+    from probmcl.cost import choices, survey
+    from probmcl.runtime.device import find_device
     from probmcl.encoders import about
     from probmcl.settings import CPU_ENCODER, GPU_ENCODER
 
@@ -111,8 +111,8 @@ def _rows(
 
 
 def _show_paper(display: Display, file: Path | None) -> None:
-    from probmcl.costs.paper import networks, table_3
-    from probmcl.costs.tables import beside_the_paper, paper_record
+    from probmcl.cost.paper import networks, table_3
+    from probmcl.report.cost_tables import beside_the_paper, paper_record
 
     found: list[Beside] = _watched(display, "counting", table_3(), networks())
     shown = [beside_the_paper(found)]
@@ -130,14 +130,14 @@ def _watched(display: Display, name: str, items: Iterable[Item], total: int) -> 
 
 
 def _show(display: Display, shown: Sequence[Shown]) -> None:
-    from probmcl.costs.tables import terminal
+    from probmcl.report.cost_tables import terminal
 
     for table in shown:
         display.console.print(terminal(table), "")
 
 
 def _write(display: Display, file: Path | None, shown: Sequence[Shown], records: Sequence[dict[str, Any]]) -> None:
-    from probmcl.costs.tables import to_csv, to_json, to_markdown
+    from probmcl.report.cost_tables import to_csv, to_json, to_markdown
     from probmcl.files import write_text
 
     if file is None:
@@ -158,8 +158,8 @@ def _refuse(given: dict[str, Any], *, paper: bool) -> None:
 
 
 def _measuring(given: dict[str, Any]) -> Any:
-    from probmcl.costs import Measuring
-    from probmcl.devices import find_device
+    from probmcl.cost import Measuring
+    from probmcl.runtime.device import find_device
 
     if not given["--measure"]:
         return None

@@ -20,7 +20,7 @@ def demo(
     """
     from probmcl import files, runs
     from probmcl.demo import comparison, run_demo, table
-    from probmcl.training.progress import Display
+    from probmcl.console import Display
 
     display = Display()
     folder = out or runs.new_folder(Path("runs"), "demo")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from probmcl.nearest import suggestion
+from probmcl.errors import suggestion
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,7 +59,7 @@ def encoders(
 
     Example: probmcl encoders "convnext_*"
     """
-    from probmcl.training.progress import Display
+    from probmcl.console import Display
 
     display = Display()
     names = matching(pattern) if pattern else list(RECOMMENDED)
@@ -78,7 +78,7 @@ def matching(pattern: str) -> list[str]:
     >>> matching("resnet10t"), matching("resnet?0t"), matching("net50_clip_")
     (['resnet10t.c3_in1k'], ['resnet10t', 'resnet50t'], ['resnet50_clip_gap'])
     """
-    import probmcl.vision  # noqa: F401  # before timm, which imports torchvision
+    import probmcl.runtime.torchvision_compat  # noqa: F401  # before timm, which imports torchvision
 
     import timm  # isort: skip
 
@@ -99,7 +99,7 @@ def described(name: str) -> Weights:
     >>> described("tresnet_m.miil_in21k")
     Weights(model='tresnet_m', name='tresnet_m.miil_in21k', image_size=224, licence='apache-2.0')
     """
-    import probmcl.vision  # noqa: F401  # before timm, which imports torchvision
+    import probmcl.runtime.torchvision_compat  # noqa: F401  # before timm, which imports torchvision
 
     import timm  # isort: skip
 

@@ -81,8 +81,8 @@ def evaluate(
     from rich.console import Console
 
     from probmcl.files import write_json
-    from probmcl.model import load
-    from probmcl.training.progress import Display
+    from probmcl.inference import load
+    from probmcl.console import Display
 
     if json is not None and json.exists():
         raise FileExistsError(f"{json} exists already; choose another name, or delete it")
@@ -143,7 +143,7 @@ def aggregation(said: str | None, group: str | None) -> Aggregate | None:
 def show(result: Mapping[str, Any]) -> None:
     """Print what was found."""
     from probmcl.evaluation import tables
-    from probmcl.training.progress import Display
+    from probmcl.console import Display
 
     shown = Display()
     shown.console.print(tables.overall(result))

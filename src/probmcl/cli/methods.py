@@ -50,7 +50,7 @@ def methods(
     Example: probmcl methods probmcl
     """
     from probmcl.methods import METHODS, find_method
-    from probmcl.training.progress import Display
+    from probmcl.console import Display
 
     display = Display()
     if name is None:

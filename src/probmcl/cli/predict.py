@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from probmcl.model import Predictions
-    from probmcl.training.progress import Bar, Display
+    from probmcl.inference import Predictions
+    from probmcl.console import Bar, Display
 
 
 def predict(
@@ -42,9 +42,9 @@ def predict(
     """
     from rich.console import Console
 
-    from probmcl.model import load
-    from probmcl.model.predictions import refuse
-    from probmcl.training.progress import Display
+    from probmcl.inference import load
+    from probmcl.inference.predictions import refuse
+    from probmcl.console import Display
 
     if out is not None:
         refuse(out)
@@ -106,7 +106,7 @@ def _show(blocks: Iterator[Predictions], display: Display) -> None:
 
 def _save(blocks: Iterator[Predictions], images: list[str], out: Path, display: Display) -> None:
     from probmcl.data.stream import find
-    from probmcl.model.predictions import part, write
+    from probmcl.inference.predictions import part, write
 
     counted = _Counted(blocks)
     try:

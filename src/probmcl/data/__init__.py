@@ -1,10 +1,10 @@
 """Stage 1: images and labels, from files to records, and from an image to a tensor."""
 
 from probmcl.data.check import BadImage, find_bad_images, without_bad
-from probmcl.data.digits import write_digits
+from probmcl.data.formats.digits import write_digits
 from probmcl.data.images import ImageError, Preprocessing, read_image
 from probmcl.data.labels import LabelStates, State
-from probmcl.data.levels import Levels
+from probmcl.data.intensity import Levels
 from probmcl.data.read import describe, read
 from probmcl.data.records import DataError, LabelSpace, Origin, Records, Split
 

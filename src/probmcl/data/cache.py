@@ -20,7 +20,7 @@ import PIL
 from PIL import Image
 
 from probmcl.data.images import read_image
-from probmcl.data.levels import Levels
+from probmcl.data.intensity import Levels
 from probmcl.data.records import DataError
 
 FORMAT = 1

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probmcl.data.copies.fingerprints import Fingerprint, fingerprints
-from probmcl.data.levels import Levels
+from probmcl.data.duplicates.hashing import Fingerprint, fingerprints
+from probmcl.data.intensity import Levels
 from probmcl.data.records import SPLITS, DataError, Records
 
 LISTED = 10

@@ -16,7 +16,7 @@ from jaxtyping import Float, Shaped, UInt8
 from numpy import ndarray
 from PIL import Image
 
-from probmcl.data.levels import Levels
+from probmcl.data.intensity import Levels
 
 if TYPE_CHECKING:
     from pydicom import Dataset

@@ -16,7 +16,7 @@ from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from probmcl.data.dicom import HEAD, dicom_values, is_dicom, read_dicom
-from probmcl.data.levels import Kind, Levels
+from probmcl.data.intensity import Kind, Levels
 from probmcl.data.records import DataError, Missing
 
 if TYPE_CHECKING:

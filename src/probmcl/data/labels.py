@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 from numpy import ndarray
 
-from probmcl.hierarchy import from_the_top
+from probmcl.data.hierarchy import from_the_top
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

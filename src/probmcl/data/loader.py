@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 from probmcl.data.cache import ImageCache
 from probmcl.data.images import ImageError, Preprocessing, read_image
 from probmcl.data.labels import drawn
-from probmcl.data.processes import leave_interrupts_to_the_parent, start_method
+from probmcl.runtime.workers import leave_interrupts_to_the_parent, start_method
 from probmcl.data.records import Records
 
 MakeView = Callable[[Image.Image, int, int, int], Image.Image]

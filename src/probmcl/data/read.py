@@ -12,28 +12,28 @@ import numpy as np
 from probmcl.data.labels import State
 from probmcl.data.records import SPLITS, DataError, Missing, Records
 from probmcl.data.split import carve
-from probmcl.data.tables.columns import TableOptions
-from probmcl.data.tables.flag_error import FlagError
-from probmcl.data.tables.policy import Said
-from probmcl.data.tables.sheet import SUFFIXES
-from probmcl.data.tables.table import files_of_tables, find_tables, read_table
-from probmcl.nearest import suggestion
+from probmcl.data.formats.table.columns import TableOptions
+from probmcl.data.formats.table.flag_error import FlagError
+from probmcl.data.formats.table.policy import Said
+from probmcl.data.formats.table.sheet import SUFFIXES
+from probmcl.data.formats.table.table import files_of_tables, find_tables, read_table
+from probmcl.errors import suggestion
 
 FORMATS: Mapping[str, str] = {
-    "table": "probmcl.data.tables.table",
-    "hugging_face": "probmcl.data.hugging_face",
-    "coco": "probmcl.data.coco",
-    "voc": "probmcl.data.voc",
-    "adp": "probmcl.data.adp",
-    "folders": "probmcl.data.folders",
+    "table": "probmcl.data.formats.table.table",
+    "hugging_face": "probmcl.data.formats.hugging_face",
+    "coco": "probmcl.data.formats.coco",
+    "voc": "probmcl.data.formats.voc",
+    "adp": "probmcl.data.formats.adp",
+    "folders": "probmcl.data.formats.folders",
 }
 """Each module has `recognises(folder)` and `read_NAME(folder, missing=…)`."""
 
 VARIANTS: Mapping[str, str] = {
-    "coco2014": "probmcl.data.coco",
-    "coco2017": "probmcl.data.coco",
-    "adp-l2": "probmcl.data.adp",
-    "adp-l3": "probmcl.data.adp",
+    "coco2014": "probmcl.data.formats.coco",
+    "coco2017": "probmcl.data.formats.coco",
+    "adp-l2": "probmcl.data.formats.adp",
+    "adp-l3": "probmcl.data.formats.adp",
 }
 """Formats that are read when they are asked for: one of two years in one folder, more levels of classes."""
 
@@ -97,7 +97,7 @@ def read(
         missing: what to do about files that are not there.
 
     >>> from tempfile import TemporaryDirectory
-    >>> from probmcl.data.digits import write_digits
+    >>> from probmcl.data.formats.digits import write_digits
     >>> with TemporaryDirectory() as folder:
     ...     written = write_digits(Path(folder), train=3, val=1, test=1)
     ...     print(describe(read(folder)).replace(folder, "digits").replace("), ", "),\\n"))

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from probmcl.data.labels import LabelStates
-from probmcl.hierarchy import parents_of
+from probmcl.data.hierarchy import parents_of
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array

@@ -20,7 +20,7 @@ from numpy import ndarray
 
 from probmcl.data.records import SPLITS, DataError, Records, Split
 from probmcl.data.stratify import stratify
-from probmcl.data.tables.sheet import Cell, Table, load, only_column, quoted
+from probmcl.data.formats.table.sheet import Cell, Table, load, only_column, quoted
 from probmcl.files import write_text
 
 if TYPE_CHECKING:

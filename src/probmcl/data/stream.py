@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from probmcl.data import dicom
 from probmcl.data.images import ImageError, Preprocessing, read_image
-from probmcl.data.processes import default_workers, leave_interrupts_to_the_parent, start_method
+from probmcl.runtime.workers import default_workers, leave_interrupts_to_the_parent, start_method
 from probmcl.data.records import DataError
 
 PICTURES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm", ".jp2", ".avif")

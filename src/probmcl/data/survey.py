@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
-from probmcl.data.copies.duplicates import REMEDY, Leaks, NearPair
-from probmcl.data.copies.fingerprints import Fingerprint
+from probmcl.data.duplicates.leaks import REMEDY, Leaks, NearPair
+from probmcl.data.duplicates.hashing import Fingerprint
 from probmcl.data.labels import State
 from probmcl.data.records import SPLITS, Records
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from probmcl import vision  # noqa: F401  # before timm, which imports torchvision
 from probmcl.encoders.weights import load, pretrained
-from probmcl.nearest import suggestion
+from probmcl.errors import suggestion
 
 import timm  # isort: skip
 

@@ -14,7 +14,7 @@ from probmcl.heads.graph import (
 )
 from probmcl.heads.image_graph import ImageGraph, class_nodes, top_mean
 from probmcl.heads.lateral import EmbeddingClassifier, LateralConnection
-from probmcl.heads.normalisation import BatchNorm
+from probmcl.heads.normalization import BatchNorm
 from probmcl.heads.pooling import ResidualAttention, attended, residual_attention
 from probmcl.heads.sequence import AdditiveAttention, LabelDecoder, emitted_labels, set_logits
 from probmcl.heads.spatial import (

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, layer_norm, pad
 
-from probmcl.precision import full_precision
+from probmcl.runtime.precision import full_precision
 
 KERNEL = 3
 """Side of what the coarsest scale sees at a time, and the least side of a map that it can be laid over."""

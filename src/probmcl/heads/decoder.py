@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import relu
 
-from probmcl.precision import full_precision
+from probmcl.runtime.precision import full_precision
 
 USUAL_GROUPS = 100
 """Queries where nothing is said, unless there are fewer classes."""

@@ -14,8 +14,8 @@ from numpy import ndarray
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
-from probmcl.data.vectors import label_vectors
-from probmcl.precision import full_precision
+from probmcl.data.word_vectors import label_vectors
+from probmcl.runtime.precision import full_precision
 
 SLOPE = 0.2
 """Of the leaky ReLU between graph convolutions."""

@@ -7,8 +7,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
-from probmcl.heads.normalisation import BatchNorm
-from probmcl.precision import at_least_float32, full_precision
+from probmcl.heads.normalization import BatchNorm
+from probmcl.runtime.precision import at_least_float32, full_precision
 
 SLOPE = 0.2
 """Of the leaky ReLUs around the graph convolution."""

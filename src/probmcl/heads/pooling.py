@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, normalize
 
-from probmcl.precision import at_least_float32
+from probmcl.runtime.precision import at_least_float32
 
 Heads = Literal[1, 2, 4, 6, 8]
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.functional import relu, rms_norm
 
-from probmcl.precision import full_precision
+from probmcl.runtime.precision import full_precision
 
 ODDS = 9.0
 """For and against: a label that was emitted has a probability of at least 0.9, any other one of at most 0.1."""

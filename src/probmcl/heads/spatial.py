@@ -8,8 +8,8 @@ from typing import NamedTuple
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probmcl.heads.normalisation import BatchNorm
-from probmcl.precision import full_precision
+from probmcl.heads.normalization import BatchNorm
+from probmcl.runtime.precision import full_precision
 
 PRIOR = 0.05
 """Of each class, where confidence starts: VOC and MS-COCO have a class in 7 % and in 4 % of the images, on average."""

@@ -12,7 +12,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from probmcl.losses.reduction import Reduction, reduce_known
-from probmcl.precision import at_least_float32, full_precision
+from probmcl.runtime.precision import at_least_float32, full_precision
 
 Alignment = Literal["predicted", "minimal"]
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from probmcl.losses.reduction import Reduction, reduce_known
-from probmcl.precision import full_precision
+from probmcl.runtime.precision import full_precision
 
 
 @full_precision

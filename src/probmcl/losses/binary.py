@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from probmcl.losses.reduction import Reduction, reduce_known
-from probmcl.precision import full_precision
+from probmcl.runtime.precision import full_precision
 
 
 @full_precision

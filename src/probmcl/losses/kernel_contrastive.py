@@ -10,7 +10,7 @@ from torch import Tensor
 
 from probmcl.losses.contrastive import is_self
 from probmcl.losses.reduction import Reduction, reduce_rows
-from probmcl.precision import full_precision
+from probmcl.runtime.precision import full_precision
 
 
 @full_precision

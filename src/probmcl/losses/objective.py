@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probmcl.precision import at_least_float32
+from probmcl.runtime.precision import at_least_float32
 
 LARGEST_WEIGHT = 1e6
 """Bound of the balanced weight, reached only where the contrast has almost no gradient left."""

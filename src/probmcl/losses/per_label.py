@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from probmcl.losses.contrastive import is_self
-from probmcl.precision import full_precision
+from probmcl.runtime.precision import full_precision
 
 Average = Literal["labels", "images"]
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from probmcl.losses.reduction import Reduction, reduce_rows
-from probmcl.precision import full_precision
+from probmcl.runtime.precision import full_precision
 
 
 @full_precision

@@ -9,7 +9,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probmcl.nearest import suggestion
+from probmcl.errors import suggestion
 
 if TYPE_CHECKING:
     from probmcl.methods.base import Classifier, Method, Step
@@ -55,7 +55,7 @@ def find_method(name: str) -> type[Method]:
     place = METHODS.get(name, name)
     module, _, attribute = place.partition(":")
     if module.endswith(".py"):
-        from probmcl.methods.own import own_loss
+        from probmcl.methods.custom_loss import own_loss
 
         return own_loss(full_name(name))
     if not attribute:

@@ -17,7 +17,7 @@ from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder, Extracted
 from probmcl.losses import positives
 from probmcl.methods.base import Method, Step
-from probmcl.precision import full_precision
+from probmcl.runtime.precision import full_precision
 
 Overlap = Literal["jaccard", "cosine", "cosine_literal"]
 

@@ -19,7 +19,7 @@ from probmcl.methods.contrast import check_ranges, of_all_rows, own_columns, sha
 from probmcl.mixture import KernelHeads, KernelMixture, kernel_bhattacharyya
 from probmcl.mixture.kernels import Covariance
 from probmcl.mixture.network import Initialisation
-from probmcl.precision import at_least_float32
+from probmcl.runtime.precision import at_least_float32
 
 KERNEL_FLOOR, SHARE_FLOOR = 1.17549e-38, 1e-7
 """Where the published code stops: the smallest kernel, and the smallest share inside either logarithm."""

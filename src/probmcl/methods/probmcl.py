@@ -23,7 +23,7 @@ from probmcl.mixture import IsotropicMixture, MixtureDensityNetwork, aligned_cor
 from probmcl.mixture.aligned import ComponentWeight
 from probmcl.mixture.anchors import LabelAnchors, class_logits, label_set_correlation
 from probmcl.mixture.network import Activation, Floor, Initialisation
-from probmcl.precision import at_least_float32
+from probmcl.runtime.precision import at_least_float32
 
 Target = Literal["feature", "detached", "hidden", "none"]
 

@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from probmcl.mixture.components import at_most_one, check_same_space, log_norms, one_with_itself, slices, spread
 from probmcl.mixture.density import IsotropicMixture
-from probmcl.precision import finest, full_precision
+from probmcl.runtime.precision import finest, full_precision
 
 ComponentWeight = Literal["l2", "density"]
 

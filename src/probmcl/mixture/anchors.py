@@ -10,7 +10,7 @@ from probmcl.mixture.aligned import ComponentWeight
 from probmcl.mixture.components import at_most_one, check_same_space, log_norms, spread
 from probmcl.mixture.density import IsotropicMixture
 from probmcl.mixture.network import Floor, floored_variance
-from probmcl.precision import finest, full_precision
+from probmcl.runtime.precision import finest, full_precision
 
 
 class LabelAnchors(nn.Module):

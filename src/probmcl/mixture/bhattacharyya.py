@@ -11,7 +11,7 @@ from probmcl.mixture.components import Components, at_most_one, check_same_space
 from probmcl.mixture.density import IsotropicMixture
 from probmcl.mixture.feature_map import MEMORY, cosines, features, refuse_above
 from probmcl.mixture.grid import grid_for, outside_of_graphs
-from probmcl.precision import full_precision
+from probmcl.runtime.precision import full_precision
 
 
 @outside_of_graphs

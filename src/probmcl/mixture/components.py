@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from probmcl.mixture.density import IsotropicMixture
-from probmcl.precision import finest
+from probmcl.runtime.precision import finest
 
 LEFT_OUT = {torch.float32: 1e-8, torch.float64: 1e-17}
 """What the norms of all components that are left out may sum to, beside the largest."""

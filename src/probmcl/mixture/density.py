@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probmcl.precision import at_least_float32, finest, full_precision
+from probmcl.runtime.precision import at_least_float32, finest, full_precision
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from probmcl.mixture.components import Components, slices
 from probmcl.mixture.grid import Grid, middle_across
-from probmcl.precision import finest, full_precision
+from probmcl.runtime.precision import finest, full_precision
 
 BLOCK = 2**19
 """Numbers of the largest tensor that is held while components are mapped: about what a core keeps in its cache."""

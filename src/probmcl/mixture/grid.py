@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probmcl.mixture.components import Components
-from probmcl.precision import finest
+from probmcl.runtime.precision import finest
 
 P = ParamSpec("P")
 R = TypeVar("R")

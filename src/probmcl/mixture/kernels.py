@@ -13,7 +13,7 @@ from torch.nn.functional import logsigmoid
 
 from probmcl.mixture.components import slices, spread
 from probmcl.mixture.network import Initialisation, floored_variance
-from probmcl.precision import at_least_float32, finest, full_precision
+from probmcl.runtime.precision import at_least_float32, finest, full_precision
 
 Covariance = Literal["isotropic", "anisotropic"]
 

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probmcl.mixture.density import IsotropicMixture
-from probmcl.precision import full_precision
+from probmcl.runtime.precision import full_precision
 
 Activation = Literal["relu", "none"]
 Floor = Literal["variance", "deviation"]

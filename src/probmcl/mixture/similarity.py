@@ -30,7 +30,7 @@ from probmcl.mixture.components import (
 from probmcl.mixture.density import IsotropicMixture
 from probmcl.mixture.feature_map import MEMORY, bytes_needed, cosines, features, refuse_above
 from probmcl.mixture.grid import Grid, grid_for, outside_of_graphs
-from probmcl.precision import finest, full_precision
+from probmcl.runtime.precision import finest, full_precision
 
 Way = Literal["auto", "tiled", "features", "compiled"]
 

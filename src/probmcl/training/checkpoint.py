@@ -13,10 +13,10 @@ from torch.amp import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from probmcl.distributed import first
+from probmcl.runtime.distributed import first
 from probmcl.files import load_tensors, save_tensors
 from probmcl.methods.base import Method
-from probmcl.training.optim import Average
+from probmcl.training.optimizer import Average
 
 SECONDS_APART = 30.0
 """Of training that a kill costs at most."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from probmcl.data.labels import drawn
 from probmcl.data.loader import Batch, Order
-from probmcl.distributed import rank, share, unshare, world
+from probmcl.runtime.distributed import rank, share, unshare, world
 
 ROWS_AT_ONCE = 64
 """Rows of a batch where nothing is learned."""

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from probmcl.data.loader import Batch
-from probmcl.distributed import mean, world
+from probmcl.runtime.distributed import mean, world
 from probmcl.methods.base import Method
 from probmcl.training.checkpoint import Checkpoint, Progress
-from probmcl.training.optim import Average, Training, one_cycle, optimiser
+from probmcl.training.optimizer import Average, Training, one_cycle, optimiser
 
 
 @runtime_checkable

@@ -1,0 +1,163 @@
+"""Every image is decoded once, small, and gives all that is asked of it before training: is it there, is it a copy?"""
+
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from functools import lru_cache, partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from probmcl.data.images import ImageError, read_image
+from probmcl.data.intensity import Levels
+from probmcl.runtime.workers import in_turn
+
+SIZE = 32
+"""A JPEG is decoded at an eighth of its size: most of the time is saved, and still every byte is read."""
+
+IMAGES_AT_ONCE = 8  # few, so that an interrupt need not wait for many
+NEARLY_CONSTANT = 2.0
+"""Below this spread of grey levels an image shows next to nothing: a black frame, an empty slide."""
+
+BITS = 64
+FREQUENCIES = 12  # a side; the 64 lowest of these without the mean lie within them
+MARGIN = 0.04
+"""What `inner` leaves out on each side: the middle of those crops, up to some 8 %, under which a copy is found."""
+
+
+class Fingerprint(NamedTuple):
+    """What one decode says of a file.
+
+    `reason` is why it gives no image, None if it does; then everything else is empty. `size` is width and height as
+    stored, but upright; `mode` is Pillow's, as stored; `spread` is the standard deviation of the grey levels, 0 to 255,
+    of the small image; `content` is a digest of the file's bytes. `look` is a perceptual hash: the signs of the 64
+    lowest cosine frequencies. `inner` is that of the image without a margin, so that a cropped copy is near it.
+    """
+
+    reason: str | None
+    size: tuple[int, int] = (0, 0)
+    mode: str = ""
+    spread: float = 0.0
+    content: bytes = b""
+    look: int = 0
+    inner: int = 0
+
+    @property
+    def mirrored(self) -> int:
+        """The hash `look` of the image flipped left-right, in which the odd waves along a row change their signs."""
+        return self.look ^ ODD
+
+    @property
+    def nearly_constant(self) -> bool:
+        """An image that shows next to nothing."""
+        return self.reason is None and self.spread < NEARLY_CONSTANT
+
+
+def fingerprint(path: Path, levels: Levels | None = None) -> Fingerprint:
+    """Read a file once, small.
+
+    >>> fingerprint(Path("nowhere.jpg")).reason
+    'does not exist'
+    """
+    try:
+        image = read_image(path, SIZE, levels=levels)
+    except ImageError as error:
+        return Fingerprint(error.reason)
+    stored = path.read_bytes()
+    size, mode = _header(stored, image)
+    content = blake2b(stored, digest_size=16).digest()
+    pixels = small_grey(image, SIZE)
+    return Fingerprint(None, size, mode, float(pixels.std()), content, *_hashes(pixels))
+
+
+def fingerprints(
+    paths: Sequence[Path],
+    *,
+    levels: Levels | None = None,
+    workers: int = 0,
+    advance: Callable[[int], None] | None = None,
+) -> list[Fingerprint]:
+    """Those of many files, in their order.
+
+    `workers` processes share the work; 0 does it in this one. `advance` is told how many images more are done.
+    """
+    parts = [paths[start : start + IMAGES_AT_ONCE] for start in range(0, len(paths), IMAGES_AT_ONCE)]
+    found: list[Fingerprint] = []
+    with closing(in_turn(partial(_part, levels=levels), parts, workers)) as results:
+        for part in results:
+            found += part
+            if advance is not None:
+                advance(len(part))
+    return found
+
+
+def small_grey(image: Image.Image, size: int) -> Float[ndarray, "S S"]:
+    """An image squashed to a small square of grey levels from 0 to 255."""
+    squashed = image.convert("L").resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
+    return np.asarray(squashed, dtype=np.float32)
+
+
+def _part(paths: Sequence[Path], levels: Levels | None) -> list[Fingerprint]:
+    return [fingerprint(path, levels) for path in paths]
+
+
+def _header(stored: bytes, decoded: Image.Image) -> tuple[tuple[int, int], str]:
+    """Size and mode as stored: a JPEG was decoded at a part of its size, and everything became RGB."""
+    try:
+        with Image.open(io.BytesIO(stored)) as image:
+            turned = image.getexif().get(ExifTags.Base.Orientation, 1) in range(5, 9)
+            return (image.size[::-1] if turned else image.size), image.mode
+    except UnidentifiedImageError:  # a format that Pillow does not know, as DICOM, is always read at full size
+        return decoded.size, decoded.mode
+
+
+def _hashes(pixels: Float[ndarray, "S S"]) -> tuple[int, int]:
+    """The signs of the lowest frequencies of the whole and of what lies within the margins, the lowest bit first.
+
+    >>> noise = np.random.default_rng(0).random((SIZE, SIZE), dtype=np.float32)
+    >>> [one ^ other == ODD for one, other in zip(_hashes(noise), _hashes(noise[:, ::-1]), strict=True)]
+    [True, True]
+    """
+    waves = _waves()
+    signs = (waves @ pixels @ waves.T).take(_lowest()) > 0
+    bits = np.packbits(signs).tobytes()
+    return int.from_bytes(bits[: BITS // 8], "big"), int.from_bytes(bits[BITS // 8 :], "big")
+
+
+@lru_cache
+def _waves() -> Float[ndarray, "W S"]:
+    """Cosines over the whole of a row, then over what lies within its margins."""
+    return np.concatenate([_cosines(0.0), _cosines(MARGIN)])
+
+
+def _cosines(margin: float) -> Float[ndarray, "F S"]:
+    """Each but the first sums to zero, so that brightness counts for nothing."""
+    edges = np.arange(SIZE + 1) / SIZE
+    share = np.clip(np.minimum(edges[1:], 1 - margin) - np.maximum(edges[:-1], margin), 0, None) * SIZE
+    place = ((np.arange(SIZE) + 0.5) / SIZE - margin) / (1 - 2 * margin)
+    waves = np.cos(np.pi * np.arange(FREQUENCIES)[:, None] * place) * share
+    waves[1:] -= waves[1:].sum(axis=1, keepdims=True) * share / share.sum()
+    cosines: ndarray = waves.astype(np.float32)
+    return cosines
+
+
+@lru_cache
+def _lowest() -> Int[ndarray, "B"]:
+    """Where the bits of both hashes stand among the products of all waves down and along."""
+    grid = itertools.product(range(FREQUENCIES), repeat=2)
+    order = sorted(grid, key=lambda pair: (pair[0] ** 2 + pair[1] ** 2, pair))[1 : BITS + 1]  # without the mean
+    down, along = np.array(order).T
+    places = [(down + start) * 2 * FREQUENCIES + along + start for start in (0, FREQUENCIES)]
+    return np.concatenate(places)
+
+
+ODD = int.from_bytes(np.packbits(_lowest()[:BITS] % 2 == 1).tobytes(), "big")
+"""The bits of the odd waves along a row, which a left-right flip turns round."""

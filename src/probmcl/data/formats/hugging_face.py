@@ -1,0 +1,113 @@
+"""Hugging Face's layout of images with splits: a folder for each split, with its images and a `metadata.csv`.
+
+A folder with one such table and no splits is read as any table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from probmcl.data.records import DataError, Missing, Records, Split
+from probmcl.data.formats.table.columns import PATH, PATH_AS_AN_ID, TableOptions, has_a_path_column
+from probmcl.data.formats.table.sheet import SUFFIXES, Table, load, named, refuse_a_column_that_is_not_there
+from probmcl.data.formats.table.table import is_of_images, records_of
+
+SPLIT_FOLDERS: Mapping[str, Split] = {
+    "train": "train",
+    "training": "train",
+    "validation": "val",
+    "valid": "val",
+    "val": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
+"""The names of folders of splits, in small letters."""
+FOLDER = "folder of the split"
+"""The column that says from which folder a row comes."""
+
+
+def recognises(folder: Path) -> bool:
+    """Whether the folder has a folder of a split with a table of its images.
+
+    >>> recognises(Path("nowhere"))
+    False
+    """
+    return bool(_tables(folder))
+
+
+def read_hugging_face(folder: Path, options: TableOptions | None = None, *, missing: Missing = "error") -> Records:
+    """Read the tables of all splits as one, whose splits are those of the folders."""
+    options = options or TableOptions()
+    tables = _tables(folder)
+    if not tables:
+        raise DataError(f"{folder}: has no {' or '.join(f'{name}/metadata.csv' for name in SPLIT_FOLDERS)}; name it")
+    _refuse_two_of_a_split(tables)
+    joined = _joined(folder, [_loaded(path, options) for path in tables], options)
+    said = "Hugging Face, " + " and ".join(f"{path.relative_to(folder)}" for path in tables)
+    split = FOLDER if options.split_column is None else options.split_column
+    records = records_of(joined, replace(options, split_column=split), missing)
+    if records.origin is None:
+        return records
+    return replace(records, origin=replace(records.origin, understood=f"{said}: {records.origin.understood}"))
+
+
+def _tables(folder: Path) -> list[Path]:
+    """The tables in the folders of splits."""
+    order = list(SPLIT_FOLDERS)
+    found = [place for place in folder.glob("*") if place.name.lower() in order and place.is_dir()]
+    found.sort(key=lambda place: (order.index(place.name.lower()), place.name))
+    places = [place / f"metadata{ending}" for place in found for ending in SUFFIXES]
+    return [path for path in places if path.is_file() and is_of_images(path)]
+
+
+def _refuse_two_of_a_split(tables: Sequence[Path]) -> None:
+    first: dict[Split, Path] = {}
+    for path in tables:
+        split = SPLIT_FOLDERS[path.parent.name.lower()]
+        if first.setdefault(split, path) != path:
+            raise DataError(f"{first[split]} and {path} are both of {split}; join them into one")
+
+
+def _loaded(path: Path, options: TableOptions) -> Table:
+    return load(path, lambda names: has_a_path_column(names, options.path_column))
+
+
+def _joined(folder: Path, tables: Sequence[Table], options: TableOptions) -> Table:
+    """All rows in one, their paths from the folder above, and a column of the split."""
+    first = tables[0]
+    place = first.columns.index(_path_column(first, options))
+    rows: list[tuple[str, ...]] = []
+    lines: list[int] = []
+    files: list[tuple[int, Path]] = []
+    for table in tables:
+        _refuse_other_columns(first, table)
+        name = table.path.parent.name
+        order = [table.columns.index(column) for column in first.columns]
+        files.append((len(rows), table.path))
+        for row in table.rows:
+            cells = [row[column] for column in order]
+            cells[place] = _from_above(name, cells[place])
+            rows.append((*cells, SPLIT_FOLDERS[name.lower()]))
+        lines += table.lines
+    return Table(folder, (*first.columns, FOLDER), tuple(rows), tuple(lines), tuple(files))
+
+
+def _from_above(name: str, text: str) -> str:
+    return f"{name}/{text}" if text and not text.startswith("/") else text
+
+
+def _path_column(table: Table, options: TableOptions) -> str:
+    if options.path_column:
+        refuse_a_column_that_is_not_there(table, "--path-column", options.path_column)
+        return options.path_column
+    return (named(table.columns, PATH) or named(table.columns, PATH_AS_AN_ID))[0]
+
+
+def _refuse_other_columns(first: Table, table: Table) -> None:
+    differing = sorted(set(first.columns) ^ set(table.columns))
+    if differing:
+        having, lacking = (first, table) if differing[0] in first.columns else (table, first)
+        raise DataError(f"{having.path}: has a column {differing[0]!r}, which {lacking.path} lacks; both must agree")

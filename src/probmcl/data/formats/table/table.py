@@ -1,0 +1,146 @@
+"""A table of images: CSV, TSV or Parquet, with a list of labels in each row, one row a label or one column a class.
+
+Columns are found by name. Wherever a table can be read in two ways, it is not read but answered with what decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from probmcl.data.records import DataError, Missing, Origin, Records
+from probmcl.data.formats.table.alike_names import alike_names
+from probmcl.data.formats.table.class_columns import read_class_columns
+from probmcl.data.formats.table.columns import Columns, TableOptions, find_columns, has_a_path_column
+from probmcl.data.formats.table.flag_error import FlagError
+from probmcl.data.formats.table.hierarchy_table import read_hierarchy
+from probmcl.data.formats.table.image_columns import Images, groups_of, images_of, repeated, splits_of, values_of, weights_of
+from probmcl.data.formats.table.label_lists import CLASSES, Labels, read_classes
+from probmcl.data.formats.table.long_form import read_label_rows
+from probmcl.data.formats.table.places import find_places
+from probmcl.data.formats.table.sheet import SUFFIXES, Table, listing, load, names_of_columns
+
+
+def recognises(folder: Path) -> bool:
+    """Whether the folder holds a table with a path column."""
+    return bool(find_tables(folder))
+
+
+def find_tables(folder: Path) -> list[Path]:
+    """The tables of a folder whose header has a path column.
+
+    >>> find_tables(Path("no such folder"))
+    []
+    """
+    return [path for path in files_of_tables(folder) if is_of_images(path)]
+
+
+def files_of_tables(folder: Path) -> list[Path]:
+    """The files of a folder that may be tables by their ending."""
+    return sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+
+
+def is_of_images(path: Path) -> bool:
+    """Whether a file is a table with a path column."""
+    try:
+        return has_a_path_column(names_of_columns(path, has_a_path_column))
+    except DataError:
+        return False
+
+
+def read_table(path: Path | str, options: TableOptions | None = None, *, missing: Missing = "error") -> Records:
+    """Read a table with a path column and a list of labels in each row, one row a label, or one column a class.
+
+    A list holds class names, or 0-based indices into the `classes.txt` beside the table, which gives the order of the
+    classes. Labels in a `difficult` column are not known. Paths are relative to the images' folder, by default the
+    table's or its `images/`; with `missing="keep"`, images whose file is not there stay, as long as others are. Without
+    a split column every image belongs to train.
+
+    >>> from tempfile import TemporaryDirectory
+    >>> with TemporaryDirectory() as name:
+    ...     folder = Path(name)
+    ...     (folder / "1.jpg").touch(), (folder / "2.jpg").touch()
+    ...     size = (folder / "labels.csv").write_text("filename,labels\\n1.jpg,cat dog\\n2.jpg,dog\\n")
+    ...     records = read_table(folder / "labels.csv")
+    (None, None)
+    >>> records.label_space.names, records.labels.tolist()
+    (('cat', 'dog'), [[1.0, 1.0], [0.0, 1.0]])
+    """
+    options = options or TableOptions()
+    table = load(Path(path), lambda names: has_a_path_column(names, options.path_column))
+    return records_of(table, options, missing)
+
+
+def records_of(table: Table, options: TableOptions, missing: Missing) -> Records:
+    """The images of a table that is loaded."""
+    classes = read_classes(table.folder / CLASSES)
+    columns = find_columns(table, classes, options)
+    _refuse_flags_for_lists(table, columns, options)
+    places = find_places(table, columns.path, options.images, missing)
+    images = images_of(places.paths)
+    if (columns.labels is None or options.rows == "images") and len(images.first) < len(table.rows):
+        raise repeated(table, images, columns.path, "; give each image one row")
+    labels = _labels(table, columns, classes, images, options)
+    understood = _understood(columns, labels.written, [*places.notes, *alike_names(labels.names)])
+    return Records.from_labels(
+        labels.names,
+        [Path(places.paths[row]) for row in images.first],
+        splits_of(table, columns.split, images),
+        labels.states,
+        group=groups_of(table, columns.group, images),
+        hierarchy=_hierarchy(options.hierarchy, labels.names),
+        origin=Origin(table.path, understood, _lines(table, images)),
+        weight=weights_of(table, columns.weight, images),
+        columns={column: tuple(values_of(table, column, images)) for column in options.keep},
+    )
+
+
+def _labels(
+    table: Table, columns: Columns, classes: tuple[str, ...] | None, images: Images, options: TableOptions
+) -> Labels:
+    if columns.labels is not None:
+        return read_label_rows(table, columns, classes, images, options)
+    return read_class_columns(table, columns.classes, columns.difficult, options.policy)
+
+
+def _refuse_flags_for_lists(table: Table, columns: Columns, options: TableOptions) -> None:
+    """What is said of lists of labels has no place where each class has a column."""
+    if columns.labels is not None:
+        return
+    if options.rows == "labels":
+        raise FlagError(
+            f"{table.path}: --rows labels is for a column of labels; here each class has a column "
+            f"({listing(map(repr, columns.classes))}) and each row is an image: leave it out, or name the column of "
+            f"the labels with --labels-column"
+        )
+    if options.none_label:
+        raise FlagError(
+            f"{table.path}: --none-label is for lists of labels; here each class has a column: --ignore "
+            f"{options.none_label!r} leaves that one out"
+        )
+
+
+def _hierarchy(path: Path | None, names: tuple[str, ...]) -> dict[str, str] | None:
+    """The parents that a flag's file names."""
+    try:
+        return read_hierarchy(path, names) if path else None
+    except DataError as error:
+        raise FlagError(f"--hierarchy: {error}") from error
+
+
+def _lines(table: Table, images: Images) -> tuple[int, ...] | None:
+    """The line of each image; rows of several files have none that could be named alone."""
+    return None if table.files else tuple(table.lines[row] for row in images.first)
+
+
+def _understood(columns: Columns, written: str, notes: Sequence[str]) -> str:
+    """Which column was taken for what, to be said back."""
+    others = {
+        "split": columns.split,
+        "difficult": columns.difficult,
+        "group": columns.group,
+        "weight": columns.weight,
+    }
+    said = [f"{role} {column!r}" for role, column in others.items() if column]
+    unread = [f"not read: {listing(map(repr, columns.unread))}"] if columns.unread else []
+    return "; ".join([", ".join([f"path column {columns.path!r}", written, *said]), *unread, *notes])

@@ -1,0 +1,72 @@
+"""What each entrant costs: parameters, multiply-adds, speed and memory, measured one after the other on one machine."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+
+from probmcl.cost import seconds_per_image, step_memory
+from probmcl.runtime.distributed import world
+from probmcl.cost.size import gmac, parameters
+from probmcl.run.backbone import Material
+from probmcl.methods import find_method
+from probmcl.methods.base import Classifier
+from probmcl.methods.probe import Probe
+from probmcl.run.budget import seconds_per_step
+from probmcl.settings import Contender
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Of what predicts: its parameters, its multiply-adds in 10⁹, and images a second."""
+
+    parameters: int
+    gmac: float
+    speed: float
+
+
+@dataclass(frozen=True)
+class Expense:
+    """What a method costs: by its own head where it has one, by a probe on it, and a training step's speed and memory.
+
+    Attributes:
+        own_head: of its own head; None where it has none.
+        probe: of an encoder with one linear layer.
+        training_speed: views a second of a step, from what a run stores where only a part of the encoder learns.
+        peak_memory: bytes of tensors that a step holds at once, beyond the method itself.
+    """
+
+    own_head: Prediction | None
+    probe: Prediction
+    training_speed: float | None
+    peak_memory: int | None
+
+
+def of_the_frozen_probe(material: Material) -> Expense:
+    """What an encoder with one linear layer costs."""
+    probe = Probe(copy.deepcopy(material.encoder), material.records.label_space)
+    return Expense(None, _prediction(probe, material), None, None)
+
+
+def expense(contender: Contender, material: Material, probe: Prediction) -> Expense:
+    """What a contender costs on the encoder of a run, beside the probe on it."""
+    kind = find_method(contender.method)
+    own_head = None
+    if kind.has_own_head(contender.settings):
+        whole = kind(copy.deepcopy(material.encoder), material.records.label_space, contender.settings)
+        assert isinstance(whole, Classifier)
+        own_head = _prediction(whole.to(material.settings.device), material)
+    method, views, labels = material.example(contender)
+    memory = step_memory(method, views, labels, contender.training)
+    seconds = seconds_per_step(method, views, labels, contender.training)
+    return Expense(own_head, probe, world() * views.shape[0] * views.shape[1] / seconds, memory)
+
+
+def _prediction(classifier: Classifier, material: Material) -> Prediction:
+    encoder, device = material.encoder, material.settings.device
+    size = encoder.image_size
+    at_once = max(1, material.feed.pixels_at_once // size**2)
+    images = torch.rand(at_once, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
+    return Prediction(parameters(classifier), gmac(classifier, size), 1 / seconds_per_image(classifier, images))

@@ -1,0 +1,1 @@
+"""Tables, figures and sentences for people, drawn from results."""

@@ -1,0 +1,1 @@
+"""One resumable training run, from prepared data to a finished run folder."""

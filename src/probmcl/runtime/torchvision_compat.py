@@ -1,0 +1,56 @@
+"""torchvision, whether or not its compiled operators fit this torch.
+
+A torchvision built for CUDA beside a CPU torch cannot load its operators, and its own import then stops because one
+of them is missing. Transforms and models need none of them, so declaring what is missing is enough.
+
+Take torchvision from here, and import this module before timm, which imports torchvision itself:
+
+>>> from probmcl.runtime.torchvision_compat import transforms
+>>> transforms.Resize(4).size
+[4]
+"""
+
+import importlib
+import sys
+
+import torch
+
+MISSING_OPERATOR = "operator torchvision::nms does not exist"
+DECLARATIONS = (
+    "nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+    "qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor",
+)
+
+
+def import_torchvision() -> torch.library.Library | None:
+    """Import torchvision, and where its operators are missing declare them and import it again.
+
+    The answer holds the declarations, which last as long as it is kept, or is None where torchvision is healthy.
+    They are made only after the failure: made beforehand, they would collide with the operators of a healthy build.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError as error:
+        if not str(error).startswith(MISSING_OPERATOR):  # torch may append a C++ stack trace
+            raise
+    else:
+        return None
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for declaration in DECLARATIONS:
+        library.define(declaration)  # type: ignore[no-untyped-call]
+    _forget_torchvision()
+    importlib.import_module("torchvision")
+    return library
+
+
+def _forget_torchvision() -> None:
+    """Drop what the failed import left behind, so that the next one starts afresh."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
+
+
+DECLARED = import_torchvision()  # bound to a name for its lifetime: the declarations go when it goes
+
+from torchvision.transforms import v2 as transforms  # noqa: E402 - works only from here on
+
+__all__ = ["DECLARATIONS", "DECLARED", "MISSING_OPERATOR", "import_torchvision", "transforms"]

@@ -1,0 +1,166 @@
+"""Products and whatever else a convention counts, against loops over modules and sums by hand."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from helpers.images import label_space
+from probmcl.encoders import Encoder
+from probmcl.cost.size import gmac, of_a_prediction
+from probmcl.cost.operations import Operations, operations
+from probmcl.methods.bce import BCE
+
+A = torch.zeros(2, 6, 8, 8)
+NUMBERS = A.numel()
+
+EACH = [
+    (lambda: A.relu(), NUMBERS),
+    (lambda: nn.ReLU(inplace=True)(A.clone()), NUMBERS),
+    (lambda: functional.leaky_relu(A), NUMBERS),
+    (lambda: functional.relu6(A), NUMBERS),
+    (lambda: functional.elu(A), NUMBERS),
+    (lambda: nn.PReLU()(A), NUMBERS),
+    (lambda: functional.gelu(A), NUMBERS),
+    (lambda: functional.silu(A), NUMBERS),
+    (lambda: A.softmax(1), NUMBERS),
+    (lambda: nn.BatchNorm2d(6).eval()(A), 2 * NUMBERS),
+    (lambda: nn.BatchNorm2d(6).train()(A), 2 * NUMBERS),
+    (lambda: nn.BatchNorm2d(6, affine=False)(A), NUMBERS),
+    (lambda: nn.LayerNorm(8)(A), 2 * NUMBERS),
+    (lambda: nn.LayerNorm(8, elementwise_affine=False)(A), NUMBERS),
+    (lambda: nn.GroupNorm(3, 6)(A), 2 * NUMBERS),
+    (lambda: functional.max_pool2d(A, 2), NUMBERS),
+    (lambda: functional.avg_pool2d(A, 2), NUMBERS),
+    (lambda: nn.AdaptiveAvgPool2d(1)(A), NUMBERS),
+    (lambda: nn.AdaptiveAvgPool2d(3)(A), NUMBERS),
+    (lambda: nn.AdaptiveMaxPool2d(1)(A), NUMBERS),
+    (lambda: A.mean((2, 3)), NUMBERS),
+    (lambda: A.amax((2, 3)), NUMBERS),
+    (lambda: functional.interpolate(A, scale_factor=2.0), 4 * NUMBERS),
+    (lambda: functional.interpolate(A, size=(4, 4), mode="bilinear"), NUMBERS // 4),
+    (lambda: A + A, 0),
+    (lambda: A * A, 0),
+    (lambda: A.sigmoid(), 0),
+    (lambda: A.flatten(1).mean(1), 0),  # of a matrix: nothing is pooled
+]
+
+
+@pytest.mark.parametrize(("work", "numbers"), EACH)
+def test_what_counts_beside_products_counts_as_often_as_it_has_numbers(
+    work: Callable[[], object], numbers: int
+) -> None:
+    assert operations(work) == Operations(products=0, others=numbers)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_bias_counts_for_each_number_that_it_is_added_to(bias: bool) -> None:
+    convolution = nn.Conv2d(6, 4, 3, padding=1, groups=2, bias=bias)
+    found = operations(lambda: convolution(A))
+    positions = 2 * 8 * 8
+    assert found == Operations(products=positions * 4 * 3 * 9, others=positions * 4 * bias)
+    linear = nn.Linear(8, 5, bias=bias)
+    assert operations(lambda: linear(A)) == Operations(products=NUMBERS * 5, others=NUMBERS // 8 * 5 * bias)
+
+
+def test_a_bias_counts_whatever_the_layout_of_the_rows() -> None:
+    layer, maps = nn.Linear(6, 5), A.flatten(2)
+    expected = Operations(products=2 * 64 * 6 * 5, others=2 * 64 * 5)
+    assert operations(lambda: layer(maps.transpose(1, 2).contiguous())) == expected
+    assert operations(lambda: layer(maps.transpose(1, 2))) == expected
+
+
+def test_a_layer_of_torch_predicts_with_the_products_that_it_trains_with() -> None:
+    layer, tokens = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), torch.zeros(1, 4, 8)
+    trained = operations(lambda: layer.train()(tokens))
+    assert trained.products == 4 * (4 * 8 * 8 + 2 * 4 * 8 + 2 * 8 * 16)
+    with torch.no_grad():
+        assert operations(lambda: layer.eval()(tokens)) == trained
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_attention_has_its_products_and_its_softmax() -> None:
+    tokens, width, heads = 7, 12, 3
+    q = torch.zeros(1, heads, tokens, width // heads)
+    found = operations(lambda: functional.scaled_dot_product_attention(q, q, q))
+    assert found == Operations(products=2 * tokens**2 * width, others=heads * tokens**2)
+
+
+def test_work_on_no_numbers_takes_as_much_as_work_on_numbers() -> None:
+    layer = nn.Conv2d(6, 4, 3)
+    real = operations(lambda: layer(A).relu())
+    layer.to("meta")
+    assert operations(lambda: layer(A.to("meta")).relu()) == real
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "test_vit", "test_convnext"])
+def test_products_are_those_of_the_counter_of_torch(name: str) -> None:
+    with torch.device("meta"), torch.no_grad():
+        encoder = Encoder(name).eval()
+        image = torch.empty(1, 3, encoder.image_size, encoder.image_size)
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            encoder(image)
+        assert operations(lambda: encoder(image)).products == counter.get_total_flops() / 2
+
+
+def test_inference_mode_changes_nothing() -> None:
+    classifier = BCE(Encoder("test_resnet", image_size=64), label_space(9)).eval()
+    with torch.inference_mode():
+        found = operations(lambda: classifier.logits(torch.zeros(1, 3, 64, 64)))
+    assert found == of_a_prediction(classifier, 64)
+
+
+def test_a_model_over_which_the_counter_of_torch_stumbles() -> None:
+    """It hands parameters from one module to the next, of which torch's counter takes note."""
+    classifier = BCE(Encoder("pit_ti_224"), label_space(9))
+    assert of_a_prediction(classifier, 224).gmac == pytest.approx(0.7, abs=0.1)
+
+
+def test_operations_add_up() -> None:
+    total = Operations(1_000_000_000, 2_000_000) + Operations(500_000_000, 0)
+    assert (total.gmac, total.gmac_ptflops) == (1.5, 1.502)
+
+
+def test_resnet_101_has_the_two_costs_that_are_known_of_it() -> None:
+    """31.20 by products alone; ptflops 0.7.5, which counts by modules, says 31,389,822,985."""
+    with torch.device("meta"):
+        classifier = BCE(Encoder("resnet101", image_size=448), label_space(9))
+    found = of_a_prediction(classifier, 448)
+    assert round(found.gmac, 2) == 31.20
+    assert round(found.gmac_ptflops, 2) == 31.39
+    assert found.products + found.others == 31_389_822_985
+    assert found.gmac == gmac(classifier, 448)
+
+
+def slow_others(classifier: BCE, size: int) -> int:
+    """By modules, as ptflops goes about it, on a real image; for networks that consist of modules it knows."""
+    total = 0
+
+    def count(module: Any, inputs: Any, output: Tensor) -> None:
+        nonlocal total
+        if isinstance(module, nn.BatchNorm2d):
+            total += 2 * math.prod(output.shape)
+        elif isinstance(module, nn.MaxPool2d | nn.AdaptiveAvgPool2d):
+            total += math.prod(inputs[0].shape)
+        elif isinstance(module, nn.ReLU) or module.bias is not None:
+            total += math.prod(output.shape)
+
+    kinds = nn.BatchNorm2d | nn.MaxPool2d | nn.AdaptiveAvgPool2d | nn.ReLU | nn.Conv2d | nn.Linear
+    handles = [module.register_forward_hook(count) for module in classifier.modules() if isinstance(module, kinds)]
+    with torch.inference_mode():
+        classifier.eval().logits(torch.zeros(1, 3, size, size))
+    for handle in handles:
+        handle.remove()
+    return total
+
+
+@pytest.mark.parametrize(("name", "size"), [("resnet18", 96), ("resnet26", 64)])
+def test_a_network_of_plain_modules_has_what_a_loop_over_them_finds(name: str, size: int) -> None:
+    classifier = BCE(Encoder(name, image_size=size), label_space(9))
+    assert of_a_prediction(classifier, size).others == slow_others(classifier, size)

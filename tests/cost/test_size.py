@@ -1,0 +1,216 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers.images import label_space
+from probmcl.encoders import Encoder
+from probmcl.cost.size import gmac, parameters, peak_memory
+from probmcl.methods.bce import BCE
+
+
+def linear_on(name: str, classes: int = 9, image_size: int | None = None) -> BCE:
+    return BCE(Encoder(name, image_size=image_size), label_space(classes))
+
+
+def test_parameters_are_weights_and_biases_each_once() -> None:
+    shared = nn.Linear(3, 3)
+    module = nn.Sequential(shared, nn.BatchNorm1d(3), shared)  # which has statistics, too
+    module[1].weight.requires_grad_(False)
+    assert parameters(module) == (9 + 3) + (3 + 3)
+
+
+def test_resnet_101_has_the_cost_that_is_known_of_it() -> None:
+    with torch.device("meta"):
+        classifier = linear_on("resnet101", image_size=448)
+    assert parameters(classifier) == 42_500_160 + 9 * 2049
+    assert round(gmac(classifier, 448), 2) == 31.20
+
+
+def slow_macs(classifier: BCE, size: int) -> int:
+    """Products of every convolution and linear layer, from the shapes that a real image gives them."""
+    total = 0
+
+    def count(layer: Any, inputs: Any, output: Tensor) -> None:
+        nonlocal total
+        total += output.numel() * layer.weight[0].numel()
+
+    layers = [m for m in classifier.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    handles = [layer.register_forward_hook(count) for layer in layers]
+    with torch.inference_mode():
+        classifier.eval().logits(torch.zeros(1, 3, size, size))
+    for handle in handles:
+        handle.remove()
+    return total
+
+
+@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
+@pytest.mark.parametrize("size", [64, 96])
+def test_convolutions_count_with_their_groups_at_any_size(name: str, size: int) -> None:
+    classifier = linear_on(name)
+    assert gmac(classifier, size) == pytest.approx(slow_macs(classifier, size) / 1e9, rel=1e-12)
+
+
+def test_the_products_inside_attention_count() -> None:
+    classifier = linear_on("test_vit", image_size=160)
+    model: Any = classifier.encoder.model
+    tokens, width = model.pos_embed.shape[1:]
+    attention = len(model.blocks) * 2 * tokens**2 * width
+    size = 160
+    assert gmac(classifier, size) == pytest.approx((slow_macs(classifier, size) + attention) / 1e9, rel=1e-12)
+
+
+def test_counting_leaves_the_model_as_it_was() -> None:
+    classifier = linear_on("test_resnet").train()
+    before = {key: value.clone() for key, value in classifier.state_dict().items()}
+    gmac(classifier, 64)
+    assert classifier.training
+    assert classifier.encoder.training
+    after = classifier.state_dict()
+    assert all(type(value) is Tensor and torch.equal(value, after[key]) for key, value in before.items())
+    assert type(classifier.logits(torch.zeros(2, 3, 64, 64))) is Tensor
+
+
+def test_a_model_that_keeps_what_it_computes_keeps_nothing_of_the_count() -> None:
+    class Keeping(nn.Module):
+        kept: Tensor | None = None
+
+        def forward(self, logits: Tensor) -> Tensor:
+            self.kept = logits * 2
+            return self.kept
+
+    classifier = linear_on("test_resnet")
+    keeping = Keeping()
+    classifier.linear = nn.Sequential(classifier.linear, keeping)  # type: ignore[assignment]
+    gmac(classifier, 64)
+    assert keeping.kept is None
+
+
+KB = 1024
+
+
+def ones(kilobytes: int) -> Tensor:
+    return torch.ones(kilobytes * KB // 4)
+
+
+def two_at_once() -> None:
+    first = ones(10)
+    second = ones(20)
+    del first, second
+
+
+def one_after_the_other() -> None:
+    first = ones(10)
+    del first
+    second = ones(20)
+    del second
+
+
+def in_a_view() -> None:
+    part = ones(30)[:1]  # holds all of it
+    other = ones(5)
+    del part, other
+
+
+def in_place() -> None:
+    ones(30).add_(1).mul_(2).relu_().view(-1, 2).t_()
+
+
+def from_numbers() -> None:
+    kept = torch.tensor([0.0] * 256), ones(3)
+    del kept
+
+
+def grown() -> None:
+    kept = ones(1)
+    torch.add(ones(4), 1, out=kept.resize_(KB))  # 4 kB from here on
+    del kept
+
+
+def in_a_circle() -> None:
+    """What only the garbage collector finds is alive until it does."""
+    circle: list[Any] = [ones(7)]
+    circle.append(circle)
+
+
+@pytest.mark.parametrize(
+    ("work", "kilobytes"),
+    [
+        (two_at_once, 30),
+        (one_after_the_other, 20),
+        (in_a_view, 35),
+        (in_place, 30),
+        (from_numbers, 4),
+        (grown, 8),
+        (in_a_circle, 7),
+        (lambda: None, 0),
+    ],
+)
+def test_the_peak_of_work_of_known_size(work: Any, kilobytes: int) -> None:
+    assert peak_memory(work) == kilobytes * KB
+    assert peak_memory(work) == kilobytes * KB  # nothing is left of the first count
+
+
+def test_what_was_there_before_is_not_counted() -> None:
+    before = ones(100)
+
+    def work() -> None:
+        before.mul_(2)
+        before.view(2, -1)[0].add_(1)
+        half = before[: len(before) // 2] + 1
+        del half
+
+    assert peak_memory(work) == 50 * KB
+
+
+def test_a_training_step_holds_gradients_and_activations() -> None:
+    """Weights of 1 MB: their gradient; 64 rows in 256 kB: the output, its square and the gradients of both."""
+    layer, rows = nn.Linear(512, 512, bias=False), torch.ones(64, 512)
+
+    def step() -> None:
+        layer(rows).square().mean().backward()
+        layer.zero_grad()
+
+    weights, activations = 512 * 512 * 4, 64 * 512 * 4
+    found = peak_memory(step)
+    assert weights + activations < found < weights + 5 * activations
+    assert layer.weight.grad is None
+    deep = nn.Sequential(*[nn.Sequential(nn.Linear(512, 512, bias=False), nn.Tanh()) for _ in range(6)])
+    with torch.no_grad():
+        without = peak_memory(lambda: deep(rows))
+    with_gradient = peak_memory(lambda: deep(rows).sum())
+    assert without <= 3 * activations
+    assert with_gradient >= 6 * activations
+
+
+def test_it_agrees_with_the_profiler_but_for_scratch_memory() -> None:
+    classifier = linear_on("test_vit", image_size=160).train()
+    views, labels = torch.rand(1, 2, 3, 160, 160), torch.ones(2, 9)
+
+    def step() -> None:
+        classifier(views, labels).loss.backward()
+        classifier.zero_grad()
+
+    found = peak_memory(step)
+    with torch.autograd.profiler.profile(profile_memory=True) as profile:
+        step()
+    results: Any = profile.kineto_results
+    changes = sorted((e.start_ns(), e.nbytes()) for e in results.events() if e.name() == "[memory]")
+    now = peak = 0
+    for _, change in changes:
+        now += change
+        peak = max(peak, now)
+    assert found == pytest.approx(peak, rel=0.02)
+
+
+def test_an_error_in_the_work_is_the_callers() -> None:
+    with pytest.raises(ZeroDivisionError):
+        peak_memory(lambda: 1 // 0)
+    assert peak_memory(lambda: ones(1)) == KB
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_on_a_gpu_its_own_allocator_counts() -> None:
+    found = peak_memory(lambda: torch.ones(2**20, device="cuda") + torch.ones(2**20, device="cuda"), device="cuda")
+    assert found == 3 * 2**22

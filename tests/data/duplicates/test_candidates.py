@@ -1,0 +1,97 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probmcl.data.duplicates import lookalikes as module
+from probmcl.data.duplicates.hashing import ODD
+from probmcl.data.duplicates.candidates import DISTANCE, NEAREST, Lookalikes, lookalikes
+
+Found = set[tuple[int, int, bool, int]]
+
+
+def as_set(found: Lookalikes) -> Found:
+    columns = [column.tolist() for column in found]
+    pairs = list(zip(*columns, strict=True))
+    assert len(set(pairs)) == len(pairs)
+    return set(pairs)
+
+
+def slowly(looks: list[int], inners: list[int]) -> Found:
+    found: Found = set()
+    for one in range(len(looks)):
+        for other in range(one + 1, len(looks)):
+            for flipped, turned in ((False, 0), (True, ODD)):
+                look, inner = looks[other] ^ turned, inners[other] ^ turned
+                ways = (looks[one] ^ look, looks[one] ^ inner, inners[one] ^ look)
+                distance = min(way.bit_count() for way in ways)
+                if distance <= DISTANCE:
+                    found.add((one, other, flipped, distance))
+    return found
+
+
+def searched(looks: list[int], inners: list[int]) -> Found:
+    return as_set(lookalikes(np.array(looks, dtype=np.uint64), np.array(inners, dtype=np.uint64)))
+
+
+hashes = st.integers(0, 2**64 - 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(hashes, hashes, st.integers(0, 63), st.integers(0, 3)), max_size=6))
+def test_every_pair_within_the_distance_is_found(seeds: list[tuple[int, int, int, int]]) -> None:
+    looks, inners = [], []
+    for look, inner, bit, way in seeds:
+        looks += [look, (look, look ^ ODD, inner, inner ^ ODD)[way] ^ (1 << bit)]
+        inners += [inner, look ^ 0xFFFF]
+    assert searched(looks, inners) == slowly(looks, inners)
+
+
+def test_an_image_is_no_lookalike_of_itself() -> None:
+    symmetric = 0
+    assert searched([symmetric], [symmetric]) == set()
+    assert searched([], []) == set()
+
+
+def test_blocks_of_rows_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    looks = np.repeat(rng.integers(0, 2**64, 20, dtype=np.uint64), 3)
+    looks ^= np.uint64(1) << rng.integers(0, 64, 60, dtype=np.uint64)
+    inners = rng.integers(0, 2**64, 60, dtype=np.uint64)
+    whole = as_set(lookalikes(looks, inners))
+    monkeypatch.setattr(module, "ENTRIES_AT_ONCE", 240)
+    assert as_set(lookalikes(looks, inners)) == whole == slowly(looks.tolist(), inners.tolist())
+
+
+@pytest.mark.parametrize("all_pairs", [module.ALL_PAIRS, 0])
+def test_thousands_that_look_the_same_give_few_pairs_each(monkeypatch: pytest.MonkeyPatch, all_pairs: int) -> None:
+    monkeypatch.setattr(module, "ALL_PAIRS", all_pairs)
+    monkeypatch.setattr(module, "PAIRS", 20_000)
+    looks = np.random.default_rng(0).integers(0, 2, 3000, dtype=np.uint64)
+    found = lookalikes(looks, looks)
+    assert np.bincount(found.ones).max() == NEAREST
+    assert found.distances.max() <= 1
+
+
+def test_the_nearest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PAIRS", 0)
+    monkeypatch.setattr(module, "NEAREST", 6)
+    looks = [0, *(2**bits - 1 for bits in range(1, 14))]
+    far = [int(n) for n in np.random.default_rng(0).integers(0, 2**64, len(looks), dtype=np.uint64)]
+    kept = {other for one, other, flipped, _ in searched(looks, far) if one == 0 and not flipped}
+    assert kept == set(range(1, 7))
+
+
+def test_among_very_many_what_stands_close_when_sorted_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    looks = rng.integers(0, 2**64, 2000, dtype=np.uint64)
+    inners = rng.integers(0, 2**64, 2000, dtype=np.uint64)
+    changed = np.uint64(1) << rng.integers(0, 64, 400, dtype=np.uint64)  # a bit, and for some another one
+    sources = [looks[:100], looks[100:200] ^ np.uint64(ODD), inners[200:300], inners[300:400] ^ np.uint64(ODD)]
+    looks[1000:1400] = np.concatenate(sources) ^ changed ^ np.roll(changed, 1)
+    every = as_set(lookalikes(looks, inners))
+    near = {pair for pair in every if pair[-1] <= 2}
+    monkeypatch.setattr(module, "ALL_PAIRS", 0)
+    found = as_set(lookalikes(looks, inners))
+    assert len(near) == 400
+    assert near <= found <= every

@@ -1,0 +1,148 @@
+"""What is written in any dialect is read as it was meant."""
+
+import csv
+import io
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probmcl.data.formats.folders import NO_CLASS
+from probmcl.data.read import read
+from probmcl.data.records import Records
+from probmcl.data.formats.table.flag_values import flag_value
+from probmcl.data.formats.table.none_label import NONE
+from helpers.tables import labels_of, states_of
+
+SEPARATORS = "|;, "
+CODINGS = [
+    ("0", "1", "", "-1"),
+    ("False", "TRUE", "nan", "-1"),
+    ("0.0", "1.0", "NaN", "-1.0"),
+    ("no", "Yes", "NULL", "-1"),
+]
+
+Sets = list[frozenset[str]]
+
+
+def texts(forbidden: str) -> st.SearchStrategy[str]:
+    """Names as people write them, in any script, without some characters and without space around them."""
+    letters = st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs"), exclude_characters=forbidden)
+    words = st.text(letters, min_size=1, max_size=8).map(str.strip)
+    words = words.filter(lambda text: bool(text) and text[0] not in "[{")
+    return words.filter(lambda text: text.lower() not in NONE and flag_value(text) is None)
+
+
+@st.composite
+def labelled(draw: st.DrawFn, names: st.SearchStrategy[str]) -> tuple[list[str], Sets]:
+    """Classes and the labels of some images: of each class alone, of all together, and others at random."""
+    classes = draw(st.lists(names, min_size=2, max_size=5, unique=True))
+    others = draw(st.lists(st.frozensets(st.sampled_from(classes)), max_size=5))
+    return classes, [frozenset(classes), *(frozenset({name}) for name in classes), *others]
+
+
+@st.composite
+def dialects(draw: st.DrawFn) -> dict[str, object]:
+    """How a file may be written."""
+    delimiter, ending = draw(st.sampled_from([(",", "csv"), (";", "csv"), ("\t", "csv"), ("\t", "tsv")]))
+    return {
+        "delimiter": delimiter,
+        "name": f"labels.{ending}",
+        "encoding": draw(st.sampled_from(["utf-8", "utf-8-sig"])),
+        "line": draw(st.sampled_from(["\n", "\r\n"])),
+        "quoting": draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL])),
+    }
+
+
+def written(folder: Path, dialect: dict[str, object], rows: Sequence[Sequence[str]]) -> Path:
+    """A table in a dialect, and its images, which the first column names."""
+    text = io.StringIO(newline="")
+    line, quoting = str(dialect["line"]), dialect["quoting"]
+    csv.writer(text, delimiter=str(dialect["delimiter"]), lineterminator=line, quoting=quoting).writerows(rows)  # type: ignore[arg-type]
+    for row in rows[1:]:
+        (folder / row[0]).touch()
+    path = folder / str(dialect["name"])
+    path.write_bytes(text.getvalue().encode(str(dialect["encoding"])))
+    return path
+
+
+def by_name(records: Records) -> dict[str, set[str]]:
+    return {path.name: labels for path, labels in zip(records.paths, labels_of(records), strict=True)}
+
+
+@pytest.mark.parametrize("separator", SEPARATORS)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), dialect=dialects())
+def test_lists_of_labels(separator: str, data: st.DataObject, dialect: dict[str, object]) -> None:
+    plain = texts(SEPARATORS)
+    one_word = plain.filter(lambda text: len(text.split()) == 1)
+    names = one_word if separator == " " else st.tuples(plain, plain).map(" ".join)
+    _, sets = data.draw(labelled(names))
+    files = [f"{i} {data.draw(texts('/' + chr(92)))}.jpg" for i in range(len(sets))]
+    rows = [("file", "labels"), *zip(files, (separator.join(sorted(names)) for names in sets), strict=True)]
+    with TemporaryDirectory() as folder:
+        assert by_name(read(written(Path(folder), dialect, rows), carved=False)) == dict(zip(files, sets, strict=True))
+
+
+@pytest.mark.parametrize("coding", CODINGS, ids="/".join)
+@settings(max_examples=25, deadline=None)
+@given(data=st.data(), dialect=dialects())
+def test_one_column_a_class(coding: tuple[str, ...], data: st.DataObject, dialect: dict[str, object]) -> None:
+    names = [f"class {name}" for name in data.draw(st.lists(texts(""), min_size=1, max_size=4, unique=True))]
+    width = st.lists(st.integers(0, 3), min_size=len(names), max_size=len(names))
+    states = [[0] * len(names), *data.draw(st.lists(width, max_size=5))]
+    rows = [["file", *names], *([f"{i}.jpg", *(coding[s] for s in row)] for i, row in enumerate(states))]
+    with TemporaryDirectory() as folder:
+        records = read(written(Path(folder), dialect, rows), carved=False)
+    assert records.label_space.names == tuple(names)
+    assert states_of(records) == ["".join("-+?~"[state] for state in row) for row in states]
+
+
+@settings(max_examples=40, deadline=None)
+@given(drawn=labelled(texts(SEPARATORS[:3])), dialect=dialects(), order=st.randoms(use_true_random=False))
+def test_one_row_a_label(drawn: tuple[list[str], Sets], dialect: dict[str, object], order: random.Random) -> None:
+    files = {f"{i}.jpg": names for i, names in enumerate(drawn[1])}
+    pairs = [(file, name) for file, names in files.items() for name in sorted(names) or [""]]
+    order.shuffle(pairs)
+    with TemporaryDirectory() as folder:
+        table = written(Path(folder), dialect, [("file", "label"), *pairs])
+        assert by_name(read(table, carved=False, rows="labels")) == files
+
+
+@settings(max_examples=40, deadline=None)
+@given(drawn=labelled(texts("").map(lambda text: f"{text}|, {text}")))
+def test_lists_in_parquet(drawn: tuple[list[str], Sets]) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    from pyarrow import parquet
+
+    files = {f"{i}.jpg": names for i, names in enumerate(drawn[1])}
+    with TemporaryDirectory() as folder:
+        for file in files:
+            (Path(folder) / file).touch()
+        columns = {"file": list(files), "labels": [sorted(names) for names in files.values()]}
+        parquet.write_table(pyarrow.table(columns), Path(folder) / "labels.parquet")
+        assert by_name(read(folder, carved=False)) == files
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    drawn=labelled(texts("/").filter(lambda text: text[0] not in "._" and not NO_CLASS.fullmatch(text))),
+    link=st.booleans(),
+)
+def test_one_folder_a_class(drawn: tuple[list[str], Sets], link: bool) -> None:
+    files = {f"{i}.jpg": names for i, names in enumerate(drawn[1]) if names}
+    with TemporaryDirectory() as folder:
+        for file, names in files.items():
+            first, *others = (Path(folder) / name / file for name in sorted(names))
+            for path in (first, *others):
+                path.parent.mkdir(exist_ok=True)
+            first.write_text(file)
+            for path in others:
+                path.symlink_to(first) if link else path.write_text(file)
+        records = read(folder, carved=False)
+    assert by_name(records) == files
+    assert records.label_space.names == tuple(sorted(drawn[0]))

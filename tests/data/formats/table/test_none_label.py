@@ -1,0 +1,99 @@
+from pathlib import Path
+
+import pytest
+
+from probmcl.data.records import DataError, Records
+from probmcl.data.formats.table.columns import TableOptions
+from probmcl.data.formats.table.table import read_table
+from helpers.tables import labels_of, states_of, write_table
+
+CHEST = "Image Index,Finding Labels\n1.jpg,Edema|Mass\n2.jpg,No Finding\n3.jpg,Mass\n4.jpg,\n"
+
+
+def read(folder: Path, text: str, **options: str) -> Records:
+    return read_table(write_table(folder, text), TableOptions(**options))  # type: ignore[arg-type]
+
+
+def test_a_label_that_means_none_is_no_class_and_said(tmp_path: Path) -> None:
+    records = read(tmp_path, CHEST)
+    assert labels_of(records) == [{"Edema", "Mass"}, set(), {"Mass"}, set()]
+    assert str(records.origin).endswith(
+        "labels 'Finding Labels' (names separated by '|', 2 labels; 'No Finding' = none of them)"
+    )
+
+
+def test_none_of_them_is_known_where_blank_is_not(tmp_path: Path) -> None:
+    assert states_of(read(tmp_path, CHEST, blank="unknown")) == ["++", "--", "-+", "??"]
+    assert states_of(read(tmp_path, CHEST, blank="Mass=unknown")) == ["++", "--", "-+", "-?"]
+
+
+@pytest.mark.parametrize("name", ["none", "None", "NO FINDINGS", "nothing", "No label"])
+def test_it_is_known_by_its_name_whatever_separates_the_others(tmp_path: Path, name: str) -> None:
+    records = read(tmp_path, f"file,labels\n1.jpg,cat dog\n2.jpg,{name}\n3.jpg,dog\n")
+    assert labels_of(records) == [{"cat", "dog"}, set(), {"dog"}]
+
+
+def test_beside_others_it_is_asked_about(tmp_path: Path) -> None:
+    text = CHEST.replace("3.jpg,Mass", "3.jpg,No Finding|Mass")
+    with pytest.raises(
+        DataError, match=r"row 4: .*'No Finding' stands beside 'Mass'.* --none-label '' reads it as a class"
+    ):
+        read(tmp_path, text)
+    with pytest.raises(DataError, match=r"row 4: .*'No Finding' stands beside 'Mass', but --none-label says"):
+        read(tmp_path, text, none_label="No Finding")
+    assert labels_of(read(tmp_path, text, none_label=""))[1:3] == [{"No Finding"}, {"No Finding", "Mass"}]
+
+
+def test_beside_others_only_it_is_a_class(tmp_path: Path) -> None:
+    records = read(tmp_path, "file,labels\n1.jpg,cat none\n2.jpg,cat\n")
+    assert labels_of(records) == [{"cat", "none"}, {"cat"}]
+
+
+def test_another_label_may_be_said_to_mean_none(tmp_path: Path) -> None:
+    text = CHEST.replace("No Finding", "Normal")
+    assert labels_of(read(tmp_path, text))[1] == {"Normal"}
+    assert labels_of(read(tmp_path, text, none_label="Normal"))[1] == set()
+    with pytest.raises(DataError, match=r"no cell is 'Norml'; did you mean 'Normal'"):
+        read(tmp_path, text, none_label="Norml")
+
+
+def test_the_classes_file_decides_unless_the_flag_does(tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_text("No Finding\nMass\nEdema\n")
+    assert read(tmp_path, CHEST).label_space.names == ("No Finding", "Mass", "Edema")
+    assert read(tmp_path, CHEST, none_label="No Finding").label_space.names == ("Mass", "Edema")
+    (tmp_path / "classes.txt").write_text("Mass\nEdema\n")
+    assert labels_of(read(tmp_path, CHEST))[:2] == [{"Edema", "Mass"}, set()]
+
+
+def test_a_table_that_has_nothing_else_has_no_labels(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"is blank or 'none' in every row"):
+        read(tmp_path, "file,labels\n1.jpg,none\n2.jpg,\n")
+
+
+@pytest.mark.parametrize("name", ["NaN", "nan", "null", "NA", "n/a"])
+def test_what_programs_write_for_a_blank_is_one_and_said(tmp_path: Path, name: str) -> None:
+    text = f"file,labels\n1.jpg,cat|dog\n2.jpg,{name}\n3.jpg,dog\n"
+    records = read(tmp_path, text)
+    assert labels_of(records) == [{"cat", "dog"}, set(), {"dog"}]
+    assert str(records.origin).endswith(f"(names separated by '|', 2 labels; '{name}' = blank)")
+    assert states_of(read(tmp_path, text, blank="unknown")) == ["++", "??", "-+"]
+    assert labels_of(read(tmp_path, text.replace("cat|dog", f"cat|{name}")))[1] == {name}
+    (tmp_path / "classes.txt").write_text(f"cat\n{name}\ndog\n")
+    assert labels_of(read(tmp_path, text))[1] == {name}
+
+
+def test_it_is_a_blank_in_long_form_and_in_the_difficult_column_too(tmp_path: Path) -> None:
+    assert labels_of(read(tmp_path, "file,label\n1.jpg,cat\n1.jpg,dog\n2.jpg,NaN\n")) == [{"cat", "dog"}, set()]
+    records = read(tmp_path, "file,label,difficult\n1.jpg,cat,nan\n2.jpg,dog,cat\n")
+    assert states_of(records) == ["+-", "?+"]
+
+
+def test_a_blank_may_be_said_to_mean_none(tmp_path: Path) -> None:
+    records = read(tmp_path, "file,label\n1.jpg,cat\n2.jpg,NA\n3.jpg,\n", none_label="NA", blank="unknown")
+    assert states_of(records) == ["+", "-", "?"]
+
+
+def test_classes_that_differ_only_by_case_are_said(tmp_path: Path) -> None:
+    assert str(read(tmp_path, "file,label\n1.jpg,cat\n2.jpg,Cat\n3.jpg,dog\n").origin).endswith(
+        "; classes 'Cat' and 'cat' differ only by case"
+    )

@@ -1,0 +1,80 @@
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from probmcl.data.read import read
+from probmcl.data.records import DataError
+from helpers.tables import labels_of, states_of
+
+pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+
+
+def write(folder: Path, columns: dict[str, list[Any]]) -> Path:
+    from pyarrow import parquet
+
+    for name in columns["file"]:
+        (folder / str(name)).touch()
+    parquet.write_table(pyarrow.table(columns), folder / "labels.parquet")
+    return folder / "labels.parquet"
+
+
+def test_lists_are_taken_as_they_are_whatever_their_names_contain(tmp_path: Path) -> None:
+    table = write(
+        tmp_path, {"file": ["1.jpg", "2.jpg", "3.jpg", "4.jpg"], "labels": [["a b", "c|d"], ["x, y"], [], None]}
+    )
+    records = read(tmp_path, carved=False)
+    assert labels_of(records) == [{"a b", "c|d"}, {"x, y"}, set(), set()]
+    assert str(records.origin) == f"{table}: path column 'file', labels 'labels' (names, a list in each cell, 3 labels)"
+    assert records.where(1) == f"{table}: row 2: {tmp_path / '2.jpg'}"
+
+
+def test_lists_of_one_label_are_lists_too(tmp_path: Path) -> None:
+    write(tmp_path, {"file": ["1.jpg", "2.jpg"], "labels": [["traffic light"], ["none"]]})
+    assert labels_of(read(tmp_path, carved=False)) == [{"traffic light"}, set()]
+
+
+def test_numbers_in_lists_are_indices_into_the_classes(tmp_path: Path) -> None:
+    (tmp_path / "classes.txt").write_text("zebra\ncat\n")
+    write(tmp_path, {"file": ["1.jpg", "2.jpg"], "labels": [[0, 1], [0]]})
+    assert labels_of(read(tmp_path, carved=False)) == [{"zebra", "cat"}, {"zebra"}]
+
+
+def test_flags_of_every_type_and_null(tmp_path: Path) -> None:
+    columns: dict[str, list[Any]] = {
+        "file": ["1.jpg", "2.jpg", "3.jpg"],
+        "a": [True, False, None],
+        "b": [1, 0, -1],
+        "c": [1.0, 0.0, float("nan")],
+    }
+    assert states_of(read(write(tmp_path, columns), carved=False)) == ["+++", "---", "?~?"]
+
+
+def test_long_form_with_groups_of_numbers(tmp_path: Path) -> None:
+    columns: dict[str, list[Any]] = {
+        "file": ["1.jpg", "2.jpg", "1.jpg"],
+        "label": ["cat", "dog", "dog"],
+        "patient_id": [7, 8, 7],
+    }
+    records = read(write(tmp_path, columns), carved=False)
+    assert labels_of(records) == [{"cat", "dog"}, {"dog"}]
+    assert records.group == ("7", "8")
+
+
+def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = write(tmp_path, {"file": ["1.jpg"], "label": ["cat"]})
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(DataError, match=r"labels\.parquet: needs pyarrow; pip install 'probmcl\[parquet\]'"):
+        read(table)
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1 and no more"])
+def test_what_is_no_parquet_is_named(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "labels.parquet").write_bytes(data)
+    with pytest.raises(DataError, match=r"labels\.parquet: is no Parquet file that pyarrow reads"):
+        read(tmp_path / "labels.parquet")
+    with pytest.raises(DataError, match=r"labels\.parquet: has no rows"):
+        read(write(tmp_path, {"file": [], "label": []}))
+    with pytest.raises(DataError, match="does not exist"):
+        read(tmp_path / "other.parquet")

@@ -1,0 +1,272 @@
+import csv
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from probmcl.data.formats.adp import LEVEL_1, NEVER_SEEN, Level, read_adp, recognises
+from probmcl.data.read import read
+
+FLAT, FULL = "ADP_EncodedLabels_Release1_Flat.csv", "ADP_EncodedLabels_Release1.csv"
+RELEASED = Path(__file__).parents[3] / "shared" / "data" / "adp" / FLAT
+released = pytest.mark.skipif(not RELEASED.is_file(), reason="the label table of ADP is not beside the repository")
+
+HEADER = ("E", "E.M", "E.M.S", "E.M.X", "C", "C.X", "H", "S", "A", "M", "N", "N.G", "N.G.A", "G", "T")
+PATCHES: dict[str, tuple[str, ...]] = {  # patch -> the types it shows
+    "001.png_crop_1.png": ("E", "E.M", "E.M.S", "T"),
+    "001.png_crop_2.png": ("C", "C.X"),
+    "002.png_crop_1.png": ("N", "N.G", "N.G.A", "H"),
+    "002.png_crop_2.png": (),
+    "003.png_crop_1.png": ("E", "E.M", "E.M.X"),
+    "003.png_crop_2.png": ("T", "C"),
+}
+LISTS = {"train": [5, 0, 3], "valid": [2], "test": [1, 4]}
+
+
+def write_lists(root: Path, lists: dict[str, list[int]]) -> None:
+    (root / "splits").mkdir(exist_ok=True)
+    for name, rows in lists.items():
+        np.save(root / "splits" / f"{name}.npy", np.array(rows, dtype=np.int64))
+
+
+def write(root: Path, name: str = FLAT, header: tuple[str, ...] = HEADER) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    with (root / name).open("w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(("Patch Names", *header))
+        table.writerows((patch, *(int(label in labels) for label in header)) for patch, labels in PATCHES.items())
+    write_lists(root, LISTS)
+    (root / "img_res_1um_bicubic").mkdir(exist_ok=True)
+    for patch in PATCHES:
+        (root / "img_res_1um_bicubic" / patch).touch()
+    return root
+
+
+def message_of(root: Path) -> str:
+    with pytest.raises(ValueError, match=": ") as caught:
+        read_adp(root)
+    return str(caught.value)
+
+
+def test_labels_follow_the_lists_and_a_patch_without_label_is_dropped(tmp_path: Path) -> None:
+    records = read_adp(write(tmp_path))
+    assert records.label_space.names == LEVEL_1 == ("E", "C", "H", "S", "A", "M", "N", "G", "T")
+    shown = [[LEVEL_1[column] for column in np.flatnonzero(row)] for row in records.labels]
+    assert shown == [["C", "T"], ["E", "T"], ["H", "N"], ["C"], ["E"]]
+    assert records.split == ("train", "train", "val", "test", "test")
+    names = [list(PATCHES)[row] for row in (5, 0, 2, 1, 4)]
+    assert records.paths == tuple(tmp_path / "img_res_1um_bicubic" / name for name in names)
+    assert records.labels.dtype == np.float32
+    assert records.known.all()
+    assert records.group is None
+
+
+def test_each_level_is_a_format_of_its_own(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert read(tmp_path).label_space.names == LEVEL_1
+    for level in ("L2", "L3"):
+        records = read(tmp_path, format=f"adp-{level.lower()}")
+        assert records.label_space.names == read_adp(tmp_path, level=level).label_space.names
+        assert str(records.origin).startswith(f"{tmp_path / FLAT}: ADP, flat release, level {level}")
+        assert records.label_space.hierarchy is not None
+        assert records.label_space.hierarchy["E.M"] == "E"
+
+
+def test_only_train_is_counted(tmp_path: Path) -> None:
+    space = read_adp(write(tmp_path)).label_space
+    assert dict(zip(space.names, space.counts.tolist(), strict=True)) == {
+        **dict.fromkeys(LEVEL_1, 0),
+        "E": 1,
+        "C": 1,
+        "T": 2,
+    }
+    assert np.argwhere(space.cooccurrence).tolist() == [[0, 8], [1, 8], [8, 0], [8, 1]]
+
+
+def test_deeper_levels_add_children_and_say_whose(tmp_path: Path) -> None:
+    write(tmp_path)
+    second, third = (read_adp(tmp_path, level=level) for level in ("L2", "L3"))
+    assert second.label_space.names == ("E", "E.M", "C", "H", "S", "A", "M", "N", "N.G", "G", "T")
+    assert third.label_space.names == ("E", "E.M", "E.M.S", "C", "H", "S", "A", "M", "N", "N.G", "G", "T")
+    assert read_adp(tmp_path).label_space.hierarchy is None
+    assert second.label_space.hierarchy == {"E.M": "E", "N.G": "N"}
+    assert third.label_space.hierarchy == {"E.M": "E", "E.M.S": "E.M", "N.G": "N"}
+    column = third.labels[:, third.label_space.names.index("E.M.S")]
+    assert [third.paths[row].name for row in np.flatnonzero(column)] == ["001.png_crop_1.png"]
+
+
+def test_the_full_release_is_another_table(tmp_path: Path) -> None:
+    write(write(tmp_path), FULL, (*HEADER[:3], "E.P", *HEADER[3:]))
+    assert "E.P" in read_adp(tmp_path, level="L2", release="full").label_space.names
+    assert "E.P" not in read_adp(tmp_path, level="L2").label_space.names
+
+
+def test_a_list_may_be_absent(tmp_path: Path) -> None:
+    (write(tmp_path) / "splits" / "valid.npy").unlink()
+    assert set(read_adp(tmp_path).split) == {"train", "test"}
+
+
+@pytest.mark.parametrize("place", [".", "ADP V1.0 Release"])
+@pytest.mark.parametrize("name", [FLAT, FULL])
+def test_the_release_is_recognised_by_its_tables(tmp_path: Path, place: str, name: str) -> None:
+    assert not recognises(tmp_path)
+    write(tmp_path / place, name)
+    assert recognises(tmp_path)
+    assert len(read_adp(tmp_path, release="flat" if name == FLAT else "full")) == 5
+
+
+@released
+def test_the_released_table_gives_the_classes_of_kmcl(tmp_path: Path) -> None:
+    (tmp_path / FLAT).symlink_to(RELEASED)
+    with RELEASED.open(newline="", encoding="utf-8") as file:
+        table = list(csv.DictReader(file))
+    picked = {"train": [0, 7, 9000], "test": [17667]}
+    write_lists(tmp_path, picked)
+    (tmp_path / "img_res_1um_bicubic").mkdir()
+    patches = [table[row] for rows in picked.values() for row in rows]
+    for patch in patches:
+        (tmp_path / "img_res_1um_bicubic" / patch["Patch Names"]).touch()
+    levels: tuple[tuple[Level, int], ...] = (("L1", 9), ("L2", 26), ("L3", 33))
+    for level, classes in levels:
+        records = read_adp(tmp_path, level=level)
+        names = records.label_space.names
+        assert len(names) == classes
+        assert [path.name for path in records.paths] == [patch["Patch Names"] for patch in patches]
+        assert records.labels.tolist() == [[float(patch[name]) for name in names] for patch in patches]
+        assert set((records.label_space.hierarchy or {}).values()) <= set(names)
+
+
+@released
+def test_the_types_left_out_as_never_seen_are_those_without_positive() -> None:
+    with RELEASED.open(newline="", encoding="utf-8") as file:
+        header, *lines = csv.reader(file)
+    given = {name for line in lines for name, cell in zip(header, line, strict=True) if cell == "1"}
+    assert set(header[1:]) - given == set(NEVER_SEEN)
+
+
+def test_a_folder_without_table_is_refused(tmp_path: Path) -> None:
+    assert message_of(tmp_path) == f"{tmp_path}: has neither {FLAT} nor {FULL}; name the folder of the ADP release"
+
+
+def test_the_other_release_is_suggested(tmp_path: Path) -> None:
+    write(tmp_path, FULL)
+    remedy = "does not exist; put it there, or choose the other release"
+    assert message_of(tmp_path) == f"{tmp_path / FLAT}: {remedy}"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("Patch Names", "patch", "its first column is 'patch', not 'Patch Names'; take the table as released"),
+        (",G,T", ",G,U", "its first level is E, C, H, S, A, M, N, G, U, not E, C, H, S, A, M, N, G, T; take it as"),
+        (",N.G,", ",N.P,", "column 'N.G.A' has no parent 'N.G'; add it"),
+        ("001.png_crop_2.png,0", "001.png_crop_2.png,2", "line 3: 'E' is '2'; a label is 0 or 1"),
+        ("001.png_crop_2.png,0", "001.png_crop_2.png", "line 3: 15 fields for 16 columns; take it as released"),
+    ],
+)
+def test_a_strange_table_is_named_with_the_place_and_the_remedy(
+    tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    table = write(tmp_path) / FLAT
+    table.write_text(table.read_text(encoding="utf-8").replace(old, new, 1), encoding="utf-8")
+    assert message_of(tmp_path).startswith(f"{table}: {message}")
+
+
+def test_an_empty_table_is_refused(tmp_path: Path) -> None:
+    (write(tmp_path) / FLAT).write_text("", encoding="utf-8")
+    assert "its first column is '', not 'Patch Names'" in message_of(tmp_path)
+
+
+def test_lists_are_needed(tmp_path: Path) -> None:
+    for name in LISTS:
+        (write(tmp_path) / "splits" / f"{name}.npy").unlink()
+    (tmp_path / "splits").rename(tmp_path / "elsewhere")
+    what = "has no train.npy, valid.npy or test.npy; take these from the ADP release"
+    assert message_of(tmp_path) == f"{tmp_path / 'splits'}: {what}"
+
+
+@pytest.mark.parametrize("row", [-1, 6])
+def test_a_row_outside_the_table_is_named(tmp_path: Path, row: int) -> None:
+    write_lists(write(tmp_path), {"valid": [2, row]})
+    what = f"row {row}, but the table has rows 0 to 5; take both as released"
+    assert message_of(tmp_path) == f"{tmp_path / 'splits' / 'valid.npy'}: {what}"
+
+
+@pytest.mark.parametrize("name", ["valid", "train"])
+def test_a_row_given_twice_is_named(tmp_path: Path, name: str) -> None:
+    write_lists(write(tmp_path), {name: [5, 0, 5] if name == "train" else [2, 5]})
+    what = "row 5 is in train already; leave each patch in one place"
+    assert message_of(tmp_path) == f"{tmp_path / 'splits' / f'{name}.npy'}: {what}"
+
+
+@pytest.mark.parametrize(
+    ("rows", "what"),
+    [(np.array([0.0, 1.0]), "float64 of shape (2,)"), (np.array([[0, 1]]), "int64 of shape (1, 2)")],
+)
+def test_a_list_that_holds_no_rows_is_refused(tmp_path: Path, rows: np.ndarray, what: str) -> None:
+    path = write(tmp_path) / "splits" / "train.npy"
+    np.save(path, rows)
+    assert message_of(tmp_path) == f"{path}: holds {what}; save row numbers as one list of integers"
+
+
+def test_pickled_rows_are_never_loaded(tmp_path: Path) -> None:
+    path = write(tmp_path) / "splits" / "test.npy"
+    np.save(path, np.array([1, "4"], dtype=object), allow_pickle=True)
+    message = message_of(tmp_path)
+    assert message.startswith(f"{path}: Object arrays cannot be loaded")
+    assert message.endswith("; save row numbers as an array of integers")
+
+
+def test_a_list_that_is_no_array_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path) / "splits" / "test.npy"
+    path.write_bytes(b"")
+    assert message_of(tmp_path).startswith(f"{path}: ")
+
+
+def test_missing_patches_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
+    images = write(tmp_path) / "img_res_1um_bicubic"
+    for row in (0, 1, 3):  # the last has no label, so that nobody misses it
+        (images / list(PATCHES)[row]).unlink()
+    what = f"'001.png_crop_1.png' is not in {images} (2 of 5 missing)"
+    assert message_of(tmp_path) == f"{tmp_path / FLAT}: {what}; unpack the patches there again"
+
+
+def test_missing_patches_are_kept_on_request_unless_all_are_missing(tmp_path: Path) -> None:
+    whole = read_adp(write(tmp_path))
+    whole.paths[0].unlink()
+    assert read_adp(tmp_path, missing="keep").paths == whole.paths
+    for path in (tmp_path / "img_res_1um_bicubic").iterdir():
+        path.unlink()
+    with pytest.raises(ValueError, match=r"\(5 of 5 missing\)"):
+        read_adp(tmp_path, missing="keep")
+
+
+def test_patches_know_their_line_and_what_was_dropped_is_said(tmp_path: Path) -> None:
+    records = read_adp(write(tmp_path))
+    lines = (tmp_path / FLAT).read_text(encoding="utf-8").splitlines()
+    for row, path in enumerate(records.paths):
+        number = lines.index(next(line for line in lines if line.startswith(path.name))) + 1
+        assert records.where(row) == f"{tmp_path / FLAT}: row {number}: {path}"
+    assert str(records.origin) == f"{tmp_path / FLAT}: ADP, flat release, level L1; patches without label dropped: 1"
+
+
+def test_a_missing_folder_of_patches_is_named(tmp_path: Path) -> None:
+    images = write(tmp_path) / "img_res_1um_bicubic"
+    images.rename(tmp_path / "elsewhere")
+    what = "does not exist; unpack the patches there, which ADP's authors give on request"
+    assert message_of(tmp_path) == f"{images}: {what}"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [("level='L4'", "level='L4' is none of L1, L2, L3"), ("release='Flat'", "release='Flat' is none of flat, full")],
+)
+def test_a_wrong_choice_is_answered_with_the_right_ones_and_torch_is_not_loaded(setting: str, message: str) -> None:
+    # In a process of its own, where no type checker answers first.
+    code = "import sys; from pathlib import Path; from probmcl.data.formats.adp import read_adp; print('torch' in sys.modules);"
+    code += f"read_adp(Path('.'), {setting})"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert f"ValueError: {message}" in answer.stderr
+    assert answer.stdout == "False\n"

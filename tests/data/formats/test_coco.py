@@ -1,0 +1,224 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from probmcl.data import read
+from probmcl.data.formats.coco import read_coco, recognises
+
+# As in the release: ids have gaps, and neither they nor the names need be in order in the file.
+CATEGORIES = [
+    {"supercategory": "animal", "id": 18, "name": "dog"},
+    {"supercategory": "person", "id": 1, "name": "person"},
+    {"supercategory": "furniture", "id": 62, "name": "chair"},
+]
+
+
+def image(number: int, part: str = "train2014") -> dict[str, Any]:
+    return {"license": 5, "file_name": f"COCO_{part}_{number:012d}.jpg", "height": 480, "width": 640, "id": number}
+
+
+def annotation(image_id: int, category_id: int, iscrowd: int = 0) -> dict[str, Any]:
+    outline: Any = {"counts": [20, 3], "size": [480, 640]} if iscrowd else [[1.5, 2.0, 3.0, 4.0, 5.0, 6.0]]
+    shape = {"segmentation": outline, "area": 54.65, "bbox": [1.0, 2.0, 3.0, 4.0]}
+    return {**shape, "iscrowd": iscrowd, "image_id": image_id, "category_id": category_id, "id": 7}
+
+
+def train() -> dict[str, Any]:
+    # Image 9 shows a person, two dogs; 3 a crowd of people; 25 nothing; 4 a dog and a chair.
+    pairs = [annotation(9, 18), annotation(9, 1), annotation(9, 18), annotation(3, 1, iscrowd=1)]
+    pairs += [annotation(4, 62), annotation(4, 18)]
+    images = [image(9), image(3), image(25), image(4)]
+    return {"info": {"year": 2014}, "licenses": [], "images": images, "annotations": pairs, "categories": CATEGORIES}
+
+
+def val() -> dict[str, Any]:
+    images = [image(42, "val2014"), image(73, "val2014")]
+    return {"images": images, "annotations": [annotation(73, 62)], "categories": CATEGORIES[::-1]}
+
+
+def write(folder: Path, year: str = "2014", under: str = "", **tables: Any) -> Path:
+    """Tables and empty image files; the images of another year have the same names here, which does no harm."""
+    (folder / "annotations").mkdir(parents=True, exist_ok=True)
+    for part, table in (tables or {"train": train(), "val": val()}).items():
+        (folder / "annotations" / f"instances_{part}{year}.json").write_text(json.dumps(table), encoding="utf-8")
+        images = folder / under / f"{part}{year}"
+        images.mkdir(parents=True, exist_ok=True)
+        for entry in table.get("images", ()):
+            (images / entry["file_name"]).touch()
+    return folder
+
+
+@pytest.mark.parametrize("year", ["2014", "2017"])
+@pytest.mark.parametrize("under", ["", "images"])
+def test_labels_are_the_categories_of_the_annotations_in_the_order_of_ids(
+    tmp_path: Path, year: str, under: str
+) -> None:
+    records = read_coco(write(tmp_path, year, under))
+    assert records.label_space.names == ("person", "dog", "chair")
+    assert records.labels.tolist() == [[1, 1, 0], [1, 0, 0], [0, 1, 1], [0, 0, 1]]
+    assert records.labels.dtype == np.float32
+    assert records.known.all()
+    assert records.split == ("train", "train", "train", "test")
+    assert records.group is None
+    names = [f"COCO_train2014_{number:012d}.jpg" for number in (9, 3, 4)] + ["COCO_val2014_000000000073.jpg"]
+    folders = [f"train{year}"] * 3 + [f"val{year}"]
+    assert records.paths == tuple(tmp_path / under / part / name for part, name in zip(folders, names, strict=True))
+
+
+def test_images_without_annotation_are_kept_on_request(tmp_path: Path) -> None:
+    records = read_coco(write(tmp_path), unannotated="keep")
+    assert records.labels.tolist() == [[1, 1, 0], [1, 0, 0], [0, 0, 0], [0, 1, 1], [0, 0, 0], [0, 0, 1]]
+    assert records.split == ("train",) * 4 + ("test",) * 2
+    assert [int(path.stem[-12:]) for path in records.paths] == [9, 3, 25, 4, 42, 73]
+
+
+def test_only_the_training_part_is_counted(tmp_path: Path) -> None:
+    space = read_coco(write(tmp_path)).label_space
+    assert space.counts.tolist() == [2, 2, 1]
+    assert space.cooccurrence.tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
+
+
+def test_either_part_may_be_absent(tmp_path: Path) -> None:
+    assert set(read_coco(write(tmp_path / "a", train=train())).split) == {"train"}
+    alone = read_coco(write(tmp_path / "b", val=val()))
+    assert set(alone.split) == {"test"}
+    assert alone.label_space.counts.tolist() == [0, 0, 0]
+
+
+def test_an_image_that_is_dropped_may_be_missing(tmp_path: Path) -> None:
+    (write(tmp_path) / "train2014" / image(25)["file_name"]).unlink()
+    assert len(read_coco(tmp_path)) == 4
+    with pytest.raises(ValueError, match="000000000025"):
+        read_coco(tmp_path, unannotated="keep")
+
+
+def test_the_layout_is_recognised(tmp_path: Path) -> None:
+    assert recognises(write(tmp_path / "a"))
+    assert recognises(write(tmp_path / "b", "2017", val=val()))
+    (tmp_path / "c" / "annotations").mkdir(parents=True)
+    (tmp_path / "c" / "annotations" / "captions_train2014.json").touch()
+    assert not recognises(tmp_path / "c")
+
+
+def broken(key: str, *entries: dict[str, Any]) -> dict[str, Any]:
+    table = train()
+    table[key] = [*table[key], *entries]
+    return table
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (broken("annotations", annotation(8, 1)), "annotations[6]: no image has the id 8; remove it"),
+        (broken("annotations", annotation(9, 2)), "annotations[6]: no category has the id 2; add it"),
+        (broken("images", image(3)), "images[4]: id 3 is that of images[1]; remove one"),
+        (broken("categories", {"id": 18, "name": "cat"}), "category 18, 'cat', is there twice; give each id one name"),
+        (broken("categories", {"id": 90, "name": "dog"}), "category 90, 'dog', is there twice; give each id one name"),
+        (broken("images", {"id": "5", "file_name": "5.jpg"}), "Expected `int`, got `str` - at `$.images[4].id`"),
+        ({"images": []}, "missing required field `annotations`; download the annotations again"),
+    ],
+)
+def test_a_broken_table_is_named_with_the_entry_and_the_remedy(
+    tmp_path: Path, table: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=": ") as caught:
+        read_coco(write(tmp_path, train=table))
+    assert str(caught.value).startswith(f"{tmp_path / 'annotations' / 'instances_train2014.json'}: ")
+    assert message in str(caught.value)
+
+
+def test_half_a_table_is_named(tmp_path: Path) -> None:
+    table = write(tmp_path) / "annotations" / "instances_val2014.json"
+    table.write_bytes(table.read_bytes()[:-20])
+    with pytest.raises(ValueError, match=r"instances_val2014\.json: .*truncated; download the annotations again"):
+        read_coco(tmp_path)
+
+
+def test_tables_of_different_categories_are_refused(tmp_path: Path) -> None:
+    other = {**val(), "categories": [*CATEGORIES[:2], {"id": 62, "name": "sofa"}]}
+    message = (
+        r"instances_val2014\.json: its categories are not those of instances_train2014\.json: id 62, 'chair'; take both"
+    )
+    with pytest.raises(ValueError, match=message):
+        read_coco(write(tmp_path, train=train(), val=other))
+
+
+def test_missing_images_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
+    write(tmp_path)
+    for number in (3, 4):
+        (tmp_path / "train2014" / image(number)["file_name"]).unlink()
+    with pytest.raises(ValueError, match=": ") as caught:
+        read_coco(tmp_path)
+    table, images = tmp_path / "annotations" / "instances_train2014.json", tmp_path / "train2014"
+    what = f"'COCO_train2014_000000000003.jpg' is not in {images} (2 of 3 missing)"
+    assert str(caught.value) == f"{table}: {what}; unpack train2014.zip there again"
+
+
+def test_a_missing_folder_of_images_is_named(tmp_path: Path) -> None:
+    write(tmp_path).joinpath("val2014").rename(tmp_path / "elsewhere")
+    message = f"{tmp_path}: has neither val2014/ nor images/val2014/; unpack val2014.zip there"
+    with pytest.raises(ValueError, match=": ") as caught:
+        read_coco(tmp_path)
+    assert str(caught.value) == message
+
+
+def test_two_years_in_one_folder_are_refused_with_the_flag_for_each(tmp_path: Path) -> None:
+    write(write(tmp_path, val=val()), "2017", train=train())
+    message = (
+        r"annotations: has instances_\*2014\.json and instances_\*2017\.json, which share images; "
+        r"--format coco2014 or --format coco2017 says which to read"
+    )
+    with pytest.raises(ValueError, match=message):
+        read_coco(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        read(tmp_path)
+    assert {path.parent.name for path in read(tmp_path, format="coco2014", carved=False).paths} == {"val2014"}
+    assert {path.parent.name for path in read(tmp_path, format="coco2017", carved=False).paths} == {"train2017"}
+
+
+def test_a_year_that_is_not_there_is_refused_with_the_other(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no instances_\*2017\.json; --format coco2014 reads the other"):
+        read(write(tmp_path), format="coco2017")
+
+
+def test_what_was_read_and_what_was_dropped_is_said(tmp_path: Path) -> None:
+    files = "annotations/instances_train2014.json (train) and annotations/instances_val2014.json (test)"
+    assert str(read_coco(write(tmp_path)).origin) == (
+        f"{tmp_path}: MS-COCO 2014, {files}; images without annotation dropped: 2"
+    )
+    assert str(read_coco(tmp_path, unannotated="keep").origin) == f"{tmp_path}: MS-COCO 2014, {files}"
+
+
+def test_missing_images_are_kept_on_request_unless_all_of_a_part_are_missing(tmp_path: Path) -> None:
+    write(tmp_path)
+    whole = read_coco(tmp_path)
+    whole.paths[0].unlink()
+    kept = read_coco(tmp_path, missing="keep")
+    assert kept.paths == whole.paths
+    assert np.array_equal(kept.labels, whole.labels)
+    for path in whole.paths[1:]:
+        if path.parent.name == "train2014":
+            path.unlink()
+    with pytest.raises(ValueError, match=r"\(3 of 3 missing\); unpack train2014\.zip there again"):
+        read_coco(tmp_path, missing="keep")
+
+
+def test_a_folder_without_annotations_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no annotations/instances_train2014\.json .*; name COCO's folder"):
+        read_coco(tmp_path)
+
+
+def test_a_wrong_choice_is_answered_with_the_right_ones_and_torch_is_not_loaded() -> None:
+    # In a process of its own, where no type checker answers first.
+    code = (
+        "import sys; from pathlib import Path; from probmcl.data.formats.coco import read_coco; print('torch' in sys.modules);"
+    )
+    code += "read_coco(Path('.'), unannotated='skip')"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "ValueError: unannotated='skip' is none of drop, keep" in answer.stderr
+    assert answer.stdout == "False\n"

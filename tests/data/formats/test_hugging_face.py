@@ -1,0 +1,87 @@
+from pathlib import Path
+
+import pytest
+
+from probmcl.data.read import read
+from probmcl.data.records import DataError
+from helpers.tables import labels_of, write_table
+
+HEADER = "file_name,labels,patient\n"
+
+
+def write(root: Path, *, train: str = HEADER, validation: str | None = None, test: str | None = None) -> Path:
+    for name, text in (("train", train), ("validation", validation), ("test", test)):
+        if text is not None:
+            (root / name).mkdir(exist_ok=True)
+            write_table(root / name, text, name="metadata.csv", images="1.jpg 2.jpg")
+    return root
+
+
+def test_the_tables_of_all_splits_are_one(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        train=HEADER + "1.jpg,cat|dog,a\n2.jpg,dog,b\n",
+        validation="patient,file_name,labels\nc,1.jpg,emu\n",
+        test=HEADER + "2.jpg,cat,d\n",
+    )
+    records = read(tmp_path)
+    assert records.split == ("train", "train", "val", "test")
+    assert labels_of(records) == [{"cat", "dog"}, {"dog"}, {"emu"}, {"cat"}]
+    assert records.paths[2] == tmp_path / "validation" / "1.jpg"
+    assert records.group == ("a", "b", "c", "d")
+    assert str(records.origin).startswith(
+        f"{tmp_path}: Hugging Face, train/metadata.csv and validation/metadata.csv and test/metadata.csv: "
+        "path column 'file_name', labels 'labels' (names separated by '|', 3 labels)"
+    )
+
+
+def test_one_table_without_splits_is_read_as_any(tmp_path: Path) -> None:
+    write_table(tmp_path, "file_name,labels\n1.jpg,cat\n2.jpg,dog\n", name="metadata.csv")
+    assert labels_of(read(tmp_path, carved=False)) == [{"cat"}, {"dog"}]
+
+
+def test_folders_of_splits_are_known_in_any_case(tmp_path: Path) -> None:
+    write(tmp_path, train=HEADER + "1.jpg,cat,a\n2.jpg,dog,b\n", test=HEADER + "2.jpg,cat,d\n")
+    (tmp_path / "train").rename(tmp_path / "Training")
+    (tmp_path / "test").rename(tmp_path / "TEST")
+    records = read(tmp_path, carved=False)
+    assert records.split == ("train", "train", "test")
+    assert records.paths[2] == tmp_path / "TEST" / "2.jpg"
+
+
+def test_errors_name_the_file_and_the_row_in_it(tmp_path: Path) -> None:
+    write(tmp_path, train=HEADER + "1.jpg,cat,a\n2.jpg,dog,b\n", test=HEADER + "1.jpg,cat,a\n7.jpg,cat,b\n")
+    with pytest.raises(DataError, match=r"test/metadata\.csv: row 3: 'test/7\.jpg' does not exist"):
+        read(tmp_path)
+
+
+def test_columns_must_agree(tmp_path: Path) -> None:
+    write(tmp_path, train=HEADER + "1.jpg,cat,a\n", test="file_name,labels\n1.jpg,cat\n")
+    with pytest.raises(
+        DataError, match=r"train/metadata\.csv: has a column 'patient', which .*test/metadata\.csv lacks"
+    ):
+        read(tmp_path)
+
+
+def test_two_tables_of_one_split_are_both_named(tmp_path: Path) -> None:
+    write(tmp_path, train=HEADER + "1.jpg,cat,a\n", validation=HEADER + "1.jpg,cat,a\n")
+    (tmp_path / "validation").rename(tmp_path / "val")
+    assert read(tmp_path, carved=False).split == ("train", "val")
+    write(tmp_path, validation=HEADER + "1.jpg,cat,a\n")
+    with pytest.raises(DataError, match=r"are both of val; join them"):
+        read(tmp_path, format="hugging_face")
+
+
+def test_flags_of_tables_are_taken(tmp_path: Path) -> None:
+    write(tmp_path, train=HEADER + "1.jpg,Normal,a\n2.jpg,cat,b\n", test=HEADER + "1.jpg,cat,a\n")
+    records = read(tmp_path, none_label="Normal", group_column="", keep=["patient"])
+    assert labels_of(records) == [set(), {"cat"}, {"cat"}]
+    assert records.group is None
+    assert records.columns == {"patient": ("a", "b", "a")}
+    with pytest.raises(DataError, match=r"--path-column: there is no column 'filename'; did you mean 'file_name'"):
+        read(tmp_path, path_column="filename")
+
+
+def test_a_folder_without_such_tables_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"has no train/metadata\.csv or"):
+        read(tmp_path, format="hugging_face")

@@ -1,0 +1,204 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import settings as limits
+from hypothesis import strategies as st
+
+from probmcl.experiments.protocol import (
+    SAFETY,
+    TRIALS,
+    Entrant,
+    chosen_trials,
+    contenders,
+    entrants,
+    equal_views,
+    fair_steps,
+    planner,
+    round_of,
+    trial_name,
+)
+from probmcl.data.loader import Order
+from probmcl.methods import METHODS
+from probmcl.run.budget import Cost
+from probmcl.run.results import Candidate
+from probmcl.settings import Contender, EncoderSettings, Settings, SettingsError
+
+
+def settings() -> Settings:
+    return Settings("comparison", (), EncoderSettings("test_resnet", weights=None), workers=0)
+
+
+def candidate(name: str, validation: float) -> Candidate:
+    return Candidate(name, "bce", None, {}, {}, {"mAP": validation}, 1.0)
+
+
+def test_all_is_everybody_but_the_probe_and_nobody_comes_twice() -> None:
+    found = entrants(["all", "bce", "probmcl:paper"])
+    assert [e.name for e in found] == [*(name for name in METHODS if name != "probe"), "probmcl:paper"]
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        (["probmlc"], "did you mean 'probmcl'"),
+        (["probmcl:papre"], "no preset 'papre'"),
+        (["probe"], "part of every comparison"),
+        ([], "say who is compared"),
+    ],
+)
+def test_whoever_is_not_there_is_refused(said: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        entrants(said)
+
+
+@limits(deadline=None)  # it counts every image
+@given(
+    st.integers(4, 1000),
+    st.integers(1, 20),
+    st.sampled_from([None, 8, 50]),
+    st.sampled_from([(16, 1), (100, 2), (50, 3)]),
+    st.integers(1, 3),
+)
+def test_every_method_sees_exactly_as_many_images_on_any_number_of_processes(
+    images: int, rounds: int, batch_size: int | None, own: tuple[int, int], processes: int
+) -> None:
+    views = 6 * rounds
+    steps = fair_steps(images, views, [own], batch_size, processes=processes)
+    seen = equal_views(images, views, list(steps.values()))
+    assert 0 < seen <= images * views
+    for batch, n_views in steps.values():
+        shown = 0
+        for process in range(processes):
+            order = Order(
+                np.arange(images),
+                batch_size=batch,
+                epochs=views // n_views,
+                seed=0,
+                images=seen // n_views,
+                share=(process, processes),
+            )
+            shown += sum(map(len, order)) * n_views
+        assert shown == seen
+
+
+def test_equal_steps_waste_few_images_where_that_is_possible() -> None:
+    assert equal_views(1690, 12, [(64, 1), (128, 2)]) == 19968
+    assert fair_steps(1690, 12, [])[128, 2] == (128, 2)
+    assert equal_views(100, 12, [(64, 1), (100, 2)]) == 0  # which is why the batches are then made equal
+    assert set(fair_steps(100, 12, []).values()) == {(64, 1), (64, 2)}
+    assert set(fair_steps(1690, 12, [], 32).values()) == {(32, 1), (32, 2)}
+
+
+def test_who_takes_part_does_not_change_what_each_sees() -> None:
+    for images in (250, 300, 1000, 1690):
+        found = [
+            contenders(entrants(names), settings(), images=images, views=12, trials=1, batch_size=None)[-1]
+            for names in (["supcon"], ["bce", "supcon"], ["bce", "joint", "supcon"])
+        ]
+        assert found[0] == found[1] == found[2]
+
+
+def test_two_of_one_name_are_refused(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "loss.py").write_text(
+            "def mine(logits, labels, known): pass\ndef bce(similarity, overlap): pass"
+        )
+    with pytest.raises(SettingsError, match="are both called mine; rename one"):
+        entrants([f"{tmp_path}/a/loss.py:mine", f"{tmp_path}/b/loss.py:mine"])
+    with pytest.raises(SettingsError, match="is called as the method bce here"):
+        entrants([f"{tmp_path}/a/loss.py:bce"])
+
+
+def test_each_has_as_many_trials_and_the_first_is_the_usual_one() -> None:
+    asked = entrants(["bce", "supcon"])
+    one, three = (
+        contenders(asked, settings(), images=640, views=4, trials=trials, batch_size=None) for trials in (1, 3)
+    )
+    assert [c.name for c in three] == [
+        "bce",
+        "bce, trial 2",
+        "bce, trial 3",
+        "supcon",
+        "supcon, trial 2",
+        "supcon, trial 3",
+    ]
+    assert (three[0], three[3]) == one
+    for usual, trials in ((three[0], three[:3]), (three[3], three[3:])):
+        rates = [c.training.learning_rate / usual.training.learning_rate for c in trials]
+        assert rates == pytest.approx([rate for rate, _ in TRIALS[:3]])
+    assert len({c.training.views for c in three}) == 1
+    assert three[0].training.epochs == 4
+    assert three[3].training.epochs == 2
+
+
+def test_too_many_trials_are_refused() -> None:
+    with pytest.raises(SettingsError, match="trials=99"):
+        contenders((Entrant("bce"),), settings(), images=64, views=2, trials=99, batch_size=None)
+
+
+def test_the_trial_that_counts_is_the_best_on_validation_by_its_better_head() -> None:
+    there = [
+        candidate("bce, own head", 0.5),
+        candidate("bce, re-probed", 0.6),
+        candidate("bce, trial 2, own head", 0.7),
+        candidate("bce, trial 2, re-probed", 0.4),
+        candidate("supcon, re-probed", 0.9),
+    ]
+    found = chosen_trials({c.name: c for c in there}, ["bce", "supcon", "asl"], trials=2)
+    assert found == {"bce": 1, "supcon": 0}  # asl diverged: it is not there
+
+
+def test_a_budget_becomes_one_number_of_images_for_everybody() -> None:
+    asked = entrants(["bce", "supcon"])
+    costs = [Cost("bce", 10.0, 5.0, 1, 1), Cost("supcon", 30.0, 5.0, 2, 1)]
+
+    def remake(views: int) -> tuple[Contender, ...]:
+        return contenders(asked, settings(), images=640, views=views, trials=1, batch_size=None)
+
+    per_round = 3 * 2 * (10.0 + 15.0)  # three seeds, two views
+    fixed = 3 * (20.0 + 7.0) + 3 * 10.0
+    plan = planner(SAFETY * (fixed + 4.5 * per_round), seeds=3, taking_part=asked, remake=remake)(costs, 7.0, 20.0)
+    assert plan.epochs == {"bce": 8, "supcon": 4}
+    assert plan.views == 640 * 8
+    assert "every method sees 5,120 images, 8 views of each" in plan.said[0]
+
+
+def test_trials_are_paid_for_in_the_first_run_only() -> None:
+    asked = entrants(["bce"])
+    costs = [Cost(trial_name("bce", number), 10.0, 0.0, 1, 1) for number in range(3)]
+
+    def remake(views: int) -> tuple[Contender, ...]:
+        return contenders(asked, settings(), images=640, views=views, trials=3, batch_size=None)
+
+    plan = planner(SAFETY * (3 + 1) * 20.0 * 5.01, seeds=2, taking_part=asked, remake=remake)(costs, 0.0, 0.0)
+    assert plan.epochs["bce"] == 10  # three trainings with the first seed, one with the second
+
+
+def test_a_budget_that_is_too_small_says_what_is_needed() -> None:
+    asked = entrants(["bce"])
+    plan = planner(60.0, seeds=3, taking_part=asked, remake=lambda views: ())
+    with pytest.raises(SettingsError, match=r"a budget of 60 s|a budget of 1 min is too small.*take about"):
+        plan([Cost("bce", 100.0, 5.0, 1, 1)], 7.0, 20.0)
+
+
+def test_a_round_has_two_views() -> None:
+    assert round_of([Entrant("bce")]) == 2
+    assert round_of([Entrant("bce"), Entrant("supcon")]) == 2
+
+
+def test_the_time_before_the_first_run_and_of_testing_is_part_of_the_budget() -> None:
+    asked = entrants(["bce"])
+
+    def remake(views: int) -> tuple[Contender, ...]:
+        return contenders(asked, settings(), images=640, views=views, trials=1, batch_size=None)
+
+    def epochs(before: float, tested: float) -> int:
+        plan = planner(SAFETY * 1000.0, seeds=2, taking_part=asked, remake=remake, before=before)
+        return plan([Cost("bce", 10.0, 5.0, 1, 1, tested)], 0.0, 0.0).epochs["bce"]
+
+    assert epochs(0.0, 0.0) == 48
+    assert epochs(200.0, 0.0) == 38  # 200 s less, for both seeds
+    assert epochs(0.0, 100.0) == 38

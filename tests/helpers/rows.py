@@ -1,0 +1,112 @@
+"""Comparisons for the tests: made numbers, with everything a real one may have."""
+
+from typing import Any
+
+from probmcl.experiments.rows import Comparison, Row
+
+
+def made_row(name: str = "bce", head: str = "own head", mAP: float = 0.80, **other: Any) -> Row:  # noqa: N803
+    """A row of three seeds that can be told apart from neither the probe nor the best; `other` says what differs."""
+    row: dict[str, Any] = {
+        "name": name,
+        "head": head,
+        "method": name.partition(":")[0],
+        "seeds": 3,
+        "best_head": True,
+        "validation": mAP,
+        "mAP": mAP,
+        "interval": (mAP - 0.012, mAP + 0.011),
+        "over_seeds": 0.001,
+        "gain": 0.002,
+        "gain_interval": (-0.004, 0.008),
+        "gain_p": 0.6,
+        "behind": 0.001,
+        "behind_interval": (-0.005, 0.007),
+        "behind_p": 0.7,
+        "CP": mAP - 0.05,
+        "CR": mAP - 0.08,
+        "CF1": mAP - 0.065,
+        "OP": mAP - 0.02,
+        "OR": mAP - 0.04,
+        "OF1": mAP - 0.03,
+        "macro_F1": mAP - 0.07,
+        "jaccard_at_10": mAP - 0.2,
+        "retrieval_mAP": mAP - 0.3,
+        "probability_jaccard_at_10": mAP - 0.1,
+        "probability_mAP": mAP - 0.15,
+        "learning_rate": 0.0003,
+        "weight_decay": 0.0001,
+        "images_seen": 24_000,
+        "seconds": 600.0,
+        "parameters": 3_396_628,
+        "gmac": 0.381,
+        "training_speed": 61.3,
+        "prediction_speed": 188.0,
+        "peak_memory": 912_000_000,
+        "fidelity": "standard",
+        "reference": "",
+        "fingerprint": "0123456789ab",
+        "note": "",
+        "emits_set": False,
+    }
+    return Row(**(row | other))
+
+
+def made_frozen(mAP: float = 0.79, **other: Any) -> Row:  # noqa: N803
+    """The probe on the untouched encoder, which has seen nothing and is compared with nothing."""
+    nothing = dict.fromkeys(("gain", "gain_interval", "gain_p", "behind", "behind_interval", "behind_p"))
+    untrained: dict[str, Any] = {"method": None, "learning_rate": None, "weight_decay": None, "images_seen": 0}
+    return made_row("frozen probe", "frozen", mAP, **({"seconds": 40.0} | nothing | untrained | other))
+
+
+def made_best(name: str = "asl", head: str = "own head", mAP: float = 0.82, **other: Any) -> Row:  # noqa: N803
+    """The best on validation, clearly better than the probe."""
+    nothing = dict.fromkeys(("behind", "behind_interval", "behind_p"))
+    clear: dict[str, Any] = {"gain": 0.03, "gain_interval": (0.02, 0.04), "gain_p": 0.004}
+    return made_row(name, head, mAP, **(clear | nothing | other))
+
+
+def made_comparison(*rows: Row, **other: Any) -> Comparison:
+    """The rows as a tuned comparison of three seeds; `other` says what differs."""
+    shared: dict[str, Any] = {
+        "rows": rows,
+        "seeds": 3,
+        "trials": 4,
+        "images_seen": 24_000,
+        "test_images": 4952,
+        "groups": None,
+        "classes": 20,
+        "encoder": "tf_efficientnet_lite0",
+        "data": "voc",
+        "left_out": (),
+        "draws": 2000,
+    }
+    return Comparison(**(shared | other))
+
+
+def demo_comparison() -> Comparison:
+    """Twelve rows: two heads a method, a preset, a method from outside, one worse than the probe, and one left out."""
+    seeded: dict[str, Any] = {"over_seeds": 0.0021}
+    second: dict[str, Any] = {"best_head": False, "gain_p": None, "behind_p": None} | seeded
+    worse: dict[str, Any] = {"gain": -0.021, "gain_interval": (-0.034, -0.009), "gain_p": 0.012}
+    far: dict[str, Any] = {"behind": 0.049, "behind_interval": (0.036, 0.062), "behind_p": 0.006}
+    better: dict[str, Any] = {"gain": 0.025, "gain_interval": (0.014, 0.037), "gain_p": 0.006}
+    asl: dict[str, Any] = {"fidelity": "authors' code, our settings", "reference": "ridnik2021asl"}
+    probmcl: dict[str, Any] = {"fidelity": "paper", "reference": "sajedi2024probmcl"}
+    graph: dict[str, Any] = {"fidelity": "partly reconstructed", "reference": "chen2019mlgcn"}
+    return made_comparison(
+        made_row("bce", "re-probed", 0.809, seconds=645.0, **second),
+        made_best("asl", "own head", 0.8213, seconds=610.0, **asl, **seeded),
+        made_row("asl", "re-probed", 0.817, seconds=655.0, **asl, **second),
+        made_row("bce", "own head", 0.8151, seconds=600.0, **better, **seeded),
+        made_frozen(0.7912, over_seeds=0.0003),
+        made_row("probmcl", "re-probed", 0.8162, seconds=1410.0, **probmcl, **better, **seeded),
+        made_row("probmcl:paper", "re-probed", 0.772, seconds=1380.0, **probmcl, **worse, **far, **seeded),
+        made_row("ml_gcn", "own head", 0.8097, seconds=820.0, **graph, **seeded),
+        made_row("ml_gcn", "re-probed", 0.8012, seconds=866.0, **graph, **second),
+        made_row("csra", "own head", 0.8155, seconds=702.0, interval=None, gmac=None, **second),
+        made_row("csra", "re-probed", 0.818, seconds=745.0, jaccard_at_10=None, **better, **seeded),
+        made_row("own_loss.py:my_loss & more", "own head", 0.8141, seconds=590.0, fidelity="own", **better, **seeded),
+        trials=1,
+        left_out=("kmcl diverged at step 40 with each of its learning rates.",),
+    )

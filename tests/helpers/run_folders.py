@@ -1,0 +1,49 @@
+"""A run folder made by hand: what training would have written, without training."""
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from helpers.images import NAMES, label_space
+from probmcl.data.images import Preprocessing
+from probmcl.encoders import Encoder
+from probmcl.files import save_tensors
+from probmcl.methods.base import Classifier
+from probmcl.methods.bce import BCE
+
+PLAIN = Preprocessing(32, (0.4, 0.5, 0.6), (0.2, 0.3, 0.2), "bilinear")
+
+
+def classifier(classes: int = 3) -> Classifier:
+    """Its weights are drawn, but wide enough that probabilities lie on both sides of one half."""
+    torch.manual_seed(0)
+    model = BCE(Encoder("test_resnet", image_size=32), label_space(classes))
+    torch.nn.init.normal_(model.linear.weight, std=3.0)
+    return model.eval()
+
+
+def made_run(
+    folder: Path,
+    *,
+    names: Sequence[str] = NAMES,
+    split: Sequence[tuple[Path | str, str]] = (),
+    data: dict[str, object] | None = None,
+) -> Classifier:
+    """Write the folder; the answer is the classifier that it holds."""
+    model = classifier(len(names))
+    contents: dict[str, object] = {
+        "config.json": {"encoder": {"name": "test_resnet", "image_size": None, "weights": "pretrained"}, "seed": 0},
+        "preprocessing.json": {"size": 32, "mean": PLAIN.mean, "std": PLAIN.std, "interpolation": "bilinear"},
+        "labels.json": {"names": list(names), "counts": [1] * len(names), "policy": None},
+        "run.json": {"status": "done", "model": {"method": "bce", "settings": {}}, "data": data},
+    }
+    folder.mkdir(parents=True)
+    for name, content in contents.items():
+        (folder / name).write_text(json.dumps(content))
+    with (folder / "split.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("path", "split"), *split])
+    save_tensors(folder / "model.safetensors", model.state_dict())
+    return model

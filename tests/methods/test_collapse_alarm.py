@@ -1,0 +1,63 @@
+"""The collapse monitor on real, small runs: it must cry where the paper's objective collapses, and only there."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from helpers.images import coloured_records
+from probmcl.data.records import Records
+from probmcl.run.train import train
+from probmcl.run.probe import ProbeSettings
+from probmcl.run.results import Run
+from probmcl.settings import Contender, EncoderSettings, Settings, method_settings
+from probmcl.training import Training
+
+pytestmark = pytest.mark.filterwarnings("default::UserWarning")  # the paper's preset says beforehand what may come
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
+    return coloured_records(tmp_path_factory.mktemp("images"), train=192)
+
+
+def contrast(records: Records, folder: Path, preset: str) -> Run:
+    settings = Settings(
+        method="probmcl",
+        contenders=(
+            Contender(
+                "probmcl",
+                method_settings("probmcl", preset),
+                Training(epochs=12, batch_size=32, learning_rate=3e-3),
+            ),
+        ),
+        encoder=EncoderSettings("test_resnet", weights=None, image_size=32),
+        probe=ProbeSettings(epochs=2, views=0, weight_decays=(1.0,)),
+        workers=0,
+    )
+    return train(records, settings, folder)
+
+
+def last_row(run: Run) -> dict[str, float]:
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
+    signs: dict[str, float] = [row for row in rows if row["stage"] == "probmcl"][-1]
+    return signs
+
+
+def test_it_fires_on_the_papers_preset(records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = contrast(records, tmp_path / "run", "paper")
+    signs = last_row(run)
+    assert signs["similarity_positive"] - signs["similarity_negative"] < 0.02
+    assert len(run.alarms) == 1
+    said = capsys.readouterr().out
+    assert "ALARM: collapsed" in said
+    assert "note: probmcl with target 'feature'" in said
+    assert json.loads((run.folder / "run.json").read_text())["alarms"] == run.alarms
+
+
+def test_it_is_silent_on_a_healthy_run(records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = contrast(records, tmp_path / "run", "default")
+    signs = last_row(run)
+    assert signs["similarity_positive"] - signs["similarity_negative"] > 0.1
+    assert run.alarms == []
+    assert "ALARM" not in capsys.readouterr().out

@@ -1,0 +1,188 @@
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from helpers.images import label_space
+from probmcl.encoders import Encoder, Extracted
+from probmcl.losses import contrastive
+from probmcl.methods import METHODS, find_method, full_name
+from probmcl.methods.base import Method
+from probmcl.methods.bce import BCE
+from probmcl.methods.contrast import shared_labels
+from probmcl.methods.custom_loss import OwnContrast, OwnLoss
+from probmcl.methods.supcon import Config, SupCon
+from probmcl.settings import SettingsError, settings_of_run
+
+FILE = """
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+def on_logits(logits, labels, known):
+    '''As bce, by hand.'''
+    loss = binary_cross_entropy_with_logits(logits, labels, reduction="none")
+    return (loss * known).sum() / known.sum().clamp(min=1)
+
+def on_similarity(similarity, overlap):
+    positive = overlap >= 0.5
+    log = (similarity / 0.1).log_softmax(1)
+    return (-(overlap * log * positive).sum(1) / positive.sum(1).clamp(min=1)).mean()
+
+def unreduced(logits, labels, known):
+    return logits.mean(1)
+
+def of_python(logits, labels, known):
+    return 1.0
+
+def unlike(predictions, targets):
+    return predictions.mean()
+
+not_a_function = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.py"
+    path.write_text(textwrap.dedent(FILE))
+    return path
+
+
+def built(place: str, features: int = 6) -> Method:
+    torch.manual_seed(0)
+    return find_method(place)(Extracted(features), label_space())
+
+
+def batch(method: Method) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    views = torch.randn(method.n_views, 8, 6, generator=generator)
+    labels = (torch.rand(8, 3, generator=generator) < 0.5).float()
+    return views, labels, torch.rand(8, 3, generator=generator) < 0.8
+
+
+def test_a_loss_on_logits_is_what_bce_is_when_it_says_the_same(file: Path) -> None:
+    mine = built(f"{file}:on_logits")
+    torch.manual_seed(0)
+    theirs = BCE(Extracted(6), label_space())
+    assert isinstance(mine, OwnLoss)
+    torch.testing.assert_close(mine(*batch(mine)).loss, theirs(*batch(theirs)).loss)
+    assert mine.state_dict().keys() == theirs.state_dict().keys()
+
+
+def test_a_loss_on_similarities_is_what_supcon_is_when_it_says_the_same(file: Path) -> None:
+    mine = built(f"{file}:on_similarity")
+    torch.manual_seed(0)
+    theirs = SupCon(Extracted(6), label_space(), Config(threshold=0.5, temperature=0.1))
+    assert isinstance(mine, OwnContrast)
+    torch.testing.assert_close(mine(*batch(mine)).loss, theirs(*batch(theirs)).loss)
+
+
+def test_a_row_is_not_compared_with_itself(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = {}
+    mine = built(f"{file}:on_similarity")
+
+    def look(similarity: torch.Tensor, overlap: torch.Tensor) -> torch.Tensor:
+        seen["similarity"], seen["overlap"] = similarity, overlap
+        return similarity.mean()
+
+    monkeypatch.setattr(type(mine), "function", staticmethod(look))
+    views, labels, known = batch(mine)
+    mine(views, labels, known)
+    assert seen["similarity"].shape == seen["overlap"].shape == (16, 15)
+    whole = shared_labels(labels, known, n_views=2)
+    expected = torch.stack([torch.cat([row[:i], row[i + 1 :]]) for i, row in enumerate(whole)])
+    torch.testing.assert_close(seen["overlap"], expected)
+    assert seen["similarity"].max() < 1
+
+
+def test_a_label_that_is_not_known_reaches_no_loss(file: Path) -> None:
+    for name in ("on_logits", "on_similarity"):
+        mine = built(f"{file}:{name}")
+        views, labels, known = batch(mine)
+        losses = [mine(views, labels.where(known, value), known).loss for value in (0.0, 1.0, float("nan"))]
+        assert torch.equal(losses[0], losses[1])
+        assert torch.equal(losses[0], losses[2])
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("unlike", r"takes \(predictions, targets\); a loss of one's own is loss\(logits, labels, known\)"),
+        ("absent", "there is no function 'absent'"),
+        ("not_a_function", "there is no function 'not_a_function'"),
+    ],
+)
+def test_what_is_no_loss_is_refused_by_name(file: Path, name: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        find_method(f"{file}:{name}")
+
+
+def test_a_file_that_is_not_there_or_fails_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"nowhere.py: there is no such file"):
+        find_method(f"{tmp_path / 'nowhere.py'}:loss")
+    (tmp_path / "broken.py").write_text("1 / 0")
+    with pytest.raises(ValueError, match=r"broken.py cannot be loaded: ZeroDivisionError"):
+        find_method(f"{tmp_path / 'broken.py'}:loss")
+
+
+@pytest.mark.parametrize(("name", "said"), [("unreduced", r"a tensor of shape \(8,\)"), ("of_python", "a float")])
+def test_a_loss_that_is_not_one_number_is_refused(file: Path, name: str, said: str) -> None:
+    mine = built(f"{file}:{name}")
+    with pytest.raises(ValueError, match=f"the loss {name} returns {said}"):
+        mine(*batch(mine))
+
+
+def test_a_relative_path_means_the_same_file(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    assert full_name("mine.py:on_logits") == f"{file.resolve()}:on_logits"
+    assert find_method("mine.py:on_logits") is find_method(f"{file}:on_logits")
+    assert full_name("package.module:Class") == "package.module:Class"
+
+
+def test_no_file_is_run_because_a_folder_names_it(file: Path) -> None:
+    place = f"{file.resolve()}:on_logits"
+    config = {"contenders": [{"method": place, "settings": {}, "training": {}, "name": "on_logits"}]}
+    with pytest.raises(SettingsError, match="no code runs because a folder names it; say --loss"):
+        settings_of_run(config)
+    assert str(file.resolve()) not in sys.modules
+
+
+def test_a_file_may_import_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside_it.py").write_text("FACTOR = 3.0")
+    (tmp_path / "importing.py").write_text(
+        "from beside_it import FACTOR\ndef scaled(logits, labels, known):\n    return FACTOR * logits.mean()\n"
+    )
+    mine = built(f"{tmp_path / 'importing.py'}:scaled")
+    assert mine(*batch(mine)).loss.isfinite()
+    assert str(tmp_path) not in sys.path
+
+
+def test_a_file_may_have_dataclasses_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "with_classes.py").write_text(
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n"
+        "@dataclass\nclass Weight:\n    value: float = 2.0\n"
+        "def weighted(logits, labels, known):\n    return Weight().value * (logits * labels).mean()\n"
+    )
+    mine = built(f"{tmp_path / 'with_classes.py'}:weighted")
+    assert mine(*batch(mine)).loss.isfinite()
+
+
+def test_it_trains_a_whole_encoder(file: Path) -> None:
+    for name in ("on_logits", "on_similarity"):
+        kind = find_method(f"{file}:{name}")
+        mine = kind(Encoder("test_resnet", image_size=32), label_space(), kind.presets["default"])
+        mine(torch.randn(mine.n_views, 4, 3, 32, 32), torch.eye(4, 3)).loss.backward()
+        assert all(p.grad is not None for p in mine.parameters())
+
+
+def test_the_losses_that_are_compared_here_are_ours(file: Path) -> None:
+    logits, labels = torch.tensor([[0.3, -1.0]]), torch.tensor([[1.0, 0.0]])
+    mine = built(f"{file}:on_logits", 6)
+    assert isinstance(mine, OwnLoss)
+    torch.testing.assert_close(mine.loss(logits, labels, None), binary_cross_entropy_with_logits(logits, labels))
+    similarity = torch.eye(3) * 0.9 + 0.1
+    assert contrastive(similarity, torch.eye(3), threshold=0.5, temperature=1.0) == 0  # nobody shares anything
+    assert all(not place.endswith(".py") for place in METHODS)

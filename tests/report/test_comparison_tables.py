@@ -1,0 +1,348 @@
+import csv
+import dataclasses
+import io
+import re
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from helpers.rows import demo_comparison, made_best, made_comparison, made_frozen, made_row
+from probmcl.experiments.rows import Comparison, Row
+from probmcl.report.comparison_tables import (
+    SECTIONS,
+    duration,
+    entries,
+    points,
+    terminal,
+    to_bibtex,
+    to_csv,
+    to_latex,
+    to_markdown,
+)
+
+DEMO = demo_comparison()
+
+
+def shown(table: Table, width: int = 100) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+
+
+def bold_cells(table: Table, header: str) -> list[str]:
+    column = next(column for column in table.columns if column.header == header)
+    return [cell.plain for cell in column.cells if isinstance(cell, Text) and cell.style == "bold"]
+
+
+def lines_of(text: str, start: str) -> list[list[str]]:
+    """Cells of the Markdown rows that begin with this."""
+    rows = [line for line in text.splitlines() if line.startswith(f"| {start} |")]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", row)[1:-1]] for row in rows]
+
+
+# Order.
+
+
+def test_the_frozen_probe_comes_first_then_the_best_on_validation() -> None:
+    # On test the order would be the other way round.
+    rows = [made_row("a", mAP=0.9, validation=0.7), made_row("b", mAP=0.7, validation=0.9), made_frozen(validation=0.1)]
+    assert [row.name for row in made_comparison(*rows).ordered] == ["frozen probe", "b", "a"]
+
+
+def test_of_equals_the_one_that_the_others_are_behind_comes_first() -> None:
+    rows = [made_row("a", mAP=0.82), made_best("z", mAP=0.82), made_frozen()]
+    assert made_comparison(*rows).methods[0].name == "z"
+
+
+def test_a_method_is_stood_for_by_its_better_head() -> None:
+    assert [row.title for row in DEMO.methods] == [
+        "asl, own head",
+        "csra, re-probed",
+        "probmcl, re-probed",
+        "bce, own head",
+        "own_loss.py:my_loss & more, own head",
+        "ml_gcn, own head",
+        "probmcl:paper, re-probed",
+    ]
+
+
+@pytest.mark.parametrize("rows", [(), (made_frozen(), made_frozen())])
+def test_a_comparison_without_one_frozen_probe_says_so(rows: tuple[Row, ...]) -> None:
+    with pytest.raises(ValueError, match=f"has {len(rows)}"):
+        _ = made_comparison(*rows).frozen
+
+
+# What every table says of itself.
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"trials": 1}, ["untuned"]),
+        ({"trials": 5}, ["best of 5 trials on validation"]),
+        ({"seeds": 1}, ["1 seed"]),
+        ({"seeds": 7, "images_seen": 12_345}, ["7 seeds", "12,345 images seen"]),
+        ({"groups": None, "draws": 500}, ["500 draws of images"]),
+        ({"groups": 321}, ["2,000 draws of 321 groups"]),
+    ],
+)
+def test_every_table_says_under_which_conditions_it_was_found(other: dict[str, Any], said: list[str]) -> None:
+    comparison = dataclasses.replace(DEMO, **other)
+    texts = [" ".join(shown(table).split()) for table in terminal(comparison)]
+    texts += to_markdown(comparison).split("### ")[1 : 1 + len(SECTIONS)]
+    texts += re.findall(r"\\caption\{.*", to_latex(comparison))
+    assert len(texts) == 3 * len(SECTIONS)
+    assert all(part in text for part in said for text in texts)
+
+
+def test_a_tuned_comparison_is_nowhere_called_untuned() -> None:
+    tuned = dataclasses.replace(DEMO, trials=2)
+    assert not any("untuned" in text for text in (to_markdown(tuned), to_latex(tuned), *map(shown, terminal(tuned))))
+
+
+NOTED = made_comparison(
+    made_frozen(),
+    made_best("pla", note="it ranks a_set.", emits_set=True),
+    made_row("pla:paper", note="it ranks a_set.", emits_set=True),
+    made_row("pla", "re-probed", best_head=False),
+)
+"""A method whose own head has something to say of its mAP."""
+
+
+@pytest.mark.parametrize("key", SECTIONS)
+def test_a_note_stands_once_below_each_table_that_it_concerns(key: str) -> None:
+    said = {
+        "quality": "pla, own head; pla:paper, own head: it ranks a_set.",
+        "decisions": "pla, own head; pla:paper, own head: a set of labels has no threshold to choose",
+        "retrieval": "pla, own head; pla:paper, own head: it ranks a_set.",
+    }.get(key)
+    number = list(SECTIONS).index(key)
+    texts = [
+        " ".join(shown(terminal(NOTED)[number], 200).split()),
+        to_markdown(NOTED).split("### ")[1 + number].replace("\\", ""),
+        to_latex(NOTED).split(r"\end{table*}")[number].replace("\\", ""),
+    ]
+    for text in texts:
+        assert text.count("pla, own head; ") == (said is not None)
+        assert said is None or said in text
+
+
+def test_without_notes_nothing_is_below_a_table_but_its_conditions() -> None:
+    assert r"\smallskip" not in to_latex(DEMO)
+    assert all(part.rstrip().endswith("of images") for part in to_markdown(DEMO).split("### ")[1 : 1 + len(SECTIONS)])
+
+
+# Terminal.
+
+
+def body(text: str) -> list[list[str]]:
+    """The rows below the rule: the lines of the first column of each, then all its other lines as one text."""
+    rows: list[list[str]] = []
+    for line in text.split("─\n")[1].split("voc, test split")[0].splitlines():
+        name, _, rest = (part.strip() for part in line.partition("  "))
+        if re.search(r"\S {2,}\S", rest):  # numbers, which stand in the first line of a row
+            rows.append(["", ""])
+        rows[-1][0] += f"{name}\n" if name else ""
+        rows[-1][1] += f" {rest}"
+    return rows
+
+
+@pytest.mark.parametrize("width", [80, 100])
+@pytest.mark.parametrize("number", range(len(SECTIONS)))
+def test_a_terminal_shows_everything_and_folds_between_words(number: int, width: int) -> None:
+    longest = made_row("ml_gcn:published", fidelity="partly reconstructed, our settings", validation=0.1)
+    comparison = dataclasses.replace(DEMO, rows=(*DEMO.rows, longest))
+    text = shown(terminal(comparison)[number], width)
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    section = list(SECTIONS.values())[number]
+    for (name, cells), row in zip(body(text), comparison.ordered, strict=True):
+        assert re.sub(r"(?<=:)\n", "", name.strip()).replace("\n", " ") == row.title
+        for column in section.columns:
+            assert set(column.cell(row).split()) <= set(cells.split())
+            assert column.folds or column.cell(row) in cells
+
+
+def test_a_long_name_is_folded_and_not_cut() -> None:
+    name = "a_rather_long_package.with_a_long_module:AndALongNameOfAClass"
+    for table in terminal(made_comparison(made_frozen(), made_best(name))):
+        text = shown(table)
+        assert max(map(len, text.splitlines())) <= 100
+        first = "".join(re.split(r"\s{2,}", line.strip())[0] for line in text.splitlines()).replace(" ", "")
+        assert f"{name},ownhead" in first
+
+
+def test_a_name_is_no_markup_in_the_terminal() -> None:
+    assert "[red]x[/red], own head" in shown(terminal(made_comparison(made_frozen(), made_best("[red]x[/red]")))[1])
+
+
+def test_the_highest_as_printed_is_bold_also_when_two_share_it() -> None:
+    rows = [made_best("a", mAP=0.81239), made_row("b", mAP=0.81161), made_row("c", mAP=0.8109), made_frozen()]
+    quality = terminal(made_comparison(*rows))[0]
+    assert bold_cells(quality, "mAP") == ["81.2 [80.0, 82.3]", "81.2 [80.0, 82.3]"]
+    assert bold_cells(quality, "gain over frozen") == ["+3.0 [+2.0, +4.0]"]
+    assert bold_cells(quality, "p") == []
+
+
+def test_a_column_without_numbers_has_dashes_and_nothing_bold() -> None:
+    rows = [made_best(macro_F1=None, gmac=None, peak_memory=None), made_frozen(macro_F1=None)]
+    decisions = terminal(made_comparison(*rows))[1]
+    assert bold_cells(decisions, "macro F1") == []
+    assert [cell.plain for cell in decisions.columns[-1].cells] == ["–", "–"]  # type: ignore[union-attr]
+
+
+# How numbers are written.
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_minus() -> None:
+    assert [points(value) for value in (-0.0004, 0.0, -0.0006)] == ["+0.0", "+0.0", "−0.1"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.0, "0.0 s"), (99.4, "99 s"), (100.0, "1.7 min"), (7200.0, "2.0 h"), (172_800.0, "2.0 d")]
+)
+def test_a_duration_has_the_unit_people_would_use(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+def test_scores_are_in_percent_with_their_interval_and_seeds_beside_them() -> None:
+    row = made_best("x", mAP=0.7912, interval=(0.7784, 0.8031), over_seeds=0.0021, gain_p=0.0004)
+    (cells, *_) = lines_of(to_markdown(made_comparison(made_frozen(0.7612), row)), "x, own head")
+    assert cells[1:] == ["**79.1**", "**79.1 [77.8, 80.3]**", "± 0.2", "**+3.0 [+2.0, +4.0]**", "<0.001"]
+
+
+def test_costs_have_their_units() -> None:
+    row = made_best("x", seconds=754.0, parameters=44_904_512, gmac=31.2, peak_memory=None, training_speed=4.26)
+    cells = lines_of(to_markdown(made_comparison(made_frozen(), row)), "x, own head")[list(SECTIONS).index("cost")]
+    assert cells[1:] == ["13 min", "4.3", "188", "–", "45", "31"]
+
+
+# CSV.
+
+
+def read_csv(comparison: Comparison) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(to_csv(comparison))))
+
+
+def test_the_csv_has_every_field_of_every_row_exactly() -> None:
+    lines = read_csv(DEMO)
+    assert len(lines) == len(DEMO.rows)
+    for line, row in zip(lines, DEMO.ordered, strict=True):
+        for field in dataclasses.fields(Row):
+            value = getattr(row, field.name)
+            if field.name.endswith("interval"):
+                found = [line[f"{field.name}_{end}"] for end in ("low", "high")]
+                assert found == ["", ""] if value is None else tuple(map(float, found)) == value
+            elif isinstance(value, bool):
+                assert line[field.name] == str(value).lower()
+            else:
+                assert line[field.name] == ("" if value is None else str(value))
+
+
+def test_the_csv_says_in_each_line_what_all_have_in_common() -> None:
+    assert {(line["trials"], line["draws"], line["groups"], line["data"]) for line in read_csv(DEMO)} == {
+        ("1", "2000", "", "voc")
+    }
+    header = to_csv(DEMO).splitlines()[0].split(",")
+    assert len(header) == len(set(header))
+
+
+def test_a_name_with_commas_quotes_and_lines_survives_the_csv() -> None:
+    name = 'a "b", c\nd'
+    assert [line["name"] for line in read_csv(made_comparison(made_frozen(), made_best(name)))][1] == name
+
+
+# Markdown.
+
+
+def test_every_markdown_row_has_the_cells_of_its_header() -> None:
+    odd = made_comparison(made_frozen(), made_best("a|b_c*d`<e>"))
+    for part in to_markdown(odd).split("### ")[1:]:
+        rows = [line for line in part.splitlines() if line.startswith("|")]
+        assert len(rows) == 4
+        assert len({len(re.split(r"(?<!\\)\|", row)) for row in rows}) == 1
+        assert r"a\|b\_c\*d\`\<e\>" in part
+
+
+def test_markdown_says_what_was_left_out() -> None:
+    assert to_markdown(DEMO).endswith("### Left out\n\n- kmcl diverged at step 40 with each of its learning rates.\n")
+    assert "Left out" not in to_markdown(made_comparison(made_frozen()))
+
+
+# LaTeX.
+
+
+def test_latex_is_whole_tables_with_as_many_cells_as_columns() -> None:
+    text = to_latex(DEMO)
+    tables = re.findall(r"\\begin\{table\*\}(.*?)\\end\{table\*\}", text, re.DOTALL)
+    assert len(tables) == len(SECTIONS) == text.count(r"\begin{") / 2
+    for key, table in zip(SECTIONS, tables, strict=True):
+        assert rf"\label{{tab:voc-{key}}}" in table
+        places = [table.index(rf"\{rule}rule") for rule in ("top", "mid", "bottom")]
+        assert places == sorted(places)
+        columns = len(re.search(r"\\begin\{tabular\}\{(l?r*)\}", table)[1])  # type: ignore[index]
+        rows = [line for line in table.splitlines() if line.endswith(r"\\")]
+        assert len(rows) == 1 + len(DEMO.rows)
+        assert {len(re.split(r"(?<!\\)&", row)) for row in rows} == {columns}
+
+
+def test_latex_escapes_whatever_a_name_may_hold() -> None:
+    text = to_latex(made_comparison(made_frozen(), made_best(r"a_b&c%d#e$f{g}h~i^j\k<l--m")))
+    assert r"a\_b\&c\%d\#e\$f\{g\}h\textasciitilde{}i\textasciicircum{}j\textbackslash{}k$<$l-{}-m, own head" in text
+
+
+def test_latex_writes_numbers_as_mathematics_and_the_best_in_bold() -> None:
+    row = made_best("x", gain=-0.012, gain_interval=(-0.02, 0.001), over_seeds=0.002)
+    line = next(line for line in to_latex(made_comparison(made_frozen(), row)).splitlines() if line.startswith("x,"))
+    assert line == (
+        r"x, own head & \textbf{82.0} & \textbf{82.0 [80.8, 83.1]} & $\pm$ 0.2 & "
+        r"\textbf{$-$1.2 [$-$2.0, +0.1]} & 0.004 \\"
+    )
+
+
+def test_latex_cites_what_the_bibliography_has_and_only_that() -> None:
+    rows = [made_frozen(), made_best("asl", reference="ridnik2021asl"), made_row("x", reference="nobody2020")]
+    text = to_latex(made_comparison(*rows))
+    assert set(re.findall(r"\\cite\{(.*?)\}", text)) == {"ridnik2021asl"}
+    assert text.count(r"asl, own head~\cite{ridnik2021asl} &") == len(SECTIONS)
+
+
+# BibTeX.
+
+
+def test_the_bibliography_has_each_cited_entry_once_and_no_other() -> None:
+    found = re.findall(r"^@\w+\{(.*),$", to_bibtex(DEMO), re.MULTILINE)
+    assert found == ["ridnik2021asl", "sajedi2024probmcl", "chen2019mlgcn"]
+
+
+def test_the_bibliography_has_probmcl_only_if_it_took_part() -> None:
+    others = [row for row in DEMO.rows if row.method != "probmcl"]
+    assert "sajedi2024probmcl" not in to_bibtex(dataclasses.replace(DEMO, rows=tuple(others)))
+
+
+def test_entries_are_whole() -> None:
+    assert len(entries()) >= 8
+    for key, entry in entries().items():
+        assert re.match(rf"@\w+\{{{key},", entry)
+        assert entry.count("{") == entry.count("}")
+        assert "year = " in entry
+
+
+def test_a_reference_without_an_entry_is_named() -> None:
+    text = to_bibtex(made_comparison(made_frozen(), made_best(reference="nobody2020")))
+    assert text == "% no entry for nobody2020 in references.bib\n\n"
+
+
+def test_nothing_cited_is_an_empty_bibliography() -> None:
+    assert to_bibtex(made_comparison(made_frozen())) == ""
+
+
+@pytest.mark.parametrize("module", ["rows", "tables", "plot", "verdict"])
+def test_showing_a_comparison_loads_no_torch(module: str) -> None:
+    code = f"import sys, probmcl.experiments.{module}; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,64 @@
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from helpers.images import label_space
+from probmcl.encoders import Extracted
+from probmcl.methods.bce import BCE
+from probmcl.run.budget import MOST_VIEWS, Cost, make_plan, seconds_per_row, seconds_per_step
+from probmcl.training import Training
+
+BCE_COST, PROBMCL_COST = Cost("bce", 10.0, 5.0, 1, 12), Cost("probmcl", 25.0, 5.0, 2, 6)
+
+
+def test_without_a_budget_the_settings_decide() -> None:
+    plan = make_plan([BCE_COST, PROBMCL_COST], shared=1.0, spent=1e9, budget=None)
+    assert plan.epochs == {"bce": 12, "probmcl": 6}
+
+
+def test_a_budget_gives_every_contender_the_same_views() -> None:
+    plan = make_plan([BCE_COST, PROBMCL_COST], shared=40.0, spent=50.0, budget=100.0 + 3 * 45.0 + 1.0)
+    assert plan.epochs == {"bce": 6, "probmcl": 3}
+
+
+def test_a_budget_too_small_for_all_leaves_the_last_out_and_says_so() -> None:
+    plan = make_plan([BCE_COST, PROBMCL_COST], shared=0.0, spent=0.0, budget=40.0)
+    assert plan.epochs == {"bce": 3}
+    assert "no time for probmcl" in plan.said[-1]
+
+
+def test_a_budget_that_is_spent_trains_nothing_and_says_so() -> None:
+    plan = make_plan([BCE_COST, PROBMCL_COST], shared=0.0, spent=100.0, budget=90.0)
+    assert plan.epochs == {}
+    assert "no time for bce, probmcl" in plan.said[0]
+
+
+def test_a_large_budget_is_not_wasted_on_endless_epochs() -> None:
+    plan = make_plan([BCE_COST, PROBMCL_COST], shared=0.0, spent=0.0, budget=1e9)
+    assert plan.epochs == {"bce": MOST_VIEWS, "probmcl": MOST_VIEWS // 2}
+
+
+@given(
+    st.floats(0.1, 100.0), st.floats(0.1, 100.0), st.floats(0.0, 50.0), st.floats(0.0, 500.0), st.floats(1.0, 5000.0)
+)
+def test_what_is_planned_fits_the_budget(one: float, two: float, once: float, spent: float, budget: float) -> None:
+    costs = [Cost("bce", one, once, 1, 12), Cost("probmcl", two, once, 2, 6)]
+    plan = make_plan(costs, shared=1.0, spent=spent, budget=budget)
+    trained = [cost for cost in costs if cost.name in plan.epochs]
+    total = spent + 1.0 + sum(cost.once + plan.epochs[cost.name] * cost.epoch for cost in trained)
+    assert not trained or total <= budget + 1e-6
+
+
+def test_measuring_counts_real_work() -> None:
+    small, large = (seconds_per_row(torch.nn.Linear(d, d), torch.zeros(64, d)) for d in (8, 2000))
+    assert 0 < small < large
+    method = BCE(Extracted(8), label_space())
+    before = method.linear.weight.detach().clone()
+    assert seconds_per_step(method, torch.ones(1, 4, 8), torch.ones(4, 3), Training()) > 0
+    assert not torch.equal(method.linear.weight, before)  # it is really trained: give a copy
+
+
+@pytest.mark.parametrize("budget", [None, 100.0])
+def test_no_contender_needs_no_plan(budget: float | None) -> None:
+    assert make_plan([], shared=1.0, spent=0.0, budget=budget).epochs == {}

@@ -1,0 +1,458 @@
+import csv
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from io import StringIO
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+from safetensors.torch import load_file
+from sklearn.metrics import average_precision_score
+
+from helpers.images import coloured_records
+from probmcl import material, phases, store
+from probmcl.data.labels import LabelStates, State
+from probmcl.data.records import LabelSpace, Records
+from probmcl.evaluation import multilabel_metrics
+from probmcl.methods.kssnet import KSSNet
+from probmcl.methods.pla import PLA
+from probmcl.inference import load
+from probmcl.run.phases import everybody, restored
+from probmcl.run.train import resume, train
+from probmcl.run.probe import ProbeSettings
+from probmcl.run.results import Run
+from probmcl.settings import Contender, EncoderSettings, Settings, Tune, method_settings
+from probmcl.training import Checkpoint, Training, features
+from probmcl.console import Bar, Display
+
+
+def settings(*methods: str, **changes: object) -> Settings:
+    small = Settings(
+        method=methods[0] if methods else "probe",
+        contenders=tuple(
+            Contender(method, method_settings(method), Training(epochs=2, batch_size=8, learning_rate=1e-3))
+            for method in methods
+        ),
+        encoder=EncoderSettings("test_resnet", weights=None, image_size=32),
+        probe=ProbeSettings(epochs=5, views=1, weight_decays=(1.0, 10.0)),
+        workers=0,
+    )
+    return replace(small, **changes)  # type: ignore[arg-type]
+
+
+def quiet() -> Display:
+    return Display(Console(file=StringIO()))
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
+    return coloured_records(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def bce(records: Records, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return train(records, settings("bce"), tmp_path_factory.mktemp("runs") / "bce", quiet(), tested=everybody)
+
+
+def read(run: Run, name: str) -> dict[str, object]:
+    content: dict[str, object] = json.loads((run.folder / name).read_text())
+    return content
+
+
+def test_the_run_folder_holds_what_is_needed_to_use_judge_and_repeat_it(bce: Run, records: Records) -> None:
+    assert read(bce, "config.json")["method"] == "bce"
+    assert read(bce, "config.json")["encoder"] == {
+        "name": "test_resnet",
+        "weights": None,
+        "image_size": 32,
+        "statistics": None,
+    }
+    assert read(bce, "preprocessing.json")["size"] == 32
+    assert read(bce, "labels.json")["names"] == ["red", "green", "blue"]
+    with (bce.folder / "split.csv").open() as file:
+        assert [row["split"] for row in csv.DictReader(file)] == list(records.split)
+    about = read(bce, "run.json")
+    assert (about["status"], about["kept"], about["seed"]) == ("finished", bce.kept.name, 0)
+    assert about["candidates"] == [
+        {"name": c.name, "validation_mAP": c.validation["mAP"]} for c in bce.candidates.values()
+    ]
+    stages = {json.loads(line)["stage"] for line in (bce.folder / "metrics.jsonl").read_text().splitlines()}
+    probes = {f"{name}, weight decay {d}" for name in ("frozen probe", "bce, re-probed") for d in (1, 10)}
+    assert stages == {"bce", *probes}
+    assert (bce.folder / "metrics.csv").read_text().startswith("stage,epoch,step,loss")
+    with Image.open(bce.folder / "views.png") as image:
+        assert min(image.size) > 32
+
+
+def test_what_was_kept_is_the_best_on_validation(bce: Run) -> None:
+    assert list(bce.candidates) == ["frozen probe", "bce, own head", "bce, re-probed"]
+    assert bce.kept.validation["mAP"] == max(c.validation["mAP"] for c in bce.candidates.values())
+
+
+def test_the_saved_model_gives_the_saved_scores_and_these_the_saved_metrics(bce: Run, records: Records) -> None:
+    saved = np.load(bce.folder / "predictions" / "test.npz")
+    assert saved["paths"].tolist() == [str(records.paths[row]) for row in records.rows("test")]
+    predicted = bce.model.predict([str(path) for path in saved["paths"]])
+    np.testing.assert_allclose(predicted.scores, saved["scores"], atol=1e-5)
+    metrics = multilabel_metrics(saved["scores"], saved["labels"], saved["known"])
+    evaluation = read(bce, "evaluation.json")
+    assert evaluation["mAP"] == pytest.approx(metrics["mAP"])
+    assert evaluation["at"]["0.5"]["OF1"] == pytest.approx(metrics["OF1"])  # type: ignore[index]
+
+
+def test_the_same_settings_give_the_same_scores(bce: Run, records: Records, tmp_path: Path) -> None:
+    torch.rand(3)  # whatever else was drawn before
+    again = train(records, settings("bce"), tmp_path / "again", quiet(), tested=everybody)
+    assert all(
+        torch.equal(again.candidates[name].scores["test"], c.scores["test"]) for name, c in bce.candidates.items()
+    )
+
+
+@pytest.mark.parametrize("tune", ["all", "last", "none"])
+def test_test_is_scored_for_what_was_kept_and_for_the_frozen_probe_only(
+    records: Records, tmp_path: Path, tune: Tune
+) -> None:
+    run = train(records, settings("bce", tune=tune), tmp_path / "run", quiet())
+    assert {c.name for c in run.candidates.values() if c.test} == {run.kept.name, "frozen probe"}
+    assert read(run, "run.json")["test_mAP"].keys() == {run.kept.name, "frozen probe"}  # type: ignore[attr-defined]
+    frozen = json.loads((run.folder / "frozen" / "evaluation.json").read_text())
+    assert frozen == run.candidates["frozen probe"].test
+    saved = np.load(run.folder / "predictions" / "test.npz")
+    predicted = run.model.predict(saved["paths"].tolist())
+    np.testing.assert_allclose(predicted.scores, saved["scores"], atol=2e-3)  # stored in half precision
+
+
+def test_a_run_in_parts_trains_only_the_last_stage(records: Records, tmp_path: Path) -> None:
+    run = train(records, settings("bce", tune="last"), tmp_path / "run", quiet(), tested=everybody)
+    frozen, tuned = run.candidates["frozen probe"].state, run.candidates["bce, own head"].state
+    changed = {key for key in frozen if not torch.equal(frozen[key], tuned[key]) and key.startswith("encoder")}
+    assert changed
+    assert all(key.startswith("encoder.model.layer4.") for key in changed)
+    assert not any("running" in key or "num_batches" in key for key in changed)  # statistics stay
+
+
+def test_an_encoder_that_cannot_be_cut_learns_as_a_whole_and_it_is_said(records: Records, tmp_path: Path) -> None:
+    console = Console(file=StringIO())
+    encoder = EncoderSettings("test_vit", weights=None, image_size=32)
+    train(records, settings("bce", tune="last", encoder=encoder), tmp_path / "run", Display(console))
+    assert "test_vit cannot be cut" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_stored_activations_are_gone_when_the_run_is_finished(records: Records, tmp_path: Path) -> None:
+    run = train(records, settings("bce", tune="last"), tmp_path / "run", quiet())
+    left = {path.name for path in (run.folder / "checkpoints").iterdir()}
+    assert left == {"plan.json", *(f"{name}.safetensors" for name in run.candidates)}
+
+
+def test_training_leaves_the_callers_generator_alone(records: Records, tmp_path: Path) -> None:
+    state = torch.get_rng_state()
+    train(records, settings(), tmp_path / "run", quiet())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_probmcl_keeps_its_mixture_network_apart_from_what_predicts(records: Records, tmp_path: Path) -> None:
+    run = train(records, settings("probmcl"), tmp_path / "run", quiet())
+    stage_1 = load_file(run.folder / "contrastive" / "model.safetensors")
+    predicts = run.candidates["probmcl, re-probed"].state
+    assert any(key.startswith("network.") for key in stage_1)
+    assert all(key.startswith(("encoder.", "linear.")) for key in predicts)
+    assert all(torch.equal(stage_1[key], value) for key, value in predicts.items() if key.startswith("encoder."))
+    assert set(run.candidates) == {"frozen probe", "probmcl, re-probed"}
+
+
+def test_the_probes_own_settings_are_used(records: Records, tmp_path: Path) -> None:
+    runs = [
+        train(records, settings(probe=ProbeSettings(epochs=5, views=0, loss=loss)), tmp_path / loss, quiet())
+        for loss in ("asl", "bce")
+    ]
+    assert not torch.equal(runs[0].kept.scores["test"], runs[1].kept.scores["test"])
+
+
+def test_a_folder_with_something_in_it_is_refused_and_untouched(records: Records, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("precious")
+    with pytest.raises(OSError, match="not empty"):
+        train(records, settings(), tmp_path, quiet())
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_split_without_images_is_said_before_anything_is_trained(records: Records, tmp_path: Path) -> None:
+    without = replace(records, split=tuple("train" if split == "val" else split for split in records.split))
+    with pytest.raises(ValueError, match="no image belongs to the val split"):
+        train(without, settings("bce"), tmp_path / "run", quiet())
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_device_that_is_not_here_is_said(records: Records, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="device 'mps'"):
+        train(records, settings("bce", device="mps"), tmp_path / "run", quiet())
+
+
+class Killed(BaseException):
+    """What no code of ours handles, as a kill is handled by none."""
+
+
+class Deadly(Display):
+    """Dies when a stage has made so many steps."""
+
+    def __init__(self, stage: str, steps: int) -> None:
+        super().__init__(Console(file=StringIO()))
+        self.deadly, self.steps = stage, steps
+
+    @contextmanager
+    def stage(self, name: str, total: int) -> Iterator[Bar]:
+        with super().stage(name, total) as bar:
+            if self.deadly in name:
+                bar.advance = self.die_after(bar.advance)  # type: ignore[method-assign]
+            yield bar
+
+    def die_after(self, advance: Callable[..., None]) -> Callable[..., None]:
+        left = iter(range(self.steps))
+
+        def counted(images: int = 0, steps: int = 1) -> None:
+            advance(images, steps)
+            if next(left, None) is None:
+                raise Killed
+
+        return counted
+
+
+PHASES = [
+    ("plain views of train", 1),
+    ("plain views of val", 0),
+    ("features for frozen probe", 1),
+    ("fitting frozen probe", 3),
+    ("augmented views of train", 1),
+    ("training bce", 4),
+    ("scoring bce, own head on val", 0),
+    ("features for bce", 0),
+    ("fitting bce", 7),
+    ("training probmcl", 2),
+    ("fitting probmcl", 0),
+    ("plain views of test", 0),
+    ("on test", 0),
+]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(records: Records, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    return train(records, settings("bce", "probmcl", tune="last"), folder, quiet())
+
+
+@pytest.mark.parametrize(("phase", "steps"), PHASES)
+def test_a_kill_in_any_phase_and_a_resume_end_in_the_scores_of_an_undisturbed_run(
+    records: Records, undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, steps: int
+) -> None:
+    monkeypatch.setattr(phases, "Checkpoint", partial(Checkpoint, seconds_apart=0.0))
+    monkeypatch.setattr(store, "SECONDS_APART", 0.0)
+    monkeypatch.setattr(material, "CPU_PIXELS", 4 * 32 * 32)
+    monkeypatch.setattr(features, "ROWS_AT_ONCE", 8)
+    asked, folder = settings("bce", "probmcl", tune="last"), tmp_path / "run"
+    with pytest.raises(Killed):
+        train(records, asked, folder, Deadly(phase, steps))
+    torch.rand(3)
+    run = resume(records, asked, folder, quiet())
+    assert run.kept.name == undisturbed.kept.name
+    for name, candidate in undisturbed.candidates.items():
+        assert torch.allclose(run.candidates[name].scores["val"], candidate.scores["val"], atol=1e-5)
+    assert torch.allclose(run.kept.scores["test"], undisturbed.kept.scores["test"], atol=1e-5)
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps_of = [(row["stage"], row["step"]) for row in rows]
+    assert len(set(steps_of)) == len(steps_of)
+
+
+def test_a_finished_run_has_nothing_to_resume(records: Records, bce: Run) -> None:
+    before = {path: path.stat().st_mtime_ns for path in bce.folder.rglob("*")}
+    again = resume(records, settings("bce"), bce.folder, quiet())
+    assert again.kept.name == bce.kept.name
+    assert before == {path: path.stat().st_mtime_ns for path in bce.folder.rglob("*")}
+
+
+@pytest.mark.parametrize("pretrained", [True, False])
+def test_where_all_of_a_pretrained_encoder_learns_the_linear_layer_begins_as_the_frozen_probe(
+    records: Records, bce: Run, tmp_path: Path, pretrained: bool
+) -> None:
+    still = Contender("bce", method_settings("bce"), Training(epochs=1, batch_size=8, learning_rate=1e-30, ema=0.0))
+    encoder = EncoderSettings("test_resnet", weights=str(bce.folder) if pretrained else None, image_size=32)
+    asked = settings("bce", contenders=(still,), encoder=encoder, tune="all")
+    found = train(records, asked, tmp_path / "run", quiet()).candidates
+    own, frozen = found["bce, own head"].scores["val"], found["frozen probe"].scores["val"]
+    assert torch.allclose(own, frozen, atol=1e-4) == pretrained
+
+
+def test_a_run_killed_while_it_tidied_up_is_tidied_up_by_the_next_resume(records: Records, tmp_path: Path) -> None:
+    run = train(records, settings("bce"), tmp_path / "run", quiet())
+    (run.folder / "checkpoints" / "activations").mkdir()
+    (run.folder / "checkpoints" / "trained bce.safetensors").touch()
+    resume(records, settings("bce"), run.folder, quiet())
+    left = {path.name for path in (run.folder / "checkpoints").iterdir()}
+    assert not left & {"activations", "trained bce.safetensors"}
+    assert "frozen probe.safetensors" in left
+
+
+def test_a_contender_that_diverges_is_left_out_and_the_rest_goes_on(records: Records, tmp_path: Path) -> None:
+    wild = Contender(
+        "bce", method_settings("bce"), Training(epochs=9, batch_size=8, learning_rate=1e30, ema=0.0), "wild"
+    )
+    asked = settings("bce", contenders=(wild, *settings("bce").contenders))
+    run = train(records, asked, tmp_path / "run", quiet())
+    assert list(run.candidates) == ["frozen probe", "bce, own head", "bce, re-probed"]
+    assert any("wild is left out" in alarm for alarm in run.alarms)
+    assert read(run, "run.json")["status"] == "finished"
+
+
+def test_a_resume_that_dies_at_once_leaves_the_run_as_usable_as_it_was(
+    records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Killed):
+        train(records, settings("bce"), tmp_path / "run", Deadly("training bce", 1))
+    monkeypatch.setattr(phases, "views_sheet", lambda feed: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        resume(records, settings("bce"), tmp_path / "run", quiet())
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["kept"] == "frozen probe"
+    assert load(tmp_path / "run").predict([str(records.paths[0])]).scores.shape == (1, 3)
+
+
+def test_a_run_goes_on_with_its_own_labels_only(records: Records, bce: Run) -> None:
+    other = replace(records, states=LabelStates.from_labels(1 - records.labels))
+    with pytest.raises(ValueError, match="have changed"):
+        resume(other, settings("bce"), bce.folder, quiet())
+
+
+def test_an_interrupt_is_written_down_and_what_was_reached_predicts(records: Records, tmp_path: Path) -> None:
+    display = Deadly("training probmcl", 1)
+    display.die_after = lambda advance: interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        train(records, settings("probmcl"), tmp_path / "run", display)
+    about = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (about["status"], about["kept"]) == ("interrupted", "frozen probe")
+    assert load(tmp_path / "run").predict([str(records.paths[0])]).scores.shape == (1, 3)
+
+
+def interrupted(images: int = 0, steps: int = 1) -> None:
+    raise KeyboardInterrupt
+
+
+def test_heads_of_an_earlier_run_are_taken_over_by_name(records: Records, bce: Run, tmp_path: Path) -> None:
+    names = ("blue", "violet", "red")
+    other = replace(records, label_space=LabelSpace.from_labels(names, records.labels))
+    console = Console(file=StringIO(), width=200)
+    encoder = EncoderSettings("test_resnet", weights=str(bce.folder), image_size=32)
+    idle = Contender("bce", method_settings("bce"), Training(epochs=1, batch_size=8, learning_rate=1e-12, ema=0.0))
+    asked = settings("bce", encoder=encoder, contenders=(idle,), tune="last")
+    run = train(other, asked, tmp_path / "run", Display(console), tested=everybody)
+    assert "2 of 3; new: violet; not used: green" in console.file.getvalue()  # type: ignore[attr-defined]
+    mine, theirs = run.candidates["bce, own head"].state, load_file(bce.folder / "model.safetensors")
+    assert torch.allclose(mine["linear.weight"][[0, 2]], theirs["linear.weight"][[2, 0]])
+
+
+def hidden(records: Records, state: State) -> Records:
+    """The records with half of their labels in another state."""
+    states = records.states.dense()
+    states[np.random.default_rng(0).random(states.shape) < 0.5] = state
+    held = LabelStates.from_states(states)
+    return Records.from_labels(records.label_space.names, records.paths, records.split, held)
+
+
+def test_hidden_labels_change_no_result_whatever_is_said_of_them(records: Records, tmp_path: Path) -> None:
+    results = [
+        train(hidden(records, state), settings("probmcl"), tmp_path / state.name, quiet())
+        for state in (State.UNKNOWN, State.UNCERTAIN)
+    ]
+    assert torch.equal(results[0].kept.scores["test"], results[1].kept.scores["test"])
+    assert results[0].kept.test == results[1].kept.test
+    seen = train(records, settings("probmcl"), tmp_path / "seen", quiet())
+    assert not torch.equal(results[0].kept.scores["test"], seen.kept.scores["test"])
+
+
+def test_with_half_of_the_labels_hidden_metrics_are_those_of_a_masked_oracle(records: Records, tmp_path: Path) -> None:
+    half = hidden(records, State.UNKNOWN)
+    run = train(half, settings("bce"), tmp_path / "run", quiet())
+    with np.load(run.folder / "predictions" / "test.npz") as saved:
+        scores, labels, known = saved["scores"], saved["labels"], saved["known"]
+    assert np.array_equal(known, half.known[half.rows("test")])
+    assert 0 < known.mean() < 1
+    found = read(run, "evaluation.json")["ap"]
+    assert isinstance(found, dict)
+    for k, name in enumerate(half.label_space.names):
+        seen = known[:, k]
+        expected = average_precision_score(labels[seen, k], scores[seen, k]) if labels[seen, k].any() else None
+        assert found[name] == (None if expected is None else pytest.approx(expected, abs=1e-12))
+
+
+def test_an_uncertain_label_is_trained_on_as_often_as_its_chance_and_never_judged(
+    records: Records, tmp_path: Path
+) -> None:
+    states = records.states.dense()
+    states[:, 1] = State.UNCERTAIN
+    chances = {"always": 1.0, "never": 0.0, "mostly": 0.9}
+    scores = {}
+    for name, chance in chances.items():
+        held = LabelStates.from_states(states, chance=np.array([np.nan, chance, np.nan], dtype=np.float32))
+        made = Records.from_labels(records.label_space.names, records.paths, records.split, held)
+        run = train(made, settings("bce"), tmp_path / name, quiet())
+        scores[name] = run.candidates["frozen probe"].scores["val"][:, 1].mean()
+        judged = run.kept.validation["ap"]["green"]
+        assert (judged is None) == (name != "always")
+    assert scores["never"] < scores["mostly"] < scores["always"]
+
+
+def test_off_a_terminal_there_are_lines_and_no_control_characters(records: Records, tmp_path: Path) -> None:
+    console = Console(file=StringIO())
+    train(records, settings("bce"), tmp_path / "run", Display(console))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "training bce" in text
+    assert "images/s" in text
+    assert "\x1b" not in text
+    assert "\r" not in text
+
+
+@pytest.mark.parametrize(("statistics", "move"), [(None, False), ("fixed", False), ("moving", True)])
+def test_statistics_of_given_weights_stay_unless_they_are_told_to_move(
+    records: Records, bce: Run, tmp_path: Path, statistics: Literal["fixed", "moving"] | None, move: bool
+) -> None:
+    encoder = EncoderSettings("test_resnet", str(bce.folder), 32, statistics)
+    run = train(records, settings("bce", encoder=encoder), tmp_path / "run", quiet())
+    before, after = run.candidates["frozen probe"].state, run.candidates["bce, own head"].state
+    moved = [key for key in before if "running_mean" in key and not torch.equal(before[key], after[key])]
+    assert bool(moved) == move
+
+
+def test_what_a_method_says_of_its_map_is_said_wherever_that_is(records: Records, tmp_path: Path) -> None:
+    display = Display(Console(file=StringIO(), width=200))
+    run = train(records, settings("pla"), tmp_path / "run", display, tested=everybody)
+    note = PLA.note
+    own, probed = run.candidates["pla, own head"], run.candidates["pla, re-probed"]
+    assert (own.note, probed.note) == (note, "")
+    assert repr(replace(run, kept=own)).endswith(f"; {note})")
+    assert note not in repr(replace(run, kept=probed))
+    assert [c.get("note") for c in read(run, "run.json")["candidates"]] == [None, note, None]  # type: ignore[attr-defined]
+    for candidate in (own, probed):
+        saved = json.loads((run.folder / "candidates" / candidate.name / "evaluation.json").read_text())
+        assert saved.get("note", "") == candidate.note
+    text = display.console.file.getvalue()  # type: ignore[attr-defined]
+    assert text.count(f"note on pla, own head: {note}") == 2  # where it is judged, and at the end
+    after = "test mAP" if run.kept is own else "kept: "
+    assert text[text.index(after) :].splitlines()[1].strip() == f"note on pla, own head: {note}"
+
+
+def test_what_a_probe_on_a_method_does_not_see_is_said_of_it_and_of_nobody_else(
+    records: Records, tmp_path: Path
+) -> None:
+    run = train(records, settings("kssnet"), tmp_path / "run", quiet(), tested=everybody)
+    notes = {name: candidate.note for name, candidate in run.candidates.items() if candidate.note}
+    assert notes == {"kssnet, re-probed": KSSNet.probe_note}
+    saved = json.loads((run.folder / "candidates" / "kssnet, re-probed" / "evaluation.json").read_text())
+    assert saved["note"] == KSSNet.probe_note
+
+
+def test_a_note_survives_an_interruption(records: Records, tmp_path: Path) -> None:
+    train(records, settings("pla"), tmp_path / "run", quiet())
+    assert restored(tmp_path / "run" / "checkpoints", "pla, own head").note == PLA.note

@@ -1,0 +1,307 @@
+"""The front door, from Python and from the command line, on a small folder as a user has it."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cyclopts import Token
+from safetensors.torch import load_file
+
+import photographs as pictures
+import probmcl
+from helpers.images import NAMES, folder_of_photographs
+from probmcl.api import key_values
+from probmcl.run.results import Run
+
+SMALL: dict[str, Any] = {"encoder": "test_resnet", "weights": "none", "image_size": 32, "probe_epochs": 3, "workers": 0}
+FLAGS = [
+    word for key, value in SMALL.items() if key != "workers" for word in (f"--{key.replace('_', '-')}", str(value))
+]
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder_of_photographs(tmp_path_factory.mktemp("user"))
+
+
+@pytest.fixture(scope="module")
+def run(photographs: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return probmcl.train(photographs, **SMALL, epochs=1, out=tmp_path_factory.mktemp("runs") / "run")
+
+
+def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "probmcl", *words], capture_output=True, text=True, cwd=cwd, check=False, timeout=300
+    )
+
+
+def test_auto_tries_the_probe_bce_and_probmcl_and_the_result_predicts(run: Run, photographs: Path) -> None:
+    assert list(run.candidates) == ["frozen probe", "bce, own head", "bce, re-probed", "probmcl, re-probed"]
+    predictions = run.model.predict([str(photographs.parent)])
+    assert predictions.scores.shape == (40, 3)
+    assert predictions.names == tuple(sorted(NAMES))
+
+
+def test_evaluating_on_the_training_table_scores_the_runs_own_test_images(run: Run, photographs: Path) -> None:
+    result = probmcl.load(run.folder).evaluate(photographs, split="test")
+    saved = json.loads((run.folder / "evaluation.json").read_text())
+    assert result["images"] == saved["images"] == 8
+    assert result["mAP"] == pytest.approx(saved["mAP"], abs=1e-3)
+
+
+def test_the_command_says_what_it_understood_what_it_does_and_what_it_kept(photographs: Path, tmp_path: Path) -> None:
+    words = ["train", str(photographs), *FLAGS, "--method", "probmcl", "--set", "temperature=0.2", "mean_size=8"]
+    answer = command(*words, "--epochs", "1", "--workers", "0", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    (made,) = (tmp_path / "runs").iterdir()
+    assert made.name.endswith("-photos")
+    for part in (
+        "path column 'filename', labels 'tags'",
+        "train 28 · val 4 · test 8",
+        "classes without training positives: none",
+        "encoder: test_resnet",
+        "weights random; 32 px, mean",
+        "note: random weights and 28 training images",
+        "plan: probmcl, 1 epochs of 2 views",
+        "learning rate 0.0003",
+        "kept: ",
+        "test mAP ",
+        f"next: probmcl predict {Path('runs') / made.name}",
+    ):
+        assert part in answer.stdout, part
+    own = json.loads((made / "config.json").read_text())["contenders"][0]["settings"]
+    assert (own["temperature"], own["mean_size"]) == (0.2, 8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"budget": "10m", "epochs": 3}, "give one"),
+        ({"epochs": 0}, "epochs=0 is out of range"),
+        ({"method": "probmcl", "settings": {"temperature": -1.0}}, "above 0"),
+        ({"skip_bad": 5.0}, "a share between 0 and 1"),
+        ({"method": "probmlc"}, "did you mean 'probmcl'"),
+        ({"encoder": "test_resnett"}, "did you mean 'test_resnet'"),
+        ({"weights": "pretraind"}, "did you mean 'pretrained'"),
+        ({"method": "probmcl", "preset": "papr"}, "did you mean 'paper'"),
+        ({"method": "probmcl", "settings": {"temprature": 0.1}}, "did you mean 'temperature'"),
+        ({"recipe": "coco-tresnet-m"}, "did you mean 'coco-tresnet-m-224'"),
+        ({"labels_column": "tag"}, "tags"),
+        ({"format": "tabel"}, "did you mean 'table'"),
+        ({"resume": "somewhere"}, "no place for DATA"),
+    ],
+)
+def test_a_mistake_is_answered_with_the_nearest_and_leaves_nothing(
+    photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=message):
+        probmcl.train(photographs, **{**SMALL, **changes})
+    left = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "run.json"]
+    assert not [path for path in left if path.suffix == ".safetensors"]
+
+
+def test_without_data_it_says_what_to_give() -> None:
+    with pytest.raises(ValueError, match="a table or a folder"):
+        probmcl.train()
+
+
+def test_settings_are_read_as_toml_reads_them() -> None:
+    words = ("temperature=0.1", "hidden=[2048, 128]", "similarity=aligned", "literal=true")
+    pairs = key_values(None, [Token(value=word) for word in words])
+    assert pairs == {"temperature": 0.1, "hidden": [2048, 128], "similarity": "aligned", "literal": True}
+    with pytest.raises(ValueError, match="KEY=VALUE"):
+        key_values(None, [Token(value="temperature")])
+
+
+def test_a_bad_image_is_named_before_anything_is_trained_and_skipped_only_on_demand(tmp_path: Path) -> None:
+    table = folder_of_photographs(tmp_path)
+    (table.parent / "7.png").write_bytes((table.parent / "7.png").read_bytes()[:200])
+    (table.parent / "9.png").unlink()
+    with pytest.raises(ValueError) as error:  # noqa: PT011  # what it says is asked below
+        probmcl.train(table, **SMALL, out=tmp_path / "run")
+    assert "row 9" in str(error.value)
+    assert "7.png" in str(error.value)
+    assert "9.png: does not exist" in str(error.value)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ValueError, match="more than --skip-bad"):
+        probmcl.train(table, **SMALL, skip_bad=0.01, out=tmp_path / "run")
+    run = probmcl.train(table, **SMALL, skip_bad=0.05, method="probe", out=tmp_path / "run")
+    skipped = json.loads((run.folder / "run.json").read_text())["data"]["skipped"]
+    assert [Path(entry["path"]).name for entry in skipped] == ["7.png", "9.png"]
+    assert all(entry["reason"] for entry in skipped)
+    with (run.folder / "split.csv").open() as file:
+        assert len(list(csv.DictReader(file))) == 38
+
+
+def test_a_budget_that_the_probe_uses_up_keeps_the_probe(
+    photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = probmcl.train(photographs, **SMALL, budget="0.01s", out=tmp_path / "run")
+    assert run.kept.name == "frozen probe"
+    assert "leaves no time for bce, probmcl" in capsys.readouterr().out
+
+
+def test_a_budget_decides_the_epochs(photographs: Path, tmp_path: Path) -> None:
+    probmcl.train(photographs, **SMALL, budget="10h", out=tmp_path / "run")
+    plan = json.loads((tmp_path / "run" / "checkpoints" / "plan.json").read_text())
+    assert plan["epochs"] == {"bce": 60, "probmcl": 30}
+
+
+def test_training_goes_on_from_an_earlier_run_with_its_encoder(
+    run: Run, photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again = probmcl.train(
+        photographs, weights=run.folder, method="bce", epochs=1, probe_epochs=3, workers=0, out=tmp_path / "run"
+    )
+    config = json.loads((again.folder / "config.json").read_text())
+    assert (config["encoder"]["name"], config["encoder"]["image_size"]) == ("test_resnet", 32)
+    assert "3 of 3; new: none; not used: none" in capsys.readouterr().out
+    before, frozen = load_file(run.folder / "model.safetensors"), again.candidates["frozen probe"].state
+    assert all((frozen[key] == value).all() for key, value in before.items() if key.startswith("encoder."))
+
+
+def test_images_that_an_earlier_run_was_trained_on_are_called_out(
+    run: Run, photographs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"weights": run.folder, "method": "probe", "probe_epochs": 1, "workers": 0}
+    other = probmcl.train(photographs, **given, seed=5, out=tmp_path / "other")  # type: ignore[arg-type]
+    assert "were trained on in" in capsys.readouterr().out
+    assert any("were trained on in" in alarm for alarm in other.alarms)
+    probmcl.train(photographs, **given, out=tmp_path / "same")  # type: ignore[arg-type]
+    assert "were trained on in" not in capsys.readouterr().out
+
+
+def test_a_run_and_its_model_are_shown_in_a_line(run: Run) -> None:
+    assert repr(run).count("\n") == 0
+    assert run.kept.name in repr(run)
+    assert "3 classes" in repr(run.model)
+    assert {"load", "train"} <= set(dir(probmcl))
+
+
+def wait(until: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 200
+    while not until() and process.poll() is None and time.monotonic() < end:
+        time.sleep(0.02)
+
+
+def test_a_killed_command_is_resumed_to_the_scores_of_an_undisturbed_one(photographs: Path, tmp_path: Path) -> None:
+    words = ["train", str(photographs), *FLAGS, "--method", "bce", "--epochs", "150", "--workers", "0"]
+    whole = command(*words, "--out", "whole", cwd=tmp_path)
+    assert whole.returncode == 0, whole.stderr
+    metrics = tmp_path / "killed" / "metrics.jsonl"
+    with subprocess.Popen(
+        [sys.executable, "-m", "probmcl", *words, "--out", "killed"],
+        cwd=tmp_path,
+        text=True,
+        stdout=subprocess.DEVNULL,
+    ) as process:
+        wait(lambda: metrics.exists() and '"stage": "bce"' in metrics.read_text(), process)
+        os.kill(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert json.loads((tmp_path / "killed" / "run.json").read_text())["status"] == "running"
+    predicted = command("predict", "killed", str(photographs.parent / "0.png"), cwd=tmp_path)
+    assert predicted.returncode == 0, predicted.stderr  # the frozen probe was saved already
+    resumed = command("train", "--resume", "killed", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    one, other = (json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("whole", "killed"))
+    assert one == other
+    about = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("whole", "killed")]
+    assert about[0]["candidates"] == about[1]["candidates"]
+
+
+def test_resuming_what_is_no_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"has no config\.json"):
+        probmcl.train(resume=tmp_path)
+
+
+def test_it_works_in_a_script_without_a_main_guard(photographs: Path, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    given = {**SMALL, "workers": 2, "method": "probe", "out": str(tmp_path / "run")}
+    script.write_text(f"import probmcl\nrun = probmcl.train({str(photographs)!r}, **{given!r})\nprint(run.kept.name)\n")
+    answer = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=200)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.splitlines()[-1] == "frozen probe"
+
+
+@pytest.mark.parametrize("tune", ["last", "all"])
+def test_two_processes_end_in_the_model_of_one(photographs: Path, tmp_path: Path, tune: str) -> None:
+    # An encoder without batch statistics, since these are a process's own.
+    encoder = ["--encoder", "test_convnext", "--weights", "none", "--image-size", "32", "--probe-epochs", "3"]
+    words = [
+        "train",
+        str(photographs),
+        *encoder,
+        "--tune",
+        tune,
+        "--epochs",
+        "2",
+        "--batch-size",
+        "8",
+        "--workers",
+        "0",
+    ]
+    one = command(*words, "--out", "one", cwd=tmp_path)
+    assert one.returncode == 0, one.stderr
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    two = subprocess.run(
+        [*torchrun, "-m", "probmcl", *words, "--out", "two"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+        timeout=300,
+    )
+    assert two.returncode == 0, two.stderr
+    assert two.stdout.count("kept: ") == 1
+    for split in ("val", "test"):
+        alone, together = (np.load(tmp_path / n / "predictions" / f"{split}.npz")["scores"] for n in ("one", "two"))
+        np.testing.assert_allclose(alone, together, atol=2e-3)
+    candidates = [json.loads((tmp_path / n / "run.json").read_text())["candidates"] for n in ("one", "two")]
+    assert [c["name"] for c in candidates[0]] == [c["name"] for c in candidates[1]]
+
+
+def test_a_leak_that_is_allowed_is_remembered_and_the_run_goes_on_from_its_own_split(tmp_path: Path) -> None:
+    table = pictures.folder(tmp_path / "photos", 30, splits=["train"] * 20 + ["val"] * 4 + ["test"] * 6)
+    shutil.copy(table.parent / "1.jpg", table.parent / "28.jpg")
+    with pytest.raises(ValueError, match="equal files in train and test"):
+        probmcl.train(table, **SMALL, method="probe", out=tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+    run = probmcl.train(table, **SMALL, method="probe", out=tmp_path / "run", allow_leaks=True)
+    about = json.loads((run.folder / "run.json").read_text())
+    assert "28.jpg" in about["alarms"][0]
+    assert about["data"]["leaks_allowed"] == about["alarms"]
+    assert probmcl.train(resume=run.folder).kept.name == "frozen probe"
+
+
+def test_a_fold_is_tested_and_its_file_gives_the_same_folds_back(tmp_path: Path) -> None:
+    table = pictures.folder(tmp_path / "photos", 30)
+    run = probmcl.train(table, **SMALL, method="probe", out=tmp_path / "one", folds=3, fold=2, cache=tmp_path / "cache")
+    with (run.folder / "folds.csv").open() as file:
+        folds = {row["path"]: row["fold"] for row in csv.DictReader(file)}
+    with (run.folder / "split.csv").open() as file:
+        splits = {row["path"]: row["split"] for row in csv.DictReader(file)}
+    assert {path for path, fold in folds.items() if fold == "2"} == {p for p, s in splits.items() if s == "test"}
+    assert any((tmp_path / "cache").rglob("*"))
+    again = probmcl.train(
+        table, **SMALL, method="probe", out=tmp_path / "two", split_file=run.folder / "folds.csv", fold=2, seed=0
+    )
+    assert (again.folder / "split.csv").read_text() == (run.folder / "split.csv").read_text()
+    assert again.kept.test == run.kept.test  # and so from the cache as without
+
+
+def test_a_cache_inside_the_data_is_refused_before_anything_is_written(tmp_path: Path) -> None:
+    table = pictures.folder(tmp_path / "photos", 12)
+    with pytest.raises(ValueError, match="where your images are"):
+        probmcl.train(table, **SMALL, method="probe", out=tmp_path / "run", cache=table.parent / "cache")
+    assert not (table.parent / "cache").exists()
