@@ -18,9 +18,9 @@ import numpy as np
 from PIL import Image
 
 from lookalike_sets import radiograph, tissue
-from probmcl.data.duplicates.leaks import NearPair, clusters, exact_duplicates, near_duplicates
-from probmcl.data.duplicates.hashing import SIZE, Fingerprint, fingerprints
 from probmcl.data.duplicates.candidates import lookalikes
+from probmcl.data.duplicates.hashing import SIZE, Fingerprint, fingerprints
+from probmcl.data.duplicates.leaks import NearPair, clusters, exact_duplicates, near_duplicates
 from probmcl.data.images import read_image
 from rounds import alternate, median_ratio
 

@@ -16,12 +16,12 @@ def radiograph(seed: int) -> Image.Image:
     down, along = np.mgrid[-1 : 1 : SIZE * 1j, -1 : 1 : SIZE * 1j]
     along = along - rng.normal(0, 0.02)
     body = _body(rng, along, down)
-    grey = 0.15 + 0.55 * body + _spine(rng, along, down) + _heart(rng, along, down)
+    gray = 0.15 + 0.55 * body + _spine(rng, along, down) + _heart(rng, along, down)
     for side in (-1, 1):
-        grey += _lung(rng, along, down, side)
-    grey += 0.25 * body * _edge(down - 0.62 - rng.normal(0, 0.03) - 0.1 * np.abs(along), 18)  # the diaphragm
-    grey = grey * (1 + rng.normal(0, 0.06)) + rng.normal(0, 0.02) + rng.normal(0, 0.015, grey.shape)
-    return Image.fromarray((np.clip(grey, 0, 1) * 255).astype(np.uint8))
+        gray += _lung(rng, along, down, side)
+    gray += 0.25 * body * _edge(down - 0.62 - rng.normal(0, 0.03) - 0.1 * np.abs(along), 18)  # the diaphragm
+    gray = gray * (1 + rng.normal(0, 0.06)) + rng.normal(0, 0.02) + rng.normal(0, 0.015, gray.shape)
+    return Image.fromarray((np.clip(gray, 0, 1) * 255).astype(np.uint8))
 
 
 def tissue(seed: int) -> Image.Image:
@@ -32,8 +32,8 @@ def tissue(seed: int) -> Image.Image:
     draw = ImageDraw.Draw(image)
     for _ in range(int(rng.integers(110, 160))):
         (x, y), (width, height) = rng.uniform(0, SIZE, 2), rng.uniform(3, 8, 2)
-        colour = np.clip(np.array([105, 70, 140]) + rng.normal(0, 12, 3), 0, 255).astype(int)
-        draw.ellipse((x - width, y - height, x + width, y + height), fill=tuple(colour.tolist()))
+        color = np.clip(np.array([105, 70, 140]) + rng.normal(0, 12, 3), 0, 255).astype(int)
+        draw.ellipse((x - width, y - height, x + width, y + height), fill=tuple(color.tolist()))
     pixels = np.asarray(image.filter(ImageFilter.GaussianBlur(0.8))) + rng.normal(0, 4, (SIZE, SIZE, 3))
     return Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8))
 
@@ -65,8 +65,8 @@ def _lung(rng: np.random.Generator, along: Plane, down: Plane, side: int) -> Pla
     ribs = np.cos(2 * np.pi * bend / (0.155 * (1 + rng.normal(0, 0.03))) + rng.uniform(-0.8, 0.8))
     height = down + 0.62 + rng.normal(0, 0.015) + (0.09 + rng.normal(0, 0.015)) * outward
     bone = np.exp(-((height / 0.025) ** 2)) * (np.sign(along) == side) * (outward < 0.6)
-    grey: Plane = lung * (0.05 * np.clip(ribs, -0.2, 1) - 0.38) + 0.1 * bone
-    return grey
+    gray: Plane = lung * (0.05 * np.clip(ribs, -0.2, 1) - 0.38) + 0.1 * bone
+    return gray
 
 
 def _edge(inside: Plane, sharpness: float) -> Plane:

@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 
-from probmcl import vision  # noqa: F401  # before torchmetrics, which imports torchvision
 from probmcl.evaluation import average_precision
+from probmcl.runtime import torchvision_compat  # noqa: F401  # before torchmetrics, which imports torchvision
 from rounds import alternate, median_ratio
 
 Scorer = Callable[[Tensor, Tensor], NDArray[np.float64]]

@@ -69,15 +69,15 @@ def views(model: Any, size: int) -> tuple[Callable[[Image.Image], Tensor], Calla
 
 def train_epoch(model: Any, batches: DataLoader[Any], lr: float) -> list[float]:
     """One epoch with AdamW and one cycle of the learning rate; when each step ended, in seconds from the start."""
-    optimiser = torch.optim.AdamW(model.parameters(), lr=lr)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=lr, total_steps=max(len(batches), 10))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=lr, total_steps=max(len(batches), 10))
     model.train()
     start, ended = time.perf_counter(), []
     for images, labels, known in batches:
         loss = nn.functional.binary_cross_entropy_with_logits(model(images), labels, weight=known)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+        optimizer.step()
         schedule.step()
         ended.append(time.perf_counter() - start)
         if len(ended) % 10 == 0:

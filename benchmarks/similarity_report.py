@@ -113,7 +113,7 @@ def save(found: list[Row], folder: Path, *, rows: int, threads: int) -> None:
 
 def draw(rows: list[Row], file: Path) -> None:
     """Time and memory against C, on log axes; hollow where a number was not measured."""
-    colours = dict(zip(VARIANTS, ("#555555", "#d95f02", "#1b9e77", "#7570b3"), strict=True))
+    colors = dict(zip(VARIANTS, ("#555555", "#d95f02", "#1b9e77", "#7570b3"), strict=True))
     styles = dict(zip(dict.fromkeys(row.dim for row in rows), itertools.cycle(("-", "--", ":")), strict=False))
     panels: dict[str, Callable[[Row], float | None]] = {
         "seconds, forward + backward": Row.time,
@@ -123,15 +123,15 @@ def draw(rows: list[Row], file: Path) -> None:
     figure = importlib.import_module("matplotlib.figure").Figure(figsize=(10, 4.2), layout="constrained")
     axes = figure.subplots(1, len(panels))
     for axis, (label, value) in zip(axes, panels.items(), strict=True):
-        for variant, dim in itertools.product(colours, styles):
+        for variant, dim in itertools.product(colors, styles):
             line = sorted(
                 (r.classes, value(r) or math.nan, r.note) for r in rows if (r.variant, r.dim) == (variant, dim)
             )
             if line:
                 places, values, notes = zip(*line, strict=True)
-                axis.plot(places, values, styles[dim], color=colours[variant], label=f"{variant}, n = {dim:,}")
-                inside = ["white" if note else colours[variant] for note in notes]
-                axis.scatter(places, values, s=25, edgecolors=colours[variant], facecolors=inside, zorder=3)
+                axis.plot(places, values, styles[dim], color=colors[variant], label=f"{variant}, n = {dim:,}")
+                inside = ["white" if note else colors[variant] for note in notes]
+                axis.scatter(places, values, s=25, edgecolors=colors[variant], facecolors=inside, zorder=3)
         axis.set(xscale="log", yscale="log", xlabel="classes C", ylabel=label)
         axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axis.minorticks_off()

@@ -1,6 +1,6 @@
 """The whole contrastive step of ProbMCL beside a bare step of the same encoder on the same images, and where time goes.
 
-A bare step is forward, the mean square of the features, backward and optimiser. Encoders start from random weights.
+A bare step is forward, the mean square of the features, backward and optimizer. Encoders start from random weights.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder
 from probmcl.methods.base import Method, Step
 from probmcl.methods.probmcl import ProbMCL
-from probmcl.training.optimizer import Training, optimiser
+from probmcl.training.optimizer import Training, build_optimizer
 from rounds import alternate, median_ratio
 
 BESIDE = ("mixture head", "similarity", "losses and signs", "backward to the features")
-PARTS = ("encoder forward", *BESIDE, "backward through the encoder", "optimiser", "whole step")
+PARTS = ("encoder forward", *BESIDE, "backward through the encoder", "optimizer", "whole step")
 
 
 @final
@@ -62,7 +62,7 @@ class Stopwatch:
         return 1000 * time.perf_counter()
 
     def around(self, owner: Any, name: str, part: str) -> None:
-        """Count what a function of an object takes towards a part of the step."""
+        """Count what a function of an object takes toward a part of the step."""
         function = getattr(owner, name)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -105,7 +105,7 @@ def watched(method: Method, device: torch.device) -> Stopwatch:
 
 def stepper(method: Method, watch: Stopwatch, batch: tuple[Tensor, ...]) -> Callable[[], float]:
     """One training step, in milliseconds."""
-    moves = optimiser(method, Training(precision="float32"))
+    moves = build_optimizer(method, Training(precision="float32"))
 
     def step() -> float:
         watch.begin()
@@ -120,7 +120,7 @@ def stepper(method: Method, watch: Stopwatch, batch: tuple[Tensor, ...]) -> Call
         watch.add("losses and signs", forward - start - sum(watch.spent[part][-1] for part in PARTS[:3]))
         watch.add("backward to the features", watch.at_features - forward)
         watch.add("backward through the encoder", backward - watch.at_features)
-        watch.add("optimiser", end - backward)
+        watch.add("optimizer", end - backward)
         watch.add("whole step", end - start)
         return end - start
 
@@ -174,7 +174,7 @@ def main() -> None:
     rivals, batch = methods(args), made(args)
     watches = {name: watched(method, args.device) for name, method in rivals.items()}
     steps = {name: stepper(method, watches[name], batch) for name, method in rivals.items()}
-    for step in steps.values():  # optimisers make their state, memory is found
+    for step in steps.values():  # optimizers make their state, memory is found
         step()
     found = alternate(steps, args.rounds, "ms")
     print("", split(watches, args.rounds), "", sep="\n")
@@ -183,7 +183,7 @@ def main() -> None:
         beside = sum(statistics.median(watches[name].spent[part][-args.rounds :]) for part in BESIDE)
         share = beside / statistics.median(found[name])
         print(f"{name} preset / bare encoder: {ratio:.3f} (median), {best:.3f} (best of each)")
-        print(f"  beside the encoder, without the optimiser's part: {beside:.1f} ms, {share:.1%} of the step")
+        print(f"  beside the encoder, without the optimizer's part: {beside:.1f} ms, {share:.1%} of the step")
 
 
 if __name__ == "__main__":

@@ -98,9 +98,9 @@ def plain_images_per_second(args: argparse.Namespace, data: Path) -> float:
 
 
 def bare_images_per_second(args: argparse.Namespace, data: Path, *, set_up_as_ours: bool) -> float:
-    """Forward, backward and optimiser on one batch in memory, as often as the others have batches.
+    """Forward, backward and optimizer on one batch in memory, as often as the others have batches.
 
-    Set up as ours, kernels and images are channels last and batch normalisation keeps its statistics: what is left
+    Set up as ours, kernels and images are channels last and batch normalization keeps its statistics: what is left
     between the two is loading, augmenting, averaging and logging.
     """
     model: Any = create_model(args.encoder, args.weights, classes_of(data)).train()
@@ -110,14 +110,14 @@ def bare_images_per_second(args: argparse.Namespace, data: Path, *, set_up_as_ou
         for part in model.modules():
             if isinstance(part, nn.BatchNorm2d):
                 part.eval()
-    optimiser = torch.optim.Adam(model.parameters(), lr=args.lr)
+    optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)
     labels = (torch.rand(args.batch_size, classes_of(data)) < 0.1).float()
     start, ended = time.perf_counter(), []
     for _ in range(args.limit // args.batch_size):
         loss = nn.functional.binary_cross_entropy_with_logits(model(images), labels)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        optimiser.step()
+        optimizer.step()
         ended.append(time.perf_counter() - start)
     return after_warm_up(ended, args.batch_size)
 

@@ -17,8 +17,8 @@ import pytest
 from cyclopts import Token
 from safetensors.torch import load_file
 
-import photographs as pictures
 import probmcl
+from helpers import photographs as pictures
 from helpers.images import NAMES, folder_of_photographs
 from probmcl.api import key_values
 from probmcl.run.results import Run

@@ -27,7 +27,7 @@ def pixels(image: Image.Image) -> Pixels:
 
 
 def photograph(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Coloured noise with structure: every pixel value occurs and neighbours are alike."""
+    """Colored noise with structure: every pixel value occurs and neighbors are alike."""
     noise = np.random.default_rng(seed).integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
 
@@ -81,7 +81,7 @@ def recorded_draws(keys: list[tuple[int, int, int, int]]) -> npt.NDArray[np.floa
 
 
 @pytest.mark.parametrize("position", range(4))
-def test_neighbouring_keys_give_independent_uniform_draws(position: int) -> None:
+def test_neighboring_keys_give_independent_uniform_draws(position: int) -> None:
     others = (3, 1, 4, 1)
     draws = recorded_draws([(*others[:position], n, *others[position + 1 :]) for n in range(2000)])  # type: ignore[misc]
     assert len(set(draws)) == len(draws)
@@ -202,7 +202,7 @@ def test_squashing_ignores_the_aspect_ratio_and_draws_nothing() -> None:
 
 
 def only_crop(size: int, scale: tuple[float, float], flip: float = 0.0) -> Augmentation:
-    """Square crops of a share of the area, in the image's own colours."""
+    """Square crops of a share of the area, in the image's own colors."""
     still = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
     return augment.light(size, scale=scale, ratio=(1.0, 1.0), flip=flip, **still)
 
@@ -235,7 +235,7 @@ def test_each_factor_equals_torchvisions(quantity: str, sign: int) -> None:
     soft = Image.fromarray((pixels(photograph(40, 30)) // 3 + 80).astype(np.uint8))  # far from clipping
     factors = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0} | {quantity: 1 + 0.3 * sign}
     oracle = getattr(transforms.functional, f"adjust_{quantity}")(soft, factors[quantity])
-    ours = augment.change_colours(soft, **factors, turn=0.0)
+    ours = augment.change_colors(soft, **factors, turn=0.0)
     assert np.abs(pixels(ours).astype(int) - pixels(oracle)).max() <= 1
 
 
@@ -247,14 +247,14 @@ def test_all_factors_together_equal_one_after_another_in_any_order(order: tuple[
         luma = (expected @ [0.299, 0.587, 0.114])[..., None]
         middle = {"brightness": 0.0, "contrast": luma.mean(), "saturation": luma}[quantity]
         expected = middle + factors[quantity] * (expected - middle)
-    assert np.abs(pixels(augment.change_colours(soft, **factors, turn=0.0)) - expected).max() < 1
+    assert np.abs(pixels(augment.change_colors(soft, **factors, turn=0.0)) - expected).max() < 1
 
 
-@pytest.mark.parametrize("colour", [(180, 90, 90), (90, 180, 90), (90, 90, 180), (170, 170, 100)])
+@pytest.mark.parametrize("color", [(180, 90, 90), (90, 180, 90), (90, 90, 180), (170, 170, 100)])
 @pytest.mark.parametrize("turn", [-0.05, 0.05])
-def test_the_hue_turns_as_in_hsv_and_keeps_the_luma(colour: tuple[int, int, int], turn: float) -> None:
-    image = Image.new("RGB", (1, 1), colour)
-    turned = augment.change_colours(image, 1.0, 1.0, 1.0, turn)
+def test_the_hue_turns_as_in_hsv_and_keeps_the_luma(color: tuple[int, int, int], turn: float) -> None:
+    image = Image.new("RGB", (1, 1), color)
+    turned = augment.change_colors(image, 1.0, 1.0, 1.0, turn)
     hue = pixels(turned.convert("HSV"))[0, 0, 0] / 256 - pixels(image.convert("HSV"))[0, 0, 0] / 256
     moved = (hue + 0.5) % 1 - 0.5
     assert 0.5 < moved / turn < 2  # the circles of YIQ and HSV are not evenly divided alike
@@ -262,9 +262,9 @@ def test_the_hue_turns_as_in_hsv_and_keeps_the_luma(colour: tuple[int, int, int]
 
 
 @given(st.tuples(*[st.integers(0, 255)] * 3), st.integers(-3, 3))
-def test_whole_turns_change_nothing(colour: tuple[int, int, int], turns: int) -> None:
-    image = Image.new("RGB", (2, 2), colour)
-    assert augment.change_colours(image, 1.0, 1.0, 1.0, float(turns)).tobytes() == image.tobytes()
+def test_whole_turns_change_nothing(color: tuple[int, int, int], turns: int) -> None:
+    image = Image.new("RGB", (2, 2), color)
+    assert augment.change_colors(image, 1.0, 1.0, 1.0, float(turns)).tobytes() == image.tobytes()
 
 
 def test_jitter_draws_each_factor_over_its_whole_range(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,10 +274,10 @@ def test_jitter_draws_each_factor_over_its_whole_range(monkeypatch: pytest.Monke
         drawn.append(factors)
         return image
 
-    monkeypatch.setattr(augment, "change_colours", record)
+    monkeypatch.setattr(augment, "change_colors", record)
     torch.manual_seed(0)
     for _ in range(500):
-        augment.colour_jitter(photograph(2, 2), brightness=0.3, contrast=0.2, saturation=1.5, hue=0.05)
+        augment.color_jitter(photograph(2, 2), brightness=0.3, contrast=0.2, saturation=1.5, hue=0.05)
     low, high = np.min(drawn, axis=0), np.max(drawn, axis=0)
     assert np.allclose(low, [0.7, 0.8, 0.0, -0.05], atol=0.02)
     assert np.allclose(high, [1.3, 1.2, 2.5, 0.05], atol=0.02)
@@ -330,12 +330,12 @@ def test_every_operation_keeps_mode_and_size_at_every_magnitude(name: str, shape
 
 @pytest.mark.parametrize("name", ["Sharpness", "Contrast", "Color", "Brightness", "Posterize", "Solarize"])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_larger_magnitude_moves_colours_further(name: str, sign: int) -> None:
+def test_a_larger_magnitude_moves_colors_further(name: str, sign: int) -> None:
     image = photograph(60, 40)
     if not OPERATIONS[name].either_sign:
         sign = 1
     changed = [pixels(with_sign(name, sign, m, image)).astype(int) for m in magnitudes]
-    # Solarizing moves mid-grey little, so for it the pixels that moved are counted.
+    # Solarizing moves mid-gray little, so for it the pixels that moved are counted.
     moved = [(c != pixels(image)).mean() if name == "Solarize" else np.abs(c - pixels(image)).mean() for c in changed]
     assert (np.diff(moved) >= 0).all()
     assert moved[-1] > 2 * moved[2] > 0
@@ -402,7 +402,7 @@ def test_brightness_multiplies_every_pixel(magnitude: int, sign: int) -> None:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_contrast_moves_pixels_from_the_mean_and_colour_from_the_grey(sign: int) -> None:
+def test_contrast_moves_pixels_from_the_mean_and_color_from_the_gray(sign: int) -> None:
     image, factor = photograph(60, 40), 1 + sign * 0.5
     before, luma = pixels(image).astype(float), pixels(image.convert("L")).astype(float)[..., None]
     for name, middle in (("Contrast", luma.mean()), ("Color", luma)):
@@ -410,7 +410,7 @@ def test_contrast_moves_pixels_from_the_mean_and_colour_from_the_grey(sign: int)
         assert np.abs(pixels(with_sign(name, sign, 5, image)) - expected).max() <= 1.5
 
 
-def test_sharpness_moves_pixels_from_their_neighbours_mean() -> None:
+def test_sharpness_moves_pixels_from_their_neighbors_mean() -> None:
     step = Image.new("RGB", (8, 8), (100, 100, 100))
     step.paste((150, 150, 150), (4, 0, 8, 8))
     sharp, soft = (pixels(with_sign("Sharpness", sign, 9, step))[4, :, 0].astype(int) for sign in (1, -1))
@@ -429,7 +429,7 @@ def test_autocontrast_and_equalize_use_the_whole_range() -> None:
 
 @pytest.mark.parametrize("magnitude", magnitudes)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_translate_moves_by_its_share_of_the_side_over_grey(magnitude: int, sign: int) -> None:
+def test_translate_moves_by_its_share_of_the_side_over_gray(magnitude: int, sign: int) -> None:
     image = photograph(331, 110)
     moved = pixels(with_sign("TranslateX", sign, magnitude, image))
     columns = round(150 * magnitude / 9)
@@ -456,7 +456,7 @@ def test_shear_keeps_the_first_line_and_shifts_the_last_by_its_share() -> None:
 
 def test_rotate_turns_anticlockwise_by_up_to_thirty_degrees() -> None:
     image = Image.new("RGB", (101, 101))
-    image.paste(RED, (88, 47, 95, 54))  # to the right of the centre, on a level with it
+    image.paste(RED, (88, 47, 95, 54))  # to the right of the center, on a level with it
     rows, columns = np.nonzero(pixels(at("Rotate", 9, image))[..., 0] == RED[0])
     angle = np.degrees(np.arctan2(50 - rows.mean(), columns.mean() - 50))
     assert abs(angle - 30) < 1
@@ -466,8 +466,8 @@ def test_rotate_turns_anticlockwise_by_up_to_thirty_degrees() -> None:
 # --- cutout ---------------------------------------------------------------------------------------------------------
 
 
-def covered_box(image: Image.Image, colour: tuple[int, int, int]) -> tuple[int, int, int, int]:
-    rows, columns = np.nonzero((pixels(image) == colour).all(-1))
+def covered_box(image: Image.Image, color: tuple[int, int, int]) -> tuple[int, int, int, int]:
+    rows, columns = np.nonzero((pixels(image) == color).all(-1))
     left, top, right, bottom = columns.min(), rows.min(), columns.max() + 1, rows.max() + 1
     assert len(rows) == (right - left) * (bottom - top)  # a rectangle without holes
     return int(left), int(top), int(right), int(bottom)
@@ -479,12 +479,12 @@ def covered_box(image: Image.Image, colour: tuple[int, int, int]) -> tuple[int, 
     box=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     seed=st.integers(0, 10**6),
 )
-def test_cutout_covers_the_rectangle_about_its_centre(width: int, height: int, box: tuple[int, int], seed: int) -> None:
+def test_cutout_covers_the_rectangle_about_its_center(width: int, height: int, box: tuple[int, int], seed: int) -> None:
     covered = seeded(lambda image: augment.cutout(image, *box, RED), Image.new("RGB", (width, height)), seed)
     left, top, right, bottom = covered_box(covered, RED)
     for low, high, side, length in ((left, right, box[0], width), (top, bottom, box[1], height)):
-        # Some centre in the image explains the extent.
-        starts = [centre - side // 2 for centre in range(length)]
+        # Some center in the image explains the extent.
+        starts = [center - side // 2 for center in range(length)]
         assert (low, high) in {(max(start, 0), min(start + side, length)) for start in starts}
 
 
@@ -493,34 +493,34 @@ def test_half_cutout_covers_a_quarter_where_it_fits_and_is_clipped_at_the_border
     areas, lefts = [], []
     for seed in range(400):
         changed = seeded(augment.half_cutout, image, seed)
-        left, top, right, bottom = covered_box(changed, colour_of(changed))
+        left, top, right, bottom = covered_box(changed, color_of(changed))
         areas.append((right - left) * (bottom - top))
         lefts.append((left, right))
     assert max(areas) == 20 * 10
     assert min(areas) < 80  # a corner: a quarter of the rectangle is 50
     assert {right - left for left, right in lefts if left > 0 and right < 40} == {20}
-    assert {left for left, _ in lefts} == set(range(30))  # centre 0..39 less 10, cut at 0
-    # Along a side, mean cover = mean over centres of the clipped length; the two sides are independent.
+    assert {left for left, _ in lefts} == set(range(30))  # center 0..39 less 10, cut at 0
+    # Along a side, mean cover = mean over centers of the clipped length; the two sides are independent.
     means = [np.mean([min(c + s // 2, 2 * s) - max(c - s // 2, 0) for c in range(2 * s)]) for s in (20, 10)]
     assert abs(np.mean(areas) / (means[0] * means[1]) - 1) < 0.05
 
 
-def colour_of(image: Image.Image) -> tuple[int, int, int]:
-    """The one colour that is not black."""
-    colours = np.unique(pixels(image).reshape(-1, 3), axis=0)
-    red, green, blue = colours[colours.any(1)][0].tolist()
+def color_of(image: Image.Image) -> tuple[int, int, int]:
+    """The one color that is not black."""
+    colors = np.unique(pixels(image).reshape(-1, 3), axis=0)
+    red, green, blue = colors[colors.any(1)][0].tolist()
     return red, green, blue
 
 
-def test_half_cutout_draws_any_colour() -> None:
-    colours = np.array([colour_of(seeded(augment.half_cutout, Image.new("RGB", (8, 8)), s)) for s in range(400)])
-    assert (colours.min(0) < 8).all()
-    assert (colours.max(0) > 247).all()
-    assert np.abs(np.corrcoef(colours.T) - np.eye(3)).max() < 0.2
+def test_half_cutout_draws_any_color() -> None:
+    colors = np.array([color_of(seeded(augment.half_cutout, Image.new("RGB", (8, 8)), s)) for s in range(400)])
+    assert (colors.min(0) < 8).all()
+    assert (colors.max(0) > 247).all()
+    assert np.abs(np.corrcoef(colors.T) - np.eye(3)).max() < 0.2
 
 
 @pytest.mark.parametrize("magnitude", magnitudes)
-def test_the_cutout_operation_covers_up_to_twenty_pixels_in_its_grey(magnitude: int) -> None:
+def test_the_cutout_operation_covers_up_to_twenty_pixels_in_its_gray(magnitude: int) -> None:
     sides = set()
     for seed in range(60):
         left, top, right, bottom = covered_box(

@@ -14,7 +14,7 @@ import first_minutes
 import plain_script
 import rounds
 import training_overhead
-from helpers.images import NAMES, coloured_records
+from helpers.images import NAMES, colored_records
 from probmcl.data import read
 from probmcl.data.records import SPLITS
 from probmcl.evaluation import average_precision
@@ -22,8 +22,8 @@ from probmcl.evaluation import average_precision
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Coloured squares as a table with label indices; the first training image has a difficult label."""
-    records = coloured_records(tmp_path / "images", train=24, val=9, test=9)
+    """Colored squares as a table with label indices; the first training image has a difficult label."""
+    records = colored_records(tmp_path / "images", train=24, val=9, test=9)
     (tmp_path / "classes.txt").write_text("\n".join(NAMES))
     with (tmp_path / "labels.csv").open("w", newline="") as file:
         table = csv.writer(file)

@@ -3,12 +3,12 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from rich.console import Console as RichConsole
 
 from probmcl import demo
 from probmcl.cli.demo import demo as command
+from probmcl.console import Console
 from probmcl.data.formats.digits import write_digits
-from probmcl.console import Display
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_every_method_sees_the_same_number_of_images(tmp_path: Path) -> None:
     records = write_digits(tmp_path, train=60, val=8, test=8)
     views = {"probmcl": 2, "asl": 1, "bce": 1}
     settings = demo.demo_settings(records)
-    assert {c.training.epochs * 60 * views[c.method] for c in settings.contenders} == {demo.IMAGES_SEEN}
+    assert {c.training.epochs * 60 * views[c.method] for c in settings.jobs} == {demo.IMAGES_SEEN}
 
 
 def test_budgets_that_cannot_be_equal_are_refused(tmp_path: Path) -> None:
@@ -50,8 +50,8 @@ def test_budgets_that_cannot_be_equal_are_refused(tmp_path: Path) -> None:
 
 def test_the_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"classifier": "bce, re-probed", "mAP": 0.5, "CF1": 0.25, "OF1": 0.125, "seconds": 9.6}
-    console = Console(file=StringIO(), width=100)
-    Display(console).console.print(demo.table([row]))
+    console = RichConsole(file=StringIO(), width=100)
+    Console(console).rich.print(demo.table([row]))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "50.0" in text
     assert "25.0" in text

@@ -9,7 +9,7 @@ import pytest
 import probmcl
 from helpers.images import folder_of_photographs
 from probmcl.methods import find_method
-from probmcl.methods.custom_loss import OwnContrast, OwnLoss
+from probmcl.methods.custom_loss import CustomContrast, CustomLoss
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SMALL = {"encoder": "test_resnet", "weights": "none", "image_size": 32, "probe_epochs": 2, "workers": 0, "epochs": 1}
@@ -21,8 +21,8 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_has_a_loss_of_each_kind() -> None:
-    assert issubclass(find_method(f"{EXAMPLES / 'own_loss.py'}:smoothed"), OwnLoss)
-    assert issubclass(find_method(f"{EXAMPLES / 'own_loss.py'}:soft_contrast"), OwnContrast)
+    assert issubclass(find_method(f"{EXAMPLES / 'own_loss.py'}:smoothed"), CustomLoss)
+    assert issubclass(find_method(f"{EXAMPLES / 'own_loss.py'}:soft_contrast"), CustomContrast)
 
 
 @pytest.mark.parametrize("name", ["smoothed", "soft_contrast"])

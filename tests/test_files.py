@@ -54,5 +54,5 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        files.whole(path, half)
+        files.atomic_write(path, half)
     assert path.read_text() == "old"

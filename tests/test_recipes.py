@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from helpers.images import label_space
-from probmcl import recipes
+from probmcl import settings as recipes
 from probmcl.encoders import Encoder, about
 from probmcl.methods import METHODS, find_method
-from probmcl.recipes import find_recipe
-from probmcl.settings import Settings, make_settings, read_recipe
+from probmcl.settings import Settings, find_recipe, make_settings, read_recipe
 
 SOURCE = Path(__file__).parent.parent / "recipes"
 PATHS = sorted(SOURCE.glob("*.toml"))
@@ -162,11 +161,11 @@ def test_the_title_names_method_table_encoder_and_size(path: Path) -> None:
 
 def test_a_recipe_is_a_run_of_the_method_encoder_and_size_in_its_name(path: Path) -> None:
     s = settings(path)
-    (contender,) = s.contenders
+    (job,) = s.jobs
     between = path.stem.split("-")[1:-1]
     network = {"resnet101": "resnet101", "m": "tresnet_m", "l": "tresnet_v2_l"}[between[-1]]
     method = "_".join(between[: -1 if between[-1] == "resnet101" else -2]) or "probmcl"
-    assert (s.method, contender.method) == (method, method)
+    assert (s.method, job.method) == (method, method)
     assert method in METHODS
     assert s.encoder.name.split(".")[0] == network
     assert s.encoder.image_size == int(path.stem.rpartition("-")[2])
@@ -191,12 +190,12 @@ def test_only_files_are_left_to_be_filled_in(path: Path) -> None:
 
 
 def test_one_step_of_its_method_runs_on_a_small_encoder(path: Path) -> None:
-    (contender,) = settings(path).contenders
-    kind = find_method(contender.method)
+    (job,) = settings(path).jobs
+    kind = find_method(job.method)
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the paper's preset speaks of collapse
-        method: Any = kind(Encoder("test_resnet", image_size=64), label_space(4), contender.settings)
+        method: Any = kind(Encoder("test_resnet", image_size=64), label_space(4), job.settings)
     labels = torch.tensor([[1.0, 0, 1, 0], [0, 1, 0, 0], [1, 1, 0, 0]])
     loss = method.train()(torch.rand(kind.n_views, 3, 3, 64, 64), labels).loss
     loss.backward()

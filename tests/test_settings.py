@@ -2,16 +2,16 @@ from pathlib import Path
 
 import pytest
 
+from probmcl.errors import SettingsError
 from probmcl.files import read_json, write_json
-from probmcl.recipes import recipes
 from probmcl.settings import (
     AUTO,
     Settings,
-    SettingsError,
     make_settings,
     method_settings,
+    parse_duration,
     read_recipe,
-    seconds,
+    recipes,
     settings_of_run,
 )
 
@@ -32,9 +32,9 @@ def recipe(path: Path) -> Settings:
 @pytest.mark.parametrize("path", OF_PROBMCL, ids=lambda path: path.stem)
 def test_a_recipe_of_a_published_run_has_the_papers_values(path: Path) -> None:
     s = recipe(path)
-    (contender,) = s.contenders
-    assert (s.method, contender.method, s.augment, s.tune) == ("probmcl", "probmcl", "paper", "all")
-    training, own = contender.training, contender.settings
+    (job,) = s.jobs
+    assert (s.method, job.method, s.augment, s.tune) == ("probmcl", "probmcl", "paper", "all")
+    training, own = job.training, job.settings
     assert (training.epochs, training.batch_size, training.learning_rate) == (80, 128, 1e-4)
     assert s.probe.epochs == 40
     assert (own.temperature, own.contrastive_weight, own.target, own.mean_size) == (0.2, 0.3, "feature", None)
@@ -62,31 +62,31 @@ def test_they_are_found_by_name() -> None:
 
 def test_what_a_recipe_does_not_say_has_its_default(tmp_path: Path) -> None:
     s = recipe(written(tmp_path, 'method = "bce"\n[encoder]\nname = "resnet18"\n'))
-    assert s.contenders[0].training.learning_rate == 1e-3
+    assert s.jobs[0].training.learning_rate == 1e-3
     assert (s.augment, s.tune, s.encoder.weights) == ("light", "last", "pretrained")
 
 
 def test_nothing_said_is_auto_on_a_small_pretrained_encoder() -> None:
     s = make_settings({})
     assert s.method == "auto"
-    assert tuple(c.method for c in s.contenders) == AUTO
+    assert tuple(c.method for c in s.jobs) == AUTO
     assert (s.encoder.name, s.encoder.weights) == ("tf_efficientnet_lite0", "pretrained")
 
 
 def test_under_auto_every_contender_sees_as_many_views() -> None:
     for given in ({}, {"training": {"epochs": 5}}):
-        bce, probmcl = make_settings(given).contenders
+        bce, probmcl = make_settings(given).jobs
         assert bce.training.epochs == 2 * probmcl.training.epochs
     assert probmcl.training.epochs == 5
 
 
 def test_a_named_methods_epochs_are_its_own() -> None:
-    assert make_settings({"method": "bce", "training": {"epochs": 5}}).contenders[0].training.epochs == 5
+    assert make_settings({"method": "bce", "training": {"epochs": 5}}).jobs[0].training.epochs == 5
 
 
 def test_the_probe_alone_has_no_contender_and_its_own_loss() -> None:
     s = make_settings({"method": "probe", "settings": {"loss": "bce"}})
-    assert s.contenders == ()
+    assert s.jobs == ()
     assert s.probe.loss == "bce"
 
 
@@ -116,13 +116,13 @@ def test_what_cannot_be_is_refused_with_what_can(given: dict[str, object], messa
     ("text", "expected"), [("90s", 90.0), ("30m", 1800.0), ("1.5h", 5400.0), ("1h30m", 5400.0), ("2H", 7200.0)]
 )
 def test_a_length_of_time(text: str, expected: float) -> None:
-    assert seconds(text) == expected
+    assert parse_duration(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "30", "m", "3x", "1.2.3h", "-5m"])
 def test_what_is_no_length_of_time(text: str) -> None:
     with pytest.raises(SettingsError, match="as in 30m"):
-        seconds(text)
+        parse_duration(text)
 
 
 @pytest.mark.parametrize("given", [{}, {"method": "probmcl", "preset": "paper"}, {"method": "probe"}, {"budget": "9m"}])

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from probmcl.api import train
 from probmcl.cli.evaluate import evaluate
 from probmcl.data.read import describe, read
-from probmcl.data.records import DataError
-from probmcl.api import train
+from probmcl.errors import DataError
 
 PAGE = (Path(__file__).parent.parent / "docs" / "your_data.md").read_text(encoding="utf-8")
 EXAMPLE = re.compile(r"<!-- example: (?P<about>.*?) -->\n(?P<tables>.*?)```console\n(?P<shown>.*?)```", re.DOTALL)

@@ -7,7 +7,7 @@ The stages, in the order in which an image passes through them:
 3. `probmcl.encoders`: a view becomes a feature h(x)
 4. `probmcl.mixture`: a feature becomes a Gaussian mixture p(z|x); how alike two mixtures are
 5. `probmcl.overlap`: how much two label sets share, D(y_i, y_j)
-6. `probmcl.losses`: numbers to minimise; `probmcl.methods.collapse` watches what they do to the features
+6. `probmcl.losses`: numbers to minimize; `probmcl.methods.collapse` watches what they do to the features
 7. `probmcl.methods`: encoder, heads and losses wired together, one file a method
 8. `probmcl.training`: one trainer for all of them
 9. `probmcl.evaluation`: how good the result is
@@ -22,8 +22,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from probmcl.experiments.compare import compare
     from probmcl.api import train
+    from probmcl.experiments.compare import compare
     from probmcl.inference import load
 
 __all__ = ["__version__", "compare", "load", "train"]

@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter, Token
 
-from probmcl import flags, intake
+from probmcl import intake
+from probmcl.cli import options as flags
 from probmcl.run.results import Run
 
 
@@ -128,9 +129,9 @@ def train(
     Under torchrun the same command uses several processes: torchrun --nproc-per-node 2 -m probmcl train photos/
     """
     given = dict(locals())
-    from probmcl.runtime.distributed import started
+    from probmcl.runtime.distributed import process_group
 
-    with started(device):
+    with process_group(device):
         if resume is not None:
             intake.refuse_beside_resume(given, "device", "workers", "loss")
             return _resume(Path(resume), loss, intake.said(device=device, workers=workers))
@@ -159,32 +160,33 @@ def _start(
 ) -> Run:
     from dataclasses import replace
 
-    from probmcl import encoders, pipeline, runs
-    from probmcl.data.audit import admit
+    from probmcl import encoders, run_folder
+    from probmcl.data.audit import prepare_data
+    from probmcl.run import train as pipeline
     from probmcl.settings import make_settings
 
     # What can be refused at once is: reading every image of a large set takes minutes.
     settings = make_settings(intake.with_recipe(recipe, keys))
     encoders.about(settings.encoder.name)
     if out is not None:
-        runs.refuse_used(Path(out))
-    display = intake.display_of_the_first()
+        run_folder.refuse_used(Path(out))
+    console = intake.display_of_the_first()
     rules = intake.rules_of(given, settings.seed)
-    admitted = admit(data, intake.reading_of(given), rules, settings.workers, display)
-    settings = replace(settings, levels=admitted.levels)
+    admitted = prepare_data(data, intake.reading_of(given), rules, settings.workers, console)
+    settings = replace(settings, intensity=admitted.intensity)
     seen = intake.seen_before(admitted.records, settings.encoder.weights)
     for alarm in seen:
-        display.say(f"  ALARM: {alarm}")
+        console.print(f"  ALARM: {alarm}")
     alarms = [*admitted.alarms, *seen]
     with (
         intake.folder_for(out, intake.data_name(data)) as folder,
-        intake.told_how_to_go_on("train", folder, "run.json", display),
+        intake.told_how_to_go_on("train", folder, "run.json", console),
     ):
         return pipeline.train(
             admitted.records,
             settings,
             folder,
-            display,
+            console,
             source=admitted.source,
             alarms=alarms,
             fold_of=admitted.fold_of,
@@ -205,10 +207,10 @@ def _method(method: str | None, loss: str | None) -> str | None:
 def _resume(folder: Path, loss: str | None, where: dict[str, Any]) -> Run:
     from dataclasses import replace
 
-    from probmcl import pipeline
     from probmcl.data.audit import read_again
     from probmcl.files import read_json
     from probmcl.methods import find_method
+    from probmcl.run import train as pipeline
     from probmcl.settings import settings_of_run
 
     if loss is not None:
@@ -223,6 +225,6 @@ def _resume(folder: Path, loss: str | None, where: dict[str, Any]) -> Run:
     source = read_json(folder / "run.json")["data"]
     if source is None:
         raise ValueError(f"{folder} was trained from records in memory; go on with probmcl.run.train.resume")
-    records, display = read_again(source, folder / "split.csv"), intake.display_of_the_first()
-    with intake.told_how_to_go_on("train", folder, "run.json", display):
-        return pipeline.resume(records, settings, folder, display)
+    records, console = read_again(source, folder / "split.csv"), intake.display_of_the_first()
+    with intake.told_how_to_go_on("train", folder, "run.json", console):
+        return pipeline.resume(records, settings, folder, console)

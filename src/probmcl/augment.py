@@ -17,17 +17,16 @@ from typing import TypeAlias
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
-from PIL.ImageEnhance import Brightness, Color, Contrast, Sharpness
+from PIL import Image, ImageEnhance, ImageOps
 
 from probmcl.data.images import squashed
 from probmcl.runtime.torchvision_compat import transforms
 
 Augmentation: TypeAlias = Callable[[Image.Image], Image.Image]
-Colour: TypeAlias = tuple[int, int, int]
+RGB: TypeAlias = tuple[int, int, int]
 
-GREY: Colour = (128, 128, 128)  # what a moved image leaves open
-CUTOUT_GREY: Colour = (125, 122, 113)  # the package's choice, about the mean colour of CIFAR-10
+GRAY: RGB = (128, 128, 128)  # what a moved image leaves open
+CUTOUT_GRAY: RGB = (125, 122, 113)  # the package's choice, about the mean color of CIFAR-10
 MAGNITUDES = 10  # levels of a range; level 0 changes nothing and is never drawn
 LUMA_CHROMA = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))  # RGB -> YIQ
 
@@ -80,19 +79,19 @@ def light(
     saturation: float = 0.3,
     hue: float = 0.05,
 ) -> Augmentation:
-    """A view that keeps most labels: at least half of the image, perhaps mirrored, in slightly other colours.
+    """A view that keeps most labels: at least half of the image, perhaps mirrored, in slightly other colors.
 
-    `scale` is the share of the area to crop and `ratio` the crop's width over height; the rest as in `colour_jitter`.
+    `scale` is the share of the area to crop and `ratio` the crop's width over height; the rest as in `color_jitter`.
     Where no such crop fits, as in a panorama beyond 8:3, torchvision takes the middle, which is less than half.
 
     >>> light(4, flip=0.0)(Image.new("RGB", (9, 5))).size
     (4, 4)
     """
-    # The crop comes first: colours then change on size x size pixels and not on the whole photograph.
+    # The crop comes first: colors then change on size x size pixels and not on the whole photograph.
     steps = [
         partial(random_crop, size=size, scale=scale, ratio=ratio),
         transforms.RandomHorizontalFlip(flip),
-        partial(colour_jitter, brightness=brightness, contrast=contrast, saturation=saturation, hue=hue),
+        partial(color_jitter, brightness=brightness, contrast=contrast, saturation=saturation, hue=hue),
     ]
     augmentation: Augmentation = transforms.Compose(steps)
     return augmentation
@@ -138,31 +137,31 @@ def random_crop(
     return Image.fromarray(squashed(crop, size).permute(1, 2, 0).numpy())
 
 
-def colour_jitter(
+def color_jitter(
     image: Image.Image, *, brightness: float, contrast: float, saturation: float, hue: float
 ) -> Image.Image:
-    """Draw how colours change, and change them in one pass.
+    """Draw how colors change, and change them in one pass.
 
     The first three factors are uniform in [1 - x, 1 + x] (never below 0), the hue moves by up to ± `hue` turns.
 
     >>> image = Image.new("RGB", (1, 1), "teal")
-    >>> colour_jitter(image, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0).getpixel((0, 0))
+    >>> color_jitter(image, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0).getpixel((0, 0))
     (0, 128, 128)
     """
     factors = [_uniform(max(0.0, 1 - spread), 1 + spread) for spread in (brightness, contrast, saturation)]
-    return change_colours(image, factors[0], factors[1], factors[2], _uniform(-hue, hue))
+    return change_colors(image, factors[0], factors[1], factors[2], _uniform(-hue, hue))
 
 
-def change_colours(
+def change_colors(
     image: Image.Image, brightness: float, contrast: float, saturation: float, turn: float
 ) -> Image.Image:
     """Scale brightness, contrast and saturation, and turn the hue by `turn` of the circle.
 
-    x -> b (c A x + (1 - c) m), where A keeps the luma of a colour, scales its two chroma axes (YIQ) by the
+    x -> b (c A x + (1 - c) m), where A keeps the luma of a color, scales its two chroma axes (YIQ) by the
     saturation and rotates them, and m is the image's mean luma. Before rounding and clipping the four changes commute,
     so one matrix does them all, in any order. One after the other, and through HSV, they take seven times as long.
 
-    >>> change_colours(Image.new("RGB", (1, 1), (100, 50, 30)), 2.0, 1.0, 1.0, 0.0).getpixel((0, 0))
+    >>> change_colors(Image.new("RGB", (1, 1), (100, 50, 30)), 2.0, 1.0, 1.0, 0.0).getpixel((0, 0))
     (200, 100, 60)
     """
     to_yiq = np.array(LUMA_CHROMA)
@@ -174,8 +173,8 @@ def change_colours(
     return image.convert("RGB", tuple(np.column_stack([linear, [offset] * 3]).flatten().tolist()))
 
 
-def cutout(image: Image.Image, width: int, height: int, colour: Colour) -> Image.Image:
-    """Cover a width x height rectangle; its centre is uniform over the pixels, and what lies outside is cut off.
+def cutout(image: Image.Image, width: int, height: int, color: RGB) -> Image.Image:
+    """Cover a width x height rectangle; its center is uniform over the pixels, and what lies outside is cut off.
 
     >>> cutout(Image.new("RGB", (1, 1)), 3, 3, (1, 2, 3)).getpixel((0, 0))
     (1, 2, 3)
@@ -183,20 +182,20 @@ def cutout(image: Image.Image, width: int, height: int, colour: Colour) -> Image
     left, top = _integer(image.width) - width // 2, _integer(image.height) - height // 2
     covered = image.copy()
     box = (max(left, 0), max(top, 0), min(left + width, image.width), min(top + height, image.height))
-    covered.paste(colour, box)
+    covered.paste(color, box)
     return covered
 
 
 def half_cutout(image: Image.Image) -> Image.Image:
-    """Cover a rectangle of half the height and half the width in one random colour.
+    """Cover a rectangle of half the height and half the width in one random color.
 
     A small object can vanish although its label stays: the price of the paper's setting.
 
     >>> half_cutout(Image.new("RGB", (6, 4))).size
     (6, 4)
     """
-    colour = (_integer(256), _integer(256), _integer(256))
-    return cutout(image, (image.width + 1) // 2, (image.height + 1) // 2, colour)
+    color = (_integer(256), _integer(256), _integer(256))
+    return cutout(image, (image.width + 1) // 2, (image.height + 1) // 2, color)
 
 
 @dataclass(frozen=True)
@@ -227,17 +226,17 @@ class Operation:
 def _shear(image: Image.Image, x: float, y: float) -> Image.Image:
     # About the upper left corner and bicubic, as in the package.
     rows = (1, x, 0, y, 1, 0)
-    return image.transform(image.size, Image.Transform.AFFINE, rows, Image.Resampling.BICUBIC, fillcolor=GREY)
+    return image.transform(image.size, Image.Transform.AFFINE, rows, Image.Resampling.BICUBIC, fillcolor=GRAY)
 
 
 def _translate(image: Image.Image, x: float, y: float) -> Image.Image:
     rows = (1, 0, x * image.width, 0, 1, y * image.height)
-    return image.transform(image.size, Image.Transform.AFFINE, rows, fillcolor=GREY)
+    return image.transform(image.size, Image.Transform.AFFINE, rows, fillcolor=GRAY)
 
 
 def _cut(image: Image.Image, side: float) -> Image.Image:
     # Exactly that many pixels; the package's square is one smaller where the number is odd.
-    return cutout(image, round(side), round(side), CUTOUT_GREY)
+    return cutout(image, round(side), round(side), CUTOUT_GRAY)
 
 
 # The fifteen operations with their ranges, in the package's order. Where a level has a sign it is drawn, except for
@@ -246,19 +245,25 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
     {
         "Invert": Operation(lambda image, _: ImageOps.invert(image)),
         "Cutout": Operation(_cut, (0.0, 20.0)),
-        "Sharpness": Operation(lambda image, x: Sharpness(image).enhance(1 + x), (0.0, 0.9), either_sign=True),
+        "Sharpness": Operation(
+            lambda image, x: ImageEnhance.Sharpness(image).enhance(1 + x), (0.0, 0.9), either_sign=True
+        ),
         "AutoContrast": Operation(lambda image, _: ImageOps.autocontrast(image)),
         "Posterize": Operation(lambda image, bits: ImageOps.posterize(image, round(bits)), (8.0, 4.0)),
         "ShearX": Operation(lambda image, x: _shear(image, x, 0.0), (0.0, 0.3), either_sign=True),
         "TranslateX": Operation(lambda image, x: _translate(image, x, 0.0), (0.0, 150 / 331), either_sign=True),
         "TranslateY": Operation(lambda image, y: _translate(image, 0.0, y), (0.0, 150 / 331), either_sign=True),
         "ShearY": Operation(lambda image, y: _shear(image, 0.0, y), (0.0, 0.3), either_sign=True),
-        "Rotate": Operation(lambda image, degrees: image.rotate(degrees, fillcolor=GREY), (0.0, 30.0)),
+        "Rotate": Operation(lambda image, degrees: image.rotate(degrees, fillcolor=GRAY), (0.0, 30.0)),
         "Equalize": Operation(lambda image, _: ImageOps.equalize(image)),
-        "Contrast": Operation(lambda image, x: Contrast(image).enhance(1 + x), (0.0, 0.9), either_sign=True),
-        "Color": Operation(lambda image, x: Color(image).enhance(1 + x), (0.0, 0.9), either_sign=True),
+        "Contrast": Operation(
+            lambda image, x: ImageEnhance.Contrast(image).enhance(1 + x), (0.0, 0.9), either_sign=True
+        ),
+        "Color": Operation(lambda image, x: ImageEnhance.Color(image).enhance(1 + x), (0.0, 0.9), either_sign=True),
         "Solarize": Operation(lambda image, bound: ImageOps.solarize(image, math.ceil(bound)), (256.0, 0.0)),
-        "Brightness": Operation(lambda image, x: Brightness(image).enhance(1 + x), (0.0, 0.9), either_sign=True),
+        "Brightness": Operation(
+            lambda image, x: ImageEnhance.Brightness(image).enhance(1 + x), (0.0, 0.9), either_sign=True
+        ),
     }
 )
 

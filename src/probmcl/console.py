@@ -1,56 +1,77 @@
-"""What a person sees while it runs: bars on a terminal, a line for each finished stage anywhere else."""
+"""Messages and progress bars: bars on a terminal, one line per finished stage anywhere else."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Protocol, SupportsFloat, runtime_checkable
 
-from rich.console import Console
+from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from probmcl import collapse
-from probmcl.training.fit import Event
-
-REFRESH = 0.5
-"""Seconds between two looks at the loss: each makes the device wait."""
+REFRESH_SECONDS = 0.5
+"""Time between two updates of the displayed loss: reading it synchronizes the device."""
 
 
-class Bar:
-    """One stage: how far it is, how fast, and for training the loss and its terms."""
+@runtime_checkable
+class TrainingStep(Protocol):
+    """The part of a training step that a progress bar shows."""
 
-    def __init__(self, progress: Progress, task: TaskID) -> None:
-        self.progress, self.task = progress, task
-        self.images, self.start, self.looked = 0, time.perf_counter(), 0.0
+    @property
+    def images(self) -> int: ...
+    @property
+    def loss(self) -> SupportsFloat: ...
+    @property
+    def terms(self) -> Mapping[str, SupportsFloat]: ...
 
-    def __call__(self, event: Event) -> None:
-        """Watch one training step."""
-        if time.perf_counter() - self.looked > REFRESH:
-            self.looked = time.perf_counter()
-            terms = {"loss": event.loss, **{k: v for k, v in event.terms.items() if k not in collapse.SIGNS}}
+
+class ProgressBar:
+    """One stage: its progress and speed, and during training the loss and its terms."""
+
+    def __init__(self, progress: Progress, task: TaskID, hidden_terms: Collection[str] = ()) -> None:
+        self.progress, self.task, self.hidden_terms = progress, task, hidden_terms
+        self.images, self.start, self.refreshed = 0, time.perf_counter(), 0.0
+
+    def __call__(self, step: TrainingStep) -> None:
+        """Show one training step: a `probmcl.training.Callback`."""
+        if time.perf_counter() - self.refreshed > REFRESH_SECONDS:
+            self.refreshed = time.perf_counter()
+            terms = {"loss": step.loss} | {k: v for k, v in step.terms.items() if k not in self.hidden_terms}
             self.progress.update(self.task, terms=" ".join(f"{name} {float(x):.3g}" for name, x in terms.items()))
-        self.advance(event.images)
+        self.advance(step.images)
 
     def advance(self, images: int = 0, steps: int = 1) -> None:
-        """One more step is done, or several, and so many images with it."""
+        """Advance by a number of steps in which a number of images was processed."""
         self.images += images
         speed = self.images / max(time.perf_counter() - self.start, 1e-9)
         self.progress.update(self.task, advance=steps, speed=f"{speed:,.0f} images/s" if self.images else "")
 
 
-class Display:
-    """Says what is going on to a console."""
+class Console:
+    """Prints messages, tables and progress bars.
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
+    Args:
+        output: the terminal or file to print to; by default stdout.
+        rewrite: applied to every message; the command line spells option names with it.
+    """
 
-    def say(self, text: str) -> None:
-        """One line of plain text."""
-        self.console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+    def __init__(self, output: RichConsole | None = None, *, rewrite: Callable[[str], str] = lambda text: text) -> None:
+        self.rich = output or RichConsole()
+        self.rewrite = rewrite
+
+    @classmethod
+    def quiet(cls) -> Console:
+        """Return a console that prints nothing, as on every process but rank 0."""
+        return cls(RichConsole(quiet=True))
+
+    def print(self, text: str) -> None:
+        """Print one message as plain text."""
+        self.rich.print(self.rewrite(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     @contextmanager
-    def stage(self, name: str, total: int) -> Iterator[Bar]:
-        """A bar for a stage of `total` steps while it runs; when it is done, one line with its time and speed."""
+    def progress(self, name: str, total: int, *, hidden_terms: Collection[str] = ()) -> Iterator[ProgressBar]:
+        """Show a bar for a stage of `total` steps; once it is done, print its time and speed."""
         columns = (
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
@@ -58,10 +79,10 @@ class Display:
             TimeRemainingColumn(),
             TextColumn("{task.fields[speed]} {task.fields[terms]}"),
         )
-        progress = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+        progress = Progress(*columns, console=self.rich, transient=True, disable=not self.rich.is_terminal)
         with progress:
-            bar = Bar(progress, progress.add_task(name, total=total, speed="", terms=""))
+            bar = ProgressBar(progress, progress.add_task(name, total=total, speed="", terms=""), hidden_terms)
             yield bar
         seconds = time.perf_counter() - bar.start
         speed = f", {bar.images / seconds:,.0f} images/s" if bar.images else ""
-        self.say(f"  {name}: {seconds:.1f} s{speed}")
+        self.print(f"  {name}: {seconds:.1f} s{speed}")

@@ -8,17 +8,16 @@ from typing import Any
 
 from rich.table import Table
 
-from probmcl import runs
+from probmcl import run_folder
+from probmcl.console import Console
 from probmcl.data.formats.digits import write_digits
 from probmcl.data.records import Records
 from probmcl.methods import find_method
-from probmcl.run.phases import everybody
-from probmcl.run.train import train
-from probmcl.run.probe import ProbeSettings
+from probmcl.run.phases import test_all
 from probmcl.run.results import Run
-from probmcl.settings import Contender, EncoderSettings, Settings, method_settings
+from probmcl.run.train import train
+from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, method_settings
 from probmcl.training.optimizer import Training
-from probmcl.console import Display
 
 TRAIN, VAL, TEST = 2000, 400, 800
 """Scenes of each split."""
@@ -32,38 +31,38 @@ LEARNING_RATE = 3e-3
 METHODS = ("probmcl", "asl", "bce")
 
 
-def run_demo(folder: Path, display: Display) -> Run:
+def run_demo(folder: Path, console: Console) -> Run:
     """Write the scenes into a folder, then probe the untrained encoder and train ProbMCL, ASL and BCE on it."""
-    runs.claim(folder)
-    display.say(
+    run_folder.claim(folder)
+    console.print(
         f"Scenes of handwritten digits: 10 classes, 64 × 64 pixels, {TRAIN:,} to train on, {VAL} + {TEST} to judge by"
     )
-    with display.stage("drawing scenes", TRAIN + VAL + TEST) as bar:
+    with console.progress("drawing scenes", TRAIN + VAL + TEST) as bar:
         records = write_digits(
             folder / "data", train=TRAIN, val=VAL, test=TEST, progress=lambda _: bar.advance(images=1)
         )
-    return train(records, demo_settings(records), folder / "run", display, tested=everybody)
+    return train(records, demo_settings(records), folder / "run", console, tested=test_all)
 
 
 def demo_settings(records: Records) -> Settings:
     """Every method on the same encoder and the same number of views."""
     return Settings(
         method="demo",
-        contenders=tuple(_contender(method, len(records.rows("train"))) for method in METHODS),
+        jobs=tuple(_contender(method, len(records.rows("train"))) for method in METHODS),
         encoder=EncoderSettings("test_resnet", weights=None, image_size=64),
         probe=ProbeSettings(epochs=30, views=1, weight_decays=(0.1, 1.0, 10.0, 100.0)),
         tune="all",
     )
 
 
-def _contender(method: str, images: int) -> Contender:
+def _contender(method: str, images: int) -> TrainingJob:
     n_views = find_method(method).n_views
     if IMAGES_SEEN % (images * n_views):
         raise ValueError(f"{images} scenes in {n_views} views do not divide {IMAGES_SEEN:,}: the budgets would differ")
     training = Training(
         epochs=IMAGES_SEEN // (images * n_views), batch_size=128 // n_views, learning_rate=LEARNING_RATE
     )
-    return Contender(method, method_settings(method), training)
+    return TrainingJob(method, method_settings(method), training)
 
 
 def comparison(run: Run) -> list[dict[str, Any]]:

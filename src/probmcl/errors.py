@@ -1,9 +1,65 @@
-"""What somebody may have meant by a name that does not exist."""
+"""Errors with a message for the user, and suggestions for a misspelled name.
+
+A message names an option as the keyword argument that it is in Python, in backticks: `skip_bad` or `skip_bad=0.05`. The
+command line prints it as the user types it, --skip-bad 0.05.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from pathlib import Path
+
+
+class ProbmclError(ValueError):
+    """A mistake of the user, or a condition that the user can remedy; the message says how."""
+
+
+class DataError(ProbmclError):
+    """The data cannot be used as they are; the message names the file, the row or column, the value and the remedy."""
+
+
+class OptionError(ProbmclError):
+    """An option has a value that it cannot have, or two options contradict each other.
+
+    >>> print(OptionError("folds", 1, "must be at least 2"))
+    `folds=1` must be at least 2
+    """
+
+    def __init__(self, name: str, value: object = None, problem: str = "") -> None:
+        super().__init__(f"`{name}={value}` {problem}" if problem else name)
+
+
+class SettingsError(ProbmclError):
+    """A recipe or a setting that does not exist or has no meaning."""
+
+
+class WeightsError(ProbmclError):
+    """Weights that cannot be found, or do not fit the encoder."""
+
+
+class RunError(ProbmclError):
+    """A folder that is not a run, or a run that cannot be used."""
+
+
+class ImageError(ProbmclError):
+    """A file that does not give an image: its path, and the reason.
+
+    >>> str(ImageError(Path("photos/7.jpg"), "the file is empty"))
+    'photos/7.jpg: the file is empty'
+    >>> str(ImageError(Path("two\\nlines.jpg"), "the file is empty"))
+    "'two\\\\nlines.jpg': the file is empty"
+    """
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)  # both, so that worker processes can pickle it
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        name = str(self.path)
+        # A file name may contain line breaks, or bytes that are not text.
+        return f"{name if name.isprintable() else repr(name)}: {self.reason}"
 
 
 def suggestion(word: str, choices: Iterable[str]) -> str:

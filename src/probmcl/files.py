@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def whole(path: Path, write: Callable[[Path], object]) -> None:
+def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a file beside it, then put that in its place."""
     part = path.with_name(f".{path.name}.part")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -22,7 +22,7 @@ def whole(path: Path, write: Callable[[Path], object]) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write text as UTF-8, line ends as they are."""
-    whole(path, lambda part: part.write_text(text, encoding="utf-8", newline=""))
+    atomic_write(path, lambda part: part.write_text(text, encoding="utf-8", newline=""))
 
 
 def write_json(path: Path, content: object) -> None:
@@ -46,7 +46,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: object = None
 
     state = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
     about = {"facts": json.dumps(facts, default=_plain)}
-    whole(path, lambda part: save_file(state, part, metadata=about))
+    atomic_write(path, lambda part: save_file(state, part, metadata=about))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:

@@ -1,4 +1,4 @@
-"""From what a person typed to what a run takes: settings, how data are read, a folder, a display.
+"""From what a person typed to what a run takes: settings, how data are read, a folder, a console.
 
 Importing this loads no torch.
 """
@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from probmcl.errors import suggestion
 
 if TYPE_CHECKING:
-    from probmcl.data.audit import Rules
+    from probmcl.console import Console
+    from probmcl.data.audit import DataChecks
     from probmcl.data.records import Records
-    from probmcl.console import Display
 
 NAMED_WEIGHTS = ("pretrained", "none")
 
@@ -55,13 +55,13 @@ def _listed(value: Any) -> Any:
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
 
 
-def rules_of(given: Mapping[str, Any], seed: int) -> Rules:
+def rules_of(given: Mapping[str, Any], seed: int) -> DataChecks:
     """What is asked of data, from the flags of a command."""
-    from probmcl.data.audit import Rules
+    from probmcl.data.audit import DataChecks
 
     names = ("skip_bad", "allow_leaks", "range", "folds", "fold")
     flags = said(**{name: given.get(name) for name in names})
-    return Rules(**flags, split_file=absolute(given["split_file"]), seed=seed)
+    return DataChecks(**flags, split_file=absolute(given["split_file"]), seed=seed)
 
 
 def cache_folder(given: Path | str | None) -> str | None:
@@ -105,8 +105,7 @@ def seen_before(records: Records, weights: str | None) -> list[str]:
 def with_recipe(recipe: str | None, flags: dict[str, Any]) -> dict[str, Any]:
     """What a recipe says, and the flags before it; tables are joined key by key."""
     from probmcl.runtime.workers import default_workers
-    from probmcl.recipes import find_recipe
-    from probmcl.settings import read_recipe
+    from probmcl.settings import find_recipe, read_recipe
 
     given = read_recipe(find_recipe(recipe)) if recipe else {}
     given = {"workers": default_workers()} | given
@@ -147,36 +146,36 @@ def data_name(data: Path) -> str:
 @contextmanager
 def folder_for(out: Path | str | None, name: str) -> Iterator[Path]:
     """The folder of a new run; one that was made here and in which nothing was begun goes again."""
-    from probmcl import runs
-    from probmcl.runtime.distributed import broadcast, first
+    from probmcl import run_folder
+    from probmcl.runtime.distributed import broadcast, is_main_process
 
     if out is not None:
         yield Path(out)
         return
-    folder = Path(broadcast(str(runs.new_folder(Path("runs"), name)) if first() else ""))
+    folder = Path(broadcast(str(run_folder.new_folder(Path("runs"), name)) if is_main_process() else ""))
     try:
         yield folder
     finally:
-        if first() and not any(folder.iterdir()):
+        if is_main_process() and not any(folder.iterdir()):
             folder.rmdir()
 
 
 @contextmanager
-def told_how_to_go_on(command: str, folder: Path, begun: str, display: Display) -> Iterator[None]:
+def told_how_to_go_on(command: str, folder: Path, begun: str, console: Console) -> Iterator[None]:
     """Say after an interrupt what continues the work, once a file says that it was begun."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         if (folder / begun).exists():
-            display.say(f"to go on from here: probmcl {command} --resume {folder}")
+            console.print(f"to go on from here: probmcl {command} --resume {folder}")
         raise
 
 
-def display_of_the_first() -> Display:
+def display_of_the_first() -> Console:
     """One that speaks in the first process only."""
-    from rich.console import Console
+    from rich.console import Console as RichConsole
 
-    from probmcl.runtime.distributed import first
-    from probmcl.console import Display
+    from probmcl.console import Console
+    from probmcl.runtime.distributed import is_main_process
 
-    return Display(Console(quiet=not first()))
+    return Console(RichConsole(quiet=not is_main_process()))

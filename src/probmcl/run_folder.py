@@ -23,7 +23,7 @@ from probmcl import __version__
 from probmcl.data.labels import State
 from probmcl.data.records import Records, Split
 from probmcl.data.split import write_folds
-from probmcl.files import read_json, whole, write_json, write_text
+from probmcl.files import atomic_write, read_json, write_json, write_text
 
 
 def claim(folder: Path) -> None:
@@ -138,7 +138,7 @@ def write_predictions(folder: Path, records: Records, split: Split, scores: Tens
         with part.open("wb") as file:
             np.savez_compressed(file, **content)
 
-    whole(folder / f"{split}.npz", write)
+    atomic_write(folder / f"{split}.npz", write)
 
 
 def circumstances(seed: int) -> dict[str, Any]:

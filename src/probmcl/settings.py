@@ -15,11 +15,10 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from probmcl.augment import AUGMENTATIONS
-from probmcl.data.intensity import Levels
-from probmcl.runtime.device import find_device
+from probmcl.data.intensity import IntensityRange
+from probmcl.errors import SettingsError, suggestion
 from probmcl.methods import METHODS, find_method, full_name
-from probmcl.errors import suggestion
-from probmcl.run.probe import ProbeSettings
+from probmcl.runtime.device import find_device
 from probmcl.training.optimizer import Training
 
 AUTO = ("bce", "probmcl")
@@ -41,7 +40,7 @@ class EncoderSettings:
         name: any model of timm.
         weights: `pretrained` for timm's own, None for random numbers, or the path of a safetensors file or of a run.
         image_size: side of the square input; None takes the encoder's own.
-        statistics: whether batch normalisation keeps the statistics it came with (`fixed`) or follows the images
+        statistics: whether batch normalization keeps the statistics it came with (`fixed`) or follows the images
             (`moving`) in training; None keeps them unless the weights are random (docs/decisions/0004).
     """
 
@@ -52,7 +51,54 @@ class EncoderSettings:
 
 
 @dataclass(frozen=True)
-class Contender:
+class ProbeSettings:
+    """How the linear probe is fitted on features that are extracted once.
+
+    Attributes:
+        epochs: how often every image is seen, each time in one of its views.
+        views: augmented views of each training image beside the plain one.
+        frozen_views: the same for the probe on the untouched encoder, which is to be there soon; a comparison gives it
+            as many as the others.
+        weight_decays: tried one after the other; the best on validation is kept.
+        learning_rate: at the top of the cycle.
+        batch_size: features in a step.
+        loss: what the probe minimizes; see `probmcl.methods.probe.Config`.
+    """
+
+    epochs: int = 45
+    views: int = 2
+    frozen_views: int = 0
+    weight_decays: tuple[float, ...] = (0.1, 1.0, 10.0, 30.0, 100.0, 300.0)
+    learning_rate: float = 2e-3
+    batch_size: int = 256
+    loss: Literal["asl", "bce"] = "asl"
+
+    def __post_init__(self) -> None:
+        if self.views < 0 or not 0 <= self.frozen_views <= self.views or not self.weight_decays:
+            raise ValueError(
+                f"probe: views={self.views}, frozen_views={self.frozen_views}, weight_decays={self.weight_decays}; "
+                "give 0 or more, at most as many, and one or more"
+            )
+        for weight_decay in self.weight_decays:
+            self.training(weight_decay)  # which refuses what is out of range
+
+    def steps(self, images: int) -> int:
+        """Steps of all fits together, on so many images."""
+        return len(self.weight_decays) * self.epochs * (images // min(self.batch_size, images))
+
+    def training(self, weight_decay: float) -> Training:
+        """The settings of one fit."""
+        return Training(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            learning_rate=self.learning_rate,
+            weight_decay=weight_decay,
+            decay="decoupled",
+        )
+
+
+@dataclass(frozen=True)
+class TrainingJob:
     """A method that is trained, then judged against the frozen probe.
 
     Attributes:
@@ -70,13 +116,13 @@ class Contender:
 
     def __post_init__(self) -> None:
         if not self.name:
-            object.__setattr__(self, "name", called(self.method))
+            object.__setattr__(self, "name", short_name(self.method))
 
 
-def called(method: str) -> str:
+def short_name(method: str) -> str:
     """What a method is called for short: its name here, or what follows the colon of a place elsewhere.
 
-    >>> called("bce"), called("my_package.my_file:MyMethod")
+    >>> short_name("bce"), short_name("my_package.my_file:MyMethod")
     ('bce', 'MyMethod')
     """
     return method if method in METHODS else method.rpartition(":")[2]
@@ -98,13 +144,13 @@ class Settings:
         budget: seconds that the whole run may take; it then decides the epochs.
         seed: of everything that is drawn.
         workers: processes that decode and augment.
-        levels: the grey levels of 16-bit and float images that become black and white; the data decide them.
+        intensity: the gray levels of 16-bit and float images that become black and white; the data decide them.
         cache: a folder for decoded images; None decodes them each time.
         device: where it is computed; `auto` takes a CUDA device where there is one, and else the CPU.
     """
 
     method: str
-    contenders: tuple[Contender, ...]
+    jobs: tuple[TrainingJob, ...]
     encoder: EncoderSettings
     probe: ProbeSettings = field(default_factory=ProbeSettings)
     augment: Literal["light", "paper", "none"] = "light"
@@ -113,7 +159,7 @@ class Settings:
     budget: float | None = None
     seed: int = 0
     workers: int = 2
-    levels: Levels | None = None
+    intensity: IntensityRange | None = None
     cache: str | None = None
     device: str = "auto"
 
@@ -128,13 +174,9 @@ class Settings:
             raise SettingsError(f"budget={self.budget}: give seconds above 0")
         if self.seed < 0:
             raise SettingsError(f"seed={self.seed}; give 0 or more")
-        names = [contender.name for contender in self.contenders]
+        names = [job.name for job in self.jobs]
         if len(set(names)) < len(names):
             raise SettingsError(f"contenders {', '.join(names)}: give each another name")
-
-
-class SettingsError(ValueError):
-    """Something was asked for that cannot be understood or is not there; the message says what there is."""
 
 
 def method_settings(name: str, preset: str = "default", changes: Mapping[str, Any] | None = None) -> Any:
@@ -158,7 +200,7 @@ def _none_or(value: Any, hint: Any) -> Any:
     return None if value == "none" and type(None) in get_args(hint) and "none" not in get_args(hint) else value
 
 
-def usual_training(method: str, tune: Tune) -> dict[str, Any]:
+def default_training(method: str, tune: Tune) -> dict[str, Any]:
     """What works for a method of this kind where nothing else is said (docs/decisions/0004)."""
     kind = find_method(method)
     epochs = max(1, USUAL_VIEWS // kind.n_views)
@@ -168,10 +210,10 @@ def usual_training(method: str, tune: Tune) -> dict[str, Any]:
     return {"epochs": epochs, "batch_size": 128, "learning_rate": 3e-4}
 
 
-def seconds(text: str) -> float:
+def parse_duration(text: str) -> float:
     """A length of time in seconds, from 90s, 30m, 1.5h or 1h30m.
 
-    >>> seconds("30m"), seconds("1h30m")
+    >>> parse_duration("30m"), parse_duration("1h30m")
     (1800.0, 5400.0)
     """
     parts = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?", text.strip().lower())
@@ -214,7 +256,7 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
     if keys.get("budget") is not None and "epochs" in training:
         raise SettingsError("a budget and a number of epochs are both given; the budget decides the epochs, give one")
     if isinstance(keys.get("budget"), str):
-        keys["budget"] = seconds(keys["budget"])
+        keys["budget"] = parse_duration(keys["budget"])
     keys["device"] = find_device(keys.get("device", "auto"))
     on_cpu = keys["device"] == "cpu"
     keys.setdefault("tune", "last" if on_cpu else "all")
@@ -224,8 +266,8 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
     keys["probe"] = dict(keys.get("probe", {}))
     if method == "probe":
         keys["probe"]["loss"] = method_settings("probe", preset, changes).loss
-    contenders = _contenders(method, preset, changes, training, keys["tune"])
-    settings: Settings = _convert({**keys, "method": method, "contenders": contenders}, Settings, where="settings")
+    jobs = _contenders(method, preset, changes, training, keys["tune"])
+    settings: Settings = _convert({**keys, "method": method, "contenders": jobs}, Settings, where="settings")
     return settings
 
 
@@ -234,10 +276,10 @@ def settings_of_run(config: Mapping[str, Any]) -> Settings:
 
     A method from outside this package has to be imported already: no code runs because a folder names it.
     """
-    for contender in config["contenders"]:
-        refuse_unnamed(contender["method"], "--loss")
-    contenders = tuple(
-        Contender(
+    for job in config["contenders"]:
+        refuse_unnamed(job["method"], "--loss")
+    jobs = tuple(
+        TrainingJob(
             c["method"],
             method_settings(c["method"], changes=c["settings"]),
             _convert(c["training"], Training, where="config.json, training"),
@@ -245,7 +287,7 @@ def settings_of_run(config: Mapping[str, Any]) -> Settings:
         )
         for c in config["contenders"]
     )
-    settings: Settings = _convert({**config, "contenders": contenders}, Settings, where="config.json")
+    settings: Settings = _convert({**config, "contenders": jobs}, Settings, where="config.json")
     return settings
 
 
@@ -261,14 +303,14 @@ def refuse_unnamed(method: str, flag: str) -> None:
 
 def _contenders(
     method: str, preset: str, changes: dict[str, Any], training: dict[str, Any], tune: Tune
-) -> tuple[Contender, ...]:
+) -> tuple[TrainingJob, ...]:
     if method == "probe":
         return ()
     if method == "auto" and (changes or preset != "default"):
         what = f"settings {', '.join(changes)}" if changes else f"preset {preset!r}"
         raise SettingsError(f"{what} belong to one method; name it, method 'probmcl' for example, instead of 'auto'")
     return tuple(
-        Contender(full_name(name), method_settings(name, preset, changes), _training(name, training, tune, method))
+        TrainingJob(full_name(name), method_settings(name, preset, changes), _training(name, training, tune, method))
         for name in (AUTO if method == "auto" else (method,))
     )
 
@@ -278,7 +320,7 @@ def _training(name: str, given: dict[str, Any], tune: Tune, asked: str) -> Train
     changes = dict(given)
     if asked == "auto" and isinstance(changes.get("epochs"), int):
         changes["epochs"] = 2 * changes["epochs"] // find_method(name).n_views
-    training: Training = _convert(usual_training(name, tune) | changes, Training, where="training")
+    training: Training = _convert(default_training(name, tune) | changes, Training, where="training")
     return training
 
 
@@ -309,3 +351,32 @@ def _check_keys(given: dict[str, Any], kind: type[Any], where: str) -> None:
             raise SettingsError(f"{where}: no key {key!r}; {suggestion(key, hints)}")
         if isinstance(value, dict) and dataclasses.is_dataclass(hints[key]) and isinstance(hints[key], type):
             _check_keys(value, hints[key], f"{where}, {key}")
+
+
+_HERE = Path(__file__).resolve().parent
+_FOLDERS = (_HERE / "recipes", _HERE.parent.parent / "recipes")  # of an installed package, of a source tree
+
+
+def recipes() -> dict[str, Path]:
+    """The recipes that come with this package, by name.
+
+    >>> len(recipes()), [name for name in recipes() if "kmcl" in name]
+    (17, ['adp-kmcl-tresnet-l-448', 'coco-kmcl-tresnet-l-448', 'coco-kmcl-tresnet-m-224'])
+    """
+    folder = next((folder for folder in _FOLDERS if folder.is_dir()), None)
+    return {path.stem: path for path in sorted(folder.glob("*.toml"))} if folder else {}
+
+
+def find_recipe(name_or_path: str | Path) -> Path:
+    """The file of a recipe, given by its path or by its name in `recipes()`; a file that exists comes first.
+
+    >>> find_recipe("coco-tresnet-m-224").name
+    'coco-tresnet-m-224.toml'
+    """
+    path, named = Path(name_or_path), recipes()
+    if path.is_file():
+        return path
+    if str(name_or_path) in named:
+        return named[str(name_or_path)]
+    kind = "is a folder" if path.is_dir() else "is neither a file nor a recipe that comes with probmcl"
+    raise ValueError(f"--recipe: {str(name_or_path)!r} {kind}; {suggestion(path.stem, named)}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import photographs
+from helpers import photographs
 from probmcl.cli.check import SHOWN, _chosen
 
 GIVEN = ["train"] * 20 + ["val"] * 5 + ["test"] * 15

@@ -43,7 +43,7 @@ def test_a_whole_name_shows_all_its_weights_and_no_other_model() -> None:
 @pytest.mark.parametrize("model", ["mobilenetv4_conv_small_035", "nf_ecaresnet50"])
 def test_a_whole_name_without_weights_shows_the_model_and_says_so(model: str) -> None:
     (found,) = map(command.described, command.matching(model))
-    assert (found.name, found.licence) == (model, "(no weights)")
+    assert (found.name, found.license) == (model, "(no weights)")
 
 
 def test_a_pattern_with_a_dot_finds_weights() -> None:
@@ -57,7 +57,7 @@ def test_nothing_that_fits_is_answered_with_the_nearest_names() -> None:
     assert answer.stderr.startswith("probmcl: no encoder of timm fits 'resnt50'; did you mean 'resnet50'")
 
 
-def test_each_row_has_weights_size_and_licence(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_row_has_weights_size_and_license(capsys: pytest.CaptureFixture[str]) -> None:
     command.encoders("resnet50.fb_s*")
     assert rows(capsys.readouterr().out) == [
         ["resnet50.fb_ssl_yfcc100m_ft_in1k", "23.5", "224", "cc-by-nc-4.0"],

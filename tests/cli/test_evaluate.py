@@ -3,18 +3,18 @@ from pathlib import Path
 
 import pytest
 
-from helpers.images import NAMES, coloured_records
+from helpers.images import NAMES, colored_records
 from helpers.run_folders import made_run
 from probmcl.cli import app
 from probmcl.cli.evaluate import aggregation
-from probmcl.data import DataError
+from probmcl.errors import DataError
 from probmcl.inference import load
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run, and the table of the images it had."""
-    records = coloured_records(tmp_path / "photos")
+    records = colored_records(tmp_path / "photos")
     rows = [
         f"{path},{split},{'|'.join(name for name, present in zip(NAMES, labels, strict=True) if present)}"
         for path, split, labels in zip(records.paths, records.split, records.labels, strict=True)
@@ -46,7 +46,7 @@ def test_the_runs_own_test_split_is_shown_and_written(run: Path, capsys: pytest.
 
 @pytest.mark.filterwarnings("always")
 def test_other_data_is_matched_by_name_with_the_columns_said(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    other = coloured_records(run.parent / "other", train=4, val=0, test=0)
+    other = colored_records(run.parent / "other", train=4, val=0, test=0)
     rows = [f"{path.name},{number % 2},{number // 2},0" for number, path in enumerate(other.paths)]
     (run.parent / "other.csv").write_text("\n".join(["where,indoors,red,pink", *rows]))
     evaluate(
@@ -68,7 +68,7 @@ def test_an_existing_file_is_refused_before_the_model_is_loaded(run: Path) -> No
 
 def hospital(run: Path) -> Path:
     """Other images with other words, three of each patient at two sites."""
-    other = coloured_records(run.parent / "hospital", train=12, val=0, test=0)
+    other = colored_records(run.parent / "hospital", train=12, val=0, test=0)
     rows = [
         f"{path.name},p{number // 3},{('north', 'south')[number // 6]},{','.join(str(int(x)) for x in labels)}"
         for number, (path, labels) in enumerate(zip(other.paths, other.labels, strict=True))

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.images import coloured_records
+from helpers.images import colored_records
 from helpers.run_folders import made_run
 from probmcl.cli import app
 from probmcl.cli.predict import lines
@@ -21,7 +21,7 @@ RUN = "import sys; sys.argv[0] = 'probmcl'; from probmcl.cli import main; main()
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     made_run(tmp_path / "run")
-    coloured_records(tmp_path / "photos", train=6, val=0, test=0)
+    colored_records(tmp_path / "photos", train=6, val=0, test=0)
     return tmp_path / "run"
 
 

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.optim import Adam
 
 from helpers.images import label_space
-from probmcl.encoders import Encoder, Extracted, halves
+from probmcl.encoders import Encoder, PrecomputedFeatures, split_encoder
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier
 
@@ -17,7 +17,7 @@ CLASSIFIERS.remove("probe")  # its encoder does not learn
 ON_MAPS = {"csra", "ml_gcn", "kssnet", "tdrg", "srn", "pla", "ml_decoder"}
 
 
-def classifier(name: str, encoder: Encoder | Extracted) -> Classifier:
+def classifier(name: str, encoder: Encoder | PrecomputedFeatures) -> Classifier:
     torch.manual_seed(0)
     method = find_method(name)(encoder, label_space(4), None)
     assert isinstance(method, Classifier)
@@ -52,7 +52,7 @@ def test_on_encoders_of_every_layout_and_size_all_that_learns_has_a_gradient(
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_what_the_tail_of_an_encoder_has_learned_is_the_same_on_the_whole(name: str, encoder: str) -> None:
     network = Encoder(encoder, image_size=96).eval()
-    cut = halves(network)
+    cut = split_encoder(network)
     assert cut is not None
     images = torch.rand(4, 3, 96, 96)
     activations = cut.trunk(images)
@@ -75,7 +75,7 @@ def test_what_the_tail_of_an_encoder_has_learned_is_the_same_on_the_whole(name: 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_one_image_with_one_position_can_be_trained_on(name: str) -> None:
     encoder = Encoder("test_resnet", image_size=32)
-    encoder.fixed_statistics = True  # its own batch normalisation would refuse
+    encoder.fixed_statistics = True  # its own batch normalization would refuse
     method = classifier(name, encoder).train()
     method(*example(method, torch.rand(1, 3, 32, 32))).loss.backward()
     assert has_gradients(method)
@@ -84,7 +84,7 @@ def test_one_image_with_one_position_can_be_trained_on(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_whoever_needs_maps_says_so_by_name_where_features_are_stored(name: str) -> None:
     if name not in ON_MAPS:
-        find_method(name)(Extracted(5), label_space(4), None)
+        find_method(name)(PrecomputedFeatures(5), label_space(4), None)
         return
     with pytest.raises(ValueError, match=rf"^{name} needs feature maps, and stored features have none: choose --tune"):
-        find_method(name)(Extracted(5), label_space(4), None)
+        find_method(name)(PrecomputedFeatures(5), label_space(4), None)

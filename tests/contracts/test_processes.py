@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-import processes
+from helpers import processes
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.joint import Config as Joint
 from probmcl.methods.mulsupcon import Config as MulSupCon

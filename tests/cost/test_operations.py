@@ -12,9 +12,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from helpers.images import label_space
-from probmcl.encoders import Encoder
-from probmcl.cost.size import gmac, of_a_prediction
 from probmcl.cost.operations import Operations, operations
+from probmcl.cost.size import gmac, of_a_prediction
+from probmcl.encoders import Encoder
 from probmcl.methods.bce import BCE
 
 A = torch.zeros(2, 6, 8, 8)

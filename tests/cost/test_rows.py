@@ -11,19 +11,19 @@ from torch import Tensor
 
 from helpers.images import label_space
 from probmcl.cost import Measuring, Speed, choices, empty_encoder, row, rows, survey
+from probmcl.cost.operations import operations
 from probmcl.cost.rows import IMAGES, leaves
+from probmcl.cost.size import of_a_prediction, parameters
 from probmcl.cost.speed import an_example
 from probmcl.cost.speed import measured as really_measured
-from probmcl.report.cost_tables import tables
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, Extracted, with_maps
-from probmcl.cost.size import of_a_prediction, parameters
-from probmcl.cost.operations import operations
+from probmcl.encoders import Encoder, PrecomputedFeatures, with_maps
+from probmcl.errors import SettingsError
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier, Method, Step
 from probmcl.methods.custom_loss import Nothing
 from probmcl.methods.probe import Probe
-from probmcl.settings import SettingsError
+from probmcl.report.cost_tables import tables
 
 SIZE = 64
 ALL = [f"{name}:{preset}" for name in METHODS for preset in find_method(name).presets]
@@ -126,7 +126,9 @@ class Unpooled(Method):
     n_views = 2
     presets = {"default": Nothing()}  # noqa: RUF012
 
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Nothing | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Nothing | None = None
+    ) -> None:
         super().__init__()
         self.encoder = with_maps(encoder, "unpooled")
 
@@ -135,7 +137,9 @@ class Unpooled(Method):
 
 
 class Broken(Unpooled):
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Nothing | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Nothing | None = None
+    ) -> None:
         raise AssertionError
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from helpers.images import label_space
-from probmcl.encoders import Encoder
 from probmcl.cost.size import gmac, parameters, peak_memory
+from probmcl.encoders import Encoder
 from probmcl.methods.bce import BCE
 
 

@@ -8,33 +8,34 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
-from rich.console import Console
+from rich.console import Console as RichConsole
 
-import photographs
-from probmcl.data.audit import Admitted, Rules, admit, check, read_again
-from probmcl.data.records import SPLITS, DataError
+from helpers import photographs
+from probmcl.console import Console
+from probmcl.data.audit import DataChecks, PreparedData, check, prepare_data, read_again
+from probmcl.data.records import SPLITS
+from probmcl.errors import DataError
 from probmcl.run_folder import write_split
-from probmcl.console import Display
 
 COUNT = 30
 GIVEN = ["train"] * 20 + ["val"] * 4 + ["test"] * 6
 
 
-def shown() -> Display:
-    return Display(Console(file=StringIO(), width=300))
+def shown() -> Console:
+    return Console(RichConsole(file=StringIO(), width=300))
 
 
-def text_of(display: Display) -> str:
-    return display.console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
+def text_of(console: Console) -> str:
+    return console.rich.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
 def admitted(
-    table: Path, *, display: Display | None = None, reading: dict[str, Any] | None = None, **rules: Any
-) -> Admitted:
-    return admit(table, reading or {}, Rules(**rules), 0, display or shown())
+    table: Path, *, console: Console | None = None, reading: dict[str, Any] | None = None, **rules: Any
+) -> PreparedData:
+    return prepare_data(table, reading or {}, DataChecks(**rules), 0, console or shown())
 
 
-def split_of(found: Admitted, name: str) -> str:
+def split_of(found: PreparedData, name: str) -> str:
     return next(
         split for path, split in zip(found.records.paths, found.records.split, strict=True) if path.name == name
     )
@@ -51,12 +52,12 @@ def copy(table: Path, source: int, number: int, *, as_it_is: bool = False) -> No
 
 
 def test_good_data_comes_through_and_says_what_it_is(tmp_path: Path) -> None:
-    display = shown()
-    found = admitted(photographs.folder(tmp_path / "p", COUNT, splits=GIVEN), display=display)
+    console = shown()
+    found = admitted(photographs.folder(tmp_path / "p", COUNT, splits=GIVEN), console=console)
     assert list(found.records.split) == GIVEN
-    assert (found.alarms, found.levels, found.fold_of) == ([], None, None)
-    assert "train 20 · val 4 · test 6" in text_of(display)
-    assert "  reading every image once" in text_of(display)
+    assert (found.alarms, found.intensity, found.fold_of) == ([], None, None)
+    assert "train 20 · val 4 · test 6" in text_of(console)
+    assert "  reading every image once" in text_of(console)
 
 
 @pytest.mark.parametrize("as_it_is", [True, False])
@@ -160,7 +161,7 @@ def test_folds_are_disjoint_whole_and_the_same_each_time(tmp_path: Path) -> None
 )
 def test_rules_that_contradict_are_refused(rules: dict[str, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        Rules(**rules)
+        DataChecks(**rules)
 
 
 def test_one_group_cannot_be_divided_and_that_is_said_by_both(tmp_path: Path) -> None:
@@ -193,7 +194,7 @@ def test_a_child_without_its_parent_is_warned_of_and_the_parent_taken_as_present
     rows = [f"{number}.jpg,{int(number > 5)},{int(number > 3)}" for number in range(12)]
     table.write_text("\n".join(["filename,building,roof", *rows]) + "\n")
     (tmp_path / "tree.csv").write_text("child,parent\nroof,building\n")
-    found = check(table, {"hierarchy": str(tmp_path / "tree.csv")}, Rules(), 0, shown())
+    found = check(table, {"hierarchy": str(tmp_path / "tree.csv")}, DataChecks(), 0, shown())
     said = "a class is present and its parent absent in 2 images, first in row 6: the parent is taken as present"
     assert said in texts(found, "warning")
     assert said in found["summary"]
@@ -204,7 +205,7 @@ def test_a_mapped_minus_one_counts_as_what_it_is_mapped_to(tmp_path: Path) -> No
     table = photographs.folder(tmp_path / "p", 12)
     rows = [f"{number}.jpg,{-1 if number % 2 else 1},{number % 3 % 2}" for number in range(12)]
     table.write_text("\n".join(["filename,roof,sky", *rows]) + "\n")
-    found = check(table, {"minus_one": "negative"}, Rules(), 0, shown())
+    found = check(table, {"minus_one": "negative"}, DataChecks(), 0, shown())
     per_class = found["per_class"]["roof"]
     assert sum(per_class["present"].values()) == sum(per_class["absent"].values()) == 6
     assert sum(per_class["uncertain"].values()) == 0
@@ -215,14 +216,14 @@ def test_sixteen_bit_images_get_their_levels_from_the_data(tmp_path: Path) -> No
     rows = table.read_text().replace(".jpg", ".png")
     table.write_text(rows)
     for number in range(COUNT):
-        grey = np.array(photographs.photograph(number).convert("L")).astype(np.uint16) * 12 + 100
-        Image.fromarray(grey).save(table.parent / f"{number}.png")
-    display = shown()
-    found = admitted(table, display=display)
-    assert found.levels is not None
-    assert 100 <= found.levels.low < found.levels.high <= 100 + 12 * 255
-    assert "become black to white" in text_of(display)
-    full = admitted(table, range="full").levels
+        gray = np.array(photographs.photograph(number).convert("L")).astype(np.uint16) * 12 + 100
+        Image.fromarray(gray).save(table.parent / f"{number}.png")
+    console = shown()
+    found = admitted(table, console=console)
+    assert found.intensity is not None
+    assert 100 <= found.intensity.low < found.intensity.high <= 100 + 12 * 255
+    assert "become black to white" in text_of(console)
+    full = admitted(table, range="full").intensity
     assert full is not None
     assert (full.low, full.high) == (0, 65535)
 
@@ -231,7 +232,7 @@ def test_sixteen_bit_images_get_their_levels_from_the_data(tmp_path: Path) -> No
 
 
 def checked(table: Path, **rules: Any) -> dict[str, Any]:
-    return check(table, {}, Rules(**rules), 0, shown())
+    return check(table, {}, DataChecks(**rules), 0, shown())
 
 
 def texts(found: dict[str, Any], level: str) -> str:
@@ -275,7 +276,7 @@ def test_a_check_finds_what_is_planted(tmp_path: Path) -> None:
     assert {"4.jpg", "5.jpg"} in near
     assert "1 of 30 images cannot be used" in texts(found, "blocked")
     assert "26.jpg" in texts(found, "blocked")
-    assert "nearly of one colour: 1" in texts(found, "warning")
+    assert "nearly of one color: 1" in texts(found, "warning")
 
 
 def test_a_check_of_data_without_a_split_makes_one_that_does_not_leak(tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ from PIL import Image
 
 from probmcl.data import cache as module
 from probmcl.data.cache import ImageCache, default_folder, open_cache
-from probmcl.data.images import ImageError, Preprocessing, read_image
-from probmcl.data.intensity import Levels
+from probmcl.data.images import Preprocessing, read_image
+from probmcl.data.intensity import IntensityRange
 from probmcl.data.loader import ImageBatches, in_order
-from probmcl.data.records import DataError, Records
+from probmcl.data.records import Records
+from probmcl.errors import DataError, ImageError
 
 
 class Disk(NamedTuple):
@@ -68,8 +69,13 @@ def test_pixels_are_the_same_and_decoded_once(
 def test_sizes_and_levels_are_entries_of_their_own(tmp_path: Path, cache: ImageCache) -> None:
     path = tmp_path / "deep.png"
     Image.fromarray(np.array([[0, 100, 4000]], dtype=np.uint16)).save(path)
-    for levels in (None, Levels(0.0, 200.0), Levels(0.0, 8000.0), Levels(0.0, 200.0, "said otherwise")):
-        assert same(cache.read(path, levels=levels), read_image(path, levels=levels))
+    for intensity in (
+        None,
+        IntensityRange(0.0, 200.0),
+        IntensityRange(0.0, 8000.0),
+        IntensityRange(0.0, 200.0, "said otherwise"),
+    ):
+        assert same(cache.read(path, intensity=intensity), read_image(path, intensity=intensity))
     assert len(entries(cache)) == 3
     large = photo(tmp_path / "a.jpg", size=(400, 400))
     sides = [cache.read(large, size).width for size in (None, 200, 100, 100)]

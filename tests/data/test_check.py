@@ -15,12 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from helpers.images import coloured_records
+from helpers.images import colored_records
 from probmcl.data import read
 from probmcl.data.check import BadImage, bad_images, find_bad_images, refuse_share, without_bad
 from probmcl.data.duplicates.hashing import IMAGES_AT_ONCE, fingerprints
-from probmcl.data.images import ImageError, read_image
-from probmcl.data.records import DataError, Origin, Records, Split
+from probmcl.data.images import read_image
+from probmcl.data.records import Origin, Records, Split
+from probmcl.errors import DataError, ImageError
 
 
 @pytest.fixture(params=["fork", "spawn"])
@@ -41,7 +42,7 @@ def spoil(records: Records) -> list[int]:
 
 
 def many(tmp_path: Path) -> Records:
-    return coloured_records(tmp_path, train=57, val=5, test=5)
+    return colored_records(tmp_path, train=57, val=5, test=5)
 
 
 def test_bad_images_of_every_split_are_found_with_row_path_and_reason(tmp_path: Path) -> None:
@@ -140,7 +141,7 @@ def test_bad_images_are_refused_with_their_rows_and_the_remedy(tmp_path: Path) -
     assert lines[4] == "mend or remove them; --skip-bad 0.05 goes on without them"
 
 
-def labelled(count: int = 40) -> Records:
+def labeled(count: int = 40) -> Records:
     rng = np.random.default_rng(0)
     labels = (rng.random((count, 3)) < 0.5).astype(np.float32)
     known = rng.random((count, 3)) < 0.8
@@ -166,7 +167,7 @@ def bad_rows(*rows: int) -> list[BadImage]:
 
 def test_a_long_list_is_cut_and_says_how_many_more() -> None:
     with pytest.raises(DataError) as caught:
-        without_bad(labelled(), bad_rows(*range(13)), share=0.3)
+        without_bad(labeled(), bad_rows(*range(13)), share=0.3)
     lines = str(caught.value).splitlines()
     assert lines[0] == "13 of 40 images cannot be used, more than --skip-bad 0.3 allows:"
     assert lines[1:11] == [f"  labels.csv: row {row + 2}: {row}.jpg: does not exist" for row in range(10)]
@@ -175,11 +176,11 @@ def test_a_long_list_is_cut_and_says_how_many_more() -> None:
 
 def test_without_a_table_a_bad_image_is_named_by_its_path() -> None:
     with pytest.raises(DataError, match=r"\n  3\.jpg: does not exist\n"):
-        without_bad(replace(labelled(), origin=None), bad_rows(3))
+        without_bad(replace(labeled(), origin=None), bad_rows(3))
 
 
 def test_what_is_left_is_counted_anew_and_keeps_everything_else() -> None:
-    records = labelled()
+    records = labeled()
     left = without_bad(records, bad_rows(0, 5, 33), share=0.1)
     kept = [row for row in range(40) if row not in (0, 5, 33)]
     assert [path.stem for path in left.paths] == [str(row) for row in kept]
@@ -196,16 +197,16 @@ def test_what_is_left_is_counted_anew_and_keeps_everything_else() -> None:
 
 
 def test_the_share_itself_is_allowed_and_nothing_bad_needs_none() -> None:
-    assert len(without_bad(labelled(100), bad_rows(*range(29)), share=0.29)) == 71
+    assert len(without_bad(labeled(100), bad_rows(*range(29)), share=0.29)) == 71
     with pytest.raises(DataError, match="30 of 100"):
-        without_bad(labelled(100), bad_rows(*range(30)), share=0.29)
-    records = labelled()
+        without_bad(labeled(100), bad_rows(*range(30)), share=0.29)
+    records = labeled()
     assert without_bad(records, []) is records
 
 
 def test_a_split_that_loses_its_last_image_is_refused() -> None:
     with pytest.raises(DataError, match="without them val has no image left"):
-        without_bad(labelled(), bad_rows(32, 33, 34, 35), share=0.5)
+        without_bad(labeled(), bad_rows(32, 33, 34, 35), share=0.5)
 
 
 @given(st.integers(2, 3000).flatmap(lambda n: st.tuples(st.integers(1, n - 1), st.just(n))))
@@ -221,9 +222,9 @@ def test_the_share_in_the_message_is_enough(numbers: tuple[int, int]) -> None:
 
 def test_where_every_image_is_bad_nothing_can_be_skipped() -> None:
     with pytest.raises(DataError, match=r"mend or remove them$"):
-        without_bad(labelled(), bad_rows(*range(40)))
+        without_bad(labeled(), bad_rows(*range(40)))
     with pytest.raises(DataError, match=r"more than --skip-bad 0.99 allows"):
-        without_bad(labelled(), bad_rows(*range(40)), share=0.99)
+        without_bad(labeled(), bad_rows(*range(40)), share=0.99)
 
 
 @pytest.mark.parametrize("share", [5.0, 1.0, -0.1, math.nan, math.inf])
@@ -232,11 +233,11 @@ def test_a_share_that_is_none_is_refused_whether_or_not_an_image_is_bad(share: f
     with pytest.raises(DataError, match=said):
         refuse_share(share)
     with pytest.raises(DataError, match=said):
-        without_bad(labelled(), [], share=share)
+        without_bad(labeled(), [], share=share)
 
 
 def test_no_share_none_at_all_and_almost_all_are_shares() -> None:
     for share in (None, 0.0, 0.999):
         refuse_share(share)
     with pytest.raises(DataError, match="1 of 40 images cannot be used, more than --skip-bad 0 allows"):
-        without_bad(labelled(), bad_rows(0), share=0.0)
+        without_bad(labeled(), bad_rows(0), share=0.0)

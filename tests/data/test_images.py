@@ -18,7 +18,8 @@ from jaxtyping import Float, UInt8
 from numpy import ndarray
 from PIL import Image, ImageFile, ImageOps
 
-from probmcl.data.images import ImageError, Interpolation, Preprocessing, read_image
+from probmcl.data.images import Interpolation, Preprocessing, read_image
+from probmcl.errors import ImageError
 
 PLAIN = Preprocessing(size=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
 
@@ -44,13 +45,13 @@ def pixels(image: Image.Image) -> UInt8[ndarray, "H W 3"]:
     return np.asarray(image)
 
 
-def png(width: int, height: int, bits: int, colour_type: int, scanlines: bytes) -> bytes:
+def png(width: int, height: int, bits: int, color_type: int, scanlines: bytes) -> bytes:
     """A PNG written by hand, for kinds that Pillow reads but does not write."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    header = struct.pack(">IIBBBBB", width, height, bits, colour_type, 0, 0, 0)
+    header = struct.pack(">IIBBBBB", width, height, bits, color_type, 0, 0, 0)
     parts = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(scanlines)) + chunk(b"IEND", b"")
     return b"\x89PNG\r\n\x1a\n" + parts
 
@@ -66,8 +67,8 @@ def stored(upright: UInt8[ndarray, "H W 3"], first_row: str, first_column: str) 
 @pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.tif"])
 @pytest.mark.parametrize("orientation", SEEN_AT)
 def test_an_image_stands_upright_whatever_its_orientation(tmp_path: Path, orientation: int, name: str) -> None:
-    colours = np.random.default_rng(1).integers(0, 256, size=(3, 5, 3), dtype=np.uint8)
-    upright = colours.repeat(16, axis=0).repeat(16, axis=1)
+    colors = np.random.default_rng(1).integers(0, 256, size=(3, 5, 3), dtype=np.uint8)
+    upright = colors.repeat(16, axis=0).repeat(16, axis=1)
     exif = Image.Exif()
     exif[0x0112] = orientation
     file = Image.fromarray(np.ascontiguousarray(stored(upright, *SEEN_AT[orientation])))
@@ -87,27 +88,27 @@ def test_an_orientation_that_does_not_exist_is_taken_as_upright(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("mode", ["L", "1"])
-def test_a_grey_image_has_three_equal_channels(tmp_path: Path, mode: str) -> None:
-    grey = smooth(20, 10).convert(mode)
-    grey.save(tmp_path / "a.png")
+def test_a_gray_image_has_three_equal_channels(tmp_path: Path, mode: str) -> None:
+    gray = smooth(20, 10).convert(mode)
+    gray.save(tmp_path / "a.png")
     read = read_image(tmp_path / "a.png")
     assert read.mode == "RGB"
     for channel in range(3):
-        assert np.array_equal(pixels(read)[..., channel], np.asarray(grey.convert("L")))
+        assert np.array_equal(pixels(read)[..., channel], np.asarray(gray.convert("L")))
 
 
-def test_a_cmyk_jpeg_keeps_its_colours(tmp_path: Path) -> None:
-    colours = Image.new("RGB", (64, 32), (200, 40, 90))
-    colours.paste((10, 220, 130), (32, 0, 64, 32))
-    colours.convert("CMYK").save(tmp_path / "a.jpg", quality=100)
+def test_a_cmyk_jpeg_keeps_its_colors(tmp_path: Path) -> None:
+    colors = Image.new("RGB", (64, 32), (200, 40, 90))
+    colors.paste((10, 220, 130), (32, 0, 64, 32))
+    colors.convert("CMYK").save(tmp_path / "a.jpg", quality=100)
     with Image.open(tmp_path / "a.jpg") as file:
         assert file.mode == "CMYK"
     read = read_image(tmp_path / "a.jpg")
     assert read.mode == "RGB"
-    assert np.abs(pixels(read).astype(int) - pixels(colours).astype(int)).max() <= 4
+    assert np.abs(pixels(read).astype(int) - pixels(colors).astype(int)).max() <= 4
 
 
-def test_transparent_colours_of_a_palette_show_white(tmp_path: Path) -> None:
+def test_transparent_colors_of_a_palette_show_white(tmp_path: Path) -> None:
     image = Image.new("P", (3, 1))
     image.putpalette([10, 20, 30, 40, 50, 60, 70, 80, 90])
     image.putdata([0, 1, 2])
@@ -116,17 +117,17 @@ def test_transparent_colours_of_a_palette_show_white(tmp_path: Path) -> None:
     assert np.abs(pixels(read_image(tmp_path / "a.png"))[0].astype(int) - expected).max() <= 1
 
 
-@pytest.mark.parametrize(("mode", "colour"), [("LA", (90,)), ("RGBA", (90, 20, 250))])
-def test_an_alpha_channel_is_laid_on_white(tmp_path: Path, mode: str, colour: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(("mode", "color"), [("LA", (90,)), ("RGBA", (90, 20, 250))])
+def test_an_alpha_channel_is_laid_on_white(tmp_path: Path, mode: str, color: tuple[int, ...]) -> None:
     image = Image.new(mode, (256, 1))
-    image.putdata([(*colour, alpha) for alpha in range(256)])
+    image.putdata([(*color, alpha) for alpha in range(256)])
     image.save(tmp_path / "a.png")
     share = np.arange(256)[:, None] / 255
-    expected = share * np.broadcast_to(colour, (256, 3)) + (1 - share) * 255
+    expected = share * np.broadcast_to(color, (256, 3)) + (1 - share) * 255
     assert np.abs(pixels(read_image(tmp_path / "a.png"))[0] - expected).max() <= 1
 
 
-def test_a_colour_marked_as_transparent_shows_white(tmp_path: Path) -> None:
+def test_a_color_marked_as_transparent_shows_white(tmp_path: Path) -> None:
     image = Image.new("RGB", (2, 1), (1, 2, 3))
     image.putpixel((1, 0), (7, 8, 9))
     image.save(tmp_path / "a.png", transparency=(1, 2, 3))
@@ -134,22 +135,22 @@ def test_a_colour_marked_as_transparent_shows_white(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tif", "big.tif", "a.pgm"])
-def test_16_bit_grey_keeps_its_range(tmp_path: Path, name: str) -> None:
-    levels = np.array([[0, 255, 256, 0x1234, 0x8000, 0xFFFF]], dtype=np.uint16)
+def test_16_bit_gray_keeps_its_range(tmp_path: Path, name: str) -> None:
+    intensity = np.array([[0, 255, 256, 0x1234, 0x8000, 0xFFFF]], dtype=np.uint16)
     if name == "a.pgm":
-        (tmp_path / name).write_bytes(b"P5 6 1 65535\n" + levels.astype(">u2").tobytes())
+        (tmp_path / name).write_bytes(b"P5 6 1 65535\n" + intensity.astype(">u2").tobytes())
     elif name == "big.tif":
-        Image.frombytes("I;16B", (6, 1), levels.astype(">u2").tobytes()).save(tmp_path / name)
+        Image.frombytes("I;16B", (6, 1), intensity.astype(">u2").tobytes()).save(tmp_path / name)
     else:
-        Image.fromarray(levels).save(tmp_path / name)
+        Image.fromarray(intensity).save(tmp_path / name)
     assert pixels(read_image(tmp_path / name))[0, :, 0].tolist() == [0, 0, 1, 0x12, 0x80, 0xFF]
 
 
-def test_16_bit_colours_and_16_bit_greys_are_scaled_alike(tmp_path: Path) -> None:
-    (tmp_path / "grey.png").write_bytes(png(1, 1, 16, 0, b"\0" + struct.pack(">H", 0xABCD)))
-    (tmp_path / "colour.png").write_bytes(png(1, 1, 16, 2, b"\0" + struct.pack(">HHH", 0xABCD, 0xABCD, 0xABCD)))
-    assert pixels(read_image(tmp_path / "grey.png")).tolist() == [[[0xAB, 0xAB, 0xAB]]]
-    assert pixels(read_image(tmp_path / "colour.png")).tolist() == [[[0xAB, 0xAB, 0xAB]]]
+def test_16_bit_colors_and_16_bit_grays_are_scaled_alike(tmp_path: Path) -> None:
+    (tmp_path / "gray.png").write_bytes(png(1, 1, 16, 0, b"\0" + struct.pack(">H", 0xABCD)))
+    (tmp_path / "color.png").write_bytes(png(1, 1, 16, 2, b"\0" + struct.pack(">HHH", 0xABCD, 0xABCD, 0xABCD)))
+    assert pixels(read_image(tmp_path / "gray.png")).tolist() == [[[0xAB, 0xAB, 0xAB]]]
+    assert pixels(read_image(tmp_path / "color.png")).tolist() == [[[0xAB, 0xAB, 0xAB]]]
 
 
 @pytest.mark.parametrize("mode", ["F", "I"])
@@ -192,7 +193,7 @@ def cut_progressive(path: Path) -> None:
 
 def zero_filled(path: Path) -> None:
     noise = np.random.default_rng(4).integers(0, 256, size=(200, 300, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(path, "JPEG")  # whose second half Pillow takes for a grey surface, without complaint
+    Image.fromarray(noise).save(path, "JPEG")  # whose second half Pillow takes for a gray surface, without complaint
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
 
@@ -317,7 +318,7 @@ def shrunk(values: Float[ndarray, "long"], size: int, kernel: Callable[[float], 
 
 
 @pytest.mark.parametrize(("interpolation", "kernel"), [("bilinear", triangle), ("bicubic", cubic)])
-def test_preprocessing_squashes_with_antialiasing_and_normalises(
+def test_preprocessing_squashes_with_antialiasing_and_normalizes(
     interpolation: Interpolation, kernel: Callable[[float], float]
 ) -> None:
     mean, std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -352,10 +353,10 @@ def test_an_image_that_is_not_rgb_is_not_squashed() -> None:
         PLAIN(Image.new("L", (30, 20)))
 
 
-def test_an_image_of_the_right_size_is_only_normalised() -> None:
-    levels = np.random.default_rng(3).integers(0, 256, size=(8, 8, 3), dtype=np.uint8)
-    image, preprocessing = Image.fromarray(levels), Preprocessing(8, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
-    expected = ((levels / 255 - (0.5, 0.4, 0.3)) / (0.2, 0.3, 0.4)).transpose(2, 0, 1)
+def test_an_image_of_the_right_size_is_only_normalized() -> None:
+    intensity = np.random.default_rng(3).integers(0, 256, size=(8, 8, 3), dtype=np.uint8)
+    image, preprocessing = Image.fromarray(intensity), Preprocessing(8, (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
+    expected = ((intensity / 255 - (0.5, 0.4, 0.3)) / (0.2, 0.3, 0.4)).transpose(2, 0, 1)
     assert np.allclose(preprocessing(image), expected, atol=1e-6)
     assert torch.equal(preprocessing(image), preprocessing.tensor(image))
     assert preprocessing(image).is_contiguous()

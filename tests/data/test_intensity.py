@@ -12,19 +12,20 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 from PIL import Image
 
-from probmcl.data.images import ImageError, Preprocessing, read_image
-from probmcl.data.intensity import Levels, Range, find_levels, parse_range
+from probmcl.data.images import Preprocessing, read_image
+from probmcl.data.intensity import IntensityRange, Range, find_intensity_range, parse_range
 from probmcl.data.loader import ImageBatches
-from probmcl.data.records import DataError, Records
+from probmcl.data.records import Records
 from probmcl.data.stream import decode
+from probmcl.errors import DataError, ImageError
 
 FINITE = st.floats(-1e6, 1e6)
 VALUES = FINITE | st.sampled_from([math.inf, -math.inf])
 
 
-def grey(path: Path, levels: Levels | None = None) -> list[int]:
+def gray(path: Path, intensity: IntensityRange | None = None) -> list[int]:
     """The first row, whose three channels agree."""
-    pixels = np.asarray(read_image(path, levels=levels))
+    pixels = np.asarray(read_image(path, intensity=intensity))
     assert (pixels == pixels[..., :1]).all()
     first: list[int] = pixels[0, :, 0].tolist()
     return first
@@ -39,8 +40,8 @@ def save(path: Path, values: ArrayLike, dtype: str) -> Path:
 @given(
     values=st.lists(FINITE | st.sampled_from([math.inf, -math.inf]), min_size=1), low=FINITE, reach=st.floats(1, 1e6)
 )
-def test_greys_are_the_formula_of_the_docstring(values: list[float], low: float, reach: float) -> None:
-    found = Levels(low, low + reach).grey(np.array(values))
+def test_grays_are_the_formula_of_the_docstring(values: list[float], low: float, reach: float) -> None:
+    found = IntensityRange(low, low + reach).gray(np.array(values))
     for value, level in zip(values, found.tolist(), strict=True):
         exact = 255 * min(max((value - low) / (low + reach - low), 0.0), 1.0)
         assert abs(level - exact) <= 0.5 + 1e-6
@@ -48,11 +49,11 @@ def test_greys_are_the_formula_of_the_docstring(values: list[float], low: float,
 
 def test_what_is_no_number_is_black_and_infinity_an_end(tmp_path: Path) -> None:
     path = save(tmp_path / "a.tif", [math.nan, -math.inf, math.inf, 0.5], "float32")
-    assert grey(path, Levels(-1.0, 2.0)) == [0, 0, 255, 128]
+    assert gray(path, IntensityRange(-1.0, 2.0)) == [0, 0, 255, 128]
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tif", "big.tif", "a.pgm"])
-def test_levels_decide_about_16_bit_greys(tmp_path: Path, name: str) -> None:
+def test_levels_decide_about_16_bit_grays(tmp_path: Path, name: str) -> None:
     values = np.array([[0, 100, 300, 500, 65535]], dtype=np.uint16)
     if name == "a.pgm":
         (tmp_path / name).write_bytes(b"P5 5 1 65535\n" + values.astype(">u2").tobytes())
@@ -60,35 +61,40 @@ def test_levels_decide_about_16_bit_greys(tmp_path: Path, name: str) -> None:
         Image.frombytes("I;16B", (5, 1), values.astype(">u2").tobytes()).save(tmp_path / name)
     else:
         Image.fromarray(values).save(tmp_path / name)
-    assert grey(tmp_path / name, Levels(100.0, 500.0)) == [0, 0, 128, 255, 255]
-    assert grey(tmp_path / name) == [0, 0, 1, 1, 255]
+    assert gray(tmp_path / name, IntensityRange(100.0, 500.0)) == [0, 0, 128, 255, 255]
+    assert gray(tmp_path / name) == [0, 0, 1, 1, 255]
 
 
 def test_levels_decide_about_32_bit_whole_numbers_exactly(tmp_path: Path) -> None:
     base = 2**30
     path = save(tmp_path / "a.tif", [base, base + 1, base + 5, -7], "int32")
-    assert grey(path, Levels(float(base), float(base + 5))) == [0, 51, 255, 0]
+    assert gray(path, IntensityRange(float(base), float(base + 5))) == [0, 51, 255, 0]
     with pytest.raises(ImageError, match=r"reach from -7 to 1073741829, beyond 16 bits; say which .* --range LOW,HIGH"):
         read_image(path)
 
 
-def test_8_bit_images_and_16_bit_colours_are_never_touched(tmp_path: Path) -> None:
-    save(tmp_path / "grey.png", [0, 90, 255], "uint8")
-    assert grey(tmp_path / "grey.png", Levels(80.0, 100.0)) == [0, 90, 255]
-    (tmp_path / "colour.ppm").write_bytes(b"P6 1 1 65535\n" + struct.pack(">HHH", 0x0101, 0x8080, 0xFFFF))
-    read = read_image(tmp_path / "colour.ppm", levels=Levels(0.0, 10.0))
+def test_8_bit_images_and_16_bit_colors_are_never_touched(tmp_path: Path) -> None:
+    save(tmp_path / "gray.png", [0, 90, 255], "uint8")
+    assert gray(tmp_path / "gray.png", IntensityRange(80.0, 100.0)) == [0, 90, 255]
+    (tmp_path / "color.ppm").write_bytes(b"P6 1 1 65535\n" + struct.pack(">HHH", 0x0101, 0x8080, 0xFFFF))
+    read = read_image(tmp_path / "color.ppm", intensity=IntensityRange(0.0, 10.0))
     assert read.getpixel((0, 0)) == (1, 128, 255)
 
 
 @pytest.mark.parametrize(("low", "high"), [(1.0, 1.0), (2.0, 1.0), (math.nan, 1.0), (0.0, math.inf)])
 def test_levels_that_are_no_range_are_refused(low: float, high: float) -> None:
     with pytest.raises(ValueError, match="the first must be below the second"):
-        Levels(low, high)
+        IntensityRange(low, high)
 
 
 @pytest.mark.parametrize(
     ("text", "rule"),
-    [("auto", "auto"), ("full", "full"), ("0,4095", Levels(0.0, 4095.0)), (" -1.5 , 2e3", Levels(-1.5, 2000.0))],
+    [
+        ("auto", "auto"),
+        ("full", "full"),
+        ("0,4095", IntensityRange(0.0, 4095.0)),
+        (" -1.5 , 2e3", IntensityRange(-1.5, 2000.0)),
+    ],
 )
 def test_a_range_is_parsed(text: str, rule: Range) -> None:
     assert parse_range(text) == rule
@@ -108,13 +114,13 @@ def test_auto_takes_robust_percentiles_of_all_deep_images(tmp_path: Path) -> Non
     paths = [tmp_path / "0.png", tmp_path / "1.png", save(tmp_path / "8bit.png", [255], "uint8")]
     for path, values in zip(paths, both, strict=False):
         Image.fromarray(values.astype(np.uint16)).save(path)
-    levels = find_levels(paths, "auto")
-    assert levels is not None
+    intensity = find_intensity_range(paths, "auto")
+    assert intensity is not None
     everything = np.concatenate([values.ravel() for values in both])
-    assert levels.low == np.sort(everything)[int(0.005 * (len(everything) - 1))]
-    assert levels.high == np.sort(everything)[math.ceil(0.995 * (len(everything) - 1))]
-    assert str(levels) == (
-        f"grey levels {levels.low:,.0f} to {levels.high:,.0f} of 16-bit and float images become black to white "
+    assert intensity.low == np.sort(everything)[int(0.005 * (len(everything) - 1))]
+    assert intensity.high == np.sort(everything)[math.ceil(0.995 * (len(everything) - 1))]
+    assert str(intensity) == (
+        f"gray levels {intensity.low:,.0f} to {intensity.high:,.0f} of 16-bit and float images become black to white "
         "(0.5 and 99.5 percentiles of 2 images)"
     )
 
@@ -124,32 +130,32 @@ def test_only_so_many_pixels_of_a_large_image_count(tmp_path: Path) -> None:
     small = np.full((100, 100), 4.0, dtype=np.float32)
     small[:2] = 3.0
     paths = [save(tmp_path / "a.tif", large, "float32"), save(tmp_path / "b.tif", small, "float32")]
-    assert find_levels([*paths, *(paths[1:] * 210)], "auto", sample=500) == Levels(3.0, 4.0)
-    assert find_levels([*paths, *(paths[1:] * 150)], "auto", sample=500) == Levels(3.0, 9.0)
+    assert find_intensity_range([*paths, *(paths[1:] * 210)], "auto", sample=500) == IntensityRange(3.0, 4.0)
+    assert find_intensity_range([*paths, *(paths[1:] * 150)], "auto", sample=500) == IntensityRange(3.0, 9.0)
 
 
 def test_not_a_number_and_broken_files_take_no_part(tmp_path: Path) -> None:
     empty = save(tmp_path / "nan.tif", [math.nan, math.inf], "float32")
     good = save(tmp_path / "good.tif", [math.nan, -3.0, 5.0, math.inf], "float32")
     (tmp_path / "broken.tif").write_bytes(good.read_bytes()[:20])
-    levels = find_levels([empty, tmp_path / "broken.tif", tmp_path / "nowhere.tif", good], "auto")
-    assert levels == Levels(-3.0, 5.0)
-    assert levels.source == "0.5 and 99.5 percentiles of 1 image"
+    intensity = find_intensity_range([empty, tmp_path / "broken.tif", tmp_path / "nowhere.tif", good], "auto")
+    assert intensity == IntensityRange(-3.0, 5.0)
+    assert intensity.source == "0.5 and 99.5 percentiles of 1 image"
 
 
 def test_the_seed_draws_the_sample_and_processes_find_the_same(tmp_path: Path) -> None:
     paths = [save(tmp_path / f"{number}.tif", [number, number + 0.5], "float32") for number in range(30)]
-    found = {seed: find_levels(paths, "auto", seed=seed, sample=3) for seed in range(8)}
-    assert len({(levels.low, levels.high) for levels in found.values() if levels is not None}) > 1
-    assert find_levels(paths, "auto", seed=5, sample=3) == found[5]
-    assert find_levels(paths, "auto", seed=5, sample=3, workers=2) == found[5]
+    found = {seed: find_intensity_range(paths, "auto", seed=seed, sample=3) for seed in range(8)}
+    assert len({(intensity.low, intensity.high) for intensity in found.values() if intensity is not None}) > 1
+    assert find_intensity_range(paths, "auto", seed=5, sample=3) == found[5]
+    assert find_intensity_range(paths, "auto", seed=5, sample=3, workers=2) == found[5]
 
 
 def test_where_no_image_is_deep_there_is_nothing_to_decide(tmp_path: Path) -> None:
     paths = [save(tmp_path / "a.png", [0, 255], "uint8")]
-    assert find_levels(paths, "auto") is None
-    assert find_levels(paths, "full") is None
-    assert find_levels([], "auto") is None
+    assert find_intensity_range(paths, "auto") is None
+    assert find_intensity_range(paths, "full") is None
+    assert find_intensity_range([], "auto") is None
 
 
 def test_levels_that_are_given_are_kept_and_say_whether_an_image_needs_them(tmp_path: Path) -> None:
@@ -159,9 +165,9 @@ def test_levels_that_are_given_are_kept_and_say_whether_an_image_needs_them(tmp_
         ([flat, Path("nowhere.tif")], "as given; none of the images looked at is deep"),
         ([], "as given; none of the images looked at is deep"),
     ):
-        levels = find_levels(paths, Levels(1.0, 2.0))
-        assert levels == Levels(1.0, 2.0)
-        assert levels.source == source
+        intensity = find_intensity_range(paths, IntensityRange(1.0, 2.0))
+        assert intensity == IntensityRange(1.0, 2.0)
+        assert intensity.source == source
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.TIF", "a.pgm", "scan"])
@@ -172,25 +178,25 @@ def test_a_rare_deep_image_among_many_jpegs_is_found(tmp_path: Path, name: str) 
     )
     jpegs = [tmp_path / f"{number}.{('jpg', 'JPEG', 'webp')[number % 3]}" for number in range(5_000)]
     for seed in range(5):
-        assert find_levels([*jpegs, tmp_path / name], "auto", seed=seed, sample=20) == Levels(3.0, 9.0)
+        assert find_intensity_range([*jpegs, tmp_path / name], "auto", seed=seed, sample=20) == IntensityRange(3.0, 9.0)
 
 
 def test_a_deep_image_with_the_name_of_a_jpeg_is_found_where_there_is_room(tmp_path: Path) -> None:
     Image.fromarray(np.array([[3, 9]], dtype=np.uint16)).save(tmp_path / "a.jpg", format="PNG")
     flat = save(tmp_path / "b.png", [0, 255], "uint8")
-    assert find_levels([tmp_path / "a.jpg", flat], "auto", sample=2) == Levels(3.0, 9.0)
-    assert find_levels([tmp_path / "a.jpg", flat], "auto", sample=1) is None
+    assert find_intensity_range([tmp_path / "a.jpg", flat], "auto", sample=2) == IntensityRange(3.0, 9.0)
+    assert find_intensity_range([tmp_path / "a.jpg", flat], "auto", sample=1) is None
 
 
-def test_one_grey_everywhere_is_refused_with_the_flag(tmp_path: Path) -> None:
+def test_one_gray_everywhere_is_refused_with_the_flag(tmp_path: Path) -> None:
     path = save(tmp_path / "a.tif", [7, 7], "uint16")
     with pytest.raises(DataError, match=rf"--range auto: {path}: nearly all pixels are 7; say --range LOW,HIGH"):
-        find_levels([path], "auto")
+        find_intensity_range([path], "auto")
 
 
 def test_full_is_what_the_type_of_pixel_holds(tmp_path: Path) -> None:
-    assert find_levels([save(tmp_path / "a.png", [3, 9], "uint16")], "full") == Levels(0.0, 65535.0)
-    assert find_levels([save(tmp_path / "a.tif", [0.25, 1.0], "float32")], "full") == Levels(0.0, 1.0)
+    assert find_intensity_range([save(tmp_path / "a.png", [3, 9], "uint16")], "full") == IntensityRange(0.0, 65535.0)
+    assert find_intensity_range([save(tmp_path / "a.tif", [0.25, 1.0], "float32")], "full") == IntensityRange(0.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -203,8 +209,8 @@ def test_full_is_what_the_type_of_pixel_holds(tmp_path: Path) -> None:
 def test_full_refuses_values_beyond_it(tmp_path: Path, values: list[float], dtype: str, said: str) -> None:
     path = save(tmp_path / "a.tif", values, dtype)
     with pytest.raises(DataError) as caught:
-        find_levels([path], "full")
-    assert str(caught.value) == f"{path}: its grey values {said}; say --range auto, or --range LOW,HIGH"
+        find_intensity_range([path], "full")
+    assert str(caught.value) == f"{path}: its gray values {said}; say --range auto, or --range LOW,HIGH"
 
 
 @pytest.mark.parametrize("rule", ["auto", "full"])
@@ -212,17 +218,17 @@ def test_kinds_that_have_no_range_in_common_are_refused(tmp_path: Path, rule: Ra
     paths = [save(tmp_path / f"{number}.tif", [0.25, 0.75], "float32") for number in range(3)]
     paths += [save(tmp_path / f"{number}.png", [3, 9], "uint16") for number in range(3)]
     with pytest.raises(DataError) as caught:
-        find_levels(paths, rule)
+        find_intensity_range(paths, rule)
     assert str(caught.value) == (
         f"--range {rule}: there are 16-bit and float images, which have no range in common ({paths[3]} is 16-bit, "
         f"{paths[0]} is float); say --range LOW,HIGH"
     )
-    assert find_levels(paths, Levels(0.0, 9.0)) == Levels(0.0, 9.0)
+    assert find_intensity_range(paths, IntensityRange(0.0, 9.0)) == IntensityRange(0.0, 9.0)
 
 
 def test_whoever_decodes_for_a_network_applies_the_levels(tmp_path: Path) -> None:
     path = save(tmp_path / "a.tif", np.full((8, 8), 3.0), "float32")
-    plain = Preprocessing(4, (0.0,) * 3, (1.0,) * 3, levels=Levels(1.0, 6.0))
+    plain = Preprocessing(4, (0.0,) * 3, (1.0,) * 3, intensity=IntensityRange(1.0, 6.0))
     (decoded,) = decode(path, plain, batch_size=1, workers=0)
     assert set((decoded.images * 255).round().flatten().tolist()) == {102}
     records = Records.from_labels(["cat"], [path], ["train"], np.ones((1, 1), dtype=np.float32))
@@ -236,9 +242,9 @@ def test_whoever_decodes_for_a_network_applies_the_levels(tmp_path: Path) -> Non
 
 def test_levels_are_kept_with_preprocessing_and_old_files_have_none() -> None:
     old = {"size": 8, "mean": [0.0, 0.0, 0.0], "std": [1.0, 1.0, 1.0], "interpolation": "bilinear"}
-    assert msgspec.json.decode(json.dumps(old), type=Preprocessing).levels is None
-    kept = Preprocessing(8, (0.0,) * 3, (1.0,) * 3, levels=Levels(0.0, 4095.0, "why"))
+    assert msgspec.json.decode(json.dumps(old), type=Preprocessing).intensity is None
+    kept = Preprocessing(8, (0.0,) * 3, (1.0,) * 3, intensity=IntensityRange(0.0, 4095.0, "why"))
     again = msgspec.json.decode(json.dumps(dataclasses.asdict(kept)), type=Preprocessing)
     assert again == kept
-    assert again.levels is not None
-    assert again.levels.source == "why"
+    assert again.intensity is not None
+    assert again.intensity.source == "why"

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from probmcl.data.knowledge import label_knowledge
-from probmcl.data.records import DataError
+from probmcl.errors import DataError
 
 NAMES = ("dog", "Traffic light", "car", "unicorn")
 

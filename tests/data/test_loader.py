@@ -11,21 +11,22 @@ import pytest
 import torch
 from PIL import Image
 
-from helpers.images import coloured_records
+from helpers.images import colored_records
 from probmcl.augment import AUGMENTATIONS, light
 from probmcl.data import loader
-from probmcl.data.images import ImageError, Preprocessing
+from probmcl.data.images import Preprocessing
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.loader import Batch, ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
-from probmcl.run.image_batches import Feed
+from probmcl.errors import ImageError
+from probmcl.run.image_batches import ImageBatchSource
 
 PLAIN = Preprocessing(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
 
 
 @pytest.fixture
 def records(tmp_path: Path) -> Records:
-    return coloured_records(tmp_path)
+    return colored_records(tmp_path)
 
 
 @pytest.fixture(params=["fork", "spawn"])
@@ -37,8 +38,8 @@ def start_method(request: pytest.FixtureRequest) -> Iterator[str]:
     multiprocessing.set_start_method(before, force=True)
 
 
-def feed(records: Records, *, workers: int = 0, seed: int = 0) -> Feed:
-    return Feed(records, PLAIN, light(16), seed=seed, workers=workers)
+def feed(records: Records, *, workers: int = 0, seed: int = 0) -> ImageBatchSource:
+    return ImageBatchSource(records, PLAIN, light(16), seed=seed, workers=workers)
 
 
 def same(a: list[Batch], b: list[Batch]) -> bool:
@@ -119,7 +120,7 @@ def test_views_do_not_depend_on_the_number_of_workers(records: Records, start_me
 
 @pytest.mark.parametrize("augmentation", ["light", "paper", "none"])
 def test_workers_that_start_afresh_can_be_sent_every_augmentation(records: Records, augmentation: str) -> None:
-    fed = Feed(records, PLAIN, AUGMENTATIONS[augmentation](16), seed=2)
+    fed = ImageBatchSource(records, PLAIN, AUGMENTATIONS[augmentation](16), seed=2)
     sent = pickle.loads(pickle.dumps(fed))
     image = Image.open(records.paths[0]).convert("RGB")
     assert sent.view(image, 1, 0, 1).tobytes() == fed.view(image, 1, 0, 1).tobytes()
@@ -157,7 +158,7 @@ if __name__ == "__main__":
 
 
 def test_a_script_that_chooses_spawn_gets_the_same_views(tmp_path: Path) -> None:
-    written = coloured_records(tmp_path, train=8, val=0, test=0)
+    written = colored_records(tmp_path, train=8, val=0, test=0)
     rows = [f"{path.name},red" for path in written.paths]
     (tmp_path / "labels.csv").write_text("\n".join(["filename,labels", *rows]))
     (tmp_path / "script.py").write_text(SCRIPT)
@@ -201,7 +202,7 @@ def test_the_plain_view_comes_before_augmented_ones(records: Records) -> None:
 
 
 def test_no_more_pixels_are_scored_at_once_than_asked_for(records: Records) -> None:
-    few = Feed(records, PLAIN, light(16), pixels_at_once=4 * 16 * 16)
+    few = ImageBatchSource(records, PLAIN, light(16), pixels_at_once=4 * 16 * 16)
     assert [len(batch.labels) for batch in few.plain("test")] == [4, 4, 1]
     assert {batch.views.shape[:2] for batch in few.augmented("train", n_views=2)} == {(2, 2)}
     assert (
@@ -210,7 +211,7 @@ def test_no_more_pixels_are_scored_at_once_than_asked_for(records: Records) -> N
 
 
 def test_plain_views_of_a_photograph_are_the_same_in_training_and_scoring(tmp_path: Path) -> None:
-    records = coloured_records(tmp_path)
+    records = colored_records(tmp_path)
     noise = np.random.default_rng(0).integers(0, 255, (300, 400, 3), dtype=np.uint8)
     paths = tuple(path.with_suffix(".jpg") for path in records.paths)
     for path in paths:  # large enough that decoding it for a crop would decode more than for the plain view

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probmcl.data import DataError, Records, read
+from probmcl.data import Records, read
 from probmcl.data.formats.digits import write_digits
 from probmcl.data.read import FORMATS, VARIANTS, describe
 from probmcl.data.records import Split
-from probmcl.data.formats.table.flag_error import FlagError
+from probmcl.errors import DataError, OptionError
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 
@@ -33,7 +33,7 @@ class Fake(ModuleType):
         setattr(self, f"read_{name}", lambda folder, missing: some_records(split))
         self.mark = f"{name}.mark"
 
-    def recognises(self, folder: Path) -> bool:
+    def recognizes(self, folder: Path) -> bool:
         return (folder / self.mark).exists()
 
 
@@ -153,7 +153,7 @@ def test_flags_of_tables_are_refused_by_other_formats(tmp_path: Path, fakes: Non
     ids=str,
 )
 def test_a_flag_that_is_wrong_is_told_from_data_that_are(tmp_path: Path, flags: dict[str, Any]) -> None:
-    with pytest.raises(FlagError):
+    with pytest.raises(OptionError):
         read(a_table(tmp_path), **flags)
 
 
@@ -162,11 +162,11 @@ def test_data_that_are_wrong_are_no_wrong_flag(tmp_path: Path) -> None:
     (tmp_path / "7.jpg").unlink()
     with pytest.raises(DataError) as caught:
         read(table, group_column="area")
-    assert not isinstance(caught.value, FlagError)
+    assert not isinstance(caught.value, OptionError)
 
 
 def test_what_is_wrong_with_a_flag_is_said_before_files_are_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(FlagError, match="--blank absent"):
+    with pytest.raises(OptionError, match="--blank absent"):
         read(tmp_path, format="table", blank="absent")
 
 
@@ -286,9 +286,9 @@ def test_every_format_has_a_module_of_its_own_name() -> None:
 
 
 @pytest.mark.parametrize(("name", "module"), [*FORMATS.items(), *VARIANTS.items()])
-def test_every_format_can_be_recognised_and_read_with_missing_images(name: str, module: str) -> None:
+def test_every_format_can_be_recognized_and_read_with_missing_images(name: str, module: str) -> None:
     format_module = import_module(module)
-    assert not format_module.recognises(Path("nowhere"))
+    assert not format_module.recognizes(Path("nowhere"))
     assert "missing" in signature(getattr(format_module, f"read_{name}".replace("-", "_"))).parameters
 
 
@@ -299,7 +299,7 @@ def test_every_format_can_be_recognised_and_read_with_missing_images(name: str, 
         ("voc", "6,703 images: train 1,690 · val 1,676 · test 3,337; 20 classes, 1.4 labels per image, 0.6 %"),
     ],
 )
-def test_the_real_folders_are_recognised_as_tables(name: str, start: str) -> None:
+def test_the_real_folders_are_recognized_as_tables(name: str, start: str) -> None:
     if not (SHARED / name).is_dir():
         pytest.skip("needs the real images of ../shared/data")
     records = read(SHARED / name)

@@ -7,8 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
-from probmcl.data.records import SPLITS, DataError, Records, Split
-from probmcl.data.split import carve, folds, given_folds, given_split, with_fold, write_folds
+from probmcl.data.records import SPLITS, Records, Split
+from probmcl.data.split import folds, given_folds, given_split, make_splits, with_fold, write_folds
+from probmcl.errors import DataError
 from probmcl.run_folder import write_split
 
 
@@ -37,35 +38,35 @@ def sizes(records: Records) -> list[int]:
 
 
 def test_shares_are_of_the_train_images_as_given() -> None:
-    assert sizes(carve(make(np.ones((100, 1))))) == [70, 10, 20]
-    assert sizes(carve(make(np.ones((100, 1))), val=0.25, test=0.5)) == [25, 25, 50]
-    assert sizes(carve(make(np.ones((100, 1))), val=0.0, test=0.5)) == [50, 0, 50]
+    assert sizes(make_splits(make(np.ones((100, 1))))) == [70, 10, 20]
+    assert sizes(make_splits(make(np.ones((100, 1))), val=0.25, test=0.5)) == [25, 25, 50]
+    assert sizes(make_splits(make(np.ones((100, 1))), val=0.0, test=0.5)) == [50, 0, 50]
 
 
 def test_what_was_given_is_never_moved() -> None:
-    carved = carve(make(np.ones((80, 2)), spread(train=50, test=30)))
+    carved = make_splits(make(np.ones((80, 2)), spread(train=50, test=30)))
     assert sizes(carved) == [45, 5, 30]
     assert carved.split[50:] == ("test",) * 30
-    carved = carve(make(np.ones((80, 2)), spread(val=30, train=50)))
+    carved = make_splits(make(np.ones((80, 2)), spread(val=30, train=50)))
     assert sizes(carved) == [40, 30, 10]
     assert carved.split[:30] == ("val",) * 30
 
 
 def test_complete_splits_stay_as_they_are() -> None:
     split: list[Split] = ["train", "val", "test", "train"]
-    assert carve(make(np.ones((4, 1)), split)).split == tuple(split)
-    assert carve(make(np.ones((2, 1)), spread(test=2))).split == ("test", "test")
+    assert make_splits(make(np.ones((4, 1)), split)).split == tuple(split)
+    assert make_splits(make(np.ones((2, 1)), spread(test=2))).split == ("test", "test")
 
 
 def test_the_seed_decides() -> None:
     records = make(np.ones((60, 1)))
-    assert carve(records, seed=3).split == carve(records, seed=3).split
-    assert carve(records, seed=3).split != carve(records, seed=4).split
+    assert make_splits(records, seed=3).split == make_splits(records, seed=3).split
+    assert make_splits(records, seed=3).split != make_splits(records, seed=4).split
 
 
 def test_the_label_space_counts_the_new_train() -> None:
     labels = np.random.default_rng(0).random((50, 3)) < 0.4
-    carved = carve(make(labels))
+    carved = make_splits(make(labels))
     train = [labels[i] for i, split in enumerate(carved.split) if split == "train"]
     assert carved.label_space.counts.tolist() == [sum(bool(row[k]) for row in train) for k in range(3)]
     assert carved.label_space.cooccurrence[0, 1] == sum(bool(row[0] and row[1]) for row in train)
@@ -77,38 +78,38 @@ def test_the_only_positive_of_a_class_stays_in_train() -> None:
     labels[:, 10] = 1
     labels[np.arange(10), np.arange(10)] = 1  # images 0 to 9 hold a class each that no other image has
     for seed in range(20):
-        assert carve(make(labels), seed=seed).label_space.counts.all()
+        assert make_splits(make(labels), seed=seed).label_space.counts.all()
 
 
 def test_a_positive_that_is_not_known_does_not_keep_a_class_in_train() -> None:
     known = np.array([[True, True], [False, True], [False, True], [False, True]])
     for seed in range(20):
-        assert carve(make(np.ones((4, 2)), known=known), seed=seed).split[0] == "train"
+        assert make_splits(make(np.ones((4, 2)), known=known), seed=seed).split[0] == "train"
 
 
 def test_a_class_is_given_up_before_a_split_stays_empty() -> None:
-    assert sizes(carve(make(np.eye(5)))) == [3, 1, 1]
+    assert sizes(make_splits(make(np.eye(5)))) == [3, 1, 1]
 
 
 def test_too_few_images_leave_train_the_last_one() -> None:
-    assert sizes(carve(make(np.ones((1, 1))))) == [1, 0, 0]
-    assert sizes(carve(make(np.ones((2, 1))))) == [1, 0, 1]
+    assert sizes(make_splits(make(np.ones((1, 1))))) == [1, 0, 0]
+    assert sizes(make_splits(make(np.ones((2, 1))))) == [1, 0, 1]
 
 
 def test_a_group_that_is_in_test_already_gives_nothing_to_val() -> None:
     split = spread(test=1, train=19)
     group = ["a"] * 10 + [f"b{i}" for i in range(10)]
     for seed in range(20):
-        carved = carve(make(np.ones((20, 1)), split, group), seed=seed)
+        carved = make_splits(make(np.ones((20, 1)), split, group), seed=seed)
         assert sizes(carved) == [17, 2, 1]
         assert "val" not in carved.split[:10]
 
 
 def test_shares_that_leave_no_train_are_refused() -> None:
     with pytest.raises(ValueError, match=r"val 0.5 and test 0.5"):
-        carve(make(np.ones((4, 1))), val=0.5, test=0.5)
+        make_splits(make(np.ones((4, 1))), val=0.5, test=0.5)
     with pytest.raises(ValueError, match=r"val -0.1"):
-        carve(make(np.ones((4, 1))), val=-0.1)
+        make_splits(make(np.ones((4, 1))), val=-0.1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -117,7 +118,7 @@ def test_groups_stay_together_and_train_keeps_an_image(images: int, groups: int,
     rng = np.random.default_rng(seed)
     group = [f"g{i}" for i in rng.integers(0, groups, images)]
     labels = (rng.random((images, 4)) < 0.3).astype(np.float32)
-    carved = carve(make(labels, group=group), seed=seed)
+    carved = make_splits(make(labels, group=group), seed=seed)
     for name in set(group):
         assert len({split for split, of in zip(carved.split, group, strict=True) if of == name}) == 1
     counts = sizes(carved)
@@ -128,7 +129,7 @@ def test_groups_stay_together_and_train_keeps_an_image(images: int, groups: int,
 
 def test_each_split_has_its_share_of_every_class() -> None:
     labels = np.random.default_rng(0).random((1000, 6)) < np.geomspace(0.5, 0.02, 6)
-    carved = carve(make(labels), val=0.1, test=0.3)
+    carved = make_splits(make(labels), val=0.1, test=0.3)
     for split, share in {"train": 0.6, "val": 0.1, "test": 0.3}.items():
         own = labels[[own == split for own in carved.split]]
         assert np.abs(own.sum(axis=0) - share * labels.sum(axis=0)).max() < 2
@@ -138,7 +139,9 @@ def test_each_split_has_its_share_of_every_class() -> None:
 def test_rows_that_belong_together_go_together_and_join_groups() -> None:
     group = ["a", "a", "b", "b", *(f"own {i}" for i in range(16))]
     for seed in range(20):
-        split = carve(make(np.ones((20, 1)), group=group), seed=seed, together=[(1, 2), (10, 11, 12), (12, 13)]).split
+        split = make_splits(
+            make(np.ones((20, 1)), group=group), seed=seed, together=[(1, 2), (10, 11, 12), (12, 13)]
+        ).split
         assert len(set(split[:4])) == 1
         assert len(set(split[10:14])) == 1
 
@@ -146,14 +149,14 @@ def test_rows_that_belong_together_go_together_and_join_groups() -> None:
 def test_a_copy_of_a_test_image_stays_in_train() -> None:
     split = spread(train=19, test=1)
     for seed in range(20):
-        carved = carve(make(np.ones((20, 1)), split), seed=seed, val=0.5, together=[(0, 19), (1, 0)])
+        carved = make_splits(make(np.ones((20, 1)), split), seed=seed, val=0.5, together=[(0, 19), (1, 0)])
         assert carved.split[:2] == ("train", "train")
         assert sizes(carved) == [9, 10, 1] or sizes(carved) == [10, 9, 1]
 
 
 def test_rows_that_are_none_cannot_stay_together() -> None:
     with pytest.raises(ValueError, match=r"row 4 is to stay together with others, but there are 4 images"):
-        carve(make(np.ones((4, 1))), together=[(0, 4)])
+        make_splits(make(np.ones((4, 1))), together=[(0, 4)])
 
 
 def test_folds_are_of_equal_size_and_balance_every_class() -> None:
@@ -233,7 +236,7 @@ def united(group: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
 
 
 def test_a_run_s_split_can_be_given_back(tmp_path: Path) -> None:
-    carved = carve(make(np.ones((20, 1))), seed=5)
+    carved = make_splits(make(np.ones((20, 1))), seed=5)
     write_split(tmp_path / "run" / "split.csv", carved)
     again = given_split(make(np.ones((20, 1)), spread(test=20)), tmp_path / "run" / "split.csv")
     assert again.split == carved.split
@@ -326,7 +329,7 @@ def test_images_of_which_nothing_is_known_do_not_fill_a_split() -> None:
     names, paths = ["a", "b", "c"], [Path(f"{i}.jpg") for i in range(200)]
     for seed in range(5):
         records = Records.from_labels(names, paths, ["train"] * 200, labels.astype(np.float32), known)
-        carved = carve(records, seed=seed)
+        carved = make_splits(records, seed=seed)
         for split in ("val", "test"):
             rows = carved.rows(split)
             assert abs(carved.known[rows].any(axis=1).mean() - 0.5) < 0.06

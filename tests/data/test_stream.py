@@ -10,10 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
-from helpers.images import coloured_records
+from helpers.images import colored_records
 from probmcl.data.images import Preprocessing, read_image
-from probmcl.data.records import DataError
 from probmcl.data.stream import Decoded, decode, find
+from probmcl.errors import DataError
 
 PLAIN = Preprocessing(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
 
@@ -22,7 +22,7 @@ PLAIN = Preprocessing(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
 def photos(tmp_path: Path) -> Path:
     """Nine images in three folders, among other things."""
     folder = tmp_path / "photos"
-    paths = coloured_records(folder, train=9, val=0, test=0).paths
+    paths = colored_records(folder, train=9, val=0, test=0).paths
     for number, place in enumerate(["b.PNG", "a.png", "z/10.png", "z/9.png", "c/deep/1.png", "c/2.png"]):
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         paths[number].rename(folder / place)
@@ -201,9 +201,9 @@ def test_images_in_memory_are_taken_as_their_files_are(photos: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # lies on its side
     Image.fromarray(pixels).save(photos / "lying.png", exif=exif)
-    grey = Image.new("L", (8, 8))
+    gray = Image.new("L", (8, 8))
     with Image.open(photos / "lying.png") as lying:
-        (batch,) = decode([lying, photos / "a.png", grey], PLAIN, batch_size=4)
+        (batch,) = decode([lying, photos / "a.png", gray], PLAIN, batch_size=4)
     assert [str(path) for path in batch.paths] == ["image 0", str(photos / "a.png"), "image 2"]
     assert torch.equal(batch.images, torch.stack([expected(str(photos / name)) for name in ("lying.png", "a.png")]))
     assert [str(error) for error in batch.errors] == [

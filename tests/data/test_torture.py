@@ -17,23 +17,24 @@ import pytest
 from PIL import Image
 
 from probmcl.data.check import find_bad_images, without_bad
-from probmcl.data.images import ImageError, Preprocessing, read_image
-from probmcl.data.records import DataError, Records
+from probmcl.data.images import Preprocessing, read_image
+from probmcl.data.records import Records
 from probmcl.data.stream import decode
+from probmcl.errors import DataError, ImageError
 
 RED, BLUE, WHITE = (230, 20, 30), (20, 30, 220), (255, 255, 255)
 
 
 class Odd(NamedTuple):
-    """A file: its name, how it is made, and what comes of it: the colour of its middle, or words of the reason."""
+    """A file: its name, how it is made, and what comes of it: the color of its middle, or words of the reason."""
 
     name: str
     make: Callable[[Path], object]
     outcome: tuple[int, int, int] | str
 
 
-def plain(colour: tuple[int, int, int] = RED, size: tuple[int, int] = (64, 48)) -> Image.Image:
-    return Image.new("RGB", size, colour)
+def plain(color: tuple[int, int, int] = RED, size: tuple[int, int] = (64, 48)) -> Image.Image:
+    return Image.new("RGB", size, color)
 
 
 def noise() -> Image.Image:
@@ -127,7 +128,7 @@ BAD = [odd for odd in ODD if isinstance(odd.outcome, str)]
 GOOD = [odd for odd in ODD if not isinstance(odd.outcome, str)]
 
 
-def colour(image: Image.Image) -> tuple[int, ...]:
+def color(image: Image.Image) -> tuple[int, ...]:
     """Of the middle of the upper half, where one that lies on its side tells how it was turned."""
     found = image.getpixel((image.width // 2, image.height // 4))
     assert isinstance(found, tuple)
@@ -164,7 +165,7 @@ def records(folder: Path) -> Records:
 def test_what_is_odd_is_read_in_a_defined_way(folder: Path, odd: Odd, size: int | None) -> None:
     read = read_image(folder / odd.name, size)
     assert read.mode == "RGB"
-    assert np.abs(np.subtract(colour(read), odd.outcome)).max() <= 4  # JPEG is not exact
+    assert np.abs(np.subtract(color(read), odd.outcome)).max() <= 4  # JPEG is not exact
 
 
 @pytest.mark.parametrize("size", [None, 16])

@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probmcl.data.records import DataError
 from probmcl.data.word_vectors import label_vectors, words_of
+from probmcl.errors import DataError
 
 WORDS = {"the": (9, 9, 9), "dog": (1, 2, 3), "traffic": (1, 0, 0), "light": (0, 1, 0.5), "café": (-1e-3, 2e2, 0)}
 

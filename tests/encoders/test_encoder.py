@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from helpers.networks import SMALL, images, ready
-from probmcl.encoders import Encoder, Extracted, millions
+from probmcl.encoders import Encoder, PrecomputedFeatures, millions
 
 import timm  # isort: skip
 
@@ -205,6 +205,6 @@ def test_parameters_are_counted_as_in_a_built_encoder(name: str) -> None:
 
 def test_extracted_features_pass_through() -> None:
     features = torch.rand(3, 5)
-    assert Extracted(5)(features) is features
-    assert Extracted(5).features == 5
-    assert not list(Extracted(5).parameters())
+    assert PrecomputedFeatures(5)(features) is features
+    assert PrecomputedFeatures(5).features == 5
+    assert not list(PrecomputedFeatures(5).parameters())

@@ -7,11 +7,11 @@ from torch import Tensor
 from helpers.networks import SMALL, images, ready, same
 from probmcl.encoders import (
     Encoder,
-    Extracted,
+    PrecomputedFeatures,
     Stage,
     at_entrances,
-    halves,
     is_part,
+    split_encoder,
     stages,
     two_maps,
     with_maps,
@@ -58,7 +58,7 @@ def test_with_maps_an_encoder_is_neither_run_nor_changed_and_nothing_is_drawn() 
 @pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_mambaout"])
 @pytest.mark.parametrize("side", [64, 160])
 def test_with_maps_the_tail_of_an_encoder_is_treated_as_the_whole(name: str, side: int) -> None:
-    cut = halves(ready(name, image_size=side))
+    cut = split_encoder(ready(name, image_size=side))
     assert cut is not None
     whole, tail = with_maps(ready(name, image_size=side), "csra"), with_maps(cut.tail, "csra")
     assert tail.channels == whole.channels
@@ -82,7 +82,7 @@ def test_a_method_that_needs_maps_refuses_a_model_without(name: str, complaint: 
 
 def test_a_method_that_needs_maps_refuses_stored_features() -> None:
     with pytest.raises(ValueError, match="csra needs feature maps, and stored features have none: choose --tune last"):
-        with_maps(Extracted(5), "csra")
+        with_maps(PrecomputedFeatures(5), "csra")
 
 
 # Stages, and what enters them
@@ -144,7 +144,7 @@ def test_whatever_goes_wrong_the_visitors_leave() -> None:
 @pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet", "test_convnext", "test_mambaout"])
 def test_both_maps_of_a_tail_are_those_of_the_whole(name: str) -> None:
     encoder = ready(name, image_size=64)
-    cut = halves(encoder)
+    cut = split_encoder(encoder)
     assert cut is not None
     with torch.no_grad():
         whole, tail = two_maps(encoder, images(64)), two_maps(cut.tail, cut.trunk(images(64)))

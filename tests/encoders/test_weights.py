@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from helpers.networks import images, ready, same
-from probmcl.encoders import Encoder, WeightsError, weights
+from probmcl.encoders import Encoder, weights
+from probmcl.errors import WeightsError
 
 import timm  # isort: skip
 

@@ -14,7 +14,7 @@ from probmcl.evaluation import (
     average_precision,
     bootstrapped_areas,
     bootstrapped_map,
-    centred,
+    centered,
     holm,
     interval,
     metrics,
@@ -68,8 +68,8 @@ def test_a_class_without_a_drawn_positive_is_left_out_of_that_mean() -> None:
     scores, labels = np.array([[0.9, 0.1], [0.2, 0.3]]), np.array([[1, 0], [0, 1]])
     weights = np.array([[1, 1], [2, 0], [0, 0]])
     np.testing.assert_array_equal(bootstrapped_map(scores, labels, None, weights), [1, 1, np.nan])
-    unlabelled = bootstrapped_map(scores, np.zeros((2, 2)), None, weights)
-    assert np.isnan(unlabelled).all()
+    unlabeled = bootstrapped_map(scores, np.zeros((2, 2)), None, weights)
+    assert np.isnan(unlabeled).all()
 
 
 def test_drawing_every_image_once_gives_the_score_itself() -> None:
@@ -152,7 +152,7 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     assert 0.8 < (high - low).mean() / (2 * 1.645 * spread) < 1.2
 
 
-def test_with_few_positives_in_many_classes_it_covers_the_truth_if_centred() -> None:
+def test_with_few_positives_in_many_classes_it_covers_the_truth_if_centered() -> None:
     generator = np.random.default_rng(0)
     truth = np.mean([average_precision(*simulated(generator, 300, 20, 0.05)).nanmean() for _ in range(150)])
     plain, moved = [], []
@@ -160,17 +160,17 @@ def test_with_few_positives_in_many_classes_it_covers_the_truth_if_centred() -> 
         table = simulated(generator, 300, 20, 0.05)
         samples = bootstrapped_map(*table, None, resamples(300, None, draws=120, seed=seed))
         plain.append(interval(samples))
-        moved.append(interval(centred(samples, average_precision(*table).nanmean().item())))
+        moved.append(interval(centered(samples, average_precision(*table).nanmean().item())))
     covered = [np.mean([low < truth < high for low, high in ends]) for ends in (plain, moved)]
     assert covered[0] < 0.88 < covered[1]
 
 
-def test_centred_values_have_the_mean_of_the_estimate() -> None:
+def test_centered_values_have_the_mean_of_the_estimate() -> None:
     samples = np.array([0.2, np.nan, 0.6, 0.7])
-    found = centred(samples, 0.3)
+    found = centered(samples, 0.3)
     assert np.nanmean(found) == pytest.approx(0.3)
     np.testing.assert_allclose(np.diff(found[[0, 2, 3]]), np.diff(samples[[0, 2, 3]]))
-    assert np.isnan(centred(np.full(2, np.nan), 0.3)).all()
+    assert np.isnan(centered(np.full(2, np.nan), 0.3)).all()
 
 
 def test_the_interval_leaves_out_what_could_not_be_scored() -> None:

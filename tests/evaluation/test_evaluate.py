@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 from helpers.half_hidden import Table, tables
 from helpers.images import label_space
-from probmcl.encoders import Extracted
+from probmcl.encoders import PrecomputedFeatures
 from probmcl.evaluation import multilabel_metrics
 from probmcl.evaluation.evaluate import evaluate, predict
 from probmcl.methods.bce import BCE
@@ -45,7 +45,7 @@ def test_nothing_to_score_is_none_and_no_error() -> None:
 
 def test_no_images_to_predict_is_an_error_with_a_remedy() -> None:
     with pytest.raises(ValueError, match="no images to score; choose a split"):
-        predict(BCE(Extracted(5), label_space()), [])
+        predict(BCE(PrecomputedFeatures(5), label_space()), [])
 
 
 KNOWN = torch.tensor([[True, True, False], [True, False, True], [True, True, True]])

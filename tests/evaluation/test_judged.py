@@ -1,15 +1,15 @@
 import numpy as np
 import pytest
 
-from probmcl.evaluation.judged import Judged, aggregated, value_of_groups
+from probmcl.evaluation.judged import ScoredRows, aggregated, value_of_groups
 
 
-def slides() -> Judged:
+def slides() -> ScoredRows:
     """Four images of slide b, two of a; classes in every combination of known and not."""
     scores = np.array([[0.25, 0.5], [0.75, 0.5], [0.5, 0.0], [0.0, 1.0], [0.5, 0.25], [1.0, 0.75]], dtype=np.float32)
     labels = np.array([[0, 0], [1, 0], [0, 1], [0, 0], [0, 0], [0, 0]], dtype=np.float32)
     known = np.array([[1, 1], [1, 0], [0, 0], [1, 0], [0, 1], [0, 0]], dtype=np.bool_)
-    return Judged.of_images(scores, labels, known, ("b", "b", "b", "b", "a", "a"))
+    return ScoredRows.of_images(scores, labels, known, ("b", "b", "b", "b", "a", "a"))
 
 
 def test_a_slide_has_the_mean_of_its_images() -> None:
@@ -44,7 +44,7 @@ def test_groups_may_be_scattered() -> None:
 def test_without_groups_there_is_nothing_to_aggregate() -> None:
     whole = slides()
     with pytest.raises(ValueError, match=r"name the column of groups \(--group\)"):
-        aggregated(Judged.of_images(whole.scores, whole.labels, whole.known), "mean")
+        aggregated(ScoredRows.of_images(whole.scores, whole.labels, whole.known), "mean")
 
 
 def test_a_group_has_the_value_of_its_images() -> None:

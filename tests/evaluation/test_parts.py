@@ -7,20 +7,20 @@ from probmcl.evaluation import (
     area_under_roc,
     average_precision,
     bootstrapped_areas,
-    centred,
+    centered,
     interval,
     resamples,
 )
 from probmcl.evaluation.bootstrap import resamples_in_blocks
-from probmcl.evaluation.judged import Judged
+from probmcl.evaluation.judged import ScoredRows
 from probmcl.evaluation.parts import by_value, in_order, with_interval
 
 
-def made(images: int = 60, group: tuple[str, ...] | None = None) -> Judged:
+def made(images: int = 60, group: tuple[str, ...] | None = None) -> ScoredRows:
     generator = np.random.default_rng(0)
     labels = (generator.random((images, 3)) < 0.4).astype(np.float32)
     scores = generator.random(labels.shape) * 0.7 + 0.3 * labels
-    return Judged.of_images(scores, labels, generator.random(labels.shape) < 0.7, group)
+    return ScoredRows.of_images(scores, labels, generator.random(labels.shape) < 0.7, group)
 
 
 def test_the_interval_is_that_of_resampled_images_moved_to_what_was_found() -> None:
@@ -30,8 +30,8 @@ def test_the_interval_is_that_of_resampled_images_moved_to_what_was_found() -> N
     areas = bootstrapped_areas(*arrays, resamples(60, None, draws=200, seed=5))
     precision, auroc = average_precision(*arrays).nanmean().item(), area_under_roc(*arrays).nanmean().item()
     assert (found["mAP"], found["macro_auroc"]) == (precision, auroc)
-    assert found["mAP_interval"] == list(interval(centred(areas.mean_precision, precision)))
-    assert found["macro_auroc_interval"] == list(interval(centred(areas.mean_auroc, auroc)))
+    assert found["mAP_interval"] == list(interval(centered(areas.mean_precision, precision)))
+    assert found["macro_auroc_interval"] == list(interval(centered(areas.mean_auroc, auroc)))
     assert found["mAP_interval"][0] < precision < found["mAP_interval"][1]
     assert (found["images"], found["groups"], found["classes_scored"]) == (60, None, 3)
 
@@ -41,7 +41,7 @@ def test_groups_are_resampled_whole() -> None:
     found = with_interval(made(group=group), draws=200, seed=0)
     arrays = (made().scores, made().labels, made().known)
     areas = bootstrapped_areas(*arrays, resamples(60, group, draws=200, seed=0))
-    assert found["mAP_interval"] == list(interval(centred(areas.mean_precision, found["mAP"])))
+    assert found["mAP_interval"] == list(interval(centered(areas.mean_precision, found["mAP"])))
     assert found["groups"] == 3
     assert found["mAP_interval"] != with_interval(made(), draws=200, seed=0)["mAP_interval"]
 
@@ -64,13 +64,13 @@ def test_one_group_alone_and_no_draws_have_no_interval() -> None:
 def test_an_interval_stays_within_0_and_1() -> None:
     labels = np.array([[1.0], [0.0]] * 4 + [[1.0]])
     scores = np.array([[0.9], [0.1]] * 4 + [[0.05]])
-    low, high = with_interval(Judged.of_images(scores, labels, labels >= 0), draws=300, seed=0)["mAP_interval"]
+    low, high = with_interval(ScoredRows.of_images(scores, labels, labels >= 0), draws=300, seed=0)["mAP_interval"]
     assert 0 <= low < high <= 1
 
 
 def test_nothing_to_score_is_none_and_fits_into_json() -> None:
     judged = made()
-    nothing = Judged.of_images(judged.scores, np.zeros_like(judged.labels), judged.known)
+    nothing = ScoredRows.of_images(judged.scores, np.zeros_like(judged.labels), judged.known)
     found = with_interval(nothing, draws=20, seed=0)
     assert (found["mAP"], found["mAP_interval"], found["macro_auroc"], found["classes_scored"]) == (None, None, None, 0)
     json.dumps(found, allow_nan=False)

@@ -87,7 +87,7 @@ def test_an_image_without_a_known_label_neither_asks_nor_is_found() -> None:
     assert retrieval(embedding, labels, known) == retrieval(embedding[rest], labels[rest])
 
 
-def test_an_image_is_never_its_own_neighbour() -> None:
+def test_an_image_is_never_its_own_neighbor() -> None:
     embedding, labels = torch.eye(4), torch.eye(4)
     assert retrieval(embedding, labels, k=3) == {"jaccard_at_3": 0.0, "mAP": None}
 

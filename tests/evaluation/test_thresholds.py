@@ -32,7 +32,7 @@ def f1_at(scores: list[float], positive: list[bool], threshold: float) -> float:
 
 
 def cuts(scores: list[float]) -> list[float]:
-    """The middle between any two neighbours, and one number below all."""
+    """The middle between any two neighbors, and one number below all."""
     distinct = sorted(set(scores))
     lowest = distinct[0]
     before = lowest / 2 if lowest > 0 else (lowest + 2 * lowest - 1) / 2

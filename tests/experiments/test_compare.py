@@ -13,11 +13,11 @@ import pytest
 
 import probmcl
 from helpers.images import folder_of_photographs
-from probmcl import phases
-from probmcl.experiments import work
+from probmcl.experiments import runner as work
 from probmcl.experiments.rows import Comparison
 from probmcl.methods import METHODS
 from probmcl.methods.pla import PLA
+from probmcl.run import phases
 from probmcl.training import fit
 
 SMALL: dict[str, Any] = {"encoder": "test_resnet", "weights": "none", "image_size": 32, "probe_epochs": 2, "workers": 0}
@@ -77,10 +77,10 @@ def test_all_methods_saw_exactly_as_many_images(comparison: Comparison, folder: 
             for line in csv.DictReader(file):
                 counted[line["stage"]] = int(line["step"])
         config = json.loads((folder / f"seed-{seed}" / "config.json").read_text())
-        for contender in config["contenders"]:
-            n_views = 2 if contender["name"] == "supcon" else 1
-            batch = min(contender["training"]["batch_size"], images)
-            assert counted[contender["name"]] * batch * n_views == seen
+        for job in config["contenders"]:
+            n_views = 2 if job["name"] == "supcon" else 1
+            batch = min(job["training"]["batch_size"], images)
+            assert counted[job["name"]] * batch * n_views == seen
 
 
 def test_every_output_is_written(comparison: Comparison, folder: Path) -> None:

@@ -6,24 +6,25 @@ from hypothesis import given
 from hypothesis import settings as limits
 from hypothesis import strategies as st
 
+from probmcl.data.loader import Order
+from probmcl.errors import SettingsError
 from probmcl.experiments.protocol import (
     SAFETY,
     TRIALS,
-    Entrant,
+    MethodSpec,
     chosen_trials,
-    contenders,
-    entrants,
     equal_views,
     fair_steps,
+    make_jobs,
+    parse_methods,
     planner,
     round_of,
     trial_name,
 )
-from probmcl.data.loader import Order
 from probmcl.methods import METHODS
 from probmcl.run.budget import Cost
 from probmcl.run.results import Candidate
-from probmcl.settings import Contender, EncoderSettings, Settings, SettingsError
+from probmcl.settings import EncoderSettings, Settings, TrainingJob
 
 
 def settings() -> Settings:
@@ -35,7 +36,7 @@ def candidate(name: str, validation: float) -> Candidate:
 
 
 def test_all_is_everybody_but_the_probe_and_nobody_comes_twice() -> None:
-    found = entrants(["all", "bce", "probmcl:paper"])
+    found = parse_methods(["all", "bce", "probmcl:paper"])
     assert [e.name for e in found] == [*(name for name in METHODS if name != "probe"), "probmcl:paper"]
 
 
@@ -50,7 +51,7 @@ def test_all_is_everybody_but_the_probe_and_nobody_comes_twice() -> None:
 )
 def test_whoever_is_not_there_is_refused(said: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        entrants(said)
+        parse_methods(said)
 
 
 @limits(deadline=None)  # it counts every image
@@ -94,7 +95,7 @@ def test_equal_steps_waste_few_images_where_that_is_possible() -> None:
 def test_who_takes_part_does_not_change_what_each_sees() -> None:
     for images in (250, 300, 1000, 1690):
         found = [
-            contenders(entrants(names), settings(), images=images, views=12, trials=1, batch_size=None)[-1]
+            make_jobs(parse_methods(names), settings(), images=images, views=12, trials=1, batch_size=None)[-1]
             for names in (["supcon"], ["bce", "supcon"], ["bce", "joint", "supcon"])
         ]
         assert found[0] == found[1] == found[2]
@@ -107,15 +108,15 @@ def test_two_of_one_name_are_refused(tmp_path: Path) -> None:
             "def mine(logits, labels, known): pass\ndef bce(similarity, overlap): pass"
         )
     with pytest.raises(SettingsError, match="are both called mine; rename one"):
-        entrants([f"{tmp_path}/a/loss.py:mine", f"{tmp_path}/b/loss.py:mine"])
+        parse_methods([f"{tmp_path}/a/loss.py:mine", f"{tmp_path}/b/loss.py:mine"])
     with pytest.raises(SettingsError, match="is called as the method bce here"):
-        entrants([f"{tmp_path}/a/loss.py:bce"])
+        parse_methods([f"{tmp_path}/a/loss.py:bce"])
 
 
 def test_each_has_as_many_trials_and_the_first_is_the_usual_one() -> None:
-    asked = entrants(["bce", "supcon"])
+    asked = parse_methods(["bce", "supcon"])
     one, three = (
-        contenders(asked, settings(), images=640, views=4, trials=trials, batch_size=None) for trials in (1, 3)
+        make_jobs(asked, settings(), images=640, views=4, trials=trials, batch_size=None) for trials in (1, 3)
     )
     assert [c.name for c in three] == [
         "bce",
@@ -136,7 +137,7 @@ def test_each_has_as_many_trials_and_the_first_is_the_usual_one() -> None:
 
 def test_too_many_trials_are_refused() -> None:
     with pytest.raises(SettingsError, match="trials=99"):
-        contenders((Entrant("bce"),), settings(), images=64, views=2, trials=99, batch_size=None)
+        make_jobs((MethodSpec("bce"),), settings(), images=64, views=2, trials=99, batch_size=None)
 
 
 def test_the_trial_that_counts_is_the_best_on_validation_by_its_better_head() -> None:
@@ -152,11 +153,11 @@ def test_the_trial_that_counts_is_the_best_on_validation_by_its_better_head() ->
 
 
 def test_a_budget_becomes_one_number_of_images_for_everybody() -> None:
-    asked = entrants(["bce", "supcon"])
+    asked = parse_methods(["bce", "supcon"])
     costs = [Cost("bce", 10.0, 5.0, 1, 1), Cost("supcon", 30.0, 5.0, 2, 1)]
 
-    def remake(views: int) -> tuple[Contender, ...]:
-        return contenders(asked, settings(), images=640, views=views, trials=1, batch_size=None)
+    def remake(views: int) -> tuple[TrainingJob, ...]:
+        return make_jobs(asked, settings(), images=640, views=views, trials=1, batch_size=None)
 
     per_round = 3 * 2 * (10.0 + 15.0)  # three seeds, two views
     fixed = 3 * (20.0 + 7.0) + 3 * 10.0
@@ -167,33 +168,33 @@ def test_a_budget_becomes_one_number_of_images_for_everybody() -> None:
 
 
 def test_trials_are_paid_for_in_the_first_run_only() -> None:
-    asked = entrants(["bce"])
+    asked = parse_methods(["bce"])
     costs = [Cost(trial_name("bce", number), 10.0, 0.0, 1, 1) for number in range(3)]
 
-    def remake(views: int) -> tuple[Contender, ...]:
-        return contenders(asked, settings(), images=640, views=views, trials=3, batch_size=None)
+    def remake(views: int) -> tuple[TrainingJob, ...]:
+        return make_jobs(asked, settings(), images=640, views=views, trials=3, batch_size=None)
 
     plan = planner(SAFETY * (3 + 1) * 20.0 * 5.01, seeds=2, taking_part=asked, remake=remake)(costs, 0.0, 0.0)
     assert plan.epochs["bce"] == 10  # three trainings with the first seed, one with the second
 
 
 def test_a_budget_that_is_too_small_says_what_is_needed() -> None:
-    asked = entrants(["bce"])
+    asked = parse_methods(["bce"])
     plan = planner(60.0, seeds=3, taking_part=asked, remake=lambda views: ())
     with pytest.raises(SettingsError, match=r"a budget of 60 s|a budget of 1 min is too small.*take about"):
         plan([Cost("bce", 100.0, 5.0, 1, 1)], 7.0, 20.0)
 
 
 def test_a_round_has_two_views() -> None:
-    assert round_of([Entrant("bce")]) == 2
-    assert round_of([Entrant("bce"), Entrant("supcon")]) == 2
+    assert round_of([MethodSpec("bce")]) == 2
+    assert round_of([MethodSpec("bce"), MethodSpec("supcon")]) == 2
 
 
 def test_the_time_before_the_first_run_and_of_testing_is_part_of_the_budget() -> None:
-    asked = entrants(["bce"])
+    asked = parse_methods(["bce"])
 
-    def remake(views: int) -> tuple[Contender, ...]:
-        return contenders(asked, settings(), images=640, views=views, trials=1, batch_size=None)
+    def remake(views: int) -> tuple[TrainingJob, ...]:
+        return make_jobs(asked, settings(), images=640, views=views, trials=1, batch_size=None)
 
     def epochs(before: float, tested: float) -> int:
         plan = planner(SAFETY * 1000.0, seeds=2, taking_part=asked, remake=remake, before=before)

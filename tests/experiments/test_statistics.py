@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from helpers.rows import made_comparison
-from probmcl.report.comparison_plot import to_svg
+from probmcl.evaluation.bootstrap import holm
+from probmcl.evaluation.evaluate import evaluate
 from probmcl.experiments.results import Result, merged, read_results, write_results
 from probmcl.experiments.rows import Row
 from probmcl.experiments.statistics import DRAWS, rows_of
-from probmcl.evaluation.bootstrap import holm
-from probmcl.evaluation.evaluate import evaluate
+from probmcl.report.comparison_plot import to_svg
 
 IMAGES, CLASSES = 300, 4
 FINGERPRINT = {"data": "d", "split": "s", "encoder": "e", "augmentation": "a", "budget": "b", "all": "0123456789ab"}

@@ -71,7 +71,7 @@ def test_the_sides_of_the_three_scales(side: int, coarse: int) -> None:
 @pytest.mark.parametrize("size", [(5, 5), (2, 2), (1, 1), (2, 3), (6, 1)])
 def test_the_three_scales_are_sums_over_channels_and_places(size: tuple[int, int]) -> None:
     torch.manual_seed(0)
-    scales = ThreeScales(2, 3, 4, normalise=False).double()
+    scales = ThreeScales(2, 3, 4, normalize=False).double()
     entering, last = torch.randn(1, 2, 3, 3, dtype=torch.float64), torch.randn(1, 3, *size, dtype=torch.float64)
     fine, middle, coarse = scales(entering, last)
     for convolution, given, found in ((scales.fine, entering, fine), (scales.middle, last, middle)):
@@ -92,25 +92,25 @@ def test_the_three_scales_are_sums_over_channels_and_places(size: tuple[int, int
 
 
 @torch.no_grad()
-def test_normalised_scales_differ_from_others_by_mean_and_deviation_of_each_position() -> None:
+def test_normalized_scales_differ_from_others_by_mean_and_deviation_of_each_position() -> None:
     torch.manual_seed(0)
-    scales, plain = ThreeScales(2, 3, 4).double(), ThreeScales(2, 3, 4, normalise=False).double()
+    scales, plain = ThreeScales(2, 3, 4).double(), ThreeScales(2, 3, 4, normalize=False).double()
     plain.load_state_dict(scales.state_dict())
     given = 100 * torch.randn(2, 2, 4, 4, dtype=torch.float64), torch.randn(2, 3, 3, 3, dtype=torch.float64)
-    for normalised, raw in zip(scales(*given), plain(*given), strict=True):
+    for normalized, raw in zip(scales(*given), plain(*given), strict=True):
         for n in range(2):
             for r in range(raw.shape[2]):
                 for c in range(raw.shape[3]):
                     channels = raw[n, :, r, c]
                     deviation = (channels.var(unbiased=False) + 1e-5).sqrt()
-                    torch.testing.assert_close(normalised[n, :, r, c], (channels - channels.mean()) / deviation)
+                    torch.testing.assert_close(normalized[n, :, r, c], (channels - channels.mean()) / deviation)
 
 
-def test_normalised_scales_stay_finite_however_large_their_maps_are() -> None:
+def test_normalized_scales_stay_finite_however_large_their_maps_are() -> None:
     maps = 1e12 * torch.randn(2, 2, 4, 4), 1e12 * torch.randn(2, 3, 3, 3)
     assert all(x.isfinite().all() for x in cross_scale(*ThreeScales(2, 3, 4)(*maps)))
     assert not all(
-        x.isfinite().all() for x in cross_scale(*ThreeScales(2, 3, 4, normalise=False)(*(1e3 * x for x in maps)))
+        x.isfinite().all() for x in cross_scale(*ThreeScales(2, 3, 4, normalize=False)(*(1e3 * x for x in maps)))
     )
 
 

@@ -25,7 +25,7 @@ def maps(images: int = 2, sides: tuple[int, int] = (4, 2)) -> tuple[Tensor, Tens
     return entering, torch.randn(images, 5, coarse, coarse, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("settings", [{}, {"normalise": False, "top_share": 0.5}])
+@pytest.mark.parametrize("settings", [{}, {"normalize": False, "top_share": 0.5}])
 @torch.no_grad()
 def test_the_three_logits_are_what_the_parts_make_of_each_other(settings: dict[str, Any]) -> None:
     head, (entering, last) = build(**settings), maps()

@@ -14,7 +14,7 @@ from probmcl.heads import (
     LowRankConvolution,
     label_graph,
     label_nodes,
-    normalised,
+    normalized,
     superimposed_graph,
 )
 
@@ -27,7 +27,7 @@ def counted(classes: int = 6, images: int = 40, seed: int = 0) -> LabelSpace:
 
 
 def slow_graph(counts: ndarray, together: ndarray, threshold: float, share: float) -> list[list[float]]:
-    """As the published code computes it, with p/(1−p) beside 1, entry by entry, then normalised."""
+    """As the published code computes it, with p/(1−p) beside 1, entry by entry, then normalized."""
     classes = range(len(counts))
     edge = [[float(counts[i] > 0 and together[i, j] / counts[i] >= threshold) for j in classes] for i in classes]
     into = [sum(edge[i][j] for i in classes) for j in classes]
@@ -40,7 +40,7 @@ def slow_graph(counts: ndarray, together: ndarray, threshold: float, share: floa
 def test_the_graph_is_the_published_one_written_out(threshold: float, share: float) -> None:
     for seed in range(5):
         space = counted(seed=seed)
-        graph = normalised(label_graph(space.counts, space.cooccurrence, threshold=threshold, neighbour_share=share))
+        graph = normalized(label_graph(space.counts, space.cooccurrence, threshold=threshold, neighbor_share=share))
         expected = torch.tensor(slow_graph(space.counts, space.cooccurrence, threshold, share))
         torch.testing.assert_close(graph, expected)
         assert graph.is_contiguous()
@@ -48,7 +48,7 @@ def test_the_graph_is_the_published_one_written_out(threshold: float, share: flo
 
 def test_the_test_has_edges_in_one_direction_and_classes_without_any() -> None:
     space = counted()
-    graph = label_graph(space.counts, space.cooccurrence, threshold=0.4, neighbour_share=0.2)
+    graph = label_graph(space.counts, space.cooccurrence, threshold=0.4, neighbor_share=0.2)
     edges = (graph > 0) & ~torch.eye(6, dtype=torch.bool)
     assert edges[1, 0]
     assert (edges != edges.T).any()
@@ -56,9 +56,9 @@ def test_the_test_has_edges_in_one_direction_and_classes_without_any() -> None:
     assert not edges[-1].any()
 
 
-def test_a_class_keeps_its_share_and_its_neighbours_share_the_rest() -> None:
+def test_a_class_keeps_its_share_and_its_neighbors_share_the_rest() -> None:
     space = counted()
-    graph = label_graph(space.counts, space.cooccurrence, threshold=0.4, neighbour_share=0.2)
+    graph = label_graph(space.counts, space.cooccurrence, threshold=0.4, neighbor_share=0.2)
     assert graph.diagonal().tolist() == pytest.approx([0.8] * 6)
     columns = graph.sum(0)
     assert set(columns.round(decimals=5).tolist()) == set(torch.tensor([1.0, 0.8]).tolist())
@@ -68,25 +68,25 @@ def test_a_class_keeps_its_share_and_its_neighbours_share_the_rest() -> None:
 def test_the_threshold_itself_is_an_edge() -> None:
     for together, of, threshold in ((2, 5, 0.4), (3, 10, 0.3), (7, 10, 0.7), (6, 10, 0.6), (1, 1, 1.0)):
         pair = np.array([[0, together], [together, 0]])
-        graph = label_graph(np.array([of, 10**6]), pair, threshold=threshold, neighbour_share=0.2)
+        graph = label_graph(np.array([of, 10**6]), pair, threshold=threshold, neighbor_share=0.2)
         assert graph[0, 1] > 0
         assert graph[1, 0] == 0
 
 
 def test_without_any_labels_every_class_is_alone() -> None:
     nothing = np.zeros(3, dtype=np.int64), np.zeros((3, 3), dtype=np.int64)
-    graph = normalised(label_graph(*nothing, threshold=0.4, neighbour_share=0.2))
+    graph = normalized(label_graph(*nothing, threshold=0.4, neighbor_share=0.2))
     torch.testing.assert_close(graph, torch.eye(3))
 
 
 @pytest.mark.parametrize(("threshold", "share"), [(0.0, 0.2), (1.1, 0.2), (0.4, 1.0), (0.4, -0.1)])
 def test_settings_out_of_range_are_refused(threshold: float, share: float) -> None:
     space = counted()
-    with pytest.raises(ValueError, match=f"threshold={threshold}, neighbour_share={share}"):
-        label_graph(space.counts, space.cooccurrence, threshold=threshold, neighbour_share=share)
+    with pytest.raises(ValueError, match=f"threshold={threshold}, neighbor_share={share}"):
+        label_graph(space.counts, space.cooccurrence, threshold=threshold, neighbor_share=share)
 
 
-def test_a_convolution_is_a_loop_over_neighbours() -> None:
+def test_a_convolution_is_a_loop_over_neighbors() -> None:
     torch.manual_seed(0)
     convolution = GraphConvolution(4, 3).double()
     nodes, graph = torch.randn(5, 4, dtype=torch.float64), torch.rand(5, 5, dtype=torch.float64)
@@ -136,7 +136,7 @@ def known(classes: int = 6, seed: int = 0) -> ndarray:
 
 
 def slow_superimposed(space: LabelSpace, knowledge: ndarray, weight: float, smallest: float, share: float) -> ndarray:
-    """As the published code goes on from a mixed graph, entry by entry, normalised too."""
+    """As the published code goes on from a mixed graph, entry by entry, normalized too."""
     classes = range(len(space))
     a = np.zeros((len(space), len(space)))
     for i in classes:
@@ -158,7 +158,7 @@ def superimposed(
         knowledge,
         cooccurrence_weight=weight,
         smallest_edge=smallest,
-        neighbour_share=share,
+        neighbor_share=share,
     )
 
 
@@ -168,7 +168,7 @@ def superimposed(
 def test_the_superimposed_graph_is_a_loop_over_pairs(weight: float, smallest: float, share: float) -> None:
     for seed in range(3):
         space, knowledge = counted(seed=seed), known(seed=seed)
-        graph = normalised(superimposed(space, knowledge, weight, smallest, share))
+        graph = normalized(superimposed(space, knowledge, weight, smallest, share))
         expected = slow_superimposed(space, knowledge, weight, smallest, share)
         torch.testing.assert_close(graph, torch.from_numpy(expected).float())
         torch.testing.assert_close(graph, graph.T)
@@ -195,7 +195,7 @@ def test_the_smallest_edge_is_one_and_knowledge_joins_what_never_occurs() -> Non
         ("weight", "cooccurrence_weight", 1.1),
         ("weight", "cooccurrence_weight", -0.1),
         ("smallest", "smallest_edge", -0.1),
-        ("share", "neighbour_share", 1.0),
+        ("share", "neighbor_share", 1.0),
     ],
 )
 def test_settings_of_the_superimposed_graph_out_of_range_are_refused(setting: str, name: str, value: float) -> None:

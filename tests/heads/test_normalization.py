@@ -6,7 +6,7 @@ from probmcl.heads.normalization import BatchNorm
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5, 2), (1, 3, 2, 1)])
-def test_more_than_one_position_is_normalised_as_torch_does(shape: tuple[int, ...]) -> None:
+def test_more_than_one_position_is_normalized_as_torch_does(shape: tuple[int, ...]) -> None:
     ours, theirs = BatchNorm(3), nn.BatchNorm1d(3) if len(shape) == 2 else nn.BatchNorm2d(3)
     x = torch.randn(shape)
     assert torch.equal(ours(x), theirs(x))

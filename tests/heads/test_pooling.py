@@ -26,7 +26,7 @@ def slow_logit(head: ResidualAttention, maps: Tensor, image: int, label: int) ->
     logit = 0.0
     for vectors, temperature in zip(head.weight, head.temperatures, strict=True):
         vector = vectors[label].tolist()
-        length = math.sqrt(sum(x * x for x in vector)) if head.normalise else 1.0
+        length = math.sqrt(sum(x * x for x in vector)) if head.normalize else 1.0
         scores = []
         for row in range(maps.shape[2]):
             for column in range(maps.shape[3]):
@@ -36,10 +36,10 @@ def slow_logit(head: ResidualAttention, maps: Tensor, image: int, label: int) ->
     return logit
 
 
-@pytest.mark.parametrize("normalise", [True, False])
+@pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("heads", get_args(Heads))
-def test_logits_are_those_of_a_loop_over_heads_and_positions(heads: Heads, normalise: bool) -> None:
-    head = ResidualAttention(5, 4, heads=heads, attention_weight=0.3, normalise=normalise).double()
+def test_logits_are_those_of_a_loop_over_heads_and_positions(heads: Heads, normalize: bool) -> None:
+    head = ResidualAttention(5, 4, heads=heads, attention_weight=0.3, normalize=normalize).double()
     maps = 2 * drawn(3, 5, 2, 3)
     measured = head(maps)
     assert measured.shape == (3, 4)
@@ -90,9 +90,9 @@ def test_equal_maxima_share_their_gradient_as_a_high_temperature_does() -> None:
 
 
 @pytest.mark.parametrize("heads", [1, 4])
-@pytest.mark.parametrize("normalise", [True, False])
-def test_gradients(heads: Heads, normalise: bool) -> None:
-    head = ResidualAttention(3, 2, heads=heads, attention_weight=0.4, normalise=normalise).double()
+@pytest.mark.parametrize("normalize", [True, False])
+def test_gradients(heads: Heads, normalize: bool) -> None:
+    head = ResidualAttention(3, 2, heads=heads, attention_weight=0.4, normalize=normalize).double()
     maps = drawn(2, 3, 2, 2).requires_grad_()
 
     def logits(maps: Tensor, weight: Tensor) -> Tensor:
@@ -104,12 +104,12 @@ def test_gradients(heads: Heads, normalise: bool) -> None:
 
 def test_the_length_of_a_class_vector_matters_only_where_it_is_not_divided_by() -> None:
     maps = drawn(2, 5, 3, 3)
-    for normalise in (True, False):
-        head = ResidualAttention(5, 4, heads=2, normalise=normalise).double()
+    for normalize in (True, False):
+        head = ResidualAttention(5, 4, heads=2, normalize=normalize).double()
         before = head(maps)
         with torch.no_grad():
             head.weight.mul_(3)
-        assert torch.allclose(head(maps), before) is normalise
+        assert torch.allclose(head(maps), before) is normalize
 
 
 def test_the_same_scores_elsewhere_in_the_image_are_the_same_logits() -> None:

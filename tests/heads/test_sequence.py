@@ -38,7 +38,7 @@ def slow_context(attention: AdditiveAttention, positions: Tensor, query: Tensor)
 def slow_decoder(d: LabelDecoder, image: Tensor, steps: int, allowed: set[int]) -> Tensor:
     """One image, one step at a time, the LSTM gate by gate."""
     positions = torch.stack([image[:, i, j] for i in range(image.shape[1]) for j in range(image.shape[2])])
-    if d.normalise:
+    if d.normalize:
         positions = positions / math.sqrt(float((positions**2).sum()) / positions.numel())
     h, c = linear(d.first_hidden, positions.mean(0)), linear(d.first_cell, positions.mean(0))
     said, last, possible = [], END + 1, allowed | {END}
@@ -62,7 +62,7 @@ def slow_decoder(d: LabelDecoder, image: Tensor, steps: int, allowed: set[int]) 
 @pytest.mark.parametrize("allowed", [{0, 1, 2}, {1}, set()])
 @torch.no_grad()
 def test_the_decoder_is_what_its_formula_says(published: bool, allowed: set[int]) -> None:
-    decoder, maps = small(repeats=published, normalise=not published), images()
+    decoder, maps = small(repeats=published, normalize=not published), images()
     mask = torch.tensor([[k in allowed for k in range(END)]] * len(maps))
     found = decoder(maps, 5, mask)
     for row, image in enumerate(maps):
@@ -116,9 +116,9 @@ def test_what_was_emitted_decides_what_comes_next() -> None:
 
 
 @torch.no_grad()
-def test_the_scale_of_the_maps_matters_only_where_they_are_not_normalised() -> None:
+def test_the_scale_of_the_maps_matters_only_where_they_are_not_normalized() -> None:
     torch.testing.assert_close(small()(images(), 3), small()(100 * images(), 3))
-    plain = small(normalise=False)
+    plain = small(normalize=False)
     assert not torch.allclose(plain(images(), 3), plain(100 * images(), 3), rtol=0.1, atol=0.1)
 
 

@@ -7,13 +7,13 @@ from torch.nn.functional import conv2d
 
 from probmcl.heads import (
     ClassAttention,
-    SpatialRegularisation,
+    SpatialRegularization,
     attended_confidence,
     spatial_softmax,
     weighted_attention,
 )
 
-Head = ClassAttention | SpatialRegularisation
+Head = ClassAttention | SpatialRegularization
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -38,9 +38,9 @@ def attention(channels: int = 5, classes: int = 4, width: int = 6) -> ClassAtten
     return head
 
 
-def regularisation(classes: int = 4, *, side: int = 3, width: int = 6, filters: int = 2) -> SpatialRegularisation:
-    head = shifted(SpatialRegularisation(classes, side=side, width=width, filters=filters))
-    assert isinstance(head, SpatialRegularisation)
+def regularization(classes: int = 4, *, side: int = 3, width: int = 6, filters: int = 2) -> SpatialRegularization:
+    head = shifted(SpatialRegularization(classes, side=side, width=width, filters=filters))
+    assert isinstance(head, SpatialRegularization)
     return head
 
 
@@ -49,7 +49,7 @@ def slow_softmax(scores: list[float]) -> list[float]:
     return [math.exp(score) / total for score in scores]
 
 
-def standardised(value: Tensor, norm: nn.Module, channel: int) -> Tensor:
+def standardized(value: Tensor, norm: nn.Module, channel: int) -> Tensor:
     assert isinstance(norm, nn.BatchNorm2d)
     assert norm.running_mean is not None
     assert norm.running_var is not None
@@ -70,7 +70,7 @@ def slow_layer(image: Tensor, convolution: nn.Module, norm: nn.Module, *, paddin
         for row in range(found.shape[1]):
             for column in range(found.shape[2]):
                 value = (seen[:, row : row + size, column : column + size] * kernel[k]).sum()
-                found[k, row, column] = standardised(value, norm, k).clamp(min=0)
+                found[k, row, column] = standardized(value, norm, k).clamp(min=0)
     return found
 
 
@@ -82,7 +82,7 @@ def test_attention_is_that_of_a_loop_over_positions() -> None:
     first, first_norm, _, second, second_norm, _, _ = head.score
     kernel = head.get_parameter("score.6.weight")
     for image in range(2):
-        inputs = torch.stack([standardised(maps[image, k], head.norm, k) for k in range(5)])
+        inputs = torch.stack([standardized(maps[image, k], head.norm, k) for k in range(5)])
         hidden = slow_layer(slow_layer(inputs, first, first_norm), second, second_norm, padding=1)
         for label in range(4):
             scores = [float(kernel[label, :, 0, 0] @ hidden[:, p // 4, p % 4]) for p in range(12)]
@@ -93,7 +93,7 @@ def test_attention_is_that_of_a_loop_over_positions() -> None:
 def test_confidence_is_a_linear_classifier_at_each_position() -> None:
     head, maps = attention(), drawn(2, 5, 3, 4)
     weight, bias = head.confidence.weight, head.get_parameter("confidence.bias")
-    inputs = torch.stack([standardised(maps[:, k], head.norm, k) for k in range(5)], dim=1)
+    inputs = torch.stack([standardized(maps[:, k], head.norm, k) for k in range(5)], dim=1)
     for row in range(3):
         for column in range(4):
             expected = inputs[:, :, row, column] @ weight[:, :, 0, 0].T + bias
@@ -103,8 +103,8 @@ def test_confidence_is_a_linear_classifier_at_each_position() -> None:
 @pytest.mark.parametrize("side", [3, 2, 1])
 @pytest.mark.parametrize("filters", [1, 4])
 @torch.no_grad()
-def test_regularised_logits_are_those_of_a_loop_over_channels_and_filters(side: int, filters: int) -> None:
-    head, maps = regularisation(side=side, filters=filters), drawn(2, 4, side, side)
+def test_regularized_logits_are_those_of_a_loop_over_channels_and_filters(side: int, filters: int) -> None:
+    head, maps = regularization(side=side, filters=filters), drawn(2, 4, side, side)
     measured = head(maps)
     assert measured.shape == (2, 4)
     first, first_norm, _, second, second_norm, _ = head.mix
@@ -118,7 +118,7 @@ def test_regularised_logits_are_those_of_a_loop_over_channels_and_filters(side: 
 
 
 def test_a_filter_sees_one_channel_and_all_positions() -> None:
-    head = regularisation(side=3, width=6, filters=4)
+    head = regularization(side=3, width=6, filters=4)
     weight = head.get_parameter("filters.0.weight")
     assert weight.shape == (24, 1, 3, 3)
     channels = torch.zeros(1, 6, 3, 3, dtype=torch.float64)
@@ -129,14 +129,14 @@ def test_a_filter_sees_one_channel_and_all_positions() -> None:
 
 
 def test_where_something_is_matters() -> None:
-    head, maps = regularisation(), drawn(2, 4, 3, 3)
+    head, maps = regularization(), drawn(2, 4, 3, 3)
     assert not torch.allclose(head(maps.flip(3)), head(maps))
     assert not torch.allclose(head(maps.roll(1, 2)), head(maps))
 
 
 def test_maps_of_another_size_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^maps of 4×3 positions, and filters for 3×3: give images of the size that"):
-        regularisation(side=3)(drawn(1, 4, 4, 3))
+        regularization(side=3)(drawn(1, 4, 4, 3))
 
 
 def test_attended_confidence_is_a_sum_over_positions() -> None:
@@ -186,7 +186,7 @@ def test_a_softmax_notices_no_constant_and_so_attention_has_no_bias() -> None:
 
 @pytest.mark.parametrize("training", [False, True])
 def test_gradients(training: bool) -> None:
-    where, over = attention(3, 2, 3).train(training), regularisation(2, side=2, width=3).train(training)
+    where, over = attention(3, 2, 3).train(training), regularization(2, side=2, width=3).train(training)
     for norm in [*where.modules(), *over.modules()]:
         if isinstance(norm, nn.BatchNorm2d):
             norm.track_running_stats = not training  # the same function each time that it is called
@@ -200,7 +200,7 @@ def test_gradients(training: bool) -> None:
 
 
 def test_a_single_position_of_a_single_image_can_be_trained_on() -> None:
-    where, over, maps = attention(3, 2, 3), regularisation(2, side=1, width=3), drawn(1, 3, 1, 1)
+    where, over, maps = attention(3, 2, 3), regularization(2, side=1, width=3), drawn(1, 3, 1, 1)
 
     def logits() -> Tensor:
         found: Tensor = over(weighted_attention(*where(maps)))
@@ -216,7 +216,7 @@ def test_a_single_position_of_a_single_image_can_be_trained_on() -> None:
 
 
 def test_two_images_are_measured_by_themselves_in_training() -> None:
-    over, maps = regularisation(2, side=1, width=3), drawn(2, 2, 1, 1)
+    over, maps = regularization(2, side=1, width=3), drawn(2, 2, 1, 1)
     settled, before = over(maps), over.get_buffer("filters.1.running_mean").clone()
     over.train()
     assert not torch.allclose(over(maps), settled)
@@ -233,7 +233,7 @@ def test_maps_of_any_scale_are_the_same_to_attention_in_training() -> None:
 
 @torch.no_grad()
 def test_attention_is_in_float32_under_autocast() -> None:
-    where, over = attention(64, 3, 16).float(), regularisation(3, side=7, width=16).float()
+    where, over = attention(64, 3, 16).float(), regularization(3, side=7, width=16).float()
     maps = drawn(2, 64, 7, 7).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         half = where(maps)

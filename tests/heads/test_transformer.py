@@ -9,7 +9,7 @@ from probmcl.heads import MapTransformer
 
 
 def build(*, over_batch: bool = False, layers: int = 2) -> MapTransformer:
-    """Small, in float64, with every number drawn: as it starts, a layer only normalises."""
+    """Small, in float64, with every number drawn: as it starts, a layer only normalizes."""
     torch.manual_seed(0)
     transformer = MapTransformer(6, layers=layers, heads=2, feed_forward=5, over_batch=over_batch).double().eval()
     with torch.no_grad():
@@ -73,7 +73,7 @@ def test_whether_an_image_depends_on_the_others_in_its_batch(over_batch: bool) -
 
 
 @torch.no_grad()
-def test_at_first_a_layer_only_normalises() -> None:
+def test_at_first_a_layer_only_normalizes() -> None:
     transformer, maps = MapTransformer(6, layers=3, heads=2, feed_forward=5), 5 * torch.randn(2, 6, 3, 2) + 1
     expected = layer_norm(maps.movedim(1, 3), (6,)).movedim(3, 1)
     torch.testing.assert_close(transformer(maps), expected, rtol=1e-4, atol=1e-4)

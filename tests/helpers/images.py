@@ -19,8 +19,8 @@ def label_space(classes: int = 3) -> LabelSpace:
     )
 
 
-def coloured_records(folder: Path, *, train: int = 24, val: int = 9, test: int = 9, size: int = 20) -> Records:
-    """Images of up to three coloured squares: a task that anything which learns must learn."""
+def colored_records(folder: Path, *, train: int = 24, val: int = 9, test: int = 9, size: int = 20) -> Records:
+    """Images of up to three colored squares: a task that anything which learns must learn."""
     rng = np.random.default_rng(0)
     count = train + val + test
     labels = (rng.random((count, 3)) < 0.5).astype(np.float32)
@@ -39,7 +39,7 @@ def coloured_records(folder: Path, *, train: int = 24, val: int = 9, test: int =
 
 def folder_of_photographs(folder: Path, count: int = 40) -> Path:
     """A folder with images and a table that lists their labels, without splits."""
-    records = coloured_records(folder / "photos", train=count, val=0, test=0)
+    records = colored_records(folder / "photos", train=count, val=0, test=0)
     with (folder / "photos" / "labels.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["filename", "tags", "film"])

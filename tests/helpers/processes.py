@@ -15,13 +15,13 @@ from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from helpers.images import label_space
-from probmcl import distributed
 from probmcl.data.loader import Batch
-from probmcl.encoders import Encoder, Extracted
+from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.evaluation.evaluate import predict
 from probmcl.methods import find_method
 from probmcl.methods.base import Method
 from probmcl.methods.bce import BCE
+from probmcl.runtime import distributed
 
 WORLD = 2
 PATIENCE = 30
@@ -101,12 +101,12 @@ def step(method: torch.nn.Module, data: Data) -> Results:
     method.zero_grad()
     loss.backward()
     gradients = {key.removeprefix("module."): p.grad for key, p in method.named_parameters() if p.requires_grad}
-    means = {key: distributed.mean(value) for key, value in {"loss": loss, **terms}.items()}
+    means = {key: distributed.all_reduce_mean(value) for key, value in {"loss": loss, **terms}.items()}
     return {"means": means, "gradients": gradients, "own_loss": loss.detach()}
 
 
 def own_images(views: Tensor, labels: Tensor, known: Tensor | None) -> Data:
-    here = distributed.own(len(labels) // distributed.world())
+    here = distributed.local_rows(len(labels) // distributed.world_size())
     return views[:, here], labels[here], None if known is None else known[here]
 
 
@@ -128,23 +128,23 @@ def exchanges(folder: Path) -> Results:
     """All that goes from process to process, once."""
     rank = distributed.rank()
     some = torch.arange(6.0).reshape(3, 2) + 10 * rank
-    with distributed.started():  # the process has joined already
+    with distributed.process_group():  # the process has joined already
         pass
     mine = folder / f"here {rank}"
     mine.touch()
     distributed.barrier()
     everybody_here = all((folder / f"here {other}").exists() for other in range(WORLD))
     return {
-        "rank, world, first": (rank, distributed.world(), distributed.first()),
+        "rank, world, first": (rank, distributed.world_size(), distributed.is_main_process()),
         "gather": distributed.gather(some),
         "gather booleans": distributed.gather(some > 11),
         "gather transposed": distributed.gather(some.T),
         "unequal": distributed.gather_unequal(some[: rank + 1]),
         "nothing from the first": distributed.gather_unequal(some if rank else torch.empty(0)),
         "nothing from anybody": distributed.gather_unequal(torch.empty(0, 5)),
-        "mean": distributed.mean(some),
+        "mean": distributed.all_reduce_mean(some),
         "broadcast": distributed.broadcast({"rank": rank, "more": ["ä", None, 0.5]}),
-        "share": distributed.share(list(range(5))),
+        "share": distributed.shard(list(range(5))),
         "everybody here": everybody_here,
         "refused": refusal(torch.zeros(2 + rank)),
         "refused axes": refusal(torch.zeros(2, *[1] * rank)),
@@ -186,9 +186,9 @@ class Shares:
         ]
 
     def __iter__(self) -> Iterator[Batch]:
-        return iter(distributed.share(self.batches))
+        return iter(distributed.shard(self.batches))
 
 
 def predicted(images: int) -> Tensor:
     torch.manual_seed(0)
-    return predict(BCE(Extracted(5), label_space(4)), Shares(images))
+    return predict(BCE(PrecomputedFeatures(5), label_space(4)), Shares(images))

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy import ndarray
 
-from probmcl.data import DataError
 from probmcl.data.labels import LabelStates, State
+from probmcl.errors import DataError
 from probmcl.inference import classes
 from probmcl.inference.classes import match, truth
 

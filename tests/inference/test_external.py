@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from helpers.images import NAMES, coloured_records
+from helpers.images import NAMES, colored_records
 from helpers.run_folders import made_run
-from probmcl.data import DataError, Records
-from probmcl.evaluation.judged import Judged
+from probmcl.data import Records
+from probmcl.errors import DataError
+from probmcl.evaluation.judged import ScoredRows
 from probmcl.evaluation.parts import with_interval
 from probmcl.inference import Model, load
 
@@ -23,7 +24,7 @@ SITES = tuple(("north", "south", "")[number // 15] for number in range(42))
 
 @pytest.fixture
 def records(tmp_path: Path) -> Records:
-    return coloured_records(tmp_path / "photos")
+    return colored_records(tmp_path / "photos")
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_each_site_is_scored_by_itself_with_its_patients_resampled(model: Model,
     for number, value in enumerate(("north", "south", "(blank)")):
         rows = np.flatnonzero(np.arange(42) // 15 == number)
         known = np.ones((len(rows), 3), dtype=np.bool_)
-        alone = Judged.of_images(scores[rows], records.labels[rows], known, tuple(PATIENTS[row] for row in rows))
+        alone = ScoredRows.of_images(scores[rows], records.labels[rows], known, tuple(PATIENTS[row] for row in rows))
         assert found["by"]["values"][value] == with_interval(alone, draws=40, seed=2)
     assert [part["groups"] for part in found["by"]["values"].values()] == [5, 5, 4]
     assert (found["resampled"], found["groups"], found["draws"]) == ("groups", 14, 40)

@@ -11,13 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from helpers.run_folders import PLAIN, made_run
 from probmcl.data.records import LabelSpace
-from probmcl.runtime.device import DeviceError
 from probmcl.encoders import Encoder
+from probmcl.errors import OptionError, RunError
 from probmcl.files import save_tensors
+from probmcl.inference import load
 from probmcl.methods.bce import BCE
 from probmcl.methods.ml_gcn import MLGCN, Config
 from probmcl.methods.probe import Probe
-from probmcl.inference import RunError, load
 
 
 def change(path: Path, **keys: Any) -> None:
@@ -59,7 +59,7 @@ def test_parents_are_read_where_a_run_has_some(run: Path) -> None:
 
 
 def test_a_device_that_is_not_here_is_refused(run: Path) -> None:
-    with pytest.raises(DeviceError, match="device 'meta'"):
+    with pytest.raises(OptionError, match="device 'meta'"):
         load(run, device="meta")
 
 

@@ -11,15 +11,16 @@ import torch
 from PIL import Image
 from sklearn.metrics import average_precision_score
 
-from helpers.images import NAMES, coloured_records
+from helpers.images import NAMES, colored_records
 from helpers.run_folders import PLAIN, classifier, made_run
-from probmcl.data import DataError, ImageError, Records, read_image
-from probmcl.inference import Model, RunError, load
+from probmcl.data import Records, read_image
+from probmcl.errors import DataError, ImageError, RunError
+from probmcl.inference import Model, load
 
 
 @pytest.fixture
 def records(tmp_path: Path) -> Records:
-    return coloured_records(tmp_path / "photos")
+    return colored_records(tmp_path / "photos")
 
 
 @pytest.fixture

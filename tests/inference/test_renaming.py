@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from probmcl.data import DataError
+from probmcl.errors import DataError
 from probmcl.inference.renaming import read_renames
 
 MODEL = ("Infiltration", "Mass", "Effusion")

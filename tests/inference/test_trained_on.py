@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.images import NAMES, coloured_records
+from helpers.images import NAMES, colored_records
 from helpers.run_folders import made_run
 from probmcl.data import Records
 from probmcl.inference import Model, load
@@ -23,7 +23,7 @@ from probmcl.inference.trained_on import PIECE, copies, trained_on
 
 @pytest.fixture
 def records(tmp_path: Path) -> Records:
-    return coloured_records(tmp_path / "photos", train=6, val=3, test=3)
+    return colored_records(tmp_path / "photos", train=6, val=3, test=3)
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_names_are_compared_where_contents_cannot_be(
 @pytest.fixture
 def broken(tmp_path: Path, model: Model) -> tuple[Path, list[Path]]:
     """Twenty images, of which four are bad in four ways."""
-    images = list(coloured_records(tmp_path / "new", train=20, val=0, test=0, size=21).paths)
+    images = list(colored_records(tmp_path / "new", train=20, val=0, test=0, size=21).paths)
     images = [path.rename(path.with_name(f"new {path.name}")) for path in images]
     images[2].unlink()
     images[5].write_bytes(b"")

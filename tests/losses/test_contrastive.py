@@ -104,7 +104,7 @@ class TestPositives:
             assert positives(overlap, threshold=float(fraction) + 1e-6).sum() == 0, fraction
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_neighbouring_fractions_are_told_apart(self, dtype: torch.dtype) -> None:
+    def test_neighboring_fractions_are_told_apart(self, dtype: torch.dtype) -> None:
         column = torch.tensor([x.numerator for x in FRACTIONS], dtype=dtype)
         column /= torch.tensor([x.denominator for x in FRACTIONS], dtype=dtype)
         for place, fraction in enumerate(FRACTIONS):

@@ -32,9 +32,9 @@ def slow_likelihoods(p: IsotropicMixture, z: Tensor) -> list[float]:
         for k in range(COMPONENTS):
             normal = 1.0
             for t in range(DIM):
-                centre = p.mean[i, k, t] if p.has_vector_means else p.mean[i, k]
+                center = p.mean[i, k, t] if p.has_vector_means else p.mean[i, k]
                 variance = p.variance[i, k].item()
-                normal *= math.exp(-((z[i, t] - centre).item() ** 2) / (2 * variance))
+                normal *= math.exp(-((z[i, t] - center).item() ** 2) / (2 * variance))
                 normal /= math.sqrt(2 * math.pi * variance)
             density += p.log_weight[i, k].exp().item() * normal
         losses.append(-math.log(density))

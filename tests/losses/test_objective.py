@@ -28,7 +28,7 @@ class Run:
     def __init__(self, reduction: Reduction = "mean") -> None:
         torch.manual_seed(0)
         self.encoder = nn.Linear(5, 8)
-        self.network = MixtureDensityNetwork(8, 3, hidden=(6,), initialisation="torch")
+        self.network = MixtureDensityNetwork(8, 3, hidden=(6,), initialization="torch")
         labels = torch.tensor([[1.0, 0, 0], [1, 1, 0], [0, 0, 1], [0, 1, 0]]).repeat(2, 1)
         self.features = normalize(self.encoder(torch.randn(8, 5)), dim=1)
         mixture = self.network(self.features)

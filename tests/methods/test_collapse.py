@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from probmcl import collapse
-from probmcl.methods.collapse import SMALLEST_GAP, alarm, signs
+from probmcl.methods import collapse
+from probmcl.methods.collapse import SMALLEST_GAP, collapse_statistics, collapse_warning
 from probmcl.mixture import IsotropicMixture
 
 N, C, D = 5, 4, 7
@@ -67,22 +67,22 @@ def slow_signs(
 @pytest.mark.parametrize("n_views", [2, 3])
 @pytest.mark.parametrize("sign", sorted(SIGNS))
 def test_each_sign_is_what_a_slow_loop_finds(sign: str, n_views: int) -> None:
-    assert signs(*step(n_views), n_views=n_views)[sign].item() == pytest.approx(
+    assert collapse_statistics(*step(n_views), n_views=n_views)[sign].item() == pytest.approx(
         slow_signs(*step(n_views), n_views)[sign], rel=1e-5
     )
 
 
 def test_there_are_six_signs_each_one_number_without_gradient() -> None:
     features, mixed, similarity, positive = step(2)
-    seen = signs(features.requires_grad_(), mixed, similarity.requires_grad_(), positive, n_views=2)
+    seen = collapse_statistics(features.requires_grad_(), mixed, similarity.requires_grad_(), positive, n_views=2)
     assert set(seen) == SIGNS
     assert all(x.shape == () and not x.requires_grad for x in seen.values())
 
 
 def test_without_a_mixture_there_are_five_of_the_six_signs_and_they_are_the_same() -> None:
     features, mixed, similarity, positive = step(2)
-    expected = signs(features, mixed, similarity, positive, n_views=2)
-    seen = signs(features, None, similarity, positive, n_views=2)
+    expected = collapse_statistics(features, mixed, similarity, positive, n_views=2)
+    seen = collapse_statistics(features, None, similarity, positive, n_views=2)
     assert set(seen) == SIGNS - {"effective_components"}
     assert all(torch.equal(x, expected[name]) for name, x in seen.items())
 
@@ -91,14 +91,16 @@ def test_without_a_mixture_there_are_five_of_the_six_signs_and_they_are_the_same
 def test_features_all_in_the_direction_of_ones_have_mean_coordinate_one(direction: float) -> None:
     _, mixed, similarity, positive = step(2)
     features = direction * torch.linspace(1, 9, 2 * N)[:, None].expand(-1, D)  # of any length
-    seen = signs(features.contiguous(), mixed, similarity, positive, n_views=2)
+    seen = collapse_statistics(features.contiguous(), mixed, similarity, positive, n_views=2)
     assert seen["mean_coordinate"].item() == pytest.approx(1, abs=1e-6)
     assert seen["feature_cosine"].item() == pytest.approx(1, abs=1e-6)
 
 
 def test_features_at_right_angles_have_cosine_zero_between_images() -> None:
     _, mixed, similarity, positive = step(2)
-    seen = signs(torch.eye(N, D).repeat(2, 1), mixed, similarity, positive, n_views=2)  # views agree, images do not
+    seen = collapse_statistics(
+        torch.eye(N, D).repeat(2, 1), mixed, similarity, positive, n_views=2
+    )  # views agree, images do not
     assert seen["feature_cosine"] == 0
 
 
@@ -113,33 +115,33 @@ def test_features_at_right_angles_have_cosine_zero_between_images() -> None:
 )
 def test_effective_components_counts_those_that_carry_the_weight(log_weight: Tensor, expected: int) -> None:
     features, _, similarity, positive = step(2)
-    seen = signs(features, mixture(log_weight), similarity, positive, n_views=2)
+    seen = collapse_statistics(features, mixture(log_weight), similarity, positive, n_views=2)
     assert seen["effective_components"].item() == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_row_whose_only_positives_are_its_own_views_counts_as_without() -> None:
     features, mixed, similarity, _ = step(2)
     own_views = torch.eye(N, dtype=torch.bool).repeat(2, 2).fill_diagonal_(False)
-    assert signs(features, mixed, similarity, own_views, n_views=2)["rows_without_positives"] == 1
+    assert collapse_statistics(features, mixed, similarity, own_views, n_views=2)["rows_without_positives"] == 1
     own_views[0, N + 1] = True
-    assert signs(features, mixed, similarity, own_views, n_views=2)["rows_without_positives"].item() == pytest.approx(
-        1 - 1 / (2 * N)
-    )
+    assert collapse_statistics(features, mixed, similarity, own_views, n_views=2)[
+        "rows_without_positives"
+    ].item() == pytest.approx(1 - 1 / (2 * N))
 
 
 def test_one_image_says_nothing_about_others_and_raises_no_alarm() -> None:
     twins = torch.tensor([[False, True], [True, False]])
-    seen = signs(torch.randn(2, D), mixture(torch.zeros(2, 1)), torch.ones(2, 2), twins, n_views=2)
+    seen = collapse_statistics(torch.randn(2, D), mixture(torch.zeros(2, 1)), torch.ones(2, 2), twins, n_views=2)
     assert seen["feature_cosine"].isnan()
     assert seen["similarity_negative"].isnan()
-    assert alarm({name: x.item() for name, x in seen.items()}) is None
+    assert collapse_warning({name: x.item() for name, x in seen.items()}) is None
 
 
 def test_half_precision_features_and_autocast_leave_the_signs_as_they_are() -> None:
     features, mixed, similarity, positive = step(2)
-    expected = signs(features.bfloat16().float(), mixed, similarity, positive, n_views=2)
+    expected = collapse_statistics(features.bfloat16().float(), mixed, similarity, positive, n_views=2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        seen = signs(features.bfloat16(), mixed, similarity, positive, n_views=2)
+        seen = collapse_statistics(features.bfloat16(), mixed, similarity, positive, n_views=2)
     for name, x in expected.items():
         assert torch.equal(seen[name], x), name
 
@@ -151,38 +153,38 @@ def seen(positive: float, negative: float) -> dict[str, float]:
 class TestAlarm:
     @pytest.mark.parametrize("negative", [0.0, 0.4, 0.9])
     def test_it_sounds_below_the_smallest_gap_and_not_above(self, negative: float) -> None:
-        assert alarm(seen(negative + SMALLEST_GAP - 1e-4, negative))
-        assert alarm(seen(negative + SMALLEST_GAP + 1e-4, negative)) is None
+        assert collapse_warning(seen(negative + SMALLEST_GAP - 1e-4, negative))
+        assert collapse_warning(seen(negative + SMALLEST_GAP + 1e-4, negative)) is None
 
     def test_a_gap_of_exactly_the_smallest_is_wide_enough(self) -> None:
-        assert alarm(seen(SMALLEST_GAP, 0.0)) is None
+        assert collapse_warning(seen(SMALLEST_GAP, 0.0)) is None
 
     def test_the_smallest_gap_is_the_one_of_the_pilots(self) -> None:
         assert pytest.approx(0.02) == collapse.SMALLEST_GAP
 
     def test_it_sounds_where_everything_is_alike_and_where_nothing_is(self) -> None:
-        assert alarm(seen(1.0, 1.0))
-        assert alarm(seen(0.0, 0.0))
+        assert collapse_warning(seen(1.0, 1.0))
+        assert collapse_warning(seen(0.0, 0.0))
 
     def test_it_sounds_where_negatives_are_more_alike_than_positives(self) -> None:
-        assert alarm(seen(0.2, 0.7))
+        assert collapse_warning(seen(0.2, 0.7))
 
     @pytest.mark.parametrize(("positive", "negative"), [(math.nan, 0.3), (0.3, math.nan), (math.nan, math.nan)])
     def test_a_batch_without_positives_or_negatives_says_nothing(self, positive: float, negative: float) -> None:
-        assert alarm(seen(positive, negative)) is None
+        assert collapse_warning(seen(positive, negative)) is None
 
     def test_it_speaks_of_components_only_where_there_are_any(self) -> None:
-        words = alarm({"similarity_positive": 0.9051, "similarity_negative": 0.9004})
+        words = collapse_warning({"similarity_positive": 0.9051, "similarity_negative": 0.9004})
         assert words is not None
         assert "0.905 against 0.900)" in words
         assert "mixture" not in words
         assert "component" not in words
 
     def test_a_run_without_contrast_has_no_alarm(self) -> None:
-        assert alarm({"loss": 1.0}) is None
+        assert collapse_warning({"loss": 1.0}) is None
 
     def test_it_says_in_words_what_it_saw(self) -> None:
-        words = alarm(seen(0.9051, 0.9004))
+        words = collapse_warning(seen(0.9051, 0.9004))
         assert words is not None
         assert words.startswith("collapsed: ")
         for part in ("0.905 against 0.900", "3.2 effective components", "docs/decisions/0002"):

@@ -5,12 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from helpers.images import coloured_records
+from helpers.images import colored_records
 from probmcl.data.records import Records
-from probmcl.run.train import train
-from probmcl.run.probe import ProbeSettings
 from probmcl.run.results import Run
-from probmcl.settings import Contender, EncoderSettings, Settings, method_settings
+from probmcl.run.train import train
+from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, method_settings
 from probmcl.training import Training
 
 pytestmark = pytest.mark.filterwarnings("default::UserWarning")  # the paper's preset says beforehand what may come
@@ -18,14 +17,14 @@ pytestmark = pytest.mark.filterwarnings("default::UserWarning")  # the paper's p
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
-    return coloured_records(tmp_path_factory.mktemp("images"), train=192)
+    return colored_records(tmp_path_factory.mktemp("images"), train=192)
 
 
 def contrast(records: Records, folder: Path, preset: str) -> Run:
     settings = Settings(
         method="probmcl",
-        contenders=(
-            Contender(
+        jobs=(
+            TrainingJob(
                 "probmcl",
                 method_settings("probmcl", preset),
                 Training(epochs=12, batch_size=32, learning_rate=3e-3),

@@ -8,8 +8,8 @@ from torch.nn.functional import normalize
 
 from helpers.images import label_space
 from probmcl import overlap
-from probmcl.methods.collapse import SIGNS
-from probmcl.encoders import Extracted
+from probmcl.encoders import PrecomputedFeatures
+from probmcl.methods.collapse import STATISTICS
 from probmcl.methods.contrast import (
     Overlap,
     ProjectedContrast,
@@ -111,7 +111,7 @@ def batch(n_views: int = 2) -> tuple[Tensor, Tensor, Tensor]:
 @pytest.mark.parametrize("n_views", [2, 3])
 def test_a_contrast_is_given_the_cosines_of_all_rows(n_views: int) -> None:
     torch.manual_seed(0)
-    method = Own(Extracted(12), label_space(3))
+    method = Own(PrecomputedFeatures(12), label_space(3))
     views, labels, known = batch(n_views)
     step = method(views, labels, known)
     similarity, *rest = method.given
@@ -127,10 +127,10 @@ def test_a_contrast_is_given_the_cosines_of_all_rows(n_views: int) -> None:
 
 def test_it_watches_for_collapse_without_a_mixture() -> None:
     torch.manual_seed(0)
-    method = Own(Extracted(12), label_space(3))
+    method = Own(PrecomputedFeatures(12), label_space(3))
     views, labels, known = batch()
     step = method(views, labels, known)
-    assert set(step.terms) == {"contrastive", *SIGNS} - {"effective_components"}
+    assert set(step.terms) == {"contrastive", *STATISTICS} - {"effective_components"}
     similarity = method.given[0]
     alike = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [0, 0, 0, 1, 1], [0, 0, 0, 1, 1]])
     positive = alike.bool().repeat(2, 2)
@@ -144,7 +144,7 @@ def test_it_watches_for_collapse_without_a_mixture() -> None:
 
 
 def test_equal_images_collapse_in_the_signs() -> None:
-    method = Own(Extracted(12), label_space(3))
+    method = Own(PrecomputedFeatures(12), label_space(3))
     terms = method(torch.ones(2, 5, 12), *batch()[1:]).terms
     assert terms["similarity_negative"].item() == pytest.approx(1)
     assert terms["feature_cosine"].item() == pytest.approx(1)

@@ -11,16 +11,16 @@ from probmcl.methods.csra import CSRA, PAPER, Config
 
 def test_logits_are_residual_attention_on_the_maps() -> None:
     torch.manual_seed(0)
-    config = Config(heads=4, attention_weight=0.7, normalise=False)
+    config = Config(heads=4, attention_weight=0.7, normalize=False)
     method = CSRA(Encoder("test_resnet", image_size=64), label_space(), config).eval()
     images = torch.rand(2, 3, 64, 64)
-    head = ResidualAttention(96, 3, heads=4, attention_weight=0.7, normalise=False)
+    head = ResidualAttention(96, 3, heads=4, attention_weight=0.7, normalize=False)
     head.load_state_dict(method.attention.state_dict())
     torch.testing.assert_close(method.logits(images), head(method.encoder.maps(images)))
 
 
 def test_without_attention_and_norm_it_is_a_linear_layer_on_pooled_features() -> None:
-    config = Config(attention_weight=0.0, normalise=False)
+    config = Config(attention_weight=0.0, normalize=False)
     method = CSRA(Encoder("test_resnet", image_size=64), label_space(), config).eval()
     images = torch.rand(2, 3, 64, 64)
     torch.testing.assert_close(method.logits(images), method.encoder(images) @ method.attention.weight[0].T)
@@ -55,8 +55,8 @@ def test_it_has_the_published_number_of_parameters(heads: int, classes: int, par
 
 
 def test_the_presets_are_the_published_settings() -> None:
-    assert (Config().heads, Config().attention_weight, Config().normalise) == (1, 0.1, True)
-    assert (PAPER.heads, PAPER.attention_weight, PAPER.normalise) == (6, 0.4, True)
+    assert (Config().heads, Config().attention_weight, Config().normalize) == (1, 0.1, True)
+    assert (PAPER.heads, PAPER.attention_weight, PAPER.normalize) == (6, 0.4, True)
 
 
 def test_a_negative_weight_is_refused() -> None:

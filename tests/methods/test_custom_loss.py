@@ -7,15 +7,16 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from helpers.images import label_space
-from probmcl.encoders import Encoder, Extracted
+from probmcl.encoders import Encoder, PrecomputedFeatures
+from probmcl.errors import SettingsError
 from probmcl.losses import contrastive
 from probmcl.methods import METHODS, find_method, full_name
 from probmcl.methods.base import Method
 from probmcl.methods.bce import BCE
 from probmcl.methods.contrast import shared_labels
-from probmcl.methods.custom_loss import OwnContrast, OwnLoss
+from probmcl.methods.custom_loss import CustomContrast, CustomLoss
 from probmcl.methods.supcon import Config, SupCon
-from probmcl.settings import SettingsError, settings_of_run
+from probmcl.settings import settings_of_run
 
 FILE = """
 import torch
@@ -53,7 +54,7 @@ def file(tmp_path: Path) -> Path:
 
 def built(place: str, features: int = 6) -> Method:
     torch.manual_seed(0)
-    return find_method(place)(Extracted(features), label_space())
+    return find_method(place)(PrecomputedFeatures(features), label_space())
 
 
 def batch(method: Method) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -66,8 +67,8 @@ def batch(method: Method) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_a_loss_on_logits_is_what_bce_is_when_it_says_the_same(file: Path) -> None:
     mine = built(f"{file}:on_logits")
     torch.manual_seed(0)
-    theirs = BCE(Extracted(6), label_space())
-    assert isinstance(mine, OwnLoss)
+    theirs = BCE(PrecomputedFeatures(6), label_space())
+    assert isinstance(mine, CustomLoss)
     torch.testing.assert_close(mine(*batch(mine)).loss, theirs(*batch(theirs)).loss)
     assert mine.state_dict().keys() == theirs.state_dict().keys()
 
@@ -75,8 +76,8 @@ def test_a_loss_on_logits_is_what_bce_is_when_it_says_the_same(file: Path) -> No
 def test_a_loss_on_similarities_is_what_supcon_is_when_it_says_the_same(file: Path) -> None:
     mine = built(f"{file}:on_similarity")
     torch.manual_seed(0)
-    theirs = SupCon(Extracted(6), label_space(), Config(threshold=0.5, temperature=0.1))
-    assert isinstance(mine, OwnContrast)
+    theirs = SupCon(PrecomputedFeatures(6), label_space(), Config(threshold=0.5, temperature=0.1))
+    assert isinstance(mine, CustomContrast)
     torch.testing.assert_close(mine(*batch(mine)).loss, theirs(*batch(theirs)).loss)
 
 
@@ -181,7 +182,7 @@ def test_it_trains_a_whole_encoder(file: Path) -> None:
 def test_the_losses_that_are_compared_here_are_ours(file: Path) -> None:
     logits, labels = torch.tensor([[0.3, -1.0]]), torch.tensor([[1.0, 0.0]])
     mine = built(f"{file}:on_logits", 6)
-    assert isinstance(mine, OwnLoss)
+    assert isinstance(mine, CustomLoss)
     torch.testing.assert_close(mine.loss(logits, labels, None), binary_cross_entropy_with_logits(logits, labels))
     similarity = torch.eye(3) * 0.9 + 0.1
     assert contrastive(similarity, torch.eye(3), threshold=0.5, temperature=1.0) == 0  # nobody shares anything

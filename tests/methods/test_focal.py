@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers.images import label_space
-from probmcl.encoders import Extracted
+from probmcl.encoders import PrecomputedFeatures
 from probmcl.losses import focal
 from probmcl.methods.focal import Config, Focal
 
@@ -12,7 +12,7 @@ from probmcl.methods.focal import Config, Focal
 @pytest.mark.parametrize("config", [Config(), Config(gamma=1.0, positive_weight=None)])
 def test_the_loss_is_the_focal_loss_of_the_linear_layer(config: Config) -> None:
     torch.manual_seed(0)
-    method = Focal(Extracted(6), label_space(3), config)
+    method = Focal(PrecomputedFeatures(6), label_space(3), config)
     views, labels = torch.randn(1, 4, 6), torch.tensor([[1.0, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 0]])
     known = torch.rand(4, 3) < 0.6
     logits = views[0] @ method.linear.weight.T + method.linear.bias

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from helpers.images import label_space
-from probmcl.methods.collapse import SIGNS
-from probmcl.encoders import Encoder, Extracted
+from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.losses import asymmetric, binary_cross_entropy
 from probmcl.methods.base import LinearClassifier
+from probmcl.methods.collapse import STATISTICS
 from probmcl.methods.joint import Config, Joint
 from probmcl.methods.probmcl import ProbMCL
 from probmcl.methods.supcon import SupCon
@@ -25,7 +25,7 @@ Contrast = Literal["supcon", "probmcl"]
 
 def build(config: Config, classes: int = 3) -> Joint:
     torch.manual_seed(0)
-    return Joint(Extracted(12), label_space(classes), config)
+    return Joint(PrecomputedFeatures(12), label_space(classes), config)
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:
@@ -48,7 +48,7 @@ def test_it_is_the_sum_of_both_losses(classification: Classification, contrast: 
     loss = {"asl": asymmetric, "bce": binary_cross_entropy}[classification]
     logits = views.flatten(0, 1) @ method.linear.weight.T + method.linear.bias
     entries = loss(logits, labels.repeat(2, 1), known.repeat(2, 1), reduction="sum") / (2 * known.sum())
-    alone = {"supcon": SupCon, "probmcl": ProbMCL}[contrast](Extracted(12), label_space(3))
+    alone = {"supcon": SupCon, "probmcl": ProbMCL}[contrast](PrecomputedFeatures(12), label_space(3))
     alone.load_state_dict(method.contrast.state_dict())
     torch.testing.assert_close(step.loss, 3 * entries + 0.7 * alone(views, labels, known).loss)
     torch.testing.assert_close(step.terms["classification"], 3 * entries)
@@ -57,7 +57,7 @@ def test_it_is_the_sum_of_both_losses(classification: Classification, contrast: 
 
 @pytest.mark.parametrize("contrast", ["supcon", "probmcl"])
 def test_its_terms_are_both_losses_and_the_signs_of_collapse(contrast: Contrast) -> None:
-    there = set(SIGNS) if contrast == "probmcl" else set(SIGNS) - {"effective_components"}
+    there = set(STATISTICS) if contrast == "probmcl" else set(STATISTICS) - {"effective_components"}
     assert set(build(Config(contrast=contrast))(*batch()).terms) == {"classification", "contrastive", *there}
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from helpers.images import label_space
-from probmcl.encoders import Extracted
+from probmcl.encoders import PrecomputedFeatures
 from probmcl.losses import asymmetric
 from probmcl.methods.kmcl import KMCL, PAPER, Config
 
@@ -15,7 +15,7 @@ CONFIGS = {
     "default": Config(),
     "paper": dataclasses.replace(PAPER, reduced_size=3),
     "anisotropic": Config(covariance="anisotropic", reduced_size=3, temperature=0.3),
-    "isotropic with clamps": Config(clamps=True, initialisation="paper", gamma_positive=1.0),
+    "isotropic with clamps": Config(clamps=True, initialization="paper", gamma_positive=1.0),
 }
 
 
@@ -32,7 +32,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 
 def build(config: Config) -> KMCL:
     torch.manual_seed(0)
-    return KMCL(Extracted(FEATURES), label_space(CLASSES), config).double()
+    return KMCL(PrecomputedFeatures(FEATURES), label_space(CLASSES), config).double()
 
 
 def slow_reconstruction(method: KMCL, z: Tensor, present: Tensor, known: Tensor) -> float:

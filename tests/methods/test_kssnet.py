@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from helpers.images import label_space
-from probmcl.data.records import DataError, LabelSpace
-from probmcl.encoders import Encoder, Extracted, at_entrances, halves, stages
-from probmcl.heads import LateralConnection, normalised, superimposed_graph
+from probmcl.data.records import LabelSpace
+from probmcl.encoders import Encoder, PrecomputedFeatures, at_entrances, split_encoder, stages
+from probmcl.errors import DataError
+from probmcl.heads import LateralConnection, normalized, superimposed_graph
 from probmcl.losses import binary_cross_entropy
 from probmcl.methods.kssnet import Config, KSSNet
 
@@ -118,9 +119,9 @@ def test_the_graph_is_superimposed_and_is_not_learned(table: Path) -> None:
     related = np.zeros((4, 4))
     related[0, 3] = related[3, 0] = 0.8
     expected = superimposed_graph(
-        space.counts, space.cooccurrence, related, cooccurrence_weight=0.5, smallest_edge=0.03, neighbour_share=0.4
+        space.counts, space.cooccurrence, related, cooccurrence_weight=0.5, smallest_edge=0.03, neighbor_share=0.4
     )
-    assert torch.equal(method.graph, normalised(expected))
+    assert torch.equal(method.graph, normalized(expected))
     assert method.graph[0, 3] > 0
     assert build().graph[0, 3] == 0
     assert "graph" in method.state_dict()
@@ -199,7 +200,7 @@ def test_what_was_frozen_before_stays_so() -> None:
 def test_what_a_tail_has_learned_is_the_same_on_the_whole_encoder(name: str) -> None:
     torch.manual_seed(0)
     encoder = Encoder(name, image_size=64).eval()
-    cut = halves(encoder)
+    cut = split_encoder(encoder)
     assert cut is not None
     method, images = KSSNet(cut.tail, counted(), SMALL), torch.rand(4, 3, 64, 64)
     resting = [not any(p.requires_grad for p in connection.parameters()) for connection in of(method)]
@@ -238,7 +239,7 @@ def test_another_number_of_connections(connections: int) -> None:
 
 def test_stored_features_and_encoders_without_stages_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^kssnet needs feature maps, and stored features have none: choose --tune"):
-        KSSNet(Extracted(4), counted())
+        KSSNet(PrecomputedFeatures(4), counted())
     with pytest.raises(ValueError, match=r"^kssnet needs the maps that enter the last 9 stages, and test_resnet shows"):
         build(Config(connections=9))
 
@@ -250,7 +251,7 @@ def test_stored_features_and_encoders_without_stages_are_refused() -> None:
         ("connections", 0),
         ("cooccurrence_weight", 1.5),
         ("smallest_edge", -0.1),
-        ("neighbour_share", 1.0),
+        ("neighbor_share", 1.0),
         ("dropout", 1.0),
     ],
 )

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from helpers.images import label_space
-from probmcl.data.records import DataError, LabelSpace
+from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder
-from probmcl.heads import label_graph, normalised
+from probmcl.errors import DataError
+from probmcl.heads import label_graph, normalized
 from probmcl.losses import binary_cross_entropy
 from probmcl.methods.ml_gcn import MLGCN, Config
 
@@ -58,7 +59,7 @@ def test_logits_are_maxima_times_what_the_graph_makes_of_the_labels() -> None:
 
 def test_the_graph_is_that_of_the_training_labels_and_is_not_learned() -> None:
     method, space = build(), counted()
-    expected = normalised(label_graph(space.counts, space.cooccurrence, threshold=0.4, neighbour_share=0.2))
+    expected = normalized(label_graph(space.counts, space.cooccurrence, threshold=0.4, neighbor_share=0.2))
     assert torch.equal(method.graph, expected)
     assert (method.graph > 0).tolist() == [  # from row to column, what a class takes from others
         [True, False, False, False],
@@ -130,7 +131,7 @@ def test_it_has_the_published_number_of_parameters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("vector_size", 0), ("hidden", 0), ("threshold", 0.0), ("neighbour_share", 1.0)]
+    ("setting", "value"), [("vector_size", 0), ("hidden", 0), ("threshold", 0.0), ("neighbor_share", 1.0)]
 )
 def test_settings_out_of_range_are_refused(setting: str, value: float) -> None:
     with pytest.raises(ValueError, match=re.escape(f"{setting}={value}: ")):

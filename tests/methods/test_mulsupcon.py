@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from helpers.images import label_space
-from probmcl.encoders import Extracted
+from probmcl.encoders import PrecomputedFeatures
 from probmcl.losses.per_label import Average
 from probmcl.methods.mulsupcon import Config, MulSupCon
 
@@ -14,7 +14,7 @@ AVERAGES: list[Average] = ["labels", "images"]
 
 
 def build(config: Config) -> MulSupCon:
-    return MulSupCon(Extracted(12), label_space(3), config)
+    return MulSupCon(PrecomputedFeatures(12), label_space(3), config)
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:

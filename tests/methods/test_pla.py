@@ -97,7 +97,7 @@ def test_logits_are_those_of_the_set_that_the_decoder_emits() -> None:
 def test_settings_reach_the_decoder() -> None:
     ours, published = build().decoder, build(config=dataclasses.replace(PAPER, dropout=0.3)).decoder
     assert (ours.repeats, published.repeats) == (False, True)
-    assert (ours.normalise, published.normalise) == (True, False)
+    assert (ours.normalize, published.normalize) == (True, False)
     assert published.dropout.p == 0.3
     assert (published.cell.hidden_size, published.embedding.embedding_dim, published.attention.keys.out_features) == (
         512,

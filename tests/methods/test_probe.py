@@ -3,25 +3,26 @@ import torch
 from sklearn.metrics import average_precision_score
 
 from helpers.images import label_space
-from probmcl.encoders import Encoder, Extracted
+from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.losses import asymmetric, binary_cross_entropy
 from probmcl.methods.probe import Config, Probe
-from probmcl.run.probe import Labelled, ProbeSettings, fit_probe, validation_map
-from probmcl.training import Watcher
+from probmcl.run.probe import Labeled, fit_probe, validation_map
+from probmcl.settings import ProbeSettings
+from probmcl.training import Callback
 
 
-def labelled(images: int, *, seed: int, views: int = 1) -> Labelled:
+def labeled(images: int, *, seed: int, views: int = 1) -> Labeled:
     generator = torch.Generator().manual_seed(seed)
     features = 5 + 3 * torch.randn(views, images, 10, generator=generator)
     labels = (features[0, :, :3] > 5).float()
-    return Labelled(features, labels, torch.ones(images, 3, dtype=torch.bool))
+    return Labeled(features, labels, torch.ones(images, 3, dtype=torch.bool))
 
 
-def test_standardised_features_have_mean_zero_and_deviation_one() -> None:
-    features = labelled(50, seed=0).features[0]
+def test_standardized_features_have_mean_zero_and_deviation_one() -> None:
+    features = labeled(50, seed=0).features[0]
     features[:, 4] = 7.0
-    probe = Probe(Extracted(10), label_space())
-    probe.standardise(features)
+    probe = Probe(PrecomputedFeatures(10), label_space())
+    probe.standardize(features)
     given = (features - probe.shift) / probe.scale
     torch.testing.assert_close(given.mean(0), torch.zeros(10), atol=1e-6, rtol=0)
     expected = torch.ones(10)
@@ -32,9 +33,9 @@ def test_standardised_features_have_mean_zero_and_deviation_one() -> None:
 def test_folding_into_the_linear_layer_keeps_the_logits() -> None:
     encoder = Encoder("test_resnet", image_size=32).eval()
     images = torch.randn(4, 3, 32, 32)
-    probe = Probe(Extracted(96), label_space())
+    probe = Probe(PrecomputedFeatures(96), label_space())
     torch.nn.init.normal_(probe.linear.weight)
-    probe.standardise(torch.randn(30, 96) * 2 + 1)
+    probe.standardize(torch.randn(30, 96) * 2 + 1)
     folded = probe.on(encoder, label_space())
     torch.testing.assert_close(folded.logits(images), probe.logits(encoder(images).detach()), atol=1e-5, rtol=1e-5)
     assert (folded.scale == 1).all()
@@ -50,23 +51,23 @@ def test_the_encoder_stays_in_eval_mode_and_frozen() -> None:
 
 @pytest.mark.parametrize(("name", "loss"), [("asl", asymmetric), ("bce", binary_cross_entropy)])
 def test_the_loss_is_the_one_that_was_asked_for(name: str, loss: object) -> None:
-    features, labels, known, _ = labelled(6, seed=0)
-    probe = Probe(Extracted(10), label_space(), Config(loss=name))  # type: ignore[arg-type]
+    features, labels, known, _ = labeled(6, seed=0)
+    probe = Probe(PrecomputedFeatures(10), label_space(), Config(loss=name))  # type: ignore[arg-type]
     torch.nn.init.normal_(probe.linear.weight)
     expected = loss(probe.logits(features[0]), labels, known, reduction="mean")  # type: ignore[operator]
     torch.testing.assert_close(probe(features, labels, known).loss, expected)
 
 
 def test_the_weight_decay_that_is_best_on_validation_is_chosen() -> None:
-    train, validation = labelled(200, seed=0, views=2), labelled(100, seed=1)
+    train, validation = labeled(200, seed=0, views=2), labeled(100, seed=1)
     settings = ProbeSettings(weight_decays=(0.1, 10.0, 1e5), epochs=20)
     seen: list[float] = []
 
-    def watchers(weight_decay: float) -> list[Watcher]:
+    def callbacks(weight_decay: float) -> list[Callback]:
         seen.append(weight_decay)
         return []
 
-    fitted = fit_probe(train, validation, label_space(), settings, watchers=watchers)
+    fitted = fit_probe(train, validation, label_space(), settings, callbacks=callbacks)
     each = {
         d: fit_probe(train, validation, label_space(), ProbeSettings(weight_decays=(d,), epochs=20)).validation
         for d in settings.weight_decays
@@ -77,8 +78,8 @@ def test_the_weight_decay_that_is_best_on_validation_is_chosen() -> None:
 
 
 def test_validation_is_the_mean_average_precision_of_the_plain_view() -> None:
-    data = labelled(60, seed=2, views=2)
-    probe = Probe(Extracted(10), label_space())
+    data = labeled(60, seed=2, views=2)
+    probe = Probe(PrecomputedFeatures(10), label_space())
     torch.nn.init.normal_(probe.linear.weight)
     scores = probe.logits(data.features[0]).detach()
     expected = sum(average_precision_score(data.labels[:, k], scores[:, k]) for k in range(3)) / 3

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import elu, normalize
 
 from helpers.images import label_space
-from probmcl.encoders import Encoder, Extracted
+from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.losses import contrastive, negative_log_likelihood
 from probmcl.methods.probe import Probe
 from probmcl.methods.probmcl import PAPER, Config, ProbMCL
@@ -24,7 +24,7 @@ def build(config: Config, *, features: int = 12, classes: int = 3) -> ProbMCL:
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return ProbMCL(Extracted(features), label_space(classes), config)
+        return ProbMCL(PrecomputedFeatures(features), label_space(classes), config)
 
 
 def batch(images: int = 5) -> tuple[Tensor, Tensor]:
@@ -37,7 +37,7 @@ def test_the_presets_are_what_the_documents_say() -> None:
     assert (d.similarity, d.mean_size, d.component_weight, d.hidden) == ("aligned", 16, "l2", ())
     assert (d.feature_norm, d.target, d.temperature, d.threshold) == ("root", "none", 0.1, 0.5)
     assert (PAPER.similarity, PAPER.mean_size, PAPER.target, PAPER.dim) == ("all_pairs", None, "feature", None)
-    assert (PAPER.hidden, PAPER.initialisation, PAPER.floor) == ((2048, 128), "paper", "variance")
+    assert (PAPER.hidden, PAPER.initialization, PAPER.floor) == ((2048, 128), "paper", "variance")
     assert (PAPER.temperature, PAPER.threshold, PAPER.contrastive_weight) == (0.2, 0.6, 0.3)
     assert (PAPER.reduction, PAPER.likelihood_per_dimension, PAPER.overlap) == ("sum", False, "jaccard")
 
@@ -143,8 +143,8 @@ def test_balanced_weight_makes_both_gradients_equal_at_the_features() -> None:
 
 def test_the_papers_preset_warns_in_plain_words_and_the_default_does_not() -> None:
     with pytest.warns(UserWarning, match="collapsed in every trial"):
-        ProbMCL(Extracted(4), label_space(), PAPER)
-    ProbMCL(Extracted(4), label_space(), Config())
+        ProbMCL(PrecomputedFeatures(4), label_space(), PAPER)
+    ProbMCL(PrecomputedFeatures(4), label_space(), Config())
 
 
 def test_what_predicts_has_the_parameters_of_the_encoder_and_a_linear_layer() -> None:
@@ -152,8 +152,8 @@ def test_what_predicts_has_the_parameters_of_the_encoder_and_a_linear_layer() ->
     trunk = sum(p.numel() for p in encoder.parameters())
     stage_1 = ProbMCL(encoder, space)
     assert sum(p.numel() for p in stage_1.parameters()) > trunk
-    fitted = Probe(Extracted(96), space)
-    fitted.standardise(torch.randn(20, 96))
+    fitted = Probe(PrecomputedFeatures(96), space)
+    fitted.standardize(torch.randn(20, 96))
     predicts = fitted.on(encoder, space)
     assert sum(p.numel() for p in predicts.parameters()) == trunk + 96 * 5 + 5
     assert set(predicts.state_dict()) == {f"encoder.{key}" for key in encoder.state_dict()} | {

@@ -5,7 +5,7 @@ import torch
 from torch.optim import Adam
 
 from helpers.images import label_space
-from probmcl.encoders import Encoder, halves, two_maps
+from probmcl.encoders import Encoder, split_encoder, two_maps
 from probmcl.heads import attended_confidence, weighted_attention
 from probmcl.losses import binary_cross_entropy
 from probmcl.methods.srn import SRN, Config
@@ -18,14 +18,14 @@ def build(config: Config = SMALL, *, name: str = "test_resnet", side: int = 64) 
     return SRN(Encoder(name, image_size=side), label_space(), config).eval()
 
 
-def test_logits_are_the_plain_and_the_regularised_ones_mixed() -> None:
-    method, images = build(Config(width=6, regularised_share=0.3)), torch.rand(2, 3, 64, 64)
+def test_logits_are_the_plain_and_the_regularized_ones_mixed() -> None:
+    method, images = build(Config(width=6, regularized_share=0.3)), torch.rand(2, 3, 64, 64)
     entering = two_maps(method.encoder, images).entering
     assert entering.shape == (2, 192, 4, 4)
     attention, confidence = method.attention(entering)
     plain = method.linear(method.encoder(images))
-    regularised = method.regularisation(weighted_attention(attention, confidence))
-    torch.testing.assert_close(method.logits(images), 0.7 * plain + 0.3 * regularised)
+    regularized = method.regularization(weighted_attention(attention, confidence))
+    torch.testing.assert_close(method.logits(images), 0.7 * plain + 0.3 * regularized)
     torch.testing.assert_close(method.branches(images).attended, attended_confidence(attention, confidence))
 
 
@@ -47,7 +47,7 @@ def test_two_views_are_as_many_images() -> None:
 
 
 def test_without_a_share_it_predicts_what_a_linear_layer_says() -> None:
-    method, images = build(Config(width=6, regularised_share=0.0)), torch.rand(2, 3, 64, 64)
+    method, images = build(Config(width=6, regularized_share=0.0)), torch.rand(2, 3, 64, 64)
     torch.testing.assert_close(method.logits(images), method.linear(method.encoder(images)))
 
 
@@ -75,10 +75,10 @@ def test_the_sizes_are_the_published_ones_on_resnet101() -> None:
     assert shapes["attention.score.3.weight"] == (512, 512, 3, 3)
     assert shapes["attention.score.6.weight"] == (80, 512, 1, 1)
     assert shapes["attention.confidence.weight"] == (80, 1024, 1, 1)
-    assert shapes["regularisation.mix.0.weight"] == (512, 80, 1, 1)
-    assert shapes["regularisation.mix.3.weight"] == (512, 512, 1, 1)
-    assert shapes["regularisation.filters.0.weight"] == (2048, 1, 14, 14)
-    assert shapes["regularisation.linear.weight"] == (80, 2048)
+    assert shapes["regularization.mix.0.weight"] == (512, 80, 1, 1)
+    assert shapes["regularization.mix.3.weight"] == (512, 512, 1, 1)
+    assert shapes["regularization.filters.0.weight"] == (2048, 1, 14, 14)
+    assert shapes["regularization.linear.weight"] == (80, 2048)
     assert shapes["linear.weight"] == (80, 2048)
     assert sum(p.numel() for p in method.parameters()) == 46_547_248
 
@@ -96,7 +96,7 @@ def test_any_encoder_with_stages_at_any_size(name: str, side: int) -> None:
 @pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_mambaout"])
 def test_what_the_tail_of_an_encoder_learned_is_loaded_on_the_whole(name: str) -> None:
     encoder = Encoder(name, image_size=96).eval()
-    cut = halves(encoder)
+    cut = split_encoder(encoder)
     assert cut is not None
     torch.manual_seed(0)
     tail, whole = (SRN(part, label_space(), SMALL) for part in (cut.tail, encoder))
@@ -114,14 +114,14 @@ def test_what_the_tail_of_an_encoder_learned_is_loaded_on_the_whole(name: str) -
 
 def test_it_fits_one_image_size_alone() -> None:
     small, large = build(side=64), build(side=96)
-    with pytest.raises(RuntimeError, match=r"size mismatch for regularisation\.filters\.0\.weight"):
+    with pytest.raises(RuntimeError, match=r"size mismatch for regularization\.filters\.0\.weight"):
         large.load_state_dict(small.state_dict())
     with pytest.raises(ValueError, match="maps of 6×6 positions, and filters for 4×4: give images of the size"):
         small.logits(torch.rand(1, 3, 96, 96))
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("width", 0), ("filters", 0), ("regularised_share", 1.5), ("branch_weight", -1.0)]
+    ("setting", "value"), [("width", 0), ("filters", 0), ("regularized_share", 1.5), ("branch_weight", -1.0)]
 )
 def test_settings_out_of_range_are_refused(setting: str, value: float) -> None:
     with pytest.raises(ValueError, match=re.escape(f"{setting}={value}: ")):

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from helpers.images import label_space
-from probmcl.encoders import Encoder, Extracted
+from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.losses import contrastive
 from probmcl.methods.supcon import Config, SupCon
 from probmcl.overlap import cosine, jaccard
@@ -14,7 +14,7 @@ from probmcl.overlap import cosine, jaccard
 
 def build(config: Config | None = None) -> SupCon:
     torch.manual_seed(0)
-    return SupCon(Extracted(12), label_space(3), config)
+    return SupCon(PrecomputedFeatures(12), label_space(3), config)
 
 
 def batch(images: int = 5) -> tuple[Tensor, Tensor]:

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import MultiLabelSoftMarginLoss
 
 from helpers.images import label_space
-from probmcl.encoders import Encoder, two_maps
 from probmcl.cost.size import of_a_prediction, parameters
+from probmcl.encoders import Encoder, two_maps
 from probmcl.heads import DualRelation
 from probmcl.methods.tdrg import PAPER, TDRG, Config
 
@@ -50,8 +50,8 @@ def test_settings_reach_the_head() -> None:
     assert isinstance(layer, torch.nn.TransformerEncoderLayer)
     assert (layer.self_attn.embed_dim, layer.self_attn.num_heads, layer.linear1.out_features) == (12, 3, 5)
     assert (head.top_share, head.transformer.over_batch) == (0.5, True)
-    assert head.scales.normalise
-    assert not build(Config(width=8, heads=2, normalise=False)).relation.scales.normalise
+    assert head.scales.normalize
+    assert not build(Config(width=8, heads=2, normalize=False)).relation.scales.normalize
 
 
 def test_the_loss_is_four_soft_margin_losses_each_a_term() -> None:
@@ -152,8 +152,8 @@ def test_logits_are_exported_for_any_number_of_images(batch_attention: bool) -> 
 
 def test_the_presets_are_the_published_settings_and_ours() -> None:
     sizes = (PAPER.width, PAPER.layers, PAPER.heads, PAPER.feed_forward)
-    assert (*sizes, PAPER.structural_share, PAPER.top_share, PAPER.normalise) == (512, 3, 4, 2048, 0.7, 0.05, False)
-    assert (Config().width, Config().feed_forward, Config().normalise) == (128, 512, True)
+    assert (*sizes, PAPER.structural_share, PAPER.top_share, PAPER.normalize) == (512, 3, 4, 2048, 0.7, 0.05, False)
+    assert (Config().width, Config().feed_forward, Config().normalize) == (128, 512, True)
     assert not Config().batch_attention
     assert not PAPER.batch_attention
 

@@ -190,7 +190,7 @@ class TestMeansThatNearlyCoincide:
 
     @pytest.mark.parametrize("offset", [0.0, 100.0, 1e4])
     def test_among_means_that_lie_apart_they_keep_it_too(self, offset: float) -> None:
-        """So that no common centre is near to all of them."""
+        """So that no common center is near to all of them."""
         generator = torch.Generator().manual_seed(0)
         mean = offset + torch.randint(-64, 64, (6, 3, 16), generator=generator).float()
         mean[1] = mean[0] + 2.0**-8

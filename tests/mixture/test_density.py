@@ -42,7 +42,7 @@ def by_pytorch(p: IsotropicMixture, z: Tensor) -> Tensor:
     deviation = p.variance.sqrt()[:, :, None].expand_as(mean)
     components = Independent(Normal(mean, deviation), 1)
     density: Tensor = MixtureSameFamily(Categorical(logits=p.log_weight), components).log_prob(z)  # type: ignore[no-untyped-call]
-    return density + p.log_weight.logsumexp(1)  # it normalises the weights once more, which is taken back
+    return density + p.log_weight.logsumexp(1)  # it normalizes the weights once more, which is taken back
 
 
 @pytest.mark.parametrize("kind", KINDS)

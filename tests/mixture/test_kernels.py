@@ -239,7 +239,7 @@ class TestHeads:
     @pytest.mark.parametrize("covariance", ["isotropic", "anisotropic"])
     def test_variances_are_elu_plus_two_and_logits_predict(self, covariance: Covariance) -> None:
         torch.manual_seed(0)
-        heads = KernelHeads(6, 3, covariance=covariance, reduced_size=4, initialisation="torch")
+        heads = KernelHeads(6, 3, covariance=covariance, reduced_size=4, initialization="torch")
         h = 3 * torch.randn(5, 6)
         z = heads.reduction(h)
         p = heads(h)
@@ -250,7 +250,7 @@ class TestHeads:
         assert (p.dim, p.mean.shape[2]) == ((6, 1) if covariance == "isotropic" else (4, 4))
         assert (p.variance >= 1).all()
 
-    def test_the_papers_initialisation(self) -> None:
+    def test_the_papers_initialization(self) -> None:
         torch.manual_seed(0)
         heads = KernelHeads(64, 10)
         assert 0 <= heads.mean_head.weight.min() < 0.01 < 0.09 < heads.mean_head.weight.max() <= 0.1
@@ -258,6 +258,6 @@ class TestHeads:
         assert (heads.mean_head.bias == 0).all()
         assert (heads.variance_head.bias == 0).all()
         assert heads.logit_head.weight.min() < -0.1
-        plain = KernelHeads(64, 10, initialisation="torch")
+        plain = KernelHeads(64, 10, initialization="torch")
         assert plain.mean_head.weight.min() < -0.1
         assert plain.variance_head.weight.min() < -0.1

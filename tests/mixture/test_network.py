@@ -20,7 +20,7 @@ def small(
 ) -> MixtureDensityNetwork:
     torch.manual_seed(0)
     return MixtureDensityNetwork(
-        6, 3, hidden=hidden, activation=activation, floor=floor, mean_size=mean_size, initialisation="torch"
+        6, 3, hidden=hidden, activation=activation, floor=floor, mean_size=mean_size, initialization="torch"
     )
 
 
@@ -109,7 +109,7 @@ def test_with_the_paper_s_initial_values_all_components_start_with_one_variance(
 
 def test_torch_s_initial_values_for_all_three_heads() -> None:
     torch.manual_seed(0)
-    network = MixtureDensityNetwork(64, 80, initialisation="torch")
+    network = MixtureDensityNetwork(64, 80, initialization="torch")
     bound = 1 / math.sqrt(128)
     for head in (network.weight_head, network.mean_head, network.variance_head):
         assert -bound <= head.weight.min() < -0.99 * bound

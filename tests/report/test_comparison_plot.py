@@ -6,8 +6,18 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 
 from helpers.rows import demo_comparison, made_best, made_comparison, made_frozen, made_row
-from probmcl.report.comparison_plot import COLOURS, Axes, Box, Label, _axes, place_labels, score_ticks, time_ticks, to_svg
 from probmcl.experiments.rows import Comparison
+from probmcl.report.comparison_plot import (
+    COLORS,
+    Axes,
+    Box,
+    Label,
+    _axes,
+    place_labels,
+    score_ticks,
+    time_ticks,
+    to_svg,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 FRAME = Box(64.0, 64.0, 836.0, 424.0)
@@ -100,7 +110,7 @@ def test_every_row_has_a_mark_and_a_label_and_the_probe_has_a_band() -> None:
     assert "untuned" in " ".join(said)
 
 
-def test_heads_of_a_method_share_a_colour_and_differ_in_shape() -> None:
+def test_heads_of_a_method_share_a_color_and_differ_in_shape() -> None:
     shown = marks(demo_comparison())
     own, probed = (next(shape for said, shape in shown.items() if said.startswith(f"asl, {head}")) for head in HEADS)
     other = next(shape for said, shape in shown.items() if said.startswith("bce, own head"))
@@ -210,15 +220,15 @@ def test_there_are_four_to_eleven_round_ticks(lowest: float, highest: float) -> 
     assert lowest <= ticks[0] < ticks[-1] <= highest
 
 
-def luminance(colour: str) -> float:
-    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+def luminance(color: str) -> float:
+    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("colour", COLOURS)
-def test_a_label_is_readable_on_white(colour: str) -> None:
-    assert 1.05 / (luminance(colour) + 0.05) >= 4.5
+@pytest.mark.parametrize("color", COLORS)
+def test_a_label_is_readable_on_white(color: str) -> None:
+    assert 1.05 / (luminance(color) + 0.05) >= 4.5
 
 
 def test_a_note_is_part_of_what_a_pointer_over_the_mark_shows() -> None:

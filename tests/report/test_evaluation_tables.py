@@ -4,8 +4,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from probmcl.evaluation import tables
 from probmcl.evaluation.evaluate import evaluate
+from probmcl.report import evaluation_tables as tables
 
 
 def found(names: list[str], **others: Any) -> dict[str, Any]:

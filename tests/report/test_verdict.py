@@ -291,5 +291,5 @@ def test_the_demo_reads_as_a_whole() -> None:
         "Worse than the linear probe: probmcl:paper (re-probed), −2.1 [−3.4, −0.9] points.",
         "Neither better nor worse than the probe by more than chance: ml_gcn (own head).",
         "Uncertain: The methods are untuned: each had one learning rate and weight decay, and others may change the "
-        "order. Partly reconstructed, and so no judgement of what their authors had: ml_gcn (own head).",
+        "order. Partly reconstructed, and so no judgment of what their authors had: ml_gcn (own head).",
     ]

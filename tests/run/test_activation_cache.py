@@ -9,25 +9,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
+from rich.console import Console as RichConsole
 from torch import Tensor
 
-from helpers.images import coloured_records
+from helpers.images import colored_records
 from probmcl.augment import light
+from probmcl.console import Console, ProgressBar
 from probmcl.data.images import Preprocessing
 from probmcl.data.records import Records
-from probmcl.encoders import Encoder, halves
-from probmcl.run.image_batches import Feed
+from probmcl.encoders import Encoder, split_encoder
 from probmcl.methods import METHODS, find_method
-from probmcl.run.activation_cache import Store
-from probmcl.console import Bar, Display
+from probmcl.run.activation_cache import ActivationCache
+from probmcl.run.image_batches import ImageBatchSource
 
 SIZE = 32
 
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
-    return coloured_records(tmp_path_factory.mktemp("images"), train=10, val=5, test=4)
+    return colored_records(tmp_path_factory.mktemp("images"), train=10, val=5, test=4)
 
 
 class Counting:
@@ -37,14 +37,16 @@ class Counting:
         self.stages: dict[str, int] = {}
 
     @contextmanager
-    def stage(self, name: str, total: int) -> Iterator[Bar]:
+    def stage(self, name: str, total: int) -> Iterator[ProgressBar]:
         self.stages[name] = total
-        with Display(Console(file=StringIO())).stage(name, total) as bar:
+        with Console(RichConsole(file=StringIO())).progress(name, total) as bar:
             yield bar
 
 
-def feed(records: Records) -> Feed:
-    return Feed(records, Preprocessing(SIZE, (0.5,) * 3, (0.5,) * 3), light(SIZE), pixels_at_once=3 * SIZE**2)
+def feed(records: Records) -> ImageBatchSource:
+    return ImageBatchSource(
+        records, Preprocessing(SIZE, (0.5,) * 3, (0.5,) * 3), light(SIZE), pixels_at_once=3 * SIZE**2
+    )
 
 
 def encoder() -> Encoder:
@@ -58,9 +60,9 @@ def encoder() -> Encoder:
 
 def store(
     records: Records, network: torch.nn.Module, folder: Path, dtype: torch.dtype = torch.float32, stages: object = None
-) -> Store:
+) -> ActivationCache:
     stage = (stages if isinstance(stages, Counting) else Counting()).stage
-    return Store(feed(records), network, folder, n_augmented=2, dtype=dtype, device="cpu", stage=stage)
+    return ActivationCache(feed(records), network, folder, n_augmented=2, dtype=dtype, device="cpu", stage=stage)
 
 
 def in_order(batches: object) -> Tensor:
@@ -166,7 +168,7 @@ def test_training_from_the_store_has_the_loss_and_gradients_of_training_from_ima
 ) -> None:
     """With the same views; the uncached path is the whole encoder, frozen before its last stage."""
     network = encoder()
-    cut = halves(network)
+    cut = split_encoder(network)
     assert cut is not None
     kept = store(records, cut.trunk, tmp_path, dtype)
     batch = next(iter(kept.probing(n_augmented=2)))  # three views of every image

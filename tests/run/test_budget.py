@@ -4,9 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.images import label_space
-from probmcl.encoders import Extracted
+from probmcl.cost.speed import seconds_per_row, seconds_per_step
+from probmcl.encoders import PrecomputedFeatures
 from probmcl.methods.bce import BCE
-from probmcl.run.budget import MOST_VIEWS, Cost, make_plan, seconds_per_row, seconds_per_step
+from probmcl.run.budget import MOST_VIEWS, Cost, make_plan
 from probmcl.training import Training
 
 BCE_COST, PROBMCL_COST = Cost("bce", 10.0, 5.0, 1, 12), Cost("probmcl", 25.0, 5.0, 2, 6)
@@ -53,7 +54,7 @@ def test_what_is_planned_fits_the_budget(one: float, two: float, once: float, sp
 def test_measuring_counts_real_work() -> None:
     small, large = (seconds_per_row(torch.nn.Linear(d, d), torch.zeros(64, d)) for d in (8, 2000))
     assert 0 < small < large
-    method = BCE(Extracted(8), label_space())
+    method = BCE(PrecomputedFeatures(8), label_space())
     before = method.linear.weight.detach().clone()
     assert seconds_per_step(method, torch.ones(1, 4, 8), torch.ones(4, 3), Training()) > 0
     assert not torch.equal(method.linear.weight, before)  # it is really trained: give a copy

@@ -12,32 +12,33 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from rich.console import Console
+from rich.console import Console as RichConsole
 from safetensors.torch import load_file
 from sklearn.metrics import average_precision_score
 
-from helpers.images import coloured_records
-from probmcl import material, phases, store
+from helpers.images import colored_records
+from probmcl.console import Console, ProgressBar
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import LabelSpace, Records
 from probmcl.evaluation import multilabel_metrics
+from probmcl.inference import load
 from probmcl.methods.kssnet import KSSNet
 from probmcl.methods.pla import PLA
-from probmcl.inference import load
-from probmcl.run.phases import everybody, restored
-from probmcl.run.train import resume, train
-from probmcl.run.probe import ProbeSettings
+from probmcl.run import activation_cache as store
+from probmcl.run import backbone as material
+from probmcl.run import phases
+from probmcl.run.phases import restored, test_all
 from probmcl.run.results import Run
-from probmcl.settings import Contender, EncoderSettings, Settings, Tune, method_settings
+from probmcl.run.train import resume, train
+from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, Tune, method_settings
 from probmcl.training import Checkpoint, Training, features
-from probmcl.console import Bar, Display
 
 
 def settings(*methods: str, **changes: object) -> Settings:
     small = Settings(
         method=methods[0] if methods else "probe",
-        contenders=tuple(
-            Contender(method, method_settings(method), Training(epochs=2, batch_size=8, learning_rate=1e-3))
+        jobs=tuple(
+            TrainingJob(method, method_settings(method), Training(epochs=2, batch_size=8, learning_rate=1e-3))
             for method in methods
         ),
         encoder=EncoderSettings("test_resnet", weights=None, image_size=32),
@@ -47,18 +48,18 @@ def settings(*methods: str, **changes: object) -> Settings:
     return replace(small, **changes)  # type: ignore[arg-type]
 
 
-def quiet() -> Display:
-    return Display(Console(file=StringIO()))
+def quiet() -> Console:
+    return Console(RichConsole(file=StringIO()))
 
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
-    return coloured_records(tmp_path_factory.mktemp("images"))
+    return colored_records(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
 def bce(records: Records, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(records, settings("bce"), tmp_path_factory.mktemp("runs") / "bce", quiet(), tested=everybody)
+    return train(records, settings("bce"), tmp_path_factory.mktemp("runs") / "bce", quiet(), tested=test_all)
 
 
 def read(run: Run, name: str) -> dict[str, object]:
@@ -109,7 +110,7 @@ def test_the_saved_model_gives_the_saved_scores_and_these_the_saved_metrics(bce:
 
 def test_the_same_settings_give_the_same_scores(bce: Run, records: Records, tmp_path: Path) -> None:
     torch.rand(3)  # whatever else was drawn before
-    again = train(records, settings("bce"), tmp_path / "again", quiet(), tested=everybody)
+    again = train(records, settings("bce"), tmp_path / "again", quiet(), tested=test_all)
     assert all(
         torch.equal(again.candidates[name].scores["test"], c.scores["test"]) for name, c in bce.candidates.items()
     )
@@ -130,7 +131,7 @@ def test_test_is_scored_for_what_was_kept_and_for_the_frozen_probe_only(
 
 
 def test_a_run_in_parts_trains_only_the_last_stage(records: Records, tmp_path: Path) -> None:
-    run = train(records, settings("bce", tune="last"), tmp_path / "run", quiet(), tested=everybody)
+    run = train(records, settings("bce", tune="last"), tmp_path / "run", quiet(), tested=test_all)
     frozen, tuned = run.candidates["frozen probe"].state, run.candidates["bce, own head"].state
     changed = {key for key in frozen if not torch.equal(frozen[key], tuned[key]) and key.startswith("encoder")}
     assert changed
@@ -139,9 +140,9 @@ def test_a_run_in_parts_trains_only_the_last_stage(records: Records, tmp_path: P
 
 
 def test_an_encoder_that_cannot_be_cut_learns_as_a_whole_and_it_is_said(records: Records, tmp_path: Path) -> None:
-    console = Console(file=StringIO())
+    console = RichConsole(file=StringIO())
     encoder = EncoderSettings("test_vit", weights=None, image_size=32)
-    train(records, settings("bce", tune="last", encoder=encoder), tmp_path / "run", Display(console))
+    train(records, settings("bce", tune="last", encoder=encoder), tmp_path / "run", Console(console))
     assert "test_vit cannot be cut" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
@@ -198,16 +199,16 @@ class Killed(BaseException):
     """What no code of ours handles, as a kill is handled by none."""
 
 
-class Deadly(Display):
+class Deadly(Console):
     """Dies when a stage has made so many steps."""
 
     def __init__(self, stage: str, steps: int) -> None:
-        super().__init__(Console(file=StringIO()))
+        super().__init__(RichConsole(file=StringIO()))
         self.deadly, self.steps = stage, steps
 
     @contextmanager
-    def stage(self, name: str, total: int) -> Iterator[Bar]:
-        with super().stage(name, total) as bar:
+    def stage(self, name: str, total: int) -> Iterator[ProgressBar]:
+        with super().progress(name, total) as bar:
             if self.deadly in name:
                 bar.advance = self.die_after(bar.advance)  # type: ignore[method-assign]
             yield bar
@@ -279,9 +280,9 @@ def test_a_finished_run_has_nothing_to_resume(records: Records, bce: Run) -> Non
 def test_where_all_of_a_pretrained_encoder_learns_the_linear_layer_begins_as_the_frozen_probe(
     records: Records, bce: Run, tmp_path: Path, pretrained: bool
 ) -> None:
-    still = Contender("bce", method_settings("bce"), Training(epochs=1, batch_size=8, learning_rate=1e-30, ema=0.0))
+    still = TrainingJob("bce", method_settings("bce"), Training(epochs=1, batch_size=8, learning_rate=1e-30, ema=0.0))
     encoder = EncoderSettings("test_resnet", weights=str(bce.folder) if pretrained else None, image_size=32)
-    asked = settings("bce", contenders=(still,), encoder=encoder, tune="all")
+    asked = settings("bce", jobs=(still,), encoder=encoder, tune="all")
     found = train(records, asked, tmp_path / "run", quiet()).candidates
     own, frozen = found["bce, own head"].scores["val"], found["frozen probe"].scores["val"]
     assert torch.allclose(own, frozen, atol=1e-4) == pretrained
@@ -298,10 +299,10 @@ def test_a_run_killed_while_it_tidied_up_is_tidied_up_by_the_next_resume(records
 
 
 def test_a_contender_that_diverges_is_left_out_and_the_rest_goes_on(records: Records, tmp_path: Path) -> None:
-    wild = Contender(
+    wild = TrainingJob(
         "bce", method_settings("bce"), Training(epochs=9, batch_size=8, learning_rate=1e30, ema=0.0), "wild"
     )
-    asked = settings("bce", contenders=(wild, *settings("bce").contenders))
+    asked = settings("bce", jobs=(wild, *settings("bce").jobs))
     run = train(records, asked, tmp_path / "run", quiet())
     assert list(run.candidates) == ["frozen probe", "bce, own head", "bce, re-probed"]
     assert any("wild is left out" in alarm for alarm in run.alarms)
@@ -327,10 +328,10 @@ def test_a_run_goes_on_with_its_own_labels_only(records: Records, bce: Run) -> N
 
 
 def test_an_interrupt_is_written_down_and_what_was_reached_predicts(records: Records, tmp_path: Path) -> None:
-    display = Deadly("training probmcl", 1)
-    display.die_after = lambda advance: interrupted  # type: ignore[method-assign]
+    console = Deadly("training probmcl", 1)
+    console.die_after = lambda advance: interrupted  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        train(records, settings("probmcl"), tmp_path / "run", display)
+        train(records, settings("probmcl"), tmp_path / "run", console)
     about = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (about["status"], about["kept"]) == ("interrupted", "frozen probe")
     assert load(tmp_path / "run").predict([str(records.paths[0])]).scores.shape == (1, 3)
@@ -343,11 +344,11 @@ def interrupted(images: int = 0, steps: int = 1) -> None:
 def test_heads_of_an_earlier_run_are_taken_over_by_name(records: Records, bce: Run, tmp_path: Path) -> None:
     names = ("blue", "violet", "red")
     other = replace(records, label_space=LabelSpace.from_labels(names, records.labels))
-    console = Console(file=StringIO(), width=200)
+    console = RichConsole(file=StringIO(), width=200)
     encoder = EncoderSettings("test_resnet", weights=str(bce.folder), image_size=32)
-    idle = Contender("bce", method_settings("bce"), Training(epochs=1, batch_size=8, learning_rate=1e-12, ema=0.0))
-    asked = settings("bce", encoder=encoder, contenders=(idle,), tune="last")
-    run = train(other, asked, tmp_path / "run", Display(console), tested=everybody)
+    idle = TrainingJob("bce", method_settings("bce"), Training(epochs=1, batch_size=8, learning_rate=1e-12, ema=0.0))
+    asked = settings("bce", encoder=encoder, jobs=(idle,), tune="last")
+    run = train(other, asked, tmp_path / "run", Console(console), tested=test_all)
     assert "2 of 3; new: violet; not used: green" in console.file.getvalue()  # type: ignore[attr-defined]
     mine, theirs = run.candidates["bce, own head"].state, load_file(bce.folder / "model.safetensors")
     assert torch.allclose(mine["linear.weight"][[0, 2]], theirs["linear.weight"][[2, 0]])
@@ -405,8 +406,8 @@ def test_an_uncertain_label_is_trained_on_as_often_as_its_chance_and_never_judge
 
 
 def test_off_a_terminal_there_are_lines_and_no_control_characters(records: Records, tmp_path: Path) -> None:
-    console = Console(file=StringIO())
-    train(records, settings("bce"), tmp_path / "run", Display(console))
+    console = RichConsole(file=StringIO())
+    train(records, settings("bce"), tmp_path / "run", Console(console))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "training bce" in text
     assert "images/s" in text
@@ -426,8 +427,8 @@ def test_statistics_of_given_weights_stay_unless_they_are_told_to_move(
 
 
 def test_what_a_method_says_of_its_map_is_said_wherever_that_is(records: Records, tmp_path: Path) -> None:
-    display = Display(Console(file=StringIO(), width=200))
-    run = train(records, settings("pla"), tmp_path / "run", display, tested=everybody)
+    console = Console(RichConsole(file=StringIO(), width=200))
+    run = train(records, settings("pla"), tmp_path / "run", console, tested=test_all)
     note = PLA.note
     own, probed = run.candidates["pla, own head"], run.candidates["pla, re-probed"]
     assert (own.note, probed.note) == (note, "")
@@ -437,7 +438,7 @@ def test_what_a_method_says_of_its_map_is_said_wherever_that_is(records: Records
     for candidate in (own, probed):
         saved = json.loads((run.folder / "candidates" / candidate.name / "evaluation.json").read_text())
         assert saved.get("note", "") == candidate.note
-    text = display.console.file.getvalue()  # type: ignore[attr-defined]
+    text = console.rich.file.getvalue()  # type: ignore[attr-defined]
     assert text.count(f"note on pla, own head: {note}") == 2  # where it is judged, and at the end
     after = "test mAP" if run.kept is own else "kept: "
     assert text[text.index(after) :].splitlines()[1].strip() == f"note on pla, own head: {note}"
@@ -446,7 +447,7 @@ def test_what_a_method_says_of_its_map_is_said_wherever_that_is(records: Records
 def test_what_a_probe_on_a_method_does_not_see_is_said_of_it_and_of_nobody_else(
     records: Records, tmp_path: Path
 ) -> None:
-    run = train(records, settings("kssnet"), tmp_path / "run", quiet(), tested=everybody)
+    run = train(records, settings("kssnet"), tmp_path / "run", quiet(), tested=test_all)
     notes = {name: candidate.note for name, candidate in run.candidates.items() if candidate.note}
     assert notes == {"kssnet, re-probed": KSSNet.probe_note}
     saved = json.loads((run.folder / "candidates" / "kssnet, re-probed" / "evaluation.json").read_text())

@@ -6,13 +6,13 @@ import pytest
 import torch
 from PIL import Image, ImageFont
 
-from helpers.images import coloured_records
+from helpers.images import colored_records
 from probmcl.augment import light, none
 from probmcl.data.images import Preprocessing
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import Records
-from probmcl.run.image_batches import Feed
-from probmcl.run.view_sheet import GAP, GREY, LINE, TILE, Layout, choose, colours, views_sheet, written
+from probmcl.run.image_batches import ImageBatchSource
+from probmcl.run.view_sheet import GAP, GRAY, LINE, TILE, Layout, choose, colors, views_sheet, written
 
 ODD = Preprocessing(TILE, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 FONT = ImageFont.load_default(15)
@@ -20,7 +20,7 @@ FONT = ImageFont.load_default(15)
 
 @pytest.fixture
 def records(tmp_path: Path) -> Records:
-    return coloured_records(tmp_path)
+    return colored_records(tmp_path)
 
 
 def with_labels(records: Records, names: list[str], present: list[int], unknown: list[int]) -> Records:
@@ -40,12 +40,12 @@ def caption(sheet: Image.Image, layout: Layout) -> np.ndarray:
 
 def caption_of(records: Records) -> np.ndarray:
     small = Preprocessing(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    sheet = views_sheet(Feed(records, small, none(16)), n_images=1, n_views=2)
+    sheet = views_sheet(ImageBatchSource(records, small, none(16)), n_images=1, n_views=2)
     return caption(sheet, Layout(TILE, 1, 2))
 
 
 def test_the_plain_view_is_what_the_encoder_gets_pixel_by_pixel(records: Records) -> None:
-    feed = Feed(records, ODD, light(TILE), seed=3)
+    feed = ImageBatchSource(records, ODD, light(TILE), seed=3)
     sheet, layout = views_sheet(feed, n_images=5, n_views=2), Layout(TILE, 5, 2)
     given = {int(row): batch.views[0, i] for batch in feed.plain("train") for i, row in enumerate(batch.rows)}
     for number, row in enumerate(choose(records, 5, seed=3)):
@@ -55,20 +55,20 @@ def test_the_plain_view_is_what_the_encoder_gets_pixel_by_pixel(records: Records
 
 
 def test_the_augmented_views_are_those_of_the_first_epoch_of_training(records: Records) -> None:
-    feed = Feed(records, ODD, light(TILE), seed=1)
+    feed = ImageBatchSource(records, ODD, light(TILE), seed=1)
     batch = next(iter(feed.training(n_views=2, batch_size=24, epochs=1)))
     trained = dict(zip(batch.rows.tolist(), batch.views.unbind(1), strict=True))
     sheet, layout = views_sheet(feed, n_images=2, n_views=2), Layout(TILE, 2, 2)
     for number, row in enumerate(choose(records, 2, seed=1)):
         for view in range(2):
             shown = np.array(sheet.crop(layout.box(number, view + 1)))
-            assert np.array_equal(shown, colours(trained[row][view], ODD))
+            assert np.array_equal(shown, colors(trained[row][view], ODD))
 
 
-def test_colours_are_exactly_those_before_preprocessing() -> None:
+def test_colors_are_exactly_those_before_preprocessing() -> None:
     pixels = np.arange(256, dtype=np.uint8).reshape(16, 16, 1).repeat(3, axis=2)
     plain = replace(ODD, size=16)
-    assert np.array_equal(colours(plain.tensor(Image.fromarray(pixels)), plain), pixels)
+    assert np.array_equal(colors(plain.tensor(Image.fromarray(pixels)), plain), pixels)
 
 
 @pytest.mark.parametrize(("size", "tile"), [(16, 160), (48, 144), (100, 100), (160, 160), (300, 160)])
@@ -76,7 +76,7 @@ def test_small_views_are_enlarged_by_whole_numbers_and_large_ones_reduced(
     records: Records, size: int, tile: int
 ) -> None:
     plain = Preprocessing(size, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    sheet = views_sheet(Feed(records, plain, none(size)), n_images=3, n_views=1)
+    sheet = views_sheet(ImageBatchSource(records, plain, none(size)), n_images=3, n_views=1)
     layout = Layout(tile, 3, 1)
     assert sheet.size == layout.size
     view = np.array(sheet.crop(layout.box(2, 1)))
@@ -131,32 +131,32 @@ def test_another_seed_shows_other_images_and_the_same_seed_the_same(records: Rec
 
 def test_fewer_images_than_asked_for_are_enough(records: Records) -> None:
     one = with_labels(records, ["a"], [0], [])
-    assert views_sheet(Feed(one, ODD, none(TILE))).size == Layout(TILE, 1, 4).size
+    assert views_sheet(ImageBatchSource(one, ODD, none(TILE))).size == Layout(TILE, 1, 4).size
 
 
 def test_no_image_to_train_on_gives_an_empty_sheet(records: Records) -> None:
     tested = records.take(records.rows("test"))
-    sheet = views_sheet(Feed(tested, ODD, none(TILE)))
+    sheet = views_sheet(ImageBatchSource(tested, ODD, none(TILE)))
     assert sheet.getextrema() == ((255, 255),) * 3
 
 
-def test_present_labels_are_black_and_unknown_ones_grey(records: Records) -> None:
+def test_present_labels_are_black_and_unknown_ones_gray(records: Records) -> None:
     names = ["cat", "dog", "owl"]
-    black, grey = np.array([0, 0, 0]), np.array(GREY)
+    black, gray = np.array([0, 0, 0]), np.array(GRAY)
     present, both = caption_of(with_labels(records, names, [0], [])), caption_of(with_labels(records, names, [0], [2]))
     unknown = caption_of(with_labels(records, names, [], [2]))
     assert (present == black).all(axis=2).any()
-    assert not (present == grey).all(axis=2).any()
+    assert not (present == gray).all(axis=2).any()
     assert (both == black).all(axis=2).any()
-    assert (both == grey).all(axis=2).any()
+    assert (both == gray).all(axis=2).any()
     assert not (unknown == black).all(axis=2).any()  # "no labels", then the unknown one
 
 
 def test_many_labels_stay_within_their_image(records: Records) -> None:
     names = [f"a fairly long name {k}" for k in range(60)]
     for present, unknown in (([*range(60)], []), ([], [*range(60)]), ([*range(30)], [*range(30, 60)])):
-        labelled = with_labels(records, names, present, unknown)
-        feed = Feed(labelled, replace(ODD, size=16), none(16))
+        labeled = with_labels(records, names, present, unknown)
+        feed = ImageBatchSource(labeled, replace(ODD, size=16), none(16))
         sheet, layout = views_sheet(feed, n_images=1, n_views=1), Layout(TILE, 1, 1)
         right = layout.corner(0)[0] + layout.width
         ink = np.array(sheet.convert("L"))[LINE : 2 * LINE] < 255

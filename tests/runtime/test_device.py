@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from probmcl.runtime.device import DeviceError, find_device
+from probmcl.errors import OptionError
+from probmcl.runtime.device import find_device
 
 
 class Machine:
@@ -32,7 +33,7 @@ def test_what_is_here_is_found_under_its_name(monkeypatch: pytest.MonkeyPatch) -
 def test_what_is_not_here_is_answered_with_what_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     Machine(monkeypatch, gpus=2)
     said = f"device '{name}': this machine with this build of torch has cpu, cuda, cuda:0, cuda:1; give one it has"
-    with pytest.raises(DeviceError, match=said):
+    with pytest.raises(OptionError, match=said):
         find_device(name)
 
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import distributed as dist
 
-import processes
-from probmcl import distributed
+from helpers import processes
+from probmcl.runtime import distributed
 
 SOME = torch.arange(6.0).reshape(3, 2)
 
@@ -82,12 +82,12 @@ def test_one_process_exchanges_nothing() -> None:
     assert distributed.gather(rows) is rows
     assert torch.equal(distributed.gather_unequal(rows), SOME)
     assert not distributed.gather_unequal(rows).requires_grad
-    assert torch.equal(distributed.mean(rows), SOME)
+    assert torch.equal(distributed.all_reduce_mean(rows), SOME)
     assert distributed.broadcast(value) is value
-    assert distributed.share([1, 2]) == [1, 2]
-    assert distributed.own(3) == slice(0, 3)
+    assert distributed.shard([1, 2]) == [1, 2]
+    assert distributed.local_rows(3) == slice(0, 3)
     distributed.barrier()
-    assert (distributed.rank(), distributed.world(), distributed.first()) == (0, 1, True)
+    assert (distributed.rank(), distributed.world_size(), distributed.is_main_process()) == (0, 1, True)
 
 
 @pytest.mark.parametrize("processes_there", [None, "1"])
@@ -95,7 +95,7 @@ def test_a_single_process_starts_nothing(monkeypatch: pytest.MonkeyPatch, proces
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     if processes_there is not None:
         monkeypatch.setenv("WORLD_SIZE", processes_there)
-    with distributed.started():
+    with distributed.process_group():
         assert not dist.is_initialized()
 
 
@@ -118,10 +118,10 @@ def test_torchruns_processes_join_and_leave_also_after_an_error(
     monkeypatch: pytest.MonkeyPatch, gpus: int, expected: list[Any]
 ) -> None:
     joined = Joined(monkeypatch, gpus=gpus)
-    with pytest.raises(ZeroDivisionError), distributed.started():
+    with pytest.raises(ZeroDivisionError), distributed.process_group():
         joined.seen.append(1 / 0)
     assert joined.seen == [*expected, "left"]
-    with distributed.started():
+    with distributed.process_group():
         joined.seen.append("at work")
     assert joined.seen[len(expected) + 1 :] == [*expected, "at work", "left"]
 
@@ -140,11 +140,11 @@ def test_gpus_are_left_alone_where_something_else_computes(
     monkeypatch: pytest.MonkeyPatch, device: str, expected: list[Any]
 ) -> None:
     joined = Joined(monkeypatch, gpus=2)
-    with distributed.started(device):
+    with distributed.process_group(device):
         assert joined.seen == expected
 
 
 def test_more_processes_than_gpus_are_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     Joined(monkeypatch, gpus=1)
     with pytest.raises(ValueError, match=r"process 1 .* there are 1; start torchrun with --nproc-per-node 1"):
-        distributed.started().__enter__()
+        distributed.process_group().__enter__()

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from probmcl.runtime.precision import at_least_float32, finest, full_precision
+from probmcl.runtime.precision import at_least_float32, full_precision, to_float64
 
 HALVES = [torch.float16, torch.bfloat16]
 
@@ -30,12 +30,12 @@ def test_everything_else_is_handed_on_untouched(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
 def test_the_finest_precision_is_float64(dtype: torch.dtype) -> None:
-    assert finest(torch.ones(2, dtype=dtype)).dtype == torch.float64
+    assert to_float64(torch.ones(2, dtype=dtype)).dtype == torch.float64
 
 
 def test_on_an_apple_gpu_the_finest_precision_is_what_is_there() -> None:
     x = Mock(spec=Tensor, device=torch.device("mps"))  # asking it for float64 would be an error
-    assert finest(x) is x
+    assert to_float64(x) is x
     x.double.assert_not_called()
 
 

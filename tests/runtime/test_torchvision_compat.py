@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from probmcl import vision
+from probmcl.runtime import torchvision_compat
 
-SOURCE = Path(vision.__file__).parents[1]
+SOURCE = Path(torchvision_compat.__file__).parents[2]
 
 
 def python(code: str, *folders: Path) -> subprocess.CompletedProcess[str]:
@@ -32,8 +32,8 @@ def fake_torchvision(folder: Path, opening: str) -> Path:
 
 REPORT = """
 import torch
-from probmcl import vision
-print(vision.transforms.name, vision.DECLARED is not None)
+from probmcl.runtime import torchvision_compat
+print(torchvision_compat.transforms.name, torchvision_compat.DECLARED is not None)
 print([hasattr(torch.ops.torchvision, operator) for operator in ("nms", "qnms")])
 """
 
@@ -85,11 +85,11 @@ def test_any_other_error_passes_through_untouched(tmp_path: Path, error: str) ->
 def test_only_modules_of_torchvision_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = dict.fromkeys(["torchvision", "torchvision.io.image", "torchvision_extra", "torch", "my.torchvision"])
     monkeypatch.setattr(sys, "modules", modules)
-    vision._forget_torchvision()
+    torchvision_compat._forget_torchvision()
     assert list(modules) == ["torchvision_extra", "torch", "my.torchvision"]
 
 
 def test_a_second_call_finds_torchvision_in_order() -> None:
-    assert vision.import_torchvision() is None
-    assert sys.modules["torchvision.transforms.v2"] is vision.transforms
+    assert torchvision_compat.import_torchvision() is None
+    assert sys.modules["torchvision.transforms.v2"] is torchvision_compat.transforms
     assert all(hasattr(torch.ops.torchvision, operator) for operator in ("nms", "qnms"))

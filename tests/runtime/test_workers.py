@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from probmcl.runtime.workers import default_workers, in_turn, leave_interrupts_to_the_parent, start_method
+from probmcl.runtime.workers import default_workers, ignore_interrupts, map_in_order, start_method
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_asking_chooses_nothing_for_the_user() -> None:
 def test_a_worker_does_not_answer_an_interrupt() -> None:
     before = signal.getsignal(signal.SIGINT)
     try:
-        leave_interrupts_to_the_parent()
+        ignore_interrupts()
         signal.raise_signal(signal.SIGINT)
     finally:
         signal.signal(signal.SIGINT, before)
@@ -81,12 +81,12 @@ def test_a_worker_does_not_answer_an_interrupt() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_parts_come_back_in_order(workers: int) -> None:
-    assert list(in_turn(abs, list(range(-30, 0)), workers)) == list(range(30, 0, -1))
+    assert list(map_in_order(abs, list(range(-30, 0)), workers)) == list(range(30, 0, -1))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_a_part_raises_is_raised_here(workers: int) -> None:
-    results = in_turn(int, ["1", "x", "3"], workers)
+    results = map_in_order(int, ["1", "x", "3"], workers)
     assert next(results) == 1
     with pytest.raises(ValueError, match="'x'"):
         list(results)

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from helpers.images import label_space
 from probmcl.data.loader import Batch
-from probmcl.encoders import Encoder, Extracted
+from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.methods.bce import BCE
 from probmcl.methods.probe import Probe
-from probmcl.training import Checkpoint, Event, FeatureBatches, Training, fit
+from probmcl.training import Checkpoint, FeatureBatches, StepEvent, Training, fit
 from probmcl.training.fit import check_weights
 
 
@@ -26,7 +26,7 @@ def batches(epochs: int = 20) -> FeatureBatches:
 
 
 def test_fitting_learns_and_ends_in_eval_mode() -> None:
-    method = BCE(Extracted(8), label_space())
+    method = BCE(PrecomputedFeatures(8), label_space())
     fit(method, batches(epochs=60), Training(learning_rate=0.05))
     features, labels, _ = separable()
     assert not method.training
@@ -37,30 +37,30 @@ def test_the_same_seed_gives_the_same_weights() -> None:
     ends = []
     for _ in range(2):
         torch.manual_seed(3)
-        method = BCE(Extracted(8), label_space())
+        method = BCE(PrecomputedFeatures(8), label_space())
         fit(method, batches(), Training())
         ends.append(method.linear.weight)
     assert torch.equal(*ends)
 
 
 def test_watchers_see_every_step() -> None:
-    seen: list[Event] = []
-    fit(BCE(Extracted(8), label_space()), batches(epochs=3), Training(), watchers=(seen.append,))
+    seen: list[StepEvent] = []
+    fit(BCE(PrecomputedFeatures(8), label_space()), batches(epochs=3), Training(), callbacks=(seen.append,))
     assert [event.step for event in seen] == list(range(1, 13))
     assert [event.epoch for event in seen] == [0] * 4 + [1] * 4 + [2] * 4
     assert all(event.images == 16 and event.steps == 12 for event in seen)
 
 
 def test_an_interrupt_leaves_the_average_that_was_reached() -> None:
-    method = BCE(Extracted(8), label_space())
+    method = BCE(PrecomputedFeatures(8), label_space())
     start = method.linear.weight.detach().clone()
 
-    def interrupt(event: Event) -> None:
+    def interrupt(event: StepEvent) -> None:
         if event.step == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fit(method, batches(), Training(), watchers=(interrupt,))
+        fit(method, batches(), Training(), callbacks=(interrupt,))
     assert not method.training
     assert not torch.equal(method.linear.weight, start)
 
@@ -144,20 +144,20 @@ def test_training_goes_on_after_a_kill_as_if_nothing_had_happened(tmp_path: Path
     fit(whole, batches(), training)
     part, checkpoint = method(), Checkpoint(tmp_path / "x.safetensors", seconds_apart=0.0)
 
-    def kill(event: Event) -> None:
+    def kill(event: StepEvent) -> None:
         if event.step == 33:
             raise Killed
 
     with pytest.raises(Killed):
-        fit(part, batches(), training, watchers=(kill,), checkpoint=checkpoint)
-    again, seen = method(), list[Event]()
+        fit(part, batches(), training, callbacks=(kill,), checkpoint=checkpoint)
+    again, seen = method(), list[StepEvent]()
     torch.manual_seed(99)
-    fit(again, batches(), training, watchers=(seen.append,), checkpoint=Checkpoint(tmp_path / "x.safetensors"))
+    fit(again, batches(), training, callbacks=(seen.append,), checkpoint=Checkpoint(tmp_path / "x.safetensors"))
     assert seen[0].step == 34
     assert torch.equal(again.linear.weight, whole.linear.weight)
 
 
-class Dropping(Extracted):
+class Dropping(PrecomputedFeatures):
     """Needs the generator's state to be repeated."""
 
     def __init__(self) -> None:
@@ -169,8 +169,13 @@ class Dropping(Extracted):
 
 def test_a_checkpoint_holds_no_pickle(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    fit(BCE(Extracted(8), label_space()), batches(), Training(), checkpoint=Checkpoint(path, seconds_apart=0.0))
-    assert "optimiser.0.exp_avg" in load_file(path)
+    fit(
+        BCE(PrecomputedFeatures(8), label_space()),
+        batches(),
+        Training(),
+        checkpoint=Checkpoint(path, seconds_apart=0.0),
+    )
+    assert "optimizer.0.exp_avg" in load_file(path)
 
 
 def test_a_loss_that_is_no_number_stops_training_with_a_remedy() -> None:
@@ -178,11 +183,11 @@ def test_a_loss_that_is_no_number_stops_training_with_a_remedy() -> None:
     features[0, 3] = float("nan")
     broken = FeatureBatches(features, labels, known, batch_size=64, epochs=30, seed=0)
     with pytest.raises(FloatingPointError, match=r"step 10; a lower learning rate"):
-        fit(BCE(Extracted(8), label_space()), broken, Training())
+        fit(BCE(PrecomputedFeatures(8), label_space()), broken, Training())
 
 
 def test_weights_that_are_no_numbers_after_the_last_step_are_refused() -> None:
-    method = BCE(Extracted(8), label_space())
+    method = BCE(PrecomputedFeatures(8), label_space())
     check_weights(method)
     with torch.no_grad():
         method.linear.weight[1, 2] = float("nan")
@@ -194,15 +199,15 @@ def test_the_seconds_of_all_attempts_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     first = Checkpoint(path, seconds_apart=0.0)
     first.begun -= 100.0  # as if it had taken so long
-    fit(BCE(Extracted(8), label_space()), batches(epochs=2), Training(epochs=2), checkpoint=first)
+    fit(BCE(PrecomputedFeatures(8), label_space()), batches(epochs=2), Training(epochs=2), checkpoint=first)
     second = Checkpoint(path)
-    fit(BCE(Extracted(8), label_space()), batches(epochs=2), Training(epochs=2), checkpoint=second)
+    fit(BCE(PrecomputedFeatures(8), label_space()), batches(epochs=2), Training(epochs=2), checkpoint=second)
     assert 100.0 < second.seconds() < 160.0
 
 
 def test_training_ends_after_so_many_images_within_its_epochs() -> None:
-    seen: list[Event] = []
+    seen: list[StepEvent] = []
     limited = FeatureBatches(*separable(), batch_size=16, epochs=3, seed=0, images=100)  # of 192
-    fit(BCE(Extracted(8), label_space()), limited, Training(), watchers=(seen.append,))
+    fit(BCE(PrecomputedFeatures(8), label_space()), limited, Training(), callbacks=(seen.append,))
     assert [event.epoch for event in seen] == [0, 0, 0, 0, 1, 1]
     assert sum(event.images for event in seen) == 96

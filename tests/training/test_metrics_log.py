@@ -5,14 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from probmcl.training import Event, Journal
+from probmcl.training import MetricsLog, StepEvent
 
 HEALTHY = {"similarity_positive": 0.8, "similarity_negative": 0.3, "effective_components": 5.0}
 COLLAPSED = {"similarity_positive": 1.0, "similarity_negative": 0.999, "effective_components": 1.0}
 
 
-def event(step: int, terms: dict[str, float] | None = None, *, loss: float = 1.0, steps: int = 20) -> Event:
-    return Event(
+def event(step: int, terms: dict[str, float] | None = None, *, loss: float = 1.0, steps: int = 20) -> StepEvent:
+    return StepEvent(
         step, steps, 0, 32, torch.tensor(loss), {key: torch.tensor(value) for key, value in (terms or {}).items()}
     )
 
@@ -22,7 +22,7 @@ def rows(folder: Path) -> list[dict[str, object]]:
 
 
 def test_a_row_is_the_mean_of_its_steps_and_the_rest_comes_at_the_end(tmp_path: Path) -> None:
-    stage = Journal(tmp_path, every=4).stage("contrast")
+    stage = MetricsLog(tmp_path, every=4).stage("contrast")
     for step in range(1, 11):
         stage(event(step, loss=float(step), steps=10))
     written = rows(tmp_path)
@@ -32,7 +32,7 @@ def test_a_row_is_the_mean_of_its_steps_and_the_rest_comes_at_the_end(tmp_path: 
 
 
 def test_the_table_has_the_columns_of_all_stages(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, every=1)
+    journal = MetricsLog(tmp_path, every=1)
     journal.stage("one")(event(1, {"a": 1.0}))
     journal.stage("two")(event(1, {"b": 2.0}))
     journal.close()
@@ -42,7 +42,7 @@ def test_the_table_has_the_columns_of_all_stages(tmp_path: Path) -> None:
 
 
 def test_the_alarm_speaks_once_after_half_of_the_stage_and_not_before(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, every=1)
+    journal = MetricsLog(tmp_path, every=1)
     stage = journal.stage("contrast")
     for step in range(1, 11):
         stage(event(step, COLLAPSED))
@@ -55,7 +55,7 @@ def test_the_alarm_speaks_once_after_half_of_the_stage_and_not_before(tmp_path: 
 
 
 def test_a_healthy_run_and_a_run_without_mixtures_are_silent(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, every=1)
+    journal = MetricsLog(tmp_path, every=1)
     for terms in (HEALTHY, {}):
         stage = journal.stage("stage")
         for step in range(1, 21):
@@ -65,7 +65,7 @@ def test_a_healthy_run_and_a_run_without_mixtures_are_silent(tmp_path: Path) -> 
 
 def test_the_alarm_is_said_at_once_and_signs_that_do_not_exist_are_left_out(tmp_path: Path) -> None:
     said: list[str] = []
-    stage = Journal(tmp_path, every=2, say=said.append).stage("contrast")
+    stage = MetricsLog(tmp_path, every=2, say=said.append).stage("contrast")
     stage(event(11, {**COLLAPSED, "similarity_negative": float("nan")}))
     stage(event(12, COLLAPSED))
     assert len(said) == 1
@@ -77,12 +77,12 @@ def test_the_alarm_is_said_at_once_and_signs_that_do_not_exist_are_left_out(tmp_
 
 
 def test_a_row_that_a_kill_cut_off_is_forgotten_and_the_rest_goes_on(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, every=1)
+    journal = MetricsLog(tmp_path, every=1)
     for step in (1, 2):
         journal.stage("one")(event(step))
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text() + '{"stage": "one", "st')
-    again = Journal(tmp_path, every=1).stage("one")
+    again = MetricsLog(tmp_path, every=1).stage("one")
     again(event(2))
     again(event(3))
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3]

@@ -4,15 +4,15 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW
 
 from helpers.images import label_space
-from probmcl.encoders import Encoder, Extracted
+from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.methods.bce import BCE
 from probmcl.methods.probe import Probe
-from probmcl.training.optimizer import Average, Training, one_cycle, optimiser
+from probmcl.training.optimizer import EMA, Training, build_optimizer, one_cycle
 
 
 def test_only_matrices_decay_and_heads_have_their_own_rate() -> None:
     method = BCE(Encoder("test_resnet"), label_space())
-    moves = optimiser(method, Training(learning_rate=1e-3, head_factor=3.0, weight_decay=0.1))
+    moves = build_optimizer(method, Training(learning_rate=1e-3, head_factor=3.0, weight_decay=0.1))
     group_of = {id(p): group for group in moves.param_groups for p in group["params"]}
     assert len(group_of) == len(list(method.parameters()))
     for name, p in method.named_parameters():
@@ -22,17 +22,17 @@ def test_only_matrices_decay_and_heads_have_their_own_rate() -> None:
 
 
 def test_decay_is_coupled_or_not() -> None:
-    method = BCE(Extracted(4), label_space())
-    assert type(optimiser(method, Training(decay="l2"))) is Adam
-    assert type(optimiser(method, Training(decay="decoupled"))) is AdamW
+    method = BCE(PrecomputedFeatures(4), label_space())
+    assert type(build_optimizer(method, Training(decay="l2"))) is Adam
+    assert type(build_optimizer(method, Training(decay="decoupled"))) is AdamW
 
 
 def test_frozen_parameters_are_left_out_and_nothing_to_learn_is_an_error() -> None:
     probe = Probe(Encoder("test_resnet"), label_space())
-    assert sum(len(group["params"]) for group in optimiser(probe, Training()).param_groups) == 2
+    assert sum(len(group["params"]) for group in build_optimizer(probe, Training()).param_groups) == 2
     probe.linear.requires_grad_(False)
     with pytest.raises(ValueError, match="nothing to learn"):
-        optimiser(probe, Training())
+        build_optimizer(probe, Training())
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5, 40])
@@ -73,25 +73,25 @@ def test_settings_out_of_range_are_named(wrong: dict[str, float]) -> None:
 def test_the_average_forgets_its_start_on_a_short_run() -> None:
     module = nn.Linear(1, 1, bias=False)
     nn.init.constant_(module.weight, 100.0)
-    average = Average(module, decay=0.9997)
+    average = EMA(module, decay=0.9997)
     nn.init.constant_(module.weight, 1.0)
     expected = 100.0
     for step in range(1, 313):
         average.update()
         decay = min(0.9997, (1 + step) / (10 + step))
         expected = decay * expected + (1 - decay) * 1.0
-    average.settle()
+    average.copy_to()
     assert module.weight.item() == pytest.approx(expected, rel=1e-4)
     assert module.weight.item() < 1.01
 
 
 def test_the_average_covers_buffers_and_copies_counters() -> None:
     module = nn.BatchNorm1d(2)
-    average = Average(module, decay=0.5)
+    average = EMA(module, decay=0.5)
     module(torch.randn(8, 2) + 10)
     average.update()
     running = module.running_mean.clone() if module.running_mean is not None else None
-    average.settle()
+    average.copy_to()
     assert module.num_batches_tracked == 1
     assert module.running_mean is not None
     assert running is not None
@@ -100,8 +100,8 @@ def test_the_average_covers_buffers_and_copies_counters() -> None:
 
 def test_without_decay_the_last_weights_stay() -> None:
     module = nn.Linear(2, 2)
-    average = Average(module, decay=0.0)
+    average = EMA(module, decay=0.0)
     nn.init.constant_(module.weight, 5.0)
     average.update()
-    average.settle()
+    average.copy_to()
     assert (module.weight == 5).all()

@@ -20,10 +20,10 @@ COMMANDS = {
     "check": ("probmcl.cli.check:check", "what is wrong with your data, before you train"),
     "train": ("probmcl.api:train", "from images and a table to a model"),
     "compare": ("probmcl.experiments.compare:compare", "which method is worth its cost on your data"),
-    "evaluate": ("probmcl.cli.evaluate:evaluate", "how good a model is on labelled images"),
+    "evaluate": ("probmcl.cli.evaluate:evaluate", "how good a model is on labeled images"),
     "predict": ("probmcl.cli.predict:predict", "which classes are in images"),
     "methods": ("probmcl.cli.methods:methods", "what can be trained, and the settings of each method"),
-    "encoders": ("probmcl.cli.encoders:encoders", "networks to start from, with sizes and licences"),
+    "encoders": ("probmcl.cli.encoders:encoders", "networks to start from, with sizes and licenses"),
     "cost": ("probmcl.cli.cost:cost", "what a method costs before you train it"),
     "demo": ("probmcl.cli.demo:demo", "all of it on embedded data, in a few minutes"),
 }

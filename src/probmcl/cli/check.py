@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from probmcl import flags, intake
+from probmcl import intake
+from probmcl.cli import options as flags
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from probmcl.console import Display
+    from probmcl.console import Console
 
 EXIT = {"fine": 0, "warnings": 3, "blocked": 4}
 SHOWN = 30
@@ -53,7 +54,7 @@ def check(
 ) -> None:
     """Read every image and every label, change nothing, and tell what is there and what is wrong.
 
-    Counts per class and split, sizes, files that cannot be read, images of one colour, equal and nearly equal images,
+    Counts per class and split, sizes, files that cannot be read, images of one color, equal and nearly equal images,
     equal images with different labels, images or groups in two splits. The exit code is 0 where all is fine, 3 with
     warnings, and 4 where training would be refused.
 
@@ -63,16 +64,16 @@ def check(
     """
     given = dict(locals())
     from probmcl.data.audit import check as look_through
-    from probmcl.runtime.workers import default_workers
     from probmcl.files import write_json
+    from probmcl.runtime.workers import default_workers
 
-    display = intake.display_of_the_first()
+    console = intake.display_of_the_first()
     refuse_other_file(out)
     at_once = default_workers() if workers is None else workers
-    found = look_through(data, intake.reading_of(given), intake.rules_of(given, seed), at_once, display)
-    show(found, display)
+    found = look_through(data, intake.reading_of(given), intake.rules_of(given, seed), at_once, console)
+    show(found, console)
     write_json(out, found)
-    display.say(f"everything that was found: {out}")
+    console.print(f"everything that was found: {out}")
     sys.exit(EXIT[found["verdict"]])
 
 
@@ -82,23 +83,23 @@ def refuse_other_file(path: Path) -> None:
         raise FileExistsError(f"{path} exists and is no earlier check; choose another name with --out")
 
 
-def show(found: Mapping[str, Any], display: Display) -> None:
+def show(found: Mapping[str, Any], console: Console) -> None:
     """Tell people what was found: what is there, then what is wrong with it."""
     if "images" in found:
-        display.say(found["summary"])
+        console.print(found["summary"])
         for line in _lines(found):
-            display.say(line)
-        display.console.print(_table(found["per_class"]))
+            console.print(line)
+        console.rich.print(_table(found["per_class"]))
     for finding in found["findings"]:
-        display.say(f"{finding['level']}: {finding['text']}")
+        console.print(f"{finding['level']}: {finding['text']}")
     blocked = sum(finding["level"] == "blocked" for finding in found["findings"])
     warned = sum(finding["level"] == "warning" for finding in found["findings"])
     if found["verdict"] == "fine":
-        display.say("fine: nothing stands against training")
+        console.print("fine: nothing stands against training")
     elif blocked:
-        display.say("blocked: train would refuse this data; mend it, or say the flag that is named above")
+        console.print("blocked: train would refuse this data; mend it, or say the flag that is named above")
     else:
-        display.say(f"warnings: {warned}; train would go on")
+        console.print(f"warnings: {warned}; train would go on")
 
 
 def _lines(found: Mapping[str, Any]) -> list[str]:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Parameter
 
-from probmcl import flags
+from probmcl.cli import options as flags
 from probmcl.errors import suggestion
 
 if TYPE_CHECKING:
+    from probmcl.console import Console
     from probmcl.cost import Row
     from probmcl.cost.paper import Beside
     from probmcl.report.cost_tables import Shown
-    from probmcl.console import Display
 
 CLASSES = "80"
 """As many as MS-COCO has."""
@@ -67,25 +67,25 @@ def cost(
     given |= {"--measure": measure, "--batch-size": batch_size, "--device": device}
     _refuse(given, paper=paper)
     file = _new_file(out)
-    from probmcl.console import Display
+    from probmcl.console import Console
 
-    display = Display()
+    console = Console()
     if paper:
-        _show_paper(display, file)
+        _show_paper(console, file)
         return
-    rows = _rows(display, methods, preset, encoders, image_sizes, classes or CLASSES, _measuring(given))
+    rows = _rows(console, methods, preset, encoders, image_sizes, classes or CLASSES, _measuring(given))
     from probmcl.report.cost_tables import record, tables
 
     if all(row.problem for row in rows):
         raise ValueError(rows[0].problem)
     shown = tables(rows)
-    _show(display, shown)
-    display.say("GMAC training: the forward pass of a step, for each image with all its views; see docs/costs.md")
-    _write(display, file, shown, [record(row) for row in rows])
+    _show(console, shown)
+    console.print("GMAC training: the forward pass of a step, for each image with all its views; see docs/costs.md")
+    _write(console, file, shown, [record(row) for row in rows])
 
 
 def _rows(
-    display: Display,
+    console: Console,
     methods: Sequence[str],
     preset: str | None,
     encoders: str | None,
@@ -94,8 +94,8 @@ def _rows(
     measuring: Any,
 ) -> list[Row]:
     from probmcl.cost import choices, survey
-    from probmcl.runtime.device import find_device
     from probmcl.encoders import about
+    from probmcl.runtime.device import find_device
     from probmcl.settings import CPU_ENCODER, GPU_ENCODER
 
     chosen = choices([part for word in methods for part in _listed(word, "METHODS")] or ["all"], preset)
@@ -107,44 +107,44 @@ def _rows(
     counts = _numbers(classes, "--classes", example="9,80")
     total = len(chosen) * len(names) * len(sizes) * len(counts)
     doing = "counting" if measuring is None else "measuring"
-    return _watched(display, doing, survey(chosen, names, sizes, counts, measuring), total)
+    return _watched(console, doing, survey(chosen, names, sizes, counts, measuring), total)
 
 
-def _show_paper(display: Display, file: Path | None) -> None:
+def _show_paper(console: Console, file: Path | None) -> None:
     from probmcl.cost.paper import networks, table_3
     from probmcl.report.cost_tables import beside_the_paper, paper_record
 
-    found: list[Beside] = _watched(display, "counting", table_3(), networks())
+    found: list[Beside] = _watched(console, "counting", table_3(), networks())
     shown = [beside_the_paper(found)]
-    _show(display, shown)
-    _write(display, file, shown, [paper_record(one) for one in found])
+    _show(console, shown)
+    _write(console, file, shown, [paper_record(one) for one in found])
 
 
-def _watched(display: Display, name: str, items: Iterable[Item], total: int) -> list[Item]:
+def _watched(console: Console, name: str, items: Iterable[Item], total: int) -> list[Item]:
     found = []
-    with display.stage(name, total) as bar:
+    with console.progress(name, total) as bar:
         for item in items:
             found.append(item)
             bar.advance()
     return found
 
 
-def _show(display: Display, shown: Sequence[Shown]) -> None:
+def _show(console: Console, shown: Sequence[Shown]) -> None:
     from probmcl.report.cost_tables import terminal
 
     for table in shown:
-        display.console.print(terminal(table), "")
+        console.rich.print(terminal(table), "")
 
 
-def _write(display: Display, file: Path | None, shown: Sequence[Shown], records: Sequence[dict[str, Any]]) -> None:
-    from probmcl.report.cost_tables import to_csv, to_json, to_markdown
+def _write(console: Console, file: Path | None, shown: Sequence[Shown], records: Sequence[dict[str, Any]]) -> None:
     from probmcl.files import write_text
+    from probmcl.report.cost_tables import to_csv, to_json, to_markdown
 
     if file is None:
         return
     texts = {".csv": lambda: to_csv(records), ".json": lambda: to_json(records), ".md": lambda: to_markdown(shown)}
     write_text(file, texts[file.suffix.lower()]())
-    display.say(f"written to {file}")
+    console.print(f"written to {file}")
 
 
 def _refuse(given: dict[str, Any], *, paper: bool) -> None:

@@ -18,13 +18,13 @@ def demo(
 
     Example: probmcl demo --out digits-demo
     """
-    from probmcl import files, runs
+    from probmcl import files, run_folder
+    from probmcl.console import Console
     from probmcl.demo import comparison, run_demo, table
-    from probmcl.console import Display
 
-    display = Display()
-    folder = out or runs.new_folder(Path("runs"), "demo")
-    rows = comparison(run_demo(folder, display))
+    console = Console()
+    folder = out or run_folder.new_folder(Path("runs"), "demo")
+    rows = comparison(run_demo(folder, console))
     files.write_json(folder / "comparison.json", rows)
-    display.console.print(table(rows))
-    display.say(f"everything is in {folder}")
+    console.rich.print(table(rows))
+    console.print(f"everything is in {folder}")

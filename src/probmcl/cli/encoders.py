@@ -1,4 +1,4 @@
-"""`probmcl encoders`: which of timm's models there are, how large they are and under which licence."""
+"""`probmcl encoders`: which of timm's models there are, how large they are and under which license."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ class Weights:
         model: without a tag.
         name: with the tag of the weights, where there are any.
         image_size: of the images that it was made for.
-        licence: of the weights.
+        license: of the weights.
     """
 
     model: str
     name: str
     image_size: int
-    licence: str
+    license: str
 
 
 def encoders(
@@ -55,21 +55,21 @@ def encoders(
 ) -> None:
     """Show the encoders that --encoder takes: every model of timm, here those that fit a pattern.
 
-    With the whole name of a model, every set of weights it has. The licence is that of the weights, as timm says it.
+    With the whole name of a model, every set of weights it has. The license is that of the weights, as timm says it.
 
     Example: probmcl encoders "convnext_*"
     """
-    from probmcl.console import Display
+    from probmcl.console import Console
 
-    display = Display()
+    console = Console()
     names = matching(pattern) if pattern else list(RECOMMENDED)
     found = [described(name) for name in names[:LISTED]]
-    display.console.print(_table(found, {} if pattern else RECOMMENDED))
+    console.rich.print(_table(found, {} if pattern else RECOMMENDED))
     if len(names) > LISTED:
-        display.say(f"… and {len(names) - LISTED:,} more; a longer pattern shows fewer")
+        console.print(f"… and {len(names) - LISTED:,} more; a longer pattern shows fewer")
     if not pattern:
-        display.say("any other model of timm: probmcl encoders PATTERN")
-    display.say(f"to take one: probmcl train DATA --encoder {found[0].name}")
+        console.print("any other model of timm: probmcl encoders PATTERN")
+    console.print(f"to take one: probmcl train DATA --encoder {found[0].name}")
 
 
 def matching(pattern: str) -> list[str]:
@@ -97,7 +97,7 @@ def described(name: str) -> Weights:
     """What timm says of a model, with or without a tag; without one, its default weights.
 
     >>> described("tresnet_m.miil_in21k")
-    Weights(model='tresnet_m', name='tresnet_m.miil_in21k', image_size=224, licence='apache-2.0')
+    Weights(model='tresnet_m', name='tresnet_m.miil_in21k', image_size=224, license='apache-2.0')
     """
     import probmcl.runtime.torchvision_compat  # noqa: F401  # before timm, which imports torchvision
 
@@ -125,9 +125,9 @@ def _table(found: Sequence[Weights], reasons: Mapping[str, str]) -> Table:
     if counts:
         table.add_column("params (M)", justify="right", no_wrap=True)
     table.add_column("pixels", justify="right")
-    table.add_column("licence", no_wrap=True)
+    table.add_column("license", no_wrap=True)
     for weights in found:
         why = f"\n  {reasons[weights.model]}" if weights.model in reasons else ""
         count = [f"{counts[weights.model]:.1f}"] if counts else []
-        table.add_row(weights.name + why, *count, str(weights.image_size), weights.licence)
+        table.add_row(weights.name + why, *count, str(weights.image_size), weights.license)
     return table

@@ -1,4 +1,4 @@
-"""`probmcl evaluate`: how good a trained model is on labelled images."""
+"""`probmcl evaluate`: how good a trained model is on labeled images."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from cyclopts import Group, Parameter
 
-from probmcl import flags
+from probmcl.cli import options as flags
 
 if TYPE_CHECKING:
     from probmcl.evaluation.judged import Aggregate
@@ -65,7 +65,7 @@ def evaluate(
         int | None, Parameter(help="images at once; by default what is fastest", group=flags.WHERE)
     ] = None,
 ) -> None:
-    """Score a trained model on one split of labelled images.
+    """Score a trained model on one split of labeled images.
 
     An image that the run has had keeps the split it had there. One that is new has the split that the data gives it, or
     counts as the split asked for where the data has neither val nor test. Classes are matched by name. A label that is
@@ -78,19 +78,19 @@ def evaluate(
 
     Patients instead of images: probmcl evaluate runs/chest other.csv --group patient --aggregate group=max
     """
-    from rich.console import Console
+    from rich.console import Console as RichConsole
 
+    from probmcl.console import Console
     from probmcl.files import write_json
     from probmcl.inference import load
-    from probmcl.console import Display
 
     if json is not None and json.exists():
         raise FileExistsError(f"{json} exists already; choose another name, or delete it")
     how = aggregation(aggregate, group)
-    display = Display(Console(stderr=True, emoji=False))
+    console = Console(RichConsole(stderr=True, emoji=False))
     model = load(run, device=device)
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: display.say(f"note: {message}")
+        warnings.showwarning = lambda message, *_: console.print(f"note: {message}")
         result = model.evaluate(
             data,
             split,
@@ -115,12 +115,12 @@ def evaluate(
             seed=seed,
             workers=workers,
             batch_size=batch_size,
-            display=display,
+            console=console,
         )
     show(result)
     if json is not None:
         write_json(json, result)
-        display.say(f"all numbers: {json}")
+        console.print(f"all numbers: {json}")
 
 
 def aggregation(said: str | None, group: str | None) -> Aggregate | None:
@@ -142,13 +142,13 @@ def aggregation(said: str | None, group: str | None) -> Aggregate | None:
 
 def show(result: Mapping[str, Any]) -> None:
     """Print what was found."""
-    from probmcl.evaluation import tables
-    from probmcl.console import Display
+    from probmcl.console import Console
+    from probmcl.report import evaluation_tables as tables
 
-    shown = Display()
-    shown.console.print(tables.overall(result))
+    shown = Console()
+    shown.rich.print(tables.overall(result))
     for line in tables.lines(result):
-        shown.say(line)
-    shown.console.print(tables.by_class(result))
+        shown.print(line)
+    shown.rich.print(tables.by_class(result))
     if "by" in result:
-        shown.console.print(tables.by_value(result))
+        shown.rich.print(tables.by_value(result))

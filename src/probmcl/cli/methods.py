@@ -49,22 +49,22 @@ def methods(
 
     Example: probmcl methods probmcl
     """
+    from probmcl.console import Console
     from probmcl.methods import METHODS, find_method
-    from probmcl.console import Display
 
-    display = Display()
+    console = Console()
     if name is None:
-        display.console.print(_overview({known: find_method(known) for known in METHODS}))
-        display.say("the settings of one: probmcl methods NAME")
+        console.rich.print(_overview({known: find_method(known) for known in METHODS}))
+        console.print("the settings of one: probmcl methods NAME")
         return
     method = find_method(name)
-    display.say(_what_it_is(name, method))
+    console.print(_what_it_is(name, method))
     for setting in settings(method):
-        display.say(f"\n{_values(setting)}")
+        console.print(f"\n{_values(setting)}")
         for text in (setting.meaning, f"→ {setting.choices}"):
-            display.say(textwrap.fill(text, display.console.width, initial_indent=INDENT, subsequent_indent=INDENT))
+            console.print(textwrap.fill(text, console.rich.width, initial_indent=INDENT, subsequent_indent=INDENT))
     if settings(method):
-        display.say(f"\nto change one: probmcl train DATA --method {name} --set NAME=VALUE")
+        console.print(f"\nto change one: probmcl train DATA --method {name} --set NAME=VALUE")
 
 
 def settings(method: type[Method]) -> list[Setting]:

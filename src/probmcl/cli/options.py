@@ -63,7 +63,7 @@ HierarchyFile = Annotated[
 ]
 Range = Annotated[
     str | None,
-    Parameter(help="grey levels of 16-bit and float images: auto (default), full or LOW,HIGH", group=DATA),
+    Parameter(help="gray levels of 16-bit and float images: auto (default), full or LOW,HIGH", group=DATA),
 ]
 SplitFile = Annotated[
     Path | str | None, Parameter(help="split.csv of an earlier run, or folds.csv with --fold, used again", group=DATA)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
+    from probmcl.console import Console, ProgressBar
     from probmcl.inference import Predictions
-    from probmcl.console import Bar, Display
 
 
 def predict(
@@ -40,22 +40,22 @@ def predict(
 
     Example: probmcl predict runs/2026-11-15-photos new/ --out new.csv
     """
-    from rich.console import Console
+    from rich.console import Console as RichConsole
 
+    from probmcl.console import Console
     from probmcl.inference import load
     from probmcl.inference.predictions import refuse
-    from probmcl.console import Display
 
     if out is not None:
         refuse(out)
-    display = Display(Console(stderr=True, emoji=False))
+    console = Console(RichConsole(stderr=True, emoji=False))
     blocks = load(run, device=device).stream(
         images, threshold=threshold, below_parents=below_parents, batch_size=batch_size, workers=workers
     )
     if out is None:
-        _show(blocks, display)
+        _show(blocks, console)
     else:
-        _save(blocks, images, out, display)
+        _save(blocks, images, out, console)
 
 
 def lines(block: Predictions) -> Iterator[str]:
@@ -85,42 +85,42 @@ class _Counted:
             self.broken += sum(path in block.errors for path in block.paths)
             yield block
 
-    def report(self, display: Display, where: str) -> None:
+    def report(self, console: Console, where: str) -> None:
         """Say how many could not be read, if any; where all of them could not, the command has failed."""
         said = f"{self.broken:,} of {self.images:,} images could not be read; {where}"
         if self.broken == self.images:
             raise ValueError(said)
         if self.broken:
-            display.say(said)
+            console.print(said)
 
 
-def _show(blocks: Iterator[Predictions], display: Display) -> None:
-    from rich.console import Console
+def _show(blocks: Iterator[Predictions], console: Console) -> None:
+    from rich.console import Console as RichConsole
 
-    console, counted = Console(emoji=False, highlight=False, markup=False), _Counted(blocks)
+    listing, counted = RichConsole(emoji=False, highlight=False, markup=False), _Counted(blocks)
     for block in counted:
         for line in lines(block):
-            console.print(line, soft_wrap=True)
-    counted.report(display, "the reasons are in the listing")
+            listing.print(line, soft_wrap=True)
+    counted.report(console, "the reasons are in the listing")
 
 
-def _save(blocks: Iterator[Predictions], images: list[str], out: Path, display: Display) -> None:
+def _save(blocks: Iterator[Predictions], images: list[str], out: Path, console: Console) -> None:
     from probmcl.data.stream import find
     from probmcl.inference.predictions import part, write
 
     counted = _Counted(blocks)
     try:
-        with display.stage("predicting", sum(1 for _ in find(images))) as bar:
+        with console.progress("predicting", sum(1 for _ in find(images))) as bar:
             write(out, _shown(counted, bar))
     except BaseException:
         if part(out).exists():
-            display.say(f"stopped after {counted.images:,} images; what was reached is in {part(out)}")
+            console.print(f"stopped after {counted.images:,} images; what was reached is in {part(out)}")
         raise
-    display.say(f"{counted.images:,} images: {out}")
-    counted.report(display, f"the reasons are in {out}")
+    console.print(f"{counted.images:,} images: {out}")
+    counted.report(console, f"the reasons are in {out}")
 
 
-def _shown(blocks: Iterable[Predictions], bar: Bar) -> Iterator[Predictions]:
+def _shown(blocks: Iterable[Predictions], bar: ProgressBar) -> Iterator[Predictions]:
     for block in blocks:
         for _ in block.paths:
             bar.advance(images=1)

@@ -22,8 +22,8 @@ from torch.utils.flop_counter import flop_registry
 class Operations:
     """What some work takes, in two parts.
 
-    `products` are multiply-adds of matrix products and convolutions, by the formulae of torch's own counter. `others`
-    are what ptflops counts beside them: a bias 1 for each number that it is added to; normalisation 2 for each number,
+    `products` are multiply-adds of matrix products and convolutions, by the formulas of torch's own counter. `others`
+    are what ptflops counts beside them: a bias 1 for each number that it is added to; normalization 2 for each number,
     1 without learned weights; ReLU and its kin, GELU, SiLU and softmax 1 for each number; pooling 1 for each number
     that goes in, upsampling 1 for each that comes out. Sums and products of two tensors, sigmoids and tangents count
     nothing, there as here.
@@ -89,9 +89,9 @@ class _Contiguous(TorchFunctionMode):
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
-    """Counts by torch's formulae and by `RULES`.
+    """Counts by torch's formulas and by `RULES`.
 
-    torch's own counter has the same formulae, but also notes in which module it is, and stumbles there in some models.
+    torch's own counter has the same formulas, but also notes in which module it is, and stumbles there in some models.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ def _over_positions(args: tuple[Any, ...], _: Tensor) -> int:
     return int(args[0].numel()) if args[0].ndim > 2 else 0
 
 
-def _normalisation(weight: int) -> Rule:
+def _normalization(weight: int) -> Rule:
     def rule(args: tuple[Any, ...], out: Tensor) -> int:
         return out.numel() * (2 if len(args) > weight and args[weight] is not None else 1)
 
@@ -156,10 +156,10 @@ DIMENSIONS = ("1d", "2d", "3d")
 RULES: dict[Any, Rule] = {
     **_rules(_bias, "convolution"),
     **_rules(_each_out, "addmm", "baddbmm"),
-    **_rules(_normalisation(1), "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "native_group_norm"),
-    **_rules(_normalisation(1), "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"),
-    **_rules(_normalisation(1), "_batch_norm_with_update", "_batch_norm_no_update"),
-    **_rules(_normalisation(2), "native_layer_norm"),
+    **_rules(_normalization(1), "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "native_group_norm"),
+    **_rules(_normalization(1), "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"),
+    **_rules(_normalization(1), "_batch_norm_with_update", "_batch_norm_no_update"),
+    **_rules(_normalization(2), "native_layer_norm"),
     **_rules(_each_out, "relu", "leaky_relu", "hardtanh", "elu", "_prelu_kernel", "gelu", "silu"),
     **_rules(_each_out, "_softmax", "_safe_softmax"),
     **_rules(_over_positions, "mean", "amax"),

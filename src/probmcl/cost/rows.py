@@ -14,16 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from probmcl.cost.operations import Operations, operations
+from probmcl.cost.size import parameters
 from probmcl.cost.speed import Measuring, Speed, an_example, measured
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, Extracted
+from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.encoders.encoder import ODD
-from probmcl.cost.size import parameters
-from probmcl.cost.operations import Operations, operations
+from probmcl.errors import SettingsError
 from probmcl.methods import METHODS, find_method, full_name
 from probmcl.methods.base import Classifier, Method
 from probmcl.methods.probe import Probe
-from probmcl.settings import SettingsError, called, method_settings
+from probmcl.settings import method_settings, short_name
 
 IMAGES = 8
 """In the step whose operations are counted: what a contrast compares among them adds next to nothing to an encoder."""
@@ -40,7 +41,7 @@ class Choice:
     @property
     def name(self) -> str:
         """What its rows are called."""
-        return called(self.method) if self.preset == "default" else f"{called(self.method)}:{self.preset}"
+        return short_name(self.method) if self.preset == "default" else f"{short_name(self.method)}:{self.preset}"
 
 
 def choices(said: Sequence[str], preset: str | None = None) -> tuple[Choice, ...]:
@@ -202,13 +203,13 @@ def label_space(classes: int) -> LabelSpace:
 def _costs(kind: type[Method], settings: Any, empty: Empty, space: LabelSpace) -> Costs:
     """Of an encoder and what sits on its features, each counted alone; where a method needs maps, of both together."""
     try:
-        on_features = kind(Extracted(empty.encoder.features), space, settings)
+        on_features = kind(PrecomputedFeatures(empty.encoder.features), space, settings)
     except ODD:
         return _costs_on_maps(kind(copy.deepcopy(empty.encoder), space, settings), kind.has_own_head(settings))
     encoder, features = parameters(empty.encoder), empty.encoder.features
     step = _step(on_features, features, len(space))
     own_head = kind.has_own_head(settings)
-    head = _predicted(on_features if own_head else Probe(Extracted(features), space), torch.rand(1, features))
+    head = _predicted(on_features if own_head else Probe(PrecomputedFeatures(features), space), torch.rand(1, features))
     prediction = empty.image + head.operations
     return Costs(
         training_parameters=encoder + parameters(on_features),

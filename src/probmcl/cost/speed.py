@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +12,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from probmcl.cost.size import peak_memory
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder
-from probmcl.cost.size import peak_memory
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, Method
 from probmcl.methods.probe import Probe
-from probmcl.run.budget import seconds_per_row, seconds_per_step
-from probmcl.settings import usual_training
-from probmcl.training.optimizer import Training, optimiser
+from probmcl.runtime.distributed import broadcast
+from probmcl.settings import default_training
+from probmcl.training.optimizer import Training, build_optimizer
+
+ROUNDS, LONG = 2, 3.0
+"""Rounds that are timed, and the seconds above which one is enough."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,7 @@ def seconds_per_image(classifier: Classifier, images: Float[Tensor, "N 3 H W"]) 
 def step_memory(method: Method, views: Tensor, labels: Tensor, training: Training) -> int:
     """Bytes of tensors that a training step holds at once, beyond the method; it is changed by it, so give a copy."""
     method.to(views.device).train()
-    moves = optimiser(method, training)
+    moves = build_optimizer(method, training)
 
     def step() -> None:
         method(views, labels).loss.backward()
@@ -108,7 +113,44 @@ def measured(method: str, settings: Any, encoder: Encoder, space: LabelSpace, me
     views, labels = an_example(kind.n_views, batch_size, (3, size, size), len(space), device)
     images = views[0].contiguous(memory_format=torch.channels_last)
     prediction = seconds_per_image(predicting, images)
-    training = Training(**usual_training(method, "all"))
+    training = Training(**default_training(method, "all"))
     memory = step_memory(trained, views, labels, training)
     seconds = seconds_per_step(trained, views, labels, training)
     return Speed(device, batch_size, seconds / batch_size, kind.n_views * batch_size / seconds, prediction, memory)
+
+
+def seconds_per_row(network: nn.Module, rows: Tensor) -> float:
+    """Of one pass without gradient."""
+    network.eval()
+
+    @torch.inference_mode()
+    def once() -> None:
+        network(rows)
+
+    return _seconds(once, rows.device) / len(rows)
+
+
+def seconds_per_step(method: Method, views: Tensor, labels: Tensor, training: Training) -> float:
+    """Of training on a batch; the method is changed by it, so give a copy."""
+    method.to(views.device).train()
+    moves = build_optimizer(method, training)
+
+    def once() -> None:
+        method(views, labels).loss.backward()
+        moves.step()
+        moves.zero_grad()
+
+    return _seconds(once, views.device)
+
+
+def _seconds(work: Callable[[], None], device: torch.device) -> float:
+    """Of the faster of two rounds, after one to warm up; of that one alone where it takes long."""
+    found: list[float] = []
+    # All processes take as many rounds: what is timed may wait for the others.
+    while len(found) < (1 + ROUNDS) and (not found or broadcast(found[0]) < LONG):
+        started = time.perf_counter()
+        work()
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+        found.append(time.perf_counter() - started)
+    return min(found[1:] or found)

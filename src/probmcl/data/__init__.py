@@ -2,19 +2,20 @@
 
 from probmcl.data.check import BadImage, find_bad_images, without_bad
 from probmcl.data.formats.digits import write_digits
-from probmcl.data.images import ImageError, Preprocessing, read_image
+from probmcl.data.images import Preprocessing, read_image
+from probmcl.data.intensity import IntensityRange
 from probmcl.data.labels import LabelStates, State
-from probmcl.data.intensity import Levels
 from probmcl.data.read import describe, read
-from probmcl.data.records import DataError, LabelSpace, Origin, Records, Split
+from probmcl.data.records import LabelSpace, Origin, Records, Split
+from probmcl.errors import DataError, ImageError
 
 __all__ = [
     "BadImage",
     "DataError",
     "ImageError",
+    "IntensityRange",
     "LabelSpace",
     "LabelStates",
-    "Levels",
     "Origin",
     "Preprocessing",
     "Records",

@@ -1,7 +1,7 @@
 """Decoded images on disk, so that each is decoded once: optional, and safe to delete in part or whole at any time.
 
 What is stored is what `read_image` returns, pixel by pixel, at the size that was asked for. A file that was changed,
-another size and other grey levels are other entries, so that nothing ever has to be brought up to date.
+another size and other gray levels are other entries, so that nothing ever has to be brought up to date.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import PIL
 from PIL import Image
 
 from probmcl.data.images import read_image
-from probmcl.data.intensity import Levels
-from probmcl.data.records import DataError
+from probmcl.data.intensity import IntensityRange
+from probmcl.errors import DataError
 
 FORMAT = 1
 HEADER = struct.Struct("<8sIII")  # the mark, width, height, and the checksum of the pixels that follow as RGB
@@ -40,13 +40,13 @@ class ImageCache:
     folder: Path
     keep_free: int | None = None
 
-    def read(self, path: Path, size: int | None = None, *, levels: Levels | None = None) -> Image.Image:
+    def read(self, path: Path, size: int | None = None, *, intensity: IntensityRange | None = None) -> Image.Image:
         """What `read_image` returns, from the disk where it is there already; its errors are the same too."""
-        place = self._place(path, size, levels)
+        place = self._place(path, size, intensity)
         found = None if place is None else _load(place)
         if found is not None:
             return found
-        image = read_image(path, size, levels=levels)
+        image = read_image(path, size, intensity=intensity)
         if place is not None and self.has_room():
             _store(place, image)
         return image
@@ -59,14 +59,14 @@ class ImageCache:
             return True
         return disk.free >= (SHARE_TO_LEAVE * disk.total if self.keep_free is None else self.keep_free)
 
-    def _place(self, path: Path, size: int | None, levels: Levels | None) -> Path | None:
+    def _place(self, path: Path, size: int | None, intensity: IntensityRange | None) -> Path | None:
         try:
             facts = path.stat()
         except (OSError, ValueError):
             return None
         # Another Pillow may decode differently.
         key = (FORMAT, PIL.__version__, os.path.realpath(path), facts.st_mtime_ns, facts.st_size, size)
-        range_ = None if levels is None else (levels.low, levels.high)
+        range_ = None if intensity is None else (intensity.low, intensity.high)
         name = hashlib.sha256(repr((*key, range_)).encode("utf-8", "surrogateescape")).hexdigest()
         return self.folder / name[:2] / name[2:]  # some hundred folders, since one of a million files is slow
 

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from probmcl.data.duplicates.hashing import Fingerprint, fingerprints
-from probmcl.data.intensity import Levels
-from probmcl.data.records import SPLITS, DataError, Records
+from probmcl.data.intensity import IntensityRange
+from probmcl.data.records import SPLITS, Records
+from probmcl.errors import DataError
 
 LISTED = 10
 
@@ -26,7 +27,7 @@ class BadImage(NamedTuple):
 def find_bad_images(
     records: Records,
     *,
-    levels: Levels | None = None,
+    intensity: IntensityRange | None = None,
     workers: int = 0,
     advance: Callable[[int], None] | None = None,
 ) -> list[BadImage]:
@@ -34,7 +35,7 @@ def find_bad_images(
 
     `workers` processes share the work; 0 does it in this one. `advance` is told how many images more are done.
     """
-    return bad_images(records, fingerprints(records.paths, levels=levels, workers=workers, advance=advance))
+    return bad_images(records, fingerprints(records.paths, intensity=intensity, workers=workers, advance=advance))
 
 
 def bad_images(records: Records, found: Sequence[Fingerprint]) -> list[BadImage]:

@@ -16,7 +16,7 @@ from jaxtyping import Float, Shaped, UInt8
 from numpy import ndarray
 from PIL import Image
 
-from probmcl.data.intensity import Levels
+from probmcl.data.intensity import IntensityRange
 
 if TYPE_CHECKING:
     from pydicom import Dataset
@@ -27,7 +27,7 @@ HEAD = 132
 
 SUFFIXES = (".dcm", ".dicom")
 REMEDY = "is a DICOM file, which pydicom reads; pip install 'probmcl[dicom]'"
-COLOURS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420", "YBR_PARTIAL_422")
+COLORS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420", "YBR_PARTIAL_422")
 # Where files of many frames keep what single ones say at the top.
 FRAME_GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 FRAME_FACTS = ("PixelValueTransformationSequence", "FrameVOILUTSequence")
@@ -42,22 +42,22 @@ def is_dicom(head: bytes) -> bool:
     return head[128:132] == MARK
 
 
-def read_dicom(file: IO[bytes], levels: Levels | None = None) -> Image.Image:
+def read_dicom(file: IO[bytes], intensity: IntensityRange | None = None) -> Image.Image:
     """Decode the first frame into RGB, or raise `ValueError` with what is wrong."""
     data, stored = _read(file)
     kind = data.PhotometricInterpretation
     if kind == "PALETTE COLOR":
         return Image.fromarray(_palette(data, stored))
-    if kind in COLOURS:
+    if kind in COLORS:
         return Image.fromarray(_eight_bits(stored, data.BitsStored))
     if not kind.startswith("MONOCHROME"):
         raise ValueError(f"its photometric interpretation is {kind}; save it as MONOCHROME2 or RGB")
-    grey = _grey(data, stored, levels)
-    return Image.fromarray(255 - grey if kind == "MONOCHROME1" else grey).convert("RGB")
+    gray = _gray(data, stored, intensity)
+    return Image.fromarray(255 - gray if kind == "MONOCHROME1" else gray).convert("RGB")
 
 
 def dicom_values(file: IO[bytes]) -> Shaped[ndarray, "H W"] | None:
-    """Grey values of the first frame that only levels from outside can scale; None where the file says how itself."""
+    """Gray values of the first frame that only levels from outside can scale; None where the file says how itself."""
     data, stored = _read(file)
     if not data.PhotometricInterpretation.startswith("MONOCHROME") or not _needs_levels(data):
         return None
@@ -98,7 +98,7 @@ def _lift_frame_facts(data: Dataset) -> None:
                 data.update({element.tag: element for element in found[0][fact].value[0]})
 
 
-def _grey(data: Dataset, stored: Shaped[ndarray, "H W"], levels: Levels | None) -> UInt8[ndarray, "H W"]:
+def _gray(data: Dataset, stored: Shaped[ndarray, "H W"], intensity: IntensityRange | None) -> UInt8[ndarray, "H W"]:
     values = _modality(data, stored)
     if data.get("VOILUTSequence"):
         from pydicom.pixels.processing import apply_voi
@@ -106,9 +106,9 @@ def _grey(data: Dataset, stored: Shaped[ndarray, "H W"], levels: Levels | None) 
         bits = int(data.VOILUTSequence[0].LUTDescriptor[2])
         return _eight_bits(apply_voi(values, data, index=0), bits)
     if _has_window(data):
-        return Levels(0.0, 1.0).grey(_window(values.astype(np.float64), data))
-    own = levels if levels is not None and _needs_levels(data) else _full(data)
-    return own.grey(values)
+        return IntensityRange(0.0, 1.0).gray(_window(values.astype(np.float64), data))
+    own = intensity if intensity is not None and _needs_levels(data) else _full(data)
+    return own.gray(values)
 
 
 def _modality(data: Dataset, stored: Shaped[ndarray, "H W"]) -> Shaped[ndarray, "H W"]:
@@ -127,19 +127,19 @@ def _needs_levels(data: Dataset) -> bool:
 
 def _window(values: Float[ndarray, "H W"], data: Dataset) -> Float[ndarray, "H W"]:
     """The shares of white by the first window (C.11.2.1.2 and C.11.2.1.3)."""
-    centre, width = _first(data.WindowCenter), _first(data.WindowWidth)
+    center, width = _first(data.WindowCenter), _first(data.WindowWidth)
     function = data.get("VOILUTFunction") or "LINEAR"
-    if not width > 0 or not math.isfinite(centre):
-        raise ValueError(f"its window has centre {centre:g} and width {width:g}; give it a width above 0")
+    if not width > 0 or not math.isfinite(center):
+        raise ValueError(f"its window has center {center:g} and width {width:g}; give it a width above 0")
     if function == "SIGMOID":
-        return np.asarray(1 / (1 + np.exp(-4 * (values - centre) / width)))
+        return np.asarray(1 / (1 + np.exp(-4 * (values - center) / width)))
     if function == "LINEAR_EXACT":
-        return np.clip((values - centre) / width + 0.5, 0, 1)
+        return np.clip((values - center) / width + 0.5, 0, 1)
     if function != "LINEAR":
         raise ValueError(f"its VOI LUT function is {function}; LINEAR, LINEAR_EXACT and SIGMOID are known")
     if width <= 1:  # a threshold
-        return (values > centre - 0.5).astype(np.float64)
-    return np.clip((values - (centre - 0.5)) / (width - 1) + 0.5, 0, 1)
+        return (values > center - 0.5).astype(np.float64)
+    return np.clip((values - (center - 0.5)) / (width - 1) + 0.5, 0, 1)
 
 
 def _first(value: Any) -> float:
@@ -147,23 +147,23 @@ def _first(value: Any) -> float:
     return float(value if isinstance(value, (int, float, str)) else value[0])
 
 
-def _full(data: Dataset) -> Levels:
+def _full(data: Dataset) -> IntensityRange:
     """What the stored bits can hold, through the modality LUT or rescale."""
     if data.get("ModalityLUTSequence"):
-        return Levels(0.0, 2.0 ** data.ModalityLUTSequence[0].LUTDescriptor[2] - 1)
+        return IntensityRange(0.0, 2.0 ** data.ModalityLUTSequence[0].LUTDescriptor[2] - 1)
     half = 2.0 ** (data.BitsStored - 1)
     ends = (-half, half - 1) if data.PixelRepresentation else (0.0, 2 * half - 1)
     slope, intercept = float(data.get("RescaleSlope", 1)), float(data.get("RescaleIntercept", 0))
     low, high = sorted(slope * end + intercept for end in ends)
-    return Levels(low, high)
+    return IntensityRange(low, high)
 
 
 def _palette(data: Dataset, stored: Shaped[ndarray, "H W"]) -> UInt8[ndarray, "H W 3"]:
     from pydicom.pixels.processing import apply_color_lut
 
-    colours = apply_color_lut(stored, data)
-    return _eight_bits(colours[..., :3], 8 * colours.dtype.itemsize)
+    colors = apply_color_lut(stored, data)
+    return _eight_bits(colors[..., :3], 8 * colors.dtype.itemsize)
 
 
 def _eight_bits(values: Shaped[ndarray, "*shape"], bits: int) -> UInt8[ndarray, "*shape"]:
-    return Levels(0.0, 2.0**bits - 1).grey(values)
+    return IntensityRange(0.0, 2.0**bits - 1).gray(values)

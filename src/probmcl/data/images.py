@@ -16,8 +16,9 @@ from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from probmcl.data.dicom import HEAD, dicom_values, is_dicom, read_dicom
-from probmcl.data.intensity import Kind, Levels
-from probmcl.data.records import DataError, Missing
+from probmcl.data.intensity import IntensityRange, Kind
+from probmcl.data.records import Missing
+from probmcl.errors import DataError, ImageError
 
 if TYPE_CHECKING:
     from torch import Tensor  # torch takes a second to import, and who only reads labels or images need not wait for it
@@ -37,26 +38,6 @@ UPRIGHT = (
 START_OF_JPEG, END_OF_JPEG = b"\xff\xd8\xff", b"\xff\xd9"
 
 
-class ImageError(ValueError):
-    """A file that gives no image: which, and why.
-
-    >>> str(ImageError(Path("photos/7.jpg"), "the file is empty"))
-    'photos/7.jpg: the file is empty'
-    >>> str(ImageError(Path("two\\nlines.jpg"), "the file is empty"))
-    "'two\\\\nlines.jpg': the file is empty"
-    """
-
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(path, reason)  # both, so that it can be pickled: workers send it to the main process
-        self.path = path
-        self.reason = reason
-
-    def __str__(self) -> str:
-        name = str(self.path)
-        # A name may hold line ends, and bytes that are no text and cannot be printed.
-        return f"{name if name.isprintable() else repr(name)}: {self.reason}"
-
-
 def find_images(
     folder: Path, names: Sequence[str], *, source: Path, remedy: str, missing: Missing = "error"
 ) -> list[Path]:
@@ -73,17 +54,17 @@ def find_images(
     return [folder / name for name in names]
 
 
-def read_image(path: Path, size: int | None = None, *, levels: Levels | None = None) -> Image.Image:
+def read_image(path: Path, size: int | None = None, *, intensity: IntensityRange | None = None) -> Image.Image:
     """Decode a file into an upright RGB image, whole, or raise `ImageError`.
 
     With `size`, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size where neither side falls below `size`; with the resize
-    that follows this is two to five times as fast. Grey, palette and CMYK images become RGB. What is transparent shows
-    white, as on a page: the colour stored beneath it is arbitrary, and often black. Of several frames the first is
+    that follows this is two to five times as fast. Gray, palette and CMYK images become RGB. What is transparent shows
+    white, as on a page: the color stored beneath it is arbitrary, and often black. Of several frames the first is
     taken. The image carries no metadata, so that nothing turns it a second time.
 
-    `levels` say which greys of an image of 16 bits or more, or of floating-point numbers, become black and white.
-    Without them 16-bit greys keep their high byte, and what has no fixed range is an error. Images of 8 bits, and
-    16-bit colours, of which Pillow keeps the high byte, are never scaled.
+    `levels` say which grays of an image of 16 bits or more, or of floating-point numbers, become black and white.
+    Without them 16-bit grays keep their high byte, and what has no fixed range is an error. Images of 8 bits, and
+    16-bit colors, of which Pillow keeps the high byte, are never scaled.
 
     What is decoded has at most `PIL.Image.MAX_IMAGE_PIXELS` pixels, and what is stored twice as many.
 
@@ -97,12 +78,12 @@ def read_image(path: Path, size: int | None = None, *, levels: Levels | None = N
         with path.open("rb") as file:
             head = file.read(HEAD)
             file.seek(0)
-            return read_dicom(file, levels) if is_dicom(head) else _decode(file, head, size, levels)
+            return read_dicom(file, intensity) if is_dicom(head) else _decode(file, head, size, intensity)
     except Exception as error:  # on a damaged file Pillow's decoders raise almost any type
         raise ImageError(path, _reason(error)) from error
 
 
-def grey_values(path: Path) -> tuple[Kind, Shaped[ndarray, "H W"]] | None:
+def gray_values(path: Path) -> tuple[Kind, Shaped[ndarray, "H W"]] | None:
     """Pixels as they are stored, of a kind that `levels` decide on; None for any other image, of which none is read."""
     _refuse_what_is_no_file(path)
     try:
@@ -124,8 +105,8 @@ class Preprocessing:
     x = (RGB / 255 − mean) / std, of the image squashed to `size` × `size` with antialiasing. `levels` is what
     `read_image` takes for 16-bit and floating-point images.
 
-    >>> grey = Image.new("RGB", (40, 30), (51, 51, 51))
-    >>> Preprocessing(size=2, mean=(0.0, 0.1, 0.2), std=(1.0, 1.0, 0.5))(grey)[:, 0, 0]
+    >>> gray = Image.new("RGB", (40, 30), (51, 51, 51))
+    >>> Preprocessing(size=2, mean=(0.0, 0.1, 0.2), std=(1.0, 1.0, 0.5))(gray)[:, 0, 0]
     tensor([0.2000, 0.1000, 0.0000])
     """
 
@@ -133,7 +114,7 @@ class Preprocessing:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     interpolation: Interpolation = "bilinear"
-    levels: Levels | None = None
+    intensity: IntensityRange | None = None
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -145,7 +126,7 @@ class Preprocessing:
 
     def __call__(self, image: Image.Image) -> Float[Tensor, "3 S S"]:
         """Squash the image to size, then make it a tensor."""
-        return self.tensor(image) if image.size == (self.size, self.size) else self._normalised(self.squash(image))
+        return self.tensor(image) if image.size == (self.size, self.size) else self._normalized(self.squash(image))
 
     def squash(self, image: Image.Image) -> UInt8[Tensor, "3 S S"]:
         """Resize to `size` × `size`, whatever the aspect ratio, with antialiasing."""
@@ -158,9 +139,9 @@ class Preprocessing:
         if image.mode != "RGB" or image.size != (self.size, self.size):
             wanted = f"RGB of {self.size} × {self.size}"
             raise ValueError(f"the image is {image.mode} of {image.width} × {image.height} pixels, not {wanted}")
-        return self._normalised(_pixels(image))
+        return self._normalized(_pixels(image))
 
-    def _normalised(self, pixels: UInt8[Tensor, "3 S S"]) -> Float[Tensor, "3 S S"]:
+    def _normalized(self, pixels: UInt8[Tensor, "3 S S"]) -> Float[Tensor, "3 S S"]:
         import torch
 
         mean, std = torch.tensor(self.mean).view(3, 1, 1), torch.tensor(self.std).view(3, 1, 1)
@@ -214,14 +195,14 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _decode(file: IO[bytes], head: bytes, size: int | None, levels: Levels | None) -> Image.Image:
+def _decode(file: IO[bytes], head: bytes, size: int | None, intensity: IntensityRange | None) -> Image.Image:
     with _jpeg(file.read()) if head.startswith(START_OF_JPEG) else Image.open(file) as image:
         if size is not None:
             image.draft("RGB", (size, size))
         _refuse_a_bomb(image)
         image.load()
         upright = _upright(image)
-        rgb = upright if upright.mode == "RGB" and not upright.has_transparency_data else _rgb(upright, levels)
+        rgb = upright if upright.mode == "RGB" and not upright.has_transparency_data else _rgb(upright, intensity)
     rgb.info = {}
     return rgb
 
@@ -260,14 +241,14 @@ def _upright(image: Image.Image) -> Image.Image:
     return image.transpose(UPRIGHT[orientation - 2]) if orientation in range(2, 9) else image
 
 
-def _rgb(image: Image.Image, levels: Levels | None) -> Image.Image:
+def _rgb(image: Image.Image, intensity: IntensityRange | None) -> Image.Image:
     if _is_deep(image):
-        grey = _high_byte(image) if levels is None else Image.fromarray(levels.grey(np.asarray(image)))
-        return grey.convert("RGB")
+        gray = _high_byte(image) if intensity is None else Image.fromarray(intensity.gray(np.asarray(image)))
+        return gray.convert("RGB")
     if image.has_transparency_data:
-        colours = image.convert("RGBA")
+        colors = image.convert("RGBA")
         white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, colours).convert("RGB")
+        return Image.alpha_composite(white, colors).convert("RGB")
     return image.convert("RGB")
 
 

@@ -1,4 +1,4 @@
-"""Grey levels: which values of a 16-bit or floating-point image become black and white.
+"""Gray levels: which values of a 16-bit or floating-point image become black and white.
 
 An 8-bit image says it itself. Of a deeper one nobody can know: a 12-bit camera writes 0 to 4095 into 16 bits, a
 thermometer -40 to 120. So the rule is stated (`--range`), found once, and kept with the run.
@@ -18,8 +18,8 @@ import numpy as np
 from jaxtyping import Float, Shaped, UInt8
 from numpy import ndarray
 
-from probmcl.runtime.workers import in_turn
-from probmcl.data.records import DataError
+from probmcl.errors import DataError, ImageError
+from probmcl.runtime.workers import map_in_order
 
 Kind = Literal["16-bit", "float", "DICOM"]
 """What holds deep pixels: whole numbers, real numbers, or a DICOM file that says no window."""
@@ -34,13 +34,13 @@ FULL: Mapping[Kind, tuple[float, float]] = {"16-bit": (0.0, 65535.0), "float": (
 
 
 @dataclass(frozen=True)
-class Levels:
-    """The grey values that become black and white: x -> 255 · clip((x - low) / (high - low), 0, 1).
+class IntensityRange:
+    """The gray values that become black and white: x -> 255 · clip((x - low) / (high - low), 0, 1).
 
     `source` says in words where they come from, and takes part in no comparison.
 
-    >>> print(Levels(102.0, 3911.0, "0.5 and 99.5 percentiles of 200 images"))
-    grey levels 102 to 3,911 of 16-bit and float images become black to white (0.5 and 99.5 percentiles of 200 images)
+    >>> print(IntensityRange(102.0, 3911.0, "0.5 and 99.5 percentiles of 200 images"))
+    gray levels 102 to 3,911 of 16-bit and float images become black to white (0.5 and 99.5 percentiles of 200 images)
     """
 
     low: float
@@ -49,16 +49,16 @@ class Levels:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
-            raise ValueError(f"grey levels {self.low:g} to {self.high:g}: the first must be below the second")
+            raise ValueError(f"gray levels {self.low:g} to {self.high:g}: the first must be below the second")
 
     def __str__(self) -> str:
-        reach = f"grey levels {_shown(self.low)} to {_shown(self.high)}"
+        reach = f"gray levels {_shown(self.low)} to {_shown(self.high)}"
         return f"{reach} of 16-bit and float images become black to white ({self.source})"
 
-    def grey(self, values: Shaped[ndarray, "*shape"]) -> UInt8[ndarray, "*shape"]:
-        """Values as 8-bit grey; what is no number becomes black.
+    def gray(self, values: Shaped[ndarray, "*shape"]) -> UInt8[ndarray, "*shape"]:
+        """Values as 8-bit gray; what is no number becomes black.
 
-        >>> Levels(100.0, 300.0).grey(np.array([0.0, 100.0, 200.0, 900.0, math.nan])).tolist()
+        >>> IntensityRange(100.0, 300.0).gray(np.array([0.0, 100.0, 200.0, 900.0, math.nan])).tolist()
         [0, 0, 128, 255, 0]
         """
         wide = values.dtype.itemsize > 2 and values.dtype != np.float32
@@ -67,12 +67,12 @@ class Levels:
         np.divide(scaled, self.high - self.low, out=scaled)
         np.multiply(scaled, 255, out=scaled)
         np.nan_to_num(scaled, copy=False, nan=0.0, posinf=255.0, neginf=0.0)
-        grey: ndarray = np.rint(np.clip(scaled, 0, 255, out=scaled)).astype(np.uint8)
-        return grey
+        gray: ndarray = np.rint(np.clip(scaled, 0, 255, out=scaled)).astype(np.uint8)
+        return gray
 
 
-Range = Literal["auto", "full"] | Levels
-"""How grey levels are decided: robust percentiles of a sample, all that the type of pixel can hold, or as given."""
+Range = Literal["auto", "full"] | IntensityRange
+"""How gray levels are decided: robust percentiles of a sample, all that the type of pixel can hold, or as given."""
 
 
 def parse_range(text: str) -> Range:
@@ -91,16 +91,16 @@ def parse_range(text: str) -> Range:
         return "full"
     try:
         low, high = map(float, text.split(","))
-        return Levels(low, high)
+        return IntensityRange(low, high)
     except ValueError as error:
         remedy = "give auto, full, or LOW,HIGH as in 0,4095, the lower number first"
         raise DataError(f"--range {text}: {remedy}") from error
 
 
-def find_levels(
+def find_intensity_range(
     paths: Sequence[Path], rule: Range, *, seed: int = 0, sample: int = 200, workers: int = 0
-) -> Levels | None:
-    """The grey levels that a rule gives for these images; None for `auto` and `full` where none is deep.
+) -> IntensityRange | None:
+    """The gray levels that a rule gives for these images; None for `auto` and `full` where none is deep.
 
     A seeded sample of the files is looked at, by its headers; those of 16 bits and more are read. Files whose suffix
     allows deep pixels come first, so that a few among many JPEGs are not missed. A file that cannot be read takes no
@@ -117,9 +117,9 @@ def find_levels(
         workers: processes that read; 0 does it in this one.
     """
     some = _sample(paths, seed, sample)
-    with closing(in_turn(partial(_pixels_of, seed), some, workers)) as looks:
+    with closing(map_in_order(partial(_pixels_of, seed), some, workers)) as looks:
         deep = (seen for seen in looks if seen is not None)
-        if isinstance(rule, Levels):
+        if isinstance(rule, IntensityRange):
             return rule if any(True for _ in deep) else replace(rule, source=f"{rule.source}; {NONE_DEEP}")
         found = list(deep)
     if not found:
@@ -148,10 +148,10 @@ class Seen(NamedTuple):
 
 
 def _pixels_of(seed: int, path: Path) -> Seen | None:
-    from probmcl.data.images import ImageError, grey_values  # which needs this module for its own levels
+    from probmcl.data.images import gray_values  # which needs this module for its own levels
 
     try:
-        found = grey_values(path)
+        found = gray_values(path)
     except ImageError:
         return None
     if found is None:
@@ -177,7 +177,7 @@ def _refuse_two_kinds(deep: Sequence[Seen], rule: Literal["auto", "full"]) -> No
         )
 
 
-def _percentiles(deep: Sequence[Seen]) -> Levels:
+def _percentiles(deep: Sequence[Seen]) -> IntensityRange:
     pixels = np.concatenate([seen.pixels for seen in deep])
     low = float(np.percentile(pixels, PERCENTILES[0], method="lower"))  # a value that occurs, not one between two
     high = float(np.percentile(pixels, PERCENTILES[1], method="higher"))
@@ -185,19 +185,21 @@ def _percentiles(deep: Sequence[Seen]) -> Levels:
         where = f"{deep[0].path} and {len(deep) - 1} more" if len(deep) > 1 else str(deep[0].path)
         raise DataError(f"--range auto: {where}: nearly all pixels are {_shown(low)}; say --range LOW,HIGH")
     first, last = PERCENTILES
-    return Levels(low, high, f"{first:g} and {last:g} percentiles of {len(deep):,} image{'s' * (len(deep) > 1)}")
+    return IntensityRange(
+        low, high, f"{first:g} and {last:g} percentiles of {len(deep):,} image{'s' * (len(deep) > 1)}"
+    )
 
 
-def _full(deep: Sequence[Seen]) -> Levels | None:
+def _full(deep: Sequence[Seen]) -> IntensityRange | None:
     if deep[0].kind == "DICOM":
         return None
     low, high = FULL[deep[0].kind]
     for seen in deep:
         if seen.low < low or seen.high > high:
-            reach = f"its grey values reach from {_shown(seen.low)} to {_shown(seen.high)}"
+            reach = f"its gray values reach from {_shown(seen.low)} to {_shown(seen.high)}"
             remedy = "say --range auto, or --range LOW,HIGH"
             raise DataError(f"{seen.path}: {reach}, beyond {_shown(low)} to {_shown(high)} of --range full; {remedy}")
-    return Levels(low, high, "the full range")
+    return IntensityRange(low, high, "the full range")
 
 
 def _shown(value: float) -> str:

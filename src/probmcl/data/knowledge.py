@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from probmcl.data.records import DataError
 from probmcl.data.formats.table.sheet import Cell, Table, load, named, only_column
 from probmcl.data.word_vectors import words_of
+from probmcl.errors import DataError
 
 ONE = ("start", "source", "from", "head", "subject", "label_1", "label1", "first")
 OTHER = ("end", "target", "to", "tail", "object", "label_2", "label2", "second")

@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from probmcl.data.cache import ImageCache
-from probmcl.data.images import ImageError, Preprocessing, read_image
+from probmcl.data.images import Preprocessing, read_image
 from probmcl.data.labels import drawn
-from probmcl.runtime.workers import leave_interrupts_to_the_parent, start_method
 from probmcl.data.records import Records
+from probmcl.errors import ImageError
+from probmcl.runtime.workers import ignore_interrupts, start_method
 
 MakeView = Callable[[Image.Image, int, int, int], Image.Image]
 """From an image, the epoch, the image's number and the view's number to the view."""
@@ -140,7 +141,7 @@ class ImageBatches:
             batch_sampler=_Rest(self.order, step),  # type: ignore[arg-type]  # pairs, which our dataset takes
             collate_fn=_collate,
             num_workers=self.workers,
-            worker_init_fn=leave_interrupts_to_the_parent,
+            worker_init_fn=ignore_interrupts,
             multiprocessing_context=start_method() if self.workers else None,
             pin_memory=torch.cuda.is_available(),
             # No view depends on it. Without it torch's own generator moves on, and after a resume not as often.
@@ -224,7 +225,7 @@ class _Views(Dataset[Batch | ImageError]):
 
     def _image(self, row: int, size: int) -> Image.Image:
         read = read_image if self.cache is None else self.cache.read
-        return read(self.records.paths[row], size, levels=self.preprocessing.levels)
+        return read(self.records.paths[row], size, intensity=self.preprocessing.intensity)
 
 
 def _collate(items: list[Batch | ImageError]) -> Batch | ImageError:

@@ -9,15 +9,14 @@ from pathlib import Path
 
 import numpy as np
 
-from probmcl.data.labels import State
-from probmcl.data.records import SPLITS, DataError, Missing, Records
-from probmcl.data.split import carve
 from probmcl.data.formats.table.columns import TableOptions
-from probmcl.data.formats.table.flag_error import FlagError
 from probmcl.data.formats.table.policy import Said
 from probmcl.data.formats.table.sheet import SUFFIXES
 from probmcl.data.formats.table.table import files_of_tables, find_tables, read_table
-from probmcl.errors import suggestion
+from probmcl.data.labels import State
+from probmcl.data.records import SPLITS, Missing, Records
+from probmcl.data.split import make_splits
+from probmcl.errors import DataError, OptionError, suggestion
 
 FORMATS: Mapping[str, str] = {
     "table": "probmcl.data.formats.table.table",
@@ -27,7 +26,7 @@ FORMATS: Mapping[str, str] = {
     "adp": "probmcl.data.formats.adp",
     "folders": "probmcl.data.formats.folders",
 }
-"""Each module has `recognises(folder)` and `read_NAME(folder, missing=…)`."""
+"""Each module has `recognizes(folder)` and `read_NAME(folder, missing=…)`."""
 
 VARIANTS: Mapping[str, str] = {
     "coco2014": "probmcl.data.formats.coco",
@@ -70,7 +69,7 @@ def read(
     carved: bool = True,
     missing: Missing = "error",
 ) -> Records:
-    """Read a table, or a folder with one recognisable layout; val and test are carved from train where none are given.
+    """Read a table, or a folder with one recognizable layout; val and test are carved from train where none are given.
 
     `carved=False` leaves the splits as they are, for data that is only scored; what has no split is train. An image
     whose file does not exist is an error; `missing="keep"` leaves it in the records, for `find_bad_images` to name, as
@@ -168,18 +167,18 @@ def _beside_labels(records: Records) -> str:
 def _format(place: Path, name: str | None) -> str:
     """The format asked for, or the only one that fits."""
     if name is not None and name not in {**FORMATS, **VARIANTS}:
-        raise FlagError(f"--format: there is no format {name!r}; {suggestion(name, {**FORMATS, **VARIANTS})}")
+        raise OptionError(f"--format: there is no format {name!r}; {suggestion(name, {**FORMATS, **VARIANTS})}")
     if not place.exists():
         raise DataError(f"{place} does not exist; DATA is a table or a folder")
     if place.is_dir():
-        return name or _recognised(place)
+        return name or _recognized(place)
     if name not in (None, "table"):
-        raise FlagError(f"{place} is a file, and --format {name} reads a folder; give the folder")
+        raise OptionError(f"{place} is a file, and --format {name} reads a folder; give the folder")
     return "table"
 
 
-def _recognised(folder: Path) -> str:
-    fit = [name for name, module in FORMATS.items() if name != LAST and import_module(module).recognises(folder)]
+def _recognized(folder: Path) -> str:
+    fit = [name for name, module in FORMATS.items() if name != LAST and import_module(module).recognizes(folder)]
     if len(fit) > 1:
         flags = " or ".join(f"--format {name}" for name in fit)
         raise DataError(f"{folder} can be read in {len(fit)} ways; {flags} says which")
@@ -187,7 +186,7 @@ def _recognised(folder: Path) -> str:
         return fit[0]
     if files_of_tables(folder):
         return "table"  # whose reader says what its columns lack, or was told them
-    if LAST in FORMATS and import_module(FORMATS[LAST]).recognises(folder):
+    if LAST in FORMATS and import_module(FORMATS[LAST]).recognizes(folder):
         return LAST
     raise DataError(f"{folder} has no layout that is known here; looked for {LOOKED_FOR}")
 
@@ -214,13 +213,13 @@ def _read(name: str, place: Path, options: TableOptions, missing: Missing) -> Re
         return reader(place, options, missing=missing)
     given = [flag for flag, value in options.by_flag().items() if value is not None and value != ()]
     if given:
-        raise FlagError(f"{place} is read as {name}, which takes no {', '.join(given)}; those are for tables")
+        raise OptionError(f"{place} is read as {name}, which takes no {', '.join(given)}; those are for tables")
     return reader(place, missing=missing)
 
 
 def _with_val_and_test(records: Records, seed: int) -> Records:
     """Carve what is missing, and say so."""
-    carved = carve(records, seed=seed)
+    carved = make_splits(records, seed=seed)
     taken = [split for split in SPLITS if len(carved.rows(split)) > len(records.rows(split))]
     if not taken or records.origin is None:
         return carved

@@ -13,8 +13,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
-from probmcl.data.labels import LabelStates
 from probmcl.data.hierarchy import parents_of
+from probmcl.data.labels import LabelStates
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -23,10 +23,6 @@ Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 Missing = Literal["error", "keep"]
 """What a reader does about an image that is not there: refuse the data, or leave it to `probmcl.data.check`."""
-
-
-class DataError(ValueError):
-    """The data cannot be read as it stands; the message names file, row or column, value and remedy."""
 
 
 @dataclass(frozen=True, eq=False)

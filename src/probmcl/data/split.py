@@ -18,9 +18,10 @@ import numpy as np
 from jaxtyping import Int, Shaped
 from numpy import ndarray
 
-from probmcl.data.records import SPLITS, DataError, Records, Split
-from probmcl.data.stratify import stratify
 from probmcl.data.formats.table.sheet import Cell, Table, load, only_column, quoted
+from probmcl.data.records import SPLITS, Records, Split
+from probmcl.data.stratify import stratify
+from probmcl.errors import DataError
 from probmcl.files import write_text
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 LISTED = 5
 
 
-def carve(
+def make_splits(
     records: Records,
     *,
     seed: int = 0,
@@ -46,7 +47,7 @@ def carve(
 
     >>> from pathlib import Path
     >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdefghij"], ["train"] * 10, np.ones((10, 1)))
-    >>> [len(carve(records).rows(split)) for split in ("train", "val", "test")]
+    >>> [len(make_splits(records).rows(split)) for split in ("train", "val", "test")]
     [7, 1, 2]
     """
     if val < 0 or test < 0 or val + test >= 1:
@@ -57,7 +58,7 @@ def carve(
     train, unit = np.flatnonzero(split == "train"), _units(records, together)
     stay = np.unique(unit[split != "train"]).tolist()
     shares = [1.0 - sum(missing.values()), *missing.values()]
-    part = _deal(records, unit, train, shares, seed=seed, keep=0, stay=stay)
+    part = _assign(records, unit, train, shares, seed=seed, keep=0, stay=stay)
     split[train] = np.array(["train", *missing])[part]
     return with_split(records, split)
 
@@ -78,7 +79,7 @@ def folds(records: Records, k: int, *, seed: int = 0, together: Sequence[Sequenc
         remedy = f"ask for 2 to {number}" if number > 1 else "there is nothing to part"
         parted = f"of which {number} can be parted (a group is not divided)"
         raise DataError(f"{k} folds of {len(records)} images, {parted}; {remedy}")
-    return 1 + _deal(records, unit, np.arange(len(records)), [1 / k] * k, seed=seed, keep=None)
+    return 1 + _assign(records, unit, np.arange(len(records)), [1 / k] * k, seed=seed, keep=None)
 
 
 def with_fold(
@@ -100,7 +101,7 @@ def with_fold(
     if fold not in fold_of:
         raise ValueError(f"no image is in fold {fold}; folds go from {min(fold_of)} to {max(fold_of)}")
     split = np.where(fold_of == fold, "test", "train")
-    return carve(with_split(records, split), seed=seed, val=val, test=0.0, together=together)
+    return make_splits(with_split(records, split), seed=seed, val=val, test=0.0, together=together)
 
 
 def given_split(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Records:
@@ -164,7 +165,7 @@ def _units(records: Records, together: Sequence[Sequence[int]]) -> Int[ndarray, 
     return np.asarray(connected_components(links, directed=False)[1], dtype=np.int64)
 
 
-def _deal(
+def _assign(
     records: Records,
     unit: Int[ndarray, "N"],
     rows: Int[ndarray, "R"],

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from probmcl.data import dicom
-from probmcl.data.images import ImageError, Preprocessing, read_image
-from probmcl.runtime.workers import default_workers, leave_interrupts_to_the_parent, start_method
-from probmcl.data.records import DataError
+from probmcl.data.images import Preprocessing, read_image
+from probmcl.errors import DataError, ImageError
+from probmcl.runtime.workers import default_workers, ignore_interrupts, start_method
 
 PICTURES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm", ".jp2", ".avif")
 SUFFIXES = (*PICTURES, *dicom.SUFFIXES)
@@ -106,7 +106,7 @@ def _batches(
         batch_sampler=_in_batches(items, batch_size),
         collate_fn=_collate,
         num_workers=workers,
-        worker_init_fn=leave_interrupts_to_the_parent,
+        worker_init_fn=ignore_interrupts,
         multiprocessing_context=start if workers else None,
         generator=torch.Generator().manual_seed(0),  # nothing is drawn from it; without it, torch's own moves on
     )
@@ -124,7 +124,7 @@ class _Plain(Dataset[tuple[Path, Tensor | ImageError]]):
 
     def _image(self, item: Item) -> Image.Image:
         if item.image is None:
-            return read_image(item.path, self.preprocessing.size, levels=self.preprocessing.levels)
+            return read_image(item.path, self.preprocessing.size, intensity=self.preprocessing.intensity)
         return _upright(item.image, item.path)
 
 

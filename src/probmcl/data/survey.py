@@ -11,8 +11,8 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
-from probmcl.data.duplicates.leaks import REMEDY, Leaks, NearPair
 from probmcl.data.duplicates.hashing import Fingerprint
+from probmcl.data.duplicates.leaks import REMEDY, Leaks, NearPair
 from probmcl.data.labels import State
 from probmcl.data.records import SPLITS, Records
 
@@ -167,7 +167,7 @@ def _of_images(content: Mapping[str, Any]) -> list[Finding]:
         text = f"{len(content['unreadable']):,} of {content['images']:,} images cannot be used, {first['image']}: "
         found.append(Finding("blocked", f"{text}{first['reason']}; mend or remove them, or --skip-bad SHARE"))
     if content["nearly_constant"]:
-        text = f"images that are nearly of one colour: {len(content['nearly_constant']):,}"
+        text = f"images that are nearly of one color: {len(content['nearly_constant']):,}"
         found.append(Finding("warning", f"{text} ({content['nearly_constant'][0]}, …)"))
     if content["conflicting_labels"]:
         first = content["conflicting_labels"][0]

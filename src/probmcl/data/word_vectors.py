@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float32
 from numpy import ndarray
 
-from probmcl.data.records import DataError
+from probmcl.errors import DataError
 
 OR_LEARN = "or leave out the file of vectors: then they are learned"
 

@@ -1,23 +1,23 @@
 """Stage 3: from an image to its feature h(x), by any timm model."""
 
-from probmcl.encoders.encoder import Encoder, Extracted, about, millions
-from probmcl.encoders.split_encoder import Halves, Trunk, halves
+from probmcl.encoders.encoder import Encoder, PrecomputedFeatures, about, millions
+from probmcl.encoders.split_encoder import SplitEncoder, Trunk, split_encoder
 from probmcl.encoders.stages import Stage, TwoMaps, at_entrances, is_part, stages, two_maps, with_maps, with_stages
-from probmcl.encoders.weights import WeightsError
+from probmcl.errors import WeightsError
 
 __all__ = [
     "Encoder",
-    "Extracted",
-    "Halves",
+    "PrecomputedFeatures",
+    "SplitEncoder",
     "Stage",
     "Trunk",
     "TwoMaps",
     "WeightsError",
     "about",
     "at_entrances",
-    "halves",
     "is_part",
     "millions",
+    "split_encoder",
     "stages",
     "two_maps",
     "with_maps",

@@ -11,9 +11,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probmcl import vision  # noqa: F401  # before timm, which imports torchvision
 from probmcl.encoders.weights import load, pretrained
 from probmcl.errors import suggestion
+from probmcl.runtime import torchvision_compat  # noqa: F401  # before timm, which imports torchvision
 
 import timm  # isort: skip
 
@@ -59,7 +59,7 @@ class Encoder(nn.Module):
         )
 
     def train(self, mode: bool = True) -> Encoder:
-        """Training mode; with `fixed_statistics`, batch normalisation keeps to the statistics it has."""
+        """Training mode; with `fixed_statistics`, batch normalization keeps to the statistics it has."""
         super().train(mode)
         if self.fixed_statistics:
             for module in self.modules():
@@ -115,7 +115,7 @@ class Encoder(nn.Module):
         return int(getattr(self.model, "num_prefix_tokens", one))
 
 
-class Extracted(nn.Module):
+class PrecomputedFeatures(nn.Module):
     """Stands in for an encoder whose features were computed before: what goes in comes out."""
 
     def __init__(self, features: int) -> None:
@@ -128,16 +128,16 @@ class Extracted(nn.Module):
 
 
 def about(name: str) -> str:
-    """An encoder in a few words, before anything is fetched: its name, its size and the licence of its weights.
+    """An encoder in a few words, before anything is fetched: its name, its size and the license of its weights.
 
     >>> about("test_resnet")
-    'test_resnet.r160_in1k, 0.4 million parameters (1 MB), licence apache-2.0'
+    'test_resnet.r160_in1k, 0.4 million parameters (1 MB), license apache-2.0'
     """
     cfg = _configuration(name)
     tag = f"{name.split('.')[0]}.{cfg['tag']}" if cfg["tag"] else name
     parameters = millions(name)
     size = f"{parameters:.1f} million parameters ({4 * parameters:.0f} MB)"
-    return f"{tag}, {size}, licence {cfg['license'] or 'not stated'}"
+    return f"{tag}, {size}, license {cfg['license'] or 'not stated'}"
 
 
 def millions(name: str) -> float:

@@ -36,7 +36,7 @@ class Trunk(nn.Module):
         raise RuntimeError(f"{self.encoder.name} never came to {self.last_stage}")
 
 
-class Halves(NamedTuple):
+class SplitEncoder(NamedTuple):
     """An encoder in two: `tail(trunk(images))` is its feature.
 
     The tail is an encoder too, whose images are the trunk's activations. It has copies of the weights, under the names
@@ -47,14 +47,14 @@ class Halves(NamedTuple):
     tail: Encoder
 
 
-def halves(encoder: Encoder) -> Halves | None:
+def split_encoder(encoder: Encoder) -> SplitEncoder | None:
     """Cut an encoder in front of its last stage, or None where its stages do not simply pass one tensor on.
 
     The tail is a copy in which everything that runs before the last stage passes its input through. That is right for
     a chain of modules and wrong for anything else, so both are run once and compared.
 
     >>> encoder = Encoder("test_resnet", image_size=64).eval()
-    >>> trunk, tail = halves(encoder)
+    >>> trunk, tail = split_encoder(encoder)
     >>> images = torch.rand(2, 3, 64, 64)
     >>> trunk(images).shape, torch.allclose(tail(trunk(images)), encoder(images), atol=1e-6)
     (torch.Size([2, 192, 4, 4]), True)
@@ -63,14 +63,14 @@ def halves(encoder: Encoder) -> Halves | None:
     return _cut(encoder, there[-1].module) if there else None
 
 
-def _cut(encoder: Encoder, last_stage: str) -> Halves | None:
+def _cut(encoder: Encoder, last_stage: str) -> SplitEncoder | None:
     trunk, tail = Trunk(encoder, last_stage), copy.deepcopy(encoder).eval()
     tail.fixed_statistics = True
     was_training = encoder.training
     encoder.eval()
     try:
         _pass_through(tail.model, _run_before(encoder, last_stage))
-        return Halves(trunk, tail) if _equal(encoder, trunk, tail) else None
+        return SplitEncoder(trunk, tail) if _equal(encoder, trunk, tail) else None
     except ODD:
         return None  # what a model does with activations that it takes for images is its own affair
     finally:

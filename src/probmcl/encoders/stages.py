@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probmcl.encoders.encoder import ODD, Encoder, Extracted
+from probmcl.encoders.encoder import ODD, Encoder, PrecomputedFeatures
 
 LEARNING_SHARE = 0.05
 """Of an encoder's parameters, at least so many are in what counts as its last stage: a norm is none."""
@@ -99,7 +99,7 @@ def at_entrances(encoder: Encoder, visits: Mapping[Stage, Visit]) -> Iterator[No
             handle.remove()
 
 
-def with_maps(encoder: Encoder | Extracted, method: str) -> Encoder:
+def with_maps(encoder: Encoder | PrecomputedFeatures, method: str) -> Encoder:
     """The encoder, for a method that needs its maps and would rather know at once that there are none.
 
     What the model computes from its maps only afterwards is frozen: no gradient will reach it. Nothing is run, since
@@ -107,11 +107,11 @@ def with_maps(encoder: Encoder | Extracted, method: str) -> Encoder:
 
     >>> with_maps(Encoder("test_resnet", image_size=64), "csra").channels
     96
-    >>> with_maps(Extracted(96), "csra")
+    >>> with_maps(PrecomputedFeatures(96), "csra")
     Traceback (most recent call last):
     ValueError: csra needs feature maps, and stored features have none: choose --tune last or --tune all
     """
-    if isinstance(encoder, Extracted):
+    if isinstance(encoder, PrecomputedFeatures):
         raise ValueError(
             f"{method} needs feature maps, and stored features have none: choose --tune last or --tune all"
         )
@@ -137,7 +137,7 @@ def _beyond_maps(name: str, image_size: int) -> frozenset[str]:
     return frozenset(key for key, parameter in empty.model.named_parameters() if parameter.grad is None)
 
 
-def with_stages(encoder: Encoder | Extracted, method: str, count: int = 1) -> Encoder:
+def with_stages(encoder: Encoder | PrecomputedFeatures, method: str, count: int = 1) -> Encoder:
     """The encoder, for a method that needs its maps and those that enter its last `count` stages.
 
     >>> len(stages(with_stages(Encoder("test_resnet", image_size=64), "tdrg")))

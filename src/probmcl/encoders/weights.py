@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from probmcl import vision  # noqa: F401  # before timm, which imports torchvision
+from probmcl.errors import WeightsError
+from probmcl.runtime import torchvision_compat  # noqa: F401  # before timm, which imports torchvision
 
 import timm  # isort: skip
 
@@ -23,10 +24,6 @@ OF_A_RUN = "model.safetensors"
 
 PATIENCE = 4.0
 """Seconds to wait for the model hub before saying that it cannot be reached."""
-
-
-class WeightsError(ValueError):
-    """The weights that were asked for cannot be had, or do not fit the encoder."""
 
 
 def pretrained(name: str, cfg: dict[str, Any], size: dict[str, Any]) -> Any:

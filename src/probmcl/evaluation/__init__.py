@@ -3,7 +3,7 @@
 from probmcl.evaluation.bootstrap import (
     bootstrapped_areas,
     bootstrapped_map,
-    centred,
+    centered,
     holm,
     interval,
     p_value,
@@ -20,7 +20,7 @@ __all__ = [
     "best_thresholds",
     "bootstrapped_areas",
     "bootstrapped_map",
-    "centred",
+    "centered",
     "decisions_at",
     "holm",
     "interval",

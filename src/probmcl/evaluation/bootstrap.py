@@ -161,7 +161,7 @@ def _at_levels(
     return torch.stack([precision, won_twice / (2 * found[-1].double() * all_of_them)])
 
 
-def centred(samples: Float[np.ndarray, " B"], estimate: float) -> Float64[np.ndarray, " B"]:
+def centered(samples: Float[np.ndarray, " B"], estimate: float) -> Float64[np.ndarray, " B"]:
     """Bootstrapped values, moved so that their mean is what was found on the images themselves.
 
     A positive that is drawn twice ranks beside itself, so that resamples have a higher mAP than new images would. With
@@ -169,7 +169,7 @@ def centred(samples: Float[np.ndarray, " B"], estimate: float) -> Float64[np.nda
     images had mAP 0.209, their resamples 0.019 more, and `interval` met the truth in 80 of 100 simulations; moved, in
     93. NaN stays NaN.
 
-    >>> centred(np.array([0.5, 0.7]), 0.5)
+    >>> centered(np.array([0.5, 0.7]), 0.5)
     array([0.4, 0.6])
     """
     there = ~np.isnan(samples)

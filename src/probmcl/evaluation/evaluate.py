@@ -9,12 +9,12 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
-from probmcl import distributed
 from probmcl.data.loader import Batch
 from probmcl.evaluation.decisions import Decisions, Rates, decisions_of, rates_of
 from probmcl.evaluation.metrics import average_precision_of, checked, decision_metrics
 from probmcl.evaluation.roc import area_under_roc_of
 from probmcl.methods.base import Classifier
+from probmcl.runtime import distributed
 
 THRESHOLDS = (0.5, 0.8)
 """The paper's text says 0.5, its authors' earlier code uses 0.8 (decision 0001, point 19): both are reported."""
@@ -30,7 +30,7 @@ def predict(
 ) -> Float[Tensor, "N C"]:
     """Probability of every class for every image, from its first view; `done` hears of each batch.
 
-    Several processes each go through their `distributed.share` of the batches, and all get the scores of all images, in
+    Several processes each go through their `distributed.shard` of the batches, and all get the scores of all images, in
     the order in which one process would have them.
     """
     classifier.to(device).eval()
@@ -39,7 +39,7 @@ def predict(
         scores.append(classifier.logits(batch.views[0].to(device)).float().sigmoid().cpu())
         if done is not None:
             done(len(batch.labels))
-    gathered = distributed.unshare(scores)
+    gathered = distributed.unshard(scores)
     if not len(gathered):
         raise ValueError("there are no images to score; choose a split that has some")
     return gathered

@@ -14,7 +14,7 @@ AGGREGATES: tuple[Aggregate, ...] = get_args(Aggregate)
 
 
 @dataclass(frozen=True, eq=False)
-class Judged:
+class ScoredRows:
     """Scores, labels and which of them are known, of N images or groups of images.
 
     Attributes:
@@ -35,7 +35,7 @@ class Judged:
         labels: Float[ndarray, "N C"],
         known: Bool[ndarray, "N C"],
         group: tuple[str, ...] | None = None,
-    ) -> Judged:
+    ) -> ScoredRows:
         """Each row is an image."""
         return cls(scores, labels, known, group, np.ones(len(scores), dtype=np.int64))
 
@@ -52,13 +52,13 @@ class Judged:
         """How many things a resample draws from."""
         return len(self) if self.groups is None else self.groups
 
-    def take(self, rows: Int[ndarray, "K"]) -> Judged:
+    def take(self, rows: Int[ndarray, "K"]) -> ScoredRows:
         """Some rows alone."""
         group = None if self.group is None else tuple(self.group[row] for row in rows)
-        return Judged(self.scores[rows], self.labels[rows], self.known[rows], group, self.images[rows])
+        return ScoredRows(self.scores[rows], self.labels[rows], self.known[rows], group, self.images[rows])
 
 
-def aggregated(judged: Judged, how: Aggregate) -> Judged:
+def aggregated(judged: ScoredRows, how: Aggregate) -> ScoredRows:
     """One row a group, in the order of their names: what is said of a patient or a slide from all of its images.
 
     A score is the mean or the maximum of the images'. A label is present where it is present in any image; absent where
@@ -78,7 +78,7 @@ def aggregated(judged: Judged, how: Aggregate) -> Judged:
     order = np.argsort(member, kind="stable")
     starts = np.searchsorted(member[order], np.arange(len(names)))
     scores, rows = judged.scores[order].astype(np.float64), np.bincount(member)
-    return Judged(
+    return ScoredRows(
         scores=np.maximum.reduceat(scores, starts) if how == "max" else np.add.reduceat(scores, starts) / rows[:, None],
         labels=np.maximum.reduceat(np.where(judged.known, judged.labels, 0)[order], starts),
         known=np.logical_or.reduceat(judged.known[order], starts),

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from probmcl.evaluation.bootstrap import bootstrapped_areas, centred, interval, resamples_in_blocks
-from probmcl.evaluation.judged import Judged
+from probmcl.evaluation.bootstrap import bootstrapped_areas, centered, interval, resamples_in_blocks
+from probmcl.evaluation.judged import ScoredRows
 from probmcl.evaluation.metrics import average_precision
 from probmcl.evaluation.roc import area_under_roc
 
@@ -21,7 +21,7 @@ MOST_VALUES = 200
 
 
 def with_interval(
-    judged: Judged, *, draws: int, seed: int, done: Callable[[int], None] | None = None
+    judged: ScoredRows, *, draws: int, seed: int, done: Callable[[int], None] | None = None
 ) -> dict[str, Any]:
     """What was scored, mAP and macro AUROC, and the intervals that hold 95 % of their resamples.
 
@@ -51,7 +51,7 @@ def with_interval(
 
 
 def by_value(
-    judged: Judged,
+    judged: ScoredRows,
     values: Sequence[str],
     *,
     draws: int,
@@ -92,7 +92,7 @@ def _as_read(value: str) -> tuple[float, str]:
 
 
 def _intervals(
-    judged: Judged, estimates: dict[str, float], draws: int, seed: int, done: Callable[[int], None] | None
+    judged: ScoredRows, estimates: dict[str, float], draws: int, seed: int, done: Callable[[int], None] | None
 ) -> dict[str, list[float] | None]:
     if not draws or judged.units < 2:
         if done is not None:
@@ -103,7 +103,7 @@ def _intervals(
 
 
 def _samples(
-    judged: Judged, draws: int, seed: int, done: Callable[[int], None] | None
+    judged: ScoredRows, draws: int, seed: int, done: Callable[[int], None] | None
 ) -> dict[str, Float64[np.ndarray, " B"]]:
     """What each resample has; who listens hears of the classes once, with the last block of resamples."""
     found, left = [], draws
@@ -119,7 +119,7 @@ def _interval(samples: Float64[np.ndarray, " B"], estimate: float) -> list[float
     """Its ends, which lie within 0 and 1 also where moving the resamples would take them out."""
     if estimate != estimate:
         return None
-    return [min(max(end, 0.0), 1.0) for end in interval(centred(samples, estimate))]
+    return [min(max(end, 0.0), 1.0) for end in interval(centered(samples, estimate))]
 
 
 def _number(x: float) -> float | None:

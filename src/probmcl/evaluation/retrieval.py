@@ -24,14 +24,14 @@ def retrieval(
     queries: int | None = 2000,
     seed: int = 0,
 ) -> dict[str, float | None]:
-    """How alike the labels of an image are to those of its neighbours, by the cosine of their embeddings.
+    """How alike the labels of an image are to those of its neighbors, by the cosine of their embeddings.
 
     - jaccard_at_10 (for k = 10): mean `jaccard` of an image and its k nearest others, or all others if there are fewer;
     - mAP: mean average precision of ranking all others by cosine, where those with jaccard ≥ `threshold` are relevant;
       images without a relevant other are left out.
 
     At most `queries` images ask, drawn by the seed; all are searched. None where nothing could be averaged. An image is
-    never its own neighbour. A vector of zeros has cosine 0 to everything. Images at equal cosine share their places:
+    never its own neighbor. A vector of zeros has cosine 0 to everything. Images at equal cosine share their places:
     jaccard_at_k is the mean over all orders of them, and average precision counts them at one point.
 
     An image without a known label neither asks nor is found: nobody can say whether it would be right.

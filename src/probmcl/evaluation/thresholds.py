@@ -19,7 +19,7 @@ def best_thresholds(scores: Array, labels: Array, known: Array | None = None) ->
         F1(t) = 2 TP(t) / (D(t) + P)
 
     where D(t) known images score above t, P are positive and TP(t) are both. F1 changes only where t passes a score, so
-    t is the middle between two neighbouring scores; below the lowest score m it is the middle between m and 0 or, if
+    t is the middle between two neighboring scores; below the lowest score m it is the middle between m and 0 or, if
     m ≤ 0, between m and 2m − 1. Of thresholds with equal F1 it is the one nearest 0.5, of two as near the lower. A
     class without a known positive has 0.5. Entries with `known` False take no part.
 
@@ -40,7 +40,7 @@ def best_thresholds(scores: Array, labels: Array, known: Array | None = None) ->
 
 
 def _best_cut(column: Column) -> tuple[float, float]:
-    """The two neighbouring scores between which F1 is best.
+    """The two neighboring scores between which F1 is best.
 
     The upper one is a positive's: to go on down to a negative adds an image to D and none to TP.
     """

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from probmcl import flags, intake
+from probmcl import intake
+from probmcl.cli import options as flags
+from probmcl.errors import SettingsError
 from probmcl.experiments.rows import Comparison
 
 if TYPE_CHECKING:
-    from probmcl.experiments.runner import Asked
+    from probmcl.console import Console
     from probmcl.data.records import Records
-    from probmcl.console import Display
+    from probmcl.experiments.runner import ComparisonSpec
 
 REMEMBERED = "asked.json"
 """The file that says what is compared."""
@@ -95,9 +97,9 @@ def compare(
     Example: probmcl compare --resume runs/2026-11-15-photos-comparison --add elsewhere/results.jsonl
     """
     given, began = dict(locals()), time.perf_counter()
-    from probmcl.runtime.distributed import started
+    from probmcl.runtime.distributed import process_group
 
-    with started(device):
+    with process_group(device):
         if resume is not None:
             intake.refuse_beside_resume(given, "device", "workers", "add", "methods")
             return _resume(Path(resume), methods, intake.said(device=device, workers=workers), _paths(add), began)
@@ -131,14 +133,14 @@ def _paths(given: Sequence[Path | str] | Path | str | None) -> list[Path]:
     return [Path(path).resolve() for path in listed]
 
 
-def _asked(methods: str, keys: dict[str, Any], numbers: dict[str, int], budget: str | None) -> Asked:
+def _asked(methods: str, keys: dict[str, Any], numbers: dict[str, int], budget: str | None) -> ComparisonSpec:
     """What was asked for; whatever can be refused is refused here, before any image is read."""
     from dataclasses import replace
 
     from probmcl import encoders
-    from probmcl.experiments.protocol import TRIALS, entrants
-    from probmcl.experiments.runner import Asked
-    from probmcl.settings import SettingsError, make_settings, seconds
+    from probmcl.experiments.protocol import TRIALS, parse_methods
+    from probmcl.experiments.runner import ComparisonSpec
+    from probmcl.settings import make_settings, parse_duration
 
     for name, number in numbers.items():
         if number < 1:
@@ -152,59 +154,59 @@ def _asked(methods: str, keys: dict[str, Any], numbers: dict[str, int], budget: 
     encoders.about(settings.encoder.name)
     listed = _listed(methods)
     numbers = numbers if budget is not None else {"epochs": 6} | numbers
-    return Asked(
+    return ComparisonSpec(
         settings,
-        entrants(listed),
+        parse_methods(listed),
         everyone="all" in listed,
-        budget=None if budget is None else seconds(budget),
+        budget=None if budget is None else parse_duration(budget),
         **numbers,
     )
 
 
 def _start(
-    data: Path, given: Mapping[str, Any], asked: Asked, out: Path | str | None, add: list[Path], began: float
+    data: Path, given: Mapping[str, Any], asked: ComparisonSpec, out: Path | str | None, add: list[Path], began: float
 ) -> Comparison:
     from dataclasses import replace
 
-    from probmcl import runs
-    from probmcl.data.audit import admit
+    from probmcl import run_folder
+    from probmcl.data.audit import prepare_data
     from probmcl.data.check import refuse_unscorable
     from probmcl.data.split import write_folds
-    from probmcl.runtime.distributed import first
     from probmcl.files import write_json
+    from probmcl.runtime.distributed import is_main_process
 
     if out is not None:
-        runs.refuse_used(Path(out))
-    display = intake.display_of_the_first()
+        run_folder.refuse_used(Path(out))
+    console = intake.display_of_the_first()
     rules = intake.rules_of(given, seed=0)
-    admitted = admit(data, intake.reading_of(given), rules, asked.settings.workers, display)
+    admitted = prepare_data(data, intake.reading_of(given), rules, asked.settings.workers, console)
     records = admitted.records
     refuse_unscorable(records)
-    asked = replace(asked, settings=replace(asked.settings, levels=admitted.levels))
+    asked = replace(asked, settings=replace(asked.settings, intensity=admitted.intensity))
     alarms = [*admitted.alarms, *intake.seen_before(records, asked.settings.encoder.weights)]
     remembered = {"data": admitted.source, "name": intake.data_name(data), "asked": asked, "alarms": alarms, "add": add}
     with (
         intake.folder_for(out, f"{remembered['name']}-comparison") as folder,
-        intake.told_how_to_go_on("compare", folder, REMEMBERED, display),
+        intake.told_how_to_go_on("compare", folder, REMEMBERED, console),
     ):
-        if first():
+        if is_main_process():
             folder.mkdir(parents=True, exist_ok=True)
-            runs.write_split(folder / "split.csv", records)
+            run_folder.write_split(folder / "split.csv", records)
             if admitted.fold_of is not None:
                 write_folds(folder / "folds.csv", records, admitted.fold_of)
             write_json(folder / REMEMBERED, remembered)
-        return _carried_out(records, asked, folder, display, remembered, began)
+        return _carried_out(records, asked, folder, console, remembered, began)
 
 
 def _resume(folder: Path, methods: str | None, where: dict[str, Any], add: list[Path], began: float) -> Comparison:
     from dataclasses import replace
 
     from probmcl.data.audit import read_again
-    from probmcl.experiments.protocol import Entrant, entrants
-    from probmcl.experiments.runner import Asked
-    from probmcl.runtime.device import find_device
-    from probmcl.runtime.distributed import barrier, first
+    from probmcl.experiments.protocol import MethodSpec, parse_methods
+    from probmcl.experiments.runner import ComparisonSpec
     from probmcl.files import read_json, write_json
+    from probmcl.runtime.device import find_device
+    from probmcl.runtime.distributed import barrier, is_main_process
     from probmcl.settings import refuse_unnamed, settings_of_run
 
     if not (folder / REMEMBERED).is_file():
@@ -213,38 +215,38 @@ def _resume(folder: Path, methods: str | None, where: dict[str, Any], add: list[
     given = dict(remembered["asked"])
     settings = replace(settings_of_run(given.pop("settings")), **where)
     settings = replace(settings, device=find_device(settings.device))
-    taking_part = tuple(Entrant(**entrant) for entrant in given.pop("entrants"))
-    if methods is not None and entrants(_listed(methods)) != taking_part:
+    taking_part = tuple(MethodSpec(**entrant) for entrant in given.pop("entrants"))
+    if methods is not None and parse_methods(_listed(methods)) != taking_part:
         names = ",".join(entrant.name for entrant in taking_part)
         raise ValueError(f"--methods {methods}: {folder} compares {names}; beside --resume say the same, or nothing")
     for entrant in taking_part:
         refuse_unnamed(entrant.method, "the same --methods again, with")
-    display, records = intake.display_of_the_first(), read_again(remembered["data"], folder / "split.csv")
+    console, records = intake.display_of_the_first(), read_again(remembered["data"], folder / "split.csv")
     remembered["add"] = list(dict.fromkeys([*remembered["add"], *map(str, add)]))
     barrier()
-    if first():
+    if is_main_process():
         write_json(folder / REMEMBERED, remembered)
-    with intake.told_how_to_go_on("compare", folder, REMEMBERED, display):
-        return _carried_out(records, Asked(settings, taking_part, **given), folder, display, remembered, began)
+    with intake.told_how_to_go_on("compare", folder, REMEMBERED, console):
+        return _carried_out(records, ComparisonSpec(settings, taking_part, **given), folder, console, remembered, began)
 
 
 def _carried_out(
-    records: Records, asked: Asked, folder: Path, display: Display, remembered: Mapping[str, Any], began: float
+    records: Records, asked: ComparisonSpec, folder: Path, console: Console, remembered: Mapping[str, Any], began: float
 ) -> Comparison:
+    from probmcl.experiments.runner import ComparisonRunner
     from probmcl.report.comparison_tables import terminal
     from probmcl.report.verdict import verdict
-    from probmcl.experiments.runner import Work
 
     alarms = remembered["alarms"]
     for alarm in alarms:
-        display.say(f"  ALARM: {alarm}")
-    work = Work(
-        records, asked, folder, display, remembered["name"], source=remembered["data"], alarms=alarms, began=began
+        console.print(f"  ALARM: {alarm}")
+    work = ComparisonRunner(
+        records, asked, folder, console, remembered["name"], source=remembered["data"], alarms=alarms, began=began
     )
     comparison = work.run([Path(path) for path in remembered["add"]])
     for table in terminal(comparison):
-        display.console.print(table)
+        console.rich.print(table)
     for line in (verdict(comparison), *(f"ALARM: {alarm}" for alarm in alarms)):
-        display.say(line)
-    display.say(f"tables, plot, references and every prediction are in {folder}")
+        console.print(line)
+    console.print(f"tables, plot, references and every prediction are in {folder}")
     return comparison

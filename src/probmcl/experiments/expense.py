@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 
 from probmcl.cost import seconds_per_image, step_memory
-from probmcl.runtime.distributed import world
 from probmcl.cost.size import gmac, parameters
-from probmcl.run.backbone import Material
+from probmcl.cost.speed import seconds_per_step
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
 from probmcl.methods.probe import Probe
-from probmcl.run.budget import seconds_per_step
-from probmcl.settings import Contender
+from probmcl.run.backbone import Material
+from probmcl.runtime.distributed import world_size
+from probmcl.settings import TrainingJob
 
 
 @dataclass(frozen=True)
@@ -50,18 +50,18 @@ def of_the_frozen_probe(material: Material) -> Expense:
     return Expense(None, _prediction(probe, material), None, None)
 
 
-def expense(contender: Contender, material: Material, probe: Prediction) -> Expense:
+def expense(job: TrainingJob, material: Material, probe: Prediction) -> Expense:
     """What a contender costs on the encoder of a run, beside the probe on it."""
-    kind = find_method(contender.method)
+    kind = find_method(job.method)
     own_head = None
-    if kind.has_own_head(contender.settings):
-        whole = kind(copy.deepcopy(material.encoder), material.records.label_space, contender.settings)
+    if kind.has_own_head(job.settings):
+        whole = kind(copy.deepcopy(material.encoder), material.records.label_space, job.settings)
         assert isinstance(whole, Classifier)
         own_head = _prediction(whole.to(material.settings.device), material)
-    method, views, labels = material.example(contender)
-    memory = step_memory(method, views, labels, contender.training)
-    seconds = seconds_per_step(method, views, labels, contender.training)
-    return Expense(own_head, probe, world() * views.shape[0] * views.shape[1] / seconds, memory)
+    method, views, labels = material.example(job)
+    memory = step_memory(method, views, labels, job.training)
+    seconds = seconds_per_step(method, views, labels, job.training)
+    return Expense(own_head, probe, world_size() * views.shape[0] * views.shape[1] / seconds, memory)
 
 
 def _prediction(classifier: Classifier, material: Material) -> Prediction:

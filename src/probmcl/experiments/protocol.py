@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from probmcl.runtime.distributed import world
+from probmcl.errors import SettingsError
 from probmcl.methods import METHODS, find_method, full_name
-from probmcl.run.budget import MOST_VIEWS, Cost, Plan, Planner, in_words
+from probmcl.run.budget import MOST_VIEWS, Cost, Plan, Planner, format_duration
 from probmcl.run.results import Candidate
-from probmcl.settings import Contender, Settings, SettingsError, called, method_settings, usual_training
+from probmcl.runtime.distributed import world_size
+from probmcl.settings import Settings, TrainingJob, default_training, method_settings, short_name
 from probmcl.training.optimizer import Training
 
 TRIALS = tuple((rate, decay) for decay in (1.0, 10.0, 0.0) for rate in (1.0, 1 / 3, 3.0))
@@ -24,7 +25,7 @@ WORTH = 0.9
 
 
 @dataclass(frozen=True)
-class Entrant:
+class MethodSpec:
     """A method that takes part, with one of its presets."""
 
     method: str
@@ -33,16 +34,16 @@ class Entrant:
     @property
     def name(self) -> str:
         """What its rows are called."""
-        return called(self.method) if self.preset == "default" else f"{called(self.method)}:{self.preset}"
+        return short_name(self.method) if self.preset == "default" else f"{short_name(self.method)}:{self.preset}"
 
 
-def entrants(methods: Sequence[str]) -> tuple[Entrant, ...]:
+def parse_methods(methods: Sequence[str]) -> tuple[MethodSpec, ...]:
     """Who is meant by `all`, NAME, NAME:PRESET or the place of a method or loss of one's own; nobody twice.
 
-    >>> [entrant.name for entrant in entrants(["bce", "probmcl:paper"])]
+    >>> [entrant.name for entrant in parse_methods(["bce", "probmcl:paper"])]
     ['bce', 'probmcl:paper']
     """
-    found: dict[str, Entrant] = {}
+    found: dict[str, MethodSpec] = {}
     for said in methods:
         everyone = [name for name in METHODS if name != "probe"] if said == "all" else [said]
         for entrant in map(_entrant, everyone):
@@ -54,20 +55,26 @@ def entrants(methods: Sequence[str]) -> tuple[Entrant, ...]:
     return tuple(found.values())
 
 
-def _entrant(said: str) -> Entrant:
+def _entrant(said: str) -> MethodSpec:
     method, _, preset = said.partition(":")
     if method == "probe":
         raise SettingsError("the frozen probe is part of every comparison; leave 'probe' out")
-    entrant = Entrant(method, preset or "default") if method in METHODS else Entrant(full_name(said))
+    entrant = MethodSpec(method, preset or "default") if method in METHODS else MethodSpec(full_name(said))
     if entrant.method not in METHODS and entrant.name in METHODS:
         raise SettingsError(f"{entrant.method} is called as the method {entrant.name} here; rename it")
     method_settings(entrant.method, entrant.preset)  # which refuses what is not there
     return entrant
 
 
-def contenders(
-    taking_part: Sequence[Entrant], settings: Settings, *, images: int, views: int, trials: int, batch_size: int | None
-) -> tuple[Contender, ...]:
+def make_jobs(
+    taking_part: Sequence[MethodSpec],
+    settings: Settings,
+    *,
+    images: int,
+    views: int,
+    trials: int,
+    batch_size: int | None,
+) -> tuple[TrainingJob, ...]:
     """Every entrant, with `trials` learning rates and weight decays each, on the same number of views.
 
     `images` are those to train on, `views` how often each of them is seen at most.
@@ -76,7 +83,7 @@ def contenders(
         raise SettingsError(
             f"trials={trials}: give 1 to {len(TRIALS)} learning rates and weight decays for each method"
         )
-    usual = {e.name: Training(**usual_training(e.method, settings.tune)) for e in taking_part}
+    usual = {e.name: Training(**default_training(e.method, settings.tune)) for e in taking_part}
     n_views = {e.name: find_method(e.method).n_views for e in taking_part}
     steps = fair_steps(images, views, [(t.batch_size, n_views[name]) for name, t in usual.items()], batch_size)
     seen = equal_views(images, views, list(steps.values()))
@@ -90,7 +97,7 @@ def contenders(
                 fixed, learning_rate=training.learning_rate * rate, weight_decay=training.weight_decay * decay
             )
             config = method_settings(entrant.method, entrant.preset)
-            made.append(Contender(entrant.method, config, tried, trial_name(name, number)))
+            made.append(TrainingJob(entrant.method, config, tried, trial_name(name, number)))
     return tuple(made)
 
 
@@ -103,7 +110,7 @@ def trial_name(name: str, number: int) -> str:
     return name if number == 0 else f"{name}, trial {number + 1}"
 
 
-def round_of(taking_part: Sequence[Entrant]) -> int:
+def round_of(taking_part: Sequence[MethodSpec]) -> int:
     """Views of each image in a round: two, or what every method can take in whole steps."""
     return math.lcm(2, *(find_method(e.method).n_views for e in taking_part))
 
@@ -137,7 +144,7 @@ def fair_steps(
     >>> fair_steps(100, 12, [])[128, 2]
     (64, 2)
     """
-    processes = processes or world()
+    processes = processes or world_size()
     if images < processes:
         raise SettingsError(f"{processes} processes for {images} images; start fewer processes")
 
@@ -156,8 +163,8 @@ def planner(
     budget: float,
     *,
     seeds: int,
-    taking_part: Sequence[Entrant],
-    remake: Callable[[int], Sequence[Contender]],
+    taking_part: Sequence[MethodSpec],
+    remake: Callable[[int], Sequence[TrainingJob]],
     before: float = 0.0,
 ) -> Planner:
     """Turn a budget for everything into views of each image, once the first run has measured what everything costs.
@@ -174,9 +181,9 @@ def planner(
         views = sum(c.epoch / c.n_views for c in costs) + (seeds - 1) * sum(c.epoch / c.n_views for c in later)
         rounds = int((budget / SAFETY - fixed) // (views * views_in_round))
         if rounds < 1:
-            needed = in_words(60.0 * math.ceil(SAFETY * (fixed + views * views_in_round) / 60))
+            needed = format_duration(60.0 * math.ceil(SAFETY * (fixed + views * views_in_round) / 60))
             raise SettingsError(
-                f"a budget of {in_words(budget)} is too small for {len(firsts)} methods and {seeds} seeds: "
+                f"a budget of {format_duration(budget)} is too small for {len(firsts)} methods and {seeds} seeds: "
                 f"{views_in_round} views of each image take about {needed}; give that, or fewer methods or seeds"
             )
         shown = views_in_round * min(rounds, MOST_VIEWS // views_in_round)
@@ -184,7 +191,7 @@ def planner(
         seen = made[0].training.views
         said = (
             f"plan: every method sees {seen:,} images, {shown} views of each; {len(costs)} trainings and {seeds} seeds "
-            f"take about {in_words(fixed + views * shown)}",
+            f"take about {format_duration(fixed + views * shown)}",
         )
         return Plan({c.name: c.training.epochs for c in made}, said, seen)
 
@@ -202,15 +209,15 @@ def chosen_trials(candidates: Mapping[str, Candidate], names: Sequence[str], tri
     return best
 
 
-def _best_head(candidates: Mapping[str, Candidate], contender: str) -> float | None:
-    heads = [candidates[name] for name in candidate_names(contender).values() if name in candidates]
+def _best_head(candidates: Mapping[str, Candidate], job: str) -> float | None:
+    heads = [candidates[name] for name in candidate_names(job).values() if name in candidates]
     return max((head.validation_map for head in heads), default=None)
 
 
-def candidate_names(contender: str) -> dict[str, str]:
+def candidate_names(job: str) -> dict[str, str]:
     """What the candidates of a contender are called, by head.
 
     >>> candidate_names("bce")
     {'own head': 'bce, own head', 're-probed': 'bce, re-probed'}
     """
-    return {head: f"{contender}, {head}" for head in ("own head", "re-probed")}
+    return {head: f"{job}, {head}" for head in ("own head", "re-probed")}

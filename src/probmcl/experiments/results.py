@@ -13,19 +13,19 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from probmcl.experiments.expense import Expense
-from probmcl.experiments.fingerprint import difference
-from probmcl.experiments.protocol import Entrant, candidate_names
-from probmcl.experiments.rows import Head
 from probmcl.evaluation.metrics import multilabel_metrics
 from probmcl.evaluation.retrieval import retrieval
 from probmcl.evaluation.thresholds import best_thresholds
+from probmcl.experiments.expense import Expense
+from probmcl.experiments.fingerprint import difference
+from probmcl.experiments.protocol import MethodSpec, candidate_names
+from probmcl.experiments.rows import Head
 from probmcl.files import json_line, read_json, write_text
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
 from probmcl.run.phases import FROZEN, folder_of
 from probmcl.run.results import Candidate, Run
-from probmcl.settings import Contender
+from probmcl.settings import TrainingJob
 
 Retrieval = Mapping[str, float | None]
 
@@ -126,13 +126,15 @@ class Circumstances(NamedTuple):
     expenses: Mapping[str, Expense]
 
 
-def results_of(run: Run, chosen: Mapping[str, tuple[Entrant, Contender]], shared: Circumstances) -> Iterator[Result]:
+def results_of(
+    run: Run, chosen: Mapping[str, tuple[MethodSpec, TrainingJob]], shared: Circumstances
+) -> Iterator[Result]:
     """Every tested classifier of a run: the frozen probe, and both heads of each entrant by name."""
     yield _result(run, run.candidates[FROZEN], "frozen", shared)
-    for name, (entrant, contender) in chosen.items():
-        for head, candidate in candidate_names(contender.name).items():
+    for name, (entrant, job) in chosen.items():
+        for head, candidate in candidate_names(job.name).items():
             if candidate in run.candidates:
-                yield _result(run, run.candidates[candidate], head, shared, name, entrant, contender)
+                yield _result(run, run.candidates[candidate], head, shared, name, entrant, job)
 
 
 def _result(
@@ -141,12 +143,12 @@ def _result(
     head: Any,
     shared: Circumstances,
     name: str = FROZEN,
-    entrant: Entrant | None = None,
-    contender: Contender | None = None,
+    entrant: MethodSpec | None = None,
+    job: TrainingJob | None = None,
 ) -> Result:
     place = folder_of(run.folder, candidate.name)
     val, test = (read_predictions(place / "predictions" / f"{split}.npz") for split in ("val", "test"))
-    probed = FROZEN if contender is None else candidate_names(contender.name)["re-probed"]
+    probed = FROZEN if job is None else candidate_names(job.name)["re-probed"]
     expense = shared.expenses[name]
     predicting = expense.own_head if head == "own head" and expense.own_head else expense.probe
     origin = None if entrant is None else find_method(entrant.method).origin
@@ -163,10 +165,10 @@ def _result(
         macro_F1=_macro_f1(val, test, emits_set),
         by_embedding=read_json(folder_of(run.folder, probed) / "retrieval.json"),
         by_probabilities=dict(retrieval(test.scores, test.labels, test.known)),
-        learning_rate=None if contender is None else contender.training.learning_rate,
-        weight_decay=None if contender is None else contender.training.weight_decay,
+        learning_rate=None if job is None else job.training.learning_rate,
+        weight_decay=None if job is None else job.training.weight_decay,
         trials=shared.trials,
-        images_seen=0 if contender is None else shared.images_seen,
+        images_seen=0 if job is None else shared.images_seen,
         seconds=candidate.seconds,
         parameters=predicting.parameters,
         gmac=predicting.gmac,

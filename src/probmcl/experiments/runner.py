@@ -11,15 +11,16 @@ from typing import Any
 
 import msgspec
 
-from probmcl.experiments import plot, tables, verdict
+from probmcl.console import Console
+from probmcl.data.records import Records
 from probmcl.experiments.expense import Expense, expense, of_the_frozen_probe
 from probmcl.experiments.fingerprint import fingerprint
 from probmcl.experiments.protocol import (
-    Entrant,
+    MethodSpec,
     candidate_names,
     chosen_trials,
-    contenders,
     fair_steps,
+    make_jobs,
     planner,
     round_of,
     trial_name,
@@ -27,21 +28,22 @@ from probmcl.experiments.protocol import (
 from probmcl.experiments.results import Circumstances, Result, merged, read_results, results_of, write_results
 from probmcl.experiments.rows import Comparison
 from probmcl.experiments.statistics import DRAWS, rows_of
-from probmcl.data.records import Records
-from probmcl.runtime.distributed import barrier, broadcast, first
 from probmcl.files import read_json, write_json, write_text
-from probmcl.run.backbone import Material, build_encoder
 from probmcl.methods import find_method
-from probmcl.run.phases import FROZEN, Tested, everybody
+from probmcl.report import comparison_plot as plot
+from probmcl.report import comparison_tables as tables
+from probmcl.report import verdict
+from probmcl.run.backbone import Material, build_encoder
 from probmcl.run.budget import Planner
+from probmcl.run.phases import FROZEN, Tested, test_all
 from probmcl.run.results import Candidate, Run
 from probmcl.run.runner import run_or_resume
-from probmcl.settings import Contender, Settings, Tune
-from probmcl.console import Display
+from probmcl.runtime.distributed import barrier, broadcast, is_main_process
+from probmcl.settings import Settings, TrainingJob, Tune
 
 
 @dataclass(frozen=True)
-class Asked:
+class ComparisonSpec:
     """What is compared.
 
     Attributes:
@@ -56,7 +58,7 @@ class Asked:
     """
 
     settings: Settings
-    entrants: tuple[Entrant, ...]
+    entrants: tuple[MethodSpec, ...]
     everyone: bool = False
     seeds: int = 3
     trials: int = 1
@@ -82,7 +84,7 @@ class Measured:
     cannot: dict[str, str]
 
 
-class Work:
+class ComparisonRunner:
     """A comparison in the making; `folder` has a run folder for each seed.
 
     `source` says how the records were read, `alarms` what is known to be wrong with them, `began` when it all began, by
@@ -92,16 +94,16 @@ class Work:
     def __init__(
         self,
         records: Records,
-        asked: Asked,
+        asked: ComparisonSpec,
         folder: Path,
-        display: Display,
+        console: Console,
         name: str,
         *,
         source: Mapping[str, Any] | None = None,
         alarms: Sequence[str] = (),
         began: float | None = None,
     ) -> None:
-        self.records, self.asked, self.folder, self.display, self.name = records, asked, folder, display, name
+        self.records, self.asked, self.folder, self.console, self.name = records, asked, folder, console, name
         self.source, self.alarms = source, list(alarms)
         self.began = time.perf_counter() if began is None else began
         self.measured = self._measure()
@@ -119,11 +121,11 @@ class Work:
                 trial = chosen_trials(run.candidates, [e.name for e in self.entrants], self.asked.trials)
             found += self._results(seed, run, trial)
             self.left_out += [f"seed {seed}: {alarm}" for alarm in run.alarms if " is left out: " in alarm]
-            if first():
+            if is_main_process():
                 write_results(self.folder / "results.jsonl", found)
             together = _with(found, others)  # after the first seed already, so that what does not fit is refused then
         comparison = self._comparison(together)
-        if first():
+        if is_main_process():
             write_outputs(comparison, self.folder, self.alarms)
         barrier()
         return comparison
@@ -133,28 +135,28 @@ class Work:
     def _measure(self) -> Measured:
         """What everybody costs; who cannot run on this encoder is found out here, before hours have passed."""
         path = self.folder / "measured.json"
-        there = broadcast(read_json(path) if first() and path.exists() else None)
+        there = broadcast(read_json(path) if is_main_process() and path.exists() else None)
         if there is not None:
             found: Measured = msgspec.convert(there, Measured)
             return found
-        self.display.say("measuring what each method costs …")
+        self.console.print("measuring what each method costs …")
         made = self._contenders(self.asked.entrants, self._asked_views())
-        settings = replace(self.asked.settings, contenders=made)
-        encoder = build_encoder(settings, self.display)
-        material = Material(self.records, settings, encoder, self.folder / "nothing", self.display)
+        settings = replace(self.asked.settings, jobs=made)
+        encoder = build_encoder(settings, self.console)
+        material = Material(self.records, settings, encoder, self.folder / "nothing", self.console)
         expenses, cannot = {FROZEN: of_the_frozen_probe(material)}, {}
-        for entrant, contender in zip(self.asked.entrants, made[:: self.asked.trials], strict=True):
+        for entrant, job in zip(self.asked.entrants, made[:: self.asked.trials], strict=True):
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # they are said when it is trained
-                    expenses[entrant.name] = expense(contender, material, expenses[FROZEN].probe)
+                    expenses[entrant.name] = expense(job, material, expenses[FROZEN].probe)
             except ValueError as error:
                 if not self.asked.everyone:
                     raise
                 cannot[entrant.name] = str(error)
-                self.display.say(f"  note: {entrant.name} cannot run here: {error}")
+                self.console.print(f"  note: {entrant.name} cannot run here: {error}")
         measured = Measured(material.tune, encoder.image_size, expenses, cannot)
-        if first():
+        if is_main_process():
             write_json(path, measured)
         return measured
 
@@ -163,30 +165,30 @@ class Work:
     def _run(self, seed: int, trial: Mapping[str, int]) -> Run:
         """The run of a seed: the first has all trials of everybody, the others the one of each that counts."""
         settings = replace(self.asked.settings, seed=self.asked.settings.seed + seed)
-        self.display.say(f"seed {seed + 1} of {self.asked.seeds}")
-        tested: Tested = everybody
+        self.console.print(f"seed {seed + 1} of {self.asked.seeds}")
+        tested: Tested = test_all
         plan: Planner | None = None
         if seed == 0:
-            settings = replace(settings, contenders=self._contenders(self.entrants, self._asked_views()))
+            settings = replace(settings, jobs=self._contenders(self.entrants, self._asked_views()))
             tested, plan = self._best_trials, self._planner()
         else:
             planned = self._contenders(self.entrants, self._planned_views())
             wanted = {trial_name(name, number) for name, number in trial.items()}
-            settings = replace(settings, contenders=tuple(c for c in planned if c.name in wanted))
+            settings = replace(settings, jobs=tuple(c for c in planned if c.name in wanted))
         return run_or_resume(
             self.records,
             settings,
             self.folder / f"seed-{seed}",
-            self.display,
+            self.console,
             source=self.source,
             alarms=self.alarms,
             tested=tested,
             plan=plan,
         )
 
-    def _contenders(self, taking_part: Sequence[Entrant], views: int) -> tuple[Contender, ...]:
+    def _contenders(self, taking_part: Sequence[MethodSpec], views: int) -> tuple[TrainingJob, ...]:
         a, images = self.asked, len(self.records.rows("train"))
-        return contenders(taking_part, a.settings, images=images, views=views, trials=a.trials, batch_size=a.batch_size)
+        return make_jobs(taking_part, a.settings, images=images, views=views, trials=a.trials, batch_size=a.batch_size)
 
     def _asked_views(self) -> int:
         """Views of each image as the first run's settings have them; with a budget its plan decides."""
@@ -236,7 +238,7 @@ class Work:
     def _comparison(self, results: Sequence[Result]) -> Comparison:
         rows = self.records.rows("test")
         groups = None if self.records.group is None else [self.records.group[row] for row in rows]
-        with self.display.stage(f"{DRAWS:,} resamples of the test images", len(results)) as bar:
+        with self.console.progress(f"{DRAWS:,} resamples of the test images", len(results)) as bar:
             made = rows_of(results, groups, lambda steps: bar.advance(steps=steps))
         return Comparison(
             rows=made,

@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
+from probmcl.evaluation.bootstrap import bootstrapped_map, centered, holm, interval, p_value, resamples
 from probmcl.experiments.results import Result
 from probmcl.experiments.rows import Row
-from probmcl.evaluation.bootstrap import bootstrapped_map, centred, holm, interval, p_value, resamples
 
 DRAWS = 2000
 """Resamples of the test images; with so many, p can fall below 0.05 even when corrected for 50 methods."""
@@ -97,7 +97,7 @@ def _standings(
             if predicted is not None:
                 weights = resamples(len(predicted.scores), groups, draws=DRAWS) if weights is None else weights
                 found_again = bootstrapped_map(predicted.scores, predicted.labels, predicted.known, weights)
-                samples[result.seed] = centred(found_again, result.test["mAP"] or 0.0)
+                samples[result.seed] = centered(found_again, result.test["mAP"] or 0.0)
             done(1)
         found[title] = _Standing({result.seed: result for result in of_seeds}, samples)
     return found

@@ -9,7 +9,7 @@ from probmcl.heads.graph import (
     LowRankConvolution,
     label_graph,
     label_nodes,
-    normalised,
+    normalized,
     superimposed_graph,
 )
 from probmcl.heads.image_graph import ImageGraph, class_nodes, top_mean
@@ -19,7 +19,7 @@ from probmcl.heads.pooling import ResidualAttention, attended, residual_attentio
 from probmcl.heads.sequence import AdditiveAttention, LabelDecoder, emitted_labels, set_logits
 from probmcl.heads.spatial import (
     ClassAttention,
-    SpatialRegularisation,
+    SpatialRegularization,
     attended_confidence,
     spatial_softmax,
     weighted_attention,
@@ -43,7 +43,7 @@ __all__ = [
     "MapTransformer",
     "Relations",
     "ResidualAttention",
-    "SpatialRegularisation",
+    "SpatialRegularization",
     "ThreeScales",
     "attended",
     "attended_confidence",
@@ -53,7 +53,7 @@ __all__ = [
     "group_logits",
     "label_graph",
     "label_nodes",
-    "normalised",
+    "normalized",
     "residual_attention",
     "set_logits",
     "spatial_softmax",

@@ -20,16 +20,16 @@ class ThreeScales(nn.Module):
 
     The first two are linear images of each position; the third is a convolution of the last maps, of 3 × 3 positions
     with stride 2. It has no padding, except along an axis of fewer than three positions, where there is one zero at
-    either end. With `normalise` every position of each has mean 0 and deviation 1 over its channels: the product of
+    either end. With `normalize` every position of each has mean 0 and deviation 1 over its channels: the product of
     `cross_scale` and the attention after it, both of which have no bound otherwise, then have one.
 
-    Reference: Zhao et al., TDRG, ICCV 2021, with 28, 14 and 6 positions a side; padding and normalisation are ours.
+    Reference: Zhao et al., TDRG, ICCV 2021, with 28, 14 and 6 positions a side; padding and normalization are ours.
 
     Args:
         entering: channels of the maps that enter the last stage.
         last: channels of the maps that leave it.
         width: W, channels of all three.
-        normalise: whether every position has mean 0 and deviation 1.
+        normalize: whether every position has mean 0 and deviation 1.
 
     >>> import torch
     >>> scales = ThreeScales(4, 5, 8)
@@ -37,9 +37,9 @@ class ThreeScales(nn.Module):
     [(2, 8, 28, 28), (2, 8, 14, 14), (2, 8, 6, 6)]
     """
 
-    def __init__(self, entering: int, last: int, width: int, *, normalise: bool = True) -> None:
+    def __init__(self, entering: int, last: int, width: int, *, normalize: bool = True) -> None:
         super().__init__()
-        self.normalise = normalise
+        self.normalize = normalize
         self.fine = nn.Conv2d(entering, width, 1)
         self.middle = nn.Conv2d(last, width, 1)
         self.coarse = nn.Conv2d(last, width, KERNEL, stride=2)
@@ -50,7 +50,7 @@ class ThreeScales(nn.Module):
         """The finest first."""
         rows, columns = (int(side < KERNEL) for side in last.shape[2:])
         scales = self.fine(entering), self.middle(last), self.coarse(pad(last, (columns, columns, rows, rows)))
-        fine, middle, coarse = map(over_channels, scales) if self.normalise else scales
+        fine, middle, coarse = map(over_channels, scales) if self.normalize else scales
         return fine, middle, coarse
 
 

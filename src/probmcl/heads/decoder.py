@@ -55,7 +55,7 @@ class GroupDecoder(nn.Module):
     among the positions of the map, see `CrossAttention`; these are first mapped to its width, with a ReLU. There are
     ⌈C/g⌉ queries: any further ones would answer for no class. Positions are not told apart by where they are.
 
-    Reference: Ridnik et al., ML-Decoder, WACV 2023, and the initialisation of its code.
+    Reference: Ridnik et al., ML-Decoder, WACV 2023, and the initialization of its code.
 
     Args:
         channels: K of the maps.

@@ -40,7 +40,7 @@ class DualRelation(nn.Module):
         layers: of the transformer.
         heads: of its attention.
         feed_forward: units between the two linear layers that follow the attention.
-        normalise: whether every position of the three scales has mean 0 and deviation 1 before they are multiplied.
+        normalize: whether every position of the three scales has mean 0 and deviation 1 before they are multiplied.
         top_share: of the positions, how many the constraint takes.
         batch_attention: whether the transformer sees the other images of a batch instead of the other positions.
 
@@ -59,13 +59,13 @@ class DualRelation(nn.Module):
         layers: int = 3,
         heads: int = 4,
         feed_forward: int = 512,
-        normalise: bool = True,
+        normalize: bool = True,
         top_share: float = 0.05,
         batch_attention: bool = False,
     ) -> None:
         super().__init__()
         self.top_share = top_share
-        self.scales = ThreeScales(entering, last, width, normalise=normalise)
+        self.scales = ThreeScales(entering, last, width, normalize=normalize)
         self.transformer = MapTransformer(
             width, layers=layers, heads=heads, feed_forward=feed_forward, over_batch=batch_attention
         )

@@ -38,30 +38,30 @@ def label_nodes(names: Sequence[str], *, size: int, file: str | None = None) -> 
 
 
 def label_graph(
-    counts: Int[ndarray, "C"], cooccurrence: Int[ndarray, "C C"], *, threshold: float, neighbour_share: float
+    counts: Int[ndarray, "C"], cooccurrence: Int[ndarray, "C C"], *, threshold: float, neighbor_share: float
 ) -> Float[Tensor, "C C"]:
     """Edges from each class to those that it seldom comes without, re-weighted so that a class keeps most of itself.
 
     A = p B / Σ_i B_ij + (1−p) I, where B_ij = 1 if P(j|i) = M_ij / N_i ≥ t and else 0, N are the `counts`, M is
-    `cooccurrence`, t `threshold` and p `neighbour_share`. A class that never occurs has no edges.
+    `cooccurrence`, t `threshold` and p `neighbor_share`. A class that never occurs has no edges.
 
     Reference: Chen et al., ML-GCN, CVPR 2019, the re-weighted correlation matrix. The sum runs over columns as in its
-    code, which has p/(1−p) beside I: after `normalised` that is the same.
+    code, which has p/(1−p) beside I: after `normalized` that is the same.
 
-    >>> label_graph(np.array([4, 2]), np.array([[0, 1], [1, 0]]), threshold=0.4, neighbour_share=0.2)
+    >>> label_graph(np.array([4, 2]), np.array([[0, 1], [1, 0]]), threshold=0.4, neighbor_share=0.2)
     tensor([[0.8000, 0.0000],
             [0.2000, 0.8000]])
     """
-    if not 0 < threshold <= 1 or not 0 <= neighbour_share < 1:
+    if not 0 < threshold <= 1 or not 0 <= neighbor_share < 1:
         raise ValueError(
-            f"threshold={threshold}, neighbour_share={neighbour_share}: the first is above 0 and at most 1, "
+            f"threshold={threshold}, neighbor_share={neighbor_share}: the first is above 0 and at most 1, "
             "the second from 0 to below 1"
         )
     given = cooccurrence / np.maximum(counts, 1)[:, None]  # P(j|i); what never occurs occurs with nothing
     edges = (given >= threshold).astype(np.float64)
     np.fill_diagonal(edges, 0)
     shares = edges / np.maximum(edges.sum(0), 1)
-    graph = neighbour_share * shares + (1 - neighbour_share) * np.eye(len(counts))
+    graph = neighbor_share * shares + (1 - neighbor_share) * np.eye(len(counts))
     return torch.from_numpy(graph).to(torch.get_default_dtype())
 
 
@@ -72,41 +72,41 @@ def superimposed_graph(
     *,
     cooccurrence_weight: float,
     smallest_edge: float,
-    neighbour_share: float,
+    neighbor_share: float,
 ) -> Float[Tensor, "C C"]:
     """Edges between classes that occur together, laid over edges of what is known about them; the same both ways.
 
     A = η ⌊λ S + (1−λ) K⌋ + (1−η) I, where S_ij = M_ij / √(N_i N_j), N are the `counts`, M is `cooccurrence`, K is
-    `knowledge` with numbers from 0 to 1, λ `cooccurrence_weight`, η `neighbour_share`, and ⌊·⌋ makes numbers below
+    `knowledge` with numbers from 0 to 1, λ `cooccurrence_weight`, η `neighbor_share`, and ⌊·⌋ makes numbers below
     `smallest_edge` 0. Without knowledge λ is 1.
 
     Reference: Wang et al., KSSNet, AAAI 2020. S is ours, the geometric mean of P(j|i) and P(i|j).
 
-    >>> settings = {"cooccurrence_weight": 0.5, "smallest_edge": 0.03, "neighbour_share": 0.4}
+    >>> settings = {"cooccurrence_weight": 0.5, "smallest_edge": 0.03, "neighbor_share": 0.4}
     >>> superimposed_graph(np.array([4, 1]), np.array([[0, 1], [1, 0]]), np.array([[0.0, 1.0], [1.0, 0.0]]), **settings)
     tensor([[0.6000, 0.3000],
             [0.3000, 0.6000]])
     """
-    if not (0 <= cooccurrence_weight <= 1 and 0 <= smallest_edge <= 1 and 0 <= neighbour_share < 1):
+    if not (0 <= cooccurrence_weight <= 1 and 0 <= smallest_edge <= 1 and 0 <= neighbor_share < 1):
         raise ValueError(
             f"cooccurrence_weight={cooccurrence_weight}, smallest_edge={smallest_edge}, "
-            f"neighbour_share={neighbour_share}: all are from 0 to 1, the last below 1"
+            f"neighbor_share={neighbor_share}: all are from 0 to 1, the last below 1"
         )
     root = np.sqrt(np.maximum(counts, 1))  # what never occurs occurs with nothing
     edges = cooccurrence / root / root[:, None]
     if knowledge is not None:
         edges = cooccurrence_weight * edges + (1 - cooccurrence_weight) * knowledge
     edges = np.where(edges < smallest_edge, 0.0, edges)
-    graph = neighbour_share * edges + (1 - neighbour_share) * np.eye(len(counts))
+    graph = neighbor_share * edges + (1 - neighbor_share) * np.eye(len(counts))
     return torch.from_numpy(graph).to(torch.get_default_dtype())
 
 
-def normalised(adjacency: Float[Tensor, "C C"]) -> Float[Tensor, "C C"]:
+def normalized(adjacency: Float[Tensor, "C C"]) -> Float[Tensor, "C C"]:
     """The graph that is multiplied with: D^−½ Aᵀ D^−½, where D has the sums of A's rows. A symmetric one stays so.
 
     Reference: Chen et al., ML-GCN, CVPR 2019; transposed as in its code.
 
-    >>> normalised(torch.tensor([[1.0, 0.0], [3.0, 1.0]]))
+    >>> normalized(torch.tensor([[1.0, 0.0], [3.0, 1.0]]))
     tensor([[1.0000, 1.5000],
             [0.0000, 0.2500]])
     """
@@ -115,11 +115,11 @@ def normalised(adjacency: Float[Tensor, "C C"]) -> Float[Tensor, "C C"]:
 
 
 class GraphConvolution(nn.Module):
-    """Every node becomes a linear image of its neighbours: X ↦ G X W, without a bias.
+    """Every node becomes a linear image of its neighbors: X ↦ G X W, without a bias.
 
     W is drawn from U(±1/√out). It is small, and computed in full precision.
 
-    Reference: Chen et al., ML-GCN, CVPR 2019, and the initialisation of its code.
+    Reference: Chen et al., ML-GCN, CVPR 2019, and the initialization of its code.
 
     >>> convolution = GraphConvolution(4, 2)
     >>> convolution(torch.ones(3, 4), torch.eye(3)).shape
@@ -138,7 +138,7 @@ class GraphConvolution(nn.Module):
 
 
 class LowRankConvolution(nn.Module):
-    """Every node becomes a linear image of its neighbours through a narrow layer: X ↦ G X W₁ W₂ + b.
+    """Every node becomes a linear image of its neighbors through a narrow layer: X ↦ G X W₁ W₂ + b.
 
     The inner width is an eighth of both sizes together, and at least 32. It is small, and computed in full precision.
 

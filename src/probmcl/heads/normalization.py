@@ -1,4 +1,4 @@
-"""Batch normalisation that also takes a batch of one."""
+"""Batch normalization that also takes a batch of one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn.functional import batch_norm
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch normalisation of maps or of vectors.
+    """Batch normalization of maps or of vectors.
 
     One position of one image has no deviation: in training it is held against the running statistics, which stay.
 

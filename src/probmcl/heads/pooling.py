@@ -37,7 +37,7 @@ class ResidualAttention(nn.Module):
         classes: C.
         heads: how many; with more than one, the last takes the maximum.
         attention_weight: λ.
-        normalise: whether scores are divided by the length of the class's vector.
+        normalize: whether scores are divided by the length of the class's vector.
 
     >>> head = ResidualAttention(channels=5, classes=3, heads=4)
     >>> head(torch.zeros(2, 5, 7, 7)).shape
@@ -45,12 +45,12 @@ class ResidualAttention(nn.Module):
     """
 
     def __init__(
-        self, channels: int, classes: int, *, heads: Heads = 1, attention_weight: float = 0.1, normalise: bool = True
+        self, channels: int, classes: int, *, heads: Heads = 1, attention_weight: float = 0.1, normalize: bool = True
     ) -> None:
         super().__init__()
         self.temperatures = TEMPERATURES[heads]
         self.attention_weight = attention_weight
-        self.normalise = normalise
+        self.normalize = normalize
         bound = channels**-0.5  # what torch gives to a convolution of one position
         self.weight = nn.Parameter(torch.empty(heads, classes, channels).uniform_(-bound, bound))
 
@@ -64,7 +64,7 @@ class ResidualAttention(nn.Module):
 
     def scores(self, maps: Float[Tensor, "N K h w"]) -> Float[Tensor, "N H C h w"]:
         """Each head's score of each class at each position."""
-        vectors = normalize(self.weight, dim=2) if self.normalise else self.weight
+        vectors = normalize(self.weight, dim=2) if self.normalize else self.weight
         scores = conv2d(maps, vectors.flatten(0, 1)[:, :, None, None])  # (N, H·C, h, w)
         return scores.reshape(maps.shape[0], *vectors.shape[:2], *maps.shape[2:])
 

@@ -57,7 +57,7 @@ class LabelDecoder(nn.Module):
     the end it runs on, so that every image has as many steps. In training too it is fed what it has emitted.
 
     Reference: Yazici et al., Orderless Recurrent Models for Multi-label Classification, CVPR 2020. There, maps are not
-    normalised, and dropout is drawn anew at each step.
+    normalized, and dropout is drawn anew at each step.
 
     Args:
         channels: K of the maps.
@@ -66,7 +66,7 @@ class LabelDecoder(nn.Module):
         embedding: size of a label's vector.
         attention: width of the attention.
         dropout: of the positions, in training.
-        normalise: whether the maps of an image are first divided by their root mean square: encoders differ in scale,
+        normalize: whether the maps of an image are first divided by their root mean square: encoders differ in scale,
             and a cell that starts far from 0 hardly learns.
         repeats: whether a label that was emitted may be emitted again.
 
@@ -84,11 +84,11 @@ class LabelDecoder(nn.Module):
         embedding: int = 256,
         attention: int = 512,
         dropout: float = 0.5,
-        normalise: bool = True,
+        normalize: bool = True,
         repeats: bool = False,
     ) -> None:
         super().__init__()
-        self.normalise, self.repeats = normalise, repeats
+        self.normalize, self.repeats = normalize, repeats
         self.dropout = nn.Dropout(dropout)
         self.first_hidden, self.first_cell = nn.Linear(channels, hidden), nn.Linear(channels, hidden)
         self.embedding = nn.Embedding(classes + 2, embedding)  # the classes, the end, the start
@@ -105,7 +105,7 @@ class LabelDecoder(nn.Module):
 
         Classes that are not `allowed` (by default all are) are never emitted and have no part in the softmax.
         """
-        maps = rms_norm(maps, maps.shape[1:]) if self.normalise else maps
+        maps = rms_norm(maps, maps.shape[1:]) if self.normalize else maps
         positions = maps.flatten(2).transpose(1, 2)  # (N, P, K)
         pooled, positions = positions.mean(1), self.dropout(positions)
         keys, state = self.attention.keys(positions), (self.first_hidden(pooled), self.first_cell(pooled))

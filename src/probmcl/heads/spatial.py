@@ -25,12 +25,12 @@ class ClassMaps(NamedTuple):
 class ClassAttention(nn.Module):
     """Two maps for each class: attention A = softmax over positions of f(x), and confidence S = W x + b.
 
-    f is a convolution of one position, one of 3×3 and one of one position, with batch normalisation and ReLU after the
-    first two. The last has no bias, which a softmax would not notice. x are the maps with each channel standardised:
+    f is a convolution of one position, one of 3×3 and one of one position, with batch normalization and ReLU after the
+    first two. The last has no bias, which a softmax would not notice. x are the maps with each channel standardized:
     after training W can take that up, and until then it learns at the same pace from maps of any scale. Since they have
     no mean from which a low probability could be learned, b starts at one, `PRIOR`.
 
-    Reference: Zhu et al., SRN, CVPR 2017; batch normalisation as in later versions by others.
+    Reference: Zhu et al., SRN, CVPR 2017; batch normalization as in later versions by others.
 
     Args:
         channels: E of the maps.
@@ -60,14 +60,14 @@ class ClassAttention(nn.Module):
         return ClassMaps(spatial_softmax(self.score(maps)), self.confidence(maps))
 
 
-class SpatialRegularisation(nn.Module):
+class SpatialRegularization(nn.Module):
     """Logits from the weighted attention maps of all classes together, by filters that see the whole map.
 
     Two convolutions of one position mix the classes; then every channel has a few filters of its own, as large as the
-    map, whose outputs a linear layer turns into logits. Batch normalisation and ReLU follow each convolution. The
+    map, whose outputs a linear layer turns into logits. Batch normalization and ReLU follow each convolution. The
     filters fit maps of one size alone.
 
-    Reference: Zhu et al., SRN, CVPR 2017; batch normalisation as in later versions by others.
+    Reference: Zhu et al., SRN, CVPR 2017; batch normalization as in later versions by others.
 
     Args:
         classes: C.
@@ -76,7 +76,7 @@ class SpatialRegularisation(nn.Module):
         filters: for each of these channels.
 
     >>> import torch
-    >>> head = SpatialRegularisation(classes=3, side=7, width=8)
+    >>> head = SpatialRegularization(classes=3, side=7, width=8)
     >>> head(torch.zeros(2, 3, 7, 7)).shape, head.filters[0].weight.shape
     (torch.Size([2, 3]), torch.Size([32, 1, 7, 7]))
     """
@@ -137,7 +137,7 @@ def weighted_attention(
     """Attention where there is confidence, and little where there is none: U = P A sigmoid(S), P positions.
 
     Reference: Zhu et al., SRN, CVPR 2017, which has no P. With it, attention that is spread evenly counts as 1 on maps
-    of any size, and batch normalisation after the convolution that comes next is not left with numbers below its ε.
+    of any size, and batch normalization after the convolution that comes next is not left with numbers below its ε.
 
     >>> import torch
     >>> weighted_attention(torch.tensor([[[[0.75, 0.25]]]]), torch.zeros(1, 1, 1, 2))

@@ -11,7 +11,7 @@ class MapTransformer(nn.Module):
 
     x ← norm(x + attention(x, x, x)),  x ← norm(x + W₂ gelu(W₁ x)), layer by layer, where x are the positions and
     attention has several heads. Positions are not told apart by where they are. W₂ and what leaves the attention start
-    at 0, so that at first a layer does no more than normalise, and can be trained without a warm-up of its own.
+    at 0, so that at first a layer does no more than normalize, and can be trained without a warm-up of its own.
 
     With `over_batch` the same layers let each position see the same position of the other images instead: what comes
     out for an image then depends on which others are in the batch.

@@ -9,10 +9,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray
 
-from probmcl.data import DataError
-from probmcl.data.labels import ROWS_AT_ONCE, LabelStates
 from probmcl.data.hierarchy import levels_of, parents_of
-from probmcl.errors import suggestion
+from probmcl.data.labels import ROWS_AT_ONCE, LabelStates
+from probmcl.errors import DataError, suggestion
 
 
 @dataclass(frozen=True)

@@ -7,20 +7,20 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from rich.console import Console
 
-from probmcl.data import DataError, Records
+from probmcl.console import Console
+from probmcl.data import Records
+from probmcl.errors import DataError
 from probmcl.evaluation.evaluate import evaluate
-from probmcl.evaluation.judged import AGGREGATES, Aggregate, Judged, aggregated, value_of_groups
+from probmcl.evaluation.judged import AGGREGATES, Aggregate, ScoredRows, aggregated, value_of_groups
 from probmcl.evaluation.parts import MOST_VALUES, by_value, in_order, with_interval
-from probmcl.console import Display
 
 SURE = ("mAP_interval", "macro_auroc_interval", "groups", "classes_with_auroc")
 """What the intervals of the whole add to what `evaluate` says."""
 
 
 @dataclass(frozen=True)
-class Judging:
+class EvaluationOptions:
     """What is asked beside the scores.
 
     Attributes:
@@ -68,14 +68,14 @@ class Said(NamedTuple):
     levels: list[int] | None
 
 
-def judge(
-    judged: Judged, judging: Judging, values: Sequence[str] | None, said: Said, display: Display
+def evaluate_rows(
+    judged: ScoredRows, judging: EvaluationOptions, values: Sequence[str] | None, said: Said, console: Console
 ) -> dict[str, Any]:
     """What evaluation.json holds, with intervals; `values` are of the rows that are judged, groups or images."""
     rows = judged if judging.aggregate is None else aggregated(judged, judging.aggregate)
     arrays = (torch.from_numpy(array) for array in (rows.scores, rows.labels, rows.known))
     result = evaluate(*arrays, names=said.names, split=said.split, note=said.note, levels=said.levels)
-    whole, parts = _resampled(rows, judging, values, display)
+    whole, parts = _resampled(rows, judging, values, console)
     return (
         result
         | {"images": whole["images"], **{key: whole[key] for key in SURE}, "draws": judging.draws}
@@ -85,12 +85,12 @@ def judge(
 
 
 def _resampled(
-    rows: Judged, judging: Judging, values: Sequence[str] | None, display: Display
+    rows: ScoredRows, judging: EvaluationOptions, values: Sequence[str] | None, console: Console
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What intervals add for the whole, and for each value."""
     parts = 1 if values is None else 1 + len(in_order(values))
-    heard = display if judging.draws else Display(Console(quiet=True))
-    with heard.stage("resampling", parts * rows.scores.shape[1]) as bar:
+    heard = console if judging.draws else Console.quiet()
+    with heard.progress("resampling", parts * rows.scores.shape[1]) as bar:
 
         def done(classes: int) -> None:
             bar.advance(steps=classes)

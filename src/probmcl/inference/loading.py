@@ -12,16 +12,16 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from probmcl.data.hierarchy import parents_of
 from probmcl.data.images import Preprocessing
 from probmcl.data.records import LabelSpace
-from probmcl.runtime.device import find_device
 from probmcl.encoders import Encoder
-from probmcl.data.hierarchy import parents_of
+from probmcl.errors import RunError, suggestion
+from probmcl.inference.model import Model
+from probmcl.inference.reading import Reading
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier
-from probmcl.inference.model import Model
-from probmcl.inference.reading import Reading, RunError
-from probmcl.errors import suggestion
+from probmcl.runtime.device import find_device
 from probmcl.settings import method_settings
 
 T = TypeVar("T")

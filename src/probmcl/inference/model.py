@@ -10,26 +10,26 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy import ndarray
-from rich.console import Console
 from torch import Tensor
 
-from probmcl.data import ImageError, Preprocessing, Records, Split
+from probmcl.console import Console
+from probmcl.data import Preprocessing, Records, Split
 from probmcl.data.check import refuse_share
-from probmcl.data.records import SPLITS
-from probmcl.data.stream import Decoded, Source, decode
-from probmcl.evaluation.judged import Aggregate, Judged
-from probmcl.run.image_batches import CPU_PIXELS, GPU_PIXELS
 from probmcl.data.hierarchy import below_parents as below_parents_of
 from probmcl.data.hierarchy import parents_of
-from probmcl.methods.base import Classifier
+from probmcl.data.records import SPLITS
+from probmcl.data.stream import Decoded, Source, decode
+from probmcl.errors import ImageError
+from probmcl.evaluation.judged import Aggregate, ScoredRows
 from probmcl.inference.classes import levels_of_classes, match, truth
-from probmcl.inference.judging import Judging, Said, judge
+from probmcl.inference.judging import EvaluationOptions, Said, evaluate_rows
 from probmcl.inference.predictions import Predictions, joined
 from probmcl.inference.reading import Reading, as_text, as_words, images_of, read_split
 from probmcl.inference.renaming import read_renames
 from probmcl.inference.scoring import Scored, score
 from probmcl.inference.trained_on import trained_on
-from probmcl.console import Display
+from probmcl.methods.base import Classifier
+from probmcl.run.image_batches import CPU_PIXELS, GPU_PIXELS
 
 
 @final
@@ -142,9 +142,9 @@ class Model:
         seed: int = 0,
         batch_size: int | None = None,
         workers: int | None = None,
-        display: Display | None = None,
+        console: Console | None = None,
     ) -> dict[str, Any]:
-        """How good it is on one split of labelled data: what evaluation.json holds, intervals, classes not in common.
+        """How good it is on one split of labeled data: what evaluation.json holds, intervals, classes not in common.
 
         Without `data`, on the data it was trained with. An image that the run has had keeps the split it had there; a
         new one, in data without val and test, counts as the split asked for. How data is read is said as for
@@ -161,7 +161,7 @@ class Model:
         if split not in SPLITS:
             raise ValueError(f"split {split!r} is none of {', '.join(SPLITS)}")
         refuse_share(skip_bad)
-        judging = Judging(by=by, aggregate=aggregate, draws=draws, seed=seed)
+        judging = EvaluationOptions(by=by, aggregate=aggregate, draws=draws, seed=seed)
         caps = self._caps(below_parents)
         given = Reading(
             data=as_text(data),
@@ -185,16 +185,16 @@ class Model:
         had = read_split(self.folder / "split.csv")
         chosen = images_of(split, records, had)
         judging.values(chosen)  # whatever stands against it is said before anything is scored
-        display = display or Display(Console(quiet=True))
+        console = console or Console.quiet()
         trained = trained_on(chosen.paths, had, split)
-        kept, scores, bad = self._scores(chosen, skip_bad, batch_size, workers, display)
+        kept, scores, bad = self._scores(chosen, skip_bad, batch_size, workers, console)
         scores = below_parents_of(scores, caps)
-        judged = Judged.of_images(scores[:, classes.in_model], *truth(kept.states, classes.in_data), kept.group)
+        judged = ScoredRows.of_images(scores[:, classes.in_model], *truth(kept.states, classes.in_data), kept.group)
         said = Said(
             classes.common, split, self.classifier.note, levels_of_classes(classes.in_model, self.names, self.hierarchy)
         )
         return {
-            **judge(judged, judging, judging.values(kept), said, display),
+            **evaluate_rows(judged, judging, judging.values(kept), said, console),
             "classes_only_in_model": classes.only_in_model,
             "classes_only_in_data": classes.only_in_data,
             "renamed": renames,
@@ -203,9 +203,9 @@ class Model:
         }
 
     def _scores(
-        self, records: Records, skip_bad: float | None, batch_size: int | None, workers: int | None, display: Display
+        self, records: Records, skip_bad: float | None, batch_size: int | None, workers: int | None, console: Console
     ) -> Scored:
-        with display.stage("scoring", len(records)) as bar:
+        with console.progress("scoring", len(records)) as bar:
             return score(
                 records,
                 lambda paths: self._decoded(paths, batch_size, workers),

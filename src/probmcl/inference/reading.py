@@ -1,4 +1,4 @@
-"""Labelled data that a model is judged on: how it is read, and which of its images count."""
+"""Labeled data that a model is judged on: how it is read, and which of its images count."""
 
 from __future__ import annotations
 
@@ -12,12 +12,9 @@ from typing import cast
 
 import numpy as np
 
-from probmcl.data import DataError, Records, Split, read
+from probmcl.data import Records, Split, read
 from probmcl.data.records import SPLITS
-
-
-class RunError(ValueError):
-    """A folder that is no run, or a run that cannot be used; the message names the file and what is wrong with it."""
+from probmcl.errors import DataError, RunError
 
 
 @dataclass(frozen=True)

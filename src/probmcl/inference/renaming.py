@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from probmcl.data import DataError
 from probmcl.data.formats.table.sheet import Table, load, quoted, read_text
-from probmcl.errors import suggestion
+from probmcl.errors import DataError, suggestion
 
 HEADERS = (("data", "model"), ("from", "to"))
 """Names of the two columns that say by themselves which is which, in any order."""

@@ -1,4 +1,4 @@
-"""Scores of labelled images, and which of them could not be read."""
+"""Scores of labeled images, and which of them could not be read."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from jaxtyping import Float
 from numpy import ndarray
 from torch import Tensor
 
-from probmcl.data import BadImage, ImageError, Records, read_image, without_bad
+from probmcl.data import BadImage, Records, read_image, without_bad
 from probmcl.data.stream import LIST, Decoded
+from probmcl.errors import ImageError
 
 Decode = Callable[[Sequence[Path]], Iterator[Decoded]]
 Probabilities = Callable[[Float[Tensor, "N 3 S S"]], Float[ndarray, "N C"]]

@@ -55,9 +55,9 @@ def find_method(name: str) -> type[Method]:
     place = METHODS.get(name, name)
     module, _, attribute = place.partition(":")
     if module.endswith(".py"):
-        from probmcl.methods.custom_loss import own_loss
+        from probmcl.methods.custom_loss import custom_loss
 
-        return own_loss(full_name(name))
+        return custom_loss(full_name(name))
     if not attribute:
         raise ValueError(f"no method {name!r}; {suggestion(name, METHODS)}")
     try:

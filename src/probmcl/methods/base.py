@@ -1,4 +1,4 @@
-"""What the trainer knows of a method: call it with images and labels, and minimise the loss it returns."""
+"""What the trainer knows of a method: call it with images and labels, and minimize the loss it returns."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, ClassVar, Literal, NamedTuple
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from probmcl import distributed
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, Extracted
+from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.losses import binary_cross_entropy
 from probmcl.losses.reduction import Reduction
+from probmcl.runtime import distributed
 
 
 class Step(NamedTuple):
-    """One training step: `loss` is minimised, `terms` are logged under their names."""
+    """One training step: `loss` is minimized, `terms` are logged under their names."""
 
     loss: Float[Tensor, ""]
     terms: dict[str, Tensor]
@@ -63,7 +63,7 @@ class Method(nn.Module, ABC):
     files: ClassVar[tuple[str, ...]] = ()
     origin: ClassVar[Origin | None] = None
     probe_note: ClassVar[str] = ""
-    encoder: Encoder | Extracted
+    encoder: Encoder | PrecomputedFeatures
 
     @classmethod
     def has_own_head(cls, config: Any) -> bool:
@@ -118,14 +118,14 @@ class LogitClassifier(Classifier, ABC):
     def loss(
         self, logits: Float[Tensor, "M C"], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
     ) -> Float[Tensor, ""]:
-        """What is minimised: the `reduction` of the known entries."""
+        """What is minimized: the `reduction` of the known entries."""
         return binary_cross_entropy(logits, labels, known, reduction=self.reduction)
 
 
 class LinearClassifier(LogitClassifier, ABC):
     """An encoder and one linear layer; its kinds differ in the loss, and in its reduction."""
 
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Any = None) -> None:
+    def __init__(self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Any = None) -> None:
         super().__init__()
         self.config = config or self.presets["default"]
         self.encoder = encoder
@@ -166,11 +166,11 @@ def over_processes(
         reduction: how it was reduced.
         known: the entries it was reduced over; None means all.
     """
-    if distributed.world() == 1:
+    if distributed.world_size() == 1:
         return loss
     if reduction == "sum":
-        return loss * distributed.world()
+        return loss * distributed.world_size()
     if known is None:
         return loss
     entries = known.sum().to(loss.dtype)
-    return loss * entries / distributed.mean(entries).clamp(min=1 / distributed.world())
+    return loss * entries / distributed.all_reduce_mean(entries).clamp(min=1 / distributed.world_size())

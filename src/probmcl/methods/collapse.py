@@ -20,7 +20,7 @@ SMALLEST_GAP = 0.02
 """Similarity of positives less that of negatives, below which a mixture tells them no longer apart."""
 
 
-SIGNS = (
+STATISTICS = (
     "effective_components",
     "mean_coordinate",
     "feature_cosine",
@@ -32,7 +32,7 @@ SIGNS = (
 
 @torch.no_grad()
 @full_precision
-def signs(
+def collapse_statistics(
     features: Float[Tensor, "M D"],
     mixture: IsotropicMixture | None,
     similarity: Float[Tensor, "M M"],
@@ -62,11 +62,11 @@ def signs(
     }
 
 
-def alarm(seen: Mapping[str, float]) -> str | None:
+def collapse_warning(seen: Mapping[str, float]) -> str | None:
     """What is wrong with the signs of a run that has left its warm-up, or None.
 
-    >>> alarm({"similarity_positive": 0.8, "similarity_negative": 0.4, "effective_components": 9.0})
-    >>> print(alarm({"similarity_positive": 1.0, "similarity_negative": 1.0, "effective_components": 1.0}))
+    >>> collapse_warning({"similarity_positive": 0.8, "similarity_negative": 0.4, "effective_components": 9.0})
+    >>> print(collapse_warning({"similarity_positive": 1.0, "similarity_negative": 1.0, "effective_components": 1.0}))
     collapsed: mixtures of images that share labels are no more alike than others (similarity 1.000 against 1.000, 1.0 \
 effective components). What the encoder learns from here on does not tell images apart; see docs/decisions/0002.
     """

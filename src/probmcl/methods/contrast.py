@@ -12,11 +12,13 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from probmcl import collapse, distributed, overlap
+from probmcl import overlap
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, Extracted
+from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.losses import positives
+from probmcl.methods import collapse
 from probmcl.methods.base import Method, Step
+from probmcl.runtime import distributed
 from probmcl.runtime.precision import full_precision
 
 Overlap = Literal["jaccard", "cosine", "cosine_literal"]
@@ -64,7 +66,7 @@ class ProjectedContrast(Method, ABC):
 
     n_views = 2
 
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Any = None) -> None:
+    def __init__(self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Any = None) -> None:
         super().__init__()
         self.config = config or self.presets["default"]
         self.encoder = encoder
@@ -81,7 +83,7 @@ class ProjectedContrast(Method, ABC):
         projected = self.projection(features)  # (M, d)
         similarity = _products(projected, distributed.gather(projected))  # (M, P)
         loss = self.contrast(similarity, labels, known, len(views))
-        own = similarity[:, distributed.own(len(similarity))]  # each process watches its own rows
+        own = similarity[:, distributed.local_rows(len(similarity))]  # each process watches its own rows
         return Step(loss, {"contrastive": loss, **_watched(features, own, labels, known, len(views))})
 
     @abstractmethod
@@ -116,8 +118,8 @@ def shared_labels(
     known_b = None if known is None else distributed.gather(known)
     shared = _between_images(labels, distributed.gather(labels), known, known_b, kind)
     # Deviation (decision 0001, point 26): views of one image are positives whatever is known of its labels.
-    shared[:, distributed.own(len(labels))].fill_diagonal_(1)
-    by_process = shared.reshape(len(labels), distributed.world(), len(labels))  # the columns of each are v·N + i
+    shared[:, distributed.local_rows(len(labels))].fill_diagonal_(1)
+    by_process = shared.reshape(len(labels), distributed.world_size(), len(labels))  # the columns of each are v·N + i
     return by_process.repeat(n_views, 1, n_views).flatten(1)
 
 
@@ -136,7 +138,7 @@ def own_columns(similarity: Float[Tensor, "M P"]) -> Int[Tensor, "M"]:
     >>> own_columns(torch.zeros(2, 2))
     tensor([0, 1])
     """
-    own = distributed.own(len(similarity))
+    own = distributed.local_rows(len(similarity))
     return torch.arange(own.start, own.stop, device=similarity.device)
 
 
@@ -170,4 +172,4 @@ def _watched(
 ) -> dict[str, Tensor]:
     shared = _between_images(labels, labels, known, known, "jaccard").fill_diagonal_(1)
     positive = positives(shared.repeat(n_views, n_views), threshold=ALIKE)
-    return collapse.signs(features, None, similarity, positive, n_views=n_views)
+    return collapse.collapse_statistics(features, None, similarity, positive, n_views=n_views)

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, Extracted, with_maps
+from probmcl.encoders import Encoder, PrecomputedFeatures, with_maps
 from probmcl.heads import ResidualAttention
 from probmcl.heads.pooling import Heads
 from probmcl.methods.base import LogitClassifier, Origin
@@ -22,12 +22,12 @@ class Config:
     Attributes:
         heads: how many, each with its own classifier and its own temperature.
         attention_weight: of the attended mean beside the plain one (λ).
-        normalise: whether scores are divided by the length of the class's vector.
+        normalize: whether scores are divided by the length of the class's vector.
     """
 
     heads: Heads = 1
     attention_weight: float = 0.1
-    normalise: bool = True
+    normalize: bool = True
 
     def __post_init__(self) -> None:
         if self.attention_weight < 0:
@@ -49,7 +49,9 @@ class CSRA(LogitClassifier):
     origin = Origin("authors' code", "zhu2021csra", ("default", "paper"))
     encoder: Encoder
 
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
+    ) -> None:
         super().__init__()
         self.config = c = config or Config()
         self.encoder = with_maps(encoder, "csra")
@@ -58,7 +60,7 @@ class CSRA(LogitClassifier):
             len(label_space),
             heads=c.heads,
             attention_weight=c.attention_weight,
-            normalise=c.normalise,
+            normalize=c.normalize,
         )
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:

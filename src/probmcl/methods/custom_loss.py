@@ -41,7 +41,7 @@ class Projection:
     projection: tuple[int, ...] = (128,)
 
 
-class OwnLoss(LinearClassifier, ABC):
+class CustomLoss(LinearClassifier, ABC):
     """Encoder and linear layer, trained together with a loss of one's own.
 
     The loss is called with logits and labels (M, C), and with `known` (M, C), false where a label takes no part; the
@@ -59,7 +59,7 @@ class OwnLoss(LinearClassifier, ABC):
         return _one_number(type(self).function, logits, labels.where(known, 0), known)
 
 
-class OwnContrast(ProjectedContrast, ABC):
+class CustomContrast(ProjectedContrast, ABC):
     """Two views of each image, projected onto a sphere, and a loss of one's own on their cosines.
 
     The loss is called with the cosines of M rows with all other rows, and with the overlaps of their label sets, both
@@ -84,7 +84,7 @@ class OwnContrast(ProjectedContrast, ABC):
 
 
 @functools.cache
-def own_loss(place: str) -> type[Method]:
+def custom_loss(place: str) -> type[Method]:
     """The method that a function in a file makes, by the names of its arguments.
 
     Args:
@@ -108,9 +108,9 @@ def own_loss(place: str) -> type[Method]:
 def _kind(function: Loss, place: str) -> type[Any]:
     arguments = list(inspect.signature(function).parameters)
     if arguments[:3] == ["logits", "labels", "known"]:
-        return OwnLoss
+        return CustomLoss
     if arguments[:2] == ["similarity", "overlap"]:
-        return OwnContrast
+        return CustomContrast
     raise ValueError(f"{place} takes ({', '.join(arguments)}); a loss of one's own is {FORMS}")
 
 

@@ -8,10 +8,10 @@ from typing import Literal, final
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from probmcl import collapse
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, Extracted
+from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.losses import asymmetric, binary_cross_entropy
+from probmcl.methods import collapse
 from probmcl.methods.base import LinearClassifier, Method, Origin, Step, of_all_views, over_processes
 from probmcl.methods.probmcl import ProbMCL
 from probmcl.methods.supcon import SupCon
@@ -51,10 +51,12 @@ class Joint(LinearClassifier):
     origin = Origin("standard")
     config: Config
 
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
+    ) -> None:
         super().__init__(encoder, label_space, config)
         kind = SupCon if self.config.contrast == "supcon" else ProbMCL
-        self.contrast: Method = kind(Extracted(encoder.features), label_space)
+        self.contrast: Method = kind(PrecomputedFeatures(encoder.features), label_space)
 
     def forward(
         self,
@@ -69,7 +71,7 @@ class Joint(LinearClassifier):
         loss = self.loss(self.linear(features), all_labels, all_known)
         classification = over_processes(loss, self.reduction, all_known)
         contrast, terms = self.contrast(features.unflatten(0, (n_views, -1)), labels, known)
-        watched = {name: value for name, value in terms.items() if name in collapse.SIGNS}
+        watched = {name: value for name, value in terms.items() if name in collapse.STATISTICS}
         total = classification + self.config.contrast_weight * contrast
         return Step(total, {"classification": classification, "contrastive": contrast, **watched})
 

@@ -9,16 +9,16 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from probmcl import distributed
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, Extracted
+from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.losses import asymmetric, kernel_contrastive, reconstruction
 from probmcl.losses.per_label import present
 from probmcl.methods.base import Classifier, Origin, Step, of_all_views, over_processes
 from probmcl.methods.contrast import check_ranges, of_all_rows, own_columns, shared_labels
 from probmcl.mixture import KernelHeads, KernelMixture, kernel_bhattacharyya
 from probmcl.mixture.kernels import Covariance
-from probmcl.mixture.network import Initialisation
+from probmcl.mixture.network import Initialization
+from probmcl.runtime import distributed
 from probmcl.runtime.precision import at_least_float32
 
 KERNEL_FLOOR, SHARE_FLOOR = 1.17549e-38, 1e-7
@@ -33,7 +33,7 @@ class Config:
         covariance: whether the kernel of a class has one mean and one variance, or one of each for every dimension of a
             reduced feature.
         reduced_size: dimensions of that reduced feature, with `anisotropic`.
-        initialisation: of the mean and variance heads.
+        initialization: of the mean and variance heads.
         classification_weight: of the asymmetric loss, which is summed over images and classes.
         reconstruction_weight: of the reconstruction, a mean over images.
         contrastive_weight: of the contrast between kernels, a mean over images.
@@ -48,7 +48,7 @@ class Config:
 
     covariance: Covariance = "isotropic"
     reduced_size: int = 128
-    initialisation: Initialisation = "torch"
+    initialization: Initialization = "torch"
     classification_weight: float = 1.0
     reconstruction_weight: float = 1.0
     contrastive_weight: float = 1.0
@@ -72,7 +72,7 @@ class Config:
             raise ValueError("repeated_dimensions is for covariance 'anisotropic'; isotropic kernels count them once")
 
 
-PAPER = Config(covariance="anisotropic", initialisation="paper", repeated_dimensions=True, clamps=True)
+PAPER = Config(covariance="anisotropic", initialization="paper", repeated_dimensions=True, clamps=True)
 """What the published training scripts do where nothing is said."""
 
 
@@ -90,7 +90,9 @@ class KMCL(Classifier):
     presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
     origin = Origin("authors' code", "sajedi2023kmcl", ("paper",))
 
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
+    ) -> None:
         super().__init__()
         self.config = config or Config()
         self.encoder = encoder
@@ -99,7 +101,7 @@ class KMCL(Classifier):
             len(label_space),
             covariance=self.config.covariance,
             reduced_size=self.config.reduced_size,
-            initialisation=self.config.initialisation,
+            initialization=self.config.initialization,
         )
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
@@ -171,7 +173,7 @@ class KMCL(Classifier):
 
 def _everybodys(mixture: KernelMixture) -> KernelMixture:
     """The kernels of all processes, in one exchange forward and one backward."""
-    if distributed.world() == 1:
+    if distributed.world_size() == 1:
         return mixture
     parts = (mixture.logit, mixture.mean.flatten(1), mixture.variance.flatten(1))
     gathered = distributed.gather(torch.cat(parts, dim=1))

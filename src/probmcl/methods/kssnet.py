@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from probmcl.data.knowledge import label_knowledge
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, Extracted, Stage, at_entrances, is_part, stages, with_stages
+from probmcl.encoders import Encoder, PrecomputedFeatures, Stage, at_entrances, is_part, stages, with_stages
 from probmcl.heads import (
     EmbeddingClassifier,
     LabelEmbeddings,
     LateralConnection,
     label_nodes,
-    normalised,
+    normalized,
     superimposed_graph,
 )
 from probmcl.methods.base import LogitClassifier, Origin
@@ -35,7 +35,7 @@ class Config:
         connections: lateral ones, at the entrances of so many of the encoder's last stages.
         cooccurrence_weight: of the co-occurrence graph beside the knowledge (λ).
         smallest_edge: of the two together; what is below is no edge.
-        neighbour_share: weight of a class's neighbours, beside its own.
+        neighbor_share: weight of a class's neighbors, beside its own.
         scale: `even` draws weights with which label embeddings keep their size from layer to layer, and divides
             products with them by the root of their size; `published` does neither.
         dropout: of the pooled features, in training.
@@ -47,7 +47,7 @@ class Config:
     connections: int = 3
     cooccurrence_weight: float = 0.5
     smallest_edge: float = 0.03
-    neighbour_share: float = 0.4
+    neighbor_share: float = 0.4
     scale: Literal["even", "published"] = "even"
     dropout: float = 0.5
 
@@ -57,13 +57,13 @@ class Config:
             "connections": self.connections >= 1,
             "cooccurrence_weight": 0 <= self.cooccurrence_weight <= 1,
             "smallest_edge": 0 <= self.smallest_edge <= 1,
-            "neighbour_share": 0 <= self.neighbour_share < 1,
+            "neighbor_share": 0 <= self.neighbor_share < 1,
             "dropout": 0 <= self.dropout < 1,
         }
         wrong = [f"{name}={getattr(self, name)}" for name, fine in allowed.items() if not fine]
         if wrong:
             raise ValueError(
-                f"{', '.join(wrong)}: sizes and connections are at least 1, all others from 0 to 1, the neighbours' "
+                f"{', '.join(wrong)}: sizes and connections are at least 1, all others from 0 to 1, the neighbors' "
                 "share and dropout below 1"
             )
 
@@ -88,14 +88,16 @@ class KSSNet(LogitClassifier):
     graph: Float[Tensor, "C C"]
     vectors: Float[Tensor, "C S"]
 
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
+    ) -> None:
         super().__init__()
         self.config = c = config or Config()
         learning = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
         self.encoder = with_stages(encoder, "kssnet", c.connections)
         for parameter in learning:  # it pools as the encoder does: what lies beyond the maps learns too
             parameter.requires_grad_(True)
-        self.register_buffer("graph", normalised(_graph(label_space, c)))
+        self.register_buffer("graph", normalized(_graph(label_space, c)))
         self.vectors = label_nodes(label_space.names, size=c.vector_size, file=c.vectors)
         sizes = [*(stage.channels for stage in self._entrances), self.encoder.features]
         self.embeddings = LabelEmbeddings([c.vector_size, *sizes], even=c.scale == "even")
@@ -134,5 +136,5 @@ def _graph(label_space: LabelSpace, config: Config) -> Float[Tensor, "C C"]:
         knowledge,
         cooccurrence_weight=config.cooccurrence_weight,
         smallest_edge=config.smallest_edge,
-        neighbour_share=config.neighbour_share,
+        neighbor_share=config.neighbor_share,
     )

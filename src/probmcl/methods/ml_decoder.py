@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, Extracted, with_maps
+from probmcl.encoders import Encoder, PrecomputedFeatures, with_maps
 from probmcl.heads import GroupDecoder
 from probmcl.losses import asymmetric
 from probmcl.methods.base import LogitClassifier, Origin
@@ -76,7 +76,9 @@ class MLDecoder(LogitClassifier):
     encoder: Encoder
     reduction = "sum"
 
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
+    ) -> None:
         super().__init__()
         self.config = c = config or Config()
         self.encoder = with_maps(encoder, "ml_decoder")

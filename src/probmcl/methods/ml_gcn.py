@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, Extracted, with_maps
-from probmcl.heads import GraphConvolution, label_graph, label_nodes, normalised
+from probmcl.encoders import Encoder, PrecomputedFeatures, with_maps
+from probmcl.heads import GraphConvolution, label_graph, label_nodes, normalized
 from probmcl.heads.graph import SLOPE
 from probmcl.methods.base import LogitClassifier, Origin
 
@@ -24,28 +24,28 @@ class Config:
         vectors: text file of word vectors in GloVe's format, which then stay as they are; none learns them.
         vector_size: numbers in a label vector, which is that of the file.
         hidden: size of a label between the two graph convolutions.
-        threshold: share of a class's images from which on another class in them is its neighbour (t).
-        neighbour_share: weight of all neighbours of a class together, beside its own (p).
+        threshold: share of a class's images from which on another class in them is its neighbor (t).
+        neighbor_share: weight of all neighbors of a class together, beside its own (p).
     """
 
     vectors: str | None = None
     vector_size: int = 300
     hidden: int = 1024
     threshold: float = 0.4
-    neighbour_share: float = 0.2
+    neighbor_share: float = 0.2
 
     def __post_init__(self) -> None:
         allowed = {
             "vector_size": self.vector_size >= 1,
             "hidden": self.hidden >= 1,
             "threshold": 0 < self.threshold <= 1,
-            "neighbour_share": 0 <= self.neighbour_share < 1,
+            "neighbor_share": 0 <= self.neighbor_share < 1,
         }
         wrong = [f"{name}={getattr(self, name)}" for name, fine in allowed.items() if not fine]
         if wrong:
             raise ValueError(
                 f"{', '.join(wrong)}: sizes are at least 1, the threshold is above 0 and at most 1, "
-                "the neighbours' share from 0 to below 1"
+                "the neighbors' share from 0 to below 1"
             )
 
 
@@ -54,7 +54,7 @@ class MLGCN(LogitClassifier):
     """Encoder with global max pooling, whose class vectors two graph convolutions make from label vectors.
 
     logits = x Wᵀ with W = G σ(G E W₁) W₂, where x is the maximum of the feature maps over positions, E are the label
-    vectors, G is the normalised label graph and σ a leaky ReLU. The graph is part of the state and is not learned.
+    vectors, G is the normalized label graph and σ a leaky ReLU. The graph is part of the state and is not learned.
 
     Reference: Chen et al., Multi-Label Image Recognition with Graph Convolutional Networks, CVPR 2019.
     """
@@ -66,14 +66,16 @@ class MLGCN(LogitClassifier):
     graph: Float[Tensor, "C C"]
     vectors: Float[Tensor, "C S"]
 
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
+    ) -> None:
         super().__init__()
         self.config = c = config or Config()
         self.encoder = with_maps(encoder, "ml_gcn")
         graph = label_graph(
-            label_space.counts, label_space.cooccurrence, threshold=c.threshold, neighbour_share=c.neighbour_share
+            label_space.counts, label_space.cooccurrence, threshold=c.threshold, neighbor_share=c.neighbor_share
         )
-        self.register_buffer("graph", normalised(graph))
+        self.register_buffer("graph", normalized(graph))
         self.vectors = label_nodes(label_space.names, size=c.vector_size, file=c.vectors)
         self.first = GraphConvolution(c.vector_size, c.hidden)
         self.second = GraphConvolution(c.hidden, self.encoder.channels)

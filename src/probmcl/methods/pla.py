@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, Extracted, with_maps
+from probmcl.encoders import Encoder, PrecomputedFeatures, with_maps
 from probmcl.heads import LabelDecoder, set_logits
 from probmcl.losses import aligned_targets, sequence_cross_entropy
 from probmcl.losses.alignment import IGNORED, Alignment
@@ -27,7 +27,7 @@ class Config:
         embedding: size of the vector of the label that was emitted last.
         attention: width of the attention over positions.
         dropout: of the positions.
-        normalise: whether the maps of an image are divided by their root mean square.
+        normalize: whether the maps of an image are divided by their root mean square.
         repeats: whether a label may be emitted twice.
     """
 
@@ -37,7 +37,7 @@ class Config:
     embedding: int = 256
     attention: int = 512
     dropout: float = 0.5
-    normalise: bool = True
+    normalize: bool = True
     repeats: bool = False
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class Config:
             raise ValueError(f"{', '.join(wrong)}: sizes and steps are at least 1, dropout is from 0 to below 1")
 
 
-PAPER = Config(normalise=False, repeats=True)
+PAPER = Config(normalize=False, repeats=True)
 """The published decoder, which takes maps as they are and learns by itself not to say a label twice."""
 
 
@@ -66,7 +66,9 @@ class PLA(Classifier):
     emits_set = True
     encoder: Encoder
 
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
+    ) -> None:
         super().__init__()
         self.config = c = config or Config()
         self.encoder = with_maps(encoder, "pla")
@@ -78,7 +80,7 @@ class PLA(Classifier):
             embedding=c.embedding,
             attention=c.attention,
             dropout=c.dropout,
-            normalise=c.normalise,
+            normalize=c.normalize,
             repeats=c.repeats,
         )
 

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, Extracted
+from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.losses import asymmetric, binary_cross_entropy
 from probmcl.methods.base import LinearClassifier, Origin
 
@@ -28,9 +28,9 @@ class Config:
 
 @final
 class Probe(LinearClassifier):
-    """A linear layer on a frozen encoder, trained with the asymmetric loss on standardised features.
+    """A linear layer on a frozen encoder, trained with the asymmetric loss on standardized features.
 
-    The encoder passed in is frozen and stays in eval mode. `standardise` shifts and scales the features; `on` moves
+    The encoder passed in is frozen and stays in eval mode. `standardize` shifts and scales the features; `on` moves
     that into the linear layer, so that what predicts is an encoder and one linear layer and nothing else.
 
     Reference: ProbMCL, section 2.2, last paragraph; decision 0001, point 20.
@@ -42,7 +42,9 @@ class Probe(LinearClassifier):
     shift: Float[Tensor, "D"]
     scale: Float[Tensor, "D"]
 
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
+    ) -> None:
         super().__init__(encoder, label_space, config)
         self.encoder.requires_grad_(False)
         nn.init.zeros_(self.linear.weight)
@@ -56,14 +58,14 @@ class Probe(LinearClassifier):
         self.encoder.eval()
         return self
 
-    def standardise(self, features: Float[Tensor, "K D"]) -> None:
+    def standardize(self, features: Float[Tensor, "K D"]) -> None:
         """From now on give the linear layer features of mean 0 and deviation 1, measured on these."""
         deviation = features.std(0, correction=0)
         self.shift = features.mean(0)
         self.scale = deviation.where(deviation > 0, 1)  # a feature that never changes stays 0
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
-        """The linear layer on the standardised features."""
+        """The linear layer on the standardized features."""
         with torch.no_grad():
             features = (self.encoder(images) - self.shift) / self.scale
         logits: Tensor = self.linear(features)
@@ -77,8 +79,8 @@ class Probe(LinearClassifier):
         return loss(logits, labels, known, reduction=self.reduction)
 
     @torch.no_grad()
-    def on(self, encoder: Encoder | Extracted, label_space: LabelSpace) -> Probe:
-        """The same probe on an encoder, the standardisation folded into its linear layer."""
+    def on(self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace) -> Probe:
+        """The same probe on an encoder, the standardization folded into its linear layer."""
         folded = Probe(encoder, label_space, self.config)
         folded.linear.weight.copy_(self.linear.weight / self.scale)
         folded.linear.bias.copy_(self.linear.bias - folded.linear.weight @ self.shift)

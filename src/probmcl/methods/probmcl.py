@@ -11,18 +11,19 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from probmcl import collapse, distributed
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, Extracted
+from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.losses import balanced_weight, contrastive, negative_log_likelihood, objective, positives
 from probmcl.losses.per_label import present
 from probmcl.losses.reduction import Reduction
+from probmcl.methods import collapse
 from probmcl.methods.base import Classifier, Origin, Step, over_processes
 from probmcl.methods.contrast import Overlap, check_ranges, of_all_rows, own_columns, shared_labels
 from probmcl.mixture import IsotropicMixture, MixtureDensityNetwork, aligned_correlation, correlation
 from probmcl.mixture.aligned import ComponentWeight
 from probmcl.mixture.anchors import LabelAnchors, class_logits, label_set_correlation
-from probmcl.mixture.network import Activation, Floor, Initialisation
+from probmcl.mixture.network import Activation, Floor, Initialization
+from probmcl.runtime import distributed
 from probmcl.runtime.precision import at_least_float32
 
 Target = Literal["feature", "detached", "hidden", "none"]
@@ -41,7 +42,7 @@ class Config:
         hidden: sizes of the mixture network's hidden layers; () makes its heads linear.
         activation: what follows each hidden layer.
         floor: whether the variance or the standard deviation is at least one.
-        initialisation: of the mixture network's heads.
+        initialization: of the mixture network's heads.
         target: the z whose likelihood is maximised: the `feature`, the feature `detached`, the last `hidden` layer, or
             `none`, which leaves the likelihood out.
         dim: dimensions n of the mixture; None means the size of the target, or of the means.
@@ -63,7 +64,7 @@ class Config:
     hidden: tuple[int, ...] = ()
     activation: Activation = "relu"
     floor: Floor = "variance"
-    initialisation: Initialisation = "torch"
+    initialization: Initialization = "torch"
     target: Target = "none"
     dim: int | None = None
     likelihood_per_dimension: bool = False
@@ -94,7 +95,7 @@ PAPER = Config(
     component_weight="density",
     feature_norm="unit",
     hidden=(2048, 128),
-    initialisation="paper",
+    initialization="paper",
     target="feature",
     threshold=0.6,
     temperature=0.2,
@@ -127,7 +128,9 @@ class ProbMCL(Classifier):
         """With label anchors, by which the mixture predicts."""
         return config.anchors == "labels"
 
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
+    ) -> None:
         super().__init__()
         self.config = config or Config()
         self.encoder = encoder
@@ -164,9 +167,9 @@ class ProbMCL(Classifier):
         if self.anchors is not None:
             parts["anchored"] = over_processes(self._anchored(mixture, shared, labels, known), c.reduction)
             contrast = contrast + parts["anchored"]
-        own = distributed.own(len(features))  # each process watches its own rows
+        own = distributed.local_rows(len(features))  # each process watches its own rows
         positive = positives(shared[:, own], threshold=c.threshold)
-        watched = collapse.signs(features, mixture, similarity[:, own], positive, n_views=len(views))
+        watched = collapse.collapse_statistics(features, mixture, similarity[:, own], positive, n_views=len(views))
         likelihood = over_processes(self._likelihood(mixture, features, hidden), c.reduction)
         weight = self._contrastive_weight(likelihood, contrast, features)
         loss = objective(likelihood, contrast, contrastive_weight=weight)
@@ -225,7 +228,7 @@ class ProbMCL(Classifier):
 
 def _everybodys(mixture: IsotropicMixture) -> IsotropicMixture | None:
     """The mixtures of all processes, in one exchange forward and one backward; None where there is one process."""
-    if distributed.world() == 1:
+    if distributed.world_size() == 1:
         return None
     parts = (mixture.log_weight, mixture.variance, mixture.mean.flatten(1))
     gathered = distributed.gather(torch.cat(parts, dim=1))
@@ -235,7 +238,7 @@ def _everybodys(mixture: IsotropicMixture) -> IsotropicMixture | None:
 
 def _balanced_weight(likelihood: Tensor, contrast: Tensor, features: Tensor) -> Float[Tensor, ""]:
     """`balanced_weight` at the features of all processes."""
-    if distributed.world() == 1:
+    if distributed.world_size() == 1:
         return balanced_weight(likelihood, contrast, features)
     norms = [torch.autograd.grad(loss, features, retain_graph=True)[0].norm() for loss in (likelihood, contrast)]
     # A gradient is as long as the list of the lengths of its parts: two linear terms stand in, which pull that hard.
@@ -268,5 +271,5 @@ def _network(features: int, classes: int, c: Config) -> MixtureDensityNetwork:
         hidden=c.hidden,
         activation=c.activation,
         floor=c.floor,
-        initialisation=c.initialisation,
+        initialization=c.initialization,
     )

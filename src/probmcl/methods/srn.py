@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, Extracted, at_entrances, stages, with_stages
-from probmcl.heads import ClassAttention, SpatialRegularisation, attended_confidence, weighted_attention
+from probmcl.encoders import Encoder, PrecomputedFeatures, at_entrances, stages, with_stages
+from probmcl.heads import ClassAttention, SpatialRegularization, attended_confidence, weighted_attention
 from probmcl.methods.base import Classifier, Origin, Step, cross_entropies, of_all_views
 
 
@@ -19,22 +19,22 @@ class Config:
     """Settings of `srn`; the sizes and the share are the published ones.
 
     Attributes:
-        width: channels within the attention and within the regularisation.
-        filters: for each channel of the regularisation, as large as the map.
-        regularised_share: of the regularised logits beside the plain ones.
+        width: channels within the attention and within the regularization.
+        filters: for each channel of the regularization, as large as the map.
+        regularized_share: of the regularized logits beside the plain ones.
         branch_weight: of the losses of the plain logits and of attention alone, beside that of the prediction.
     """
 
     width: int = 512
     filters: int = 4
-    regularised_share: float = 0.5
+    regularized_share: float = 0.5
     branch_weight: float = 1.0
 
     def __post_init__(self) -> None:
         allowed = {
             "width": self.width >= 1,
             "filters": self.filters >= 1,
-            "regularised_share": 0 <= self.regularised_share <= 1,
+            "regularized_share": 0 <= self.regularized_share <= 1,
             "branch_weight": self.branch_weight >= 0,
         }
         wrong = [f"{name}={getattr(self, name)}" for name, fine in allowed.items() if not fine]
@@ -49,15 +49,15 @@ class Branches(NamedTuple):
 
     plain: Float[Tensor, "M C"]
     attended: Float[Tensor, "M C"]
-    regularised: Float[Tensor, "M C"]
+    regularized: Float[Tensor, "M C"]
 
 
 @final
 class SRN(Classifier):
-    """Encoder with a linear layer, and a spatial regularisation network on the maps that enter its last stage.
+    """Encoder with a linear layer, and a spatial regularization network on the maps that enter its last stage.
 
-    logits = (1−α) plain + α regularised. The loss is the binary cross-entropy of these, of the plain ones, and of what
-    attention says alone: so attention learns where to look, and the regularised logits what the plain ones lack.
+    logits = (1−α) plain + α regularized. The loss is the binary cross-entropy of these, of the plain ones, and of what
+    attention says alone: so attention learns where to look, and the regularized logits what the plain ones lack.
 
     Reference: Zhu et al., Learning Spatial Regularization with Image-level Supervisions for Multi-label Image
     Classification, CVPR 2017.
@@ -68,7 +68,9 @@ class SRN(Classifier):
     origin = Origin("partly reconstructed", "zhu2017srn")
     encoder: Encoder
 
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
+    ) -> None:
         super().__init__()
         self.config = c = config or Config()
         self.encoder = with_stages(encoder, "srn")
@@ -76,7 +78,7 @@ class SRN(Classifier):
         classes = len(label_space)
         self.linear = nn.Linear(self.encoder.features, classes)
         self.attention = ClassAttention(self.stage.channels, classes, width=c.width)
-        self.regularisation = SpatialRegularisation(classes, side=self.stage.side, width=c.width, filters=c.filters)
+        self.regularization = SpatialRegularization(classes, side=self.stage.side, width=c.width, filters=c.filters)
 
     def branches(self, images: Float[Tensor, "M *image"]) -> Branches:
         """All logits, in one pass through the encoder."""
@@ -84,16 +86,16 @@ class SRN(Classifier):
         with at_entrances(self.encoder, {self.stage: entering.append}):
             plain = self.linear(self.encoder(images))
         attention, confidence = self.attention(*entering)
-        regularised = self.regularisation(weighted_attention(attention, confidence))
-        return Branches(plain, attended_confidence(attention, confidence), regularised)
+        regularized = self.regularization(weighted_attention(attention, confidence))
+        return Branches(plain, attended_confidence(attention, confidence), regularized)
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
-        """The plain logits and the regularised ones, mixed."""
+        """The plain logits and the regularized ones, mixed."""
         return self._mixed(self.branches(images))
 
     def _mixed(self, branches: Branches) -> Float[Tensor, "M C"]:
-        share = self.config.regularised_share
-        return (1 - share) * branches.plain + share * branches.regularised
+        share = self.config.regularized_share
+        return (1 - share) * branches.plain + share * branches.regularized
 
     def forward(
         self,

@@ -9,21 +9,21 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, Extracted, stages, two_maps, with_stages
+from probmcl.encoders import Encoder, PrecomputedFeatures, stages, two_maps, with_stages
 from probmcl.heads import DualRelation, Relations
 from probmcl.methods.base import Classifier, Origin, Step, cross_entropies, of_all_views
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `tdrg`; the defaults have a quarter of the published width, and scales that are normalised.
+    """Settings of `tdrg`; the defaults have a quarter of the published width, and scales that are normalized.
 
     Attributes:
         width: channels of the three scales, half of a class's node, a multiple of the heads.
         layers: of the transformer that all scales share.
         heads: of its attention.
         feed_forward: units between the two linear layers that follow the attention.
-        normalise: whether every position of the three scales has mean 0 and deviation 1 before they are multiplied.
+        normalize: whether every position of the three scales has mean 0 and deviation 1 before they are multiplied.
         structural_share: of the structural logits in a prediction; the rest is that of the semantic ones.
         top_share: of the positions, how many the constraint takes, and at least one.
         batch_attention: whether a position sees the same position of the other images in the batch, as in the first
@@ -35,7 +35,7 @@ class Config:
     layers: int = 3
     heads: int = 4
     feed_forward: int = 512
-    normalise: bool = True
+    normalize: bool = True
     structural_share: float = 0.7
     top_share: float = 0.05
     batch_attention: bool = False
@@ -57,7 +57,7 @@ class Config:
             )
 
 
-PAPER = Config(width=512, feed_forward=2048, normalise=False)
+PAPER = Config(width=512, feed_forward=2048, normalize=False)
 """The published sizes, with attention over positions, as in the corrected code of the authors."""
 
 
@@ -76,7 +76,9 @@ class TDRG(Classifier):
     origin = Origin("authors' code", "zhao2021tdrg")  # no preset starts from their random numbers
     encoder: Encoder
 
-    def __init__(self, encoder: Encoder | Extracted, label_space: LabelSpace, config: Config | None = None) -> None:
+    def __init__(
+        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
+    ) -> None:
         super().__init__()
         self.config = c = config or Config()
         self.encoder = with_stages(encoder, "tdrg")
@@ -88,7 +90,7 @@ class TDRG(Classifier):
             layers=c.layers,
             heads=c.heads,
             feed_forward=c.feed_forward,
-            normalise=c.normalise,
+            normalize=c.normalize,
             top_share=c.top_share,
             batch_attention=c.batch_attention,
         )

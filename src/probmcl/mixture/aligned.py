@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from probmcl.mixture.components import at_most_one, check_same_space, log_norms, one_with_itself, slices, spread
 from probmcl.mixture.density import IsotropicMixture
-from probmcl.runtime.precision import finest, full_precision
+from probmcl.runtime.precision import full_precision, to_float64
 
 ComponentWeight = Literal["l2", "density"]
 
@@ -52,14 +52,14 @@ def aligned_correlation(
 
 def _by_class(p: IsotropicMixture, component_weight: ComponentWeight) -> tuple[Tensor, Tensor, Tensor]:
     """Weights (C, M) whose squares sum to one for each mixture, means (C, M, d) or (C, M, 1), and variances (C, M)."""
-    log_weight = log_norms(p) if component_weight == "density" else finest(p.log_weight)
+    log_weight = log_norms(p) if component_weight == "density" else to_float64(p.log_weight)
     unit = (log_weight - 0.5 * (2 * log_weight).logsumexp(1, keepdim=True)).exp().to(p.variance.dtype)
     return unit.T, means_by_class(p), p.variance.T
 
 
 def means_by_class(p: IsotropicMixture) -> Float[Tensor, "C M d"]:
     """Mean vectors in float64; a scalar mean is one coordinate, √n μ on the line of all multiples of **1**."""
-    mean = finest(p.mean)
+    mean = to_float64(p.mean)
     return (mean if p.has_vector_means else mean[:, :, None] * p.dim**0.5).transpose(0, 1)
 
 
@@ -68,8 +68,8 @@ def squared_distance(a: Float[Tensor, "C M d"], b: Float[Tensor, "C P d"]) -> Fl
 
     What is lost to cancellation are digits that float64 has to spare. A common offset is taken off first.
     """
-    centre = a.where(a.isfinite(), 0).mean(1, keepdim=True).detach()  # what is no number stays in its row
-    a, b = a - centre, b - centre
+    center = a.where(a.isfinite(), 0).mean(1, keepdim=True).detach()  # what is no number stays in its row
+    a, b = a - center, b - center
     squares = a.square().sum(2)[:, :, None] + b.square().sum(2)[:, None, :]
     return torch.baddbmm(squares, a, b.mT, alpha=-2).clamp(min=0)
 
@@ -115,7 +115,7 @@ class _Pairs:
     def __init__(self, a: list[Tensor], b: list[Tensor], dim: int) -> None:
         self.weights, self.means, self.variances = ([x, y] for x, y in zip(a, b, strict=True))
         self.dim, dtype = dim, a[2].dtype
-        down, across = finest(a[2])[:, :, None], finest(b[2])[:, None, :]
+        down, across = to_float64(a[2])[:, :, None], to_float64(b[2])[:, None, :]
         twice_sum = 2 * (down + across)
         steepness = squared_distance(*self.means) / twice_sum  # d²/2S
         log_kappa = (-dim * spread(down, across)).sub_(steepness)
@@ -138,7 +138,7 @@ class _Pairs:
         )
         pull = pull * other_weight[:, None, :]
         flow = pull * weight[:, :, None] / (0.5 * twice_sum)  # F/S
-        fine = finest(flow)
+        fine = to_float64(flow)
         d_mean = torch.bmm(fine, other_mean) - fine.sum(2, keepdim=True) * mean
         apart = (flow * (other_v[:, None, :] - v[:, :, None])).sum(2)
         d_variance = (flow * steepness).sum(2) + self.dim / 4 * apart / v

@@ -10,14 +10,14 @@ from probmcl.mixture.aligned import ComponentWeight
 from probmcl.mixture.components import at_most_one, check_same_space, log_norms, spread
 from probmcl.mixture.density import IsotropicMixture
 from probmcl.mixture.network import Floor, floored_variance
-from probmcl.runtime.precision import finest, full_precision
+from probmcl.runtime.precision import full_precision, to_float64
 
 
 class LabelAnchors(nn.Module):
     """A Gaussian N(m_k, v_k I) for each class, in the space of the images' component k.
 
     The mixture of a label set y is q_y = Σ_{k∈y} N(m_k, v_k I)/|y|. All means start at zero and all variances at two,
-    where those of a network with PyTorch's initialisation are about. Classes need no telling apart at the start, since
+    where those of a network with PyTorch's initialization are about. Classes need no telling apart at the start, since
     component k meets component k only.
 
     Args:
@@ -101,11 +101,11 @@ def _distance(
     check_same_space(p, anchors)
     log_weight = _log_class_weight(p, component_weight)
     light = 0.5 * (2 * log_weight).logsumexp(1, keepdim=True) - log_weight
-    v, w = finest(p.variance), finest(anchors.variance)
-    apart = (finest(p.mean) - finest(anchors.mean)).square()
+    v, w = to_float64(p.variance), to_float64(anchors.variance)
+    apart = (to_float64(p.mean) - to_float64(anchors.mean)).square()
     squared_distance = apart.sum(2) if p.has_vector_means else p.dim * apart
     return light + p.dim * spread(v, w) + squared_distance / (2 * (v + w))
 
 
 def _log_class_weight(p: IsotropicMixture, component_weight: ComponentWeight) -> Float[Tensor, "M C"]:
-    return log_norms(p) if component_weight == "density" else finest(p.log_weight)
+    return log_norms(p) if component_weight == "density" else to_float64(p.log_weight)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from probmcl.mixture.density import IsotropicMixture
-from probmcl.runtime.precision import finest
+from probmcl.runtime.precision import to_float64
 
 LEFT_OUT = {torch.float32: 1e-8, torch.float64: 1e-17}
 """What the norms of all components that are left out may sum to, beside the largest."""
@@ -39,7 +39,7 @@ def log_norms(p: IsotropicMixture) -> Float[Tensor, "M C"]:
 
     In float64: (n/4) log v reaches thousands, of which the digits after the point are the ones that count.
     """
-    log_norm = finest(p.log_weight) - p.dim / 4 * finest(p.variance).log()
+    log_norm = to_float64(p.log_weight) - p.dim / 4 * to_float64(p.variance).log()
     return log_norm - log_norm.amax(1, keepdim=True).detach()
 
 

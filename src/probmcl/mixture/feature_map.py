@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from probmcl.mixture.components import Components, slices
 from probmcl.mixture.grid import Grid, middle_across
-from probmcl.runtime.precision import finest, full_precision
+from probmcl.runtime.precision import full_precision, to_float64
 
 BLOCK = 2**19
 """Numbers of the largest tensor that is held while components are mapped: about what a core keeps in its cache."""
@@ -101,7 +101,7 @@ class _Cosines(torch.autograd.Function):
 
 def _lengths(vectors: Float[Tensor, "M Q"]) -> Float[Tensor, "M 1"]:
     """Added up in float64: over tens of thousands of nodes float32 loses the sixth digit."""
-    wide = finest(vectors[:0]).dtype
+    wide = to_float64(vectors[:0]).dtype
     lengths: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=wide)
     return lengths.to(vectors.dtype)
 
@@ -156,7 +156,7 @@ class _Shapes(NamedTuple):
 
 def _shapes(c: Components, grid: Grid) -> _Shapes:
     dtype, along = c.variance.dtype, grid.along
-    mean, variance = finest(c.mean), finest(c.variance)
+    mean, variance = to_float64(c.mean), to_float64(c.variance)
     from_first = math.sqrt(grid.dim) * mean - along.first
     node = (from_first / along.step).round()
     width = (2 * variance).sqrt()

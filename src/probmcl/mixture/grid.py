@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probmcl.mixture.components import Components
-from probmcl.runtime.precision import finest
+from probmcl.runtime.precision import to_float64
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,7 +44,7 @@ class Axis:
 
     def places(self, like: Tensor) -> Tensor:
         """The nodes, on the device of `like`, in float64 where it has that."""
-        return self.first + self.step * finest(torch.arange(self.nodes, device=like.device, dtype=torch.float32))
+        return self.first + self.step * to_float64(torch.arange(self.nodes, device=like.device, dtype=torch.float32))
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _bounds(c: Components, dim: int, error: float, power: float) -> Float[Tensor
     What all K components of a row together have outside of the ends is at most `error`, squared norm or mass, in units
     of the heaviest. A light component comes to its end sooner than a heavy one, and one that is light enough has none.
     """
-    log_norm, mean, variance = (finest(x.detach()) for x in c)
+    log_norm, mean, variance = (to_float64(x.detach()) for x in c)
     enough = -math.log(error)
     together = (log_norm + math.log(log_norm.shape[1])).clamp(max=0)  # if all K were as heavy, in the same place
     depth = (enough + together / (2 * power)).clamp(min=0)  # by how much, in logarithms, it still has to sink

@@ -12,8 +12,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid
 
 from probmcl.mixture.components import slices, spread
-from probmcl.mixture.network import Initialisation, floored_variance
-from probmcl.runtime.precision import at_least_float32, finest, full_precision
+from probmcl.mixture.network import Initialization, floored_variance
+from probmcl.runtime.precision import at_least_float32, full_precision, to_float64
 
 Covariance = Literal["isotropic", "anisotropic"]
 
@@ -70,12 +70,12 @@ class KernelMixture:
         """
         if z.shape[1] != self.dim:
             raise ValueError(f"z has {z.shape[1]} dimensions, the kernels {self.dim}")
-        z, mean, variance = finest(z), finest(self.mean), finest(self.variance)
+        z, mean, variance = to_float64(z), to_float64(self.mean), to_float64(self.variance)
         if self.repeats == 1:
             return -0.5 * ((z[:, None] - mean).square() / variance).sum(2)
         # Pythagoras with the direction 1/√n: ‖z − μ1‖² = ‖z − z̄1‖² + n (z̄ − μ)², without an (M, C, n) tensor.
-        centre = z.mean(1, keepdim=True)
-        distance = (z - centre).square().sum(1, keepdim=True) + self.dim * (centre - mean[:, :, 0]).square()
+        center = z.mean(1, keepdim=True)
+        distance = (z - center).square().sum(1, keepdim=True) + self.dim * (center - mean[:, :, 0]).square()
         return -0.5 * distance / variance[:, :, 0]
 
 
@@ -92,7 +92,7 @@ class KernelHeads(nn.Module):
         classes: number C of kernels.
         covariance: whether a kernel has one mean and one variance, or one of each for every dimension of z.
         reduced_size: dimensions of z where kernels are anisotropic.
-        initialisation: `paper` draws mean weights from U(0, 0.1) and sets variance weights to 1, both biases to 0 (the
+        initialization: `paper` draws mean weights from U(0, 0.1) and sets variance weights to 1, both biases to 0 (the
             logits keep PyTorch's draw); `torch` keeps PyTorch's draw for all three.
 
     >>> heads = KernelHeads(in_features=8, classes=3, covariance="anisotropic", reduced_size=4)
@@ -108,7 +108,7 @@ class KernelHeads(nn.Module):
         *,
         covariance: Covariance = "isotropic",
         reduced_size: int = 128,
-        initialisation: Initialisation = "paper",
+        initialization: Initialization = "paper",
     ) -> None:
         super().__init__()
         isotropic = covariance == "isotropic"
@@ -118,10 +118,10 @@ class KernelHeads(nn.Module):
         self.logit_head = nn.Linear(self.dim, classes)
         self.mean_head = nn.Linear(self.dim, classes * self.coordinates)
         self.variance_head = nn.Linear(self.dim, classes * self.coordinates)
-        if initialisation == "paper":
-            self._initialise_as_the_paper()
+        if initialization == "paper":
+            self._initialize_as_the_paper()
 
-    def _initialise_as_the_paper(self) -> None:
+    def _initialize_as_the_paper(self) -> None:
         nn.init.uniform_(self.mean_head.weight, 0.0, 0.1)
         nn.init.zeros_(self.mean_head.bias)
         nn.init.ones_(self.variance_head.weight)

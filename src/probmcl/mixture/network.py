@@ -14,7 +14,7 @@ from probmcl.runtime.precision import full_precision
 
 Activation = Literal["relu", "none"]
 Floor = Literal["variance", "deviation"]
-Initialisation = Literal["paper", "torch"]
+Initialization = Literal["paper", "torch"]
 
 
 class MixtureDensityNetwork(nn.Module):
@@ -23,7 +23,7 @@ class MixtureDensityNetwork(nn.Module):
     Hidden layers (2048 and 128 units in the paper; without any, the heads are linear in h), then three heads: the
     weights π by softmax, the means μ as they come, the variances by ELU(a) + 2, which is never below one.
 
-    Reference: ProbMCL, section 2.1, "Mixture Density Network", and section 3.1 for the initialisation.
+    Reference: ProbMCL, section 2.1, "Mixture Density Network", and section 3.1 for the initialization.
 
     Args:
         in_features: size D of the feature.
@@ -33,7 +33,7 @@ class MixtureDensityNetwork(nn.Module):
         hidden: sizes of the hidden layers.
         activation: what follows each hidden layer. The text points to heads with ReLU, the figure draws none.
         floor: what ELU(a) + 2 is: the variance (the paper's "for the variances") or the standard deviation.
-        initialisation: `paper` draws mean weights from U(0, 0.1) and sets variance weights to 1, both biases to 0 (π
+        initialization: `paper` draws mean weights from U(0, 0.1) and sets variance weights to 1, both biases to 0 (π
             keeps PyTorch's uniform draw); `torch` keeps PyTorch's draw for all three.
 
     >>> import torch
@@ -53,7 +53,7 @@ class MixtureDensityNetwork(nn.Module):
         hidden: Sequence[int] = (2048, 128),
         activation: Activation = "relu",
         floor: Floor = "variance",
-        initialisation: Initialisation = "paper",
+        initialization: Initialization = "paper",
     ) -> None:
         super().__init__()
         if mean_size is not None and dim not in (None, mean_size):
@@ -67,10 +67,10 @@ class MixtureDensityNetwork(nn.Module):
         self.weight_head = nn.Linear(sizes[-1], classes)
         self.mean_head = nn.Linear(sizes[-1], classes * (mean_size or 1))
         self.variance_head = nn.Linear(sizes[-1], classes)
-        if initialisation == "paper":
-            self._initialise_as_the_paper()
+        if initialization == "paper":
+            self._initialize_as_the_paper()
 
-    def _initialise_as_the_paper(self) -> None:
+    def _initialize_as_the_paper(self) -> None:
         nn.init.uniform_(self.mean_head.weight, 0.0, 0.1)
         nn.init.zeros_(self.mean_head.bias)
         nn.init.ones_(self.variance_head.weight)

@@ -30,7 +30,7 @@ from probmcl.mixture.components import (
 from probmcl.mixture.density import IsotropicMixture
 from probmcl.mixture.feature_map import MEMORY, bytes_needed, cosines, features, refuse_above
 from probmcl.mixture.grid import Grid, grid_for, outside_of_graphs
-from probmcl.runtime.precision import finest, full_precision
+from probmcl.runtime.precision import full_precision, to_float64
 
 Way = Literal["auto", "tiled", "features", "compiled"]
 
@@ -121,7 +121,7 @@ def plan(p: IsotropicMixture, q: IsotropicMixture | None = None, *, way: Way = "
     if _is_empty(p, q):
         return Plan("tiled", None, p.variance.shape[1], 0, p.variance.dtype, "there are no rows")
     first = _planned(*_sides(p, q, p.variance.dtype), p.dim, way)
-    second = _planned(*_sides(p, q, finest(p.variance).dtype), p.dim, way, may_refuse=False)
+    second = _planned(*_sides(p, q, to_float64(p.variance).dtype), p.dim, way, may_refuse=False)
     prepared = 64 * (p.variance.numel() + (0 if q is None else q.variance.numel()))
     return replace(first, bytes=first.bytes + prepared, bytes_in_float64=second.bytes + prepared)
 

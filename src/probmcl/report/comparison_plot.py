@@ -32,7 +32,7 @@ MARK = 5.0
 LONGEST = 40
 """Characters of a label; the whole name is what a pointer over the mark shows."""
 
-COLOURS = ("#1b62a5", "#b3400b", "#1d7a3a", "#8a2aa5", "#8a6100", "#b0184d", "#0b7285", "#5b4bc4", "#5c6b00", "#7a4a2b")
+COLORS = ("#1b62a5", "#b3400b", "#1d7a3a", "#8a2aa5", "#8a6100", "#b0184d", "#0b7285", "#5b4bc4", "#5c6b00", "#7a4a2b")
 """Of the methods, in turn; as text each is readable on white."""
 
 _UNITS = {
@@ -95,7 +95,7 @@ def to_svg(comparison: Comparison) -> str:
     height = bottom + BOTTOM + LINE * len(below)
     axes = _axes(frozen, rows, Box(LEFT, TOP, WIDTH - RIGHT, bottom))
     names = list(dict.fromkeys(row.name for row in rows))
-    colours = {name: COLOURS[number % len(COLOURS)] for number, name in enumerate(names)}
+    colors = {name: COLORS[number % len(COLORS)] for number, name in enumerate(names)}
     best = comparison.methods[0] if comparison.methods else None
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH:g} {height:g}" width="{WIDTH:g}" '
@@ -105,9 +105,9 @@ def to_svg(comparison: Comparison) -> str:
         *_grid(axes),
         *_band(frozen, rows, axes),
         *_legend(),
-        *(part for row in rows for part in _bar(row, axes, colours[row.name])),
-        *(part for row in rows for part in _mark(row, axes, colours[row.name])),
-        *(part for label in place_labels(rows, axes, frozen) for part in _label(label, axes, colours, best)),
+        *(part for row in rows for part in _bar(row, axes, colors[row.name])),
+        *(part for row in rows for part in _mark(row, axes, colors[row.name])),
+        *(part for label in place_labels(rows, axes, frozen) for part in _label(label, axes, colors, best)),
         *_lines(below, bottom + 60),
         "</svg>",
     ]
@@ -140,8 +140,8 @@ def _grid(axes: Axes) -> Iterator[str]:
         yield f'<path d="M{x:.1f} {top:.1f}V{bottom:.1f}" stroke="#e4e4e4"/>'
         yield f'<text x="{x:.1f}" y="{bottom + 18:.1f}" text-anchor="middle">{_tick(time)}</text>'
     yield f'<path d="M{left:.1f} {top:.1f}V{bottom:.1f}H{right:.1f}" fill="none" stroke="#222"/>'
-    centre = (left + right) / 2
-    yield f'<text x="{centre:.1f}" y="{bottom + 38:.1f}" text-anchor="middle">training time, logarithmic</text>'
+    center = (left + right) / 2
+    yield f'<text x="{center:.1f}" y="{bottom + 38:.1f}" text-anchor="middle">training time, logarithmic</text>'
     yield f'<text x="{left:.1f}" y="{top - 12:.1f}" text-anchor="start">test mAP, %</text>'
 
 
@@ -208,40 +208,40 @@ def _legend() -> Iterator[str]:
     yield f'<text x="{x:.1f}" y="{y + 4:.1f}"><tspan font-weight="bold">bold</tspan>: the best on validation</text>'
 
 
-def _bar(row: Row, axes: Axes, colour: str) -> Iterator[str]:
+def _bar(row: Row, axes: Axes, color: str) -> Iterator[str]:
     if row.interval is not None:
         x, (low, high) = axes.x(_shown_seconds(row)), map(axes.y, row.interval)
         ends = f"M{x - 3:.1f} {high:.1f}h6M{x - 3:.1f} {low:.1f}h6"
-        yield f'<path d="M{x:.1f} {low:.1f}V{high:.1f}{ends}" stroke="{colour}" stroke-opacity="0.55"/>'
+        yield f'<path d="M{x:.1f} {low:.1f}V{high:.1f}{ends}" stroke="{color}" stroke-opacity="0.55"/>'
 
 
-def _mark(row: Row, axes: Axes, colour: str) -> Iterator[str]:
+def _mark(row: Row, axes: Axes, color: str) -> Iterator[str]:
     said = f"{row.title}: mAP {mean_and_interval(row)}, {duration(row.seconds)}" + (row.note and f"; {row.note}")
     yield f"<g><title>{_text(said)}</title>"
-    yield _shape(row.head, axes.x(_shown_seconds(row)), axes.y(row.mAP), colour)
+    yield _shape(row.head, axes.x(_shown_seconds(row)), axes.y(row.mAP), color)
     yield "</g>"
 
 
-def _shape(head: str, x: float, y: float, colour: str) -> str:
+def _shape(head: str, x: float, y: float, color: str) -> str:
     """A disc where the method predicts by itself, an open square where a probe does."""
     if head == "own head":
-        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{MARK}" fill="{colour}" stroke="#fff"/>'
+        return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{MARK}" fill="{color}" stroke="#fff"/>'
     size = 2 * MARK - 1
     corner = f'x="{x - size / 2:.1f}" y="{y - size / 2:.1f}"'
-    return f'<rect {corner} width="{size}" height="{size}" fill="#fff" stroke="{colour}" stroke-width="2"/>'
+    return f'<rect {corner} width="{size}" height="{size}" fill="#fff" stroke="{color}" stroke-width="2"/>'
 
 
-def _label(label: Label, axes: Axes, colours: dict[str, str], best: Row | None) -> Iterator[str]:
+def _label(label: Label, axes: Axes, colors: dict[str, str], best: Row | None) -> Iterator[str]:
     row, box = label
-    colour = colours[row.name]
+    color = colors[row.name]
     x, y = axes.x(_shown_seconds(row)), axes.y(row.mAP)
     end, edge = ("end", box.right - 2) if (box.left + box.right) / 2 < x else ("start", box.left + 2)
     if math.hypot(edge - x, (box.top + box.bottom) / 2 - y) > 4 * MARK:
         line = f"M{x:.1f} {y:.1f}L{edge:.1f} {(box.top + box.bottom) / 2:.1f}"
-        yield f'<path d="{line}" stroke="{colour}" stroke-opacity="0.5"/>'
+        yield f'<path d="{line}" stroke="{color}" stroke-opacity="0.5"/>'
     weight = ' font-weight="bold"' if row is best else ""
     place = f'x="{edge:.1f}" y="{box.bottom - 4:.1f}" text-anchor="{end}"'
-    yield f'<text {place} fill="{colour}"{weight}>{_text(_short(row.name))}</text>'
+    yield f'<text {place} fill="{color}"{weight}>{_text(_short(row.name))}</text>'
 
 
 def _short(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What methods cost, as tables: for the terminal, a page, a spreadsheet and a programme."""
+"""What methods cost, as tables: for the terminal, a page, a spreadsheet and a program."""
 
 from __future__ import annotations
 

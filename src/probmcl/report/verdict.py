@@ -6,7 +6,14 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from probmcl.experiments.rows import Comparison, Row
-from probmcl.report.comparison_tables import duration, gain_and_interval, mean_and_interval, percent, points, probability
+from probmcl.report.comparison_tables import (
+    duration,
+    gain_and_interval,
+    mean_and_interval,
+    percent,
+    points,
+    probability,
+)
 
 CHANCE = 0.05
 """Adjusted p-values below this are taken for a difference."""
@@ -235,7 +242,7 @@ def _doubts_of_the_rows(comparison: Comparison) -> Iterator[str]:
         yield "Where an interval leaves out 0 and p is not small: only p is corrected for the number of methods."
     reconstructed = [row for row in comparison.methods if row.fidelity.startswith(RECONSTRUCTED)]
     if reconstructed:
-        yield f"Partly reconstructed, and so no judgement of what their authors had: {_all(reconstructed)}."
+        yield f"Partly reconstructed, and so no judgment of what their authors had: {_all(reconstructed)}."
 
 
 def _is_corrected_away(row: Row) -> bool:

@@ -19,22 +19,22 @@ from numpy import ndarray
 from numpy.lib.format import open_memmap
 from torch import Tensor, nn
 
+from probmcl.console import ProgressBar
 from probmcl.data.loader import ImageBatches
 from probmcl.data.records import Records, Split
-from probmcl.runtime.distributed import barrier, first, rank, world
-from probmcl.run.image_batches import Feed
-from probmcl.files import read_json, whole, write_json
+from probmcl.files import atomic_write, read_json, write_json
+from probmcl.run.image_batches import ImageBatchSource
+from probmcl.runtime.distributed import barrier, is_main_process, rank, world_size
 from probmcl.training.features import FeatureBatches, StoredViews
-from probmcl.console import Bar
 
 SECONDS_APART = 5.0
 """Between two notes of how far a store is filled."""
 
-Stage = Callable[[str, int], AbstractContextManager[Bar]]
+Stage = Callable[[str, int], AbstractContextManager[ProgressBar]]
 """Opens a bar for a stage of so many steps."""
 
 
-class Store:
+class ActivationCache:
     """The outputs of a frozen network for the plain view and `n_augmented` others of each image, as they are needed.
 
     Files are filled in order and say how far they are: after a kill, filling goes on where it was.
@@ -42,7 +42,7 @@ class Store:
 
     def __init__(
         self,
-        feed: Feed,
+        feed: ImageBatchSource,
         network: nn.Module,
         folder: Path,
         *,
@@ -106,7 +106,7 @@ class Store:
         path = self.folder / f"{split}.npy"
         views = 1 + (self.n_augmented if split == "train" else 0)
         shape = (views, len(self.feed.records.rows(split)), *self.shape)
-        if first() and not path.exists():
+        if is_main_process() and not path.exists():
             self._make(path, shape)
         barrier()
         return open_memmap(path, mode="r+")
@@ -121,11 +121,11 @@ class Store:
                 f"{self.folder}: {needed / 1e6:,.0f} MB are needed and {free / 1e6:,.0f} MB are free; "
                 "give another folder with --out, or --tune all, which needs less"
             )
-        whole(path, lambda part: open_memmap(part, mode="w+", dtype=_NUMPY[self.dtype], shape=shape).flush())
+        atomic_write(path, lambda part: open_memmap(part, mode="w+", dtype=_NUMPY[self.dtype], shape=shape).flush())
 
     def _fill(self, array: Any, start: int, batches: ImageBatches, name: str) -> None:
         """Views from number `start` on, of all images, each process its share of the batches."""
-        note = self.folder / f"{name}, {rank() + 1} of {world()}.json"
+        note = self.folder / f"{name}, {rank() + 1} of {world_size()}.json"
         done = self._done(note, batches)
         if done == len(batches):
             return

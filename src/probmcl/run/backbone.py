@@ -11,21 +11,22 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probmcl.augment import AUGMENTATIONS
+from probmcl.console import Console
+from probmcl.cost.speed import seconds_per_row, seconds_per_step
 from probmcl.data.cache import ImageCache, open_cache
 from probmcl.data.images import Preprocessing
 from probmcl.data.records import SPLITS, LabelSpace, Records, Split
-from probmcl.runtime.distributed import world
-from probmcl.encoders import Encoder, Extracted, about, halves
-from probmcl.run.image_batches import CPU_PIXELS, GPU_PIXELS, Feed
+from probmcl.encoders import Encoder, PrecomputedFeatures, about, split_encoder
 from probmcl.files import load_tensors, read_json
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, LinearClassifier, Method
-from probmcl.run.budget import Cost, seconds_per_row, seconds_per_step
+from probmcl.run.activation_cache import ActivationCache
+from probmcl.run.budget import Cost
+from probmcl.run.image_batches import CPU_PIXELS, GPU_PIXELS, ImageBatchSource
 from probmcl.run.results import Candidate
-from probmcl.settings import Contender, Settings, Tune
-from probmcl.run.activation_cache import Store
+from probmcl.runtime.distributed import world_size
+from probmcl.settings import Settings, TrainingJob, Tune
 from probmcl.training.features import ROWS_AT_ONCE
-from probmcl.console import Display
 
 SMALL = 10_000
 """Training images below which random weights are a bad start."""
@@ -34,10 +35,10 @@ FEW = 200
 """Images of val or test below which its mAP says little."""
 
 
-def build_encoder(settings: Settings, display: Display) -> Encoder:
+def build_encoder(settings: Settings, console: Console) -> Encoder:
     """The encoder that a run starts from; what it is is said before anything is fetched."""
     s = settings.encoder
-    display.say(f"encoder: {about(s.name)}")
+    console.print(f"encoder: {about(s.name)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         encoder = Encoder(s.name, weights=s.weights, image_size=s.image_size)
@@ -49,12 +50,12 @@ def refuse_what_cannot_run(settings: Settings, encoder: Encoder, label_space: La
     """An error for a contender that cannot be built on this encoder, before anything is computed or written."""
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")  # they are said when it is trained
-        for contender in settings.contenders:
-            part = Extracted(encoder.features) if settings.tune == "none" else copy.deepcopy(encoder)
-            find_method(contender.method)(part, label_space, contender.settings)
+        for job in settings.jobs:
+            part = PrecomputedFeatures(encoder.features) if settings.tune == "none" else copy.deepcopy(encoder)
+            find_method(job.method)(part, label_space, job.settings)
 
 
-def _cache(records: Records, settings: Settings, display: Display) -> ImageCache | None:
+def _cache(records: Records, settings: Settings, console: Console) -> ImageCache | None:
     """Where decoded images are kept, apart from the user's own."""
     if settings.cache is None:
         return None
@@ -63,7 +64,7 @@ def _cache(records: Records, settings: Settings, display: Display) -> ImageCache
         places.add(records.origin.place if records.origin.place.is_dir() else records.origin.place.parent)
     cache = open_cache(Path(settings.cache), apart_from=sorted(places))
     if not cache.has_room():
-        display.say(f"  note: {cache.folder}: the disk is nearly full; no more decoded images are kept there")
+        console.print(f"  note: {cache.folder}: the disk is nearly full; no more decoded images are kept there")
     return cache
 
 
@@ -74,32 +75,32 @@ class Material:
     nothing, and its source is a store of what the rest made of the images.
     """
 
-    def __init__(self, records: Records, settings: Settings, encoder: Encoder, folder: Path, display: Display) -> None:
-        self.records, self.settings, self.folder, self.display = records, settings, folder, display
+    def __init__(self, records: Records, settings: Settings, encoder: Encoder, folder: Path, console: Console) -> None:
+        self.records, self.settings, self.folder, self.console = records, settings, folder, console
         # Kernels in the order in which processors like to read them: a fifth to a half faster on a CPU.
         self.encoder = encoder.to(settings.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         size = encoder.image_size
-        preprocessing = Preprocessing(size, encoder.mean, encoder.std, encoder.interpolation, settings.levels)
+        preprocessing = Preprocessing(size, encoder.mean, encoder.std, encoder.interpolation, settings.intensity)
         augmentation = AUGMENTATIONS[settings.augment](size)
         pixels = CPU_PIXELS if settings.device == "cpu" else GPU_PIXELS
-        self.feed = Feed(
+        self.feed = ImageBatchSource(
             records,
             preprocessing,
             augmentation,
             settings.seed,
             settings.workers,
             pixels,
-            _cache(records, settings, display),
+            _cache(records, settings, console),
         )
         self.part, self.source = self._cut()
 
-    def _cut(self) -> tuple[Encoder | Extracted, Feed | Store]:
+    def _cut(self) -> tuple[Encoder | PrecomputedFeatures, ImageBatchSource | ActivationCache]:
         """Divide the encoder into what is frozen, whose outputs are stored, and the part that learns."""
         if self.settings.tune == "none":
-            return Extracted(self.encoder.features), self._store(
+            return PrecomputedFeatures(self.encoder.features), self._store(
                 "activations", self.encoder, torch.float32, self._views()
             )
-        cut = halves(self.encoder) if self.settings.tune == "last" else None
+        cut = split_encoder(self.encoder) if self.settings.tune == "last" else None
         if cut is None:
             return self.encoder, self.feed
         return cut.tail, self._store("activations", cut.trunk, torch.float16, self._views())
@@ -107,27 +108,31 @@ class Material:
     def _views(self) -> int:
         """Augmented views that somebody will want, training or probe."""
         s = self.settings
-        return max([s.stored_views, s.probe.views] + [find_method(c.method).n_views - 1 for c in s.contenders])
+        return max([s.stored_views, s.probe.views] + [find_method(c.method).n_views - 1 for c in s.jobs])
 
-    def _store(self, name: str, network: nn.Module, dtype: torch.dtype, n_augmented: int) -> Store:
-        place, device, stage = self.folder / name, self.settings.device, self.display.stage
-        return Store(self.feed, network, place, n_augmented=n_augmented, dtype=dtype, device=device, stage=stage)
+    def _store(self, name: str, network: nn.Module, dtype: torch.dtype, n_augmented: int) -> ActivationCache:
+        place, device, stage = self.folder / name, self.settings.device, self.console.progress
+        return ActivationCache(
+            self.feed, network, place, n_augmented=n_augmented, dtype=dtype, device=device, stage=stage
+        )
 
     @property
     def tune(self) -> Tune:
         """How much of the encoder learns: what was asked for, or all where it cannot be cut."""
-        return self.settings.tune if isinstance(self.source, Store) else "all"
+        return self.settings.tune if isinstance(self.source, ActivationCache) else "all"
 
-    def features(self, name: str, part: Encoder | Extracted) -> tuple[Store, Encoder | Extracted]:
+    def features(
+        self, name: str, part: Encoder | PrecomputedFeatures
+    ) -> tuple[ActivationCache, Encoder | PrecomputedFeatures]:
         """Where what leads to a part's features is stored, and what is still to be done to it."""
-        if isinstance(self.source, Store):
+        if isinstance(self.source, ActivationCache):
             return self.source, part
         store = self._store(f"features for {name}", part, torch.float32, self.settings.probe.views)
-        return store, Extracted(self.encoder.features)
+        return store, PrecomputedFeatures(self.encoder.features)
 
-    def method(self, contender: Contender) -> Method:
+    def method(self, job: TrainingJob) -> Method:
         """A contender on a fresh copy of the part that learns."""
-        return find_method(contender.method)(copy.deepcopy(self.part), self.records.label_space, contender.settings)
+        return find_method(job.method)(copy.deepcopy(self.part), self.records.label_space, job.settings)
 
     def classifier(self, candidate: Candidate) -> Classifier:
         """A candidate on the part that its source feeds."""
@@ -151,13 +156,13 @@ class Material:
         tensors = len(e.state_dict())
         source = f"matched {tensors} of {tensors} tensors from {s.encoder.weights}" if s.encoder.weights else "random"
         mean, std = (" ".join(f"{x:g}" for x in numbers) for numbers in (e.mean, e.std))
-        self.display.say(f"weights {source}; {e.image_size} px, mean {mean}, std {std}; {s.device}")
+        self.console.print(f"weights {source}; {e.image_size} px, mean {mean}, std {std}; {s.device}")
         rates = [
             f"{c.name} {c.training.learning_rate:g} (head {c.training.learning_rate * c.training.head_factor:g})"
-            for c in s.contenders
+            for c in s.jobs
         ]
         if rates:
-            self.display.say(f"learning rates: {', '.join(rates)}; views: {s.augment}, shown in views.png")
+            self.console.print(f"learning rates: {', '.join(rates)}; views: {s.augment}, shown in views.png")
         self._warn_of_random_weights()
         self._warn_of_few_judges()
         self._describe_the_cut()
@@ -165,7 +170,7 @@ class Material:
     def _warn_of_random_weights(self) -> None:
         images = len(self.records.rows("train"))
         if self.settings.encoder.weights is None and images < SMALL:
-            self.display.say(
+            self.console.print(
                 f"  note: random weights and {images:,} training images; expect little, "
                 "pretrained weights are worth far more than any method"
             )
@@ -175,17 +180,17 @@ class Material:
         for split, what in tasks.items():
             images = len(self.records.rows(split))
             if images < FEW:
-                self.display.say(f"  note: {split} {what} by {images} images; gaps of several points are noise")
+                self.console.print(f"  note: {split} {what} by {images} images; gaps of several points are noise")
 
     def _describe_the_cut(self) -> None:
-        if isinstance(self.source, Store):
+        if isinstance(self.source, ActivationCache):
             learn, there = (sum(p.numel() for p in m.parameters()) / 1e6 for m in (self.part, self.encoder))
-            self.display.say(
+            self.console.print(
                 f"tune {self.tune}: {learn:.1f} of {there:.1f} million parameters learn; what the others make of the "
                 f"images is kept while it runs, {self.source.bytes() / 1e6:,.0f} MB in {self.source.folder}"
             )
         elif self.settings.tune == "last":
-            self.display.say(f"  note: {self.encoder.name} cannot be cut before its last stage; all of it learns")
+            self.console.print(f"  note: {self.encoder.name} cannot be cut before its last stage; all of it learns")
 
     def costs(self, probe_seconds: float) -> tuple[float, list[Cost]]:
         """Seconds that come once, whatever is trained, and what each contender costs; fitting a probe takes so long."""
@@ -194,7 +199,7 @@ class Material:
         size, at_once = self.encoder.image_size, self.feed.pixels_at_once
         rows = torch.rand(max(1, at_once // self.encoder.image_size**2), 3, size, size, device=device)
         look, probed = seconds_per_row(self.encoder, rows), (1 + s.probe.views) * train + val
-        if isinstance(self.source, Store):
+        if isinstance(self.source, ActivationCache):
             look = max(look, self.source.seconds_per_view)  # with decoding, if that was measured
             rows = torch.rand(ROWS_AT_ONCE, *self.source.shape, device=device)
             # Augmented views are there already where the frozen probe has had some.
@@ -202,21 +207,21 @@ class Material:
             shared, again = look * (to_fill * train + test), seconds_per_row(self.part, rows)
         else:
             shared, again = look * 2 * test, look
-        once = again * (probed + val) / world() + probe_seconds
-        tested = again * 2 * test / world()
-        return shared / world(), [self._cost(contender, once, tested) for contender in s.contenders]
+        once = again * (probed + val) / world_size() + probe_seconds
+        tested = again * 2 * test / world_size()
+        return shared / world_size(), [self._cost(job, once, tested) for job in s.jobs]
 
-    def _cost(self, contender: Contender, once: float, tested: float) -> Cost:
-        method, views, labels = self.example(contender)
-        steps = max(1, len(self.records.rows("train")) // (len(labels) * world()))
-        epoch = seconds_per_step(method, views, labels, contender.training) * steps
-        return Cost(contender.name, epoch, once, method.n_views, contender.training.epochs, tested)
+    def _cost(self, job: TrainingJob, once: float, tested: float) -> Cost:
+        method, views, labels = self.example(job)
+        steps = max(1, len(self.records.rows("train")) // (len(labels) * world_size()))
+        epoch = seconds_per_step(method, views, labels, job.training) * steps
+        return Cost(job.name, epoch, once, method.n_views, job.training.epochs, tested)
 
-    def example(self, contender: Contender) -> tuple[Method, Float[Tensor, "V N *image"], Float[Tensor, "N C"]]:
+    def example(self, job: TrainingJob) -> tuple[Method, Float[Tensor, "V N *image"], Float[Tensor, "N C"]]:
         """A contender, and a batch of random numbers of the size that it trains on; every image has one label."""
-        method, images, size = self.method(contender), len(self.records.rows("train")), self.encoder.image_size
-        shown = max(1, min(contender.training.batch_size, images) // world())
-        shape = self.source.shape if isinstance(self.source, Store) else (3, size, size)
+        method, images, size = self.method(job), len(self.records.rows("train")), self.encoder.image_size
+        shown = max(1, min(job.training.batch_size, images) // world_size())
+        shape = self.source.shape if isinstance(self.source, ActivationCache) else (3, size, size)
         views = torch.rand(method.n_views, shown, *shape, device=self.settings.device)
         classes = len(self.records.label_space)
         labels = torch.eye(classes, device=views.device)[torch.arange(shown, device=views.device) % classes]
@@ -253,7 +258,7 @@ class Material:
         common = [name for name in mine if name in theirs]
         new = ", ".join(name for name in mine if name not in theirs) or "none"
         unused = ", ".join(name for name in theirs if name not in mine) or "none"
-        self.display.say(
+        self.console.print(
             f"  classes that {weights} knows: {len(common)} of {len(mine)}; new: {new}; not used: {unused}"
         )
         return [(mine.index(name), theirs.index(name)) for name in common]

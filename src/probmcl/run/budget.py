@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
-
-from probmcl.runtime.distributed import broadcast
-from probmcl.methods.base import Method
-from probmcl.training.optimizer import Training, optimiser
-
 MOST_VIEWS = 60
 """Times that a contender sees each image at most, however large the budget: more has never helped us."""
-
-ROUNDS, LONG = 2, 3.0
-"""Rounds that are timed, and the seconds above which one is enough."""
 
 
 @dataclass(frozen=True)
@@ -78,61 +67,28 @@ def make_plan(costs: Sequence[Cost], shared: float, spent: float, budget: float 
 def _said(costs: Sequence[Cost], epochs: Mapping[str, int], shared: float) -> Plan:
     parts = [
         f"{cost.name}, {epochs[cost.name]} epochs of {cost.n_views} view{'s' if cost.n_views > 1 else ''} "
-        f"({in_words(epochs[cost.name] * cost.epoch)})"
+        f"({format_duration(epochs[cost.name] * cost.epoch)})"
         for cost in costs
     ]
     total = shared + sum(epochs[cost.name] * cost.epoch + cost.once for cost in costs)
-    return Plan(epochs, (f"plan: {'; '.join(parts)}; about {in_words(total)} with probes and test",))
+    return Plan(epochs, (f"plan: {'; '.join(parts)}; about {format_duration(total)} with probes and test",))
 
 
 def _left_out(costs: Sequence[Cost], budget: float) -> tuple[str, ...]:
     names = ", ".join(cost.name for cost in costs)
-    return (f"  note: a budget of {in_words(budget)} leaves no time for {names}; give more to try it",) if costs else ()
+    return (
+        (f"  note: a budget of {format_duration(budget)} leaves no time for {names}; give more to try it",)
+        if costs
+        else ()
+    )
 
 
-def in_words(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A length of time as people say it.
 
-    >>> in_words(42.0), in_words(130.0), in_words(9000.0)
+    >>> format_duration(42.0), format_duration(130.0), format_duration(9000.0)
     ('42 s', '2 min', '2.5 h')
     """
     if seconds < 60:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def seconds_per_row(network: nn.Module, rows: Tensor) -> float:
-    """Of one pass without gradient."""
-    network.eval()
-
-    @torch.inference_mode()
-    def once() -> None:
-        network(rows)
-
-    return _seconds(once, rows.device) / len(rows)
-
-
-def seconds_per_step(method: Method, views: Tensor, labels: Tensor, training: Training) -> float:
-    """Of training on a batch; the method is changed by it, so give a copy."""
-    method.to(views.device).train()
-    moves = optimiser(method, training)
-
-    def once() -> None:
-        method(views, labels).loss.backward()
-        moves.step()
-        moves.zero_grad()
-
-    return _seconds(once, views.device)
-
-
-def _seconds(work: Callable[[], None], device: torch.device) -> float:
-    """Of the faster of two rounds, after one to warm up; of that one alone where it takes long."""
-    found: list[float] = []
-    # All processes take as many rounds: what is timed may wait for the others.
-    while len(found) < (1 + ROUNDS) and (not found or broadcast(found[0]) < LONG):
-        started = time.perf_counter()
-        work()
-        if device.type != "cpu":
-            torch.accelerator.synchronize()
-        found.append(time.perf_counter() - started)
-    return min(found[1:] or found)

@@ -11,14 +11,14 @@ from probmcl.data.cache import ImageCache
 from probmcl.data.images import Preprocessing
 from probmcl.data.loader import ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
-from probmcl.runtime.distributed import rank, share, world
+from probmcl.runtime.distributed import rank, shard, world_size
 
 CPU_PIXELS, GPU_PIXELS = 400_000, 12_000_000
 """Size of a batch where nothing is learned: small on a CPU, whose cache then holds what passes from layer to layer."""
 
 
 @dataclass(frozen=True, eq=False)
-class Feed:
+class ImageBatchSource:
     """The images of a run, and what is done to them before an encoder sees them.
 
     Under several processes, each has its share: of every batch in training, of the batches elsewhere.
@@ -34,7 +34,7 @@ class Feed:
 
     def training(self, *, n_views: int, batch_size: int, epochs: int, images: int | None = None) -> ImageBatches:
         """Augmented views of the training split, shuffled anew in every epoch, of at most so many `images` in all."""
-        rows, processes = self.records.rows("train"), (rank(), world())
+        rows, processes = self.records.rows("train"), (rank(), world_size())
         weights = None if self.records.weight is None else self.records.weight[rows]
         order = Order(
             rows, batch_size=batch_size, epochs=epochs, seed=self.seed, share=processes, images=images, weights=weights
@@ -55,7 +55,7 @@ class Feed:
 
     def _in_order(self, split: Split, *, n_plain: int, n_augmented: int) -> ImageBatches:
         images = max(1, self.pixels_at_once // self.preprocessing.size**2 // (n_plain + n_augmented))
-        order = share(in_order(self.records.rows(split), images))
+        order = shard(in_order(self.records.rows(split), images))
         return self._batches(list(order), n_plain=n_plain, n_augmented=n_augmented)
 
     def _batches(self, order: Order | list[list[tuple[int, int]]], *, n_plain: int, n_augmented: int) -> ImageBatches:

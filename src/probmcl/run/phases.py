@@ -17,29 +17,29 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probmcl import runs
+from probmcl import run_folder
+from probmcl.console import Console
+from probmcl.data.hierarchy import levels_of, parents_of
 from probmcl.data.records import Records, Split
-from probmcl.runtime.distributed import barrier, broadcast, first
-from probmcl.encoders import Encoder, Extracted
+from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.evaluation.evaluate import evaluate, predict
 from probmcl.evaluation.retrieval import retrieval
-from probmcl.files import load_tensors, read_json, save_tensors, whole, write_json
-from probmcl.data.hierarchy import levels_of, parents_of
-from probmcl.run.backbone import Material
+from probmcl.files import atomic_write, load_tensors, read_json, save_tensors, write_json
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, Method
-from probmcl.methods.custom_loss import OwnLoss
+from probmcl.methods.custom_loss import CustomLoss
 from probmcl.methods.probe import Config as ProbeConfig
 from probmcl.methods.probe import Probe
-from probmcl.run.budget import Planner, in_words, make_plan
-from probmcl.run.probe import Labelled, fit_probe
-from probmcl.run.results import Candidate, Run
-from probmcl.settings import Contender, Settings, method_settings
 from probmcl.run.activation_cache import labels_of, targets_of, weights_of
-from probmcl.training import Checkpoint, Journal, StoredViews, Watcher, extract, fit
-from probmcl.training.fit import check_weights
-from probmcl.console import Display
+from probmcl.run.backbone import Material
+from probmcl.run.budget import Planner, format_duration, make_plan
+from probmcl.run.probe import Labeled, fit_probe
+from probmcl.run.results import Candidate, Run
 from probmcl.run.view_sheet import views_sheet
+from probmcl.runtime.distributed import barrier, broadcast, is_main_process
+from probmcl.settings import Settings, TrainingJob, method_settings
+from probmcl.training import Callback, Checkpoint, MetricsLog, StoredViews, extract, fit
+from probmcl.training.fit import check_weights
 
 FROZEN = "frozen probe"
 
@@ -47,12 +47,12 @@ Tested = Callable[[Mapping[str, Candidate]], Iterable[str]]
 """Names of the candidates whose test scores are wanted, from all candidates and their scores on validation."""
 
 
-def nobody(candidates: Mapping[str, Candidate]) -> Iterable[str]:
+def test_kept_only(candidates: Mapping[str, Candidate]) -> Iterable[str]:
     """No candidate but the one that is kept and the frozen probe, which are always tested."""
     return ()
 
 
-def everybody(candidates: Mapping[str, Candidate]) -> Iterable[str]:
+def test_all(candidates: Mapping[str, Candidate]) -> Iterable[str]:
     """Every candidate."""
     return candidates
 
@@ -64,7 +64,7 @@ def folder_of(run: Path, candidate: str) -> Path:
 
 def tidy_up(checkpoints: Path) -> None:
     """Delete what only a run in the making needs."""
-    if not first():
+    if not is_main_process():
         return
     for path in checkpoints.iterdir():
         if path.is_dir():
@@ -82,11 +82,11 @@ def restored(checkpoints: Path, name: str) -> Candidate:
     return Candidate(name, facts["method"], settings, state, {"val": scores}, facts["validation"], facts["seconds"])
 
 
-def _names(contender: Contender) -> list[str]:
+def _names(job: TrainingJob) -> list[str]:
     """The candidates that a contender gives: its own head if it has one, then the probe."""
-    has_head = find_method(contender.method).has_own_head(contender.settings)
-    own = [f"{contender.name}, own head"] if has_head else []
-    return [*own, f"{contender.name}, re-probed"]
+    has_head = find_method(job.method).has_own_head(job.settings)
+    own = [f"{job.name}, own head"] if has_head else []
+    return [*own, f"{job.name}, re-probed"]
 
 
 class Phases:
@@ -98,28 +98,30 @@ class Phases:
         settings: Settings,
         encoder: Encoder,
         folder: Path,
-        display: Display,
+        console: Console,
         tested: Tested,
         plan: Planner | None,
     ) -> None:
-        self.records, self.settings, self.folder, self.display = records, settings, folder, display
+        self.records, self.settings, self.folder, self.console = records, settings, folder, console
         self.encoder = encoder
         self.tested, self.plan = tested, plan or functools.partial(make_plan, budget=settings.budget)
         self.checkpoints = folder / "checkpoints"
         self.about: dict[str, Any] = read_json(folder / "run.json")
         self.before: float = self.about["seconds"]
         self.started = time.perf_counter()
-        self.journal = Journal(folder, say=lambda alarm: display.say(f"  ALARM: {alarm}"))
+        self.journal = MetricsLog(folder, say=lambda alarm: console.print(f"  ALARM: {alarm}"))
         self.journal.alarms += self.about["alarms"]
         self.candidates: dict[str, Candidate] = {}
         self.probe_seconds = 0.0  # that fitting the last probe took
         # What was there at the start: asked once, so that all processes get the same answer.
-        self.there: set[str] = set(broadcast([path.name for path in self.checkpoints.glob("*")] if first() else []))
+        self.there: set[str] = set(
+            broadcast([path.name for path in self.checkpoints.glob("*")] if is_main_process() else [])
+        )
 
     @functools.cached_property
     def material(self) -> Material:
         """Made when it is first needed: it takes a while, in which an interrupt must already be noted."""
-        return Material(self.records, self.settings, self.encoder, self.checkpoints, self.display)
+        return Material(self.records, self.settings, self.encoder, self.checkpoints, self.console)
 
     def seconds(self) -> float:
         """How long the run has taken, in all its attempts."""
@@ -138,7 +140,7 @@ class Phases:
                 "kept": kept.name,
                 "model": {"method": kept.method, "settings": kept.settings},
             }
-        if first():
+        if is_main_process():
             write_json(self.folder / "run.json", self.about)
             self.journal.close()
 
@@ -146,7 +148,7 @@ class Phases:
         """All of it, and a note of how it ended."""
         try:
             with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-                warnings.showwarning = lambda message, *_: self.display.say(f"  note: {message}")
+                warnings.showwarning = lambda message, *_: self.console.print(f"  note: {message}")
                 return self._run()
         except BaseException as error:
             self.record("interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed")
@@ -160,80 +162,80 @@ class Phases:
         self._restore()
         self.record("running")
         self.material.describe()
-        if first():
+        if is_main_process():
             write_json(self.folder / "preprocessing.json", self.material.feed.preprocessing)
             sheet = views_sheet(self.material.feed)
-            whole(self.folder / "views.png", lambda part: sheet.save(part, format="PNG"))
+            atomic_write(self.folder / "views.png", lambda part: sheet.save(part, format="PNG"))
         self._probe(FROZEN, self.material.part, self.settings.probe.frozen_views, seconds=0.0)
-        for contender in self._plan():
-            self._contend(contender)
+        for job in self._plan():
+            self._contend(job)
         return self._finish()
 
     def _restore(self) -> None:
         """Take back every candidate that was finished before."""
-        for name in [FROZEN, *(name for c in self.settings.contenders for name in _names(c))]:
+        for name in [FROZEN, *(name for c in self.settings.jobs for name in _names(c))]:
             if f"{name}.safetensors" in self.there:
                 self.candidates[name] = restored(self.checkpoints, name)
-                self.display.say(f"{name}: validation mAP {self.candidates[name].validation_map:.4f}, as before")
+                self.console.print(f"{name}: validation mAP {self.candidates[name].validation_map:.4f}, as before")
                 self._say_notes(self.candidates[name])
         if self.candidates:
             self._save(self.best())
 
     # The phases.
 
-    def _plan(self) -> tuple[Contender, ...]:
+    def _plan(self) -> tuple[TrainingJob, ...]:
         """Which contenders are trained, for how many epochs; measured once, then kept to."""
         path = self.checkpoints / "plan.json"
         if path.name not in self.there:
-            self.display.say("timing a few steps …")
+            self.console.print("timing a few steps …")
             shared, costs = self.material.costs(self.probe_seconds)
             plan = self.plan(costs, shared, self.seconds())
-            if first():
+            if is_main_process():
                 write_json(path, plan)
-        plan = broadcast(read_json(path) if first() else {})
+        plan = broadcast(read_json(path) if is_main_process() else {})
         for line in plan["said"]:
-            self.display.say(line)
+            self.console.print(line)
         return tuple(
             replace(
                 c, training=replace(c.training, epochs=plan["epochs"][c.name], views=plan["views"] or c.training.views)
             )
-            for c in self.settings.contenders
+            for c in self.settings.jobs
             if c.name in plan["epochs"]
         )
 
-    def _contend(self, contender: Contender) -> None:
+    def _contend(self, job: TrainingJob) -> None:
         """Train a contender and judge it; one that diverges is left out, and the run goes on."""
-        note = self.checkpoints / f"diverged {contender.name}.json"
+        note = self.checkpoints / f"diverged {job.name}.json"
         if note.name in self.there:
-            self._leave_out(contender, read_json(note)["error"])
+            self._leave_out(job, read_json(note)["error"])
             return
-        if all(name in self.candidates for name in _names(contender)):
+        if all(name in self.candidates for name in _names(job)):
             return
         try:
-            method, seconds = self._trained(contender)
+            method, seconds = self._trained(job)
         except FloatingPointError as error:
-            if first():
+            if is_main_process():
                 write_json(note, {"error": str(error)})
-            self._leave_out(contender, str(error))
+            self._leave_out(job, str(error))
             return
-        *heads, probed = _names(contender)
+        *heads, probed = _names(job)
         if heads and isinstance(method, Classifier):
-            self._judge(heads[0], contender, method, seconds)
+            self._judge(heads[0], job, method, seconds)
         self._probe(probed, method.encoder, self.settings.probe.views, seconds, method.probe_note)
 
-    def _leave_out(self, contender: Contender, error: str) -> None:
-        alarm = f"{contender.name} is left out: {error}"
+    def _leave_out(self, job: TrainingJob, error: str) -> None:
+        alarm = f"{job.name} is left out: {error}"
         if alarm not in self.journal.alarms:
             self.journal.alarms.append(alarm)
-            self.display.say(f"  ALARM: {alarm}")
+            self.console.print(f"  ALARM: {alarm}")
         self.record("running")
 
-    def _trained(self, contender: Contender) -> tuple[Method, float]:
+    def _trained(self, job: TrainingJob) -> tuple[Method, float]:
         """The contender's method after training, and how long that took."""
-        name, training = contender.name, contender.training
+        name, training = job.name, job.training
         path = self.checkpoints / f"trained {name}.safetensors"
         self._seed(name)
-        method = self.material.method(contender)
+        method = self.material.method(job)
         if path.name in self.there:
             state, facts = load_tensors(path)
             method.load_state_dict(state)
@@ -246,30 +248,32 @@ class Phases:
             images=None if training.views is None else training.views // method.n_views,
         )
         checkpoint = Checkpoint(self.checkpoints / f"training {name}.safetensors")
-        with self.display.stage(f"training {name}, learning rate {training.learning_rate:g}", len(batches)) as bar:
-            watchers: list[Watcher] = [self.journal.stage(name), bar] if first() else []
-            fit(method, batches, training, device=self.settings.device, watchers=watchers, checkpoint=checkpoint)
+        with self.console.progress(f"training {name}, learning rate {training.learning_rate:g}", len(batches)) as bar:
+            callbacks: list[Callback] = [self.journal.stage(name), bar] if is_main_process() else []
+            fit(method, batches, training, device=self.settings.device, callbacks=callbacks, checkpoint=checkpoint)
         check_weights(method)
         seconds = checkpoint.seconds()
-        if first():
-            if len(_names(contender)) == 1:  # no head of its own: nothing else would be left of it
-                file = "model" if name == contender.method else name
+        if is_main_process():
+            if len(_names(job)) == 1:  # no head of its own: nothing else would be left of it
+                file = "model" if name == job.method else name
                 save_tensors(self.folder / "contrastive" / f"{file}.safetensors", self.material.whole(method))
             save_tensors(path, method.state_dict(), {"seconds": seconds})
             checkpoint.path.unlink(missing_ok=True)
         return method, seconds
 
-    def _judge(self, name: str, contender: Contender, method: Classifier, seconds: float) -> None:
+    def _judge(self, name: str, job: TrainingJob, method: Classifier, seconds: float) -> None:
         """A method's own head, on validation."""
         if name in self.candidates:
             return
         scores = self._predicted(f"scoring {name} on val", method, self.material.source.plain("val"))
-        by, settings = contender.method, contender.settings
-        if isinstance(method, OwnLoss):  # saved as the linear layer that it is: a run loads where the loss is not
+        by, settings = job.method, job.settings
+        if isinstance(method, CustomLoss):  # saved as the linear layer that it is: a run loads where the loss is not
             by, settings = "probe", ProbeConfig()
         self._candidate(name, by, settings, self.material.whole(method), scores, seconds, note=method.note)
 
-    def _probe(self, name: str, part: Encoder | Extracted, n_augmented: int, seconds: float, note: str = "") -> None:
+    def _probe(
+        self, name: str, part: Encoder | PrecomputedFeatures, n_augmented: int, seconds: float, note: str = ""
+    ) -> None:
         """A linear probe on what an encoder makes of the images."""
         if name in self.candidates:
             return
@@ -278,20 +282,20 @@ class Phases:
         phases: dict[Split, StoredViews] = {"train": store.probing(n_augmented=n_augmented), "val": store.plain("val")}
         if store is self.material.source:
             started = time.perf_counter()  # activations are stored once for everybody, and are nobody's cost
-        with self.display.stage(f"features for {name}", sum(map(len, phases.values()))) as bar:
+        with self.console.progress(f"features for {name}", sum(map(len, phases.values()))) as bar:
             found = {
                 split: extract(network, batches, device=s.device, done=bar.advance) for split, batches in phases.items()
             }
-        train = Labelled(found["train"], *targets_of(self.records, "train"), weights_of(self.records, "train"))
-        val = Labelled(found["val"], *labels_of(self.records, "val"))
-        with self.display.stage(f"fitting {name}", s.probe.steps(len(train.labels))) as bar:
+        train = Labeled(found["train"], *targets_of(self.records, "train"), weights_of(self.records, "train"))
+        val = Labeled(found["val"], *labels_of(self.records, "val"))
+        with self.console.progress(f"fitting {name}", s.probe.steps(len(train.labels))) as bar:
 
-            def watchers(weight_decay: float) -> list[Watcher]:
-                return [self.journal.stage(f"{name}, weight decay {weight_decay:g}"), bar] if first() else []
+            def callbacks(weight_decay: float) -> list[Callback]:
+                return [self.journal.stage(f"{name}, weight decay {weight_decay:g}"), bar] if is_main_process() else []
 
             self._seed(name)
             begun = time.perf_counter()
-            fitted = fit_probe(train, val, space, s.probe, seed=s.seed, watchers=watchers)
+            fitted = fit_probe(train, val, space, s.probe, seed=s.seed, callbacks=callbacks)
             self.probe_seconds = time.perf_counter() - begun
         with torch.inference_mode():
             scores = fitted.probe.logits(val.features[0]).sigmoid()
@@ -317,7 +321,7 @@ class Phases:
         result = self._evaluated("val", scores, note)
         state = {key: value.cpu() for key, value in state.items()}  # there may be many, and little room on a GPU
         facts = {"method": method, "settings": settings, "validation": result, "seconds": seconds}
-        if first():
+        if is_main_process():
             tensors = {f"state.{key}": value for key, value in state.items()}
             about_it = facts | {"weight_decay": weight_decay}
             save_tensors(self.checkpoints / f"{name}.safetensors", tensors | {"scores": scores}, about_it)
@@ -325,18 +329,18 @@ class Phases:
         self._save(self.best())
         saved = f"; saved, {self.folder} can predict now" if self.best().name == name else ""
         over = f"{result['images']:,} images, {result['classes_scored']} of {result['classes']} classes"
-        self.display.say(f"{name}: validation mAP {self.candidates[name].validation_map:.4f} ({over}){saved}")
+        self.console.print(f"{name}: validation mAP {self.candidates[name].validation_map:.4f} ({over}){saved}")
         self._say_notes(self.candidates[name])
 
     def _save(self, best: Candidate) -> None:
         """Put a candidate where it predicts."""
-        if first():
+        if is_main_process():
             save_tensors(self.folder / "model.safetensors", best.state)
-            runs.write_predictions(self.folder / "predictions", self.records, "val", best.scores["val"])
+            run_folder.write_predictions(self.folder / "predictions", self.records, "val", best.scores["val"])
         self.record("running")
 
     def _predicted(self, stage: str, classifier: Classifier, batches: Any) -> Float[Tensor, "N C"]:
-        with self.display.stage(stage, len(batches)) as bar:
+        with self.console.progress(stage, len(batches)) as bar:
             return predict(classifier, batches, device=self.settings.device, done=bar.advance)
 
     def _evaluated(self, split: Split, scores: Float[Tensor, "N C"], note: str = "") -> dict[str, Any]:
@@ -352,7 +356,7 @@ class Phases:
             self.candidates[name] = self._with_test(self.candidates[name])
         kept, frozen = self.candidates[kept.name], self.candidates[FROZEN]
         self.about["test_mAP"] = {c.name: c.test["mAP"] for c in self.candidates.values() if c.test}
-        if first():
+        if is_main_process():
             self._write(kept, self.folder)
             for name in beside:
                 self._write(self.candidates[name], folder_of(self.folder, name))
@@ -372,7 +376,7 @@ class Phases:
 
     def _with_test_and_retrieval(self, candidate: Candidate, probe: Probe, batches: Any) -> Candidate:
         """A probe scores features; the same features are asked for images with like labels."""
-        with self.display.stage(f"scoring {candidate.name} on test", len(batches)) as bar:
+        with self.console.progress(f"scoring {candidate.name} on test", len(batches)) as bar:
             features = extract(probe.encoder, batches, device=self.settings.device, done=bar.advance)[0]
         on_features = copy.deepcopy(probe.linear).cpu()
         with torch.inference_mode():
@@ -383,7 +387,7 @@ class Phases:
 
     def _write(self, candidate: Candidate, folder: Path) -> None:
         for split, scores in candidate.scores.items():
-            runs.write_predictions(folder / "predictions", self.records, split, scores)
+            run_folder.write_predictions(folder / "predictions", self.records, split, scores)
         write_json(folder / "evaluation.json", candidate.test)
         if candidate.retrieval is not None:
             write_json(folder / "retrieval.json", candidate.retrieval)
@@ -391,20 +395,20 @@ class Phases:
     def _say_the_end(self, kept: Candidate, frozen: Candidate) -> None:
         others = sorted((c for c in self.candidates.values() if c is not kept), key=lambda c: -c.validation_map)
         beside = "".join(f"; {c.name} {c.validation_map:.3f}" for c in others)
-        self.display.say(f"kept: {kept.name} (val mAP {kept.validation_map:.3f}{beside})")
+        self.console.print(f"kept: {kept.name} (val mAP {kept.validation_map:.3f}{beside})")
         self._say_notes(*others)
         tested = self.about["test_mAP"]
         against = "" if kept is frozen else f" (frozen probe {tested[FROZEN] or 0.0:.3f})"
-        took = in_words(self.seconds())
-        self.display.say(f"test mAP {tested[kept.name] or 0.0:.3f}{against}; {took}; everything is in {self.folder}")
+        took = format_duration(self.seconds())
+        self.console.print(f"test mAP {tested[kept.name] or 0.0:.3f}{against}; {took}; everything is in {self.folder}")
         self._say_notes(kept)
-        self.display.say(f"next: probmcl predict {self.folder} IMAGES --out predictions.csv")
+        self.console.print(f"next: probmcl predict {self.folder} IMAGES --out predictions.csv")
 
     def _say_notes(self, *candidates: Candidate) -> None:
         """What belongs to an mAP that was just said."""
         for candidate in candidates:
             if candidate.note:
-                self.display.say(f"  note on {candidate.name}: {candidate.note}")
+                self.console.print(f"  note on {candidate.name}: {candidate.note}")
 
     def _seed(self, phase: str) -> None:
         """Draws of a phase depend on the seed and on its name, not on what was computed before it."""

@@ -10,30 +10,30 @@ from typing import Any
 from jaxtyping import Int
 from numpy import ndarray
 
-from probmcl import runs
+from probmcl import run_folder
+from probmcl.console import Console
 from probmcl.data.check import refuse_empty_splits
 from probmcl.data.records import Records
-from probmcl.runtime.device import find_device
-from probmcl.runtime.distributed import broadcast, first
 from probmcl.files import read_json
 from probmcl.run.backbone import build_encoder, refuse_what_cannot_run
-from probmcl.run.phases import Phases, Tested, folder_of, nobody, restored, tidy_up
 from probmcl.run.budget import Planner
+from probmcl.run.phases import Phases, Tested, folder_of, restored, test_kept_only, tidy_up
 from probmcl.run.results import Run
+from probmcl.runtime.device import find_device
+from probmcl.runtime.distributed import broadcast, is_main_process
 from probmcl.settings import Settings
-from probmcl.console import Display
 
 
 def train(
     records: Records,
     settings: Settings,
     folder: Path,
-    display: Display | None = None,
+    console: Console | None = None,
     *,
     source: Mapping[str, Any] | None = None,
     alarms: Sequence[str] = (),
     fold_of: Int[ndarray, "N"] | None = None,
-    tested: Tested = nobody,
+    tested: Tested = test_kept_only,
     plan: Planner | None = None,
 ) -> Run:
     """Fit a probe on the untouched encoder, train every contender, probe it again, keep the best on validation.
@@ -45,15 +45,15 @@ def train(
     whose files are in candidates/. `plan` says who is trained how long, by default what the settings say.
     """
     refuse_empty_splits(records)
-    settings, display = replace(settings, device=find_device(settings.device)), display or Display()
-    encoder = build_encoder(settings, display)  # before anything is written: it may not be there
+    settings, console = replace(settings, device=find_device(settings.device)), console or Console()
+    encoder = build_encoder(settings, console)  # before anything is written: it may not be there
     refuse_what_cannot_run(settings, encoder, records.label_space)
     try:
-        _in_the_first(lambda: runs.begin(folder, records, settings, source, alarms, fold_of))
-        phases = Phases(records, settings, encoder, folder, display, tested, plan)
+        _in_the_first(lambda: run_folder.begin(folder, records, settings, source, alarms, fold_of))
+        phases = Phases(records, settings, encoder, folder, console, tested, plan)
     except (KeyboardInterrupt, SystemExit):  # from here on the run itself notes how it ends
-        if first():
-            runs.note_interrupt(folder)
+        if is_main_process():
+            run_folder.note_interrupt(folder)
         raise
     return phases.finished()
 
@@ -61,7 +61,7 @@ def train(
 def _in_the_first(work: Callable[[], None]) -> None:
     """Let the first process do something while the others wait; what goes wrong goes wrong in all of them."""
     problem = None
-    if first():
+    if is_main_process():
         try:
             work()
         except OSError as error:
@@ -75,19 +75,19 @@ def resume(
     records: Records,
     settings: Settings,
     folder: Path,
-    display: Display | None = None,
+    console: Console | None = None,
     *,
-    tested: Tested = nobody,
+    tested: Tested = test_kept_only,
     plan: Planner | None = None,
 ) -> Run:
     """Go on with a run that was interrupted or killed, from where it was; records and settings must be its own."""
-    runs.refuse_other_records(folder, records)
-    settings, display = replace(settings, device=find_device(settings.device)), display or Display()
+    run_folder.refuse_other_records(folder, records)
+    settings, console = replace(settings, device=find_device(settings.device)), console or Console()
     if read_json(folder / "run.json")["status"] == "finished":
         tidy_up(folder / "checkpoints")
-        display.say(f"{folder} is finished; nothing is left to do")
+        console.print(f"{folder} is finished; nothing is left to do")
         return finished_run(folder)
-    return Phases(records, settings, build_encoder(settings, display), folder, display, tested, plan).finished()
+    return Phases(records, settings, build_encoder(settings, console), folder, console, tested, plan).finished()
 
 
 def finished_run(folder: Path) -> Run:

@@ -1,6 +1,6 @@
 """A sheet of training images: what the encoder gets, what augmentation makes of it, and the labels that go with it.
 
-A crop that cuts the object off, colours that no camera makes, a label that is not in the picture: a look finds them.
+A crop that cuts the object off, colors that no camera makes, a label that is not in the picture: a look finds them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from probmcl.data.images import Preprocessing
 from probmcl.data.loader import ImageBatches
 from probmcl.data.records import Records
-from probmcl.run.image_batches import Feed
+from probmcl.run.image_batches import ImageBatchSource
 
 TILE = 160
 """About how many pixels wide a view is shown: a smaller one is enlarged by a whole number, a larger one reduced."""
@@ -30,7 +30,7 @@ LOOKED_AT = 20_000
 
 GAP, LINE, TEXT = 4, 24, 15
 LONGEST = 40  # characters of a name
-GREY, BLACK, WHITE = (110, 110, 110), (0, 0, 0), (255, 255, 255)
+GRAY, BLACK, WHITE = (110, 110, 110), (0, 0, 0), (255, 255, 255)
 Font: TypeAlias = ImageFont.FreeTypeFont | ImageFont.ImageFont
 NO_CHARACTER = "\uffff"  # for which every font has only the mark of what it lacks
 
@@ -73,11 +73,11 @@ class Layout:
         return left, top, left + self.tile, top + self.tile
 
 
-def views_sheet(feed: Feed, *, n_images: int = 16, n_views: int = 4) -> Image.Image:
+def views_sheet(feed: ImageBatchSource, *, n_images: int = 16, n_views: int = 4) -> Image.Image:
     """Show training images: the plain view, then views as the first epoch draws them, under the labels.
 
     The images are drawn by the feed's seed, so that many classes are shown. What is shown is the tensor that the
-    encoder gets, brought back to colours. Labels that are not known follow in grey, with a question mark.
+    encoder gets, brought back to colors. Labels that are not known follow in gray, with a question mark.
     """
     rows = choose(feed.records, n_images, feed.seed)
     layout = Layout(_tile(feed.preprocessing.size), len(rows), n_views)
@@ -111,7 +111,7 @@ def choose(records: Records, n_images: int, seed: int) -> list[int]:
     return chosen
 
 
-def _views(feed: Feed, rows: Sequence[int], n_views: int) -> list[Float[Tensor, "V 3 S S"]]:
+def _views(feed: ImageBatchSource, rows: Sequence[int], n_views: int) -> list[Float[Tensor, "V 3 S S"]]:
     order = [[(0, row)] for row in rows]
     batches = ImageBatches(feed.records, order, feed.preprocessing, n_augmented=n_views, make_view=feed.view)
     return [batch.views[:, 0] for batch in batches]
@@ -122,16 +122,16 @@ def _tile(size: int) -> int:
 
 
 def _shown(view: Float[Tensor, "3 S S"], preprocessing: Preprocessing, tile: int) -> Image.Image:
-    image = Image.fromarray(colours(view, preprocessing))
+    image = Image.fromarray(colors(view, preprocessing))
     enlarge, reduce = Image.Resampling.NEAREST, Image.Resampling.LANCZOS
     return image.resize((tile, tile), enlarge if tile >= preprocessing.size else reduce)
 
 
-def colours(view: Float[Tensor, "3 S S"], preprocessing: Preprocessing) -> UInt8[ndarray, "S S 3"]:
+def colors(view: Float[Tensor, "3 S S"], preprocessing: Preprocessing) -> UInt8[ndarray, "S S 3"]:
     """The pixels that a tensor was made of: preprocessing undone.
 
     >>> half = Preprocessing(size=1, mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.2))
-    >>> colours(half.tensor(Image.new("RGB", (1, 1), (7, 8, 9))), half)
+    >>> colors(half.tensor(Image.new("RGB", (1, 1), (7, 8, 9))), half)
     array([[[7, 8, 9]]], dtype=uint8)
     """
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (preprocessing.mean, preprocessing.std))
@@ -145,8 +145,8 @@ def colours(view: Float[Tensor, "3 S S"], preprocessing: Preprocessing) -> UInt8
 
 def _write_heading(pen: ImageDraw.ImageDraw, left: int, layout: Layout, font: Font) -> None:
     second = left + layout.tile + GAP
-    pen.text((left, 2), _cut("plain view", layout.tile, font), GREY, font)
-    pen.text((second, 2), _cut("views as training makes them", left + layout.width - second, font), GREY, font)
+    pen.text((left, 2), _cut("plain view", layout.tile, font), GRAY, font)
+    pen.text((second, 2), _cut("views as training makes them", left + layout.width - second, font), GRAY, font)
 
 
 def _write_labels(
@@ -155,10 +155,10 @@ def _write_labels(
     left, top = corner
     present, unknown = labels
     text = _cut_list(present, width, font) if present else "no labels"
-    pen.text((left, top + 2), text, BLACK if present else GREY, font)
+    pen.text((left, top + 2), text, BLACK if present else GRAY, font)
     used = round(font.getlength(text + "   "))
     if unknown and used < width:
-        pen.text((left + used, top + 2), _cut_list(unknown, width - used, font), GREY, font)
+        pen.text((left + used, top + 2), _cut_list(unknown, width - used, font), GRAY, font)
 
 
 def _labels(records: Records, row: int, names: Sequence[str]) -> tuple[list[str], list[str]]:

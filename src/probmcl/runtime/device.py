@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import torch
 
-
-class DeviceError(ValueError):
-    """A device was asked for that is not here; the message says which are."""
+from probmcl.errors import OptionError
 
 
 def find_device(name: str) -> str:
@@ -17,14 +15,14 @@ def find_device(name: str) -> str:
     >>> find_device("meta")
     Traceback (most recent call last):
     ...
-    probmcl.runtime.device.DeviceError: device 'meta': this machine with this build of torch has cpu; give one it has, or auto
+    probmcl.errors.OptionError: device 'meta': this machine with this build of torch has cpu; give one it has, or auto
     """
     here = _here()
     if name == "auto":
         return "cuda" if "cuda" in here else "cpu"
     if name not in here:
         has = ", ".join(here)
-        raise DeviceError(f"device {name!r}: this machine with this build of torch has {has}; give one it has, or auto")
+        raise OptionError(f"device {name!r}: this machine with this build of torch has {has}; give one it has, or auto")
     return name
 
 

@@ -22,22 +22,22 @@ from torch.autograd.function import once_differentiable
 
 T = TypeVar("T")
 
-PATIENCE = timedelta(hours=2)
+TIMEOUT = timedelta(hours=2)
 """How long a process waits for another that scores or saves meanwhile. One that dies ends torchrun at once."""
 
-AXES = 8
+MAX_DIMS = 8
 """More axes than any tensor here has: shapes travel as vectors of one length."""
 
 
 @contextmanager
-def started(device: str | None = None) -> Iterator[None]:
+def process_group(device: str | None = None) -> Iterator[None]:
     """Join the processes that torchrun started, each on its own GPU where there are GPUs, and leave them at the end.
 
     Nothing happens in a single process, nor where a script of one's own has joined them already. Where `device` says
     that another kind of device computes, GPUs are left alone.
 
-    >>> with started():
-    ...     rank(), world(), first()
+    >>> with process_group():
+    ...     rank(), world_size(), is_main_process()
     (0, 1, True)
     """
     if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
@@ -46,7 +46,7 @@ def started(device: str | None = None) -> Iterator[None]:
     on_gpus = (device is None or device == "auto" or device.startswith("cuda")) and torch.cuda.is_available()
     if on_gpus:
         torch.cuda.set_device(_own_gpu())
-    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=PATIENCE)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=TIMEOUT)
     try:
         yield
     finally:
@@ -68,20 +68,20 @@ def rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-def world() -> int:
+def world_size() -> int:
     """How many processes there are."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
-def first() -> bool:
+def is_main_process() -> bool:
     """Whether this is the process that writes and speaks."""
     return rank() == 0
 
 
-def own(count: int) -> slice:
+def local_rows(count: int) -> slice:
     """Where this process's `count` rows are among the gathered rows of all.
 
-    >>> own(4)
+    >>> local_rows(4)
     slice(0, 4, None)
     """
     return slice(rank() * count, (rank() + 1) * count)
@@ -95,7 +95,7 @@ def gather(rows: Shaped[Tensor, "M *rest"]) -> Shaped[Tensor, "P *rest"]:
     >>> gather(torch.tensor([1.0, 2.0]))
     tensor([1., 2.])
     """
-    if world() == 1:
+    if world_size() == 1:
         return rows
     shapes = _shapes(rows)
     if len(set(shapes)) > 1:
@@ -114,7 +114,7 @@ class _Gather(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         total = grad.clone(memory_format=torch.contiguous_format)  # not in place: others may read what came in
         dist.all_reduce(total)
-        return total[own(len(total) // world())]
+        return total[local_rows(len(total) // world_size())]
 
 
 @torch.no_grad()
@@ -124,7 +124,7 @@ def gather_unequal(rows: Shaped[Tensor, "M *rest"]) -> Shaped[Tensor, "P *others
     >>> gather_unequal(torch.tensor([1.0, 2.0]))
     tensor([1., 2.])
     """
-    if world() == 1:
+    if world_size() == 1:
         return rows.detach()
     shapes = _shapes(rows)
     # A process without rows cannot know what a row looks like.
@@ -135,17 +135,17 @@ def gather_unequal(rows: Shaped[Tensor, "M *rest"]) -> Shaped[Tensor, "P *others
 
 
 @torch.no_grad()
-def mean(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def all_reduce_mean(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     """The mean over processes of a tensor that each of them has, without gradient.
 
-    >>> mean(torch.tensor(3.0))
+    >>> all_reduce_mean(torch.tensor(3.0))
     tensor(3.)
     """
-    if world() == 1:
+    if world_size() == 1:
         return x.detach()
     total = x.detach().clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total)
-    return total / world()
+    return total / world_size()
 
 
 def broadcast(value: T) -> T:
@@ -154,51 +154,51 @@ def broadcast(value: T) -> T:
     >>> broadcast({"epochs": 3})
     {'epochs': 3}
     """
-    if world() == 1:
+    if world_size() == 1:
         return value
-    text = torch.tensor(list(json.dumps(value).encode() if first() else b""), dtype=torch.uint8)
+    text = torch.tensor(list(json.dumps(value).encode() if is_main_process() else b""), dtype=torch.uint8)
     received: T = json.loads(bytes(gather_unequal(text).tolist()))
     return received
 
 
 def barrier() -> None:
     """Wait until all processes are here."""
-    if world() > 1:
+    if world_size() > 1:
         dist.all_reduce(torch.zeros(1))
 
 
-def share(items: Sequence[T]) -> Sequence[T]:
+def shard(items: Sequence[T]) -> Sequence[T]:
     """Items rank, rank + world, rank + 2·world and so on: a part for each process, and all of them in one.
 
-    >>> share(["a", "b", "c"])
+    >>> shard(["a", "b", "c"])
     ['a', 'b', 'c']
     """
-    return items[rank() :: world()]
+    return items[rank() :: world_size()]
 
 
-def unshare(parts: Sequence[Float32[Tensor, "_ *rest"]]) -> Float32[Tensor, "P *others"]:
+def unshard(parts: Sequence[Float32[Tensor, "_ *rest"]]) -> Float32[Tensor, "P *others"]:
     """What all processes made of their shares: a tensor on the CPU for each item; their rows in the order of the items.
 
-    >>> unshare([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
+    >>> unshard([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
     tensor([1., 2., 3.])
     """
     rows = torch.cat(list(parts)) if parts else torch.empty(0)
-    if world() == 1:
+    if world_size() == 1:
         return rows
     lengths = torch.tensor([len(part) for part in parts], dtype=torch.long)
-    items = rank() + world() * torch.arange(len(parts)).repeat_interleave(lengths)
+    items = rank() + world_size() * torch.arange(len(parts)).repeat_interleave(lengths)
     return gather_unequal(rows)[gather_unequal(items).argsort(stable=True)]
 
 
 def _shapes(x: Tensor) -> list[tuple[int, ...]]:
     """The shape of this tensor in every process."""
-    said = torch.zeros(AXES, dtype=torch.long, device=x.device)
+    said = torch.zeros(MAX_DIMS, dtype=torch.long, device=x.device)
     said[: x.ndim + 1] = torch.tensor([x.ndim, *x.shape])
     return [tuple(shape[1 : 1 + shape[0]]) for shape in torch.stack(_all_gather(said)).tolist()]
 
 
 def _all_gather(x: Tensor) -> list[Tensor]:
     sent = x.to(torch.uint8) if x.dtype == torch.bool else x.contiguous()  # gloo knows no booleans
-    received = [torch.empty_like(sent) for _ in range(world())]
+    received = [torch.empty_like(sent) for _ in range(world_size())]
     dist.all_gather(received, sent)
     return [part.to(x.dtype) for part in received]

@@ -1,4 +1,4 @@
-"""Formulae are computed in float32 or better, whatever precision the network around them runs in."""
+"""Formulas are computed in float32 or better, whatever precision the network around them runs in."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def at_least_float32(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32)) if x.is_floating_point() else x
 
 
-def finest(x: Tensor) -> Tensor:
+def to_float64(x: Tensor) -> Tensor:
     """Raise to float64 where the device has it; Apple's GPUs stop at float32.
 
-    >>> finest(torch.ones(1)).dtype
+    >>> to_float64(torch.ones(1)).dtype
     torch.float64
     """
     return x if x.device.type == "mps" else x.double()
 
 
 @contextlib.contextmanager
-def _whole_products() -> Iterator[None]:
+def _float32_matmul() -> Iterator[None]:
     """Multiply float32 matrices in float32, whatever torch.set_float32_matmul_precision allows elsewhere.
 
     Torch has one such setting for all threads: another one that multiplies meanwhile is held to float32, too.
@@ -74,7 +74,7 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
         with contextlib.ExitStack() as off:
             for device in ("cpu", "cuda", "mps"):
                 off.enter_context(torch.autocast(device, enabled=False))
-            off.enter_context(_whole_products())
+            off.enter_context(_float32_matmul())
             return function(*positional, **named)  # type: ignore[arg-type]  # each keeps its type
 
     return wrapped

@@ -36,24 +36,24 @@ def start_method() -> str:
     return "fork" if sys.platform == "linux" else usual
 
 
-def leave_interrupts_to_the_parent(_: int = 0) -> None:
+def ignore_interrupts(_: int = 0) -> None:
     """In a worker, as its first act: a terminal sends Ctrl-C to all processes, and only the parent answers it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def in_turn(work: Callable[[Part], Result], parts: Sequence[Part], workers: int) -> Generator[Result, None, None]:
+def map_in_order(work: Callable[[Part], Result], parts: Sequence[Part], workers: int) -> Generator[Result, None, None]:
     """What `work` makes of each part, in order; `workers` processes share them, 0 does all in this one.
 
     Wrap it in `contextlib.closing`: whoever stops early, as an interrupt does, then waits for no part still to come.
 
-    >>> list(in_turn(len, ["a", "bc"], workers=0))
+    >>> list(map_in_order(len, ["a", "bc"], workers=0))
     [1, 2]
     """
     if workers == 0:
         yield from map(work, parts)
         return
     context = multiprocessing.get_context(start_method())
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=leave_interrupts_to_the_parent) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=ignore_interrupts) as pool:
         try:
             yield from pool.map(work, parts)
         except BaseException:

@@ -2,8 +2,18 @@
 
 from probmcl.training.checkpoint import Checkpoint
 from probmcl.training.features import FeatureBatches, StoredViews, extract
-from probmcl.training.fit import Event, Watcher, fit
-from probmcl.training.metrics_log import Journal
+from probmcl.training.fit import Callback, StepEvent, fit
+from probmcl.training.metrics_log import MetricsLog
 from probmcl.training.optimizer import Training
 
-__all__ = ["Checkpoint", "Event", "FeatureBatches", "Journal", "StoredViews", "Training", "Watcher", "extract", "fit"]
+__all__ = [
+    "Callback",
+    "Checkpoint",
+    "FeatureBatches",
+    "MetricsLog",
+    "StepEvent",
+    "StoredViews",
+    "Training",
+    "extract",
+    "fit",
+]

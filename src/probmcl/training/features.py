@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from probmcl.data.labels import drawn
 from probmcl.data.loader import Batch, Order
-from probmcl.runtime.distributed import rank, share, unshare, world
+from probmcl.runtime.distributed import rank, shard, unshard, world_size
 
 ROWS_AT_ONCE = 64
 """Rows of a batch where nothing is learned."""
@@ -37,7 +37,7 @@ def extract(
         features.append(found.reshape(len(batch.views), -1, found.shape[1]).transpose(0, 1))  # (n, V, D)
         if done is not None:
             done(len(batch.labels))
-    return unshare(features).transpose(0, 1).contiguous()
+    return unshard(features).transpose(0, 1).contiguous()
 
 
 class FeatureBatches:
@@ -63,9 +63,15 @@ class FeatureBatches:
         if n_views > len(features):
             raise ValueError(f"{n_views} views of an image are wanted, and {len(features)} are stored; store more")
         self.features, self.labels, self.known, self.seed, self.n_views = features, labels, known, seed, n_views
-        rows, share = np.arange(features.shape[1]), (rank(), world())
+        rows = np.arange(features.shape[1])
         self.order = Order(
-            rows, batch_size=batch_size, epochs=epochs, seed=seed, share=share, images=images, weights=weights
+            rows,
+            batch_size=batch_size,
+            epochs=epochs,
+            seed=seed,
+            share=(rank(), world_size()),
+            images=images,
+            weights=weights,
         )
         self.steps_per_epoch = self.order.steps_per_epoch
 
@@ -106,7 +112,7 @@ class StoredViews:
     ) -> None:
         self.features, self.labels, self.known, self.rows = features, labels, known, torch.from_numpy(rows)
         images = max(1, ROWS_AT_ONCE // len(features))
-        self.parts = share([slice(start, start + images) for start in range(0, len(rows), images)])
+        self.parts = shard([slice(start, start + images) for start in range(0, len(rows), images)])
 
     def __len__(self) -> int:
         return len(self.parts)

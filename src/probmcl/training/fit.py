@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from probmcl.data.loader import Batch
-from probmcl.runtime.distributed import mean, world
 from probmcl.methods.base import Method
-from probmcl.training.checkpoint import Checkpoint, Progress
-from probmcl.training.optimizer import Average, Training, one_cycle, optimiser
+from probmcl.runtime.distributed import all_reduce_mean, world_size
+from probmcl.training.checkpoint import Checkpoint, TrainingState
+from probmcl.training.optimizer import EMA, Training, build_optimizer, one_cycle
 
 
 @runtime_checkable
@@ -30,7 +30,7 @@ class Batches(Protocol):
         ...
 
 
-class Event(NamedTuple):
+class StepEvent(NamedTuple):
     """One step that was done; `images` counts the views it saw."""
 
     step: int
@@ -44,7 +44,7 @@ class Event(NamedTuple):
 CHECKED_EVERY = 10
 """Steps between two looks at whether the loss is a number: each makes the device wait."""
 
-Watcher = Callable[[Event], None]
+Callback = Callable[[StepEvent], None]
 """Somebody who looks at every step: a log, a progress bar."""
 
 
@@ -54,7 +54,7 @@ def fit(
     training: Training,
     *,
     device: torch.device | str = "cpu",
-    watchers: Sequence[Watcher] = (),
+    callbacks: Sequence[Callback] = (),
     checkpoint: Checkpoint | None = None,
 ) -> None:
     """Train a method, in place, and leave it in eval mode with the running average of its weights.
@@ -73,42 +73,42 @@ def fit(
             with torch.autocast(device.type, dtype=half, enabled=half is not None):
                 loss, terms = step_of(views, labels, known)
             _move(progress, loss)
-            seen = mean(loss.detach())
+            seen = all_reduce_mean(loss.detach())
             if step % CHECKED_EVERY == 0 or step == len(batches):
                 check_finite(float(seen), step)
             if checkpoint:
                 checkpoint.after(step, progress)
             epoch = (step - 1) // batches.steps_per_epoch
             terms = {name: value.detach() for name, value in terms.items()}
-            images = views.shape[0] * views.shape[1] * world()
-            event = Event(step, len(batches), epoch, images, seen, terms)
-            for watcher in watchers:
-                watcher(event)
+            images = views.shape[0] * views.shape[1] * world_size()
+            event = StepEvent(step, len(batches), epoch, images, seen, terms)
+            for callback in callbacks:
+                callback(event)
     finally:
-        progress.average.settle()
+        progress.average.copy_to()
         method.eval()
 
 
-def _begin(method: Method, training: Training, device: torch.device, *, steps: int) -> Progress:
-    moves = optimiser(method, training)
+def _begin(method: Method, training: Training, device: torch.device, *, steps: int) -> TrainingState:
+    moves = build_optimizer(method, training)
     schedule = one_cycle(moves, steps, training.warmup)
     scaler = torch.amp.GradScaler(device.type, enabled=_half(device, training) is torch.float16)
-    return Progress(method, moves, schedule, Average(method, training.ema), scaler)
+    return TrainingState(method, moves, schedule, EMA(method, training.ema), scaler)
 
 
-def _move(progress: Progress, loss: Tensor) -> None:
+def _move(progress: TrainingState, loss: Tensor) -> None:
     """One step down the gradient of a loss."""
     progress.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-    progress.scaler.step(progress.optimiser)
+    progress.scaler.step(progress.optimizer)
     progress.scaler.update()
-    progress.optimiser.zero_grad()
+    progress.optimizer.zero_grad()
     progress.schedule.step()
     progress.average.update()
 
 
 def _on_all_processes(method: Method) -> nn.Module:
     """The method, its gradients averaged over all processes where there are several."""
-    return DistributedDataParallel(method) if world() > 1 else method
+    return DistributedDataParallel(method) if world_size() > 1 else method
 
 
 def _half(device: torch.device, training: Training) -> torch.dtype | None:

@@ -13,15 +13,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from probmcl import collapse
 from probmcl.files import write_text
-from probmcl.training.fit import Event
+from probmcl.methods import collapse
+from probmcl.training.fit import StepEvent
 
 ALARM_AFTER = 0.5
 """Share of a stage that must have passed before the alarm may speak: a healthy run needs some time to spread out."""
 
 
-class Journal:
+class MetricsLog:
     """Writes a row every few steps: means over them of the loss, its terms and the signs of collapse.
 
     The file is written as the run goes, so that an interrupted run keeps what it had. `alarms` are the sentences that
@@ -32,9 +32,9 @@ class Journal:
         self.path, self.every, self.say = folder / "metrics.jsonl", every, say
         self.alarms: list[str] = []
 
-    def stage(self, name: str) -> StageJournal:
-        """The watcher of one stage."""
-        return StageJournal(self, name)
+    def stage(self, name: str) -> StageLog:
+        """The callback of one stage."""
+        return StageLog(self, name)
 
     def write(self, row: Mapping[str, object]) -> None:
         """Add one row."""
@@ -69,10 +69,10 @@ class Journal:
         write_text(self.path.with_suffix(".csv"), text.getvalue())
 
 
-class StageJournal:
+class StageLog:
     """Sums up the steps of one stage for a journal."""
 
-    def __init__(self, journal: Journal, name: str) -> None:
+    def __init__(self, journal: MetricsLog, name: str) -> None:
         self.journal, self.name = journal, name
         self.alarm: str | None = None
         self.begun = False
@@ -82,7 +82,7 @@ class StageJournal:
         self.steps, self.images, self.since = 0, 0, time.perf_counter()
         self.values: dict[str, list[Tensor]] = {}
 
-    def __call__(self, event: Event) -> None:
+    def __call__(self, event: StepEvent) -> None:
         """Take in one step, and write a row when enough have come together."""
         if not self.begun:
             self.begun = True
@@ -95,7 +95,7 @@ class StageJournal:
             self._write(event)
             self._start()
 
-    def _write(self, event: Event) -> None:
+    def _write(self, event: StepEvent) -> None:
         # A sign that does not exist in a step, as the negatives of a batch that has none, is NaN and left out.
         means = {key: float(torch.stack(values).nanmean()) for key, values in self.values.items()}
         speed = self.images / max(time.perf_counter() - self.since, 1e-9)
@@ -103,7 +103,7 @@ class StageJournal:
         row |= {key: value if math.isfinite(value) else None for key, value in means.items()}
         self.journal.write(row | {"images_per_second": round(speed, 1)})
         if self.alarm is None and event.step > ALARM_AFTER * event.steps:
-            self.alarm = collapse.alarm(means)
+            self.alarm = collapse.collapse_warning(means)
             if self.alarm is not None and self.alarm not in self.journal.alarms:
                 self.journal.alarms.append(self.alarm)
                 self.journal.say(self.alarm)

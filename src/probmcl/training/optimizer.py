@@ -23,7 +23,7 @@ class Training:
         batch_size: images in a step; a contrastive method compares the views of this many images.
         learning_rate: at the top of the cycle.
         head_factor: learning rate of what sits on the encoder, relative to the encoder's.
-        weight_decay: of matrices and kernels; biases and normalisation parameters have none.
+        weight_decay: of matrices and kernels; biases and normalization parameters have none.
         decay: `l2` adds it to the gradient, as the paper's Adam; `decoupled` shrinks the weights, as AdamW.
         warmup: share of the steps in which the learning rate rises.
         ema: decay of the running average of all weights, which is what training returns; 0 returns the last weights.
@@ -57,7 +57,7 @@ class Training:
             raise ValueError(f"training: {', '.join(wrong)} is out of range; see probmcl.training.Training")
 
 
-def optimiser(method: Method, training: Training) -> Optimizer:
+def build_optimizer(method: Method, training: Training) -> Optimizer:
     """Adam over what is to be learned of a method, in four groups: encoder or head, matrix or not."""
     encoder = {id(p) for p in method.encoder.parameters()}
     groups = []
@@ -75,17 +75,20 @@ def optimiser(method: Method, training: Training) -> Optimizer:
     return AdamW(groups) if training.decay == "decoupled" else Adam(groups)
 
 
-def one_cycle(optimiser: Optimizer, steps: int, warmup: float) -> OneCycleLR:
+def one_cycle(optimizer: Optimizer, steps: int, warmup: float) -> OneCycleLR:
     """The learning rate up from a 25th to its top within the warm-up, then down to almost nothing, along cosines."""
     # torch divides by the length of each phase: neither may be shorter than two steps.
     total = max(steps, 10)
     rising = min(max(warmup * total, 2), total - 2) / total
     return OneCycleLR(
-        optimiser, max_lr=[group["lr"] for group in optimiser.param_groups], total_steps=total, pct_start=rising
+        optimizer,
+        max_lr=[group["lr"] for group in optimizer.param_groups],
+        total_steps=total,
+        pct_start=rising,
     )
 
 
-class Average:
+class EMA:
     """A running average of a module's whole state, with a decay that grows in the first steps.
 
     a ← d·a + (1−d)·w with d = min(decay, (1+t)/(10+t)): on a short run the start weights, which would make up 91 % of
@@ -114,7 +117,7 @@ class Average:
         for key, value in self.state.items():
             value.copy_(state[key])
 
-    def settle(self) -> None:
+    def copy_to(self) -> None:
         """Put the average in the place of the weights."""
         if self.state:
             self.module.load_state_dict(self.state)

@@ -3,9 +3,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probmcl.data.duplicates import lookalikes as module
-from probmcl.data.duplicates.hashing import ODD
+from probmcl.data.duplicates import candidates as module
 from probmcl.data.duplicates.candidates import DISTANCE, NEAREST, Lookalikes, lookalikes
+from probmcl.data.duplicates.hashing import ODD
 
 Found = set[tuple[int, int, bool, int]]
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
-from probmcl.data.duplicates.hashing import Fingerprint, fingerprint, fingerprints
-from probmcl.data.intensity import Levels
 from helpers.scenes import scene
+from probmcl.data.duplicates.hashing import Fingerprint, fingerprint, fingerprints
+from probmcl.data.intensity import IntensityRange
 
 
 def bits(one: int, other: int) -> int:
@@ -49,7 +49,7 @@ def test_mode_is_that_of_the_file(tmp_path: Path, mode: str, suffix: str) -> Non
     assert saved(tmp_path / f"image.{suffix}", scene(0).convert(mode)).mode == mode
 
 
-def test_spread_is_the_deviation_of_the_grey_levels(tmp_path: Path) -> None:
+def test_spread_is_the_deviation_of_the_gray_levels(tmp_path: Path) -> None:
     plain = saved(tmp_path / "plain.png", Image.new("RGB", (50, 40), (9, 9, 9)))
     assert plain.spread == 0
     assert plain.nearly_constant
@@ -64,8 +64,8 @@ def test_levels_reach_the_decoder(tmp_path: Path) -> None:
     deep = np.linspace(1000, 1200, 64 * 64).reshape(64, 64).astype(np.uint16)
     Image.fromarray(deep).save(tmp_path / "deep.png")
     assert fingerprint(tmp_path / "deep.png").nearly_constant
-    assert fingerprint(tmp_path / "deep.png", Levels(1000.0, 1200.0)).spread > 60
-    assert fingerprints([tmp_path / "deep.png"], levels=Levels(1000.0, 1200.0))[0].spread > 60
+    assert fingerprint(tmp_path / "deep.png", IntensityRange(1000.0, 1200.0)).spread > 60
+    assert fingerprints([tmp_path / "deep.png"], intensity=IntensityRange(1000.0, 1200.0))[0].spread > 60
     assert fingerprint(tmp_path / "deep.png").mode == "I;16"
 
 
@@ -77,12 +77,12 @@ def test_content_is_a_digest_of_the_bytes(tmp_path: Path) -> None:
 
 
 def test_the_hash_holds_the_signs_of_the_lowest_frequencies(tmp_path: Path) -> None:
-    grey = np.random.default_rng(0).integers(0, 256, (32, 32), dtype=np.uint8)
-    look = saved(tmp_path / "noise.png", Image.fromarray(grey)).look
+    gray = np.random.default_rng(0).integers(0, 256, (32, 32), dtype=np.uint8)
+    look = saved(tmp_path / "noise.png", Image.fromarray(gray)).look
     waves = sorted((v * v + u * u, v, u) for v in range(12) for u in range(12))[1:65]
     for place, (_, v, u) in enumerate(waves):
         strength = sum(
-            float(grey[y, x]) * math.cos(math.pi * v * (y + 0.5) / 32) * math.cos(math.pi * u * (x + 0.5) / 32)
+            float(gray[y, x]) * math.cos(math.pi * v * (y + 0.5) / 32) * math.cos(math.pi * u * (x + 0.5) / 32)
             for y in range(32)
             for x in range(32)
         )

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from probmcl.data.duplicates import duplicates as module
-from probmcl.data.duplicates.confirmation import CONFIRMED, DOUBTFUL, limits
-from probmcl.data.duplicates.leaks import REMEDY, NearPair, clusters, exact_duplicates, leaks, near_duplicates
-from probmcl.data.duplicates.hashing import Fingerprint, fingerprints
-from probmcl.data.images import ImageError
 from helpers.scenes import scene
+from probmcl.data.duplicates import leaks as module
+from probmcl.data.duplicates.confirmation import CONFIRMED, DOUBTFUL, limits
+from probmcl.data.duplicates.hashing import Fingerprint, fingerprints
+from probmcl.data.duplicates.leaks import REMEDY, NearPair, clusters, exact_duplicates, leaks, near_duplicates
+from probmcl.errors import ImageError
 
 SCENES = 20
 

@@ -4,13 +4,13 @@ from jaxtyping import UInt8
 from numpy import ndarray
 from PIL import Image
 
-from probmcl.data.duplicates.hashing import small_grey
-from probmcl.data.duplicates.registration import TILE, likeness
 from helpers.scenes import scene
+from probmcl.data.duplicates.hashing import small_gray
+from probmcl.data.duplicates.registration import TILE, likeness
 
 
 def tiles(*images: Image.Image) -> UInt8[ndarray, "P S S"]:
-    return np.stack([small_grey(image, TILE) for image in images]).astype(np.uint8)
+    return np.stack([small_gray(image, TILE) for image in images]).astype(np.uint8)
 
 
 def alike(one: Image.Image, other: Image.Image) -> float:

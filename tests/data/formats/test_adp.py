@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probmcl.data.formats.adp import LEVEL_1, NEVER_SEEN, Level, read_adp, recognises
+from probmcl.data.formats.adp import LEVEL_1, NEVER_SEEN, Level, read_adp, recognizes
 from probmcl.data.read import read
 
 FLAT, FULL = "ADP_EncodedLabels_Release1_Flat.csv", "ADP_EncodedLabels_Release1.csv"
@@ -110,10 +110,10 @@ def test_a_list_may_be_absent(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("place", [".", "ADP V1.0 Release"])
 @pytest.mark.parametrize("name", [FLAT, FULL])
-def test_the_release_is_recognised_by_its_tables(tmp_path: Path, place: str, name: str) -> None:
-    assert not recognises(tmp_path)
+def test_the_release_is_recognized_by_its_tables(tmp_path: Path, place: str, name: str) -> None:
+    assert not recognizes(tmp_path)
     write(tmp_path / place, name)
-    assert recognises(tmp_path)
+    assert recognizes(tmp_path)
     assert len(read_adp(tmp_path, release="flat" if name == FLAT else "full")) == 5
 
 

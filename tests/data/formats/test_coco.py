@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from probmcl.data import read
-from probmcl.data.formats.coco import read_coco, recognises
+from probmcl.data.formats.coco import read_coco, recognizes
 
 # As in the release: ids have gaps, and neither they nor the names need be in order in the file.
 CATEGORIES = [
@@ -97,12 +97,12 @@ def test_an_image_that_is_dropped_may_be_missing(tmp_path: Path) -> None:
         read_coco(tmp_path, unannotated="keep")
 
 
-def test_the_layout_is_recognised(tmp_path: Path) -> None:
-    assert recognises(write(tmp_path / "a"))
-    assert recognises(write(tmp_path / "b", "2017", val=val()))
+def test_the_layout_is_recognized(tmp_path: Path) -> None:
+    assert recognizes(write(tmp_path / "a"))
+    assert recognizes(write(tmp_path / "b", "2017", val=val()))
     (tmp_path / "c" / "annotations").mkdir(parents=True)
     (tmp_path / "c" / "annotations" / "captions_train2014.json").touch()
-    assert not recognises(tmp_path / "c")
+    assert not recognizes(tmp_path / "c")
 
 
 def broken(key: str, *entries: dict[str, Any]) -> dict[str, Any]:
@@ -215,9 +215,7 @@ def test_a_folder_without_annotations_is_refused(tmp_path: Path) -> None:
 
 def test_a_wrong_choice_is_answered_with_the_right_ones_and_torch_is_not_loaded() -> None:
     # In a process of its own, where no type checker answers first.
-    code = (
-        "import sys; from pathlib import Path; from probmcl.data.formats.coco import read_coco; print('torch' in sys.modules);"
-    )
+    code = "import sys; from pathlib import Path; from probmcl.data.formats.coco import read_coco; print('torch' in sys.modules);"
     code += "read_coco(Path('.'), unannotated='skip')"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "ValueError: unannotated='skip' is none of drop, keep" in answer.stderr

@@ -11,7 +11,16 @@ from numpy import ndarray
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from probmcl.data.formats.digits import NAMES, Box, Handwriting, Scene, covered, draw_scene, load_handwriting, write_digits
+from probmcl.data.formats.digits import (
+    NAMES,
+    Box,
+    Handwriting,
+    Scene,
+    covered,
+    draw_scene,
+    load_handwriting,
+    write_digits,
+)
 from probmcl.data.records import SPLITS, Records, Split
 
 COUNTS: dict[Split, int] = {"train": 500, "val": 60, "test": 60}
@@ -82,7 +91,7 @@ def test_a_scene_shows_the_samples_it_names(scenes: list[Scene]) -> None:
         assert [target[one.row] for one in scene.placed] == [one.digit for one in scene.placed]
 
 
-def test_every_labelled_digit_can_be_seen(scenes: list[Scene]) -> None:
+def test_every_labeled_digit_can_be_seen(scenes: list[Scene]) -> None:
     """Where the sample has ink, the image must be brighter than around it, whatever lies over or under the digit."""
     images = load_digits().images
     for scene in scenes:

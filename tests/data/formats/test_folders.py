@@ -3,11 +3,11 @@ from pathlib import Path
 
 import pytest
 
-from probmcl.data import folders
-from probmcl.data.formats.folders import read_folders, recognises
-from probmcl.data.read import read
-from probmcl.data.records import DataError
 from helpers.tables import labels_of
+from probmcl.data.formats import folders
+from probmcl.data.formats.folders import read_folders, recognizes
+from probmcl.data.read import read
+from probmcl.errors import DataError
 
 
 def fill(folder: Path, **contents: str) -> Path:
@@ -95,7 +95,7 @@ def test_a_link_that_leads_nowhere_is_named_or_kept(tmp_path: Path) -> None:
 
 def test_folders_that_are_no_classes_are_not_taken_for_them(tmp_path: Path) -> None:
     fill(tmp_path, images__1_dot_jpg="a", masks__1_dot_jpg="b")
-    assert not recognises(tmp_path)
+    assert not recognizes(tmp_path)
     with pytest.raises(DataError, match=r"no layout that is known here.*one folder of images for each class"):
         read(tmp_path)
     assert read(tmp_path, format="folders", carved=False).label_space.names == ("images", "masks")
@@ -103,9 +103,9 @@ def test_folders_that_are_no_classes_are_not_taken_for_them(tmp_path: Path) -> N
 
 def test_one_folder_is_not_enough_and_a_table_goes_first(tmp_path: Path) -> None:
     fill(tmp_path, cat__1_dot_jpg="a")
-    assert not recognises(tmp_path)
+    assert not recognizes(tmp_path)
     fill(tmp_path, dog__1_dot_jpg="b", labels_dot_csv="file,label\ncat/1.jpg,x\n")
-    assert recognises(tmp_path)
+    assert recognizes(tmp_path)
     assert read(tmp_path, carved=False).label_space.names == ("x",)
 
 

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from probmcl.data.read import read
-from probmcl.data.records import DataError
 from helpers.tables import labels_of, write_table
+from probmcl.data.read import read
+from probmcl.errors import DataError
 
 HEADER = "file_name,labels,patient\n"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from probmcl.data.formats.voc import read_voc, recognizes
 from probmcl.data.records import Records
-from probmcl.data.formats.voc import read_voc, recognises
 
 # A class named train is the trap of this format: its validation file is train_val.txt.
 NAMES = ("aeroplane", "person", "train")
@@ -83,14 +83,14 @@ def test_a_split_may_be_absent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", [".", "VOC2007", "VOCdevkit/VOC2007"])
 def test_the_year_is_found_from_above(tmp_path: Path, place: str) -> None:
     year = write(tmp_path / place)
-    assert recognises(tmp_path)
+    assert recognizes(tmp_path)
     assert read_voc(tmp_path).paths[0] == year / "JPEGImages" / "000012.jpg"
 
 
-def test_a_folder_of_other_things_is_not_recognised(tmp_path: Path) -> None:
+def test_a_folder_of_other_things_is_not_recognized(tmp_path: Path) -> None:
     (tmp_path / "VOCdevkit" / "VOCcode").mkdir(parents=True)
     (tmp_path / "JPEGImages").mkdir()
-    assert not recognises(tmp_path)
+    assert not recognizes(tmp_path)
     with pytest.raises(ValueError, match=r"no ImageSets/Main/, here or in VOCdevkit/VOC2007/; name the folder of one"):
         read_voc(tmp_path)
 

@@ -16,7 +16,7 @@ DISTANCE = 14
 flipped, and 99 % of those cropped by 2 to 6 % a side; of pairs of different photographs, 1 in 10,000."""
 
 ALL_PAIRS = 100_000
-"""Up to so many images every pair is compared, which takes a minute; beyond, neighbours in sorted order alone."""
+"""Up to so many images every pair is compared, which takes a minute; beyond, neighbors in sorted order alone."""
 
 PAIRS = 1_000_000
 NEAREST = 16
@@ -24,7 +24,7 @@ NEAREST = 16
 
 ENTRIES_AT_ONCE = 2**19
 TURNS = 8
-NEIGHBOURS = 8
+NEIGHBORS = 8
 
 
 class Lookalikes(NamedTuple):
@@ -48,7 +48,7 @@ def lookalikes(looks: UInt64[ndarray, "N"], inners: UInt64[ndarray, "N"]) -> Loo
     >>> found.ones.tolist(), found.others.tolist(), found.flipped.tolist(), found.distances.tolist()
     ([0, 0, 2], [2, 3, 3], [False, True, True], [2, 0, 2])
     """
-    search = _all_pairs if len(looks) <= ALL_PAIRS else _neighbours
+    search = _all_pairs if len(looks) <= ALL_PAIRS else _neighbors
     nearest = max(NEAREST, PAIRS // max(len(looks), 1))
     parts = [Lookalikes(*(np.zeros(0, dtype=kind) for kind in (np.int64, np.int64, np.bool_, np.uint8)))]
     parts += search(looks, inners, nearest)
@@ -89,14 +89,14 @@ def _nearest(distances: UInt8[ndarray, "R N"], nearest: int, start: int, flipped
     return Lookalikes(ones + start, others + start, np.full(len(ones), flipped), distances[ones, others])
 
 
-def _neighbours(looks: UInt64[ndarray, "N"], inners: UInt64[ndarray, "N"], nearest: int) -> Iterator[Lookalikes]:
+def _neighbors(looks: UInt64[ndarray, "N"], inners: UInt64[ndarray, "N"], nearest: int) -> Iterator[Lookalikes]:
     """Hashes that stand close together when all are sorted, from several bits on in turn."""
     flip = np.uint64(ODD)
     hashes = np.concatenate([looks, looks ^ flip, inners, inners ^ flip])
     for turn in range(TURNS):
         bits = np.uint64(64 // TURNS * turn)
         order = np.argsort(hashes << bits | hashes >> (np.uint64(64) - bits) if turn else hashes)
-        for apart in range(1, NEIGHBOURS + 1):
+        for apart in range(1, NEIGHBORS + 1):
             first, second = order[:-apart], order[apart:]
             near = np.bitwise_count(hashes[first] ^ hashes[second]) <= DISTANCE
             yield _capped(_paired(hashes, first[near], second[near], len(looks)), nearest)

@@ -16,16 +16,17 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from probmcl.data.images import ImageError, read_image
-from probmcl.data.intensity import Levels
-from probmcl.runtime.workers import in_turn
+from probmcl.data.images import read_image
+from probmcl.data.intensity import IntensityRange
+from probmcl.errors import ImageError
+from probmcl.runtime.workers import map_in_order
 
 SIZE = 32
 """A JPEG is decoded at an eighth of its size: most of the time is saved, and still every byte is read."""
 
 IMAGES_AT_ONCE = 8  # few, so that an interrupt need not wait for many
 NEARLY_CONSTANT = 2.0
-"""Below this spread of grey levels an image shows next to nothing: a black frame, an empty slide."""
+"""Below this spread of gray levels an image shows next to nothing: a black frame, an empty slide."""
 
 BITS = 64
 FREQUENCIES = 12  # a side; the 64 lowest of these without the mean lie within them
@@ -37,7 +38,7 @@ class Fingerprint(NamedTuple):
     """What one decode says of a file.
 
     `reason` is why it gives no image, None if it does; then everything else is empty. `size` is width and height as
-    stored, but upright; `mode` is Pillow's, as stored; `spread` is the standard deviation of the grey levels, 0 to 255,
+    stored, but upright; `mode` is Pillow's, as stored; `spread` is the standard deviation of the gray levels, 0 to 255,
     of the small image; `content` is a digest of the file's bytes. `look` is a perceptual hash: the signs of the 64
     lowest cosine frequencies. `inner` is that of the image without a margin, so that a cropped copy is near it.
     """
@@ -61,27 +62,27 @@ class Fingerprint(NamedTuple):
         return self.reason is None and self.spread < NEARLY_CONSTANT
 
 
-def fingerprint(path: Path, levels: Levels | None = None) -> Fingerprint:
+def fingerprint(path: Path, intensity: IntensityRange | None = None) -> Fingerprint:
     """Read a file once, small.
 
     >>> fingerprint(Path("nowhere.jpg")).reason
     'does not exist'
     """
     try:
-        image = read_image(path, SIZE, levels=levels)
+        image = read_image(path, SIZE, intensity=intensity)
     except ImageError as error:
         return Fingerprint(error.reason)
     stored = path.read_bytes()
     size, mode = _header(stored, image)
     content = blake2b(stored, digest_size=16).digest()
-    pixels = small_grey(image, SIZE)
+    pixels = small_gray(image, SIZE)
     return Fingerprint(None, size, mode, float(pixels.std()), content, *_hashes(pixels))
 
 
 def fingerprints(
     paths: Sequence[Path],
     *,
-    levels: Levels | None = None,
+    intensity: IntensityRange | None = None,
     workers: int = 0,
     advance: Callable[[int], None] | None = None,
 ) -> list[Fingerprint]:
@@ -91,7 +92,7 @@ def fingerprints(
     """
     parts = [paths[start : start + IMAGES_AT_ONCE] for start in range(0, len(paths), IMAGES_AT_ONCE)]
     found: list[Fingerprint] = []
-    with closing(in_turn(partial(_part, levels=levels), parts, workers)) as results:
+    with closing(map_in_order(partial(_part, intensity=intensity), parts, workers)) as results:
         for part in results:
             found += part
             if advance is not None:
@@ -99,14 +100,14 @@ def fingerprints(
     return found
 
 
-def small_grey(image: Image.Image, size: int) -> Float[ndarray, "S S"]:
-    """An image squashed to a small square of grey levels from 0 to 255."""
+def small_gray(image: Image.Image, size: int) -> Float[ndarray, "S S"]:
+    """An image squashed to a small square of gray levels from 0 to 255."""
     squashed = image.convert("L").resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
     return np.asarray(squashed, dtype=np.float32)
 
 
-def _part(paths: Sequence[Path], levels: Levels | None) -> list[Fingerprint]:
-    return [fingerprint(path, levels) for path in paths]
+def _part(paths: Sequence[Path], intensity: IntensityRange | None) -> list[Fingerprint]:
+    return [fingerprint(path, intensity) for path in paths]
 
 
 def _header(stored: bytes, decoded: Image.Image) -> tuple[tuple[int, int], str]:

@@ -11,11 +11,11 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from probmcl.data.duplicates.candidates import Lookalikes, lookalikes
 from probmcl.data.duplicates.confirmation import limits, sample_pairs
 from probmcl.data.duplicates.hashing import Fingerprint
-from probmcl.data.duplicates.candidates import Lookalikes, lookalikes
 from probmcl.data.duplicates.tiles import correlations
-from probmcl.data.intensity import Levels
+from probmcl.data.intensity import IntensityRange
 from probmcl.data.records import SPLITS
 
 MOST_DOUBTFUL = 200
@@ -54,7 +54,7 @@ def near_duplicates(
     paths: Sequence[Path],
     found: Sequence[Fingerprint],
     *,
-    levels: Levels | None = None,
+    intensity: IntensityRange | None = None,
     workers: int = 0,
     advance: Callable[[int], None] | None = None,
 ) -> list[NearPair]:
@@ -73,7 +73,7 @@ def near_duplicates(
     if not steps:
         told(1)
     usual, special = (
-        correlations([paths[row] for row in rows], some, levels=levels, workers=workers, advance=told)
+        correlations([paths[row] for row in rows], some, intensity=intensity, workers=workers, advance=told)
         for some in (sample, pairs)
     )
     return _judged(rows, pairs, special, *limits(usual))

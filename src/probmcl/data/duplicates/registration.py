@@ -28,7 +28,7 @@ DETAIL = (1.0, 3.0)
 
 AROUND, FAINT = 4.0, 2.0
 """Detail counts by its surroundings of so many pixels, or the rim of a scanner's field would outweigh all within it;
-what is fainter than so many grey levels stays faint."""
+what is fainter than so many gray levels stays faint."""
 
 
 class Laid(NamedTuple):
@@ -152,9 +152,9 @@ def _standard(laid: Laid, pixels: Float[ndarray, "P S S"]) -> tuple[Float[ndarra
     """Shared pixels with mean zero and length one, the others zero; and the length that they had."""
     shared = laid.rows * laid.columns
     mean = (pixels * shared).sum(axis=(1, 2), keepdims=True) / shared.sum(axis=(1, 2), keepdims=True)
-    centred = (pixels - mean) * shared
-    length = np.sqrt((centred * centred).sum(axis=(1, 2), keepdims=True)) + 1e-3
-    return centred / length, length
+    centered = (pixels - mean) * shared
+    length = np.sqrt((centered * centered).sum(axis=(1, 2), keepdims=True)) + 1e-3
+    return centered / length, length
 
 
 def _even(laid: Laid) -> Float[ndarray, "P S S"]:

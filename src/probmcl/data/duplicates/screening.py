@@ -86,7 +86,7 @@ def _small(tiles: UInt8[ndarray, "P T T"]) -> Float[ndarray, "P S S"]:
 
 @lru_cache
 def _window() -> Float[ndarray, "S S"]:
-    """Less towards the rim, where a crop shows what the other image lacks."""
+    """Less toward the rim, where a crop shows what the other image lacks."""
     rise = np.sin(np.pi * (np.arange(SIDE, dtype=np.float32) + 0.5) / SIDE)
     window: ndarray = np.sqrt(rise[:, None] * rise).astype(np.float32)
     return window

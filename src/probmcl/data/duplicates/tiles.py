@@ -1,4 +1,4 @@
-"""Pairs of files compared as small grey images, many at once and by several processes."""
+"""Pairs of files compared as small gray images, many at once and by several processes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 from numpy import ndarray
 
-from probmcl.data.duplicates.hashing import IMAGES_AT_ONCE, small_grey
-from probmcl.data.duplicates.registration import TILE, likeness
 from probmcl.data.duplicates.candidates import Lookalikes
+from probmcl.data.duplicates.hashing import IMAGES_AT_ONCE, small_gray
+from probmcl.data.duplicates.registration import TILE, likeness
 from probmcl.data.duplicates.screening import worth_comparing
 from probmcl.data.images import read_image
-from probmcl.data.intensity import Levels
-from probmcl.runtime.workers import in_turn
+from probmcl.data.intensity import IntensityRange
+from probmcl.runtime.workers import map_in_order
 
 PAIRS_AT_ONCE = 64
 
@@ -41,7 +41,7 @@ def correlations(
     paths: Sequence[Path],
     pairs: Lookalikes,
     *,
-    levels: Levels | None = None,
+    intensity: IntensityRange | None = None,
     workers: int = 0,
     advance: Callable[[int], None] | None = None,
 ) -> Float[ndarray, "P"]:
@@ -57,13 +57,13 @@ def correlations(
         return found
     with tempfile.TemporaryDirectory() as folder:
         every = Part(Path(folder) / "tiles", ones, others, pairs.flipped)
-        _store(every.store, [paths[row] for row in needed], levels, workers)
+        _store(every.store, [paths[row] for row in needed], intensity, workers)
         kept = np.flatnonzero(worth_comparing(_stored(every.store), every.ones, every.others, every.flipped))
         if advance is not None:
             advance(len(found) - len(kept))
         starts = range(0, len(kept), PAIRS_AT_ONCE)
         stretches = [kept[start : start + PAIRS_AT_ONCE] for start in starts]
-        with closing(in_turn(_compared, [every.some(rows) for rows in stretches], workers)) as results:
+        with closing(map_in_order(_compared, [every.some(rows) for rows in stretches], workers)) as results:
             for rows, part in zip(stretches, results, strict=True):
                 found[rows] = part
                 if advance is not None:
@@ -71,20 +71,23 @@ def correlations(
     return found
 
 
-def tile(path: Path, levels: Levels | None = None) -> UInt8[ndarray, "S S"]:
-    """A file as the small grey image that is compared."""
-    return small_grey(read_image(path, TILE, levels=levels), TILE).astype(np.uint8)
+def tile(path: Path, intensity: IntensityRange | None = None) -> UInt8[ndarray, "S S"]:
+    """A file as the small gray image that is compared."""
+    return small_gray(read_image(path, TILE, intensity=intensity), TILE).astype(np.uint8)
 
 
-def _store(store: Path, paths: Sequence[Path], levels: Levels | None, workers: int) -> None:
+def _store(store: Path, paths: Sequence[Path], intensity: IntensityRange | None, workers: int) -> None:
     parts = [paths[start : start + IMAGES_AT_ONCE] for start in range(0, len(paths), IMAGES_AT_ONCE)]
-    with store.open("wb") as file, closing(in_turn(partial(_tiles, levels=levels), parts, workers)) as results:
+    with (
+        store.open("wb") as file,
+        closing(map_in_order(partial(_tiles, intensity=intensity), parts, workers)) as results,
+    ):
         for tiles in results:
             file.write(tiles)
 
 
-def _tiles(paths: Sequence[Path], levels: Levels | None) -> bytes:
-    return b"".join(tile(path, levels).tobytes() for path in paths)
+def _tiles(paths: Sequence[Path], intensity: IntensityRange | None) -> bytes:
+    return b"".join(tile(path, intensity).tobytes() for path in paths)
 
 
 def _stored(store: Path) -> UInt8[ndarray, "M S S"]:

@@ -16,7 +16,8 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 
 from probmcl.data.images import find_images
-from probmcl.data.records import DataError, Missing, Origin, Records, Split
+from probmcl.data.records import Missing, Origin, Records, Split
+from probmcl.errors import DataError
 
 Level = Literal["L1", "L2", "L3"]
 Release = Literal["flat", "full"]
@@ -29,10 +30,10 @@ NEVER_SEEN = ("N.G.A", "N.G.O", "N.G.E", "N.G.R", "N.G.T")  # columns in which t
 SPLIT_FILES: tuple[tuple[str, Split], ...] = (("train.npy", "train"), ("valid.npy", "val"), ("test.npy", "test"))
 
 
-def recognises(folder: Path) -> bool:
+def recognizes(folder: Path) -> bool:
     """Whether the folder is, or has in it, the release of ADP.
 
-    >>> recognises(Path("nowhere"))
+    >>> recognizes(Path("nowhere"))
     False
     """
     return _root(folder) is not None

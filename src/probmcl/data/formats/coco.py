@@ -17,7 +17,8 @@ from numpy import ndarray
 
 from probmcl.data.images import find_images
 from probmcl.data.labels import LabelStates, State
-from probmcl.data.records import DataError, Missing, Origin, Records, Split
+from probmcl.data.records import Missing, Origin, Records, Split
+from probmcl.errors import DataError
 
 Unannotated = Literal["drop", "keep"]
 Year = Literal["2014", "2017"]
@@ -49,10 +50,10 @@ class _Instances(msgspec.Struct, frozen=True):
     categories: list[_Category]
 
 
-def recognises(folder: Path) -> bool:
+def recognizes(folder: Path) -> bool:
     """Whether the folder is laid out as MS-COCO is.
 
-    >>> recognises(Path("nowhere"))
+    >>> recognizes(Path("nowhere"))
     False
     """
     return bool(_years(folder))

@@ -2,7 +2,7 @@
 
 The handwriting is real, the 1,797 samples of 8 Ã— 8 pixels that scikit-learn carries (Alpaydin and Kaynak, Optical
 Recognition of Handwritten Digits, UCI, 1998). The scenes are composed: up to five bright digits of different sizes,
-colours and angles on a dark, cluttered and noisy canvas. Their labels depend on each other, as in photographs, because
+colors and angles on a dark, cluttered and noisy canvas. Their labels depend on each other, as in photographs, because
 digits keep company (`COMPANY`). Splits share no sample and, as far as the order of the file tells, no writer.
 """
 
@@ -38,9 +38,9 @@ HOW_MANY = (0.04, 0.20, 0.26, 0.24, 0.16, 0.10)  # share of scenes with 0, 1, â€
 
 SIDE = (0.22, 0.46)  # of a digit's box, as a share of the scene's side
 TURN = 15.0  # degrees at most, either way
-EDGE = (5.0, 10.0)  # the grey levels of a sample, of 16, between which paper becomes ink
-MOST_COVERED = 0.12  # of the smaller of two boxes: whatever is labelled can be seen
-DARK, BRIGHT = (0, 130), (110, 256)  # range of each colour channel, for the canvas and for digits
+EDGE = (5.0, 10.0)  # the gray levels of a sample, of 16, between which paper becomes ink
+MOST_COVERED = 0.12  # of the smaller of two boxes: whatever is labeled can be seen
+DARK, BRIGHT = (0, 130), (110, 256)  # range of each color channel, for the canvas and for digits
 BLOBS, STROKES = 4, 5  # at most, in one scene
 NOISE = (6, 25)  # range of the largest change of a channel
 SMALLEST_SCENE = 32  # pixels, where the smallest digits have seven; at 64 a person reads them all
@@ -253,8 +253,8 @@ def _free_box(rng: Generator, size: int, taken: list[Box], tries: int = 40) -> B
 
 
 def _crisp(sample: Float[ndarray, "8 8"]) -> UInt8[ndarray, "20 20"]:
-    grey = Image.fromarray(np.pad(sample, 1).astype(np.float32)).resize((20, 20), Image.Resampling.BICUBIC)
-    ink: Float[ndarray, "20 20"] = np.interp(np.asarray(grey), EDGE, (0, 255))
+    gray = Image.fromarray(np.pad(sample, 1).astype(np.float32)).resize((20, 20), Image.Resampling.BICUBIC)
+    ink: Float[ndarray, "20 20"] = np.interp(np.asarray(gray), EDGE, (0, 255))
     return ink.astype(np.uint8)
 
 
@@ -269,38 +269,38 @@ def _turned(glyph: UInt8[ndarray, "20 20"], side: int, degrees: float) -> Image.
 
 
 def _write(image: Image.Image, ink: Image.Image, box: Box, rng: Generator) -> None:
-    """Write one digit, in the one of four colours that stands out most from what is there."""
+    """Write one digit, in the one of four colors that stands out most from what is there."""
     corners = (box.left, box.top, box.left + box.side, box.top + box.side)
     mean = image.resize((1, 1), Image.Resampling.BOX, box=corners).tobytes()  # one pixel: red, green, blue
-    colours = rng.integers(*BRIGHT, size=(4, 3)).tolist()
-    red, green, blue = max(colours, key=lambda colour: math.dist(colour, mean))
+    colors = rng.integers(*BRIGHT, size=(4, 3)).tolist()
+    red, green, blue = max(colors, key=lambda color: math.dist(color, mean))
     image.paste((red, green, blue), (box.left, box.top), ink)
 
 
 def _canvas(rng: Generator, size: int) -> Image.Image:
-    """A dark colour gradient, with blobs and strokes on it that look a little like handwriting and mean nothing."""
+    """A dark color gradient, with blobs and strokes on it that look a little like handwriting and mean nothing."""
     ends = rng.uniform(*DARK, size=(2, 3))
     corners = ends[0] + rng.random((2, 2, 1)) * (ends[1] - ends[0])  # (2, 2, 3)
     image = Image.fromarray(corners.astype(np.uint8)).resize((size, size), Image.Resampling.BICUBIC)
     pen = ImageDraw.Draw(image)
-    for bounds, colour in _clutter(rng, BLOBS, ends.mean(axis=0), size):
-        pen.ellipse(bounds, fill=colour)
+    for bounds, color in _clutter(rng, BLOBS, ends.mean(axis=0), size):
+        pen.ellipse(bounds, fill=color)
     arcs = rng.uniform((0, 60), (360, 200), size=(STROKES, 2)).tolist()  # never closed: that would be a zero
     strokes = _clutter(rng, STROKES, ends.mean(axis=0), size)
-    for (bounds, colour), (start, length) in zip(strokes, arcs, strict=False):
-        pen.arc(bounds, start, start + length, fill=colour, width=max(1, size // 32))
+    for (bounds, color), (start, length) in zip(strokes, arcs, strict=False):
+        pen.arc(bounds, start, start + length, fill=color, width=max(1, size // 32))
     return image
 
 
 def _clutter(
     rng: Generator, most: int, base: Float[ndarray, "3"], size: int
 ) -> list[tuple[tuple[float, ...], tuple[int, ...]]]:
-    """Bounds and colours of one to `most` shapes; half of each colour is the base, so that digits stand out."""
+    """Bounds and colors of one to `most` shapes; half of each color is the base, so that digits stand out."""
     count = int(rng.integers(1, most, endpoint=True))
     corner, extent = rng.uniform(-0.1, 0.95, size=(count, 2)), rng.uniform(0.08, 0.4, size=(count, 2))
     bounds = (np.hstack((corner, corner + extent)) * size).tolist()
-    colours = ((base + rng.uniform(0, 255, size=(count, 3))) / 2).astype(int).tolist()
-    return [(tuple(bound), tuple(colour)) for bound, colour in zip(bounds, colours, strict=True)]
+    colors = ((base + rng.uniform(0, 255, size=(count, 3))) / 2).astype(int).tolist()
+    return [(tuple(bound), tuple(color)) for bound, color in zip(bounds, colors, strict=True)]
 
 
 def _grainy(image: Image.Image, rng: Generator) -> UInt8[ndarray, "S S 3"]:

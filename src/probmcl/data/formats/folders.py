@@ -13,11 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from probmcl.data.formats.hugging_face import SPLIT_FOLDERS
-from probmcl.data.labels import LabelStates, State
-from probmcl.data.records import DataError, Missing, Origin, Records, Split
 from probmcl.data.formats.table.alike_names import alike_names
 from probmcl.data.formats.table.places import is_image, tree
 from probmcl.data.formats.table.sheet import listing
+from probmcl.data.labels import LabelStates, State
+from probmcl.data.records import Missing, Origin, Records, Split
+from probmcl.errors import DataError
 
 NO_CLASS = re.compile(
     r"(images?|imgs?|photos?|pictures?|data|masks?|annotations?|labels?|train(ing|val)?|val(id|idation)?|dev|test(ing)?)"
@@ -40,12 +41,12 @@ class _File(NamedTuple):
     label: str
 
 
-def recognises(folder: Path) -> bool:
+def recognizes(folder: Path) -> bool:
     """Whether at least two folders hold images, none of which is named as those are that hold images of all classes.
 
-    Splits of which only some hold folders of classes are recognised too, for the reader to say what is wrong.
+    Splits of which only some hold folders of classes are recognized too, for the reader to say what is wrong.
 
-    >>> recognises(Path("nowhere"))
+    >>> recognizes(Path("nowhere"))
     False
     """
     if all(_loose_and_sorted(folder)):

@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from probmcl.data.records import DataError, Missing, Records, Split
 from probmcl.data.formats.table.columns import PATH, PATH_AS_AN_ID, TableOptions, has_a_path_column
 from probmcl.data.formats.table.sheet import SUFFIXES, Table, load, named, refuse_a_column_that_is_not_there
 from probmcl.data.formats.table.table import is_of_images, records_of
+from probmcl.data.records import Missing, Records, Split
+from probmcl.errors import DataError
 
 SPLIT_FOLDERS: Mapping[str, Split] = {
     "train": "train",
@@ -29,10 +30,10 @@ FOLDER = "folder of the split"
 """The column that says from which folder a row comes."""
 
 
-def recognises(folder: Path) -> bool:
+def recognizes(folder: Path) -> bool:
     """Whether the folder has a folder of a split with a table of its images.
 
-    >>> recognises(Path("nowhere"))
+    >>> recognizes(Path("nowhere"))
     False
     """
     return bool(_tables(folder))

@@ -12,15 +12,16 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from probmcl.data.images import find_images
-from probmcl.data.records import SPLITS, DataError, Missing, Origin, Records, Split
+from probmcl.data.records import SPLITS, Missing, Origin, Records, Split
+from probmcl.errors import DataError
 
 MARKS = ("1", "0", "-1")  # present, present but difficult to see, absent
 
 
-def recognises(folder: Path) -> bool:
+def recognizes(folder: Path) -> bool:
     """Whether the folder is, or has in it, a year of the VOC devkit.
 
-    >>> recognises(Path("nowhere"))
+    >>> recognizes(Path("nowhere"))
     False
     """
     return bool(_years(folder))

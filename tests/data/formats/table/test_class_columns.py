@@ -3,11 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probmcl.data.records import DataError
-from probmcl.data.formats.table.columns import TableOptions
-from probmcl.data.formats.table.flag_error import FlagError
-from probmcl.data.formats.table.table import read_table
 from helpers.tables import states_of, write_table
+from probmcl.data.formats.table.columns import TableOptions
+from probmcl.data.formats.table.table import read_table
+from probmcl.errors import DataError, OptionError
 
 CHEST = (
     "Path,Sex,Age,AP/PA,No Finding,Edema,Pneumonia\n"
@@ -102,7 +101,9 @@ def test_a_class_of_one_and_blank_beside_others_with_zeros_is_asked_about(tmp_pa
 
 def test_rows_of_labels_have_no_place_beside_class_columns(tmp_path: Path) -> None:
     table = write_table(tmp_path, "file,cat,dog\n1.jpg,1,0\n2.jpg,0,1\n1.jpg,1,1\n")
-    with pytest.raises(FlagError, match=r"--rows labels is for a column of labels; here .*'cat', 'dog'.* leave it out"):
+    with pytest.raises(
+        OptionError, match=r"--rows labels is for a column of labels; here .*'cat', 'dog'.* leave it out"
+    ):
         read_table(table, TableOptions(rows="labels"))
 
 
@@ -149,7 +150,7 @@ def test_pandas_own_name_for_a_nameless_column_is_no_class(tmp_path: Path) -> No
 
 
 def test_none_label_has_no_place_beside_class_columns(tmp_path: Path) -> None:
-    with pytest.raises(FlagError, match=r"--none-label is for lists .* --ignore 'No Finding'"):
+    with pytest.raises(OptionError, match=r"--none-label is for lists .* --ignore 'No Finding'"):
         read_table(write_table(tmp_path, CHEST), TableOptions(none_label="No Finding"))
 
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.tables import labels_of, states_of
 from probmcl.data.formats.folders import NO_CLASS
-from probmcl.data.read import read
-from probmcl.data.records import Records
 from probmcl.data.formats.table.flag_values import flag_value
 from probmcl.data.formats.table.none_label import NONE
-from helpers.tables import labels_of, states_of
+from probmcl.data.read import read
+from probmcl.data.records import Records
 
 SEPARATORS = "|;, "
 CODINGS = [
@@ -38,7 +38,7 @@ def texts(forbidden: str) -> st.SearchStrategy[str]:
 
 
 @st.composite
-def labelled(draw: st.DrawFn, names: st.SearchStrategy[str]) -> tuple[list[str], Sets]:
+def labeled(draw: st.DrawFn, names: st.SearchStrategy[str]) -> tuple[list[str], Sets]:
     """Classes and the labels of some images: of each class alone, of all together, and others at random."""
     classes = draw(st.lists(names, min_size=2, max_size=5, unique=True))
     others = draw(st.lists(st.frozensets(st.sampled_from(classes)), max_size=5))
@@ -81,7 +81,7 @@ def test_lists_of_labels(separator: str, data: st.DataObject, dialect: dict[str,
     plain = texts(SEPARATORS)
     one_word = plain.filter(lambda text: len(text.split()) == 1)
     names = one_word if separator == " " else st.tuples(plain, plain).map(" ".join)
-    _, sets = data.draw(labelled(names))
+    _, sets = data.draw(labeled(names))
     files = [f"{i} {data.draw(texts('/' + chr(92)))}.jpg" for i in range(len(sets))]
     rows = [("file", "labels"), *zip(files, (separator.join(sorted(names)) for names in sets), strict=True)]
     with TemporaryDirectory() as folder:
@@ -103,7 +103,7 @@ def test_one_column_a_class(coding: tuple[str, ...], data: st.DataObject, dialec
 
 
 @settings(max_examples=40, deadline=None)
-@given(drawn=labelled(texts(SEPARATORS[:3])), dialect=dialects(), order=st.randoms(use_true_random=False))
+@given(drawn=labeled(texts(SEPARATORS[:3])), dialect=dialects(), order=st.randoms(use_true_random=False))
 def test_one_row_a_label(drawn: tuple[list[str], Sets], dialect: dict[str, object], order: random.Random) -> None:
     files = {f"{i}.jpg": names for i, names in enumerate(drawn[1])}
     pairs = [(file, name) for file, names in files.items() for name in sorted(names) or [""]]
@@ -114,7 +114,7 @@ def test_one_row_a_label(drawn: tuple[list[str], Sets], dialect: dict[str, objec
 
 
 @settings(max_examples=40, deadline=None)
-@given(drawn=labelled(texts("").map(lambda text: f"{text}|, {text}")))
+@given(drawn=labeled(texts("").map(lambda text: f"{text}|, {text}")))
 def test_lists_in_parquet(drawn: tuple[list[str], Sets]) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
     from pyarrow import parquet
@@ -130,7 +130,7 @@ def test_lists_in_parquet(drawn: tuple[list[str], Sets]) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    drawn=labelled(texts("/").filter(lambda text: text[0] not in "._" and not NO_CLASS.fullmatch(text))),
+    drawn=labeled(texts("/").filter(lambda text: text[0] not in "._" and not NO_CLASS.fullmatch(text))),
     link=st.booleans(),
 )
 def test_one_folder_a_class(drawn: tuple[list[str], Sets], link: bool) -> None:

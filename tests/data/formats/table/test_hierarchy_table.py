@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from probmcl.data.read import read
-from probmcl.data.records import DataError
-from probmcl.data.formats.table.hierarchy_table import read_hierarchy
 from helpers.tables import states_of, write_table
+from probmcl.data.formats.table.hierarchy_table import read_hierarchy
+from probmcl.data.read import read
+from probmcl.errors import DataError
 
 NAMES = ("animal", "dog", "puppy", "car")
 

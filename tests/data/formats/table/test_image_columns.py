@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from probmcl.data.records import DataError
+from helpers.tables import labels_of, write_table
 from probmcl.data.formats.table.columns import TableOptions
 from probmcl.data.formats.table.table import read_table
-from helpers.tables import labels_of, write_table
+from probmcl.errors import DataError
 
 
 def table_of(folder: Path, **columns: str) -> Path:

@@ -2,10 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from probmcl.data.records import DataError, Records
+from helpers.tables import labels_of, states_of, write_table
 from probmcl.data.formats.table.columns import TableOptions
 from probmcl.data.formats.table.table import read_table
-from helpers.tables import labels_of, states_of, write_table
+from probmcl.data.records import Records
+from probmcl.errors import DataError
 
 PAIRS = "file,label,patient\n1.jpg,cat,a\n2.jpg,dog,b\n./1.jpg,dog,a\n3.jpg,,b\n"
 FLAGS = "ImageID,LabelName,Confidence\n1,cat,1\n1,dog,0\n2,dog,1\n3,cat,-1\n"

@@ -2,10 +2,11 @@ from pathlib import Path
 
 import pytest
 
-from probmcl.data.records import DataError, Records
+from helpers.tables import labels_of, states_of, write_table
 from probmcl.data.formats.table.columns import TableOptions
 from probmcl.data.formats.table.table import read_table
-from helpers.tables import labels_of, states_of, write_table
+from probmcl.data.records import Records
+from probmcl.errors import DataError
 
 CHEST = "Image Index,Finding Labels\n1.jpg,Edema|Mass\n2.jpg,No Finding\n3.jpg,Mass\n4.jpg,\n"
 

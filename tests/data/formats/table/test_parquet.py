@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from probmcl.data.read import read
-from probmcl.data.records import DataError
 from helpers.tables import labels_of, states_of
+from probmcl.data.read import read
+from probmcl.errors import DataError
 
 pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
 

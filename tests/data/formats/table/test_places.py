@@ -3,12 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from probmcl.data.records import DataError, Missing, Records
+from helpers.tables import write_table
 from probmcl.data.formats.table.columns import TableOptions
 from probmcl.data.formats.table.places import find_places, tree
 from probmcl.data.formats.table.sheet import Table
 from probmcl.data.formats.table.table import read_table
-from helpers.tables import write_table
+from probmcl.data.records import Missing, Records
+from probmcl.errors import DataError
 
 
 def read(folder: Path, names: str, images: str, root: Path | None = None, missing: Missing = "error") -> Records:

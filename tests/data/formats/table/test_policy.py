@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from probmcl.data.labels import State
-from probmcl.data.records import DataError
 from probmcl.data.formats.table.policy import LabelPolicy, Said
+from probmcl.data.labels import State
+from probmcl.errors import DataError
 
 NAMES = ("Edema", "Fracture", "Mass")
 

@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from probmcl.data.records import DataError
-from probmcl.data.formats.table.table import read_table
 from helpers.tables import labels_of, write_table
+from probmcl.data.formats.table.table import read_table
+from probmcl.errors import DataError
 
 
 def write(folder: Path, cells: list[str]) -> Path:
@@ -16,7 +16,7 @@ def write(folder: Path, cells: list[str]) -> Path:
     "names",
     [
         ["Pleural effusion", "Pleural thickening", "Lung mass", "Lung nodule"],
-        ["fox", "red fox", "arctic fox", "wolf", "grey wolf"],
+        ["fox", "red fox", "arctic fox", "wolf", "gray wolf"],
         ["traffic light", "hot dog", "dog", "teddy bear", "bear", "cat"],
         ["Apple leaf", "Apple rust leaf", "Tomato leaf", "Tomato leaf late blight", "Corn rust leaf"],
         ["class 1", "class 2", "class 10"],

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from probmcl.data.records import DataError, Records
 from probmcl.data.formats.table.columns import TableOptions
-from probmcl.data.formats.table.table import find_tables, read_table, recognises
+from probmcl.data.formats.table.table import find_tables, read_table, recognizes
+from probmcl.data.records import Records
+from probmcl.errors import DataError
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 Write = Callable[..., Path]
@@ -347,11 +348,11 @@ def test_images_are_found_beside_the_table_or_under_images_or_where_the_flag_say
     assert read_table(tmp_path / "labels.csv").paths == (tmp_path / "1.jpg",)
 
 
-def test_a_folder_is_recognised_by_a_table_with_a_path_column(write: Write, tmp_path: Path) -> None:
+def test_a_folder_is_recognized_by_a_table_with_a_path_column(write: Write, tmp_path: Path) -> None:
     write("Patch Names,E\n1.jpg,1\n", name="other.csv")
-    assert not recognises(tmp_path)
+    assert not recognizes(tmp_path)
     table = write("filename,labels\n1.jpg,cat\n")
-    assert recognises(tmp_path)
+    assert recognizes(tmp_path)
     assert find_tables(tmp_path) == [table]
 
 

@@ -8,12 +8,12 @@ import numpy as np
 from jaxtyping import Int, UInt8
 from numpy import ndarray
 
-from probmcl.data.labels import LabelStates, State
-from probmcl.data.records import DataError
 from probmcl.data.formats.table.flag_values import BLANK, flags_of
 from probmcl.data.formats.table.label_lists import CLASSES, Labels, Places, read_lists
 from probmcl.data.formats.table.policy import LabelPolicy
 from probmcl.data.formats.table.sheet import Table, listing
+from probmcl.data.labels import LabelStates, State
+from probmcl.errors import DataError
 
 
 def read_class_columns(table: Table, names: tuple[str, ...], difficult: str | None, policy: LabelPolicy) -> Labels:

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from probmcl.data.records import DataError
-from probmcl.data.formats.table.flag_error import FlagError
 from probmcl.data.formats.table.flag_values import holds_flags
 from probmcl.data.formats.table.label_lists import CLASSES
 from probmcl.data.formats.table.policy import LabelPolicy, Said
@@ -21,7 +19,7 @@ from probmcl.data.formats.table.sheet import (
     refuse_a_column_that_is_not_there,
     refuse_wrong_columns,
 )
-from probmcl.errors import suggestion
+from probmcl.errors import DataError, OptionError, suggestion
 
 PATH = (
     *("filename", "file_name", "filepath", "file_path", "file", "path", "image", "image_path", "imagepath"),
@@ -65,7 +63,7 @@ class TableOptions:
 
     def __post_init__(self) -> None:
         if self.rows not in (None, *ROWS):
-            raise FlagError(f"--rows {self.rows}: say images (one row an image) or labels (one row a label)")
+            raise OptionError(f"--rows {self.rows}: say images (one row an image) or labels (one row a label)")
         LabelPolicy.of(self.blank, self.minus_one)  # a flag that is wrong is named before anything is read
 
     @property

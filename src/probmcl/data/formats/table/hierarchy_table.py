@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from probmcl.data.records import DataError
 from probmcl.data.formats.table.sheet import load, named, only_column
 from probmcl.data.hierarchy import parents_of
-from probmcl.errors import suggestion
+from probmcl.errors import DataError, suggestion
 
 CHILD = ("child", "class", "name")
 PARENT = ("parent", "superclass", "above")

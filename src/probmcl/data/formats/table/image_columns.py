@@ -9,8 +9,9 @@ import numpy as np
 from jaxtyping import Float64, Int
 from numpy import ndarray
 
-from probmcl.data.records import DataError, Split
 from probmcl.data.formats.table.sheet import Table, quoted
+from probmcl.data.records import Split
+from probmcl.errors import DataError
 
 SPLIT_VALUES: Mapping[str, Split] = {
     "train": "train",

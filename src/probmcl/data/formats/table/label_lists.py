@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from probmcl.data.labels import LabelStates
-from probmcl.data.records import DataError
 from probmcl.data.formats.table.none_label import (
     find_blanks,
     find_none_labels,
@@ -21,7 +19,8 @@ from probmcl.data.formats.table.none_label import (
 )
 from probmcl.data.formats.table.sheet import IN_A_LIST, Table, quoted, read_text
 from probmcl.data.formats.table.spaced_names import refuse_what_may_be_names
-from probmcl.errors import suggestion
+from probmcl.data.labels import LabelStates
+from probmcl.errors import DataError, suggestion
 
 CLASSES = "classes.txt"
 MARKS = "|;, "

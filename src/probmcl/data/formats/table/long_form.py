@@ -8,8 +8,6 @@ import numpy as np
 from jaxtyping import Int, UInt8
 from numpy import ndarray
 
-from probmcl.data.labels import LabelStates, State
-from probmcl.data.records import DataError
 from probmcl.data.formats.table.class_columns import meanings
 from probmcl.data.formats.table.columns import Columns, TableOptions
 from probmcl.data.formats.table.flag_values import BLANK, flags_of, holds_flags
@@ -18,6 +16,8 @@ from probmcl.data.formats.table.label_lists import MARKS, Labels, Lists, Places,
 from probmcl.data.formats.table.none_label import refuse_none_beside_others
 from probmcl.data.formats.table.policy import LabelPolicy
 from probmcl.data.formats.table.sheet import Table, quoted
+from probmcl.data.labels import LabelStates, State
+from probmcl.errors import DataError
 
 
 def read_label_rows(

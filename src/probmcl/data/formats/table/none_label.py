@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from probmcl.data.records import DataError
-from probmcl.data.formats.table.flag_error import FlagError
 from probmcl.data.formats.table.sheet import IN_A_LIST, Table
-from probmcl.errors import suggestion
+from probmcl.errors import DataError, OptionError, suggestion
 
 NONE = ("no finding", "no findings", "none", "nothing", "no label", "no labels")
 NOTHING_SAID = ("nan", "na", "n/a", "null")
@@ -64,4 +62,4 @@ def refuse_none_beside_others(where: str, label: str, other: str, said: str | No
 def refuse_one_that_is_not_there(table: Table, said: str | None, texts: Sequence[str], names: Sequence[str]) -> None:
     """An error for a label that is said to mean none and that no cell holds."""
     if said and not any(says_none(text, frozenset({said})) for text in texts):
-        raise FlagError(f"{table.path}: --none-label: no cell is {said!r}; {suggestion(said, names)}")
+        raise OptionError(f"{table.path}: --none-label: no cell is {said!r}; {suggestion(said, names)}")

@@ -6,8 +6,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from probmcl.data.records import DataError
 from probmcl.data.formats.table.sheet import IN_A_LIST, Table, refuse_repeated_names
+from probmcl.errors import DataError
 
 
 def parquet_columns(path: Path) -> list[str]:

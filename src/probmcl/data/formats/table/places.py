@@ -12,10 +12,10 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from probmcl.data.records import DataError, Missing
-from probmcl.data.formats.table.flag_error import FlagError
 from probmcl.data.formats.table.missing_files import what_is_missing
 from probmcl.data.formats.table.sheet import Table, listing
+from probmcl.data.records import Missing
+from probmcl.errors import DataError, OptionError
 
 IMAGE_SUFFIXES = frozenset(
     {
@@ -55,7 +55,7 @@ def find_places(table: Table, column: str, images: Path | None, missing: Missing
     _refuse_what_is_no_path(table, column, texts)
     here, own = table.folder, _named(table.folder)
     if images and not images.is_dir():
-        raise FlagError(f"--images {images}: there is no such folder")
+        raise OptionError(f"--images {images}: there is no such folder")
     roots = [images] if images else _roots(here, texts)
     best = _fullest(table, texts, roots, missing)
     if best.lacking():

@@ -10,8 +10,7 @@ from jaxtyping import Float, UInt8
 from numpy import ndarray
 
 from probmcl.data.labels import State
-from probmcl.data.formats.table.flag_error import FlagError
-from probmcl.errors import suggestion
+from probmcl.errors import OptionError, suggestion
 
 BLANK: Mapping[str, State] = {"negative": State.ABSENT, "unknown": State.UNKNOWN}
 MINUS_ONE: Mapping[str, float] = {"unknown": np.nan, "negative": 0.0, "positive": 1.0}
@@ -82,7 +81,7 @@ def refuse_other_classes(flag: str, said: Mapping[str, str], names: Sequence[str
     """An error for a meaning that is given to a class that there is not."""
     for name in said:
         if name not in names:
-            raise FlagError(f"{flag} {name}={said[name]}: there is no class {name!r}; {suggestion(name, names)}")
+            raise OptionError(f"{flag} {name}={said[name]}: there is no class {name!r}; {suggestion(name, names)}")
 
 
 def _meanings(flag: str, said: Said) -> dict[str, str]:
@@ -92,7 +91,7 @@ def _meanings(flag: str, said: Said) -> dict[str, str]:
         name, _, meaning = part.rpartition("=")
         if name in found and found[name] != meaning:
             which = f"for {name!r}" if name else "for all classes"
-            raise FlagError(f"{flag} says both {found[name]} and {meaning} {which}; say one")
+            raise OptionError(f"{flag} says both {found[name]} and {meaning} {which}; say one")
         found[name] = meaning
     return found
 
@@ -100,7 +99,7 @@ def _meanings(flag: str, said: Said) -> dict[str, str]:
 def _refuse(flag: str, meaning: str, allowed: bool) -> None:
     if not allowed:
         words = [*BLANK] if flag == "--blank" else [*MINUS_ONE, "soft:P with P between 0 and 1, as soft:0.6"]
-        raise FlagError(f"{flag} {meaning}: say {', '.join(words[:-1])} or {words[-1]}; CLASS=… for one class alone")
+        raise OptionError(f"{flag} {meaning}: say {', '.join(words[:-1])} or {words[-1]}; CLASS=… for one class alone")
 
 
 def _chance(meaning: str) -> float | None:

@@ -12,9 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from probmcl.data.records import DataError
-from probmcl.data.formats.table.flag_error import FlagError
-from probmcl.errors import suggestion
+from probmcl.errors import DataError, OptionError, suggestion
 
 DELIMITERS: Mapping[str, tuple[str, ...]] = {".csv": (",", ";", "\t"), ".tsv": ("\t",)}
 PARQUET = ".parquet"
@@ -161,7 +159,7 @@ def refuse_wrong_columns(table: Table, given: Mapping[str, str | None]) -> set[s
             continue
         refuse_a_column_that_is_not_there(table, flag, column)
         if column in taken:
-            raise FlagError(f"{table.path}: column {column!r} is given to {taken[column]} and {flag}; it can be one")
+            raise OptionError(f"{table.path}: column {column!r} is given to {taken[column]} and {flag}; it can be one")
         taken[column] = flag
     return set(taken)
 
@@ -170,7 +168,7 @@ def refuse_a_column_that_is_not_there(table: Table, flag: str, column: str) -> N
     """An error with the nearest that there is."""
     if column not in table.columns:
         near = suggestion(column, [name for name in table.columns if name])
-        raise FlagError(f"{table.path}: {flag}: there is no column {column!r}; {near}")
+        raise OptionError(f"{table.path}: {flag}: there is no column {column!r}; {near}")
 
 
 def quoted(values: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from probmcl.data.records import DataError
+from probmcl.errors import DataError
 
 ALWAYS_TOGETHER = 3
 """So many times side by side and never apart, two words look like one name with a space in it."""

@@ -8,20 +8,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from probmcl.data.records import DataError, Missing, Origin, Records
 from probmcl.data.formats.table.alike_names import alike_names
 from probmcl.data.formats.table.class_columns import read_class_columns
 from probmcl.data.formats.table.columns import Columns, TableOptions, find_columns, has_a_path_column
-from probmcl.data.formats.table.flag_error import FlagError
 from probmcl.data.formats.table.hierarchy_table import read_hierarchy
-from probmcl.data.formats.table.image_columns import Images, groups_of, images_of, repeated, splits_of, values_of, weights_of
+from probmcl.data.formats.table.image_columns import (
+    Images,
+    groups_of,
+    images_of,
+    repeated,
+    splits_of,
+    values_of,
+    weights_of,
+)
 from probmcl.data.formats.table.label_lists import CLASSES, Labels, read_classes
 from probmcl.data.formats.table.long_form import read_label_rows
 from probmcl.data.formats.table.places import find_places
 from probmcl.data.formats.table.sheet import SUFFIXES, Table, listing, load, names_of_columns
+from probmcl.data.records import Missing, Origin, Records
+from probmcl.errors import DataError, OptionError
 
 
-def recognises(folder: Path) -> bool:
+def recognizes(folder: Path) -> bool:
     """Whether the folder holds a table with a path column."""
     return bool(find_tables(folder))
 
@@ -108,13 +116,13 @@ def _refuse_flags_for_lists(table: Table, columns: Columns, options: TableOption
     if columns.labels is not None:
         return
     if options.rows == "labels":
-        raise FlagError(
+        raise OptionError(
             f"{table.path}: --rows labels is for a column of labels; here each class has a column "
             f"({listing(map(repr, columns.classes))}) and each row is an image: leave it out, or name the column of "
             f"the labels with --labels-column"
         )
     if options.none_label:
-        raise FlagError(
+        raise OptionError(
             f"{table.path}: --none-label is for lists of labels; here each class has a column: --ignore "
             f"{options.none_label!r} leaves that one out"
         )
@@ -125,7 +133,7 @@ def _hierarchy(path: Path | None, names: tuple[str, ...]) -> dict[str, str] | No
     try:
         return read_hierarchy(path, names) if path else None
     except DataError as error:
-        raise FlagError(f"--hierarchy: {error}") from error
+        raise OptionError(f"--hierarchy: {error}") from error
 
 
 def _lines(table: Table, images: Images) -> tuple[int, ...] | None:
