@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 class ProbmclError(ValueError):
@@ -60,6 +62,23 @@ class ImageError(ProbmclError):
         name = str(self.path)
         # A file name may contain line breaks, or bytes that are not text.
         return f"{name if name.isprintable() else repr(name)}: {self.reason}"
+
+
+WarningKind = Literal["collapse", "diverged", "leak", "seen_before"]
+
+
+@dataclass(frozen=True)
+class RunWarning:
+    """Something that a user should know about a run, stored with it.
+
+    Attributes:
+        kind: what happened: the features collapsed, a method diverged and was left out, a leak was allowed, or held-out
+            images were trained on in the run that the weights come from.
+        message: the same for people.
+    """
+
+    kind: WarningKind
+    message: str
 
 
 def suggestion(word: str, choices: Iterable[str]) -> str:
