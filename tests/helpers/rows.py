@@ -1,5 +1,6 @@
 """Comparisons for the tests: made numbers, with everything a real one may have."""
 
+import dataclasses
 from typing import Any
 
 from probmcl.experiments.rows import Comparison, Row
@@ -110,3 +111,10 @@ def demo_comparison() -> Comparison:
         trials=1,
         left_out=("kmcl diverged at step 40 with each of its learning rates.",),
     )
+
+
+def stored_comparison() -> Comparison:
+    """The comparison of tests/report/expected: notes, groups, and names that Markdown and LaTeX must escape."""
+    demo = demo_comparison()
+    noted = made_row("pla", note="it ranks a_set", emits_set=True, gain_p=0.0004)
+    return dataclasses.replace(demo, rows=(*demo.rows, noted), groups=321, data="My photos & more")

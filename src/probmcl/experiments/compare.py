@@ -234,8 +234,9 @@ def _carried_out(
     records: Records, asked: ComparisonSpec, folder: Path, console: Console, remembered: Mapping[str, Any], began: float
 ) -> Comparison:
     from probmcl.experiments.runner import ComparisonRunner
-    from probmcl.report.comparison_tables import terminal
+    from probmcl.report.comparison_tables import comparison_tables
     from probmcl.report.verdict import verdict
+    from probmcl.tables import to_rich
 
     alarms = remembered["alarms"]
     for alarm in alarms:
@@ -244,8 +245,8 @@ def _carried_out(
         records, asked, folder, console, remembered["name"], source=remembered["data"], alarms=alarms, began=began
     )
     comparison = work.run([Path(path) for path in remembered["add"]])
-    for table in terminal(comparison):
-        console.rich.print(table)
+    for table in comparison_tables(comparison).values():
+        console.rich.print(to_rich(table), "")
     for line in (verdict(comparison), *(f"ALARM: {alarm}" for alarm in alarms)):
         console.print(line)
     console.print(f"tables, plot, references and every prediction are in {folder}")

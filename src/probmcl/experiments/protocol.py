@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 
 from probmcl.errors import SettingsError
 from probmcl.methods import METHODS, find_method, full_name
-from probmcl.run.budget import MOST_VIEWS, Cost, Plan, Planner, format_duration
+from probmcl.run.budget import MOST_VIEWS, Cost, Plan, Planner
 from probmcl.run.results import Candidate
 from probmcl.runtime.distributed import world_size
 from probmcl.settings import Settings, TrainingJob, default_training, method_settings, short_name
+from probmcl.tables import rough_duration
 from probmcl.training.optimizer import Training
 
 TRIALS = tuple((rate, decay) for decay in (1.0, 10.0, 0.0) for rate in (1.0, 1 / 3, 3.0))
@@ -181,9 +182,9 @@ def planner(
         views = sum(c.epoch / c.n_views for c in costs) + (seeds - 1) * sum(c.epoch / c.n_views for c in later)
         rounds = int((budget / SAFETY - fixed) // (views * views_in_round))
         if rounds < 1:
-            needed = format_duration(60.0 * math.ceil(SAFETY * (fixed + views * views_in_round) / 60))
+            needed = rough_duration(60.0 * math.ceil(SAFETY * (fixed + views * views_in_round) / 60))
             raise SettingsError(
-                f"a budget of {format_duration(budget)} is too small for {len(firsts)} methods and {seeds} seeds: "
+                f"a budget of {rough_duration(budget)} is too small for {len(firsts)} methods and {seeds} seeds: "
                 f"{views_in_round} views of each image take about {needed}; give that, or fewer methods or seeds"
             )
         shown = views_in_round * min(rounds, MOST_VIEWS // views_in_round)
@@ -191,7 +192,7 @@ def planner(
         seen = made[0].training.views
         said = (
             f"plan: every method sees {seen:,} images, {shown} views of each; {len(costs)} trainings and {seeds} seeds "
-            f"take about {format_duration(fixed + views * shown)}",
+            f"take about {rough_duration(fixed + views * shown)}",
         )
         return Plan({c.name: c.training.epochs for c in made}, said, seen)
 

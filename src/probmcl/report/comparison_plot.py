@@ -14,7 +14,8 @@ from jaxtyping import Float64
 from numpy import ndarray
 
 from probmcl.experiments.rows import Comparison, Row
-from probmcl.report.comparison_tables import SECTIONS, duration, mean_and_interval, notes
+from probmcl.report.comparison_tables import SECTIONS, mean_and_interval, notes
+from probmcl.tables import duration
 
 WIDTH, HEIGHT = 860.0, 488.0
 """Of the picture without the lines below; the height is the least one."""

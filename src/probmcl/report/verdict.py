@@ -6,14 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from probmcl.experiments.rows import Comparison, Row
-from probmcl.report.comparison_tables import (
-    duration,
-    gain_and_interval,
-    mean_and_interval,
-    percent,
-    points,
-    probability,
-)
+from probmcl.report.comparison_tables import gain_and_interval, mean_and_interval
+from probmcl.tables import duration, percent, points, probability
 
 CHANCE = 0.05
 """Adjusted p-values below this are taken for a difference."""

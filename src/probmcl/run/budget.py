@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from probmcl.tables import rough_duration
+
 MOST_VIEWS = 60
 """Times that a contender sees each image at most, however large the budget: more has never helped us."""
 
@@ -67,28 +69,17 @@ def make_plan(costs: Sequence[Cost], shared: float, spent: float, budget: float 
 def _said(costs: Sequence[Cost], epochs: Mapping[str, int], shared: float) -> Plan:
     parts = [
         f"{cost.name}, {epochs[cost.name]} epochs of {cost.n_views} view{'s' if cost.n_views > 1 else ''} "
-        f"({format_duration(epochs[cost.name] * cost.epoch)})"
+        f"({rough_duration(epochs[cost.name] * cost.epoch)})"
         for cost in costs
     ]
     total = shared + sum(epochs[cost.name] * cost.epoch + cost.once for cost in costs)
-    return Plan(epochs, (f"plan: {'; '.join(parts)}; about {format_duration(total)} with probes and test",))
+    return Plan(epochs, (f"plan: {'; '.join(parts)}; about {rough_duration(total)} with probes and test",))
 
 
 def _left_out(costs: Sequence[Cost], budget: float) -> tuple[str, ...]:
     names = ", ".join(cost.name for cost in costs)
     return (
-        (f"  note: a budget of {format_duration(budget)} leaves no time for {names}; give more to try it",)
+        (f"  note: a budget of {rough_duration(budget)} leaves no time for {names}; give more to try it",)
         if costs
         else ()
     )
-
-
-def format_duration(seconds: float) -> str:
-    """A length of time as people say it.
-
-    >>> format_duration(42.0), format_duration(130.0), format_duration(9000.0)
-    ('42 s', '2 min', '2.5 h')
-    """
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

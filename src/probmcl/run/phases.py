@@ -32,12 +32,13 @@ from probmcl.methods.probe import Config as ProbeConfig
 from probmcl.methods.probe import Probe
 from probmcl.run.activation_cache import labels_of, targets_of, weights_of
 from probmcl.run.backbone import Material
-from probmcl.run.budget import Planner, format_duration, make_plan
+from probmcl.run.budget import Planner, make_plan
 from probmcl.run.probe import Labeled, fit_probe
 from probmcl.run.results import Candidate, Run
 from probmcl.run.view_sheet import views_sheet
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
 from probmcl.settings import Settings, TrainingJob, method_settings
+from probmcl.tables import rough_duration
 from probmcl.training import Callback, Checkpoint, MetricsLog, StoredViews, extract, fit
 from probmcl.training.fit import check_weights
 
@@ -399,7 +400,7 @@ class Phases:
         self._say_notes(*others)
         tested = self.about["test_mAP"]
         against = "" if kept is frozen else f" (frozen probe {tested[FROZEN] or 0.0:.3f})"
-        took = format_duration(self.seconds())
+        took = rough_duration(self.seconds())
         self.console.print(f"test mAP {tested[kept.name] or 0.0:.3f}{against}; {took}; everything is in {self.folder}")
         self._say_notes(kept)
         self.console.print(f"next: probmcl predict {self.folder} IMAGES --out predictions.csv")

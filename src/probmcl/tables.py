@@ -1,0 +1,276 @@
+"""Tables for the terminal, Markdown, LaTeX and CSV, and how numbers are written in them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import rich.table
+from rich.box import HEAVY_HEAD, SIMPLE_HEAD
+from rich.console import Console, ConsoleOptions
+from rich.measure import Measurement
+from rich.text import Text
+
+MISSING = "–"
+"""Written where a number does not exist."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        header: its name.
+        align: side on which the cells are aligned.
+        words: True for text, which may take several lines and is escaped; numbers always stay on one line.
+    """
+
+    header: str
+    align: Literal["left", "right"] = "right"
+    words: bool = False
+
+    @classmethod
+    def of_names(cls, header: str) -> Column:
+        """Return a left-aligned column of text."""
+        return cls(header, "left", words=True)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell; `citation` is a BibTeX key that only LaTeX shows."""
+
+    text: str
+    bold: bool = False
+    citation: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, independent of how it is written.
+
+    Attributes:
+        title: heading above the table; may be empty.
+        columns: one for each cell of a row.
+        rows: text, or a `Cell` for what is bold or cited.
+        caption: one line below the table that holds for all rows.
+        notes: sentences on some of the rows, below the caption.
+        framed: draw lines between the cells in the terminal; without them a table is narrower, and headers may wrap.
+    """
+
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[Cell | str]]
+    caption: str = ""
+    notes: Sequence[str] = ()
+    framed: bool = False
+
+    def cells(self) -> Iterator[list[tuple[Column, Cell]]]:
+        """Yield every row as pairs of a column and its cell."""
+        for row in self.rows:
+            cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
+            yield list(zip(self.columns, cells, strict=True))
+
+    @property
+    def below(self) -> list[str]:
+        """The caption and the notes."""
+        return [text for text in (self.caption, *self.notes) if text]
+
+
+def to_rich(table: Table) -> rich.table.Table:
+    """Return a table for the terminal: numbers stay on one line, names take as many as they need."""
+    shown = rich.table.Table(
+        title=Text(table.title, style="bold") if table.title else None,
+        title_justify="left",
+        caption=Text("\n".join(table.below)) if table.below else None,
+        caption_justify="left",
+        box=HEAVY_HEAD if table.framed else SIMPLE_HEAD,
+        show_edge=table.framed,
+        pad_edge=table.framed,
+        collapse_padding=not table.framed,
+    )
+    rows = list(table.cells())
+    for number, column in enumerate(table.columns):
+        parts = [*column.header.split(), *(row[number][1].text for row in rows)]
+        shown.add_column(
+            column.header,
+            justify=column.align,
+            overflow="fold",
+            no_wrap=table.framed and not column.words,
+            width=None if column.words or table.framed else max(map(len, parts)),
+        )
+    for row in rows:
+        texts = ((column, Text(cell.text, "bold" if cell.bold else "")) for column, cell in row)
+        shown.add_row(*(_Wrapped(text) if column.words else text for column, text in texts))
+    return shown
+
+
+class _Wrapped:
+    """Text that wraps at spaces and after colons (`probmcl:paper`), inside a word only if it must."""
+
+    def __init__(self, text: Text) -> None:
+        self.text = text
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        return Measurement.get(console, options, self.text)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        lines = (_Wrapper(options.max_width, break_on_hyphens=False).wrap(line) for line in self.text.plain.split("\n"))
+        yield Text("\n".join("\n".join(wrapped) for wrapped in lines), self.text.style, overflow="fold")
+
+
+class _Wrapper(textwrap.TextWrapper):
+    wordsep_simple_re = re.compile(r"(\s+|(?<=:))")
+
+
+def to_markdown(table: Table) -> str:
+    """Return a heading, a pipe table, then the caption and the notes as paragraphs."""
+    lines = [[column.header for column in table.columns]]
+    lines.append(["---" if column.align == "left" else "---:" for column in table.columns])
+    lines += [[_markdown_cell(column, cell) for column, cell in row] for row in table.cells()]
+    below = [part for text in table.below for part in (markdown_text(text), "")]
+    return "\n".join([f"### {table.title}", "", *(f"| {' | '.join(line)} |" for line in lines), "", *below])
+
+
+def _markdown_cell(column: Column, cell: Cell) -> str:
+    text = markdown_text(cell.text) if column.words else cell.text
+    return f"**{text}**" if cell.bold else text
+
+
+def markdown_text(text: str) -> str:
+    """Escape text so that Markdown shows it as it is.
+
+    >>> print(markdown_text("my_loss|x, re-probed"))
+    my\\_loss\\|x, re-probed
+    """
+    return re.sub(r"([\\`*_<>|\[\]])", r"\\\1", " ".join(text.split()))
+
+
+def to_latex(table: Table, *, label: str, caption: str) -> str:
+    """Return a floating environment over the width of the page; it needs the package booktabs."""
+    columns = "".join("l" if column.align == "left" else "r" for column in table.columns)
+    lines = [
+        r"\begin{table*}[t]",
+        r"\centering",
+        r"\footnotesize",
+        r"\setlength{\tabcolsep}{3pt}",
+        rf"\caption{{{latex_text(caption)}}}",
+        rf"\label{{{label}}}",
+        rf"\begin{{tabular}}{{{columns}}}",
+        r"\toprule",
+        " & ".join(latex_text(column.header) for column in table.columns) + r" \\",
+        r"\midrule",
+        *(" & ".join(_latex_cell(cell) for _, cell in row) + r" \\" for row in table.cells()),
+        r"\bottomrule",
+        r"\end{tabular}",
+        *(rf"\par\smallskip {latex_text(note)}." for note in table.notes),
+        r"\end{table*}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _latex_cell(cell: Cell) -> str:
+    text = rf"\textbf{{{latex_text(cell.text)}}}" if cell.bold else latex_text(cell.text)
+    return text + (rf"~\cite{{{cell.citation}}}" if cell.citation else "")
+
+
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "|": r"\textbar{}",
+        "<": "$<$",
+        ">": "$>$",
+        "±": r"$\pm$",
+        "−": "$-$",
+        "·": r"$\cdot$",
+        "–": r"\textendash{}",
+        "…": r"\dots{}",
+        **{special: f"\\{special}" for special in "&%$#_{}"},
+    }
+)
+
+
+def latex_text(text: str) -> str:
+    """Escape text so that LaTeX shows it as it is.
+
+    >>> print(latex_text("my_loss & 95 %"))
+    my\\_loss \\& 95 \\%
+    """
+    return " ".join(text.split()).translate(_LATEX).replace("--", "-{}-")  # not one long dash
+
+
+def to_csv(records: Sequence[Mapping[str, object]]) -> str:
+    """Return CSV with a header; every record has the keys of the first one."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return text.getvalue()
+
+
+def percent(fraction: float | None) -> str:
+    """Return a fraction in percent.
+
+    >>> percent(0.7912), percent(None)
+    ('79.1', '–')
+    """
+    return MISSING if fraction is None else f"{100 * fraction:.1f}"
+
+
+def points(difference: float | None) -> str:
+    """Return a difference of two fractions in percentage points, always with its sign.
+
+    >>> points(0.012), points(-0.004), points(-0.0001), points(None)
+    ('+1.2', '−0.4', '+0.0', '–')
+    """
+    return MISSING if difference is None else f"{100 * difference:+z.1f}".replace("-", "−")
+
+
+def probability(p: float | None) -> str:
+    """Return a p-value with three decimals.
+
+    >>> probability(0.0123), probability(0.0004), probability(None)
+    ('0.012', '<0.001', '–')
+    """
+    return MISSING if p is None else "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def figures(value: float) -> str:
+    """Return a number with at least two significant figures, and all figures of its integer part.
+
+    >>> figures(4.26), figures(0.381), figures(1234.5)
+    ('4.3', '0.38', '1,234')
+    """
+    return f"{value:,.0f}" if value >= 9.95 or value == 0 else f"{value:.2g}" if value < 0.95 else f"{value:.1f}"
+
+
+def duration(seconds: float) -> str:
+    """Return a measured time in a readable unit.
+
+    >>> duration(0.34), duration(48.0), duration(754.0), duration(14_000.0), duration(400_000.0)
+    ('0.3 s', '48 s', '13 min', '3.9 h', '4.6 d')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s" if seconds >= 9.5 else f"{seconds:.1f} s"
+    for unit, length, most in (("min", 60, 100), ("h", 3600, 48)):
+        if seconds < length * most:
+            return f"{figures(seconds / length)} {unit}"
+    return f"{figures(seconds / 86_400)} d"
+
+
+def rough_duration(seconds: float) -> str:
+    """Return an estimated time, in whole seconds or minutes up to an hour and a half.
+
+    >>> rough_duration(42.0), rough_duration(130.0), rough_duration(9000.0)
+    ('42 s', '2 min', '2.5 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
