@@ -9,7 +9,7 @@ import torch
 
 from helpers.images import label_space
 from probmcl import settings as recipes
-from probmcl.encoders import Encoder, about
+from probmcl.encoders import Encoder, describe_encoder
 from probmcl.methods import METHODS, find_method
 from probmcl.settings import Settings, find_recipe, make_settings, read_recipe
 
@@ -181,7 +181,7 @@ def test_nothing_that_decides_training_is_left_to_a_default(path: Path) -> None:
 
 def test_its_encoder_is_one_that_timm_has_weights_for(path: Path) -> None:
     name = settings(path).encoder.name
-    assert about(name).startswith(name)
+    assert describe_encoder(name).startswith(name)
 
 
 def test_only_files_are_left_to_be_filled_in(path: Path) -> None:

@@ -167,7 +167,7 @@ def _start(
 
     # What can be refused at once is: reading every image of a large set takes minutes.
     settings = make_settings(intake.with_recipe(recipe, keys))
-    encoders.about(settings.encoder.name)
+    encoders.describe_encoder(settings.encoder.name)
     if out is not None:
         run_folder.refuse_used(Path(out))
     console = intake.display_of_the_first()

@@ -14,7 +14,6 @@ CLASSIFIERS = [
     name for name, kind in ((name, find_method(name)) for name in METHODS) if kind.has_own_head(kind.presets["default"])
 ]
 CLASSIFIERS.remove("probe")  # its encoder does not learn
-ON_MAPS = {"csra", "ml_gcn", "kssnet", "tdrg", "srn", "pla", "ml_decoder"}
 
 
 def classifier(name: str, encoder: Encoder | PrecomputedFeatures) -> Classifier:
@@ -83,8 +82,8 @@ def test_one_image_with_one_position_can_be_trained_on(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_whoever_needs_maps_says_so_by_name_where_features_are_stored(name: str) -> None:
-    if name not in ON_MAPS:
+    if not find_method(name).needs_maps:
         find_method(name)(PrecomputedFeatures(5), label_space(4), None)
         return
-    with pytest.raises(ValueError, match=rf"^{name} needs feature maps, and stored features have none: choose --tune"):
+    with pytest.raises(ValueError, match=rf"^{name} needs feature maps, and stored features have none: choose `tune"):
         find_method(name)(PrecomputedFeatures(5), label_space(4), None)

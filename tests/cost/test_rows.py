@@ -124,6 +124,7 @@ class Unpooled(Method):
     """A contrast of maps: no head of its own, and nothing that could be done with pooled features."""
 
     n_views = 2
+    needs_maps = True
     presets = {"default": Nothing()}  # noqa: RUF012
 
     def __init__(

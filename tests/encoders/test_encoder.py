@@ -191,7 +191,7 @@ def test_a_model_without_a_map_says_so(name: str, complaint: str) -> None:
     ("name", "size"), [("test_vit", 40), ("xcit_nano_12_p16_224", 40), ("maxvit_pico_rw_256", 100)]
 )
 def test_a_size_that_a_model_cannot_take_is_refused_by_name(name: str, size: int) -> None:
-    with pytest.raises(ValueError, match=f"{name} cannot take images of {size} pixels .*choose another --image-size"):
+    with pytest.raises(ValueError, match=f"{name} cannot take images of {size} pixels .*choose another `image_size`"):
         Encoder(name, image_size=size)
 
 

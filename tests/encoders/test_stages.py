@@ -74,14 +74,14 @@ def test_with_maps_the_tail_of_an_encoder_is_treated_as_the_whole(name: str, sid
     [("pit_ti_224", r"its tokens \(1\) are no square map"), ("efficientvim_m1", "maps of several sizes")],
 )
 def test_a_method_that_needs_maps_refuses_a_model_without(name: str, complaint: str) -> None:
-    said = rf"^ml_gcn needs feature maps, and {name} has none at \d+ pixels: choose another encoder or --image-size "
+    said = rf"^ml_gcn needs feature maps, and {name} has none at \d+ pixels: choose another encoder or `image_size` "
     said += rf"\({name}.*{complaint}"
     with pytest.raises(ValueError, match=said):
         with_maps(ready(name), "ml_gcn")
 
 
 def test_a_method_that_needs_maps_refuses_stored_features() -> None:
-    with pytest.raises(ValueError, match="csra needs feature maps, and stored features have none: choose --tune last"):
+    with pytest.raises(ValueError, match="csra needs feature maps, and stored features have none: choose `tune=last`"):
         with_maps(PrecomputedFeatures(5), "csra")
 
 

@@ -32,7 +32,7 @@ def test_what_is_here_is_found_under_its_name(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("name", ["cuda:2", "cuda:7", "cuda:-1", "cuda:01", "cuda:", "mps", "meta", "gpu", "cpu:0", ""])
 def test_what_is_not_here_is_answered_with_what_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     Machine(monkeypatch, gpus=2)
-    said = f"device '{name}': this machine with this build of torch has cpu, cuda, cuda:0, cuda:1; give one it has"
+    said = f"`device={name}` is not available: torch has cpu, cuda, cuda:0, cuda:1 on this machine; give one, or auto"
     with pytest.raises(OptionError, match=said):
         find_device(name)
 
@@ -40,5 +40,5 @@ def test_what_is_not_here_is_answered_with_what_is(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("name", ["cuda", "cuda:0"])
 def test_without_a_gpu_there_is_only_the_cpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     Machine(monkeypatch)
-    with pytest.raises(ValueError, match="has cpu; give one it has, or auto"):
+    with pytest.raises(ValueError, match="has cpu on this machine; give one, or auto"):
         find_device(name)

@@ -94,7 +94,7 @@ def _rows(
     measuring: Any,
 ) -> list[Row]:
     from probmcl.cost import choices, survey
-    from probmcl.encoders import about
+    from probmcl.encoders import describe_encoder
     from probmcl.runtime.device import find_device
     from probmcl.settings import CPU_ENCODER, GPU_ENCODER
 
@@ -102,7 +102,7 @@ def _rows(
     usual = CPU_ENCODER if find_device("auto") == "cpu" else GPU_ENCODER
     names = _listed(encoders, "--encoders") if encoders is not None else [usual]
     for name in names:
-        about(name)  # which refuses what is not there
+        describe_encoder(name)  # which refuses what is not there
     sizes = _numbers(image_sizes, "--image-sizes", example="224,448") if image_sizes is not None else [None]
     counts = _numbers(classes, "--classes", example="9,80")
     total = len(chosen) * len(names) * len(sizes) * len(counts)

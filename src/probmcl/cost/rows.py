@@ -19,7 +19,7 @@ from probmcl.cost.size import parameters
 from probmcl.cost.speed import Measuring, Speed, an_example, measured
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder, PrecomputedFeatures
-from probmcl.encoders.encoder import ODD
+from probmcl.encoders.encoder import MODEL_ERRORS
 from probmcl.errors import SettingsError
 from probmcl.methods import METHODS, find_method, full_name
 from probmcl.methods.base import Classifier, Method
@@ -135,7 +135,7 @@ def empty_encoder(name: str, image_size: int | None = None) -> Empty:
         image = torch.empty(1, 3, encoder.image_size, encoder.image_size)
         try:
             return Empty(encoder, operations(lambda: encoder(image)))
-        except ODD as error:
+        except MODEL_ERRORS as error:
             raise ValueError(f"{name} cannot be followed by shapes alone ({error}); choose another model") from error
 
 
@@ -151,7 +151,7 @@ def row(choice: Choice, name: str, empty: Empty, classes: int) -> Row:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
             warnings.simplefilter("ignore")  # they are for those who train it
             return Row(*about, *_costs(kind, choice.settings, empty, label_space(classes)))
-    except ODD as error:
+    except MODEL_ERRORS as error:
         return Row(*about, problem=str(error) or type(error).__name__)
 
 
@@ -202,11 +202,10 @@ def label_space(classes: int) -> LabelSpace:
 
 def _costs(kind: type[Method], settings: Any, empty: Empty, space: LabelSpace) -> Costs:
     """Of an encoder and what sits on its features, each counted alone; where a method needs maps, of both together."""
-    try:
-        on_features = kind(PrecomputedFeatures(empty.encoder.features), space, settings)
-    except ODD:
+    if kind.needs_maps:
         return _costs_on_maps(kind(copy.deepcopy(empty.encoder), space, settings), kind.has_own_head(settings))
     encoder, features = parameters(empty.encoder), empty.encoder.features
+    on_features = kind(PrecomputedFeatures(features), space, settings)
     step = _step(on_features, features, len(space))
     own_head = kind.has_own_head(settings)
     head = _predicted(on_features if own_head else Probe(PrecomputedFeatures(features), space), torch.rand(1, features))

@@ -1,6 +1,6 @@
 """Stage 3: from an image to its feature h(x), by any timm model."""
 
-from probmcl.encoders.encoder import Encoder, PrecomputedFeatures, about, millions
+from probmcl.encoders.encoder import Encoder, PrecomputedFeatures, describe_encoder, millions
 from probmcl.encoders.split_encoder import SplitEncoder, Trunk, split_encoder
 from probmcl.encoders.stages import Stage, TwoMaps, at_entrances, is_part, stages, two_maps, with_maps, with_stages
 from probmcl.errors import WeightsError
@@ -13,8 +13,8 @@ __all__ = [
     "Trunk",
     "TwoMaps",
     "WeightsError",
-    "about",
     "at_entrances",
+    "describe_encoder",
     "is_part",
     "millions",
     "split_encoder",

@@ -17,8 +17,8 @@ from probmcl.runtime import torchvision_compat  # noqa: F401  # before timm, whi
 
 import timm  # isort: skip
 
-ODD = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, AssertionError)
-"""What models raise that are given something they were not made for."""
+MODEL_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, AssertionError)
+"""Exceptions that a model may raise for an input of a size or shape that it does not support."""
 
 
 class Encoder(nn.Module):
@@ -127,10 +127,10 @@ class PrecomputedFeatures(nn.Module):
         return features
 
 
-def about(name: str) -> str:
+def describe_encoder(name: str) -> str:
     """An encoder in a few words, before anything is fetched: its name, its size and the license of its weights.
 
-    >>> about("test_resnet")
+    >>> describe_encoder("test_resnet")
     'test_resnet.r160_in1k, 0.4 million parameters (1 MB), license apache-2.0'
     """
     cfg = _configuration(name)
@@ -174,10 +174,10 @@ def _refuse_size(name: str, image_size: int, fixed: bool) -> None:
                 model = timm.create_model(name, pretrained=False, num_classes=0, **size).eval()
                 model(torch.empty(1, 3, image_size, image_size))
             return
-        except ODD as error:
+        except MODEL_ERRORS as error:
             problem = error
     raise ValueError(
-        f"{name} cannot take images of {image_size} pixels ({problem}); choose another --image-size, or another encoder"
+        f"{name} cannot take images of {image_size} pixels ({problem}); choose another `image_size`, or another encoder"
     )
 
 

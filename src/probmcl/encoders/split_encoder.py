@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probmcl.encoders.encoder import ODD, Encoder
+from probmcl.encoders.encoder import MODEL_ERRORS, Encoder
 from probmcl.encoders.stages import stages
 
 
@@ -71,7 +71,7 @@ def _cut(encoder: Encoder, last_stage: str) -> SplitEncoder | None:
     try:
         _pass_through(tail.model, _run_before(encoder, last_stage))
         return SplitEncoder(trunk, tail) if _equal(encoder, trunk, tail) else None
-    except ODD:
+    except MODEL_ERRORS:
         return None  # what a model does with activations that it takes for images is its own affair
     finally:
         encoder.train(was_training)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probmcl.encoders.encoder import ODD, Encoder, PrecomputedFeatures
+from probmcl.encoders.encoder import MODEL_ERRORS, Encoder, PrecomputedFeatures
 
 LEARNING_SHARE = 0.05
 """Of an encoder's parameters, at least so many are in what counts as its last stage: a norm is none."""
@@ -109,18 +109,18 @@ def with_maps(encoder: Encoder | PrecomputedFeatures, method: str) -> Encoder:
     96
     >>> with_maps(PrecomputedFeatures(96), "csra")
     Traceback (most recent call last):
-    ValueError: csra needs feature maps, and stored features have none: choose --tune last or --tune all
+    ValueError: csra needs feature maps, and stored features have none: choose `tune=last` or `tune=all`
     """
     if isinstance(encoder, PrecomputedFeatures):
         raise ValueError(
-            f"{method} needs feature maps, and stored features have none: choose --tune last or --tune all"
+            f"{method} needs feature maps, and stored features have none: choose `tune=last` or `tune=all`"
         )
     try:
         unused = _beyond_maps(encoder.name, encoder.image_size)
-    except ODD as error:
+    except MODEL_ERRORS as error:
         raise ValueError(
             f"{method} needs feature maps, and {encoder.name} has none at {encoder.image_size} pixels: choose another "
-            f"encoder or --image-size ({error})"
+            f"encoder or `image_size` ({error})"
         ) from error
     for name, parameter in encoder.model.named_parameters():
         if name in unused:
@@ -148,7 +148,7 @@ def with_stages(encoder: Encoder | PrecomputedFeatures, method: str, count: int 
     if there < count:
         raise ValueError(
             f"{method} needs the maps that enter the last {count} stages, and {encoder.name} shows {there} of them at "
-            f"{encoder.image_size} pixels: choose another encoder or --image-size"
+            f"{encoder.image_size} pixels: choose another encoder or `image_size`"
         )
     return encoder
 
@@ -156,7 +156,12 @@ def with_stages(encoder: Encoder | PrecomputedFeatures, method: str, count: int 
 @functools.cache  # kept for good: a model is built with it, and must find it while it is exported
 def _stages(name: str, image_size: int) -> tuple[Stage, ...]:
     for device in ("meta", "cpu"):  # a few models cannot do without numbers
-        with contextlib.suppress(*ODD), torch.device(device), torch.random.fork_rng(devices=[]), torch.no_grad():
+        with (
+            contextlib.suppress(*MODEL_ERRORS),
+            torch.device(device),
+            torch.random.fork_rng(devices=[]),
+            torch.no_grad(),
+        ):
             return _walked(Encoder(name, image_size=image_size).eval())
     return ()
 
@@ -185,7 +190,7 @@ def _walked(encoder: Encoder) -> tuple[Stage, ...]:
 def _stage(encoder: Encoder, name: str, activation: Tensor) -> Stage:
     try:
         _, channels, height, width = encoder.laid_out(activation).shape
-    except ODD:
+    except MODEL_ERRORS:
         return Stage(name, 0, 0)
     return Stage(name, channels, height) if height == width else Stage(name, 0, 0)
 
@@ -194,6 +199,6 @@ def _sizes(encoder: Encoder) -> dict[str, int]:
     """Of each parameter that feature maps depend on, which all methods train; of every one where there are no maps."""
     try:
         unused = _beyond_maps(encoder.name, encoder.image_size)
-    except ODD:
+    except MODEL_ERRORS:
         unused = frozenset()
     return {key: p.numel() for key, p in encoder.model.named_parameters() if key not in unused}

@@ -151,7 +151,7 @@ def _asked(methods: str, keys: dict[str, Any], numbers: dict[str, int], budget: 
         raise SettingsError("a budget and a number of epochs are both given; the budget decides the epochs, give one")
     settings = replace(make_settings(intake.with_recipe(None, keys) | {"method": "probe"}), method="comparison")
     settings = replace(settings, probe=replace(settings.probe, frozen_views=settings.probe.views))
-    encoders.about(settings.encoder.name)
+    encoders.describe_encoder(settings.encoder.name)
     listed = _listed(methods)
     numbers = numbers if budget is not None else {"epochs": 6} | numbers
     return ComparisonSpec(

@@ -56,9 +56,11 @@ class Method(nn.Module, ABC):
     `files` are those settings that name files: only training reads them, and what they held is part of the state.
     `origin` is None for a method from outside this package. `probe_note` is what has to be said wherever an mAP of a
     probe on its encoder is printed: for most methods nothing, since a probe sees what they were trained with.
+    `needs_maps` is true for a method that works on feature maps, so that it cannot train on precomputed features.
     """
 
     n_views: ClassVar[int]
+    needs_maps: ClassVar[bool] = False
     presets: ClassVar[Mapping[str, Any]]
     files: ClassVar[tuple[str, ...]] = ()
     origin: ClassVar[Origin | None] = None

@@ -47,6 +47,7 @@ class CSRA(LogitClassifier):
 
     presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
     origin = Origin("authors' code", "zhu2021csra", ("default", "paper"))
+    needs_maps = True
     encoder: Encoder
 
     def __init__(

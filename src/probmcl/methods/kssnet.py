@@ -84,6 +84,7 @@ class KSSNet(LogitClassifier):
     files = ("knowledge", "vectors")
     origin = Origin("partly reconstructed", "wang2020kssnet")
     probe_note = "the probe sees the encoder without its lateral connections (docs/methods/kssnet.md)"
+    needs_maps = True
     encoder: Encoder
     graph: Float[Tensor, "C C"]
     vectors: Float[Tensor, "C S"]

@@ -73,6 +73,7 @@ class MLDecoder(LogitClassifier):
 
     presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
     origin = Origin("authors' code", "ridnik2023mldecoder", ("paper",))
+    needs_maps = True
     encoder: Encoder
     reduction = "sum"
 

@@ -62,6 +62,7 @@ class MLGCN(LogitClassifier):
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
     files = ("vectors",)
     origin = Origin("authors' code", "chen2019mlgcn")
+    needs_maps = True
     encoder: Encoder
     graph: Float[Tensor, "C C"]
     vectors: Float[Tensor, "C S"]

@@ -64,6 +64,7 @@ class PLA(Classifier):
     origin = Origin("authors' code", "yazici2020orderless", ("paper",))
     note = "pla emits a set of labels; its mAP ranks them by a score made for it (docs/methods/pla.md)"
     emits_set = True
+    needs_maps = True
     encoder: Encoder
 
     def __init__(

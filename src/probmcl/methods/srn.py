@@ -66,6 +66,7 @@ class SRN(Classifier):
     n_views = 1
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
     origin = Origin("partly reconstructed", "zhu2017srn")
+    needs_maps = True
     encoder: Encoder
 
     def __init__(

@@ -74,6 +74,7 @@ class TDRG(Classifier):
     n_views = 1
     presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
     origin = Origin("authors' code", "zhao2021tdrg")  # no preset starts from their random numbers
+    needs_maps = True
     encoder: Encoder
 
     def __init__(

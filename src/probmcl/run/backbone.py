@@ -16,7 +16,7 @@ from probmcl.cost.speed import seconds_per_row, seconds_per_step
 from probmcl.data.cache import ImageCache, open_cache
 from probmcl.data.images import Preprocessing
 from probmcl.data.records import SPLITS, LabelSpace, Records, Split
-from probmcl.encoders import Encoder, PrecomputedFeatures, about, split_encoder
+from probmcl.encoders import Encoder, PrecomputedFeatures, describe_encoder, split_encoder
 from probmcl.files import load_tensors, read_json
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, LinearClassifier, Method
@@ -38,7 +38,7 @@ FEW = 200
 def build_encoder(settings: Settings, console: Console) -> Encoder:
     """The encoder that a run starts from; what it is is said before anything is fetched."""
     s = settings.encoder
-    console.print(f"encoder: {about(s.name)}")
+    console.print(f"encoder: {describe_encoder(s.name)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         encoder = Encoder(s.name, weights=s.weights, image_size=s.image_size)

@@ -58,7 +58,7 @@ def _own_gpu() -> int:
     if number >= there:
         raise ValueError(
             f"process {number} of this machine has no GPU of its own, there are {there}; "
-            f"start torchrun with --nproc-per-node {there}"
+            f"start torchrun with nproc-per-node={there}"
         )
     return number
 
