@@ -23,7 +23,7 @@ from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier, Method, Step
 from probmcl.methods.custom_loss import Nothing
 from probmcl.methods.probe import Probe
-from probmcl.report.cost_tables import tables
+from probmcl.report.cost_tables import cost_tables
 
 SIZE = 64
 ALL = [f"{name}:{preset}" for name in METHODS for preset in find_method(name).presets]
@@ -250,6 +250,6 @@ def test_a_row_that_runs_out_of_memory_says_so_and_the_others_are_measured(monke
     found = list(survey(choices(["bce", "asl"]), ["test_resnet"], [SIZE], [5], Measuring("cpu", 2)))
     assert [row.speed is not None for row in found] == [True, False]
     assert all(row.gmac is not None for row in found)
-    counted, measured = tables(found)
-    assert counted.notes == ("asl: not measured, out of memory; a smaller --batch-size helps",)
-    assert [cells[0] for cells in measured.cells] == ["bce"]
+    counted, measured = cost_tables(found)
+    assert counted.notes == ["asl: not measured, out of memory; a smaller --batch-size helps"]
+    assert [cells[0] for cells in measured.rows] == ["bce"]

@@ -10,16 +10,8 @@ from rich.console import Console
 from probmcl.cost.paper import Beside, Printed
 from probmcl.cost.rows import Row
 from probmcl.cost.speed import Speed
-from probmcl.report.cost_tables import (
-    beside_the_paper,
-    paper_record,
-    record,
-    tables,
-    terminal,
-    to_csv,
-    to_json,
-    to_markdown,
-)
+from probmcl.report.cost_tables import cost_tables, paper_record, paper_table, record
+from probmcl.tables import to_csv, to_markdown, to_rich
 
 SPEED = Speed("cpu", 8, 0.25, 8.0, 0.05, 2_500_000_000)
 BCE = Row("bce", "resnet101", 448, 9, 1, True, 42_518_601, 42_518_601, 31.1974, 31.3898, 31.1974, speed=SPEED)
@@ -31,8 +23,8 @@ OTHER = Row("bce", "vit_small_patch16_224", 224, 1, 1, True, 21_700_000, 21_700_
 
 def lines(width: int, *rows: Row) -> list[str]:
     console = Console(width=width, file=io.StringIO(), record=True)
-    for shown in tables(rows):
-        console.print(terminal(shown))
+    for shown in cost_tables(rows):
+        console.print(to_rich(shown))
     return console.export_text().splitlines()
 
 
@@ -53,43 +45,44 @@ def test_a_row_without_numbers_says_why_below() -> None:
 
 
 def test_every_encoder_size_and_number_of_classes_has_its_table() -> None:
-    assert [shown.title for shown in tables([PAPER, OTHER])] == [
+    assert [shown.title for shown in cost_tables([PAPER, OTHER])] == [
         "resnet101, 448 px, 9 classes",
         "vit_small_patch16_224, 224 px, 1 class",
     ]
 
 
 def test_what_was_measured_has_a_table_of_its_own() -> None:
-    _, shown = tables([BCE, PAPER])
+    _, shown = cost_tables([BCE, PAPER])
     assert shown.title == "measured on cpu, 8 images at once"
-    assert shown.cells == (("bce", "250.0", "8.0", "50.0", "2,500"),)
+    assert shown.rows == [["bce", "250.0", "8.0", "50.0", "2,500"]]
 
 
 def test_records_have_the_same_keys_whether_measured_or_not() -> None:
     keys = list(record(BCE))
     assert keys == list(record(PAPER)) == list(record(CANNOT))
-    assert json.loads(to_json([record(BCE)]))[0]["peak_memory"] == 2_500_000_000
-    assert json.loads(to_json([record(PAPER)]))[0]["peak_memory"] is None
+    assert json.loads(json.dumps(record(BCE)))["peak_memory"] == 2_500_000_000
+    assert record(PAPER)["peak_memory"] is None
     first, second = csv.DictReader(io.StringIO(to_csv([record(BCE), record(CANNOT)])))
     assert (first["training_parameters"], first["gmac"], first["problem"]) == ("42518601", "31.1974", "")
     assert (second["gmac"], second["problem"]) == ("", "csra needs maps")
 
 
 def test_markdown_has_a_table_and_its_notes() -> None:
-    text = to_markdown(tables([PAPER, CANNOT]))
+    (shown,) = cost_tables([PAPER, CANNOT])
+    text = to_markdown(shown)
     assert "### resnet101, 448 px, 9 classes\n" in text
     assert "| probmcl:paper | 46.96 | 42.52 | probe | 31.20 | 31.39 | 2 | 62.40 |\n" in text
-    assert "- csra: needs maps\n" in text
+    assert "\ncsra: needs maps\n" in text
 
 
 def test_the_paper_stands_above_ours_once_for_each_method() -> None:
     printed = Printed("ProbMCL", 42.23, 29.65, (), "fits nothing")
     found = [Beside(printed, PAPER), Beside(printed, BCE)]
-    shown = beside_the_paper(found)
-    assert shown.cells == (
-        ("ProbMCL, printed", "", "", "42.23", "", "", "29.65"),
-        ("probmcl:paper", "resnet101", "9", "46.96", "42.52", "31.20", "31.39"),
-        ("bce", "resnet101", "9", "42.52", "42.52", "31.20", "31.39"),
-    )
-    assert shown.notes == ("ProbMCL: fits nothing",)
+    shown = paper_table(found)
+    assert shown.rows == [
+        ["ProbMCL, printed", "", "", "42.23", "", "", "29.65"],
+        ["probmcl:paper", "resnet101", "9", "46.96", "42.52", "31.20", "31.39"],
+        ["bce", "resnet101", "9", "42.52", "42.52", "31.20", "31.39"],
+    ]
+    assert shown.notes == ["ProbMCL: fits nothing"]
     assert paper_record(found[0])["printed_gmac"] == 29.65

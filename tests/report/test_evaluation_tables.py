@@ -6,6 +6,7 @@ from rich.console import Console
 
 from probmcl.evaluation.evaluate import evaluate
 from probmcl.report import evaluation_tables as tables
+from probmcl.tables import Table, to_rich
 
 
 def found(names: list[str], **others: Any) -> dict[str, Any]:
@@ -18,10 +19,10 @@ def found(names: list[str], **others: Any) -> dict[str, Any]:
     return {**result, "classes_only_in_model": [], "classes_only_in_data": [], **others}
 
 
-def printed(table: Any, width: int = 100) -> list[str]:
+def printed(table: Table, width: int = 100) -> list[str]:
     console = Console(width=width, color_system=None)
     with console.capture() as capture:
-        console.print(table)
+        console.print(to_rich(table))
     return capture.get().splitlines()
 
 
@@ -59,7 +60,7 @@ def test_the_interval_stands_beside_the_map() -> None:
 
 
 def test_decisions_are_one_line() -> None:
-    said = tables.decided(found(["a", "b"]))
+    said = tables.decisions_line(found(["a", "b"]))
     assert said.startswith("at probability > 0.5: macro F1 ")
     assert said.endswith("(of 4 fully known)")
 

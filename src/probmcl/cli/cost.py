@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from probmcl.console import Console
     from probmcl.cost import Row
     from probmcl.cost.paper import Beside
-    from probmcl.report.cost_tables import Shown
+    from probmcl.tables import Table
 
 CLASSES = "80"
 """As many as MS-COCO has."""
@@ -74,11 +74,11 @@ def cost(
         _show_paper(console, file)
         return
     rows = _rows(console, methods, preset, encoders, image_sizes, classes or CLASSES, _measuring(given))
-    from probmcl.report.cost_tables import record, tables
+    from probmcl.report.cost_tables import cost_tables, record
 
     if all(row.problem for row in rows):
         raise ValueError(rows[0].problem)
-    shown = tables(rows)
+    shown = cost_tables(rows)
     _show(console, shown)
     console.print("GMAC training: the forward pass of a step, for each image with all its views; see docs/costs.md")
     _write(console, file, shown, [record(row) for row in rows])
@@ -112,10 +112,10 @@ def _rows(
 
 def _show_paper(console: Console, file: Path | None) -> None:
     from probmcl.cost.paper import networks, table_3
-    from probmcl.report.cost_tables import beside_the_paper, paper_record
+    from probmcl.report.cost_tables import paper_record, paper_table
 
     found: list[Beside] = _watched(console, "counting", table_3(), networks())
-    shown = [beside_the_paper(found)]
+    shown = [paper_table(found)]
     _show(console, shown)
     _write(console, file, shown, [paper_record(one) for one in found])
 
@@ -129,20 +129,26 @@ def _watched(console: Console, name: str, items: Iterable[Item], total: int) -> 
     return found
 
 
-def _show(console: Console, shown: Sequence[Shown]) -> None:
-    from probmcl.report.cost_tables import terminal
+def _show(console: Console, shown: Sequence[Table]) -> None:
+    from probmcl.tables import to_rich
 
     for table in shown:
-        console.rich.print(terminal(table), "")
+        console.rich.print(to_rich(table), "")
 
 
-def _write(console: Console, file: Path | None, shown: Sequence[Shown], records: Sequence[dict[str, Any]]) -> None:
+def _write(console: Console, file: Path | None, shown: Sequence[Table], records: Sequence[dict[str, Any]]) -> None:
+    import json
+
     from probmcl.files import write_text
-    from probmcl.report.cost_tables import to_csv, to_json, to_markdown
+    from probmcl.tables import to_csv, to_markdown
 
     if file is None:
         return
-    texts = {".csv": lambda: to_csv(records), ".json": lambda: to_json(records), ".md": lambda: to_markdown(shown)}
+    texts = {
+        ".csv": lambda: to_csv(records),
+        ".json": lambda: json.dumps(records, indent=2, ensure_ascii=False) + "\n",
+        ".md": lambda: "\n".join(map(to_markdown, shown)),
+    }
     write_text(file, texts[file.suffix.lower()]())
     console.print(f"written to {file}")
 

@@ -144,11 +144,12 @@ def show(result: Mapping[str, Any]) -> None:
     """Print what was found."""
     from probmcl.console import Console
     from probmcl.report import evaluation_tables as tables
+    from probmcl.tables import to_rich
 
     shown = Console()
-    shown.rich.print(tables.overall(result))
+    shown.rich.print(to_rich(tables.overall(result)))
     for line in tables.lines(result):
         shown.print(line)
-    shown.rich.print(tables.by_class(result))
+    shown.rich.print(to_rich(tables.by_class(result)))
     if "by" in result:
-        shown.rich.print(tables.by_value(result))
+        shown.rich.print(to_rich(tables.by_value(result)))

@@ -1,196 +1,126 @@
-"""What methods cost, as tables: for the terminal, a page, a spreadsheet and a program."""
+"""The tables of `probmcl cost`, and the same numbers as records for CSV and JSON."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import itertools
-import json
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
-from rich.text import Text
-
 from probmcl.cost.paper import Beside
 from probmcl.cost.rows import Row
-
-NONE = "–"
-
-
-class Shown(NamedTuple):
-    """A table in words: the first of its columns names a row, the others are numbers; notes are sentences below it."""
-
-    title: str
-    headers: tuple[str, ...]
-    cells: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()
+from probmcl.cost.speed import Speed
+from probmcl.tables import MISSING, Column, Table
 
 
 def millions(count: int | None) -> str:
-    """Parameters as people say them.
+    """Return a number of parameters in millions.
 
     >>> millions(42_518_592), millions(None)
     ('42.52', '–')
     """
-    return NONE if count is None else f"{count / 1e6:.2f}"
+    return MISSING if count is None else f"{count / 1e6:.2f}"
 
 
 def giga(count: float | None) -> str:
-    """GMAC with two decimals, and three of a small network.
+    """Return GMAC with two decimals, and with three for a small network.
 
     >>> giga(31.2), giga(0.3841)
     ('31.20', '0.384')
     """
-    return NONE if count is None else f"{count:.2f}" if count >= 1 else f"{count:.3f}"
+    return MISSING if count is None else f"{count:.2f}" if count >= 1 else f"{count:.3f}"
 
 
-Column = tuple[str, Callable[[Row], str]]
+class Quantity(NamedTuple):
+    """A column and its cell for each row."""
 
-PARAMETERS: tuple[Column, ...] = (
-    ("params M training", lambda row: millions(row.training_parameters)),
-    ("params M predicting", lambda row: millions(row.prediction_parameters)),
+    column: Column
+    cell: Callable[[Row], str]
+
+
+def _measured(header: str, cell: Callable[[Speed], str]) -> Quantity:
+    return Quantity(Column(header), lambda row: MISSING if row.speed is None else cell(row.speed))
+
+
+NETWORK = (
+    Quantity(Column("params M training"), lambda row: millions(row.training_parameters)),
+    Quantity(Column("params M predicting"), lambda row: millions(row.prediction_parameters)),
+    Quantity(Column("GMAC torch"), lambda row: giga(row.gmac)),
+    Quantity(Column("GMAC ptflops"), lambda row: giga(row.gmac_ptflops)),
 )
-GMAC: tuple[Column, ...] = (
-    ("GMAC torch", lambda row: giga(row.gmac)),
-    ("GMAC ptflops", lambda row: giga(row.gmac_ptflops)),
+COUNTED = (
+    *NETWORK[:2],
+    Quantity(Column.of_names("head"), lambda row: "own" if row.own_head else "probe"),
+    *NETWORK[2:],
+    Quantity(Column("views"), lambda row: f"{row.views}"),
+    Quantity(Column("GMAC training"), lambda row: giga(row.training_gmac)),
 )
-COUNTED: tuple[Column, ...] = (
-    *PARAMETERS,
-    ("head", lambda row: "own" if row.own_head else "probe"),
-    *GMAC,
-    ("views", lambda row: f"{row.views}"),
-    ("GMAC training", lambda row: giga(row.training_gmac)),
-)
-MEASURED: tuple[Column, ...] = (
-    ("training ms/image", lambda row: _milliseconds(row.speed.step_seconds if row.speed else None)),
-    ("training views/s", lambda row: NONE if row.speed is None else f"{row.speed.views_per_second:,.1f}"),
-    ("predicting ms/image", lambda row: _milliseconds(row.speed.prediction_seconds if row.speed else None)),
-    ("peak MB", lambda row: NONE if row.speed is None else f"{row.speed.peak_memory / 1e6:,.0f}"),
+MEASURED = (
+    _measured("training ms/image", lambda speed: f"{1000 * speed.step_seconds:,.1f}"),
+    _measured("training views/s", lambda speed: f"{speed.views_per_second:,.1f}"),
+    _measured("predicting ms/image", lambda speed: f"{1000 * speed.prediction_seconds:,.1f}"),
+    _measured("peak MB", lambda speed: f"{speed.peak_memory / 1e6:,.0f}"),
 )
 
 
-def _milliseconds(seconds: float | None) -> str:
-    return NONE if seconds is None else f"{1000 * seconds:,.1f}"
-
-
-def tables(rows: Sequence[Row]) -> list[Shown]:
-    """A table for each encoder, size and number of classes, and another where something was measured."""
-    found = []
+def cost_tables(rows: Sequence[Row]) -> list[Table]:
+    """Return a table for each encoder, size and number of classes, and another for the measurements, if any."""
+    tables = []
     for _, group in itertools.groupby(rows, lambda row: (row.encoder, row.image_size, row.classes)):
         together = tuple(group)
-        found.append(_table(_what(together[0]), COUNTED, together, _problems(together)))
+        tables.append(_table(_title(together[0]), COUNTED, together, _problems(together)))
         speeds = [row.speed for row in together if row.speed]
         if speeds:
-            where = f"measured on {speeds[0].device}, {speeds[0].batch_size} images at once"
-            found.append(_table(where, MEASURED, tuple(row for row in together if row.speed), ()))
-    return found
+            title = f"measured on {speeds[0].device}, {speeds[0].batch_size} images at once"
+            tables.append(_table(title, MEASURED, [row for row in together if row.speed], ()))
+    return tables
 
 
-def _table(title: str, columns: tuple[Column, ...], rows: tuple[Row, ...], notes: tuple[str, ...]) -> Shown:
-    cells = tuple((row.method, *(cell(row) if not row.problem else NONE for _, cell in columns)) for row in rows)
-    return Shown(title, ("method", *(header for header, _ in columns)), cells, notes)
+def _table(title: str, quantities: Sequence[Quantity], rows: Sequence[Row], notes: Sequence[str]) -> Table:
+    columns = [Column.of_names("method"), *(quantity.column for quantity in quantities)]
+    cells = [[row.method, *(MISSING if row.problem else q.cell(row) for q in quantities)] for row in rows]
+    return Table(title, columns, cells, notes=notes)
 
 
-def _what(row: Row) -> str:
+def _title(row: Row) -> str:
     size = f", {row.image_size} px" if row.image_size else ""
     return f"{row.encoder}{size}, {row.classes} class{'es' if row.classes > 1 else ''}"
 
 
-def _problems(rows: Sequence[Row]) -> tuple[str, ...]:
-    """Why there are rows without numbers, or without measured ones; the same reason once."""
-    about: dict[str, list[str]] = {}
+def _problems(rows: Sequence[Row]) -> list[str]:
+    """Return why rows have no numbers, or no measured ones; the same reason once."""
+    methods: dict[str, list[str]] = {}
     for row in rows:
         if problem := row.problem or row.unmeasured:
-            about.setdefault(problem.removeprefix(f"{row.method} "), []).append(row.method)
-    return tuple(f"{', '.join(names)}: {problem}" for problem, names in about.items())
+            methods.setdefault(problem.removeprefix(f"{row.method} "), []).append(row.method)
+    return [f"{', '.join(names)}: {problem}" for problem, names in methods.items()]
 
 
-def beside_the_paper(found: Sequence[Beside]) -> Shown:
-    """Table 3 and ours: a line with what is printed for each method, then our networks."""
-    headers = ("method", "encoder", "classes", *(header for header, _ in PARAMETERS), *(header for header, _ in GMAC))
-    cells: list[tuple[str, ...]] = []
-    for printed, group in itertools.groupby(found, lambda one: one.printed):
-        said = f"{printed.name}, printed", "", "", f"{printed.parameters:.2f}", "", "", f"{printed.gmac:.2f}"
-        cells += [said, *(_ours(one.row) for one in group)]
-    notes = dict.fromkeys(f"{one.printed.name}: {one.printed.note}" for one in found)
-    problems = _problems([one.row for one in found])
-    return Shown("Table 3 of the paper, and ours at 448 px", headers, tuple(cells), (*notes, *problems))
-
-
-def _ours(row: Row) -> tuple[str, ...]:
-    return (row.method, row.encoder, f"{row.classes}", *(cell(row) for _, cell in (*PARAMETERS, *GMAC)))
-
-
-def terminal(shown: Shown) -> Table:
-    """A table that fits 80 columns; numbers stand in one line, names in as many as they need."""
-    table = Table(
-        title=shown.title,
-        title_style="bold",
-        title_justify="left",
-        caption=Text("\n".join(shown.notes)) if shown.notes else None,
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        pad_edge=False,
-        collapse_padding=True,
-    )
-    for number, header in enumerate(shown.headers):
-        words = [cell[number] for cell in shown.cells]
-        numeric = all(re.fullmatch(rf"[\d.,]*|{NONE}", word) for word in words)
-        width = max(map(len, [*header.split(), *words])) if numeric else None
-        table.add_column(header, justify="right" if numeric else "left", overflow="fold", width=width)
-    for cells in shown.cells:
-        table.add_row(*cells)
-    return table
-
-
-def to_markdown(shown: Sequence[Shown]) -> str:
-    """Each table under its heading, then its notes."""
-    return "\n".join(_markdown(table) for table in shown)
-
-
-def _markdown(shown: Shown) -> str:
-    lines = [shown.headers, ("---", *("---:" for _ in shown.headers[1:])), *shown.cells]
-    below = [part for note in shown.notes for part in (f"- {' '.join(note.split())}",)]
-    return "\n".join([f"### {shown.title}", "", *map(_line, lines), "", *below, *([""] if below else [])])
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+def paper_table(networks: Sequence[Beside]) -> Table:
+    """Return Table 3 of the paper and ours: the printed numbers of each method, then our networks."""
+    columns = [*map(Column.of_names, ("method", "encoder")), Column("classes"), *(q.column for q in NETWORK)]
+    cells: list[list[str]] = []
+    for printed, group in itertools.groupby(networks, lambda network: network.printed):
+        cells.append([f"{printed.name}, printed", "", "", f"{printed.parameters:.2f}", "", "", f"{printed.gmac:.2f}"])
+        rows = (network.row for network in group)
+        cells += [[row.method, row.encoder, f"{row.classes}", *(q.cell(row) for q in NETWORK)] for row in rows]
+    notes = dict.fromkeys(f"{network.printed.name}: {network.printed.note}" for network in networks)
+    problems = _problems([network.row for network in networks])
+    return Table("Table 3 of the paper, and ours at 448 px", columns, cells, notes=[*notes, *problems])
 
 
 def record(row: Row) -> dict[str, Any]:
-    """A row under stable keys, plain numbers; what was measured stands beside the rest, empty where nothing was."""
-    plain = dataclasses.asdict(row)
-    speed = plain.pop("speed") or dict.fromkeys(
-        ("device", "batch_size", "step_seconds", "views_per_second", "prediction_seconds", "peak_memory")
-    )
-    return plain | speed
+    """Return a row as plain numbers under stable keys; those of a measurement are None where nothing was measured."""
+    numbers = dataclasses.asdict(row)
+    speed = numbers.pop("speed") or dict.fromkeys(field.name for field in dataclasses.fields(Speed))
+    return numbers | speed
 
 
-def paper_record(one: Beside) -> dict[str, Any]:
-    """A row beside the paper, with what is printed there."""
+def paper_record(network: Beside) -> dict[str, Any]:
+    """Return the record of a network next to the numbers printed in the paper."""
     printed = {
-        "printed_method": one.printed.name,
-        "printed_parameters_millions": one.printed.parameters,
-        "printed_gmac": one.printed.gmac,
+        "printed_method": network.printed.name,
+        "printed_parameters_millions": network.printed.parameters,
+        "printed_gmac": network.printed.gmac,
     }
-    return printed | record(one.row) | {"note": one.printed.note}
-
-
-def to_json(records: Sequence[dict[str, Any]]) -> str:
-    """A list of records."""
-    return json.dumps(records, indent=2, ensure_ascii=False) + "\n"
-
-
-def to_csv(records: Sequence[dict[str, Any]]) -> str:
-    """A line for each record, under their keys."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return text.getvalue()
+    return printed | record(network.row) | {"note": network.printed.note}
