@@ -15,9 +15,9 @@ from probmcl.evaluation import (
     bootstrapped_areas,
     bootstrapped_map,
     centered,
+    entries,
     holm,
     interval,
-    metrics,
     p_value,
     resamples,
 )
@@ -94,10 +94,10 @@ def test_working_in_blocks_changes_nothing_and_every_class_is_told(monkeypatch: 
     labels[:, 3] = False
     scores, weights = generator.random(labels.shape), resamples(30, None, draws=11)
     whole = bootstrapped_map(scores, labels, None, weights)
-    for entries in (1, 60, 100):
+    for count in (1, 60, 100):
         told: list[int] = []
-        monkeypatch.setattr(metrics, "_BLOCK", entries)
-        np.testing.assert_array_equal(bootstrapped_map(scores, labels, None, weights, done=told.append), whole)
+        monkeypatch.setattr(entries, "BLOCK_ENTRIES", count)
+        np.testing.assert_array_equal(bootstrapped_map(scores, labels, None, weights, advance=told.append), whole)
         assert sum(told) == 7
 
 

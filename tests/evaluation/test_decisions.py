@@ -6,25 +6,27 @@ from hypothesis import strategies as st
 from sklearn import metrics as reference
 
 from helpers.half_hidden import LEVELS, Table, f1, mean, share, tables
-from probmcl.evaluation import decisions_at, metrics, rates_at
+from probmcl.evaluation import decisions_at, entries, rates_at
 
 
 @settings(deadline=None, max_examples=150)
 @given(tables(), st.sampled_from(LEVELS))
 def test_with_labels_hidden_rates_are_exactly_those_of_the_known_ones(table: Table, threshold: float) -> None:
     rates = rates_at(*table, threshold)
-    for c, entries in enumerate(table.classes):
-        decided = [score > threshold for score, _ in entries]
-        truth = [label for _, label in entries]
+    for c, pairs_of_class in enumerate(table.classes):
+        decided = [score > threshold for score, _ in pairs_of_class]
+        truth = [label for _, label in pairs_of_class]
         pairs = list(zip(decided, truth, strict=True))
-        counts = [len(entries), sum(truth), *(pairs.count(x) for x in ((True, True), (True, False), (False, False)))]
-        assert [column[c].item() for column in rates] == [*counts, pairs.count((False, True))]
+        counts = [pairs.count(x) for x in ((True, True), (True, False), (False, True))]
+        assert [column[c].item() for column in rates] == [*counts, len(pairs)]
+        assert rates.positives[c].item() == sum(truth)
+        assert rates.true_negatives[c].item() == pairs.count((False, False))
         wanted = {
             "sensitivity": share([d for d, t in pairs if t]),
             "specificity": share([not d for d, t in pairs if not t]),
             "ppv": share([t for d, t in pairs if d]),
             "npv": share([not t for d, t in pairs if not d]),
-            "f1": f1(entries, threshold),
+            "f1": f1(pairs_of_class, threshold),
         }
         for name, value in wanted.items():
             np.testing.assert_array_equal(getattr(rates, name)[c].item(), value, err_msg=name)
@@ -68,8 +70,9 @@ def test_with_everything_known_they_are_scikit_learns() -> None:
     assert found.subset_accuracy == pytest.approx(reference.accuracy_score(labels, decided), abs=1e-12)
     assert found.images_fully_known == 200
     (tn, fp), (fn, tp) = np.moveaxis(reference.multilabel_confusion_matrix(labels, decided), 0, -1)
-    wanted = (tn + fp + fn + tp, fn + tp, tp, fp, tn, fn)
+    wanted = (tp, fp, fn, tn + fp + fn + tp)
     assert [column.tolist() for column in rates] == [column.tolist() for column in wanted]
+    assert rates.true_negatives.tolist() == tn.tolist()
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +80,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     scores, labels = torch.rand(50, 4, generator=generator), torch.randint(0, 2, (50, 4), generator=generator)
     known = torch.rand(50, 4, generator=generator) < 0.5
     whole = decisions_at(scores, labels, known), rates_at(scores, labels, known)
-    monkeypatch.setattr(metrics, "_BLOCK", 12)
+    monkeypatch.setattr(entries, "BLOCK_ENTRIES", 12)
     parts = decisions_at(scores, labels, known), rates_at(scores, labels, known)
     assert parts[0] == whole[0]
     assert all(torch.equal(one, other) for one, other in zip(parts[1], whole[1], strict=True))

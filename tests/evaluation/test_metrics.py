@@ -9,9 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from sklearn.metrics import average_precision_score
+from sklearn.metrics import average_precision_score, roc_auc_score
 
-from probmcl.evaluation import average_precision, metrics, multilabel_metrics
+from helpers import half_hidden
+from probmcl.evaluation import area_under_roc, average_precision, entries, multilabel_metrics
 
 KINDS = ["area", "voc11", "envelope"]
 LEVELS = [0.0, 0.25, 0.5, 0.75, 1.0]  # few, so that ties are common; exact in every precision
@@ -306,8 +307,8 @@ def test_working_in_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     generator = np.random.default_rng(0)
     table = Table(generator.random((11, 7)).round(1), generator.random((11, 7)) < 0.4, generator.random((11, 7)) < 0.8)
     whole = [ap(table, kind) for kind in KINDS], multilabel_metrics(*table, top_k=3)
-    for entries in (1, 23, 40):
-        monkeypatch.setattr(metrics, "_BLOCK", entries)
+    for count in (1, 23, 40):
+        monkeypatch.setattr(entries, "BLOCK_ENTRIES", count)
         assert all(map(torch.equal, whole[0], (ap(table, kind) for kind in KINDS)))
         assert multilabel_metrics(*table, top_k=3) == whole[1]
     table.scores[9, 5], table.known[9, 5] = np.nan, True
@@ -346,3 +347,38 @@ def test_a_wrong_choice_lists_the_right_ones() -> None:
         multilabel_metrics(ONES, ONES, f1="mean")
     with pytest.raises(ValueError, match="top_k is 0: give a whole number from 1 up"):
         multilabel_metrics(ONES, ONES, top_k=0)
+
+
+@settings(deadline=None, max_examples=150)
+@given(half_hidden.tables())
+def test_auroc_with_labels_hidden_it_is_exactly_that_of_the_known_ones(table: half_hidden.Table) -> None:
+    found = area_under_roc(*table)
+    assert found.dtype == torch.float64
+    np.testing.assert_array_equal(found, [half_hidden.auroc(entries) for entries in table.classes])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_auroc_it_is_scikit_learns_with_ties(dtype: torch.dtype) -> None:
+    generator = np.random.default_rng(0)
+    labels = generator.random((500, 6)) < [0.5, 0.2, 0.05, 0.01, 0.9, 0.3]
+    scores = torch.tensor((generator.normal(size=labels.shape) + labels).round(1)).to(dtype)
+    known = generator.random(labels.shape) < 0.5
+    wanted = [
+        roc_auc_score(labels[known[:, c], c], scores[known[:, c], c].double().numpy()) for c in range(labels.shape[1])
+    ]
+    np.testing.assert_allclose(area_under_roc(scores, labels.astype(np.float32), known), wanted, rtol=0, atol=1e-12)
+
+
+def test_auroc_a_class_without_positives_or_without_negatives_has_none() -> None:
+    labels = torch.tensor([[1, 0, 1], [1, 0, 0]])
+    assert area_under_roc(torch.rand(2, 3), labels).isnan().tolist() == [True, True, False]
+
+
+def test_auroc_equal_scores_are_worth_one_half_and_infinite_ones_are_scores() -> None:
+    scores = torch.tensor([[0.5, torch.inf], [0.5, -torch.inf], [0.5, 0.0]])
+    assert area_under_roc(scores, torch.tensor([[1, 1], [0, 0], [0, 0]])).tolist() == [0.5, 1.0]
+
+
+def test_auroc_a_score_that_is_no_number_is_refused() -> None:
+    with pytest.raises(ValueError, match="scores: row 0, class 0 is nan"):
+        area_under_roc(torch.tensor([[torch.nan]]), torch.tensor([[1]]))

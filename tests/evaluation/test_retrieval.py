@@ -8,7 +8,7 @@ from sklearn.metrics import average_precision_score, jaccard_score
 from sklearn.metrics.pairwise import cosine_similarity
 from torch import Tensor
 
-from probmcl.evaluation import metrics
+from probmcl.evaluation import entries as entries_module
 from probmcl.evaluation import retrieval as module
 from probmcl.evaluation.retrieval import retrieval
 
@@ -166,8 +166,8 @@ def test_working_in_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     embedding[20:] = embedding[:20]  # equal cosines in different blocks
     whole = retrieval(embedding, labels)
     for at_once, entries in ((7, 23), (40, 1)):
-        monkeypatch.setattr(module, "AT_ONCE", at_once)
-        monkeypatch.setattr(metrics, "_BLOCK", entries)
+        monkeypatch.setattr(module, "QUERY_BLOCK", at_once)
+        monkeypatch.setattr(entries_module, "BLOCK_ENTRIES", entries)
         assert retrieval(embedding, labels) == pytest.approx(whole, abs=1e-12)
 
 

@@ -13,9 +13,8 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from helpers.images import NAMES, colored_records
 from helpers.run_folders import made_run
 from probmcl.data import Records
-from probmcl.errors import DataError
-from probmcl.evaluation.judged import ScoredRows
-from probmcl.evaluation.parts import with_interval
+from probmcl.errors import DataError, OptionError
+from probmcl.evaluation.groups import ScoredRows, with_interval
 from probmcl.inference import Model, load
 
 PATIENTS = tuple(f"p{number // 3:02d}" for number in range(42))
@@ -145,18 +144,18 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_scored(
         raise AssertionError("this takes long")
 
     monkeypatch.setattr(Model, "_scores", scored)
-    with pytest.raises(DataError, match="there is no column 'sites'; did you mean 'site'"):
+    with pytest.raises(OptionError, match="sites.*did you mean 'site'"):
         model.evaluate(table, by="sites")
     table.write_text(table.read_text().replace(",p03,north,", ",p03,south,", 1))
     with pytest.raises(ValueError, match="group 'p03' has images with 'south' and 'north' in column 'site'"):
         model.evaluate(table, by="site", group_column="patient", aggregate="mean")
     with pytest.raises(DataError, match=r"the model has no class 'Red'; there are red, green, blue"):
         model.evaluate(table, rename={"red": "Red"})
-    with pytest.raises(ValueError, match="draws is -1"):
+    with pytest.raises(ValueError, match="`draws=-1` must be a whole number"):
         model.evaluate(table, draws=-1)
-    monkeypatch.setattr("probmcl.inference.judging.MOST_VALUES", 13)
+    monkeypatch.setattr("probmcl.evaluation.groups.MAX_VALUES", 13)
     with pytest.raises(
-        DataError, match=r"--by patient: 14 different values in 42 images; choose a column with at most"
+        OptionError, match=r"`by=patient` has 14 different values in 42 images; choose a column with at most 13"
     ):
         model.evaluate(table, by="patient")
 
@@ -164,7 +163,7 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_scored(
 def test_without_groups_there_are_no_patients(tmp_path: Path, model: Model, table: Path) -> None:
     rows = [line.split(",") for line in table.read_text().splitlines()]
     (tmp_path / "single.csv").write_text("\n".join(",".join([row[0], *row[3:]]) for row in rows))
-    with pytest.raises(DataError, match=r"--aggregate joins the images of a group; --group COLUMN"):
+    with pytest.raises(OptionError, match=r"`aggregate=mean` joins the images of a group; `group`"):
         model.evaluate(tmp_path / "single.csv", aggregate="mean")
 
 

@@ -14,7 +14,7 @@ from sklearn.metrics import average_precision_score
 from helpers.images import NAMES, colored_records
 from helpers.run_folders import PLAIN, classifier, made_run
 from probmcl.data import Records, read_image
-from probmcl.errors import DataError, ImageError, RunError
+from probmcl.errors import DataError, ImageError, OptionError, RunError
 from probmcl.inference import Model, load
 
 
@@ -221,7 +221,7 @@ def test_without_data_the_runs_own_is_read_again(tmp_path: Path, records: Record
 
 def test_without_data_what_is_said_goes_before_what_was_recorded(tmp_path: Path, records: Records) -> None:
     reading: dict[str, object] = {"data": str(table(tmp_path, records)), "path_column": "path"}
-    with pytest.raises(DataError, match="paht"):
+    with pytest.raises(OptionError, match="paht"):
         of_run(tmp_path, data=reading).evaluate(path_column="paht")
 
 

@@ -12,7 +12,7 @@ from cyclopts import Group, Parameter
 from probmcl.cli import options as flags
 
 if TYPE_CHECKING:
-    from probmcl.evaluation.judged import Aggregate
+    from probmcl.evaluation.groups import Aggregate
 
 JUDGED = Group.create_ordered("What is judged")
 

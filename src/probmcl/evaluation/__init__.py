@@ -1,4 +1,4 @@
-"""Stage 9: how good a model is, from its scores and the labels; how sure that is, and what the model costs."""
+"""Metrics of scores and labels, their confidence intervals, and scores per group."""
 
 from probmcl.evaluation.bootstrap import (
     bootstrapped_areas,
@@ -10,8 +10,7 @@ from probmcl.evaluation.bootstrap import (
     resamples,
 )
 from probmcl.evaluation.decisions import decisions_at, rates_at
-from probmcl.evaluation.metrics import average_precision, multilabel_metrics
-from probmcl.evaluation.roc import area_under_roc
+from probmcl.evaluation.metrics import area_under_roc, average_precision, multilabel_metrics
 from probmcl.evaluation.thresholds import best_thresholds
 
 __all__ = [

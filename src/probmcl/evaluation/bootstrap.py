@@ -1,4 +1,4 @@
-"""How sure a score is, and a difference between two: the same images drawn again and again, with replacement."""
+"""Bootstrap intervals and p-values: scores of images that are drawn again and again, with replacement."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import torch
 from jaxtyping import Float, Float64, Int, Int32
 from torch import Tensor
 
-from probmcl.evaluation.metrics import Array, Column, blocks, checked, class_columns
+from probmcl.evaluation.entries import Array, Column, blocks, checked, class_columns
 
-AT_ONCE = 2**26
-"""Weights that are held at once: a quarter of a gigabyte."""
+MAX_WEIGHTS = 2**26
+"""Weights held in memory at once: a quarter of a gigabyte."""
 
 
 def resamples(
     images: int, groups: Sequence[str] | None, *, draws: int = 1000, seed: int = 0
 ) -> Int32[np.ndarray, "B N"]:
-    """How often each of N images is drawn in each of B resamples.
+    """Return how often each of N images is drawn in each of B resamples.
 
-    A resample draws as many images as there are, with replacement. Where images belong together (views of one slide,
-    frames of one film) `groups` names the group of each, and as many groups are drawn as there are, each whole: images
-    of one group are no independent evidence. Models that are compared are given the same resamples. A draw depends on
-    the seed and its own number alone, whatever the number of draws.
+    A resample draws as many images as there are, with replacement. If images belong together (views of one slide,
+    frames of one film), `groups` names the group of each, and as many groups are drawn as there are, each whole: images
+    of one group are not independent evidence. Models that are compared get the same resamples. A draw depends only on
+    the seed and its own number, not on the number of draws.
 
     Reference: Efron and Tibshirani, An Introduction to the Bootstrap, 1993.
 
@@ -40,14 +40,13 @@ def resamples(
 def resamples_in_blocks(
     images: int, groups: Sequence[str] | None, *, draws: int, seed: int
 ) -> Iterator[Int32[np.ndarray, "_ N"]]:
-    """The same, so many at once that a million images take no more memory than fifty thousand."""
+    """Yield the same resamples in blocks of `MAX_WEIGHTS`, so that memory is bounded for any number of images."""
     rows = _drawn(_members(images, groups, draws), draws, seed)
-    while block := list(itertools.islice(rows, max(1, AT_ONCE // images))):
+    while block := list(itertools.islice(rows, max(1, MAX_WEIGHTS // images))):
         yield np.stack(block)
 
 
 def _members(images: int, groups: Sequence[str] | None, draws: int) -> Int[np.ndarray, " N"]:
-    """The number of the group that each image belongs to; without groups, its own."""
     if images < 1 or draws < 1:
         raise ValueError(f"{images} images, {draws} draws: give at least one of each")
     if groups is not None and len(groups) != images:
@@ -56,7 +55,6 @@ def _members(images: int, groups: Sequence[str] | None, draws: int) -> Int[np.nd
 
 
 def _drawn(member: Int[np.ndarray, " N"], draws: int, seed: int) -> Iterator[Int32[np.ndarray, " N"]]:
-    """One resample after the other."""
     count, generator = int(member.max()) + 1, np.random.default_rng(seed)
     for _ in range(draws):
         yield np.bincount(generator.integers(count, size=count), minlength=count)[member].astype(np.int32)
@@ -68,25 +66,25 @@ def bootstrapped_map(
     known: Array | None,
     weights: Int[np.ndarray, "B _"],
     *,
-    done: Callable[[int], None] | None = None,
+    advance: Callable[[int], None] | None = None,
 ) -> Float64[np.ndarray, " B"]:
-    """The mAP of each resample, from scores and 0/1 labels of shape (N, C) and the weights of `resamples`.
+    """Return the mAP of each resample, from scores and 0/1 labels of shape (N, C) and the weights of `resamples`.
 
         mAP_b = mean_c Σ_s a_s · (A_s / D_s) / Σ_s a_s,   s over the distinct scores of the positives of class c
 
     where resample b draws a_s positives that score s, A_s that score s or more, and D_s known images that do. This is
     the mean `average_precision` of images that are repeated as often as they are drawn. A class without a positive
-    among them is left out of that resample's mean; NaN if there is none in any class. `done` hears of each class.
+    among them is left out of that resample's mean; NaN if there is none in any class. `advance` is called per class.
 
     >>> scores, labels = torch.tensor([[0.9], [0.6], [0.1]]), torch.tensor([[1], [0], [1]])
     >>> bootstrapped_map(scores, labels, None, np.array([[1, 1, 1], [0, 2, 1]]))  # (1 + 2/3) / 2, and 1/3
     array([0.83333333, 0.33333333])
     """
-    return bootstrapped_areas(scores, labels, known, weights, done=done).mean_precision
+    return bootstrapped_areas(scores, labels, known, weights, advance=advance).mean_precision
 
 
 class Areas(NamedTuple):
-    """Means over classes in each of B resamples; NaN where no class can be scored."""
+    """Means over classes in each of B resamples; NaN if no class can be scored."""
 
     mean_precision: Float64[np.ndarray, " B"]
     mean_auroc: Float64[np.ndarray, " B"]
@@ -98,14 +96,14 @@ def bootstrapped_areas(
     known: Array | None,
     weights: Int[np.ndarray, "B _"],
     *,
-    done: Callable[[int], None] | None = None,
+    advance: Callable[[int], None] | None = None,
 ) -> Areas:
-    """The mAP of each resample as above, and its macro AUROC from the same counts.
+    """Return the mAP of each resample as above, and its macro AUROC from the same counts.
 
         AUROC_b = mean_c Σ_s a_s (B_s + E_s / 2) / (P Q),   s over the distinct scores of the positives of class c
 
     where resample b draws P positives and Q negatives of class c, a_s positives that score s, B_s negatives that score
-    less and E_s that score the same. A class that lacks one of both is left out of that resample's mean.
+    less and E_s that score the same. A class without positives or negatives is left out of that resample's mean.
 
     >>> scores, labels = torch.tensor([[0.9], [0.6], [0.1]]), torch.tensor([[1], [0], [1]])
     >>> bootstrapped_areas(scores, labels, None, np.array([[1, 1, 1], [0, 2, 1]])).mean_auroc
@@ -116,16 +114,16 @@ def bootstrapped_areas(
     if weights.shape[1:] != (images,) or weights.min(initial=0) < 0:
         expected = f"expected (draws, {images}), none below 0"
         raise ValueError(f"weights has shape {tuple(weights.shape)}, lowest {weights.min(initial=0)}: {expected}")
-    # An image's draws stand side by side, so that images are added up as whole rows.
+    # The draws of an image are contiguous, so that images are added up as whole rows.
     parts = [torch.from_numpy(weights[rows].T.astype(np.int32, order="C")) for rows in blocks(len(weights), images)]
     total, classes = np.zeros((2, len(weights))), np.zeros((2, len(weights)))
     for column in class_columns(entries):
         if column.positive.any():
-            found = _areas_of_class(column, parts)
-            total += np.nan_to_num(found)
-            classes += ~np.isnan(found)
-        if done is not None:
-            done(1)
+            areas = _areas_of_class(column, parts)
+            total += np.nan_to_num(areas)
+            classes += ~np.isnan(areas)
+        if advance is not None:
+            advance(1)
     return Areas(*np.divide(total, classes, out=np.full_like(total, np.nan), where=classes > 0))
 
 
@@ -135,12 +133,12 @@ def _areas_of_class(column: Column, parts: Sequence[Int32[Tensor, "N _"]]) -> Fl
     higher = len(distinct) - np.searchsorted(distinct, column.scores, side="right")
     as_high = len(distinct) - np.searchsorted(distinct, column.scores, side="left")
     # Bin 0 has the negatives above every positive, 1 those that score as the best one, 2 those between it and the next
-    # and so on; the last is for what is no known negative.
+    # and so on; the last is for entries that are not known negatives.
     negative = column.known & ~column.positive
     bins = torch.from_numpy(np.where(negative, higher + as_high, 2 * len(distinct) + 1))
     level = torch.from_numpy(higher[hits])
-    found = [_at_levels(part, bins, torch.from_numpy(hits), level, len(distinct)) for part in parts]
-    return torch.cat(found, dim=1).numpy()
+    areas = [_at_levels(part, bins, torch.from_numpy(hits), level, len(distinct)) for part in parts]
+    return torch.cat(areas, dim=1).numpy()
 
 
 def _at_levels(
@@ -153,18 +151,18 @@ def _at_levels(
     draws = weights.shape[1]
     negatives = weights.new_zeros(2 * count + 2, draws).index_add(0, bins, weights)[:-1].cumsum(0)  # (2 levels + 1, B)
     drawn = weights.new_zeros(count, draws).index_add(0, level, weights[hits])  # (levels, B)
-    found = drawn.cumsum(0)
-    above, as_high, all_of_them = negatives[:-1:2], negatives[1::2], negatives[-1]
-    # Where nothing is shown yet nothing was drawn either; 0 / 0 in the end is a class without a positive.
-    precision = (drawn * (found.double() / (found + as_high).clamp(min=1))).sum(0) / found[-1]
-    won_twice = (drawn.double() * (2 * all_of_them - above - as_high)).sum(0)
-    return torch.stack([precision, won_twice / (2 * found[-1].double() * all_of_them)])
+    retrieved = drawn.cumsum(0)
+    above, as_high, total = negatives[:-1:2], negatives[1::2], negatives[-1]
+    # The clamp changes nothing: no image retrieved means none drawn. A final 0 / 0 is a class without a positive.
+    precision = (drawn * (retrieved.double() / (retrieved + as_high).clamp(min=1))).sum(0) / retrieved[-1]
+    twice_won = (drawn.double() * (2 * total - above - as_high)).sum(0)
+    return torch.stack([precision, twice_won / (2 * retrieved[-1].double() * total)])
 
 
 def centered(samples: Float[np.ndarray, " B"], estimate: float) -> Float64[np.ndarray, " B"]:
-    """Bootstrapped values, moved so that their mean is what was found on the images themselves.
+    """Shift bootstrapped values so that their mean is the estimate on the images themselves.
 
-    A positive that is drawn twice ranks beside itself, so that resamples have a higher mAP than new images would. With
+    A positive that is drawn twice ranks next to itself, so that resamples have a higher mAP than new images would. With
     few positives in each of many classes this is as much as the interval is wide: 20 classes of 20 positives among 400
     images had mAP 0.209, their resamples 0.019 more, and `interval` met the truth in 80 of 100 simulations; moved, in
     93. NaN stays NaN.
@@ -172,14 +170,14 @@ def centered(samples: Float[np.ndarray, " B"], estimate: float) -> Float64[np.nd
     >>> centered(np.array([0.5, 0.7]), 0.5)
     array([0.4, 0.6])
     """
-    there = ~np.isnan(samples)
-    return samples + (estimate - samples.mean(where=there)) if there.any() else samples.astype(np.float64)
+    valid = ~np.isnan(samples)
+    return samples + (estimate - samples.mean(where=valid)) if valid.any() else samples.astype(np.float64)
 
 
 def interval(samples: Float[np.ndarray, " B"], level: float = 0.95) -> tuple[float, float]:
-    """The middle share of bootstrapped values, from its lower to its upper end.
+    """Return the ends of the central interval that holds a share `level` of the bootstrapped values.
 
-    Resamples that are NaN, in which nothing could be scored, are left out; without any other both ends are NaN.
+    Resamples that are NaN, in which nothing could be scored, are left out; if all are, both ends are NaN.
 
     >>> interval(np.arange(101.0), level=0.5)
     (25.0, 75.0)
@@ -194,11 +192,11 @@ def interval(samples: Float[np.ndarray, " B"], level: float = 0.95) -> tuple[flo
 
 
 def p_value(differences: Float[np.ndarray, " B"]) -> float:
-    """How surprising bootstrapped differences would be if there were none, on either side.
+    """Return the two-sided p-value of bootstrapped differences.
 
         p = min(1, 2 (k + 1) / (B + 1)),   k = min(how many are ≤ 0, how many are ≥ 0)
 
-    It cannot fall below 2 / (B + 1): with 1,000 draws 0.002. Resamples that are NaN are left out; p = 1 without others.
+    It cannot fall below 2 / (B + 1): with 1,000 draws 0.002. Resamples that are NaN are left out; p = 1 if all are.
 
     Reference: Davison and Hinkley, Bootstrap Methods and their Application, 1997, section 4.2.
 
@@ -211,7 +209,7 @@ def p_value(differences: Float[np.ndarray, " B"]) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Adjusted p-values of several comparisons, in the order given: rejecting those below α errs once in 1 / α tables.
+    """Return p-values adjusted for several comparisons: rejecting those below α errs once in 1 / α tables.
 
         p̃_(i) = max over j ≤ i of min(1, (m − j + 1) p_(j)),   p_(1) ≤ … ≤ p_(m)
 

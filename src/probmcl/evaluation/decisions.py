@@ -1,67 +1,85 @@
-"""What decisions are worth: rates of each class, and F1, Hamming loss and subset accuracy over all of them."""
+"""Decisions at a threshold: counts and rates per class, precision, recall and F1, Hamming loss, subset accuracy."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from probmcl.evaluation.metrics import Array, Entries, blocks, checked, limits_of
+from probmcl.evaluation.entries import Array, Entries, blocks, checked, to_tensor
 
 
-class Rates(NamedTuple):
-    """Known entries of C classes by truth and decision, and the shares that are told of them.
+class DecisionCounts(NamedTuple):
+    """Counts of known entries by truth and decision, for each class or image, and the rates that follow from them.
 
-    A share of nothing is NaN, but for F1: there 0 / 0 is 0 where anything of a class is known, as scikit-learn's
-    `zero_division=0` has it.
+    A rate without cases is NaN. The exception is F1: it is 0 if anything is known, as with scikit-learn's
+    `zero_division=0`.
     """
 
-    known: Int64[Tensor, " C"]
-    positives: Int64[Tensor, " C"]
-    true_positives: Int64[Tensor, " C"]
-    false_positives: Int64[Tensor, " C"]
-    true_negatives: Int64[Tensor, " C"]
-    false_negatives: Int64[Tensor, " C"]
+    true_positives: Int64[Tensor, " K"]
+    false_positives: Int64[Tensor, " K"]
+    false_negatives: Int64[Tensor, " K"]
+    known: Int64[Tensor, " K"]
 
     @property
-    def sensitivity(self) -> Float64[Tensor, " C"]:
-        """The share of positives that is decided for."""
-        return _share(self.true_positives, self.positives)
+    def decided(self) -> Int64[Tensor, " K"]:
+        """Entries that score above the threshold."""
+        return self.true_positives + self.false_positives
 
     @property
-    def specificity(self) -> Float64[Tensor, " C"]:
-        """The share of negatives that is not."""
-        return _share(self.true_negatives, self.known - self.positives)
+    def positives(self) -> Int64[Tensor, " K"]:
+        """Entries whose label is 1."""
+        return self.true_positives + self.false_negatives
 
     @property
-    def ppv(self) -> Float64[Tensor, " C"]:
-        """Positive predictive value: of what is decided for, the share that is positive."""
-        return _share(self.true_positives, self.true_positives + self.false_positives)
+    def wrong(self) -> Int64[Tensor, " K"]:
+        """Entries whose decision differs from the label."""
+        return self.false_positives + self.false_negatives
 
     @property
-    def npv(self) -> Float64[Tensor, " C"]:
-        """Negative predictive value: of what is not, the share that is negative."""
-        return _share(self.true_negatives, self.true_negatives + self.false_negatives)
+    def true_negatives(self) -> Int64[Tensor, " K"]:
+        """Entries that are rightly not decided for."""
+        return self.known - self.positives - self.false_positives
 
     @property
-    def f1(self) -> Float64[Tensor, " C"]:
+    def sensitivity(self) -> Float64[Tensor, " K"]:
+        """TP / (TP + FN)."""
+        return _rate(self.true_positives, self.positives)
+
+    @property
+    def specificity(self) -> Float64[Tensor, " K"]:
+        """TN / (TN + FP)."""
+        return _rate(self.true_negatives, self.known - self.positives)
+
+    @property
+    def ppv(self) -> Float64[Tensor, " K"]:
+        """Positive predictive value, TP / (TP + FP)."""
+        return _rate(self.true_positives, self.decided)
+
+    @property
+    def npv(self) -> Float64[Tensor, " K"]:
+        """Negative predictive value, TN / (TN + FN)."""
+        return _rate(self.true_negatives, self.true_negatives + self.false_negatives)
+
+    @property
+    def f1(self) -> Float64[Tensor, " K"]:
         """2 TP / (2 TP + FP + FN)."""
-        found = _f1(self.true_positives, self.false_positives + self.false_negatives)
-        return found.masked_fill(self.known == 0, torch.nan)
+        return _f1(self.true_positives, self.wrong).masked_fill(self.known == 0, torch.nan)
 
 
 class Decisions(NamedTuple):
-    """Numbers over all classes; NaN where there is nothing to judge.
+    """Means over classes, entries and images; NaN if nothing is known.
 
     Attributes:
-        macro_f1: mean F1 of the classes of which anything is known.
+        macro_f1: mean F1 of the classes with known labels.
         micro_f1: F1 of all known entries together.
-        sample_f1: mean F1 of the images of which anything is known.
-        hamming_loss: the share of known entries that is decided wrongly.
-        subset_accuracy: the share of images without a wrong decision, among those that are known in every class.
-        images_fully_known: how many those are.
+        sample_f1: mean F1 of the images with known labels.
+        hamming_loss: share of known entries that are decided wrongly.
+        subset_accuracy: share of images without a wrong decision, among those that are known in every class.
+        images_fully_known: the number of these images.
     """
 
     macro_f1: float
@@ -72,67 +90,121 @@ class Decisions(NamedTuple):
     images_fully_known: int
 
 
-def rates_at(scores: Array, labels: Array, known: Array | None = None, threshold: float | Array = 0.5) -> Rates:
-    """How the known entries of each class are decided: for it where the score is above the threshold.
+def rates_at(
+    scores: Array, labels: Array, known: Array | None = None, threshold: float | Array = 0.5
+) -> DecisionCounts:
+    """Count the decisions of each class: an entry is decided for if its score is above the threshold.
 
-    The threshold is a number, or one for each class, in the precision of the scores.
+    The threshold is a number or one per class, in the precision of the scores.
 
     >>> rates = rates_at(torch.tensor([[0.9], [0.6], [0.2]]), torch.tensor([[1], [0], [1]]))
     >>> rates.sensitivity.item(), rates.specificity.item(), rates.ppv.item(), rates.npv.item()
     (0.5, 0.0, 0.5, 0.0)
     """
-    return rates_of(checked(scores, labels, known), threshold)
+    return count_decisions(checked(scores, labels, known), threshold)
 
 
 def decisions_at(scores: Array, labels: Array, known: Array | None = None, threshold: float | Array = 0.5) -> Decisions:
-    """The same over all classes, with 0 / 0 = 0 in every F1.
+    """Summarize the decisions over all classes, with 0 / 0 = 0 in every F1.
 
     >>> decisions = decisions_at(torch.tensor([[0.9, 0.1], [0.6, 0.9]]), torch.tensor([[1, 0], [0, 1]]))
     >>> decisions.hamming_loss, decisions.subset_accuracy
     (0.25, 0.5)
     """
-    entries = checked(scores, labels, known)
-    return decisions_of(entries, rates_of(entries, threshold), threshold)
+    return summarize_decisions(checked(scores, labels, known), threshold)
 
 
-def rates_of(entries: Entries, threshold: float | Array) -> Rates:
-    """`rates_at` of what was checked."""
-    right, false, missed, known = _counts(entries, threshold, axis=0)
-    positives = right + missed
-    return Rates(known, positives, right, false, known - positives - false, missed)
-
-
-def decisions_of(entries: Entries, rates: Rates, threshold: float | Array) -> Decisions:
-    """`decisions_at` of what was checked, beside its rates at the same threshold."""
-    classes = entries.scores.shape[1]
-    right, false, missed, known = _counts(entries, threshold, axis=1)
-    wrong, whole = false + missed, known == classes
+def summarize_decisions(entries: Entries, threshold: float | Array) -> Decisions:
+    """Return `decisions_at` of validated entries."""
+    images = count_decisions(entries, threshold, axis=1)
+    fully_known = images.known == entries.scores.shape[1]
+    micro_f1 = _f1(images.true_positives.sum(), images.wrong.sum())
     return Decisions(
-        macro_f1=rates.f1.nanmean().item(),
-        micro_f1=_f1(right.sum(), wrong.sum()).item() if known.any() else float("nan"),
-        sample_f1=_f1(right, wrong)[known > 0].mean().item(),
-        hamming_loss=_share(wrong.sum(), known.sum()).item(),
-        subset_accuracy=_share((wrong[whole] == 0).sum(), whole.sum()).item(),
-        images_fully_known=int(whole.sum()),
+        macro_f1=count_decisions(entries, threshold).f1.nanmean().item(),
+        micro_f1=micro_f1.item() if images.known.any() else float("nan"),
+        sample_f1=_f1(images.true_positives, images.wrong)[images.known > 0].mean().item(),
+        hamming_loss=_rate(images.wrong.sum(), images.known.sum()).item(),
+        subset_accuracy=_rate((images.wrong[fully_known] == 0).sum(), fully_known.sum()).item(),
+        images_fully_known=int(fully_known.sum()),
     )
 
 
-def _counts(entries: Entries, threshold: float | Array, *, axis: int) -> Int64[Tensor, "4 K"]:
-    """Known entries that are rightly and wrongly decided for, missed, and all: by class (axis 0) or image (axis 1)."""
-    limits, found = limits_of(threshold, entries.scores), []
+def precision_recall_f1(
+    entries: Entries, *, threshold: float | Array = 0.5, f1: str = "harmonic", top_k: int | None = None
+) -> dict[str, float]:
+    """Return CP, CR, CF1, OP, OR and OF1 as `multilabel_metrics` defines them, and `classes_scored`."""
+    if f1 not in ("harmonic", "per_class"):
+        raise ValueError(f"f1 is {f1!r}: choose one of 'harmonic', 'per_class'")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k is {top_k}: give a whole number from 1 up, or None to decide by the threshold alone")
+    found = count_decisions(entries, threshold, top_k=top_k)
+    counts = torch.stack([found.true_positives, found.decided, found.positives])  # (3, C)
+    by_class, overall = _precision_recall(counts[:, counts[2] > 0]), _precision_recall(counts.sum(1))
+    mean = by_class.mean(1)
+    values = {
+        "CP": mean[0],
+        "CR": mean[1],
+        "CF1": _harmonic_mean(mean) if f1 == "harmonic" else _harmonic_mean(by_class).mean(),
+        "OP": overall[0],
+        "OR": overall[1],
+        "OF1": _harmonic_mean(overall),
+    }
+    return {name: value.item() for name, value in values.items()} | {"classes_scored": float(by_class.shape[1])}
+
+
+def count_decisions(
+    entries: Entries, threshold: float | Array, *, axis: int = 0, top_k: int | None = None
+) -> DecisionCounts:
+    """Count decisions per class (axis 0) or per image (axis 1).
+
+    With `top_k`, an entry is decided for only if it is also among the k best known ones of its image.
+    """
+    limits, counts = _limits(threshold, entries.scores), []
     for rows in blocks(*entries.scores.shape):
         scores, labels, known = (entry[rows] for entry in entries)
         decided, positive = (scores > limits) & known, (labels == 1) & known
-        masks: tuple[Bool[Tensor, "N C"], ...] = (decided & positive, decided & ~positive, positive & ~decided, known)
-        found.append(torch.stack([mask.count_nonzero(axis) for mask in masks]))
-    return torch.stack(found).sum(0) if axis == 0 else torch.cat(found, dim=1)
+        if top_k is not None:
+            decided &= _best(scores.where(known, -torch.inf), min(top_k, scores.shape[1]))
+        masks = (decided & positive, decided & ~positive, positive & ~decided, known)
+        counts.append(torch.stack([mask.count_nonzero(axis) for mask in masks]))
+    return DecisionCounts(*(torch.stack(counts).sum(0) if axis == 0 else torch.cat(counts, dim=1)))
 
 
-def _share(part: Int64[Tensor, "..."], whole: Int64[Tensor, "..."]) -> Float64[Tensor, "..."]:
-    """NaN where there is no whole."""
+def _limits(threshold: float | Array, scores: Float[Tensor, "N C"]) -> Float[Tensor, " C"]:
+    """Return the threshold of each class, in the precision of the scores."""
+    classes = scores.shape[1]
+    limits = to_tensor(np.asarray(threshold) if isinstance(threshold, float) else threshold).to(scores.dtype)
+    if limits.shape not in ((), (classes,)):
+        shape = f"threshold has shape {tuple(limits.shape)}"
+        raise ValueError(f"{shape}: expected a number, or ({classes},), one for each class")
+    if limits.isnan().any():
+        raise ValueError("threshold is NaN, which no score is above: give numbers")
+    return limits.expand(classes)
+
+
+def _best(scores: Float[Tensor, "N C"], k: int) -> Bool[Tensor, "N C"]:
+    """Mark the k highest scores of each row, the first ones among equals."""
+    last = scores.topk(k, dim=1).values[:, -1:]  # (N, 1)
+    above, level = scores > last, scores == last
+    return above | (level & (level.cumsum(1, dtype=torch.int32) <= k - above.sum(1, keepdim=True)))
+
+
+def _rate(part: Int64[Tensor, "..."], whole: Int64[Tensor, "..."]) -> Float64[Tensor, "..."]:
+    """NaN without cases."""
     return part.double() / whole.double()
 
 
 def _f1(right: Int64[Tensor, "..."], wrong: Int64[Tensor, "..."]) -> Float64[Tensor, "..."]:
-    """2 TP / (2 TP + FP + FN), 0 where there is nothing."""
+    """2 TP / (2 TP + FP + FN), with 0 / 0 = 0."""
     return 2 * right.double() / (2 * right + wrong).clamp(min=1)
+
+
+def _precision_recall(counts: Int64[Tensor, "3 ..."]) -> Float64[Tensor, "2 ..."]:
+    """Precision and recall from true positives, decisions and positives, with 0 / 0 = 0."""
+    return counts[0].double() / counts[1:].clamp(min=1)
+
+
+def _harmonic_mean(precision_recall: Float64[Tensor, "2 ..."]) -> Float64[Tensor, "..."]:
+    """F1 = 2 P R / (P + R), 0 where both are 0."""
+    total = precision_recall.sum(0)
+    return torch.where(total == 0, 0.0, 2 * precision_recall.prod(0) / total)

@@ -1,4 +1,4 @@
-"""How good a model is on one split: the dictionary that evaluation.json holds."""
+"""Scores of a model on one split: the dictionary that a run folder stores as its evaluation."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probmcl.data.loader import Batch
-from probmcl.evaluation.decisions import Decisions, Rates, decisions_of, rates_of
-from probmcl.evaluation.metrics import average_precision_of, checked, decision_metrics
-from probmcl.evaluation.roc import area_under_roc_of
+from probmcl.evaluation.decisions import DecisionCounts, count_decisions, precision_recall_f1, summarize_decisions
+from probmcl.evaluation.entries import Array, checked
+from probmcl.evaluation.metrics import area_under_roc_of, average_precision_of
 from probmcl.methods.base import Classifier
 from probmcl.runtime import distributed
 
 THRESHOLDS = (0.5, 0.8)
-"""The paper's text says 0.5, its authors' earlier code uses 0.8 (decision 0001, point 19): both are reported."""
+"""Both are reported: the paper's text says 0.5, its authors' earlier code uses 0.8 (decision 0001, point 19)."""
 
 
 @torch.inference_mode()
@@ -28,10 +28,10 @@ def predict(
     device: torch.device | str = "cpu",
     done: Callable[[int], None] | None = None,
 ) -> Float[Tensor, "N C"]:
-    """Probability of every class for every image, from its first view; `done` hears of each batch.
+    """Return the probability of every class for every image, from its first view.
 
-    Several processes each go through their `distributed.shard` of the batches, and all get the scores of all images, in
-    the order in which one process would have them.
+    `done` is called with the number of images in each batch. Each process scores its `distributed.shard` of the
+    batches, and all get the scores of all images, in the order in which one process would have them.
     """
     classifier.to(device).eval()
     scores = []
@@ -41,25 +41,25 @@ def predict(
             done(len(batch.labels))
     gathered = distributed.unshard(scores)
     if not len(gathered):
-        raise ValueError("there are no images to score; choose a split that has some")
+        raise ValueError("no images to score; choose a split that has some")
     return gathered
 
 
 def evaluate(
-    scores: Float[Tensor, "N C"],
-    labels: Float[Tensor, "N C"],
-    known: Bool[Tensor, "N C"] | None,
+    scores: Array,
+    labels: Array,
+    known: Array | None,
     *,
     names: Sequence[str],
     split: str,
     note: str = "",
     levels: Sequence[int] | None = None,
 ) -> dict[str, Any]:
-    """Everything that is reported of one split, as fractions; None where there is nothing to judge.
+    """Return everything that is reported about one split, as fractions; None where nothing can be scored.
 
-    `note` is what the classifier has to say of its mAP, and only there if it says something. Where classes have
-    parents, `levels` has the level of each, and every level its own means. `classes_without_negatives` are those whose
-    AP is 1 by definition, and which are part of the mAP.
+    `note` is a remark of the classifier on its mAP; an empty one is left out. `levels` has the level of each class in
+    its hierarchy, and every level gets its own means. The AP of `classes_without_negatives` is 1 by definition; it is
+    part of the mAP.
 
     >>> result = evaluate(torch.tensor([[0.9], [0.1]]), torch.tensor([[1.0], [0.0]]), None, names=["cat"], split="test")
     >>> result["mAP"], result["at"]["0.8"]["CF1"], result["auroc"]
@@ -67,86 +67,64 @@ def evaluate(
     """
     entries = checked(scores, labels, known)
     ap, auroc = average_precision_of(entries), area_under_roc_of(entries)
-    rates = rates_of(entries, THRESHOLDS[0])
-    at = {str(t): decision_metrics(entries, threshold=t) for t in THRESHOLDS}
+    counts = count_decisions(entries, THRESHOLDS[0])
+    at = {str(threshold): precision_recall_f1(entries, threshold=threshold) for threshold in THRESHOLDS}
+    all_positive = (counts.positives > 0) & (counts.positives == counts.known)
+    summary = summarize_decisions(entries, THRESHOLDS[0])._asdict()
     return (
         {
             "split": split,
             "images": len(scores),
             "classes": len(names),
             "classes_scored": int(at[str(THRESHOLDS[0])]["classes_scored"]),
-            "classes_without_negatives": _without_negatives(names, rates),
-            "mAP": _number(ap.nanmean().item()),
-            "macro_auroc": _number(auroc.nanmean().item()),
+            "classes_without_negatives": [name for name, sole in zip(names, all_positive, strict=True) if sole],
+            "mAP": nan_to_none(ap.nanmean().item()),
+            "macro_auroc": nan_to_none(auroc.nanmean().item()),
             "ap": _by_name(names, ap),
             "auroc": _by_name(names, auroc),
-            "at": {threshold: _decided(metrics) for threshold, metrics in at.items()},
-            "top3": _decided(decision_metrics(entries, top_k=3)),
-            "decisions": _decisions(decisions_of(entries, rates, THRESHOLDS[0])),
-            "per_class": _per_class(names, rates),
+            "at": {threshold: _without_count(metrics) for threshold, metrics in at.items()},
+            "top3": _without_count(precision_recall_f1(entries, top_k=3)),
+            "decisions": {"threshold": THRESHOLDS[0]}
+            | {key.replace("f1", "F1"): nan_to_none(value) for key, value in summary.items()},
+            "per_class": _per_class(names, counts),
         }
         | ({} if levels is None else {"levels": _by_level(levels, ap, auroc)})
         | ({"note": note} if note else {})
     )
 
 
-def _decided(metrics: dict[str, float]) -> dict[str, float | None]:
-    return {key: _number(metrics[key]) for key in ("CP", "CR", "CF1", "OP", "OR", "OF1")}
+def nan_to_none(x: float | int) -> float | int | None:
+    """Return None for NaN, which JSON does not have, and any other number as it is."""
+    return None if x != x else x
 
 
-def _decisions(found: Decisions) -> dict[str, Any]:
+def _without_count(metrics: dict[str, float]) -> dict[str, float | None]:
+    return {key: nan_to_none(value) for key, value in metrics.items() if key != "classes_scored"}
+
+
+def _per_class(names: Sequence[str], counts: DecisionCounts) -> dict[str, dict[str, Any]]:
+    rates = ("positives", "sensitivity", "specificity", "ppv", "npv", "f1")
+    columns = {"n": counts.known.tolist()} | {rate: getattr(counts, rate).tolist() for rate in rates}
     return {
-        "threshold": THRESHOLDS[0],
-        "macro_F1": _number(found.macro_f1),
-        "micro_F1": _number(found.micro_f1),
-        "sample_F1": _number(found.sample_f1),
-        "hamming_loss": _number(found.hamming_loss),
-        "subset_accuracy": _number(found.subset_accuracy),
-        "images_fully_known": found.images_fully_known,
-    }
-
-
-def _without_negatives(names: Sequence[str], rates: Rates) -> list[str]:
-    """Classes of which every known label is a positive: their average precision is 1, whatever the scores."""
-    certain = (rates.positives > 0) & (rates.positives == rates.known)
-    return [name for name, all_positive in zip(names, certain.tolist(), strict=True) if all_positive]
-
-
-def _per_class(names: Sequence[str], rates: Rates) -> dict[str, dict[str, Any]]:
-    columns = {
-        "n": rates.known,
-        "positives": rates.positives,
-        "sensitivity": rates.sensitivity,
-        "specificity": rates.specificity,
-        "ppv": rates.ppv,
-        "npv": rates.npv,
-        "f1": rates.f1,
-    }
-    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
-    return {
-        name: {key: _number(x) for key, x in zip(columns, row, strict=True)} | {"threshold": THRESHOLDS[0]}
-        for name, row in zip(names, rows, strict=True)
+        name: {key: nan_to_none(column[c]) for key, column in columns.items()} | {"threshold": THRESHOLDS[0]}
+        for c, name in enumerate(names)
     }
 
 
 def _by_level(
     levels: Sequence[int], ap: Float64[Tensor, " C"], auroc: Float64[Tensor, " C"]
 ) -> dict[str, dict[str, Any]]:
-    place = torch.tensor(levels)
+    members = {level: torch.tensor(levels) == level for level in sorted(set(levels))}
     return {
         str(level): {
-            "classes": int((place == level).sum()),
-            "classes_scored": int((~ap[place == level].isnan()).sum()),
-            "mAP": _number(ap[place == level].nanmean().item()),
-            "macro_auroc": _number(auroc[place == level].nanmean().item()),
+            "classes": int(member.sum()),
+            "classes_scored": int((~ap[member].isnan()).sum()),
+            "mAP": nan_to_none(ap[member].nanmean().item()),
+            "macro_auroc": nan_to_none(auroc[member].nanmean().item()),
         }
-        for level in sorted(set(levels))
+        for level, member in members.items()
     }
 
 
 def _by_name(names: Sequence[str], values: Float64[Tensor, " C"]) -> dict[str, float | None]:
-    return {name: _number(x) for name, x in zip(names, values.tolist(), strict=True)}
-
-
-def _number(x: float | int) -> float | int | None:  # a count stays a whole number
-    return None if x != x else x  # JSON has no NaN
+    return {name: nan_to_none(x) for name, x in zip(names, values.tolist(), strict=True)}

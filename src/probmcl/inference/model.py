@@ -20,9 +20,8 @@ from probmcl.data.hierarchy import parents_of
 from probmcl.data.records import SPLITS
 from probmcl.data.stream import Decoded, Source, decode
 from probmcl.errors import ImageError
-from probmcl.evaluation.judged import Aggregate, ScoredRows
+from probmcl.evaluation.groups import Aggregate, EvaluationOptions, ScoredRows, evaluate_rows
 from probmcl.inference.classes import levels_of_classes, match, truth
-from probmcl.inference.judging import EvaluationOptions, Said, evaluate_rows
 from probmcl.inference.predictions import Predictions, joined
 from probmcl.inference.reading import Reading, as_text, as_words, images_of, read_split
 from probmcl.inference.renaming import read_renames
@@ -161,7 +160,7 @@ class Model:
         if split not in SPLITS:
             raise ValueError(f"split {split!r} is none of {', '.join(SPLITS)}")
         refuse_share(skip_bad)
-        judging = EvaluationOptions(by=by, aggregate=aggregate, draws=draws, seed=seed)
+        options = EvaluationOptions(by=by, aggregate=aggregate, draws=draws, seed=seed)
         caps = self._caps(below_parents)
         given = Reading(
             data=as_text(data),
@@ -184,17 +183,24 @@ class Model:
         classes = match(self.names, records.label_space.names, renames)
         had = read_split(self.folder / "split.csv")
         chosen = images_of(split, records, had)
-        judging.values(chosen)  # whatever stands against it is said before anything is scored
+        options.values(chosen)  # any problem is an error before anything is scored
         console = console or Console.quiet()
         trained = trained_on(chosen.paths, had, split)
         kept, scores, bad = self._scores(chosen, skip_bad, batch_size, workers, console)
         scores = below_parents_of(scores, caps)
-        judged = ScoredRows.of_images(scores[:, classes.in_model], *truth(kept.states, classes.in_data), kept.group)
-        said = Said(
-            classes.common, split, self.classifier.note, levels_of_classes(classes.in_model, self.names, self.hierarchy)
+        scored = ScoredRows.of_images(scores[:, classes.in_model], *truth(kept.states, classes.in_data), kept.group)
+        result = evaluate_rows(
+            scored,
+            options,
+            options.values(kept),
+            console,
+            names=classes.common,
+            split=split,
+            note=self.classifier.note,
+            levels=levels_of_classes(classes.in_model, self.names, self.hierarchy),
         )
         return {
-            **evaluate_rows(judged, judging, judging.values(kept), said, console),
+            **result,
             "classes_only_in_model": classes.only_in_model,
             "classes_only_in_data": classes.only_in_data,
             "renamed": renames,

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 
+from probmcl.errors import DataError
 from probmcl.evaluation import (
     area_under_roc,
     average_precision,
@@ -12,8 +13,56 @@ from probmcl.evaluation import (
     resamples,
 )
 from probmcl.evaluation.bootstrap import resamples_in_blocks
-from probmcl.evaluation.judged import ScoredRows
-from probmcl.evaluation.parts import by_value, in_order, with_interval
+from probmcl.evaluation.groups import ScoredRows, by_value, sorted_values, value_of_groups, with_interval
+
+
+def slides() -> ScoredRows:
+    """Four images of slide b, two of a; classes in every combination of known and not."""
+    scores = np.array([[0.25, 0.5], [0.75, 0.5], [0.5, 0.0], [0.0, 1.0], [0.5, 0.25], [1.0, 0.75]], dtype=np.float32)
+    labels = np.array([[0, 0], [1, 0], [0, 1], [0, 0], [0, 0], [0, 0]], dtype=np.float32)
+    known = np.array([[1, 1], [1, 0], [0, 0], [1, 0], [0, 1], [0, 0]], dtype=np.bool_)
+    return ScoredRows.of_images(scores, labels, known, ("b", "b", "b", "b", "a", "a"))
+
+
+def test_a_slide_has_the_mean_of_its_images() -> None:
+    found = slides().aggregate("mean")
+    assert found.scores.tolist() == [[0.75, 0.5], [0.375, 0.5]]
+    assert found.group == ("a", "b")
+    assert found.images.tolist() == [2, 4]
+    assert (len(found), found.groups) == (2, 2)
+
+
+def test_or_their_maximum() -> None:
+    assert slides().aggregate("max").scores.tolist() == [[1.0, 0.75], [0.75, 1.0]]
+
+
+@pytest.mark.parametrize("how", ["mean", "max"])
+def test_a_label_is_there_in_any_absent_in_all_that_are_known_or_not_known(how: str) -> None:
+    found = slides().aggregate(how)  # type: ignore[arg-type]
+    # a: class 0 known in none, class 1 absent in the only one; b: class 0 present in one, and class 1 absent in the
+    # only one that is known: that another has a 1 there does not count, since it is not known.
+    assert found.labels.tolist() == [[0, 0], [1, 0]]
+    assert found.known.tolist() == [[False, True], [True, True]]
+
+
+def test_groups_may_be_scattered() -> None:
+    order = np.array([5, 2, 0, 4, 3, 1])
+    one, other = slides().aggregate("mean"), slides().take(order).aggregate("mean")
+    assert one.scores.tolist() == other.scores.tolist()
+    assert one.labels.tolist() == other.labels.tolist()
+    assert one.known.tolist() == other.known.tolist()
+
+
+def test_without_groups_there_is_nothing_to_aggregate() -> None:
+    whole = slides()
+    with pytest.raises(ValueError, match="the rows have none"):
+        ScoredRows.of_images(whole.scores, whole.labels, whole.known).aggregate("mean")
+
+
+def test_a_group_has_the_value_of_its_images() -> None:
+    assert value_of_groups(("b", "a", "b"), ("north", "", "north"), "site") == ("", "north")
+    with pytest.raises(DataError, match=r"group 'b' has images with 'north' and 'south' in column 'site'.*`by=site`"):
+        value_of_groups(("b", "a", "b"), ("north", "north", "south"), "site")
 
 
 def made(images: int = 60, group: tuple[str, ...] | None = None) -> ScoredRows:
@@ -48,9 +97,9 @@ def test_groups_are_resampled_whole() -> None:
 
 def test_blocks_of_resamples_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, told = with_interval(made(), draws=50, seed=3), list[int]()
-    monkeypatch.setattr("probmcl.evaluation.bootstrap.AT_ONCE", 7 * 60)
+    monkeypatch.setattr("probmcl.evaluation.bootstrap.MAX_WEIGHTS", 7 * 60)
     assert [len(block) for block in resamples_in_blocks(60, None, draws=50, seed=3)] == [7] * 7 + [1]
-    assert with_interval(made(), draws=50, seed=3, done=told.append) == whole
+    assert with_interval(made(), draws=50, seed=3, advance=told.append) == whole
     assert sum(told) == 3
 
 
@@ -88,7 +137,7 @@ def test_each_value_is_scored_as_if_it_were_alone() -> None:
 
 def test_every_class_of_every_value_is_reported_as_done() -> None:
     told: list[int] = []
-    by_value(made(), ["a"] * 59 + ["b"], draws=3, seed=0, done=told.append)
+    by_value(made(), ["a"] * 59 + ["b"], draws=3, seed=0, advance=told.append)
     assert sum(told) == 2 * 3
 
 
@@ -101,5 +150,5 @@ def test_every_class_of_every_value_is_reported_as_done() -> None:
         (["nan", "1"], ["1", "nan"]),
     ],
 )
-def test_values_come_in_order(values: list[str], wanted: list[str]) -> None:
-    assert in_order(values) == wanted
+def test_values_come_sorted_values(values: list[str], wanted: list[str]) -> None:
+    assert sorted_values(values) == wanted
