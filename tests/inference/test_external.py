@@ -144,7 +144,7 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_scored(
         raise AssertionError("this takes long")
 
     monkeypatch.setattr(Model, "_scores", scored)
-    with pytest.raises(OptionError, match="sites.*did you mean 'site'"):
+    with pytest.raises(OptionError, match=r"sites.*did you mean 'site'"):
         model.evaluate(table, by="sites")
     table.write_text(table.read_text().replace(",p03,north,", ",p03,south,", 1))
     with pytest.raises(ValueError, match="group 'p03' has images with 'south' and 'north' in column 'site'"):

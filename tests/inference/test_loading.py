@@ -59,7 +59,7 @@ def test_parents_are_read_where_a_run_has_some(run: Path) -> None:
 
 
 def test_a_device_that_is_not_here_is_refused(run: Path) -> None:
-    with pytest.raises(OptionError, match="device 'meta'"):
+    with pytest.raises(OptionError, match="device=meta"):
         load(run, device="meta")
 
 
