@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -144,7 +144,6 @@ def test_a_negative_number_is_refused_by_name() -> None:
 # --- every augmentation ---------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
 @given(
     name=st.sampled_from(sorted(AUGMENTATIONS)),
     width=st.integers(1, 50),

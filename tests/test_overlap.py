@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from torch import Tensor
@@ -54,7 +54,6 @@ def slow_overlap(kind: str, p: Batch, q: Batch, i: int, j: int) -> float:
 
 
 @given(label_sets)
-@settings(deadline=None)
 def test_jaccard_is_exactly_the_ratio_of_the_sets(sets: list[set[int]]) -> None:
     expected = [[len(p & q) / len(p | q) if p | q else 1.0 for q in sets] for p in sets]
     assert torch.equal(jaccard(one_hot(sets)), torch.tensor(expected))
@@ -62,7 +61,6 @@ def test_jaccard_is_exactly_the_ratio_of_the_sets(sets: list[set[int]]) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(deadline=None)
 def test_each_pair_is_compared_over_the_labels_known_to_both(kind: str, data: st.DataObject) -> None:
     p, q = data.draw(batches()), data.draw(batches())
     measured = OVERLAPS[kind](p.labels, q.labels, known_a=p.known, known_b=q.known)
@@ -73,7 +71,6 @@ def test_each_pair_is_compared_over_the_labels_known_to_both(kind: str, data: st
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(deadline=None)
 def test_a_label_that_is_not_known_changes_nothing(kind: str, data: st.DataObject) -> None:
     p = data.draw(batches())
     other = data.draw(st.sampled_from([0.0, 1.0, -1.0, math.nan, math.inf]))
@@ -86,7 +83,6 @@ def test_a_label_that_is_not_known_changes_nothing(kind: str, data: st.DataObjec
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(p=batches())
-@settings(deadline=None)
 def test_all_known_is_the_same_as_no_mask(kind: str, p: Batch) -> None:
     everything = torch.ones_like(p.known)
     assert torch.equal(OVERLAPS[kind](p.labels, known_a=everything), OVERLAPS[kind](p.labels))
@@ -95,7 +91,6 @@ def test_all_known_is_the_same_as_no_mask(kind: str, p: Batch) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(p=batches())
-@settings(deadline=None)
 def test_overlap_is_symmetric_and_between_zero_and_one(kind: str, p: Batch) -> None:
     measured = OVERLAPS[kind](p.labels, known_a=p.known)
     assert torch.equal(measured, measured.T)
@@ -104,14 +99,12 @@ def test_overlap_is_symmetric_and_between_zero_and_one(kind: str, p: Batch) -> N
 
 @pytest.mark.parametrize("kind", ["jaccard", "cosine"])
 @given(sets=label_sets)
-@settings(deadline=None)
 def test_an_image_overlaps_exactly_by_one_with_itself(kind: str, sets: list[set[int]]) -> None:
     assert torch.equal(OVERLAPS[kind](one_hot(sets)).diagonal(), torch.ones(len(sets)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(p=batches(), data=st.data())
-@settings(deadline=None)
 def test_the_order_of_images_and_of_classes_does_not_matter(kind: str, p: Batch, data: st.DataObject) -> None:
     rows = data.draw(st.permutations(range(len(p.labels))))
     classes = data.draw(st.permutations(range(p.labels.shape[1])))
@@ -125,7 +118,6 @@ def test_the_printed_cosine_of_two_equal_sets_is_one_over_their_size() -> None:
 
 
 @given(label_sets)
-@settings(deadline=None)
 def test_a_cosine_that_is_a_fraction_is_that_fraction_exactly(sets: list[set[int]]) -> None:
     measured = cosine(one_hot(sets))
     for i, p in enumerate(sets):

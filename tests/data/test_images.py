@@ -281,7 +281,7 @@ def test_a_jpeg_is_decoded_at_a_reduced_size_that_looks_the_same(tmp_path: Path)
     assert (at_100(full) - at_100(reduced)).abs().max() < 6 / 255
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(width=st.integers(1, 300), height=st.integers(1, 300), size=st.integers(1, 120), turned=st.booleans())
 def test_no_side_is_decoded_below_the_size_asked_for(
     tmp_path_factory: pytest.TempPathFactory, width: int, height: int, size: int, turned: bool
@@ -332,7 +332,7 @@ def test_preprocessing_squashes_with_antialiasing_and_normalizes(
     assert np.abs(result.numpy() - expected).max() < 1.5 / 255 / min(std)  # Pillow rounds to whole levels
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     sides=st.tuples(st.integers(1, 400), st.integers(1, 400)),
     size=st.integers(1, 90),

@@ -112,7 +112,7 @@ def test_shares_that_leave_no_train_are_refused() -> None:
         make_splits(make(np.ones((4, 1))), val=-0.1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(3, 40), st.integers(1, 12), st.integers(0, 5))
 def test_groups_stay_together_and_train_keeps_an_image(images: int, groups: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -208,7 +208,7 @@ def test_a_fold_that_is_none_is_refused() -> None:
         with_fold(make(np.ones((4, 1))), np.array([1, 1, 2, 2]), 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(4, 40), st.integers(2, 5), st.integers(0, 100), st.data())
 def test_folds_part_all_images_and_divide_nothing(images: int, k: int, seed: int, data: st.DataObject) -> None:
     rng = np.random.default_rng(seed)
@@ -243,7 +243,7 @@ def test_a_run_s_split_can_be_given_back(tmp_path: Path) -> None:
     assert again.label_space.counts.tolist() == [14]
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.lists(st.text("ab ,\"'äé;", min_size=1), min_size=2, max_size=8, unique_by=str.strip), st.integers(0, 9))
 def test_folds_can_be_written_and_given_back(tmp_path: Path, names: list[str], seed: int) -> None:
     paths = [Path(f"photos/{name}.jpg") for name in names]

@@ -184,7 +184,7 @@ def units(draw: st.DrawFn) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return counts, sizes
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(units(), st.sampled_from(SHARES), st.integers(0, 3))
 def test_no_part_is_empty_and_each_class_is_kept_where_that_is_possible(
     of: tuple[NDArray[np.int64], NDArray[np.int64]], shares: list[float], seed: int
@@ -197,7 +197,7 @@ def test_no_part_is_empty_and_each_class_is_kept_where_that_is_possible(
         assert (counts[part == 0].any(axis=0) == counts.any(axis=0)).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(units(), st.integers(0, 3))
 def test_of_two_parts_one_keeps_every_class_if_a_unit_can_be_spared(
     of: tuple[NDArray[np.int64], NDArray[np.int64]], seed: int
@@ -209,7 +209,7 @@ def test_of_two_parts_one_keeps_every_class_if_a_unit_can_be_spared(
         assert (counts[part == 0].any(axis=0) == counts.any(axis=0)).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(30, 300), st.integers(1, 20), st.sampled_from(SHARES), st.integers(0, 100))
 def test_parts_are_nearer_to_their_shares_than_drawn_ones(
     images: int, classes: int, shares: list[float], seed: int

@@ -45,7 +45,7 @@ def repeated(table: Table) -> list[float]:
     return found
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(tables())
 def test_a_resample_has_the_map_of_its_repeated_images(table: Table) -> None:
     found = bootstrapped_map(*table)
@@ -80,7 +80,6 @@ def test_drawing_every_image_once_gives_the_score_itself() -> None:
     assert found.item() == pytest.approx(average_precision(scores, labels).mean().item(), abs=1e-14)
 
 
-@settings(deadline=None)
 @given(tables(), st.sampled_from([-np.inf, np.nan, 0.6]), st.sampled_from([-1.0, np.nan, 1.0]))
 def test_an_entry_that_is_not_known_changes_nothing(table: Table, score: float, label: float) -> None:
     scores, labels, known, weights = table
@@ -236,7 +235,7 @@ def test_what_cannot_be_drawn_or_judged_is_refused() -> None:
             holm([0.5, float(wrong)])
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(tables())
 def test_a_resample_has_the_auroc_of_its_repeated_images(table: Table) -> None:
     scores, labels, known, weights = table

@@ -92,7 +92,7 @@ def test_decisions_are_summed_up_over_what_is_known() -> None:
     }
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(tables())
 def test_what_is_hidden_changes_nothing_at_all(table: Table) -> None:
     names = [f"c{number}" for number in range(table.scores.shape[1])]

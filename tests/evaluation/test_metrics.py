@@ -88,7 +88,6 @@ def slow_metrics(table: Table, threshold: float, f1: str, top_k: int | None) -> 
     return dict(zip(("mAP", "CP", "CR", "CF1", "OP", "OR", "OF1", "classes_scored"), values, strict=True))
 
 
-@settings(deadline=None)
 @given(tables())
 def test_the_area_equals_scikit_learn_on_the_known_entries(table: Table) -> None:
     for c, found in enumerate(average_precision(*table).tolist()):
@@ -109,7 +108,6 @@ def test_the_area_equals_scikit_learn_on_many_images() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)
 @given(table=tables())
 def test_every_kind_equals_a_loop_over_thresholds(kind: str, table: Table) -> None:
     found = average_precision(*table, kind=kind)
@@ -119,7 +117,7 @@ def test_every_kind_equals_a_loop_over_thresholds(kind: str, table: Table) -> No
         assert found[c].item() == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(
     tables(),
     st.sampled_from([-1.0, *LEVELS]),
@@ -133,7 +131,6 @@ def test_the_metrics_equal_a_loop_over_classes(table: Table, threshold: float, f
     assert found == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
-@settings(deadline=None)
 @given(tables(), st.randoms(use_true_random=False), st.sampled_from(KINDS), st.sampled_from([None, 2]))
 def test_the_order_of_the_images_does_not_matter(table: Table, random: Any, kind: str, top_k: int | None) -> None:
     order = list(range(len(table.scores)))
@@ -144,7 +141,6 @@ def test_the_order_of_the_images_does_not_matter(table: Table, random: Any, kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(deadline=None)
 @given(table=tables())
 def test_average_precision_depends_on_the_ranking_alone(kind: str, table: Table) -> None:
     for scores in (np.exp(3 * table.scores) - 40, table.scores**3 / 7, np.log(table.scores + 0.01)):
@@ -156,7 +152,6 @@ def ap(table: Table, kind: str) -> torch.Tensor:
     return average_precision(*table, kind=kind).nan_to_num(-1)
 
 
-@settings(deadline=None)
 @given(tables(), st.sampled_from([-np.inf, np.nan, 0.6, np.inf]), st.sampled_from([-1.0, np.nan, 0.0, 1.0]))
 def test_an_entry_that_is_not_known_changes_nothing(table: Table, score: float, label: float) -> None:
     scores, labels = np.where(table.known, table.scores, score), np.where(table.known, table.labels, label)
@@ -215,7 +210,7 @@ def test_a_score_at_the_threshold_is_not_above_it(dtype: torch.dtype, threshold:
     assert multilabel_metrics(scores, torch.ones(1, 2), threshold=threshold)["OR"] == 0.5
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(tables(), st.lists(st.sampled_from([-1.0, *LEVELS]), min_size=5, max_size=5), st.sampled_from([None, 1, 3]))
 def test_each_class_may_have_its_own_threshold(table: Table, thresholds: list[float], top_k: int | None) -> None:
     own = np.array(thresholds[: table.scores.shape[1]])

@@ -45,7 +45,7 @@ def slow_threshold(scores: list[float], positive: list[bool]) -> float:
     return min(cuts(scores), key=lambda t: (-f1_at(scores, positive, t), abs(t - 0.5), t))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(tables(least=-2.0))
 def test_each_class_has_the_cut_that_a_search_over_all_finds(table: Table) -> None:
     scores, labels, known = (np.where(np.isinf(table[0]), 5.0, table[0]), *table[1:])
@@ -55,7 +55,7 @@ def test_each_class_has_the_cut_that_a_search_over_all_finds(table: Table) -> No
         assert found[c].item() == pytest.approx(expected, abs=1e-12)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(tables())
 def test_macro_f1_with_them_is_the_best_there_is(table: Table) -> None:
     scores, labels, known = table
@@ -115,7 +115,6 @@ def test_two_scores_without_a_number_between_them_are_told_apart(dtype: torch.dt
     assert everything.isfinite().all()
 
 
-@settings(deadline=None)
 @given(tables(), st.sampled_from([-np.inf, np.nan, 0.6]), st.sampled_from([-1.0, np.nan, 1.0]))
 def test_an_entry_that_is_not_known_changes_nothing(table: Table, score: float, label: float) -> None:
     scores, labels, known = table

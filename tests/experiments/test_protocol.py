@@ -3,7 +3,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given
-from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from probmcl.data.loader import Order
@@ -54,7 +53,6 @@ def test_whoever_is_not_there_is_refused(said: list[str], message: str) -> None:
         parse_methods(said)
 
 
-@limits(deadline=None)  # it counts every image
 @given(
     st.integers(4, 1000),
     st.integers(1, 20),

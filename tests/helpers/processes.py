@@ -1,9 +1,11 @@
 """Two processes that a test starts, and what they do: here and not in the tests, so that processes can import it."""
 
+import contextlib
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,11 @@ from probmcl.methods import find_method
 from probmcl.methods.base import Method
 from probmcl.methods.bce import BCE
 from probmcl.runtime import distributed
+from probmcl.training import FeatureBatches, StepEvent, Training, fit
 
 WORLD = 2
-PATIENCE = 30
-"""Seconds after which a process that waits for the other gives up."""
+HANGS = 1200
+"""Seconds after which processes are taken to wait for each other in vain; a busy machine stays far below."""
 
 Results = dict[str, Any]
 Data = tuple[Tensor, Tensor, Tensor | None]
@@ -38,7 +41,7 @@ def run(work: Callable[..., Results], folder: Path, *given: Any) -> list[Results
     """What `work(*given)` returns in each of two processes; an error in one is raised here, and nothing hangs."""
     folder.mkdir(parents=True, exist_ok=True)
     running = spawn(_one, args=(folder, work, given), nprocs=WORLD, join=False)  # type: ignore[no-untyped-call]
-    deadline = time.monotonic() + 10 * PATIENCE
+    deadline = time.monotonic() + HANGS
     try:
         while not running.join(timeout=1):
             if time.monotonic() > deadline:
@@ -51,15 +54,18 @@ def run(work: Callable[..., Results], folder: Path, *given: Any) -> list[Results
 
 def _one(rank: int, folder: Path, work: Callable[..., Results], given: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=(folder / "meeting").absolute().as_uri(),
-        rank=rank,
-        world_size=WORLD,
-        timeout=timedelta(seconds=PATIENCE),
-    )
-    torch.save(work(*given), folder / f"{rank}.pt")
-    dist.destroy_process_group()
+    os.environ["WORLD_SIZE"] = str(WORLD)
+    join, meeting = dist.init_process_group, (folder / "meeting").absolute().as_uri()
+    dist.init_process_group = partial(join, init_method=meeting, rank=rank, world_size=WORLD)
+    with distributed.process_group("cpu"):
+        results = work(*given)
+    torch.save(results | {"threads left": gloo_threads()}, folder / f"{rank}.pt")
+
+
+def gloo_threads() -> list[str]:
+    """Those threads of this process that exchange tensors with others."""
+    names = (thread.read_text().strip() for thread in Path("/proc/self/task").glob("*/comm"))
+    return [name for name in names if "gloo" in name]
 
 
 # One step of a method.
@@ -130,6 +136,7 @@ def exchanges(folder: Path) -> Results:
     some = torch.arange(6.0).reshape(3, 2) + 10 * rank
     with distributed.process_group():  # the process has joined already
         pass
+    train_and_interrupt()
     mine = folder / f"here {rank}"
     mine.touch()
     distributed.barrier()
@@ -151,6 +158,7 @@ def exchanges(folder: Path) -> Results:
         "gradient": gathered_gradient(some),
         "predicted": predicted(7),
         "predicted by one": predicted(2),
+        "threads at work": gloo_threads(),
     }
 
 
@@ -187,6 +195,19 @@ class Shares:
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(distributed.shard(self.batches))
+
+
+def train_and_interrupt() -> None:
+    """Train to the end, and again until an interrupt."""
+    labels = torch.ones(4, 4)
+    few = FeatureBatches(torch.randn(1, 4, 5), labels, labels.bool(), batch_size=4, epochs=1, seed=0)
+
+    def interrupt(event: StepEvent) -> None:
+        raise KeyboardInterrupt
+
+    fit(BCE(PrecomputedFeatures(5), label_space(4)), few, Training())
+    with contextlib.suppress(KeyboardInterrupt):
+        fit(BCE(PrecomputedFeatures(5), label_space(4)), few, Training(), callbacks=(interrupt,))
 
 
 def predicted(images: int) -> Tensor:

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy import ndarray
@@ -39,7 +39,6 @@ def joined(states: list[int]) -> tuple[float, bool]:
     return 0.0, all(state == State.ABSENT for state in states)
 
 
-@settings(deadline=None)
 @given(arrays(np.uint8, st.tuples(st.integers(1, 9), st.just(4)), elements=st.integers(0, 3)))
 def test_joined_classes_are_what_a_loop_over_all_states_says(states: ndarray) -> None:
     sources = [[3, 1], [0]]

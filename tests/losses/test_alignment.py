@@ -45,7 +45,7 @@ def expected(scores: Tensor, labels: list[int], alignment: Alignment) -> list[in
     return order + [IGNORED] * (len(scores) - len(order))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     seed=st.integers(0, 10_000),
     steps=st.integers(1, 6),

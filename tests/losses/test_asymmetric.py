@@ -31,7 +31,7 @@ def published(logit: float, label: float, gamma_negative: float, gamma_positive:
 
 @pytest.mark.parametrize(("gamma_negative", "gamma_positive", "clip"), SETTINGS)
 @given(seed=st.integers(0, 999), reduction=st.sampled_from(["sum", "mean"]))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_it_is_the_published_loss_where_its_clamp_is_inactive(
     gamma_negative: float, gamma_positive: float, clip: float, seed: int, reduction: Reduction
 ) -> None:
@@ -207,7 +207,7 @@ def test_one_image_with_one_class() -> None:
 
 
 @given(seed=st.integers(0, 999), rows=st.permutations(range(4)), classes=st.permutations(range(5)))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_the_order_of_images_and_classes_does_not_matter(seed: int, rows: list[int], classes: list[int]) -> None:
     shuffled = [x[rows][:, classes] for x in drawn(seed)]
     torch.testing.assert_close(asymmetric(*shuffled), asymmetric(*drawn(seed)))

@@ -26,7 +26,7 @@ def slow_entries(logits: Tensor, labels: Tensor, known: Tensor) -> list[float]:
 
 
 @given(seed=st.integers(0, 999), reduction=st.sampled_from(["sum", "mean"]))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_it_is_the_loss_of_independent_labels_over_the_known_entries(seed: int, reduction: Reduction) -> None:
     logits, labels, known = drawn(seed)
     everything = torch.ones_like(known)

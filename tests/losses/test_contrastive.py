@@ -46,7 +46,6 @@ def slow_rows(
     threshold=st.sampled_from([0.0, 0.25, 0.5, 0.6, 1.0]),
     temperature=st.floats(0.05, 2),
 )
-@settings(deadline=None)
 def test_it_is_eq_3(rows: int, seed: int, threshold: float, temperature: float) -> None:
     similarity, overlap = drawn(rows, seed=seed)
     expected = slow_rows(similarity, overlap, threshold, temperature)
@@ -253,7 +252,7 @@ def test_gradients(threshold: float) -> None:
 
 
 @given(seed=st.integers(0, 999), shift=st.floats(-5, 5), order=st.permutations(range(6)))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_order_of_rows_and_a_common_shift_of_a_row_change_nothing(seed: int, shift: float, order: list[int]) -> None:
     similarity, overlap = drawn(6, seed=seed)
     expected = contrastive(similarity, overlap, threshold=0.5, temperature=0.2)

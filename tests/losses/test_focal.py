@@ -29,7 +29,7 @@ def published(logit: float, label: float, gamma: float, weight: float | None) ->
 
 @pytest.mark.parametrize(("gamma", "weight"), SETTINGS)
 @given(seed=st.integers(0, 999), reduction=st.sampled_from(["sum", "mean"]))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_it_is_the_published_loss_over_the_known_entries(
     gamma: float, weight: float | None, seed: int, reduction: Reduction
 ) -> None:

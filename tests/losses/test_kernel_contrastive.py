@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -61,7 +61,6 @@ def slow_rows(
     temperature=st.floats(0.05, 2),
     offset=st.sampled_from([0.0, 1e-7, 0.1]),
 )
-@settings(deadline=None)
 def test_it_is_the_published_formula(rows: int, seed: int, temperature: float, offset: float) -> None:
     similarity, present, _ = drawn(rows, seed=seed)
     expected = slow_rows(similarity, present, present, temperature, offset)

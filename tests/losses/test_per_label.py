@@ -48,7 +48,7 @@ def slow(
 
 
 @given(rows=st.integers(1, 6), seed=st.integers(0, 999), average=st.sampled_from(AVERAGES))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_it_is_what_slow_loops_give(rows: int, seed: int, average: Average) -> None:
     similarity, a, b, known_a, known_b = drawn(rows, seed=seed)
     everything = torch.ones_like(known_a)

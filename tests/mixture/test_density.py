@@ -105,7 +105,7 @@ def test_equal_components_are_one_component(kind: str) -> None:
 
 
 @given(kind=st.sampled_from(KINDS), seed=st.integers(0, 999), data=st.data())
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_order_of_components_common_shift_and_scale_of_weights(kind: str, seed: int, data: st.DataObject) -> None:
     logit, mean, raw, z = parameters(kind, 2, 4, 3, seed)
     p = build((logit, mean, raw), 3)
@@ -193,7 +193,7 @@ def test_autocast_around_the_call_changes_nothing(kind: str) -> None:
 
 
 @given(seed=st.integers(0, 999), components=st.integers(1, 6))
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 def test_effective_components_is_the_inverse_simpson_index(seed: int, components: int) -> None:
     logit, mean, raw, _ = parameters("scalar", 3, components, 1, seed)
     measured = build((3 * logit, mean, raw), 1).effective_components()

@@ -119,7 +119,6 @@ def test_torch_s_initial_values_for_all_three_heads() -> None:
 
 @pytest.mark.parametrize("floor", ["variance", "deviation"])
 @given(raw=st.floats(-1e38, 1e15))
-@settings(deadline=None)
 def test_the_variance_is_never_below_one(floor: Floor, raw: float) -> None:
     network = small(hidden=(), floor=floor)
     nn.init.zeros_(network.variance_head.weight)
@@ -138,7 +137,7 @@ def test_the_floor_is_under_the_variance_or_under_the_deviation() -> None:
 
 
 @given(scale=st.floats(1e-3, 1e6))
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_weights_sum_to_one_whatever_the_feature(scale: float) -> None:
     p = small()(scale * torch.randn(4, 6))
     assert p.log_weight.max() <= 0

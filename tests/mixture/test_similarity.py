@@ -171,7 +171,7 @@ class TestCorrelation:
 @pytest.mark.parametrize("name", list(SIMILARITIES))
 class TestEverySimilarity:
     @given(seed=st.integers(0, 999), regime=st.sampled_from(REGIMES), dim=st.sampled_from(DIMS))
-    @settings(deadline=None, max_examples=50)
+    @settings(max_examples=50)
     def test_symmetric_between_zero_and_one_and_one_with_itself(
         self, name: str, seed: int, regime: str, dim: int
     ) -> None:
@@ -185,7 +185,7 @@ class TestEverySimilarity:
             torch.testing.assert_close(measured.diagonal(), torch.ones(6, dtype=dtype), rtol=0, atol=digit)
 
     @given(seed=st.integers(0, 999), shift=st.floats(-20, 20), data=st.data())
-    @settings(deadline=None, max_examples=50)
+    @settings(max_examples=50)
     def test_order_of_rows_and_components_common_shift_and_scale_of_weights(
         self, name: str, seed: int, shift: float, data: st.DataObject
     ) -> None:

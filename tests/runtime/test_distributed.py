@@ -76,6 +76,12 @@ def test_a_process_without_a_batch_gets_the_scores_all_the_same(two: Any) -> Non
     assert torch.equal(scores, processes.predicted(2))
 
 
+def test_nothing_of_a_group_outlives_it(two: Any) -> None:
+    """Threads that still run when the interpreter ends can abort it, and torchrun then kills all other processes."""
+    assert in_both(two, "threads at work")
+    assert in_both(two, "threads left") == []
+
+
 def test_one_process_exchanges_nothing() -> None:
     rows = SOME.clone().requires_grad_()
     value = {"a": (1, 2)}

@@ -7,6 +7,7 @@ Every function here that exchanges something has to be called by all processes, 
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,9 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-import torch
+# DistributedDataParallel imports this module, in which the current process group becomes a default argument. Imported
+# first, it holds none; otherwise the group outlives `destroy_process_group`, and its threads can abort the interpreter.
+import torch.distributed.nn.functional
 from jaxtyping import Float, Float32, Shaped
 from torch import Tensor
 from torch import distributed as dist
@@ -50,6 +53,7 @@ def process_group(device: str | None = None) -> Iterator[None]:
     try:
         yield
     finally:
+        gc.collect()  # a DistributedDataParallel holds the group too
         dist.destroy_process_group()
 
 

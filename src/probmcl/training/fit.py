@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -87,6 +88,9 @@ def fit(
     finally:
         progress.average.copy_to()
         method.eval()
+        del step_of
+        if world_size() > 1:
+            gc.collect()  # a DistributedDataParallel that outlives its group can abort the process at its end
 
 
 def _begin(method: Method, training: Training, device: torch.device, *, steps: int) -> TrainingState:

@@ -37,7 +37,7 @@ def searched(looks: list[int], inners: list[int]) -> Found:
 hashes = st.integers(0, 2**64 - 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.tuples(hashes, hashes, st.integers(0, 63), st.integers(0, 3)), max_size=6))
 def test_every_pair_within_the_distance_is_found(seeds: list[tuple[int, int, int, int]]) -> None:
     looks, inners = [], []

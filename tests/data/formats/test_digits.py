@@ -117,7 +117,7 @@ def squares(box: Box) -> set[tuple[int, int]]:
     return {(box.left + x, box.top + y) for x in range(box.side) for y in range(box.side)}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(32, 128))
 def test_digits_are_different_and_stay_inside_the_scene(train: Handwriting, seed: int, size: int) -> None:
     scene = draw_scene(train, np.random.default_rng(seed), size)

@@ -75,7 +75,7 @@ def by_name(records: Records) -> dict[str, set[str]]:
 
 
 @pytest.mark.parametrize("separator", SEPARATORS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data(), dialect=dialects())
 def test_lists_of_labels(separator: str, data: st.DataObject, dialect: dict[str, object]) -> None:
     plain = texts(SEPARATORS)
@@ -89,7 +89,7 @@ def test_lists_of_labels(separator: str, data: st.DataObject, dialect: dict[str,
 
 
 @pytest.mark.parametrize("coding", CODINGS, ids="/".join)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data(), dialect=dialects())
 def test_one_column_a_class(coding: tuple[str, ...], data: st.DataObject, dialect: dict[str, object]) -> None:
     names = [f"class {name}" for name in data.draw(st.lists(texts(""), min_size=1, max_size=4, unique=True))]
@@ -102,7 +102,7 @@ def test_one_column_a_class(coding: tuple[str, ...], data: st.DataObject, dialec
     assert states_of(records) == ["".join("-+?~"[state] for state in row) for row in states]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(drawn=labeled(texts(SEPARATORS[:3])), dialect=dialects(), order=st.randoms(use_true_random=False))
 def test_one_row_a_label(drawn: tuple[list[str], Sets], dialect: dict[str, object], order: random.Random) -> None:
     files = {f"{i}.jpg": names for i, names in enumerate(drawn[1])}
@@ -113,7 +113,7 @@ def test_one_row_a_label(drawn: tuple[list[str], Sets], dialect: dict[str, objec
         assert by_name(read(table, carved=False, rows="labels")) == files
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(drawn=labeled(texts("").map(lambda text: f"{text}|, {text}")))
 def test_lists_in_parquet(drawn: tuple[list[str], Sets]) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
@@ -128,7 +128,7 @@ def test_lists_in_parquet(drawn: tuple[list[str], Sets]) -> None:
         assert by_name(read(folder, carved=False)) == files
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     drawn=labeled(texts("/").filter(lambda text: text[0] not in "._" and not NO_CLASS.fullmatch(text))),
     link=st.booleans(),

@@ -356,7 +356,7 @@ def test_a_folder_is_recognized_by_a_table_with_a_path_column(write: Write, tmp_
     assert find_tables(tmp_path) == [table]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(st.lists(st.frozensets(st.sampled_from(["cat", "dog", "red fox", "é,è", "7"])), min_size=1, max_size=6))
 def test_what_was_written_is_read(tmp_path: Path, labels: list[frozenset[str]]) -> None:
     (tmp_path / "classes.txt").write_text("dog\nred fox\né,è\ncat\n7\n", encoding="utf-8")
