@@ -344,7 +344,7 @@ def test_a_wrong_choice_lists_the_right_ones() -> None:
         multilabel_metrics(ONES, ONES, top_k=0)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(half_hidden.tables())
 def test_auroc_with_labels_hidden_it_is_exactly_that_of_the_known_ones(table: half_hidden.Table) -> None:
     found = area_under_roc(*table)
