@@ -9,20 +9,34 @@ then env UV_FIND_LINKS="$$PIP_FIND_LINKS" $${PIP_INDEX_URL:+UV_DEFAULT_INDEX="$$
 else $(BIN)/python -m pip install --quiet --constraint constraints.txt -e $(1); fi
 endef
 
-.PHONY: help demo test check lint types doctest format clean
+# HOOK=1 checks the shapes and types of every call with jaxtyping and beartype, which takes longer.
+PYTEST = $(BIN)/python -m pytest -n $(CORES) --dist loadgroup --no-loadscope-reorder \
+  $(if $(HOOK),--jaxtyping-packages=probmcl$(,)beartype.beartype)
+, := ,
+
+.PHONY: help demo test test-fast test-exhaustive check lint types doctest format clean
 
 help:
-	@echo "make demo     train and compare four classifiers on embedded data (about 3 minutes)"
-	@echo "make test     every test"
-	@echo "make check    lint, format, types, doctests and every test"
-	@echo "make format   put the source into its format"
+	@echo "make demo             train and compare four classifiers on embedded data (about 3 minutes)"
+	@echo "make test             the tests (about 4 minutes on two cores)"
+	@echo "make test-fast        those that neither train nor start processes (about 90 seconds)"
+	@echo "make test-exhaustive  complete grids, exports and large networks"
+	@echo "make check            lint, format, types, doctests and the tests, with every call checked for shapes and types"
+	@echo "make format           put the source into its format"
 
 demo: .venv/installed
 	$(BIN)/probmcl demo
 
 test: .venv/installed-dev
-	$(BIN)/python -m pytest -n $(CORES) --dist worksteal tests
+	$(PYTEST) tests
 
+test-fast: .venv/installed-dev
+	$(PYTEST) -m "not exhaustive and not slow" tests
+
+test-exhaustive: .venv/installed-dev
+	$(PYTEST) -m exhaustive tests
+
+check: HOOK = 1
 check: lint types doctest test
 
 lint: .venv/installed-dev

@@ -1,16 +1,58 @@
 """Every test runs without a network, on one thread unless PROBMCL_TEST_THREADS says otherwise."""
 
 import os
+from collections import Counter, defaultdict
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # missing weights are an error at once, not after a minute of retries
 os.environ["OMP_NUM_THREADS"] = os.environ.get("PROBMCL_TEST_THREADS", "1")  # also in the processes that tests start
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from helpers.pairwise import pairwise_cover
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # more threads on busy cores slow small operations down
 
 # How long an example takes depends on the machine, so no test has a deadline.
 settings.register_profile("probmcl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("probmcl")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Draw the same numbers in a test whatever ran before it."""
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The results of two processes that exchange tensors."""
+    from helpers import processes
+
+    folder = tmp_path_factory.mktemp("two_processes")
+    return processes.run(processes.everything, folder, folder)
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected by their marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Choose the cases of pairwise grids, and give each file to one worker, those with slow tests first."""
+    grids: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        assert isinstance(item, pytest.Function)
+        if item.get_closest_marker("pairwise"):
+            grids[item.nodeid.partition("[")[0]].append(item)
+        if "two_processes" in item.fixturenames:
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.xdist_group("two_processes"))
+        elif item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    for cases in grids.values():
+        chosen = pairwise_cover([case.callspec.params for case in cases])
+        for index, case in enumerate(cases):
+            if index not in chosen:
+                case.add_marker(pytest.mark.exhaustive)
+    slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -slow[item.path])

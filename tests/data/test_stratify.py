@@ -184,7 +184,6 @@ def units(draw: st.DrawFn) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return counts, sizes
 
 
-@settings(max_examples=150)
 @given(units(), st.sampled_from(SHARES), st.integers(0, 3))
 def test_no_part_is_empty_and_each_class_is_kept_where_that_is_possible(
     of: tuple[NDArray[np.int64], NDArray[np.int64]], shares: list[float], seed: int
@@ -197,7 +196,6 @@ def test_no_part_is_empty_and_each_class_is_kept_where_that_is_possible(
         assert (counts[part == 0].any(axis=0) == counts.any(axis=0)).all()
 
 
-@settings(max_examples=100)
 @given(units(), st.integers(0, 3))
 def test_of_two_parts_one_keeps_every_class_if_a_unit_can_be_spared(
     of: tuple[NDArray[np.int64], NDArray[np.int64]], seed: int

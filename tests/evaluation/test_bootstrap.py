@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -45,7 +45,6 @@ def repeated(table: Table) -> list[float]:
     return found
 
 
-@settings(max_examples=300)
 @given(tables())
 def test_a_resample_has_the_map_of_its_repeated_images(table: Table) -> None:
     found = bootstrapped_map(*table)
@@ -235,7 +234,6 @@ def test_what_cannot_be_drawn_or_judged_is_refused() -> None:
             holm([0.5, float(wrong)])
 
 
-@settings(max_examples=300)
 @given(tables())
 def test_a_resample_has_the_auroc_of_its_repeated_images(table: Table) -> None:
     scores, labels, known, weights = table

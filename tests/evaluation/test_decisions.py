@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as reference
 
@@ -9,7 +9,6 @@ from helpers.half_hidden import LEVELS, Table, f1, mean, share, tables
 from probmcl.evaluation import decisions_at, entries, rates_at
 
 
-@settings(max_examples=150)
 @given(tables(), st.sampled_from(LEVELS))
 def test_with_labels_hidden_rates_are_exactly_those_of_the_known_ones(table: Table, threshold: float) -> None:
     rates = rates_at(*table, threshold)
@@ -32,7 +31,6 @@ def test_with_labels_hidden_rates_are_exactly_those_of_the_known_ones(table: Tab
             np.testing.assert_array_equal(getattr(rates, name)[c].item(), value, err_msg=name)
 
 
-@settings(max_examples=150)
 @given(tables(), st.sampled_from(LEVELS))
 def test_with_labels_hidden_summaries_are_those_of_the_known_ones(table: Table, threshold: float) -> None:
     found = decisions_at(*table, threshold)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from sklearn.metrics import average_precision_score, roc_auc_score
@@ -117,7 +117,6 @@ def test_every_kind_equals_a_loop_over_thresholds(kind: str, table: Table) -> No
         assert found[c].item() == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
-@settings(max_examples=300)
 @given(
     tables(),
     st.sampled_from([-1.0, *LEVELS]),
@@ -210,7 +209,6 @@ def test_a_score_at_the_threshold_is_not_above_it(dtype: torch.dtype, threshold:
     assert multilabel_metrics(scores, torch.ones(1, 2), threshold=threshold)["OR"] == 0.5
 
 
-@settings(max_examples=200)
 @given(tables(), st.lists(st.sampled_from([-1.0, *LEVELS]), min_size=5, max_size=5), st.sampled_from([None, 1, 3]))
 def test_each_class_may_have_its_own_threshold(table: Table, thresholds: list[float], top_k: int | None) -> None:
     own = np.array(thresholds[: table.scores.shape[1]])
@@ -344,7 +342,6 @@ def test_a_wrong_choice_lists_the_right_ones() -> None:
         multilabel_metrics(ONES, ONES, top_k=0)
 
 
-@settings(max_examples=150)
 @given(half_hidden.tables())
 def test_auroc_with_labels_hidden_it_is_exactly_that_of_the_known_ones(table: half_hidden.Table) -> None:
     found = area_under_roc(*table)

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -45,7 +45,6 @@ def slow_threshold(scores: list[float], positive: list[bool]) -> float:
     return min(cuts(scores), key=lambda t: (-f1_at(scores, positive, t), abs(t - 0.5), t))
 
 
-@settings(max_examples=300)
 @given(tables(least=-2.0))
 def test_each_class_has_the_cut_that_a_search_over_all_finds(table: Table) -> None:
     scores, labels, known = (np.where(np.isinf(table[0]), 5.0, table[0]), *table[1:])
@@ -55,7 +54,6 @@ def test_each_class_has_the_cut_that_a_search_over_all_finds(table: Table) -> No
         assert found[c].item() == pytest.approx(expected, abs=1e-12)
 
 
-@settings(max_examples=300)
 @given(tables())
 def test_macro_f1_with_them_is_the_best_there_is(table: Table) -> None:
     scores, labels, known = table

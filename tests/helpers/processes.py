@@ -1,6 +1,7 @@
 """Two processes that a test starts, and what they do: here and not in the tests, so that processes can import it."""
 
 import contextlib
+import dataclasses
 import os
 import time
 import warnings
@@ -20,9 +21,12 @@ from helpers.images import label_space
 from probmcl.data.loader import Batch
 from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.evaluation.evaluate import predict
-from probmcl.methods import find_method
+from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Method
 from probmcl.methods.bce import BCE
+from probmcl.methods.joint import Config as Joint
+from probmcl.methods.mulsupcon import Config as MulSupCon
+from probmcl.methods.probmcl import PAPER, Config
 from probmcl.runtime import distributed
 from probmcl.training import FeatureBatches, StepEvent, Training, fit
 
@@ -68,7 +72,26 @@ def gloo_threads() -> list[str]:
     return [name for name in names if "gloo" in name]
 
 
+def everything(folder: Path) -> Results:
+    """All that tests of two processes look at, so that these are started once."""
+    return exchanges(folder) | steps(CASES)
+
+
 # One step of a method.
+
+CASES: Cases = {
+    f"{name}-{preset}": (name, config) for name in METHODS for preset, config in find_method(name).presets.items()
+} | {
+    "probmcl-balanced": ("probmcl", dataclasses.replace(PAPER, contrastive_weight="balanced", overlap="cosine")),
+    "probmcl-mean": ("probmcl", dataclasses.replace(PAPER, contrastive_weight="balanced", reduction="mean")),
+    "probmcl-sum": ("probmcl", Config(reduction="sum", component_weight="density", overlap="cosine_literal")),
+    "probmcl-anchors": ("probmcl", Config(anchors="labels")),
+    "probmcl-anchors-sum": ("probmcl", Config(anchors="labels", reduction="sum", component_weight="density")),
+    "mulsupcon-images": ("mulsupcon", MulSupCon(average="images")),
+    "joint-asl-supcon": ("joint", Joint(classification="asl", contrast="supcon")),
+    "joint-asl-probmcl": ("joint", Joint(classification="asl", contrast="probmcl")),
+    "joint-bce-probmcl": ("joint", Joint(classification="bce", contrast="probmcl")),
+}
 
 
 def method(name: str, config: Any) -> Method:

@@ -12,7 +12,10 @@ from probmcl.run.train import train
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, method_settings
 from probmcl.training import Training
 
-pytestmark = pytest.mark.filterwarnings("default::UserWarning")  # the paper's preset says beforehand what may come
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("default::UserWarning"),  # the paper's preset says beforehand what may come
+]
 
 
 @pytest.fixture(scope="module")

@@ -245,6 +245,7 @@ def allowed(regime: str, dim: int) -> float:
     return 1e-5 if dim >= 16 and regime != "alike" else 3e-5
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("component_weight", WEIGHTS)
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("dim", DIMS)

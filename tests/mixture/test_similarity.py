@@ -55,6 +55,7 @@ class TestCorrelation:
         torch.testing.assert_close(correlation(p, way=way), literal_correlation(p, p), rtol=1e-10, atol=1e-12)
         torch.testing.assert_close(correlation(p, q, way=way), literal_correlation(p, q), rtol=1e-10, atol=1e-12)
 
+    @pytest.mark.pairwise
     @pytest.mark.parametrize("goal", list(GOALS))
     @pytest.mark.parametrize("regime", REGIMES)
     @pytest.mark.parametrize("dim", DIMS)
@@ -299,6 +300,7 @@ def truth(regime: str, dim: int, components: int, goal: Goal) -> Found:
     return found(lambda p: correlation(p, way="tiled"), fine, dim, goal)
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("dim", DIMS)
 @pytest.mark.parametrize("components", list(ROWS))
@@ -323,6 +325,7 @@ def integrated_correlation(p: IsotropicMixture) -> Tensor:
     return inner / (inner.diagonal()[:, None] * inner.diagonal()).sqrt()
 
 
+@pytest.mark.pairwise
 @pytest.mark.parametrize("regime", ["init", "alike", "wide", "floor"])
 @pytest.mark.parametrize("components", [2000, 9605])
 @pytest.mark.parametrize("goal", list(GOALS))
@@ -343,6 +346,7 @@ class TestComponents:
         p = mixture_of((x.float() for x in draw(rows=20, components=80)), dim)
         assert least <= components_that_count(p, torch.float32).mean.shape[1] <= most
 
+    @pytest.mark.pairwise
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("regime", REGIMES)
     @pytest.mark.parametrize("dim", DIMS)
@@ -534,6 +538,7 @@ def run_alone(code: str) -> str:
     return run.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("way", "dim", "limit"), [("auto", 128, 0.1e9), ("auto", 2048, 0.1e9), ("tiled", 2048, 0.5e9)])
 def test_the_paper_s_own_setting_takes_less_than_a_tenth_of_a_gigabyte(way: Way, dim: int, limit: float) -> None:
     """256 views and 80 classes; the plain formula takes 18 GB."""
@@ -566,6 +571,7 @@ print(peak() - before)
     assert 0 <= int(run_alone(code)) < limit
 
 
+@pytest.mark.slow
 def test_a_compiled_function_can_call_it() -> None:
     """In a process of its own, since torch.compile does not understand how the tests check types."""
     code = """
@@ -592,6 +598,7 @@ for way in ("auto", "tiled", "features", None):
         assert compiled == pytest.approx(plain, rel=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="there is no C++ compiler")
 def test_compiled_it_is_the_same() -> None:
     """In a process of its own, as above. It takes 20 to 60 s."""

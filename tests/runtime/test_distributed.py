@@ -10,76 +10,70 @@ from probmcl.runtime import distributed
 SOME = torch.arange(6.0).reshape(3, 2)
 
 
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> list[processes.Results]:
-    folder = tmp_path_factory.mktemp("exchanges")
-    return processes.run(processes.exchanges, folder, folder)
-
-
-def in_both(two: Any, key: str) -> Any:
+def in_both(two_processes: Any, key: str) -> Any:
     """What both processes have alike."""
-    a, b = (results[key] for results in two)
+    a, b = (results[key] for results in two_processes)
     assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
     return a
 
 
-def test_each_process_knows_its_number(two: Any) -> None:
-    assert [results["rank, world, first"] for results in two] == [(0, 2, True), (1, 2, False)]
+def test_each_process_knows_its_number(two_processes: Any) -> None:
+    assert [results["rank, world, first"] for results in two_processes] == [(0, 2, True), (1, 2, False)]
 
 
-def test_rows_are_gathered_in_the_order_of_the_processes(two: Any) -> None:
-    assert torch.equal(in_both(two, "gather"), torch.cat([SOME, SOME + 10]))
-    assert torch.equal(in_both(two, "gather booleans"), torch.cat([SOME, SOME + 10]) > 11)
-    assert torch.equal(in_both(two, "gather transposed"), torch.cat([SOME.T, SOME.T + 10]))
+def test_rows_are_gathered_in_the_order_of_the_processes(two_processes: Any) -> None:
+    assert torch.equal(in_both(two_processes, "gather"), torch.cat([SOME, SOME + 10]))
+    assert torch.equal(in_both(two_processes, "gather booleans"), torch.cat([SOME, SOME + 10]) > 11)
+    assert torch.equal(in_both(two_processes, "gather transposed"), torch.cat([SOME.T, SOME.T + 10]))
 
 
-def test_each_process_may_have_its_own_number_of_rows_or_none(two: Any) -> None:
-    assert torch.equal(in_both(two, "unequal"), torch.cat([SOME[:1], SOME[:2] + 10]))
-    assert torch.equal(in_both(two, "nothing from the first"), SOME + 10)
-    assert in_both(two, "nothing from anybody").shape == (0, 5)
+def test_each_process_may_have_its_own_number_of_rows_or_none(two_processes: Any) -> None:
+    assert torch.equal(in_both(two_processes, "unequal"), torch.cat([SOME[:1], SOME[:2] + 10]))
+    assert torch.equal(in_both(two_processes, "nothing from the first"), SOME + 10)
+    assert in_both(two_processes, "nothing from anybody").shape == (0, 5)
 
 
-def test_the_mean_is_over_processes(two: Any) -> None:
-    assert torch.equal(in_both(two, "mean"), SOME + 5)
+def test_the_mean_is_over_processes(two_processes: Any) -> None:
+    assert torch.equal(in_both(two_processes, "mean"), SOME + 5)
 
 
-def test_what_the_first_has_is_broadcast(two: Any) -> None:
-    assert in_both(two, "broadcast") == {"rank": 0, "more": ["ä", None, 0.5]}
+def test_what_the_first_has_is_broadcast(two_processes: Any) -> None:
+    assert in_both(two_processes, "broadcast") == {"rank": 0, "more": ["ä", None, 0.5]}
 
 
-def test_shares_are_every_second_item(two: Any) -> None:
-    assert [results["share"] for results in two] == [[0, 2, 4], [1, 3]]
+def test_shares_are_every_second_item(two_processes: Any) -> None:
+    assert [results["share"] for results in two_processes] == [[0, 2, 4], [1, 3]]
 
 
-def test_nobody_passes_a_barrier_before_all_are_there(two: Any) -> None:
-    assert in_both(two, "everybody here")
+def test_nobody_passes_a_barrier_before_all_are_there(two_processes: Any) -> None:
+    assert in_both(two_processes, "everybody here")
 
 
-def test_shapes_that_differ_are_refused_in_all_processes_and_nothing_hangs(two: Any) -> None:
-    assert "shapes [(2,), (3,)]; give each the same number of images" in in_both(two, "refused")
-    assert "shapes [(2,), (2, 1)]" in in_both(two, "refused axes")
+def test_shapes_that_differ_are_refused_in_all_processes_and_nothing_hangs(two_processes: Any) -> None:
+    assert "shapes [(2,), (3,)]; give each the same number of images" in in_both(two_processes, "refused")
+    assert "shapes [(2,), (2, 1)]" in in_both(two_processes, "refused axes")
 
 
-def test_the_gradient_of_gathered_rows_is_that_of_the_sum_of_all_losses(two: Any) -> None:
+def test_the_gradient_of_gathered_rows_is_that_of_the_sum_of_all_losses(two_processes: Any) -> None:
     rows = torch.cat([SOME, SOME + 10]).double().requires_grad_()
     (expected,) = torch.autograd.grad(processes.own_loss(rows, 0) + processes.own_loss(rows, 1), rows)
-    torch.testing.assert_close(torch.cat([results["gradient"] for results in two]), expected)
+    torch.testing.assert_close(torch.cat([results["gradient"] for results in two_processes]), expected)
 
 
-def test_predicting_in_two_processes_gives_the_scores_of_one_in_its_order(two: Any) -> None:
-    assert torch.equal(in_both(two, "predicted"), processes.predicted(7))
+def test_predicting_in_two_processes_gives_the_scores_of_one_in_its_order(two_processes: Any) -> None:
+    assert torch.equal(in_both(two_processes, "predicted"), processes.predicted(7))
 
 
-def test_a_process_without_a_batch_gets_the_scores_all_the_same(two: Any) -> None:
-    scores = in_both(two, "predicted by one")
+def test_a_process_without_a_batch_gets_the_scores_all_the_same(two_processes: Any) -> None:
+    scores = in_both(two_processes, "predicted by one")
     assert scores.shape == (2, 4)
     assert torch.equal(scores, processes.predicted(2))
 
 
-def test_nothing_of_a_group_outlives_it(two: Any) -> None:
+def test_nothing_of_a_group_outlives_it(two_processes: Any) -> None:
     """Threads that still run when the interpreter ends can abort it, and torchrun then kills all other processes."""
-    assert in_both(two, "threads at work")
-    assert in_both(two, "threads left") == []
+    assert in_both(two_processes, "threads at work")
+    assert in_both(two_processes, "threads left") == []
 
 
 def test_one_process_exchanges_nothing() -> None:
