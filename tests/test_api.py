@@ -134,7 +134,7 @@ def test_a_bad_image_is_named_before_anything_is_trained_and_skipped_only_on_dem
     assert "7.png" in str(error.value)
     assert "9.png: does not exist" in str(error.value)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="more than --skip-bad"):
+    with pytest.raises(ValueError, match="more than `skip_bad"):
         probmcl.train(table, **SMALL, skip_bad=0.01, out=tmp_path / "run")
     run = probmcl.train(table, **SMALL, skip_bad=0.05, method="probe", out=tmp_path / "run")
     skipped = json.loads((run.folder / "run.json").read_text())["data"]["skipped"]

@@ -38,7 +38,7 @@ def test_the_file_of_labels_has_names_parents_and_policy() -> None:
     records = Records.from_labels(
         ["animal", "cat"], [Path("a"), Path("b")], ["train", "test"], held, hierarchy={"cat": "animal"}
     )
-    found = run_folder.labels_file(records, {"minus_one": ["unknown", "cat=soft:0.5"]})
+    found = run_folder.labels_file(records, {"options": {"minus_one": ["unknown", "cat=soft:0.5"]}})
     assert found["names"] == ("animal", "cat")
     assert found["counts"] == [1, 1]
     assert found["hierarchy"] == {"cat": "animal"}

@@ -9,8 +9,9 @@ import pytest
 
 from probmcl.api import train
 from probmcl.cli.evaluate import evaluate
+from probmcl.data.options import ReadOptions
 from probmcl.data.read import describe, read
-from probmcl.errors import DataError
+from probmcl.errors import DataError, OptionError
 
 PAGE = (Path(__file__).parent.parent / "docs" / "your_data.md").read_text(encoding="utf-8")
 EXAMPLE = re.compile(r"<!-- example: (?P<about>.*?) -->\n(?P<tables>.*?)```console\n(?P<shown>.*?)```", re.DOTALL)
@@ -29,13 +30,13 @@ def written(folder: Path, match: re.Match[str]) -> tuple[Path, dict[str, Any]]:
     for table in tables:
         (folder / table["name"]).write_text(table["text"], encoding="utf-8")
     data = folder / tables[0]["name"] if len(tables) == 1 else folder
-    return data, {key: value.split(", ") for key, value in about.items()}
+    return data, {key: tuple(value.split(", ")) for key, value in about.items()}
 
 
 def printed(data: Path, flags: dict[str, Any]) -> str:
     try:
-        return describe(read(data, carved=False, **flags))
-    except DataError as error:
+        return describe(read(data, options=ReadOptions(**flags), seed=None))
+    except (DataError, OptionError) as error:
         return str(error)
 
 

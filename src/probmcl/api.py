@@ -171,13 +171,20 @@ def _start(
     if out is not None:
         run_folder.refuse_used(Path(out))
     console = intake.display_of_the_first()
-    rules = intake.rules_of(given, settings.seed)
-    admitted = prepare_data(data, intake.reading_of(given), rules, settings.workers, console)
+    admitted = prepare_data(
+        data,
+        given["images"],
+        intake.read_options(given),
+        intake.data_checks(given),
+        seed=settings.seed,
+        workers=settings.workers,
+        console=console,
+    )
     settings = replace(settings, intensity=admitted.intensity)
     seen = intake.seen_before(admitted.records, settings.encoder.weights)
     for alarm in seen:
         console.print(f"  ALARM: {alarm}")
-    alarms = [*admitted.alarms, *seen]
+    alarms = [*(warning.message for warning in admitted.warnings), *seen]
     with (
         intake.folder_for(out, intake.data_name(data)) as folder,
         intake.told_how_to_go_on("train", folder, "run.json", console),
@@ -187,7 +194,7 @@ def _start(
             settings,
             folder,
             console,
-            source=admitted.source,
+            source=admitted.source.to_json(),
             alarms=alarms,
             fold_of=admitted.fold_of,
         )
@@ -208,6 +215,7 @@ def _resume(folder: Path, loss: str | None, where: dict[str, Any]) -> Run:
     from dataclasses import replace
 
     from probmcl.data.audit import read_again
+    from probmcl.data.options import DataSource
     from probmcl.files import read_json
     from probmcl.methods import find_method
     from probmcl.run import train as pipeline
@@ -225,6 +233,6 @@ def _resume(folder: Path, loss: str | None, where: dict[str, Any]) -> Run:
     source = read_json(folder / "run.json")["data"]
     if source is None:
         raise ValueError(f"{folder} was trained from records in memory; go on with probmcl.run.train.resume")
-    records, console = read_again(source, folder / "split.csv"), intake.display_of_the_first()
+    records, console = read_again(DataSource.parse(source), folder / "split.csv"), intake.display_of_the_first()
     with intake.told_how_to_go_on("train", folder, "run.json", console):
         return pipeline.resume(records, settings, folder, console)

@@ -5,7 +5,7 @@ Importing this loads no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from probmcl.errors import suggestion
 
 if TYPE_CHECKING:
     from probmcl.console import Console
-    from probmcl.data.audit import DataChecks
+    from probmcl.data.options import DataChecks, ReadOptions
     from probmcl.data.records import Records
 
 NAMED_WEIGHTS = ("pretrained", "none")
@@ -25,43 +25,31 @@ def said(**given: Any) -> dict[str, Any]:
     return {key: value for key, value in given.items() if value is not None and value != {}}
 
 
-READING = (
-    "format",
-    "path_column",
-    "labels_column",
-    "split_column",
-    "weight_column",
-    "rows",
-    "blank",
-    "minus_one",
-    "none_label",
-    "ignore",
-)
-"""Flags that `probmcl.data.read` takes by the same name."""
+def read_options(given: Mapping[str, Any]) -> ReadOptions:
+    """The reading options among the options of a command."""
+    from dataclasses import fields
+
+    from probmcl.data.options import ReadOptions
+
+    lists = ("blank", "minus_one", "ignore")
+    chosen = said(**{field.name: given[field.name] for field in fields(ReadOptions)})
+    chosen |= {
+        name: (chosen[name],) if isinstance(chosen[name], str) else tuple(chosen[name])
+        for name in chosen.keys() & set(lists)
+    }
+    return ReadOptions(**chosen | ({"hierarchy": Path(chosen["hierarchy"])} if "hierarchy" in chosen else {}))
 
 
-def reading_of(given: Mapping[str, Any]) -> dict[str, Any]:
-    """How data are to be read, from the flags of a command."""
-    return said(
-        images=absolute(given["images"]),
-        **{name: _listed(given[name]) for name in READING},
-        group_column=given["group"],
-        hierarchy=absolute(given["hierarchy"]),
+def data_checks(given: Mapping[str, Any]) -> DataChecks:
+    """The data checks among the options of a command."""
+    from dataclasses import fields
+
+    from probmcl.data.options import DataChecks
+
+    chosen = said(**{field.name: given[field.name] for field in fields(DataChecks)})
+    return DataChecks(
+        **chosen | ({"split_file": Path(chosen["split_file"]).resolve()} if "split_file" in chosen else {})
     )
-
-
-def _listed(value: Any) -> Any:
-    """Several words as a list, which JSON keeps."""
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
-
-
-def rules_of(given: Mapping[str, Any], seed: int) -> DataChecks:
-    """What is asked of data, from the flags of a command."""
-    from probmcl.data.audit import DataChecks
-
-    names = ("skip_bad", "allow_leaks", "range", "folds", "fold")
-    flags = said(**{name: given.get(name) for name in names})
-    return DataChecks(**flags, split_file=absolute(given["split_file"]), seed=seed)
 
 
 def cache_folder(given: Path | str | None) -> str | None:

@@ -89,8 +89,8 @@ def labels_file(records: Records, source: Mapping[str, Any]) -> dict[str, Any]:
     chances = zip(space.names, states.chance.tolist(), strict=True)
     policy = {
         "unknown": "a label that is not known takes no part in anything",
-        "blank": source.get("blank"),
-        "minus_one": source.get("minus_one"),
+        "blank": source.get("options", {}).get("blank"),
+        "minus_one": source.get("options", {}).get("minus_one"),
         "chance_of_uncertain": {name: chance for name, chance in chances if chance == chance},  # not NaN: not unknown
         "labels": {state.name.lower(): int(n) for state, n in zip(State, states.counts().sum(axis=1), strict=True)},
     }

@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> Path:
     made_run(
         tmp_path / "run",
         split=list(zip(records.paths, records.split, strict=True)),
-        data={"data": str(tmp_path / "labels.csv"), "split_column": "part"},
+        data={"data": str(tmp_path / "labels.csv"), "options": {"split_column": "part"}},
     )
     return tmp_path / "run"
 
@@ -125,7 +125,7 @@ def test_bad_images_are_refused_together_or_skipped_and_said(run: Path, capsys: 
     bad[0].unlink()
     bad[1].write_bytes(b"")
     with pytest.raises(
-        DataError, match=r"2 of 9 images cannot be used:\n.*row 42: .*\n.*row 43: .*\n.*--skip-bad 0\.3"
+        DataError, match=r"2 of 9 images cannot be used:\n.*row 42: .*\n.*row 43: .*\n.*`skip_bad=0\.3`"
     ):
         evaluate(run)
     evaluate(run, "--skip-bad", "0.3", "--draws", "0", "--json", run.parent / "scores.json")

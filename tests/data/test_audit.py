@@ -12,9 +12,10 @@ from rich.console import Console as RichConsole
 
 from helpers import photographs
 from probmcl.console import Console
-from probmcl.data.audit import DataChecks, PreparedData, check, prepare_data, read_again
+from probmcl.data.audit import PreparedData, check, prepare_data, read_again
+from probmcl.data.options import DataChecks, ReadOptions
 from probmcl.data.records import SPLITS
-from probmcl.errors import DataError
+from probmcl.errors import DataError, OptionError
 from probmcl.run_folder import write_split
 
 COUNT = 30
@@ -29,10 +30,8 @@ def text_of(console: Console) -> str:
     return console.rich.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
-def admitted(
-    table: Path, *, console: Console | None = None, reading: dict[str, Any] | None = None, **rules: Any
-) -> PreparedData:
-    return prepare_data(table, reading or {}, DataChecks(**rules), 0, console or shown())
+def prepared(table: Path, *, console: Console | None = None, seed: int = 0, **checks: Any) -> PreparedData:
+    return prepare_data(table, checks=DataChecks(**checks), seed=seed, console=console or shown())
 
 
 def split_of(found: PreparedData, name: str) -> str:
@@ -53,9 +52,9 @@ def copy(table: Path, source: int, number: int, *, as_it_is: bool = False) -> No
 
 def test_good_data_comes_through_and_says_what_it_is(tmp_path: Path) -> None:
     console = shown()
-    found = admitted(photographs.folder(tmp_path / "p", COUNT, splits=GIVEN), console=console)
+    found = prepared(photographs.folder(tmp_path / "p", COUNT, splits=GIVEN), console=console)
     assert list(found.records.split) == GIVEN
-    assert (found.alarms, found.intensity, found.fold_of) == ([], None, None)
+    assert (found.warnings, found.intensity, found.fold_of) == ([], None, None)
     assert "train 20 · val 4 · test 6" in text_of(console)
     assert "  reading every image once" in text_of(console)
 
@@ -67,22 +66,22 @@ def test_the_same_picture_in_train_and_test_is_refused_with_both_rows_unless_all
     table = photographs.folder(tmp_path / "p", COUNT, splits=GIVEN)
     copy(table, 3, 28, as_it_is=as_it_is)
     with pytest.raises(DataError) as caught:
-        admitted(table)
-    for part in ("in train and test: 1", "row 5: ", "3.jpg", "row 30: ", "28.jpg", "--allow-leaks"):
+        prepared(table)
+    for part in ("in train and test: 1", "row 5: ", "3.jpg", "row 30: ", "28.jpg", "allow_leaks"):
         assert part in str(caught.value)
-    found = admitted(table, allow_leaks=True)
-    assert any("28.jpg" in line for line in found.alarms)
-    assert found.source["leaks_allowed"] == found.alarms
+    found = prepared(table, allow_leaks=True)
+    assert any("28.jpg" in warning.message for warning in found.warnings)
+    assert found.source.leaks_allowed == tuple(warning.message for warning in found.warnings)
 
 
 def test_a_patient_in_two_splits_is_refused_and_one_in_a_single_split_is_not(tmp_path: Path) -> None:
     patients = [f"p{number // 2}" for number in range(COUNT)]
     table = photographs.folder(tmp_path / "p", COUNT, splits=GIVEN, patients=patients)
-    assert admitted(table).alarms == []
+    assert prepared(table).warnings == []
     patients[25] = "p0"
     table = photographs.folder(tmp_path / "q", COUNT, splits=GIVEN, patients=patients)
     with pytest.raises(DataError, match="group 'p0'"):
-        admitted(table)
+        prepared(table)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -91,8 +90,8 @@ def test_a_split_made_here_keeps_copies_and_groups_together(tmp_path: Path, seed
     table = photographs.folder(tmp_path / "p", COUNT, patients=patients)
     copy(table, 1, 10, as_it_is=True)
     copy(table, 20, 29)
-    found = admitted(table, seed=seed)
-    assert found.alarms == []
+    found = prepared(table, seed=seed)
+    assert found.warnings == []
     assert all(len(found.records.rows(split)) for split in SPLITS)
     assert split_of(found, "1.jpg") == split_of(found, "10.jpg")
     assert split_of(found, "20.jpg") == split_of(found, "29.jpg")
@@ -109,26 +108,26 @@ def test_what_cannot_be_read_is_refused_or_left_out_and_nothing_is_changed(tmp_p
     (table.parent / "7.jpg").write_bytes(b"")
     before = {path: path.read_bytes() for path in table.parent.iterdir()}
     with pytest.raises(DataError, match=r"row 9: .*7\.jpg: the file is empty"):
-        admitted(table)
-    found = admitted(table, skip_bad=0.1)
+        prepared(table)
+    found = prepared(table, skip_bad=0.1)
     assert len(found.records) == COUNT - 1
-    assert [Path(entry["path"]).name for entry in found.source["skipped"]] == ["7.jpg"]
+    assert [Path(image.path).name for image in found.source.skipped] == ["7.jpg"]
     assert {path: path.read_bytes() for path in table.parent.iterdir()} == before
 
 
 def test_a_split_can_be_given_back_and_read_again(tmp_path: Path) -> None:
     table = photographs.folder(tmp_path / "p", COUNT)
     (table.parent / "7.jpg").write_bytes(b"")
-    found = admitted(table, seed=3, skip_bad=0.1)
+    found = prepared(table, seed=3, skip_bad=0.1)
     write_split(tmp_path / "split.csv", found.records)
     again = read_again(found.source, tmp_path / "split.csv")
     assert again.paths == found.records.paths
     assert again.split == found.records.split
     assert np.array_equal(again.labels, found.records.labels)
-    given = admitted(table, seed=9, split_file=str(tmp_path / "split.csv"), skip_bad=0.1)
+    given = prepared(table, seed=9, split_file=tmp_path / "split.csv", skip_bad=0.1)
     assert given.records.split == found.records.split
     (table.parent / "8.jpg").write_bytes(b"")  # which the file names
-    given = admitted(table, seed=9, split_file=str(tmp_path / "split.csv"), skip_bad=0.1)
+    given = prepared(table, seed=9, split_file=tmp_path / "split.csv", skip_bad=0.1)
     assert len(given.records) == COUNT - 2
 
 
@@ -136,7 +135,7 @@ def test_folds_are_disjoint_whole_and_the_same_each_time(tmp_path: Path) -> None
     table = photographs.folder(tmp_path / "p", COUNT)
     tested: list[str] = []
     for fold in (1, 2, 3):
-        found = admitted(table, folds=3, fold=fold)
+        found = prepared(table, folds=3, fold=fold)
         assert found.fold_of is not None
         rows = found.records.rows("test")
         assert (found.fold_of[rows] == fold).all()
@@ -145,31 +144,12 @@ def test_folds_are_disjoint_whole_and_the_same_each_time(tmp_path: Path) -> None
     assert sorted(tested) == sorted(f"{number}.jpg" for number in range(COUNT))
 
 
-@pytest.mark.parametrize(
-    ("rules", "message"),
-    [
-        ({"folds": 1, "fold": 1}, "--folds 1: give 2 or more"),
-        ({"folds": 5}, "--folds 5 wants --fold 1 to 5"),
-        ({"folds": 5, "fold": 6}, "--folds 5 wants --fold 1 to 5"),
-        ({"fold": 2}, "--fold 2: of which folds"),
-        ({"folds": 5, "fold": 1, "split_file": __file__}, "say one of both"),
-        ({"skip_bad": 5.0}, "a share between 0 and 1"),
-        ({"range": "9"}, "--range 9"),
-        ({"seed": -1}, "--seed -1: give 0 or more"),
-        ({"split_file": "nowhere.csv"}, "--split-file nowhere.csv: there is no such file"),
-    ],
-)
-def test_rules_that_contradict_are_refused(rules: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        DataChecks(**rules)
-
-
 def test_one_group_cannot_be_divided_and_that_is_said_by_both(tmp_path: Path) -> None:
     table = photographs.folder(tmp_path / "p", 12, patients=["one"] * 12)
     with pytest.raises(
         DataError, match=r"no image belongs to the val or test split .*join the images into 1 that cannot"
     ):
-        admitted(table)
+        prepared(table)
     found = checked(table)
     assert found["verdict"] == "blocked"
     assert "join the images into 1 that cannot be divided" in texts(found, "blocked")
@@ -177,16 +157,22 @@ def test_one_group_cannot_be_divided_and_that_is_said_by_both(tmp_path: Path) ->
 
 def test_a_column_that_leaves_a_split_empty_is_answered_with_the_flag(tmp_path: Path) -> None:
     table = photographs.folder(tmp_path / "p", 12, splits=["test"] * 12)
-    with pytest.raises(DataError, match=r"no image belongs to the train or val split .*--split-column ''"):
-        admitted(table)
+    with pytest.raises(DataError, match=r"no image belongs to the train or val split .*`split_column=''`"):
+        prepared(table)
     assert checked(table)["verdict"] == "blocked"
+
+
+def test_a_negative_seed_is_refused(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", 3)
+    with pytest.raises(OptionError, match="`seed=-1` must be at least 0"):
+        prepared(table, seed=-1)
 
 
 def test_a_file_of_folds_wants_to_know_which(tmp_path: Path) -> None:
     table = photographs.folder(tmp_path / "p", 6)
     (tmp_path / "folds.csv").write_text("path,fold\n")
-    with pytest.raises(DataError, match="holds folds; --fold K"):
-        admitted(table, split_file=str(tmp_path / "folds.csv"))
+    with pytest.raises(OptionError, match="has folds; `fold=K`"):
+        prepared(table, split_file=tmp_path / "folds.csv")
 
 
 def test_a_child_without_its_parent_is_warned_of_and_the_parent_taken_as_present(tmp_path: Path) -> None:
@@ -194,7 +180,7 @@ def test_a_child_without_its_parent_is_warned_of_and_the_parent_taken_as_present
     rows = [f"{number}.jpg,{int(number > 5)},{int(number > 3)}" for number in range(12)]
     table.write_text("\n".join(["filename,building,roof", *rows]) + "\n")
     (tmp_path / "tree.csv").write_text("child,parent\nroof,building\n")
-    found = check(table, {"hierarchy": str(tmp_path / "tree.csv")}, DataChecks(), 0, shown())
+    found = check(table, options=ReadOptions(hierarchy=tmp_path / "tree.csv"), console=shown())
     said = "a class is present and its parent absent in 2 images, first in row 6: the parent is taken as present"
     assert said in texts(found, "warning")
     assert said in found["summary"]
@@ -205,7 +191,7 @@ def test_a_mapped_minus_one_counts_as_what_it_is_mapped_to(tmp_path: Path) -> No
     table = photographs.folder(tmp_path / "p", 12)
     rows = [f"{number}.jpg,{-1 if number % 2 else 1},{number % 3 % 2}" for number in range(12)]
     table.write_text("\n".join(["filename,roof,sky", *rows]) + "\n")
-    found = check(table, {"minus_one": "negative"}, DataChecks(), 0, shown())
+    found = check(table, options=ReadOptions(minus_one=("negative",)), console=shown())
     per_class = found["per_class"]["roof"]
     assert sum(per_class["present"].values()) == sum(per_class["absent"].values()) == 6
     assert sum(per_class["uncertain"].values()) == 0
@@ -219,11 +205,11 @@ def test_sixteen_bit_images_get_their_levels_from_the_data(tmp_path: Path) -> No
         gray = np.array(photographs.photograph(number).convert("L")).astype(np.uint16) * 12 + 100
         Image.fromarray(gray).save(table.parent / f"{number}.png")
     console = shown()
-    found = admitted(table, console=console)
+    found = prepared(table, console=console)
     assert found.intensity is not None
     assert 100 <= found.intensity.low < found.intensity.high <= 100 + 12 * 255
     assert "become black to white" in text_of(console)
-    full = admitted(table, range="full").intensity
+    full = prepared(table, range="full").intensity
     assert full is not None
     assert (full.low, full.high) == (0, 65535)
 
@@ -231,8 +217,8 @@ def test_sixteen_bit_images_get_their_levels_from_the_data(tmp_path: Path) -> No
 # The check.
 
 
-def checked(table: Path, **rules: Any) -> dict[str, Any]:
-    return check(table, {}, DataChecks(**rules), 0, shown())
+def checked(table: Path, **checks: Any) -> dict[str, Any]:
+    return check(table, checks=DataChecks(**checks), console=shown())
 
 
 def texts(found: dict[str, Any], level: str) -> str:
@@ -279,6 +265,29 @@ def test_a_check_finds_what_is_planted(tmp_path: Path) -> None:
     assert "nearly of one color: 1" in texts(found, "warning")
 
 
+def test_skip_bad_and_allow_leaks_make_warnings_of_what_blocks(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", COUNT, splits=GIVEN)
+    (table.parent / "8.jpg").write_bytes(b"")
+    copy(table, 9, 26, as_it_is=True)
+    kinds = {finding["kind"] for finding in checked(table)["findings"] if finding["level"] == "blocked"}
+    assert kinds == {"unreadable", "leak"}
+    found = checked(table, skip_bad=0.1, allow_leaks=True)
+    assert found["verdict"] == "warnings"
+    assert {"unreadable", "leak"} <= {finding["kind"] for finding in found["findings"]}
+    with pytest.raises(DataError, match=r"(?s)1 of 30 images cannot be used.*equal files in train and test: 1"):
+        prepared(table)
+    assert len(prepared(table, skip_bad=0.1, allow_leaks=True).records) == COUNT - 1
+
+
+def test_data_without_a_readable_image_are_blocked(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", 3)
+    for number in range(3):
+        (table.parent / f"{number}.jpg").write_bytes(b"")
+    assert "3 of 3 images cannot be used" in texts(checked(table), "blocked")
+    with pytest.raises(DataError, match="3 of 3 images cannot be used"):
+        prepared(table, skip_bad=0.9)
+
+
 def test_a_check_of_data_without_a_split_makes_one_that_does_not_leak(tmp_path: Path) -> None:
     table = photographs.folder(tmp_path / "p", COUNT)
     copy(table, 9, 26, as_it_is=True)
@@ -319,4 +328,4 @@ def test_rare_and_missing_classes_are_warned_of(tmp_path: Path) -> None:
     assert "without a known negative" not in warned
     rows = [f"{number}.jpg,1,{number % 2},{GIVEN[number]}" for number in range(COUNT)]
     table.write_text("\n".join(["filename,roof,sky,split", *rows]) + "\n")
-    assert "without a known negative, which nothing can be learned of: 1 (roof)" in texts(checked(table), "warning")
+    assert "without a known negative, which cannot be learned: 1 (roof)" in texts(checked(table), "warning")

@@ -17,7 +17,7 @@ from probmcl.data.images import Preprocessing, read_image
 from probmcl.data.intensity import IntensityRange
 from probmcl.data.loader import ImageBatches, in_order
 from probmcl.data.records import Records
-from probmcl.errors import DataError, ImageError
+from probmcl.errors import ImageError, OptionError
 
 
 class Disk(NamedTuple):
@@ -190,17 +190,17 @@ def test_a_full_disk_is_left_alone(tmp_path: Path, cache: ImageCache, monkeypatc
 def test_a_folder_of_images_is_refused(tmp_path: Path, inside: str) -> None:
     photo(tmp_path / "photos" / "a.png")
     (tmp_path / "link").symlink_to(tmp_path / "photos")
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(OptionError) as caught:
         open_cache(tmp_path / inside, apart_from=[tmp_path / "elsewhere", tmp_path / "photos"])
-    places = f"{tmp_path / inside}: lies in {tmp_path / 'photos'}"
-    assert str(caught.value) == f"--cache {places}, where your images are; name a folder elsewhere"
+    places = f"`cache={tmp_path / inside}` lies in {tmp_path / 'photos'}"
+    assert str(caught.value) == f"{places}, which has your images; name a folder elsewhere"
     assert sorted(path.name for path in (tmp_path / "photos").iterdir()) == ["a.png"]
     open_cache(tmp_path / "photos of mine", apart_from=[tmp_path / "photos"])
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(DataError, match=r"--cache .*file/cache: cannot be written \(Not a directory\); name another"):
+    with pytest.raises(OptionError, match=r"`cache=.*file/cache` cannot be written \(Not a directory\); name another"):
         open_cache(tmp_path / "file" / "cache")
 
 

@@ -17,7 +17,7 @@ from probmcl.data.intensity import IntensityRange, Range, find_intensity_range, 
 from probmcl.data.loader import ImageBatches
 from probmcl.data.records import Records
 from probmcl.data.stream import decode
-from probmcl.errors import DataError, ImageError
+from probmcl.errors import DataError, ImageError, OptionError
 
 FINITE = st.floats(-1e6, 1e6)
 VALUES = FINITE | st.sampled_from([math.inf, -math.inf])
@@ -69,7 +69,7 @@ def test_levels_decide_about_32_bit_whole_numbers_exactly(tmp_path: Path) -> Non
     base = 2**30
     path = save(tmp_path / "a.tif", [base, base + 1, base + 5, -7], "int32")
     assert gray(path, IntensityRange(float(base), float(base + 5))) == [0, 51, 255, 0]
-    with pytest.raises(ImageError, match=r"reach from -7 to 1073741829, beyond 16 bits; say which .* --range LOW,HIGH"):
+    with pytest.raises(ImageError, match=r"reach from -7 to 1073741829, beyond 16 bits; say which .* `range=LOW,HIGH`"):
         read_image(path)
 
 
@@ -102,9 +102,9 @@ def test_a_range_is_parsed(text: str, rule: Range) -> None:
 
 @pytest.mark.parametrize("text", ["", "Auto", "4095", "1,2,3", "5,5", "9,1", "nan,1", "0,inf", "a,b", "0;1"])
 def test_a_range_that_is_none_is_refused_with_what_is(text: str) -> None:
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(OptionError) as caught:
         parse_range(text)
-    assert str(caught.value) == f"--range {text}: give auto, full, or LOW,HIGH as in 0,4095, the lower number first"
+    assert str(caught.value) == f"`range={text}` must be auto, full, or LOW,HIGH as in 0,4095, the lower number first"
 
 
 def test_auto_takes_robust_percentiles_of_all_deep_images(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_a_deep_image_with_the_name_of_a_jpeg_is_found_where_there_is_room(tmp_p
 
 def test_one_gray_everywhere_is_refused_with_the_flag(tmp_path: Path) -> None:
     path = save(tmp_path / "a.tif", [7, 7], "uint16")
-    with pytest.raises(DataError, match=rf"--range auto: {path}: nearly all pixels are 7; say --range LOW,HIGH"):
+    with pytest.raises(DataError, match=rf"`range=auto`: {path}: nearly all pixels are 7; say `range=LOW,HIGH`"):
         find_intensity_range([path], "auto")
 
 
@@ -202,15 +202,15 @@ def test_full_is_what_the_type_of_pixel_holds(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "dtype", "said"),
     [
-        ([0.5, 2.5], "float32", "reach from 0.5 to 2.5, beyond 0 to 1 of --range full"),
-        ([-4, 70_000], "int32", "reach from -4 to 70,000, beyond 0 to 65,535 of --range full"),
+        ([0.5, 2.5], "float32", "reach from 0.5 to 2.5, beyond 0 to 1 of `range=full`"),
+        ([-4, 70_000], "int32", "reach from -4 to 70,000, beyond 0 to 65,535 of `range=full`"),
     ],
 )
 def test_full_refuses_values_beyond_it(tmp_path: Path, values: list[float], dtype: str, said: str) -> None:
     path = save(tmp_path / "a.tif", values, dtype)
     with pytest.raises(DataError) as caught:
         find_intensity_range([path], "full")
-    assert str(caught.value) == f"{path}: its gray values {said}; say --range auto, or --range LOW,HIGH"
+    assert str(caught.value) == f"{path}: its gray values {said}; say `range=auto`, or `range=LOW,HIGH`"
 
 
 @pytest.mark.parametrize("rule", ["auto", "full"])
@@ -220,8 +220,8 @@ def test_kinds_that_have_no_range_in_common_are_refused(tmp_path: Path, rule: Ra
     with pytest.raises(DataError) as caught:
         find_intensity_range(paths, rule)
     assert str(caught.value) == (
-        f"--range {rule}: there are 16-bit and float images, which have no range in common ({paths[3]} is 16-bit, "
-        f"{paths[0]} is float); say --range LOW,HIGH"
+        f"`range={rule}`: there are 16-bit and float images, which have no range in common ({paths[3]} is 16-bit, "
+        f"{paths[0]} is float); say `range=LOW,HIGH`"
     )
     assert find_intensity_range(paths, IntensityRange(0.0, 9.0)) == IntensityRange(0.0, 9.0)
 

@@ -139,12 +139,12 @@ from pathlib import Path
 import torch
 from probmcl.augment import light
 from probmcl.data import Preprocessing, read
-from probmcl.run.image_batches import Feed
+from probmcl.run.image_batches import ImageBatchSource
 
 def views(workers):
-    records = read(Path(__file__).parent, carved=False)
+    records = read(Path(__file__).parent, seed=None)
     plain = Preprocessing(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-    batches = Feed(records, plain, light(16), workers=workers).training(n_views=2, batch_size=4, epochs=1)
+    batches = ImageBatchSource(records, plain, light(16), workers=workers).training(n_views=2, batch_size=4, epochs=1)
     return torch.cat([batch.views for batch in batches], dim=1)
 
 if __name__ == "__mp_main__":

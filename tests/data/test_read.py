@@ -11,6 +11,7 @@ import pytest
 
 from probmcl.data import Records, read
 from probmcl.data.formats.digits import write_digits
+from probmcl.data.options import ReadOptions
 from probmcl.data.read import FORMATS, VARIANTS, describe
 from probmcl.data.records import Split
 from probmcl.errors import DataError, OptionError
@@ -65,7 +66,7 @@ def test_a_table_is_read_by_its_own_name_and_by_its_folder(tmp_path: Path, fakes
 def test_the_seed_and_the_group_reach_the_split(tmp_path: Path, fakes: None) -> None:
     table = a_table(tmp_path)
     assert read(table, seed=1).split != read(table, seed=2).split
-    grouped = read(table, group_column="area")
+    grouped = read(table, options=ReadOptions(group="area"))
     assert all(len(set(grouped.split[start : start + 4])) == 1 for start in range(0, 20, 4))
 
 
@@ -79,22 +80,22 @@ def test_the_format_that_fits_is_read_and_carved(tmp_path: Path, fakes: None) ->
 def test_two_formats_that_fit_are_listed_with_their_flags(tmp_path: Path, fakes: None) -> None:
     (tmp_path / "coco.mark").touch()
     a_table(tmp_path)
-    with pytest.raises(DataError, match="--format table or --format coco"):
+    with pytest.raises(DataError, match="`format=table` or `format=coco`"):
         read(tmp_path)
-    assert len(read(tmp_path, format="coco")) == 4
-    assert len(read(tmp_path, format="table")) == 20
+    assert len(read(tmp_path, options=ReadOptions(format="coco"))) == 4
+    assert len(read(tmp_path, options=ReadOptions(format="table"))) == 20
 
 
 def test_a_folder_of_nothing_known_says_what_was_looked_for(tmp_path: Path, fakes: None) -> None:
     with pytest.raises(DataError, match=r"looked for one table .* MS-COCO.* VOC .* ADP"):
         read(tmp_path)
     with pytest.raises(DataError, match="holds no table"):
-        read(tmp_path, format="table")
+        read(tmp_path, options=ReadOptions(format="table"))
 
 
 def test_an_unknown_format_is_answered_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"'tabel'; did you mean 'table'\?"):
-        read(tmp_path, format="tabel")
+    with pytest.raises(OptionError, match=r"`format=tabel` is not a format; did you mean 'table'\?"):
+        read(tmp_path, options=ReadOptions(format="tabel"))
 
 
 def test_what_does_not_exist_or_is_no_table_is_refused(tmp_path: Path) -> None:
@@ -103,8 +104,8 @@ def test_what_does_not_exist_or_is_no_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(DataError, match=r"notes\.txt: a table ends in \.csv or \.tsv"):
         read(tmp_path / "notes.txt")
-    with pytest.raises(DataError, match="--format voc reads a folder"):
-        read(tmp_path / "notes.txt", format="voc")
+    with pytest.raises(OptionError, match="`format=voc` reads a folder"):
+        read(tmp_path / "notes.txt", options=ReadOptions(format="voc"))
 
 
 def test_two_tables_are_both_named(tmp_path: Path, fakes: None) -> None:
@@ -119,15 +120,15 @@ def test_two_tables_are_both_named(tmp_path: Path, fakes: None) -> None:
 def test_a_lone_table_without_path_column_is_read_with_the_flag(tmp_path: Path, fakes: None) -> None:
     table = a_table(tmp_path)
     table.write_text(table.read_text().replace("filename", "photo"))
-    with pytest.raises(DataError, match="--path-column"):
+    with pytest.raises(DataError, match="path_column"):
         read(tmp_path)
-    assert len(read(tmp_path, path_column="photo")) == 20
+    assert len(read(tmp_path, options=ReadOptions(path_column="photo"))) == 20
 
 
 def test_flags_of_tables_are_refused_by_other_formats(tmp_path: Path, fakes: None) -> None:
     (tmp_path / "coco.mark").touch()
-    with pytest.raises(DataError, match="read as coco, which takes no --images, --split-column"):
-        read(tmp_path, images=tmp_path, split_column="split")
+    with pytest.raises(OptionError, match="read as coco, and `images`, `split_column` are for tables"):
+        read(tmp_path, options=ReadOptions(split_column="split"), images=tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -136,38 +137,41 @@ def test_flags_of_tables_are_refused_by_other_formats(tmp_path: Path, fakes: Non
         {"format": "tabel"},
         {"format": "voc"},
         {"path_column": "photo"},
-        {"group_column": "patient"},
-        {"split_column": "labels", "group_column": "labels"},
-        {"ignore": ["patient"]},
-        {"keep": ["patient"]},
-        {"rows": "label"},
-        {"blank": "absent"},
-        {"blank": ["negative", "unknown"]},
-        {"blank": "bird=unknown"},
-        {"minus_one": "soft:2"},
-        {"minus_one": "bird=unknown"},
+        {"group": "patient"},
+        {"split_column": "labels", "group": "labels"},
+        {"ignore": ("patient",)},
+        {"blank": ("absent",)},
+        {"blank": ("negative", "unknown")},
+        {"blank": ("bird=unknown",)},
+        {"minus_one": ("soft:2",)},
+        {"minus_one": ("bird=unknown",)},
         {"none_label": "bird"},
-        {"hierarchy": "nowhere.csv"},
-        {"images": "nowhere"},
+        {"hierarchy": Path("nowhere.csv")},
     ],
     ids=str,
 )
 def test_a_flag_that_is_wrong_is_told_from_data_that_are(tmp_path: Path, flags: dict[str, Any]) -> None:
     with pytest.raises(OptionError):
-        read(a_table(tmp_path), **flags)
+        read(a_table(tmp_path), options=ReadOptions(**flags))
+
+
+@pytest.mark.parametrize("argument", [{"keep": ["patient"]}, {"images": "nowhere"}], ids=str)
+def test_a_wrong_argument_is_told_from_data_that_are(tmp_path: Path, argument: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        read(a_table(tmp_path), **argument)
 
 
 def test_data_that_are_wrong_are_no_wrong_flag(tmp_path: Path) -> None:
     table = a_table(tmp_path)
     (tmp_path / "7.jpg").unlink()
     with pytest.raises(DataError) as caught:
-        read(table, group_column="area")
+        read(table, options=ReadOptions(group="area"))
     assert not isinstance(caught.value, OptionError)
 
 
 def test_what_is_wrong_with_a_flag_is_said_before_files_are_looked_for(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="--blank absent"):
-        read(tmp_path, format="table", blank="absent")
+    with pytest.raises(OptionError, match="`blank=absent`"):
+        read(tmp_path, options=ReadOptions(format="table", blank=("absent",)))
 
 
 def test_every_flag_of_a_table_reaches_it(tmp_path: Path, fakes: None) -> None:
@@ -177,7 +181,9 @@ def test_every_flag_of_a_table_reaches_it(tmp_path: Path, fakes: None) -> None:
     for i in (1, 2, 3):
         (tmp_path / "photos" / f"{i}.jpg").touch()
     records = read(
-        tmp_path, images=tmp_path / "photos", path_column="a", labels_column="b", split_column="c", group_column="d"
+        tmp_path,
+        options=ReadOptions(path_column="a", labels_column="b", split_column="c", group="d"),
+        images=tmp_path / "photos",
     )
     assert records.paths[0] == tmp_path / "photos" / "1.jpg"
     assert records.label_space.names == ("cat", "dog")
@@ -193,17 +199,19 @@ def test_every_further_flag_of_a_table_reaches_it(tmp_path: Path) -> None:
         (tmp_path / f"{i}.jpg").touch()
     records = read(
         tmp_path / "t.csv",
-        path_column="a",
-        labels_column="b",
-        weight_column="c",
-        rows="labels",
-        blank="unknown",
-        minus_one="down=soft:0.5",
-        none_label="flat",
-        ignore=["d"],
-        hierarchy=tmp_path / "parents.csv",
+        options=ReadOptions(
+            path_column="a",
+            labels_column="b",
+            weight_column="c",
+            rows="labels",
+            blank=("unknown",),
+            minus_one=("down=soft:0.5",),
+            none_label="flat",
+            ignore=("d",),
+            hierarchy=tmp_path / "parents.csv",
+        ),
         keep=["e"],
-        carved=False,
+        seed=None,
     )
     assert records.label_space.names == ("down", "up")
     assert records.states.dense().tolist() == [[1, 1], [0, 0]]
@@ -219,9 +227,11 @@ def test_the_description_says_how_many_are_uncertain_unless_they_are_taken_for_s
     for i in (1, 2):
         (tmp_path / f"{i}.jpg").touch()
     (tmp_path / "t.csv").write_text("file,cat,dog,patient,weight\n1.jpg,-1,0,a,0.5\n2.jpg,1,-1,a,2\n")
-    line = describe(read(tmp_path, carved=False)).splitlines()[2]
+    line = describe(read(tmp_path, seed=None)).splitlines()[2]
     assert line == "labels: 2 uncertain; 1 group; weights from 0.5 to 2"
-    line = describe(read(tmp_path, carved=False, minus_one=["positive", "dog=soft:0.5"])).splitlines()[2]
+    line = describe(
+        read(tmp_path, options=ReadOptions(minus_one=("positive", "dog=soft:0.5")), seed=None)
+    ).splitlines()[2]
     assert line == "labels: 1 uncertain; 1 group; weights from 0.5 to 2"
 
 
@@ -244,7 +254,7 @@ def test_the_description_has_every_count() -> None:
 
 def test_the_description_begins_with_the_file_and_what_was_taken_for_what(tmp_path: Path) -> None:
     table = a_table(tmp_path)
-    first, second, third, fourth = describe(read(table, group_column="area", seed=3)).splitlines()
+    first, second, third, fourth = describe(read(table, options=ReadOptions(group="area"), seed=3)).splitlines()
     understood = "path column 'filename', labels 'labels' (names, one in each cell, 2 labels), group 'area'"
     assert first == f"{table}: {understood}; val and test taken from train with seed 3"
     assert (second[:9], third, fourth[:6]) == ("20 images", "5 groups", "images")
@@ -255,16 +265,16 @@ def test_only_what_was_carved_is_said_to_be(tmp_path: Path) -> None:
     table.write_text(table.read_text().replace("area", "split").replace(",0", ",test").replace(",3", ",train"))
     table.write_text(table.read_text().replace(",1", ",train").replace(",2", ",train").replace(",4", ",train"))
     assert str(read(table).origin).endswith("split 'split'; val taken from train with seed 0")
-    assert str(read(table, carved=False).origin).endswith("split 'split'")
+    assert str(read(table, seed=None).origin).endswith("split 'split'")
 
 
 def test_without_carving_the_splits_are_those_of_the_data(tmp_path: Path, fakes: None) -> None:
-    assert set(read(a_table(tmp_path), carved=False).split) == {"train"}
+    assert set(read(a_table(tmp_path), seed=None).split) == {"train"}
     rows = [f"{i}.jpg,cat,{split}" for i, split in enumerate(("test", "val", "test"))]
     (tmp_path / "labels.csv").write_text("\n".join(["filename,labels,split", *rows]))
-    assert read(tmp_path, carved=False).split == ("test", "val", "test")
+    assert read(tmp_path, seed=None).split == ("test", "val", "test")
     (tmp_path / "labels.csv").rename(tmp_path / "voc.mark")
-    assert read(tmp_path, carved=False).split == ("train",) * 4
+    assert read(tmp_path, seed=None).split == ("train",) * 4
 
 
 def test_missing_files_stay_where_they_are_to_be_kept(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from probmcl.data.check import find_bad_images, without_bad
+from probmcl.data.bad_images import find_bad_images, without_bad
 from probmcl.data.images import Preprocessing, read_image
 from probmcl.data.records import Records
 from probmcl.data.stream import decode
@@ -108,7 +108,7 @@ ODD = [
     Odd("bomb.png", lambda path: path.write_bytes(png_that_claims(20_000, 20_000)), "pixels of memory to decode"),
     Odd("large.png", lambda path: path.write_bytes(png_that_claims(12_000, 12_000)), "pixels of memory to decode"),
     Odd("bomb.jpg", lambda path: jpeg_that_claims(path, 20_000, 20_000), "pixels of memory to decode"),
-    Odd("float.tif", lambda path: Image.new("F", (4, 4), 0.5).save(path), "--range LOW,HIGH"),
+    Odd("float.tif", lambda path: Image.new("F", (4, 4), 0.5).save(path), "`range=LOW,HIGH`"),
     Odd("png.jpg", lambda path: plain().save(path, "PNG"), RED),
     Odd("jpg.png", lambda path: plain().save(path, "JPEG"), RED),
     Odd("no suffix", lambda path: plain().save(path, "BMP"), RED),
@@ -220,7 +220,7 @@ def test_the_check_names_exactly_the_broken_ones_and_changes_nothing(folder: Pat
     kept = without_bad(everything, bad, share=0.6)
     assert [path.name for path in kept.paths] == [odd.name for odd in GOOD]
     with pytest.raises(
-        DataError, match=f"{len(BAD)} of {len(ODD)} images cannot be used, more than --skip-bad 0.1"
+        DataError, match=f"{len(BAD)} of {len(ODD)} images cannot be used, more than `skip_bad=0.1`"
     ) as e:
         without_bad(everything, bad, share=0.1)
     assert "empty.jpg: the file is empty" in str(e.value)

@@ -13,6 +13,7 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from helpers.images import NAMES, colored_records
 from helpers.run_folders import made_run
 from probmcl.data import Records
+from probmcl.data.options import ReadOptions
 from probmcl.errors import DataError, OptionError
 from probmcl.evaluation.groups import ScoredRows, with_interval
 from probmcl.inference import Model, load
@@ -75,7 +76,9 @@ def test_classes_that_become_one_are_there_if_any_is_and_absent_if_all_are(
     cells = generator.choice(["1", "0", ""], (42, 2))
     theirs = written(tmp_path / "theirs.csv", records, ("light red", "dark red"), cells.tolist())
     (tmp_path / "words.csv").write_text("data,model\nlight red,red\ndark red,red\n")
-    found = model.evaluate(theirs, rename=tmp_path / "words.csv", blank="unknown", draws=0, workers=0)
+    found = model.evaluate(
+        theirs, read=ReadOptions(blank=("unknown",)), rename=tmp_path / "words.csv", draws=0, workers=0
+    )
     present, absent = (cells == "1").any(axis=1), (cells == "0").all(axis=1)
     kept = present | absent
     assert 0 < (~kept).sum() < 42
@@ -89,7 +92,7 @@ def test_classes_that_become_one_are_there_if_any_is_and_absent_if_all_are(
 
 
 def test_each_site_is_scored_by_itself_with_its_patients_resampled(model: Model, table: Path, records: Records) -> None:
-    found = model.evaluate(table, by="site", group_column="patient", draws=40, seed=2, workers=0)
+    found = model.evaluate(table, read=ReadOptions(group="patient"), by="site", draws=40, seed=2, workers=0)
     assert found["by"]["column"] == "site"
     assert list(found["by"]["values"]) == ["north", "south", "(blank)"]
     scores = scores_of(model, records)
@@ -110,14 +113,14 @@ def test_without_groups_images_are_resampled(tmp_path: Path, model: Model, table
     assert (found["resampled"], found["groups"]) == ("images", None)
     low, high = found["mAP_interval"]
     assert low < found["mAP"] < high
-    other = model.evaluate(table, group_column="patient", draws=40, workers=0)
+    other = model.evaluate(table, read=ReadOptions(group="patient"), draws=40, workers=0)
     assert other["mAP"] == found["mAP"]
     assert other["mAP_interval"] != found["mAP_interval"]
 
 
 @pytest.mark.parametrize("how", ["mean", "max"])
 def test_patients_are_scored_by_all_of_their_images(how: Any, model: Model, table: Path, records: Records) -> None:
-    found = model.evaluate(table, aggregate=how, group_column="patient", draws=20, workers=0)
+    found = model.evaluate(table, read=ReadOptions(group="patient"), aggregate=how, draws=20, workers=0)
     scores = scores_of(model, records).astype(np.float64).reshape(14, 3, 3)
     whole = scores.mean(axis=1) if how == "mean" else scores.max(axis=1)
     labels = records.labels.reshape(14, 3, 3).max(axis=1)
@@ -128,7 +131,7 @@ def test_patients_are_scored_by_all_of_their_images(how: Any, model: Model, tabl
 
 
 def test_sites_are_scored_by_whole_patients(model: Model, table: Path) -> None:
-    found = model.evaluate(table, aggregate="mean", by="site", group_column="patient", draws=0, workers=0)
+    found = model.evaluate(table, read=ReadOptions(group="patient"), aggregate="mean", by="site", draws=0, workers=0)
     values = found["by"]["values"]
     assert {value: (part["images"], part["groups"]) for value, part in values.items()} == {
         "north": (15, 5),
@@ -144,11 +147,11 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_scored(
         raise AssertionError("this takes long")
 
     monkeypatch.setattr(Model, "_scores", scored)
-    with pytest.raises(OptionError, match=r"sites.*did you mean 'site'"):
+    with pytest.raises(OptionError, match=r"`by=sites` is not a column .*; did you mean 'site'"):
         model.evaluate(table, by="sites")
     table.write_text(table.read_text().replace(",p03,north,", ",p03,south,", 1))
     with pytest.raises(ValueError, match="group 'p03' has images with 'south' and 'north' in column 'site'"):
-        model.evaluate(table, by="site", group_column="patient", aggregate="mean")
+        model.evaluate(table, read=ReadOptions(group="patient"), by="site", aggregate="mean")
     with pytest.raises(DataError, match=r"the model has no class 'Red'; there are red, green, blue"):
         model.evaluate(table, rename={"red": "Red"})
     with pytest.raises(ValueError, match="`draws=-1` must be a whole number"):
@@ -173,13 +176,14 @@ def test_without_groups_there_are_no_patients(tmp_path: Path, model: Model, tabl
 def test_the_meaning_of_a_blank_is_said_or_what_the_run_has_said(tmp_path: Path, records: Records) -> None:
     cells = np.where(records.labels > 0, "1", "").tolist()
     table = written(tmp_path / "labels.csv", records, NAMES, cells)
-    data: dict[str, object] = {"data": str(table), "blank": ["negative"], "ignore": ["site"], "path_column": "path"}
+    options = {"blank": ["negative"], "ignore": ["site"], "path_column": "path"}
+    data: dict[str, object] = {"data": str(table), "options": options}
     made_run(tmp_path / "run", split=[(path, "test") for path in records.paths], data=data)
     model = load(tmp_path / "run", device="cpu")
     assert model.evaluate(draws=0, workers=0)["per_class"]["red"]["n"] == 42
-    known = model.evaluate(blank="unknown", draws=0, workers=0)["per_class"]["red"]["n"]
+    known = model.evaluate(read=ReadOptions(blank=("unknown",)), draws=0, workers=0)["per_class"]["red"]["n"]
     assert known == (records.labels[:, 0] > 0).sum() < 42
-    once = model.evaluate(blank=["unknown", "red=negative"], draws=0, workers=0)["per_class"]
+    once = model.evaluate(read=ReadOptions(blank=("unknown", "red=negative")), draws=0, workers=0)["per_class"]
     assert (once["red"]["n"], once["blue"]["n"]) == (42, (records.labels[:, 2] > 0).sum())
 
 

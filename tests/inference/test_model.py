@@ -14,6 +14,7 @@ from sklearn.metrics import average_precision_score
 from helpers.images import NAMES, colored_records
 from helpers.run_folders import PLAIN, classifier, made_run
 from probmcl.data import Records, read_image
+from probmcl.data.options import ReadOptions
 from probmcl.errors import DataError, ImageError, OptionError, RunError
 from probmcl.inference import Model, load
 
@@ -211,18 +212,16 @@ def test_without_data_the_runs_own_is_read_again(tmp_path: Path, records: Record
     reading: dict[str, object] = {
         "data": str(data),
         "images": None,
-        "format": "table",
-        "path_column": "path",
-        "seed": 3,
+        "options": {"format": "table", "path_column": "path"},
     }
     result = of_run(tmp_path, split=had, data=reading).evaluate(workers=0)
     assert result["ap"] == pytest.approx(by_hand(records, records.rows("test").tolist()), abs=1e-6)
 
 
 def test_without_data_what_is_said_goes_before_what_was_recorded(tmp_path: Path, records: Records) -> None:
-    reading: dict[str, object] = {"data": str(table(tmp_path, records)), "path_column": "path"}
+    reading: dict[str, object] = {"data": str(table(tmp_path, records)), "options": {"path_column": "path"}}
     with pytest.raises(OptionError, match="paht"):
-        of_run(tmp_path, data=reading).evaluate(path_column="paht")
+        of_run(tmp_path, data=reading).evaluate(read=ReadOptions(path_column="paht"))
 
 
 def test_images_that_the_run_went_on_without_are_left_out(tmp_path: Path, records: Records) -> None:
@@ -239,7 +238,7 @@ def test_images_that_the_run_went_on_without_are_left_out(tmp_path: Path, record
         "2 of 22 images cannot be used:",
         f"  {data}: row 42: {records.paths[40]}: does not exist",
         f"  {data}: row 43: {records.paths[41]}: the file is empty",
-        "mend or remove them; --skip-bad 0.1 goes on without them",
+        "repair or remove them; `skip_bad=0.1` goes on without them",
     ]
 
 
@@ -280,7 +279,7 @@ def test_a_run_whose_split_is_missing_or_strange_is_not_scored(tmp_path: Path, r
 def test_what_the_classifier_says_of_its_map_is_part_of_the_result(
     tmp_path: Path, records: Records, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading: dict[str, object] = {"data": str(table(tmp_path, records)), "path_column": "path"}
+    reading: dict[str, object] = {"data": str(table(tmp_path, records)), "options": {"path_column": "path"}}
     model = of_run(tmp_path, split=list(zip(records.paths, records.split, strict=True)), data=reading)
     assert "note" not in model.evaluate(workers=0)
     monkeypatch.setattr(type(model.classifier), "note", "mind this")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 from cyclopts import Group, Parameter
 
 from probmcl.cli import options as flags
+from probmcl.data.options import ReadOptions
 
 if TYPE_CHECKING:
     from probmcl.evaluation.groups import Aggregate
@@ -45,19 +46,7 @@ def evaluate(
     seed: Annotated[int, Parameter(help="of the resamples", group=JUDGED)] = 0,
     json: Annotated[Path | None, Parameter(help="a new file for all numbers, as fractions", group=JUDGED)] = None,
     images: flags.Images = None,
-    format: flags.Format = None,  # noqa: A002  # the name of the flag
-    path_column: flags.PathColumn = None,
-    labels_column: flags.LabelsColumn = None,
-    split_column: flags.SplitColumn = None,
-    group: Annotated[
-        str | None, Parameter(help="a column (patient, slide): intervals draw its groups whole", group=flags.DATA)
-    ] = None,
-    rows: flags.Rows = None,
-    blank: flags.Blank = None,
-    minus_one: flags.MinusOne = None,
-    none_label: flags.NoneLabel = None,
-    ignore: flags.Ignore = None,
-    hierarchy: flags.HierarchyFile = None,
+    read: flags.Read = ReadOptions(),
     skip_bad: flags.SkipBad = None,
     device: Annotated[str, Parameter(help="auto, cpu, cuda or mps", group=flags.WHERE)] = "auto",
     workers: flags.Workers = None,
@@ -86,7 +75,7 @@ def evaluate(
 
     if json is not None and json.exists():
         raise FileExistsError(f"{json} exists already; choose another name, or delete it")
-    how = aggregation(aggregate, group)
+    how = aggregation(aggregate, read.group)
     console = Console(RichConsole(stderr=True, emoji=False))
     model = load(run, device=device)
     with warnings.catch_warnings():
@@ -95,17 +84,7 @@ def evaluate(
             data,
             split,
             images=images,
-            format=format,
-            path_column=path_column,
-            labels_column=labels_column,
-            split_column=split_column,
-            group_column=group,
-            rows=rows,
-            blank=blank,
-            minus_one=minus_one,
-            none_label=none_label,
-            ignore=ignore,
-            hierarchy=hierarchy,
+            read=read,
             rename=rename,
             by=by,
             aggregate=how,

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Group, Parameter
 
+from probmcl.data.options import DataChecks, ReadOptions
+
 DATA = Group.create_ordered("Data")
 WHAT = Group.create_ordered("What is trained")
 HOW = Group.create_ordered("How")
@@ -79,6 +81,8 @@ AllowLeaks = Annotated[
     bool | None,
     Parameter(help="go on where images or groups of train are also in val or test", negative="", group=DATA),
 ]
+Read = Annotated[ReadOptions, Parameter(name="*", group=DATA, consume_multiple=True, negative="", show_default=False)]
+Checks = Annotated[DataChecks, Parameter(name="*", group=DATA, negative="", show_default=False)]
 Cache = Annotated[
     Path | str | None,
     Parameter(help="a folder for decoded images, or auto; quicker from the second time on", group=WHERE),

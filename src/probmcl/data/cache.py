@@ -21,7 +21,7 @@ from PIL import Image
 
 from probmcl.data.images import read_image
 from probmcl.data.intensity import IntensityRange
-from probmcl.errors import DataError
+from probmcl.errors import OptionError
 
 FORMAT = 1
 HEADER = struct.Struct("<8sIII")  # the mark, width, height, and the checksum of the pixels that follow as RGB
@@ -84,18 +84,18 @@ def open_cache(
     >>> open_cache(Path("photos/cache"), apart_from=[Path("photos")])
     Traceback (most recent call last):
     ...
-    probmcl.data.records.DataError: --cache photos/cache: lies in photos, where your images are; name a folder elsewhere
+    probmcl.errors.OptionError: `cache=photos/cache` lies in photos, which has your images; name a folder elsewhere
     """
     folder = default_folder() if folder is None else folder
     real = folder.resolve()
     for place in apart_from:
         if real.is_relative_to(place.resolve()):
-            raise DataError(f"--cache {folder}: lies in {place}, where your images are; name a folder elsewhere")
+            raise OptionError("cache", folder, f"lies in {place}, which has your images; name a folder elsewhere")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise DataError(f"--cache {folder}: cannot be written ({error.strerror}); name another folder") from error
+        raise OptionError("cache", folder, f"cannot be written ({error.strerror}); name another folder") from error
     return ImageCache(real, keep_free)
 
 

@@ -254,7 +254,7 @@ def _rgb(image: Image.Image, intensity: IntensityRange | None) -> Image.Image:
 
 def _high_byte(image: Image.Image) -> Image.Image:
     """Pillow's own conversion cuts everything above 255 off, which makes most 16-bit images plain white."""
-    remedy = "say which become black and white with --range LOW,HIGH, or --range auto"
+    remedy = "say which become black and white with `range=LOW,HIGH`, or `range=auto`"
     if image.mode == "F":
         raise ValueError(f"its pixels are floating-point numbers of no fixed range; {remedy}")
     values = np.asarray(image)

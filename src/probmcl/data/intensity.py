@@ -1,7 +1,7 @@
 """Gray levels: which values of a 16-bit or floating-point image become black and white.
 
 An 8-bit image says it itself. Of a deeper one nobody can know: a 12-bit camera writes 0 to 4095 into 16 bits, a
-thermometer -40 to 120. So the rule is stated (`--range`), found once, and kept with the run.
+thermometer -40 to 120. So the rule is stated (the option `range`), found once, and kept with the run.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float, Shaped, UInt8
 from numpy import ndarray
 
-from probmcl.errors import DataError, ImageError
+from probmcl.errors import DataError, ImageError, OptionError
 from probmcl.runtime.workers import map_in_order
 
 Kind = Literal["16-bit", "float", "DICOM"]
@@ -76,14 +76,14 @@ Range = Literal["auto", "full"] | IntensityRange
 
 
 def parse_range(text: str) -> Range:
-    """What `--range` says.
+    """Parse the option `range`.
 
     >>> parse_range("auto"), parse_range("-1024,3071")
-    ('auto', Levels(low=-1024.0, high=3071.0, source='as given'))
+    ('auto', IntensityRange(low=-1024.0, high=3071.0, source='as given'))
     >>> parse_range("4095")
     Traceback (most recent call last):
     ...
-    probmcl.data.records.DataError: --range 4095: give auto, full, or LOW,HIGH as in 0,4095, the lower number first
+    probmcl.errors.OptionError: `range=4095` must be auto, full, or LOW,HIGH as in 0,4095, the lower number first
     """
     if text == "auto":
         return "auto"
@@ -93,8 +93,8 @@ def parse_range(text: str) -> Range:
         low, high = map(float, text.split(","))
         return IntensityRange(low, high)
     except ValueError as error:
-        remedy = "give auto, full, or LOW,HIGH as in 0,4095, the lower number first"
-        raise DataError(f"--range {text}: {remedy}") from error
+        problem = "must be auto, full, or LOW,HIGH as in 0,4095, the lower number first"
+        raise OptionError("range", text, problem) from error
 
 
 def find_intensity_range(
@@ -172,8 +172,8 @@ def _refuse_two_kinds(deep: Sequence[Seen], rule: Literal["auto", "full"]) -> No
         kinds = sorted(first)
         examples = ", ".join(f"{first[kind]} is {kind}" for kind in kinds)
         raise DataError(
-            f"--range {rule}: there are {' and '.join(kinds)} images, which have no range in common ({examples}); "
-            "say --range LOW,HIGH"
+            f"`range={rule}`: there are {' and '.join(kinds)} images, which have no range in common ({examples}); "
+            "say `range=LOW,HIGH`"
         )
 
 
@@ -183,7 +183,7 @@ def _percentiles(deep: Sequence[Seen]) -> IntensityRange:
     high = float(np.percentile(pixels, PERCENTILES[1], method="higher"))
     if low == high:
         where = f"{deep[0].path} and {len(deep) - 1} more" if len(deep) > 1 else str(deep[0].path)
-        raise DataError(f"--range auto: {where}: nearly all pixels are {_shown(low)}; say --range LOW,HIGH")
+        raise DataError(f"`range=auto`: {where}: nearly all pixels are {_shown(low)}; say `range=LOW,HIGH`")
     first, last = PERCENTILES
     return IntensityRange(
         low, high, f"{first:g} and {last:g} percentiles of {len(deep):,} image{'s' * (len(deep) > 1)}"
@@ -197,8 +197,8 @@ def _full(deep: Sequence[Seen]) -> IntensityRange | None:
     for seen in deep:
         if seen.low < low or seen.high > high:
             reach = f"its gray values reach from {_shown(seen.low)} to {_shown(seen.high)}"
-            remedy = "say --range auto, or --range LOW,HIGH"
-            raise DataError(f"{seen.path}: {reach}, beyond {_shown(low)} to {_shown(high)} of --range full; {remedy}")
+            remedy = "say `range=auto`, or `range=LOW,HIGH`"
+            raise DataError(f"{seen.path}: {reach}, beyond {_shown(low)} to {_shown(high)} of `range=full`; {remedy}")
     return IntensityRange(low, high, "the full range")
 
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 
-from probmcl.data.formats.table.columns import TableOptions
-from probmcl.data.formats.table.policy import Said
 from probmcl.data.formats.table.sheet import SUFFIXES
 from probmcl.data.formats.table.table import files_of_tables, find_tables, read_table
 from probmcl.data.labels import State
+from probmcl.data.options import DataSource, ReadOptions
 from probmcl.data.records import SPLITS, Missing, Records
-from probmcl.data.split import make_splits
+from probmcl.data.split import make_splits, taken_from_train
 from probmcl.errors import DataError, OptionError, suggestion
 
 FORMATS: Mapping[str, str] = {
@@ -50,50 +48,24 @@ LOOKED_FOR = (
 
 def read(
     data: Path | str,
-    *,
     images: Path | str | None = None,
-    format: str | None = None,  # noqa: A002  # the name of the flag
-    path_column: str | None = None,
-    labels_column: str | None = None,
-    split_column: str | None = None,
-    group_column: str | None = None,
-    weight_column: str | None = None,
-    rows: str | None = None,
-    blank: Said = None,
-    minus_one: Said = None,
-    none_label: str | None = None,
-    ignore: Sequence[str] = (),
-    hierarchy: Path | str | None = None,
+    options: ReadOptions = ReadOptions(),
+    *,
     keep: Sequence[str] = (),
-    seed: int = 0,
-    carved: bool = True,
+    seed: int | None = 0,
     missing: Missing = "error",
 ) -> Records:
-    """Read a table, or a folder with one recognizable layout; val and test are carved from train where none are given.
-
-    `carved=False` leaves the splits as they are, for data that is only scored; what has no split is train. An image
-    whose file does not exist is an error; `missing="keep"` leaves it in the records, for `find_bad_images` to name, as
-    long as any image exists.
+    """Read a table, or a folder with one recognizable layout.
 
     Args:
-        data: a table, or a folder.
-        images: the folder that the paths of a table begin at.
-        format: one of FORMATS or VARIANTS, where a folder can be read in two ways.
-        path_column: the column of the images' paths.
-        labels_column: that of label lists, or of single labels in long form.
-        split_column: that of train, val and test; blank for none.
-        group_column: that of what keeps images together; blank for none.
-        weight_column: that of the images' weights; blank for none.
-        rows: `images` for one row an image, `labels` for one row a label.
-        blank: what a blank cell means, `negative` or `unknown`; CLASS=MEANING for one class.
-        minus_one: what −1 means, `unknown`, `negative`, `positive` or `soft:P`; CLASS=MEANING for one class.
-        none_label: the label that means none of them; blank, if a label that is named so is a class.
-        ignore: columns that are not read.
-        hierarchy: a table with the columns child and parent.
-        keep: further columns, whose values the records shall hold.
-        seed: of what is carved.
-        carved: whether val and test are made where there are none.
-        missing: what to do about files that are not there.
+        data: a table or a folder.
+        images: the folder that image paths are relative to; by default that of the table, or its `images/`.
+        options: how the data are read.
+        keep: further columns whose values the records hold.
+        seed: random seed of val and test, which are taken from train if the data have none. None leaves every image
+            in the split that the data give; an image without a split belongs to train.
+        missing: an image whose file does not exist is an error; `keep` leaves it in the records, for
+            `find_bad_images` to report, as long as any image exists.
 
     >>> from tempfile import TemporaryDirectory
     >>> from probmcl.data.formats.digits import write_digits
@@ -105,25 +77,23 @@ def read(
     5 images: train 3 · val 1 · test 1; 10 classes, 2.4 labels per image, 0.0 % not known
     images without labels: 0; classes without training positives: 3 of 10 (one, four, nine)
     """
-    place = Path(data)
-    name = _format(place, format)
-    options = TableOptions(
-        images=None if images is None else Path(images),
-        path_column=path_column,
-        labels_column=labels_column,
-        split_column=split_column,
-        group_column=group_column,
-        weight_column=weight_column,
-        rows=rows,
-        blank=blank,
-        minus_one=minus_one,
-        none_label=none_label,
-        ignore=tuple(ignore),
-        hierarchy=None if hierarchy is None else Path(hierarchy),
-        keep=tuple(keep),
-    )
-    records = _read(name, place, options, missing)
-    return _with_val_and_test(records, seed) if carved else records
+    data = Path(data)
+    name = _format(data, options.format)
+    root = None if images is None else Path(images)
+    records = _read(name, data, options, root, keep, missing)
+    if seed is None:
+        return records
+    divided = make_splits(records, seed=seed)
+    return divided.with_note(taken_from_train(records, divided, seed))
+
+
+def read_source(source: DataSource, *, keep: Sequence[str] = ()) -> Records:
+    """Read the images of a run again, in the splits that the data give and without those that the run skipped.
+
+    Images whose files do not exist are kept, as long as any does: whoever decodes them reports them all.
+    """
+    records = read(source.data, source.images, source.options, keep=keep, seed=None, missing="keep")
+    return records.without([image.path for image in source.skipped])
 
 
 def describe(records: Records) -> str:
@@ -167,20 +137,20 @@ def _beside_labels(records: Records) -> str:
 def _format(place: Path, name: str | None) -> str:
     """The format asked for, or the only one that fits."""
     if name is not None and name not in {**FORMATS, **VARIANTS}:
-        raise OptionError(f"--format: there is no format {name!r}; {suggestion(name, {**FORMATS, **VARIANTS})}")
+        raise OptionError("format", name, f"is not a format; {suggestion(name, {**FORMATS, **VARIANTS})}")
     if not place.exists():
         raise DataError(f"{place} does not exist; DATA is a table or a folder")
     if place.is_dir():
         return name or _recognized(place)
     if name not in (None, "table"):
-        raise OptionError(f"{place} is a file, and --format {name} reads a folder; give the folder")
+        raise OptionError("format", name, f"reads a folder, but {place} is a file; give the folder")
     return "table"
 
 
 def _recognized(folder: Path) -> str:
     fit = [name for name, module in FORMATS.items() if name != LAST and import_module(module).recognizes(folder)]
     if len(fit) > 1:
-        flags = " or ".join(f"--format {name}" for name in fit)
+        flags = " or ".join(f"`format={name}`" for name in fit)
         raise DataError(f"{folder} can be read in {len(fit)} ways; {flags} says which")
     if fit:
         return fit[0]
@@ -203,25 +173,28 @@ def _table(place: Path) -> Path:
     return tables[0]
 
 
-def _read(name: str, place: Path, options: TableOptions, missing: Missing) -> Records:
+def _read(
+    name: str, data: Path, options: ReadOptions, images: Path | None, keep: Sequence[str], missing: Missing
+) -> Records:
     if name == "table":
-        return read_table(_table(place), options, missing=missing)
-    reader: Callable[..., Records] = getattr(
-        import_module({**FORMATS, **VARIANTS}[name]), f"read_{name}".replace("-", "_")
-    )
+        return read_table(_table(data), options, images=images, keep=keep, missing=missing)
+    module = import_module({**FORMATS, **VARIANTS}[name])
+    reader: Callable[..., Records] = getattr(module, f"read_{name}".replace("-", "_"))
     if name in OF_TABLES:
-        return reader(place, options, missing=missing)
-    given = [flag for flag, value in options.by_flag().items() if value is not None and value != ()]
-    if given:
-        raise OptionError(f"{place} is read as {name}, which takes no {', '.join(given)}; those are for tables")
-    return reader(place, missing=missing)
+        return reader(data, options, images=images, keep=keep, missing=missing)
+    _refuse_table_options(name, data, options, images, keep)
+    return reader(data, missing=missing)
 
 
-def _with_val_and_test(records: Records, seed: int) -> Records:
-    """Carve what is missing, and say so."""
-    carved = make_splits(records, seed=seed)
-    taken = [split for split in SPLITS if len(carved.rows(split)) > len(records.rows(split))]
-    if not taken or records.origin is None:
-        return carved
-    said = f"{records.origin.understood}; {' and '.join(taken)} taken from train with seed {seed}"
-    return replace(carved, origin=replace(records.origin, understood=said))
+def _refuse_table_options(
+    name: str, data: Path, options: ReadOptions, images: Path | None, keep: Sequence[str]
+) -> None:
+    for_tables = ({} if images is None else {"images": images}) | options.set_options()
+    for_tables |= {"by": ", ".join(keep)} if keep else {}
+    for_tables.pop("format", None)
+    if for_tables:
+        (option, value), *others = for_tables.items()
+        also = "".join(f", `{other}`" for other, _ in others)
+        raise OptionError(
+            option, value, f"cannot be used: {data} is read as {name}, and `{option}`{also} are for tables"
+        )

@@ -204,6 +204,12 @@ class Records:
             columns={name: tuple(values[row] for row in rows) for name, values in self.columns.items()},
         )
 
+    def with_note(self, note: str) -> Records:
+        """Return the same records with a note in the description of their origin; '' adds nothing."""
+        if not note or self.origin is None:
+            return self
+        return replace(self, origin=replace(self.origin, understood=f"{self.origin.understood}; {note}"))
+
     def without(self, paths: Collection[str]) -> Records:
         """The images whose paths are not among these.
 

@@ -55,12 +55,18 @@ def make_splits(
     asked: dict[Split, float] = {"test": test, "val": val}
     missing = {name: share for name, share in asked.items() if share > 0 and not len(records.rows(name))}
     split = np.array(records.split, dtype="<U5")
-    train, unit = np.flatnonzero(split == "train"), _units(records, together)
+    train, unit = np.flatnonzero(split == "train"), units_of(records, together)
     stay = np.unique(unit[split != "train"]).tolist()
     shares = [1.0 - sum(missing.values()), *missing.values()]
     part = _assign(records, unit, train, shares, seed=seed, keep=0, stay=stay)
     split[train] = np.array(["train", *missing])[part]
     return with_split(records, split)
+
+
+def taken_from_train(records: Records, divided: Records, seed: int) -> str:
+    """Return a note on the splits that `make_splits` took from train, '' if all were given."""
+    taken = [split for split in SPLITS if len(divided.rows(split)) > len(records.rows(split))]
+    return f"{' and '.join(taken)} taken from train with seed {seed}" if taken else ""
 
 
 def folds(records: Records, k: int, *, seed: int = 0, together: Sequence[Sequence[int]] = ()) -> Int[ndarray, "N"]:
@@ -73,7 +79,7 @@ def folds(records: Records, k: int, *, seed: int = 0, together: Sequence[Sequenc
     >>> np.bincount(folds(records, 3)).tolist()
     [0, 2, 2, 2]
     """
-    unit = _units(records, together)
+    unit = units_of(records, together)
     number = len(np.unique(unit))
     if not 2 <= k <= number:
         remedy = f"ask for 2 to {number}" if number > 1 else "there is nothing to part"
@@ -147,7 +153,7 @@ def with_split(records: Records, split: Shaped[ndarray, "N"]) -> Records:
     return changed
 
 
-def _units(records: Records, together: Sequence[Sequence[int]]) -> Int[ndarray, "N"]:
+def units_of(records: Records, together: Sequence[Sequence[int]]) -> Int[ndarray, "N"]:
     """The number of the unit of each image: what groups and `together` join, directly or by way of others."""
     if records.group is None and not together:
         return np.arange(len(records))

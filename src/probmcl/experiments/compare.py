@@ -169,8 +169,7 @@ def _start(
     from dataclasses import replace
 
     from probmcl import run_folder
-    from probmcl.data.audit import prepare_data
-    from probmcl.data.check import refuse_unscorable
+    from probmcl.data.audit import prepare_data, refuse_unscorable
     from probmcl.data.split import write_folds
     from probmcl.files import write_json
     from probmcl.runtime.distributed import is_main_process
@@ -178,13 +177,28 @@ def _start(
     if out is not None:
         run_folder.refuse_used(Path(out))
     console = intake.display_of_the_first()
-    rules = intake.rules_of(given, seed=0)
-    admitted = prepare_data(data, intake.reading_of(given), rules, asked.settings.workers, console)
+    admitted = prepare_data(
+        data,
+        given["images"],
+        intake.read_options(given),
+        intake.data_checks(given),
+        workers=asked.settings.workers,
+        console=console,
+    )
     records = admitted.records
     refuse_unscorable(records)
     asked = replace(asked, settings=replace(asked.settings, intensity=admitted.intensity))
-    alarms = [*admitted.alarms, *intake.seen_before(records, asked.settings.encoder.weights)]
-    remembered = {"data": admitted.source, "name": intake.data_name(data), "asked": asked, "alarms": alarms, "add": add}
+    alarms = [
+        *(warning.message for warning in admitted.warnings),
+        *intake.seen_before(records, asked.settings.encoder.weights),
+    ]
+    remembered = {
+        "data": admitted.source.to_json(),
+        "name": intake.data_name(data),
+        "asked": asked,
+        "alarms": alarms,
+        "add": add,
+    }
     with (
         intake.folder_for(out, f"{remembered['name']}-comparison") as folder,
         intake.told_how_to_go_on("compare", folder, REMEMBERED, console),
@@ -202,6 +216,7 @@ def _resume(folder: Path, methods: str | None, where: dict[str, Any], add: list[
     from dataclasses import replace
 
     from probmcl.data.audit import read_again
+    from probmcl.data.options import DataSource
     from probmcl.experiments.protocol import MethodSpec, parse_methods
     from probmcl.experiments.runner import ComparisonSpec
     from probmcl.files import read_json, write_json
@@ -221,7 +236,10 @@ def _resume(folder: Path, methods: str | None, where: dict[str, Any], add: list[
         raise ValueError(f"--methods {methods}: {folder} compares {names}; beside --resume say the same, or nothing")
     for entrant in taking_part:
         refuse_unnamed(entrant.method, "the same --methods again, with")
-    console, records = intake.display_of_the_first(), read_again(remembered["data"], folder / "split.csv")
+    console, records = (
+        intake.display_of_the_first(),
+        read_again(DataSource.parse(remembered["data"]), folder / "split.csv"),
+    )
     remembered["add"] = list(dict.fromkeys([*remembered["add"], *map(str, add)]))
     barrier()
     if is_main_process():

@@ -14,11 +14,11 @@ from safetensors.torch import load_file
 
 from probmcl.data.hierarchy import parents_of
 from probmcl.data.images import Preprocessing
+from probmcl.data.options import DataSource
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder
 from probmcl.errors import RunError, suggestion
 from probmcl.inference.model import Model
-from probmcl.inference.reading import Reading
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier
 from probmcl.runtime.device import find_device
@@ -65,7 +65,7 @@ class _Kept:
 @dataclass(frozen=True)
 class _About:
     model: _Kept | None = None
-    data: Reading | None = None
+    data: dict[str, Any] | None = None
 
 
 def load(run: Path | str, *, device: str = "auto") -> Model:
@@ -92,7 +92,7 @@ def load(run: Path | str, *, device: str = "auto") -> Model:
         preprocessing=preprocessing,
         device=torch.device(find_device(device)),
         folder=folder,
-        reading=about.data,
+        source=None if about.data is None else DataSource.parse(about.data),
     )
 
 

@@ -14,16 +14,17 @@ from torch import Tensor
 
 from probmcl.console import Console
 from probmcl.data import Preprocessing, Records, Split
-from probmcl.data.check import refuse_share
 from probmcl.data.hierarchy import below_parents as below_parents_of
 from probmcl.data.hierarchy import parents_of
+from probmcl.data.options import DataSource, ReadOptions, refuse_share
+from probmcl.data.read import read_source
 from probmcl.data.records import SPLITS
 from probmcl.data.stream import Decoded, Source, decode
-from probmcl.errors import ImageError
+from probmcl.errors import DataError, ImageError
 from probmcl.evaluation.groups import Aggregate, EvaluationOptions, ScoredRows, evaluate_rows
 from probmcl.inference.classes import levels_of_classes, match, truth
 from probmcl.inference.predictions import Predictions, joined
-from probmcl.inference.reading import Reading, as_text, as_words, images_of, read_split
+from probmcl.inference.reading import images_of, read_split
 from probmcl.inference.renaming import read_renames
 from probmcl.inference.scoring import Scored, score
 from probmcl.inference.trained_on import trained_on
@@ -57,14 +58,14 @@ class Model:
         preprocessing: Preprocessing,
         device: torch.device,
         folder: Path,
-        reading: Reading | None,
+        source: DataSource | None,
         hierarchy: Mapping[str, str] | None = None,
     ) -> None:
         # Images are laid out so too, and convolutions are faster for it.
         there = classifier.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.classifier: Classifier = there.eval()
         self.names, self.preprocessing, self.device = names, preprocessing, device
-        self.folder, self.hierarchy, self._reading = folder, hierarchy, reading
+        self.folder, self.hierarchy, self._source = folder, hierarchy, source
 
     def __repr__(self) -> str:
         size = self.preprocessing.size
@@ -121,17 +122,7 @@ class Model:
         split: Split = "test",
         *,
         images: Path | str | None = None,
-        format: str | None = None,  # noqa: A002  # the name of the flag
-        path_column: str | None = None,
-        labels_column: str | None = None,
-        split_column: str | None = None,
-        group_column: str | None = None,
-        rows: str | None = None,
-        blank: str | Sequence[str] | None = None,
-        minus_one: str | Sequence[str] | None = None,
-        none_label: str | None = None,
-        ignore: Sequence[str] | None = None,
-        hierarchy: Path | str | None = None,
+        read: ReadOptions = ReadOptions(),
         rename: Path | str | Mapping[str, str] | None = None,
         by: str | None = None,
         aggregate: Aggregate | None = None,
@@ -146,9 +137,9 @@ class Model:
         """How good it is on one split of labeled data: what evaluation.json holds, intervals, classes not in common.
 
         Without `data`, on the data it was trained with. An image that the run has had keeps the split it had there; a
-        new one, in data without val and test, counts as the split asked for. How data is read is said as for
-        `probmcl.data.read`, from `images` to `hierarchy`. Classes are matched by name, and `rename`, a file or a
-        mapping, says which class of the data is which of the model.
+        new one, in data without val and test, counts as the split asked for. `images` and `read` are those of
+        `probmcl.data.read`; without `data` they change how the data of the run are read. Classes are matched by name,
+        and `rename`, a file or a mapping, says which class of the data is which of the model.
 
         `by` names a column, each value of which is also judged by itself. `aggregate` judges groups instead of images,
         each by the mean or the maximum of its images' scores. With `below_parents` no class scores above its parent.
@@ -162,23 +153,7 @@ class Model:
         refuse_share(skip_bad)
         options = EvaluationOptions(by=by, aggregate=aggregate, draws=draws, seed=seed)
         caps = self._caps(below_parents)
-        given = Reading(
-            data=as_text(data),
-            images=as_text(images),
-            format=format,
-            path_column=path_column,
-            labels_column=labels_column,
-            split_column=split_column,
-            group_column=group_column,
-            rows=rows,
-            blank=as_words(blank),
-            minus_one=as_words(minus_one),
-            none_label=none_label,
-            ignore=None if ignore is None else tuple(ignore),
-            hierarchy=as_text(hierarchy),
-        )
-        reading = given if data is not None else given.over(self._reading or Reading())
-        records = reading.records(keep=() if by is None else (by,))
+        records = read_source(self._evaluation_source(data, images, read), keep=() if by is None else (by,))
         renames = read_renames(rename, model=self.names, data=records.label_space.names)
         classes = match(self.names, records.label_space.names, renames)
         had = read_split(self.folder / "split.csv")
@@ -207,6 +182,13 @@ class Model:
             "trained_on": trained,
             "skipped": [{"path": str(image.path), "reason": image.reason} for image in bad],
         }
+
+    def _evaluation_source(self, data: Path | str | None, images: Path | str | None, read: ReadOptions) -> DataSource:
+        if data is not None:
+            return DataSource(Path(data), None if images is None else Path(images), read)
+        if self._source is None:
+            raise DataError("this run was trained on records that no file holds; name the data to evaluate on")
+        return self._source.with_changes(images, read)
 
     def _scores(
         self, records: Records, skip_bad: float | None, batch_size: int | None, workers: int | None, console: Console

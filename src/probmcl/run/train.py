@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from probmcl import run_folder
 from probmcl.console import Console
-from probmcl.data.check import refuse_empty_splits
+from probmcl.data.audit import refuse_empty_splits
 from probmcl.data.records import Records
 from probmcl.files import read_json
 from probmcl.run.backbone import build_encoder, refuse_what_cannot_run

@@ -210,7 +210,7 @@ def test_a_leak_is_told_with_splits_files_and_remedies() -> None:
         "perhaps the same picture in train and val: 1",
         "  1.jpg (train) and 2.jpg (val): correlation 0.970",
     ]
-    for remedy in ("--allow-leaks", "--group COLUMN", "drop the split column"):
+    for remedy in ("allow_leaks", "`group=COLUMN`", "drop the split column"):
         assert remedy in REMEDY
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from probmcl.data.formats.adp import LEVEL_1, NEVER_SEEN, Level, read_adp, recognizes
+from probmcl.data.options import ReadOptions
 from probmcl.data.read import read
 
 FLAT, FULL = "ADP_EncodedLabels_Release1_Flat.csv", "ADP_EncodedLabels_Release1.csv"
@@ -67,7 +68,7 @@ def test_each_level_is_a_format_of_its_own(tmp_path: Path) -> None:
     write(tmp_path)
     assert read(tmp_path).label_space.names == LEVEL_1
     for level in ("L2", "L3"):
-        records = read(tmp_path, format=f"adp-{level.lower()}")
+        records = read(tmp_path, options=ReadOptions(format=f"adp-{level.lower()}"))
         assert records.label_space.names == read_adp(tmp_path, level=level).label_space.names
         assert str(records.origin).startswith(f"{tmp_path / FLAT}: ADP, flat release, level {level}")
         assert records.label_space.hierarchy is not None

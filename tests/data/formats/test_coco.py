@@ -9,6 +9,7 @@ import pytest
 
 from probmcl.data import read
 from probmcl.data.formats.coco import read_coco, recognizes
+from probmcl.data.options import ReadOptions
 
 # As in the release: ids have gaps, and neither they nor the names need be in order in the file.
 CATEGORIES = [
@@ -171,19 +172,23 @@ def test_two_years_in_one_folder_are_refused_with_the_flag_for_each(tmp_path: Pa
     write(write(tmp_path, val=val()), "2017", train=train())
     message = (
         r"annotations: has instances_\*2014\.json and instances_\*2017\.json, which share images; "
-        r"--format coco2014 or --format coco2017 says which to read"
+        r"`format=coco2014` or `format=coco2017` says which to read"
     )
     with pytest.raises(ValueError, match=message):
         read_coco(tmp_path)
     with pytest.raises(ValueError, match=message):
         read(tmp_path)
-    assert {path.parent.name for path in read(tmp_path, format="coco2014", carved=False).paths} == {"val2014"}
-    assert {path.parent.name for path in read(tmp_path, format="coco2017", carved=False).paths} == {"train2017"}
+    assert {path.parent.name for path in read(tmp_path, options=ReadOptions(format="coco2014"), seed=None).paths} == {
+        "val2014"
+    }
+    assert {path.parent.name for path in read(tmp_path, options=ReadOptions(format="coco2017"), seed=None).paths} == {
+        "train2017"
+    }
 
 
 def test_a_year_that_is_not_there_is_refused_with_the_other(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no instances_\*2017\.json; --format coco2014 reads the other"):
-        read(write(tmp_path), format="coco2017")
+    with pytest.raises(ValueError, match=r"has no instances_\*2017\.json; `format=coco2014` reads the other"):
+        read(write(tmp_path), options=ReadOptions(format="coco2017"))
 
 
 def test_what_was_read_and_what_was_dropped_is_said(tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import pytest
 from helpers.tables import labels_of
 from probmcl.data.formats import folders
 from probmcl.data.formats.folders import read_folders, recognizes
+from probmcl.data.options import ReadOptions
 from probmcl.data.read import read
-from probmcl.errors import DataError
+from probmcl.errors import DataError, OptionError
 
 
 def fill(folder: Path, **contents: str) -> Path:
@@ -21,7 +22,7 @@ def fill(folder: Path, **contents: str) -> Path:
 
 def test_each_folder_is_a_class_however_deep_its_images_lie(tmp_path: Path) -> None:
     fill(tmp_path, dog__1_dot_jpg="a", dog__deep__2_dot_PNG="b", cat__1_dot_jpg="c", cat__notes_dot_txt="d")
-    records = read(tmp_path, carved=False)
+    records = read(tmp_path, seed=None)
     assert records.label_space.names == ("cat", "dog")
     assert [str(path.relative_to(tmp_path)) for path in records.paths] == ["cat/1.jpg", "dog/1.jpg", "dog/deep/2.PNG"]
     assert labels_of(records) == [{"cat"}, {"dog"}, {"dog"}]
@@ -98,7 +99,7 @@ def test_folders_that_are_no_classes_are_not_taken_for_them(tmp_path: Path) -> N
     assert not recognizes(tmp_path)
     with pytest.raises(DataError, match=r"no layout that is known here.*one folder of images for each class"):
         read(tmp_path)
-    assert read(tmp_path, format="folders", carved=False).label_space.names == ("images", "masks")
+    assert read(tmp_path, options=ReadOptions(format="folders"), seed=None).label_space.names == ("images", "masks")
 
 
 def test_one_folder_is_not_enough_and_a_table_goes_first(tmp_path: Path) -> None:
@@ -106,13 +107,13 @@ def test_one_folder_is_not_enough_and_a_table_goes_first(tmp_path: Path) -> None
     assert not recognizes(tmp_path)
     fill(tmp_path, dog__1_dot_jpg="b", labels_dot_csv="file,label\ncat/1.jpg,x\n")
     assert recognizes(tmp_path)
-    assert read(tmp_path, carved=False).label_space.names == ("x",)
+    assert read(tmp_path, seed=None).label_space.names == ("x",)
 
 
 def test_what_is_said_of_tables_has_no_place(tmp_path: Path) -> None:
     fill(tmp_path, cat__1_dot_jpg="a", dog__1_dot_jpg="b")
-    with pytest.raises(DataError, match="read as folders, which takes no --group, --blank; those are for tables"):
-        read(tmp_path, group_column="x", blank="unknown")
+    with pytest.raises(OptionError, match="read as folders, and `group`, `blank` are for tables"):
+        read(tmp_path, options=ReadOptions(group="x", blank=("unknown",)))
 
 
 def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
@@ -123,7 +124,7 @@ def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
 def test_folders_of_runs_are_no_classes_and_said(tmp_path: Path) -> None:
     fill(tmp_path, cat__1_dot_jpg="a", dog__1_dot_jpg="b", runs__one__run_dot_json="{}", runs__one__curve_dot_png="c")
     fill(tmp_path, compared__asked_dot_json="{}", compared__figures__bars_dot_png="d", cat__deep__run_dot_txt="e")
-    records = read(tmp_path, carved=False)
+    records = read(tmp_path, seed=None)
     assert records.label_space.names == ("cat", "dog")
     assert str(records.origin).endswith("; left out, as it holds runs: compared/, runs/")
 
@@ -131,14 +132,14 @@ def test_folders_of_runs_are_no_classes_and_said(tmp_path: Path) -> None:
 def test_a_run_beside_splits_is_left_out(tmp_path: Path) -> None:
     fill(tmp_path, train__cat__1_dot_jpg="a", train__dog__1_dot_jpg="b", test__cat__1_dot_jpg="c")
     fill(tmp_path, runs__one__run_dot_json="{}", runs__one__curve_dot_png="d")
-    assert sorted(read(tmp_path, carved=False).split) == ["test", "train", "train"]
+    assert sorted(read(tmp_path, seed=None).split) == ["test", "train", "train"]
 
 
 @pytest.mark.parametrize("names", [("Training", "Testing"), ("TRAIN", "Test"), ("training", "Valid")])
 def test_splits_go_by_many_names(tmp_path: Path, names: tuple[str, str]) -> None:
     for name in names:
         fill(tmp_path / name, cat__1_dot_jpg=name, dog__1_dot_jpg=f"{name} 2")
-    records = read(tmp_path, carved=False)
+    records = read(tmp_path, seed=None)
     assert records.label_space.names == ("cat", "dog")
     other = "val" if names[1] == "Valid" else "test"
     assert [records.split.count(split) for split in ("train", other)] == [2, 2]
@@ -151,9 +152,9 @@ def test_loose_images_beside_a_split_of_classes_are_named_with_the_remedy(tmp_pa
     ) as e:
         read(tmp_path)
     assert f"give {tmp_path / 'train'} alone as DATA" in str(e.value)
-    assert len(read(tmp_path / "train", carved=False)) == 2
+    assert len(read(tmp_path / "train", seed=None)) == 2
 
 
 def test_classes_that_differ_only_by_case_are_said(tmp_path: Path) -> None:
     fill(tmp_path, cat__1_dot_jpg="a", Cat__1_dot_jpg="b")
-    assert str(read(tmp_path, carved=False).origin).endswith("; classes 'Cat' and 'cat' differ only by case")
+    assert str(read(tmp_path, seed=None).origin).endswith("; classes 'Cat' and 'cat' differ only by case")

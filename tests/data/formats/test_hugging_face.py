@@ -3,8 +3,9 @@ from pathlib import Path
 import pytest
 
 from helpers.tables import labels_of, write_table
+from probmcl.data.options import ReadOptions
 from probmcl.data.read import read
-from probmcl.errors import DataError
+from probmcl.errors import DataError, OptionError
 
 HEADER = "file_name,labels,patient\n"
 
@@ -37,14 +38,14 @@ def test_the_tables_of_all_splits_are_one(tmp_path: Path) -> None:
 
 def test_one_table_without_splits_is_read_as_any(tmp_path: Path) -> None:
     write_table(tmp_path, "file_name,labels\n1.jpg,cat\n2.jpg,dog\n", name="metadata.csv")
-    assert labels_of(read(tmp_path, carved=False)) == [{"cat"}, {"dog"}]
+    assert labels_of(read(tmp_path, seed=None)) == [{"cat"}, {"dog"}]
 
 
 def test_folders_of_splits_are_known_in_any_case(tmp_path: Path) -> None:
     write(tmp_path, train=HEADER + "1.jpg,cat,a\n2.jpg,dog,b\n", test=HEADER + "2.jpg,cat,d\n")
     (tmp_path / "train").rename(tmp_path / "Training")
     (tmp_path / "test").rename(tmp_path / "TEST")
-    records = read(tmp_path, carved=False)
+    records = read(tmp_path, seed=None)
     assert records.split == ("train", "train", "test")
     assert records.paths[2] == tmp_path / "TEST" / "2.jpg"
 
@@ -66,22 +67,22 @@ def test_columns_must_agree(tmp_path: Path) -> None:
 def test_two_tables_of_one_split_are_both_named(tmp_path: Path) -> None:
     write(tmp_path, train=HEADER + "1.jpg,cat,a\n", validation=HEADER + "1.jpg,cat,a\n")
     (tmp_path / "validation").rename(tmp_path / "val")
-    assert read(tmp_path, carved=False).split == ("train", "val")
+    assert read(tmp_path, seed=None).split == ("train", "val")
     write(tmp_path, validation=HEADER + "1.jpg,cat,a\n")
     with pytest.raises(DataError, match=r"are both of val; join them"):
-        read(tmp_path, format="hugging_face")
+        read(tmp_path, options=ReadOptions(format="hugging_face"))
 
 
 def test_flags_of_tables_are_taken(tmp_path: Path) -> None:
     write(tmp_path, train=HEADER + "1.jpg,Normal,a\n2.jpg,cat,b\n", test=HEADER + "1.jpg,cat,a\n")
-    records = read(tmp_path, none_label="Normal", group_column="", keep=["patient"])
+    records = read(tmp_path, options=ReadOptions(none_label="Normal", group=""), keep=["patient"])
     assert labels_of(records) == [set(), {"cat"}, {"cat"}]
     assert records.group is None
     assert records.columns == {"patient": ("a", "b", "a")}
-    with pytest.raises(DataError, match=r"--path-column: there is no column 'filename'; did you mean 'file_name'"):
-        read(tmp_path, path_column="filename")
+    with pytest.raises(OptionError, match=r"`path_column=filename` is not a column of .*; did you mean 'file_name'"):
+        read(tmp_path, options=ReadOptions(path_column="filename"))
 
 
 def test_a_folder_without_such_tables_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"has no train/metadata\.csv or"):
-        read(tmp_path, format="hugging_face")
+        read(tmp_path, options=ReadOptions(format="hugging_face"))

@@ -14,8 +14,8 @@ CONFIRMED, DOUBTFUL = 0.92, 0.8
 """Correlations from which on a pair is a copy, and from which on it is worth a word.
 
 Planted copies that are confirmed (`benchmarks/duplicates.py`): encoded anew, resized or flipped, at least 99.8 % in
-1,000 photographs each of PASCAL VOC and MS-COCO (--seed 2), 100 % in 500 synthetic tissue patches and 500 synthetic
-chest radiographs (--seed 1); cropped by 2 to 6 % a side, at least 99.6 %, 100 % and 97 %. Different images confirmed:
+1,000 photographs each of PASCAL VOC and MS-COCO (`seed=2`), 100 % in 500 synthetic tissue patches and 500 synthetic
+chest radiographs (`seed=1`); cropped by 2 to 6 % a side, at least 99.6 %, 100 % and 97 %. Different images confirmed:
 none. The limits were chosen on other seeds, but a quarter of the VOC draw and an eighth of the MS-COCO draw had been
 seen. Among all 6,703 photographs of VOC 2 pairs are confirmed and among 14,000 of MS-COCO 1: all show a scene twice,
 moments apart.

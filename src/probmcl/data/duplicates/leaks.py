@@ -22,7 +22,7 @@ MOST_DOUBTFUL = 200
 SHOWN = 3  # leaks of each kind, in a message
 REMEDY = (
     "scores would be too good. Remove one of each, or drop the split column and let probmcl split: it keeps copies "
-    "together, and with --group COLUMN groups; --allow-leaks goes on, and the run records it"
+    "together, and with `group=COLUMN` groups; `allow_leaks` goes on, and the run records it"
 )
 
 
@@ -156,8 +156,9 @@ def leaks(
     groups: Sequence[str] | None,
     exact: Iterable[tuple[int, ...]],
     near: Iterable[NearPair],
+    rows: Iterable[int] | None = None,
 ) -> Leaks:
-    """What of equal files, groups and pairs that look alike stands in two different splits.
+    """What of equal files, groups and pairs that look alike stands in two different splits; groups only of these rows.
 
     >>> found = leaks(["train", "test", "train"], ["a", "b", "b"], [(0, 1)], [NearPair(0, 2, 3, 0.99, True)])
     >>> found.blocks, found.exact, found.groups, found.confirmed
@@ -169,8 +170,9 @@ def leaks(
       2.jpg (train) and 1.jpg (test): group 'b'
     """
     members: dict[str, list[int]] = {}
-    for row, group in enumerate(groups or ()):
-        members.setdefault(group, []).append(row)
+    if groups is not None:
+        for row in range(len(groups)) if rows is None else rows:
+            members.setdefault(groups[row], []).append(row)
     divided = {group: tuple(rows) for group, rows in members.items() if len({split[row] for row in rows}) > 1}
     across = [pair for pair in near if split[pair.one] != split[pair.other]]
     return Leaks(

@@ -120,11 +120,11 @@ def _year(folder: Path, wanted: Year | None) -> Year:
         raise DataError(f"{folder}: no annotations/instances_train2014.json (nor val, nor 2017); name COCO's folder")
     if wanted is not None and wanted not in years:
         raise DataError(
-            f"{folder}/annotations: has no instances_*{wanted}.json; --format coco{years[0]} reads the other"
+            f"{folder}/annotations: has no instances_*{wanted}.json; `format=coco{years[0]}` reads the other"
         )
     if wanted is None and len(years) > 1:
         both = " and ".join(f"instances_*{year}.json" for year in years)
-        flags = " or ".join(f"--format coco{year}" for year in years)
+        flags = " or ".join(f"`format=coco{year}`" for year in years)
         raise DataError(f"{folder}/annotations: has {both}, which share images; {flags} says which to read")
     return wanted or years[0]
 

@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from probmcl.data.formats.table.columns import PATH, PATH_AS_AN_ID, TableOptions, has_a_path_column
+from probmcl.data.formats.table.columns import PATH, PATH_AS_AN_ID, has_a_path_column
 from probmcl.data.formats.table.sheet import SUFFIXES, Table, load, named, refuse_a_column_that_is_not_there
 from probmcl.data.formats.table.table import is_of_images, records_of
+from probmcl.data.options import ReadOptions
 from probmcl.data.records import Missing, Records, Split
 from probmcl.errors import DataError
 
@@ -39,9 +40,15 @@ def recognizes(folder: Path) -> bool:
     return bool(_tables(folder))
 
 
-def read_hugging_face(folder: Path, options: TableOptions | None = None, *, missing: Missing = "error") -> Records:
+def read_hugging_face(
+    folder: Path,
+    options: ReadOptions = ReadOptions(),
+    *,
+    images: Path | None = None,
+    keep: Sequence[str] = (),
+    missing: Missing = "error",
+) -> Records:
     """Read the tables of all splits as one, whose splits are those of the folders."""
-    options = options or TableOptions()
     tables = _tables(folder)
     if not tables:
         raise DataError(f"{folder}: has no {' or '.join(f'{name}/metadata.csv' for name in SPLIT_FOLDERS)}; name it")
@@ -49,7 +56,7 @@ def read_hugging_face(folder: Path, options: TableOptions | None = None, *, miss
     joined = _joined(folder, [_loaded(path, options) for path in tables], options)
     said = "Hugging Face, " + " and ".join(f"{path.relative_to(folder)}" for path in tables)
     split = FOLDER if options.split_column is None else options.split_column
-    records = records_of(joined, replace(options, split_column=split), missing)
+    records = records_of(joined, replace(options, split_column=split), images, keep, missing)
     if records.origin is None:
         return records
     return replace(records, origin=replace(records.origin, understood=f"{said}: {records.origin.understood}"))
@@ -72,11 +79,11 @@ def _refuse_two_of_a_split(tables: Sequence[Path]) -> None:
             raise DataError(f"{first[split]} and {path} are both of {split}; join them into one")
 
 
-def _loaded(path: Path, options: TableOptions) -> Table:
+def _loaded(path: Path, options: ReadOptions) -> Table:
     return load(path, lambda names: has_a_path_column(names, options.path_column))
 
 
-def _joined(folder: Path, tables: Sequence[Table], options: TableOptions) -> Table:
+def _joined(folder: Path, tables: Sequence[Table], options: ReadOptions) -> Table:
     """All rows in one, their paths from the folder above, and a column of the split."""
     first = tables[0]
     place = first.columns.index(_path_column(first, options))
@@ -100,9 +107,9 @@ def _from_above(name: str, text: str) -> str:
     return f"{name}/{text}" if text and not text.startswith("/") else text
 
 
-def _path_column(table: Table, options: TableOptions) -> str:
+def _path_column(table: Table, options: ReadOptions) -> str:
     if options.path_column:
-        refuse_a_column_that_is_not_there(table, "--path-column", options.path_column)
+        refuse_a_column_that_is_not_there(table, "path_column", options.path_column)
         return options.path_column
     return (named(table.columns, PATH) or named(table.columns, PATH_AS_AN_ID))[0]
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from helpers.tables import states_of, write_table
-from probmcl.data.formats.table.columns import TableOptions
 from probmcl.data.formats.table.table import read_table
+from probmcl.data.options import ReadOptions
 from probmcl.errors import DataError, OptionError
 
 CHEST = (
@@ -14,7 +14,7 @@ CHEST = (
 )
 
 
-def understood(path: Path, options: TableOptions | None = None) -> str:
+def understood(path: Path, options: ReadOptions = ReadOptions()) -> str:
     origin = read_table(path, options).origin
     assert origin is not None
     return origin.understood
@@ -48,13 +48,13 @@ def test_blank_beside_zeros_is_unknown_and_minus_one_uncertain_and_both_are_said
     assert states_of(records) == ["+?~", "?+-", "?~?", "--+"]
     assert np.isnan(records.states.chance).all()
     said = understood(table)
-    assert "blank = unknown (4 cells; --blank negative says otherwise)" in said
-    assert "-1 = unknown (2 cells; --minus-one says otherwise)" in said
+    assert "blank = unknown (4 cells; `blank=negative` says otherwise)" in said
+    assert "-1 = unknown (2 cells; `minus_one` says otherwise)" in said
     assert said.endswith("not read: 'Sex', 'Age', 'AP/PA'")
 
 
 def test_the_policy_gives_blanks_and_minus_one_a_meaning_class_by_class(tmp_path: Path) -> None:
-    options = TableOptions(blank=["negative", "Edema=unknown"], minus_one=["positive", "Edema=soft:0.6"])
+    options = ReadOptions(blank=("negative", "Edema=unknown"), minus_one=("positive", "Edema=soft:0.6"))
     table = write_table(tmp_path, CHEST)
     records = read_table(table, options)
     assert states_of(records) == ["+?~", "-+-", "-~-", "--+"]
@@ -66,8 +66,8 @@ def test_the_policy_gives_blanks_and_minus_one_a_meaning_class_by_class(tmp_path
 
 
 def test_a_meaning_for_a_class_that_is_not_there_is_answered_with_the_nearest(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"--minus-one Edma=positive: there is no class 'Edma'; did you mean 'Edema'"):
-        read_table(write_table(tmp_path, CHEST), TableOptions(minus_one="Edma=positive"))
+    with pytest.raises(OptionError, match=r"`minus_one=Edma=positive` names no class: .*; did you mean 'Edema'"):
+        read_table(write_table(tmp_path, CHEST), ReadOptions(minus_one=("Edma=positive",)))
 
 
 @pytest.mark.parametrize(("blank", "states"), [("negative", ["+-", "-+"]), ("unknown", ["+?", "?+"])])
@@ -75,68 +75,66 @@ def test_blanks_without_zeros_have_two_meanings_and_the_flag_says_which(
     tmp_path: Path, blank: str, states: list[str]
 ) -> None:
     table = write_table(tmp_path, "file,cat,dog\n1.jpg,1,\n2.jpg,,1\n")
-    with pytest.raises(DataError, match=r"'cat', 'dog' hold blanks .* --blank negative or --blank unknown"):
+    with pytest.raises(DataError, match=r"'cat', 'dog' hold blanks .* `blank=negative` or `blank=unknown`"):
         read_table(table)
-    assert states_of(read_table(table, TableOptions(blank=blank))) == states
-    assert states_of(read_table(table, TableOptions(blank=[f"cat={blank}", f"dog={blank}"]))) == states
-    with pytest.raises(DataError, match=r"--blank negative or"):
-        read_table(table, TableOptions(blank=f"cat={blank}"))
+    assert states_of(read_table(table, ReadOptions(blank=(blank,)))) == states
+    assert states_of(read_table(table, ReadOptions(blank=(f"cat={blank}", f"dog={blank}")))) == states
+    with pytest.raises(DataError, match=r"`blank=negative` or"):
+        read_table(table, ReadOptions(blank=(f"cat={blank}",)))
 
 
 def test_a_class_of_one_and_blank_beside_others_with_zeros_is_asked_about(tmp_path: Path) -> None:
     table = write_table(tmp_path, "file,No Finding,cat,dog\n1.jpg,1,0,-1\n2.jpg,,1,1\n3.jpg,,,\n")
     with pytest.raises(DataError, match=r"columns 'No Finding', 'dog': 1 and blank, but no 0") as caught:
         read_table(table)
-    assert "--blank 'No Finding=negative' or --blank 'No Finding=unknown'" in str(caught.value)
-    assert str(caught.value).endswith("--blank negative or --blank unknown for all")
-    assert states_of(read_table(table, TableOptions(blank="unknown"))) == ["+-~", "?++", "???"]
-    assert states_of(read_table(table, TableOptions(blank="negative"))) == ["+-~", "-++", "---"]
-    both = TableOptions(blank=["No Finding=negative", "dog=unknown"])
+    assert "`blank='No Finding=negative'` or `blank='No Finding=unknown'`" in str(caught.value)
+    assert str(caught.value).endswith("`blank=negative` or `blank=unknown` for all")
+    assert states_of(read_table(table, ReadOptions(blank=("unknown",)))) == ["+-~", "?++", "???"]
+    assert states_of(read_table(table, ReadOptions(blank=("negative",)))) == ["+-~", "-++", "---"]
+    both = ReadOptions(blank=("No Finding=negative", "dog=unknown"))
     assert states_of(read_table(table, both)) == ["+-~", "-++", "-??"]
     with pytest.raises(DataError, match=r"column 'dog': 1 and blank"):
-        read_table(table, TableOptions(blank="No Finding=negative"))
-    told = TableOptions(blank="No Finding=negative", minus_one="negative")  # then 'dog' has an absence
+        read_table(table, ReadOptions(blank=("No Finding=negative",)))
+    told = ReadOptions(blank=("No Finding=negative",), minus_one=("negative",))  # then 'dog' has an absence
     assert read_table(table, told).known.tolist() == [[True] * 3, [True] * 3, [True, False, False]]
 
 
 def test_rows_of_labels_have_no_place_beside_class_columns(tmp_path: Path) -> None:
     table = write_table(tmp_path, "file,cat,dog\n1.jpg,1,0\n2.jpg,0,1\n1.jpg,1,1\n")
-    with pytest.raises(
-        OptionError, match=r"--rows labels is for a column of labels; here .*'cat', 'dog'.* leave it out"
-    ):
-        read_table(table, TableOptions(rows="labels"))
+    with pytest.raises(OptionError, match=r"`rows=labels` is for a column of labels; in .*'cat', 'dog'.* leave it out"):
+        read_table(table, ReadOptions(rows="labels"))
 
 
 def test_minus_one_without_zeros_has_two_meanings_and_the_flag_says_which(tmp_path: Path) -> None:
     table = write_table(tmp_path, "file,cat,dog\n1.jpg,1,-1\n2.jpg,-1,1\n3.jpg,-1,-1\n")
-    with pytest.raises(DataError, match=r"--minus-one negative or --minus-one unknown"):
+    with pytest.raises(DataError, match=r"`minus_one=negative` or `minus_one=unknown`"):
         read_table(table)
-    records = read_table(table, TableOptions(minus_one="negative"))
+    records = read_table(table, ReadOptions(minus_one=("negative",)))
     assert records.labels.tolist() == [[1, 0], [0, 1], [0, 0]]
     assert records.known.all()
-    assert not read_table(table, TableOptions(minus_one="unknown")).known[2].any()
+    assert not read_table(table, ReadOptions(minus_one=("unknown",))).known[2].any()
 
 
 def test_minus_one_beside_blanks_that_mean_absent_is_uncertain(tmp_path: Path) -> None:
     table = write_table(tmp_path, "file,cat,dog\n1.jpg,1,-1\n2.jpg,,1\n")
-    assert states_of(read_table(table, TableOptions(blank="negative"))) == ["+~", "-+"]
-    with pytest.raises(DataError, match=r"--minus-one negative"):
-        read_table(table, TableOptions(blank="unknown"))
+    assert states_of(read_table(table, ReadOptions(blank=("negative",)))) == ["+~", "-+"]
+    with pytest.raises(DataError, match=r"`minus_one=negative`"):
+        read_table(table, ReadOptions(blank=("unknown",)))
 
 
 def test_a_flag_that_has_nothing_to_apply_to_is_said_to_change_nothing(tmp_path: Path) -> None:
     table = write_table(tmp_path, "file,cat\n1.jpg,1\n2.jpg,0\n")
-    said = understood(table, TableOptions(blank="unknown", minus_one="positive"))
-    assert "--blank changes nothing: no cell is blank; --minus-one changes nothing: no cell is -1" in said
+    said = understood(table, ReadOptions(blank=("unknown",), minus_one=("positive",)))
+    assert "`blank` changes nothing: no cell is blank; `minus_one` changes nothing: no cell is -1" in said
 
 
 def test_a_column_of_numbers_with_few_flags_is_no_class_and_one_with_many_is_asked_about(tmp_path: Path) -> None:
     few = write_table(tmp_path, "file,cat,age\n1.jpg,1,1\n2.jpg,0,40\n3.jpg,0,41\n")
     assert read_table(few).label_space.names == ("cat",)
     many = write_table(tmp_path, "file,cat,age\n1.jpg,1,1\n2.jpg,0,0\n3.jpg,0,41\n")
-    with pytest.raises(DataError, match=r"row 4: column 'age' holds '41'.*--ignore 'age'"):
+    with pytest.raises(DataError, match=r"row 4: column 'age' holds '41'.*`ignore='age'`"):
         read_table(many)
-    assert read_table(many, TableOptions(ignore=("age",))).label_space.names == ("cat",)
+    assert read_table(many, ReadOptions(ignore=("age",))).label_space.names == ("cat",)
 
 
 def test_a_column_that_is_blank_throughout_is_no_class(tmp_path: Path) -> None:
@@ -150,8 +148,8 @@ def test_pandas_own_name_for_a_nameless_column_is_no_class(tmp_path: Path) -> No
 
 
 def test_none_label_has_no_place_beside_class_columns(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"--none-label is for lists .* --ignore 'No Finding'"):
-        read_table(write_table(tmp_path, CHEST), TableOptions(none_label="No Finding"))
+    with pytest.raises(OptionError, match=r"`none_label=No Finding` is for lists .* `ignore=No Finding`"):
+        read_table(write_table(tmp_path, CHEST), ReadOptions(none_label="No Finding"))
 
 
 def test_states_are_held_sparsely(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from helpers.tables import labels_of, states_of
 from probmcl.data.formats.folders import NO_CLASS
 from probmcl.data.formats.table.flag_values import flag_value
 from probmcl.data.formats.table.none_label import NONE
+from probmcl.data.options import ReadOptions
 from probmcl.data.read import read
 from probmcl.data.records import Records
 
@@ -85,7 +86,7 @@ def test_lists_of_labels(separator: str, data: st.DataObject, dialect: dict[str,
     files = [f"{i} {data.draw(texts('/' + chr(92)))}.jpg" for i in range(len(sets))]
     rows = [("file", "labels"), *zip(files, (separator.join(sorted(names)) for names in sets), strict=True)]
     with TemporaryDirectory() as folder:
-        assert by_name(read(written(Path(folder), dialect, rows), carved=False)) == dict(zip(files, sets, strict=True))
+        assert by_name(read(written(Path(folder), dialect, rows), seed=None)) == dict(zip(files, sets, strict=True))
 
 
 @pytest.mark.parametrize("coding", CODINGS, ids="/".join)
@@ -97,7 +98,7 @@ def test_one_column_a_class(coding: tuple[str, ...], data: st.DataObject, dialec
     states = [[0] * len(names), *data.draw(st.lists(width, max_size=5))]
     rows = [["file", *names], *([f"{i}.jpg", *(coding[s] for s in row)] for i, row in enumerate(states))]
     with TemporaryDirectory() as folder:
-        records = read(written(Path(folder), dialect, rows), carved=False)
+        records = read(written(Path(folder), dialect, rows), seed=None)
     assert records.label_space.names == tuple(names)
     assert states_of(records) == ["".join("-+?~"[state] for state in row) for row in states]
 
@@ -110,7 +111,7 @@ def test_one_row_a_label(drawn: tuple[list[str], Sets], dialect: dict[str, objec
     order.shuffle(pairs)
     with TemporaryDirectory() as folder:
         table = written(Path(folder), dialect, [("file", "label"), *pairs])
-        assert by_name(read(table, carved=False, rows="labels")) == files
+        assert by_name(read(table, options=ReadOptions(rows="labels"), seed=None)) == files
 
 
 @settings(max_examples=40)
@@ -125,7 +126,7 @@ def test_lists_in_parquet(drawn: tuple[list[str], Sets]) -> None:
             (Path(folder) / file).touch()
         columns = {"file": list(files), "labels": [sorted(names) for names in files.values()]}
         parquet.write_table(pyarrow.table(columns), Path(folder) / "labels.parquet")
-        assert by_name(read(folder, carved=False)) == files
+        assert by_name(read(folder, seed=None)) == files
 
 
 @settings(max_examples=25)
@@ -143,6 +144,6 @@ def test_one_folder_a_class(drawn: tuple[list[str], Sets], link: bool) -> None:
             first.write_text(file)
             for path in others:
                 path.symlink_to(first) if link else path.write_text(file)
-        records = read(folder, carved=False)
+        records = read(folder, seed=None)
     assert by_name(records) == files
     assert records.label_space.names == tuple(sorted(drawn[0]))

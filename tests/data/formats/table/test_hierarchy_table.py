@@ -4,6 +4,7 @@ import pytest
 
 from helpers.tables import states_of, write_table
 from probmcl.data.formats.table.hierarchy_table import read_hierarchy
+from probmcl.data.options import ReadOptions
 from probmcl.data.read import read
 from probmcl.errors import DataError
 
@@ -39,6 +40,6 @@ def test_children_imply_their_parents_in_what_is_read(tmp_path: Path) -> None:
     folder.mkdir()
     table = write_table(folder, "file,animal,dog,car\n1.jpg,,1,0\n2.jpg,0,,1\n3.jpg,,,0\n")
     parents = write(tmp_path, "child,parent\ndog,animal\n")
-    records = read(table, carved=False, blank="unknown", hierarchy=parents)
+    records = read(table, options=ReadOptions(blank=("unknown",), hierarchy=parents), seed=None)
     assert records.label_space.hierarchy == {"dog": "animal"}
     assert states_of(records) == ["++-", "--+", "??-"]

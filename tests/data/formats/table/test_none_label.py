@@ -3,16 +3,17 @@ from pathlib import Path
 import pytest
 
 from helpers.tables import labels_of, states_of, write_table
-from probmcl.data.formats.table.columns import TableOptions
 from probmcl.data.formats.table.table import read_table
+from probmcl.data.options import ReadOptions
 from probmcl.data.records import Records
-from probmcl.errors import DataError
+from probmcl.errors import DataError, OptionError
 
 CHEST = "Image Index,Finding Labels\n1.jpg,Edema|Mass\n2.jpg,No Finding\n3.jpg,Mass\n4.jpg,\n"
 
 
-def read(folder: Path, text: str, **options: str) -> Records:
-    return read_table(write_table(folder, text), TableOptions(**options))  # type: ignore[arg-type]
+def read(folder: Path, text: str, *, blank: str = "", none_label: str | None = None) -> Records:
+    options = ReadOptions(blank=(blank,) if blank else (), none_label=none_label)
+    return read_table(write_table(folder, text), options)
 
 
 def test_a_label_that_means_none_is_no_class_and_said(tmp_path: Path) -> None:
@@ -37,10 +38,10 @@ def test_it_is_known_by_its_name_whatever_separates_the_others(tmp_path: Path, n
 def test_beside_others_it_is_asked_about(tmp_path: Path) -> None:
     text = CHEST.replace("3.jpg,Mass", "3.jpg,No Finding|Mass")
     with pytest.raises(
-        DataError, match=r"row 4: .*'No Finding' stands beside 'Mass'.* --none-label '' reads it as a class"
+        DataError, match=r"row 4: .*'No Finding' stands beside 'Mass'.* `none_label=''` reads it as a class"
     ):
         read(tmp_path, text)
-    with pytest.raises(DataError, match=r"row 4: .*'No Finding' stands beside 'Mass', but --none-label says"):
+    with pytest.raises(DataError, match=r"row 4: .*'No Finding' stands beside 'Mass', but `none_label` says"):
         read(tmp_path, text, none_label="No Finding")
     assert labels_of(read(tmp_path, text, none_label=""))[1:3] == [{"No Finding"}, {"No Finding", "Mass"}]
 
@@ -54,7 +55,7 @@ def test_another_label_may_be_said_to_mean_none(tmp_path: Path) -> None:
     text = CHEST.replace("No Finding", "Normal")
     assert labels_of(read(tmp_path, text))[1] == {"Normal"}
     assert labels_of(read(tmp_path, text, none_label="Normal"))[1] == set()
-    with pytest.raises(DataError, match=r"no cell is 'Norml'; did you mean 'Normal'"):
+    with pytest.raises(OptionError, match=r"`none_label=Norml` is not in any cell of .*; did you mean 'Normal'"):
         read(tmp_path, text, none_label="Norml")
 
 

@@ -24,7 +24,7 @@ def test_lists_are_taken_as_they_are_whatever_their_names_contain(tmp_path: Path
     table = write(
         tmp_path, {"file": ["1.jpg", "2.jpg", "3.jpg", "4.jpg"], "labels": [["a b", "c|d"], ["x, y"], [], None]}
     )
-    records = read(tmp_path, carved=False)
+    records = read(tmp_path, seed=None)
     assert labels_of(records) == [{"a b", "c|d"}, {"x, y"}, set(), set()]
     assert str(records.origin) == f"{table}: path column 'file', labels 'labels' (names, a list in each cell, 3 labels)"
     assert records.where(1) == f"{table}: row 2: {tmp_path / '2.jpg'}"
@@ -32,13 +32,13 @@ def test_lists_are_taken_as_they_are_whatever_their_names_contain(tmp_path: Path
 
 def test_lists_of_one_label_are_lists_too(tmp_path: Path) -> None:
     write(tmp_path, {"file": ["1.jpg", "2.jpg"], "labels": [["traffic light"], ["none"]]})
-    assert labels_of(read(tmp_path, carved=False)) == [{"traffic light"}, set()]
+    assert labels_of(read(tmp_path, seed=None)) == [{"traffic light"}, set()]
 
 
 def test_numbers_in_lists_are_indices_into_the_classes(tmp_path: Path) -> None:
     (tmp_path / "classes.txt").write_text("zebra\ncat\n")
     write(tmp_path, {"file": ["1.jpg", "2.jpg"], "labels": [[0, 1], [0]]})
-    assert labels_of(read(tmp_path, carved=False)) == [{"zebra", "cat"}, {"zebra"}]
+    assert labels_of(read(tmp_path, seed=None)) == [{"zebra", "cat"}, {"zebra"}]
 
 
 def test_flags_of_every_type_and_null(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_flags_of_every_type_and_null(tmp_path: Path) -> None:
         "b": [1, 0, -1],
         "c": [1.0, 0.0, float("nan")],
     }
-    assert states_of(read(write(tmp_path, columns), carved=False)) == ["+++", "---", "?~?"]
+    assert states_of(read(write(tmp_path, columns), seed=None)) == ["+++", "---", "?~?"]
 
 
 def test_long_form_with_groups_of_numbers(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_long_form_with_groups_of_numbers(tmp_path: Path) -> None:
         "label": ["cat", "dog", "dog"],
         "patient_id": [7, 8, 7],
     }
-    records = read(write(tmp_path, columns), carved=False)
+    records = read(write(tmp_path, columns), seed=None)
     assert labels_of(records) == [{"cat", "dog"}, {"dog"}]
     assert records.group == ("7", "8")
 

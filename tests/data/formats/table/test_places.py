@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from helpers.tables import write_table
-from probmcl.data.formats.table.columns import TableOptions
 from probmcl.data.formats.table.places import find_places, tree
 from probmcl.data.formats.table.sheet import Table
 from probmcl.data.formats.table.table import read_table
@@ -15,7 +14,7 @@ from probmcl.errors import DataError
 def read(folder: Path, names: str, images: str, root: Path | None = None, missing: Missing = "error") -> Records:
     rows = "".join(f"{name},{'cat' if i % 2 else 'dog'}\n" for i, name in enumerate(names.split(" ")))
     table = write_table(folder, f"file,label\n{rows}", images=images)
-    return read_table(table, TableOptions(images=root), missing=missing)
+    return read_table(table, images=root, missing=missing)
 
 
 def refused(folder: Path, names: str, images: str, what: str) -> None:
@@ -46,7 +45,7 @@ def test_bare_names_are_found_in_sub_folders_and_that_is_said(tmp_path: Path) ->
 
 def test_equal_names_in_two_folders_are_both_named_with_the_remedy(tmp_path: Path) -> None:
     files = "a/1.png b/1.png a/2.png"
-    refused(tmp_path, "1.png 2.png", files, "row 2: '1.png' may be .*a/1.png or .*b/1.png; put the folder .*--images")
+    refused(tmp_path, "1.png 2.png", files, "may be .*a/1.png or .*b/1.png; put the folder .*`images=FOLDER`")
     assert read(tmp_path, "1.png 2.png", files, tmp_path / "a").paths == (tmp_path / "a/1.png", tmp_path / "a/2.png")
     assert read(tmp_path, "a/1.png b/1.png", files).paths == (tmp_path / "a/1.png", tmp_path / "b/1.png")
 
@@ -57,7 +56,7 @@ def test_a_file_where_it_should_be_goes_before_one_of_its_name_elsewhere(tmp_pat
 
 @pytest.mark.parametrize("name", ["../1.jpg", "a/../../1.jpg", ".."])
 def test_a_path_that_leaves_its_folder_is_refused_with_row_and_value(tmp_path: Path, name: str) -> None:
-    refused(tmp_path, f"2.jpg {name}", "2.jpg", rf"row 3: '{name}' leads out of the folder .* --images FOLDER")
+    refused(tmp_path, f"2.jpg {name}", "2.jpg", rf"row 3: '{name}' leads out of the folder .* `images=")
 
 
 def test_a_path_that_turns_round_within_its_folder_is_read(tmp_path: Path) -> None:
@@ -94,7 +93,9 @@ def test_backslashes_are_read_as_slashes_where_some_fit_so_and_none_as_they_are(
     records = read(tmp_path, "a\\1.jpg a\\2.jpg 3.jpg", "a/1.jpg a/2.jpg 3.jpg")
     assert records.paths[:2] == (tmp_path / "a/1.jpg", tmp_path / "a/2.jpg")
     assert str(records.origin).endswith("; '\\' in paths read as '/'")
-    refused(tmp_path, "a\\1.jpg a\\9.jpg 3.jpg", "", r"row 3: 'a\\\\9\.jpg' does not exist under [^,]*; --images")
+    refused(
+        tmp_path, "a\\1.jpg a\\9.jpg 3.jpg", "", r"row 3: 'a\\\\9\.jpg' does not exist under [^,]*; `images=FOLDER`"
+    )
     kept = read(tmp_path, "a\\1.jpg a\\9.jpg 3.jpg", "", missing="keep")
     assert kept.paths == (tmp_path / "a/1.jpg", tmp_path / "a/9.jpg", tmp_path / "3.jpg")
     (tmp_path / "a\\1.jpg").touch()
@@ -155,7 +156,12 @@ def test_a_path_that_leaves_its_folder_by_backslashes_is_refused(tmp_path: Path)
 
 
 def test_a_drive_of_another_system_is_named(tmp_path: Path) -> None:
-    refused(tmp_path, "C:\\data\\1.jpg 2.jpg", "1.jpg 2.jpg", r"row 2: .*; 'C:' is a drive of another system.*--images")
+    refused(
+        tmp_path,
+        "C:\\data\\1.jpg 2.jpg",
+        "1.jpg 2.jpg",
+        r"row 2: .*; 'C:' is a drive of another system.*`images=FOLDER`",
+    )
 
 
 def test_paths_that_begin_with_the_name_of_the_tables_folder_are_found_and_that_is_said(tmp_path: Path) -> None:
@@ -180,7 +186,7 @@ def test_the_same_in_the_working_folder(tmp_path: Path, monkeypatch: pytest.Monk
     [
         ("a/7.jpg", "A/7.JPG", r"there is 'A/7\.JPG', which differs only by case"),
         ("caf\u00e9.jpg", "cafe\u0301.jpg", r"there is 'cafe\u0301\.jpg', which differs only by Unicode normal form"),
-        ("a/7.jpg", "a/7.png", r"--images FOLDER says where"),
+        ("a/7.jpg", "a/7.png", r"`images=FOLDER` says where"),
     ],
 )
 def test_a_file_that_differs_by_case_or_normal_form_is_named_but_not_taken(
@@ -190,7 +196,7 @@ def test_a_file_that_differs_by_case_or_normal_form_is_named_but_not_taken(
 
 
 def test_two_files_that_differ_by_case_are_not_chosen_between(tmp_path: Path) -> None:
-    refused(tmp_path, "1.jpg a.jpg", "1.jpg A.jpg a.JPG", "row 3: 'a.jpg' does not exist .*; --images FOLDER")
+    refused(tmp_path, "1.jpg a.jpg", "1.jpg A.jpg a.JPG", "row 3: 'a.jpg' does not exist .*; `images=")
 
 
 def test_a_link_that_leads_nowhere_is_not_found_in_a_sub_folder(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from probmcl.data.formats.table.policy import LabelPolicy, Said
+from probmcl.data.formats.table.policy import LabelPolicy
 from probmcl.data.labels import State
-from probmcl.errors import DataError
+from probmcl.errors import OptionError
 
 NAMES = ("Edema", "Fracture", "Mass")
 
@@ -26,27 +26,27 @@ def test_nothing_said_is_what_the_reader_says_and_uncertain_is_unknown() -> None
 @pytest.mark.parametrize(
     ("blank", "minus_one", "message"),
     [
-        ("absent", None, "--blank absent: say negative or unknown"),
-        ("soft:0.5", None, "--blank soft:0.5"),
-        (None, "soft:1.5", "--minus-one soft:1.5: say unknown, negative, positive or soft:P"),
-        (None, "soft:x", "--minus-one soft:x"),
-        (None, "soft:0", "--minus-one soft:0"),
-        (None, "Edema=maybe", "--minus-one maybe"),
-        (["negative", "unknown"], None, "--blank says both negative and unknown for all classes"),
-        (None, ["Edema=unknown", "Edema=negative"], "both unknown and negative for 'Edema'"),
+        (["absent"], [], "`blank=absent` must be negative or unknown"),
+        (["soft:0.5"], [], "`blank=soft:0.5`"),
+        ([], ["soft:1.5"], "`minus_one=soft:1.5` must be unknown, negative, positive or soft:P"),
+        ([], ["soft:x"], "`minus_one=soft:x`"),
+        ([], ["soft:0"], "`minus_one=soft:0`"),
+        ([], ["Edema=maybe"], "`minus_one=maybe`"),
+        (["negative", "unknown"], [], "`blank=unknown` contradicts negative for all classes"),
+        ([], ["Edema=unknown", "Edema=negative"], "`minus_one=Edema=negative` contradicts unknown for 'Edema'"),
     ],
 )
-def test_meanings_that_are_none_are_refused(blank: Said, minus_one: Said, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+def test_meanings_that_are_none_are_refused(blank: list[str], minus_one: list[str], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         LabelPolicy.of(blank, minus_one)
 
 
 def test_a_class_that_is_not_there_is_answered_with_the_nearest() -> None:
-    with pytest.raises(DataError, match=r"--minus-one Edemma=positive: there is no class 'Edemma'.*'Edema'\?"):
-        LabelPolicy.of(None, "Edemma=positive").chance(NAMES)
-    with pytest.raises(DataError, match="--blank Bone=unknown"):
-        LabelPolicy.of("Bone=unknown").blank_states(NAMES, otherwise="negative")
+    with pytest.raises(OptionError, match=r"`minus_one=Edemma=positive` names no class: .*'Edema'\?"):
+        LabelPolicy.of([], ["Edemma=positive"]).chance(NAMES)
+    with pytest.raises(OptionError, match="`blank=Bone=unknown`"):
+        LabelPolicy.of(["Bone=unknown"]).blank_states(NAMES, otherwise="negative")
 
 
 def test_a_class_name_may_hold_an_equals_sign() -> None:
-    assert LabelPolicy.of("pH=7=unknown").blank_of == {"pH=7": "unknown"}
+    assert LabelPolicy.of(["pH=7=unknown"]).blank_of == {"pH=7": "unknown"}

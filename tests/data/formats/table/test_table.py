@@ -7,10 +7,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from probmcl.data.formats.table.columns import TableOptions
 from probmcl.data.formats.table.table import find_tables, read_table, recognizes
+from probmcl.data.options import ReadOptions
 from probmcl.data.records import Records
-from probmcl.errors import DataError
+from probmcl.errors import DataError, OptionError
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
 Write = Callable[..., Path]
@@ -40,7 +40,7 @@ def unknown(records: Records) -> list[set[str]]:
     return [{records.label_space.names[k] for k in np.flatnonzero(~row)} for row in records.known]
 
 
-def refused(path: Path, *parts: str, options: TableOptions | None = None) -> str:
+def refused(path: Path, *parts: str, options: ReadOptions = ReadOptions()) -> str:
     with pytest.raises(DataError) as caught:
         read_table(path, options)
     for part in parts:
@@ -153,19 +153,19 @@ def test_difficult_labels_beside_columns_of_classes_are_not_known(write: Write) 
 
 
 def test_another_value_in_a_class_column_is_named(write: Write) -> None:
-    refused(write("image,cat,width\n1.jpg,1,1\n2.jpg,0,640\n"), "row 3", "'width'", "'640'", "--labels-column")
+    refused(write("image,cat,width\n1.jpg,1,1\n2.jpg,0,640\n"), "row 3", "'width'", "'640'", "labels_column")
 
 
 def test_a_list_beside_columns_of_classes_is_decided_by_the_flag(write: Write) -> None:
     table = write("image,labels,night\n1.jpg,cat,0\n2.jpg,dog,1\n")
-    refused(table, "'labels'", "night", "--labels-column labels")
-    assert read_table(table, TableOptions(labels_column="labels")).label_space.names == ("cat", "dog")
+    refused(table, "'labels'", "night", "`labels_column=labels`")
+    assert read_table(table, ReadOptions(labels_column="labels")).label_space.names == ("cat", "dog")
 
 
 def test_a_lone_column_of_zeros_and_ones_is_decided_by_the_flag(write: Write) -> None:
     table = write("image,label\n1.jpg,0\n2.jpg,1\n")
-    refused(table, "'label'", "--labels-column label")
-    assert read_table(table, TableOptions(labels_column="label")).label_space.names == ("0", "1")
+    refused(table, "'label'", "`labels_column=label`")
+    assert read_table(table, ReadOptions(labels_column="label")).label_space.names == ("0", "1")
 
 
 def test_an_unnamed_column_is_no_class(write: Write) -> None:
@@ -173,7 +173,7 @@ def test_an_unnamed_column_is_no_class(write: Write) -> None:
 
 
 def test_a_table_without_labels_says_so(write: Write) -> None:
-    refused(write("image\n1.jpg\n"), "no labels", "--labels-column")
+    refused(write("image\n1.jpg\n"), "no labels", "labels_column")
     refused(write("image,labels\n1.jpg,\n2.jpg,\n"), "'labels'", "blank")
 
 
@@ -197,29 +197,29 @@ def test_the_path_column_is_found_by_its_name(write: Write, header: str) -> None
 
 def test_a_path_column_of_another_name_is_asked_for(write: Write) -> None:
     table = write("photo,labels,where\n1.jpg,cat,a\n2.jpg,dog,b\n")
-    refused(table, "photo, labels, where", "--path-column")
-    assert read_table(table, TableOptions(path_column="photo", group_column="where")).group == ("a", "b")
+    refused(table, "photo, labels, where", "path_column")
+    assert read_table(table, ReadOptions(path_column="photo", group="where")).group == ("a", "b")
 
 
 def test_two_columns_for_one_role_are_decided_by_the_flag(write: Write) -> None:
-    refused(write("file,path,labels\n1.jpg,x,cat\n"), "'file' and 'path'", "--path-column")
-    refused(write("file,tags,labels\n1.jpg,x,cat\n"), "'tags' and 'labels'", "--labels-column")
-    refused(write("file,set,split,labels\n1.jpg,x,train,cat\n"), "'set' and 'split'", "--split-column")
+    refused(write("file,path,labels\n1.jpg,x,cat\n"), "'file' and 'path'", "path_column")
+    refused(write("file,tags,labels\n1.jpg,x,cat\n"), "'tags' and 'labels'", "labels_column")
+    refused(write("file,set,split,labels\n1.jpg,x,train,cat\n"), "'set' and 'split'", "split_column")
     table = write("file,set,split,labels\n1.jpg,x,test,cat\n")
-    assert read_table(table, TableOptions(split_column="split")).split == ("test",)
+    assert read_table(table, ReadOptions(split_column="split")).split == ("test",)
 
 
 def test_a_wrong_column_name_is_answered_with_the_nearest(write: Write) -> None:
     table = write("file,labels,patient\n1.jpg,cat,a\n")
-    with pytest.raises(DataError, match=r"--group: there is no column 'pateint'; did you mean 'patient'\?"):
-        read_table(table, TableOptions(group_column="pateint"))
-    with pytest.raises(DataError, match="'patient' is given to --split-column and --group"):
-        read_table(table, TableOptions(split_column="patient", group_column="patient"))
+    with pytest.raises(OptionError, match=r"`group=pateint` is not a column of .*; did you mean 'patient'\?"):
+        read_table(table, ReadOptions(group="pateint"))
+    with pytest.raises(OptionError, match="`group=patient` is also `split_column`"):
+        read_table(table, ReadOptions(split_column="patient", group="patient"))
 
 
 def test_a_blank_group_is_named(write: Write) -> None:
     with pytest.raises(DataError, match="row 3: group 'patient' is blank"):
-        read_table(write("file,labels,patient\n1.jpg,cat,a\n2.jpg,cat,\n"), TableOptions(group_column="patient"))
+        read_table(write("file,labels,patient\n1.jpg,cat,a\n2.jpg,cat,\n"), ReadOptions(group="patient"))
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_broken_classes_file_is_refused_with_the_row(write: Write) -> None:
 
 def test_missing_images_are_named_and_counted(write: Write) -> None:
     table = write("filename,labels\n1.jpg,cat\n8.jpg,cat\n9.jpg,dog\n10.jpg,dog\n")
-    refused(table, "labels.csv: row 3: '8.jpg' does not exist", "2 more", "--images")
+    refused(table, "labels.csv: row 3: '8.jpg' does not exist", "2 more", "images")
 
 
 def test_missing_images_are_kept_on_request_unless_all_are_missing(write: Write) -> None:
@@ -282,7 +282,7 @@ def test_missing_images_are_kept_on_request_unless_all_are_missing(write: Write)
     assert records.paths == (table.parent / "1.jpg", table.parent / "8.jpg")
     assert has(records) == [{"cat"}, {"dog"}]
     (table.parent / "1.jpg").unlink()
-    with pytest.raises(DataError, match=r"row 2: '1\.jpg' does not exist under .*, nor do 1 more; --images FOLDER"):
+    with pytest.raises(DataError, match=r"row 2: '1\.jpg' does not exist under .*, nor do 1 more; `images=FOLDER`"):
         read_table(table, missing="keep")
 
 
@@ -293,7 +293,7 @@ def test_of_two_folders_the_fuller_is_taken_and_equally_full_ones_are_refused(wr
         (tmp_path / "images" / name).touch()
     assert read_table(table, missing="keep").paths[2] == tmp_path / "images" / "9.jpg"
     (tmp_path / "2.jpg").touch()
-    with pytest.raises(DataError, match=r"images exist under .*images; --images FOLDER says which"):
+    with pytest.raises(DataError, match=r"images exist under .*images; `images=FOLDER` says which"):
         read_table(table, missing="keep")
     table.write_text(f"filename,labels\n{tmp_path}/1.jpg,cat\n{tmp_path}/9.jpg,dog\n")
     assert read_table(table, missing="keep").paths == (tmp_path / "1.jpg", tmp_path / "9.jpg")
@@ -340,10 +340,10 @@ def test_images_are_found_beside_the_table_or_under_images_or_where_the_flag_say
         folder.mkdir()
         (folder / "1.jpg").touch()
     assert read_table(tmp_path / "labels.csv").paths == (tmp_path / "images" / "1.jpg",)
-    flagged = read_table(tmp_path / "labels.csv", TableOptions(images=tmp_path / "elsewhere"))
+    flagged = read_table(tmp_path / "labels.csv", images=tmp_path / "elsewhere")
     assert flagged.paths == (tmp_path / "elsewhere" / "1.jpg",)
     (tmp_path / "1.jpg").touch()
-    refused(tmp_path / "labels.csv", str(tmp_path / "images"), "--images")
+    refused(tmp_path / "labels.csv", str(tmp_path / "images"), "images")
     (tmp_path / "images" / "1.jpg").unlink()
     assert read_table(tmp_path / "labels.csv").paths == (tmp_path / "1.jpg",)
 

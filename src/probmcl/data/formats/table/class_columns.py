@@ -51,11 +51,11 @@ def meanings(policy: LabelPolicy, blanks: int, uncertain: int, otherwise: str) -
     """What blanks and −1 were taken for, how many there are, and which flag says otherwise.
 
     >>> meanings(LabelPolicy.of(None, "positive"), 3, 2, "unknown")
-    ['blank = unknown (3 cells; --blank negative says otherwise)', '-1 = positive (2 cells)']
+    ['blank = unknown (3 cells; `blank=negative` says otherwise)', '-1 = positive (2 cells)']
     """
     said = {"blank": (policy.blank, policy.blank_of), "-1": (policy.minus_one, policy.minus_one_of)}
     usual = {"blank": otherwise, "-1": "unknown"}
-    other = {"blank": f"--blank {'negative' if otherwise == 'unknown' else 'unknown'}", "-1": "--minus-one"}
+    other = {"blank": f"`blank={'negative' if otherwise == 'unknown' else 'unknown'}`", "-1": "`minus_one`"}
     found = []
     for mark, count in (("blank", blanks), ("-1", uncertain)):
         general, single = said[mark]
@@ -64,7 +64,7 @@ def meanings(policy: LabelPolicy, blanks: int, uncertain: int, otherwise: str) -
         if count:
             found.append(f"{mark} = {meaning} ({count:,} {'cell' if count == 1 else 'cells'}{change})")
         elif general or single:
-            found.append(f"{'--blank' if mark == 'blank' else '--minus-one'} changes nothing: no cell is {mark}")
+            found.append(f"{'`blank`' if mark == 'blank' else '`minus_one`'} changes nothing: no cell is {mark}")
     return found
 
 
@@ -74,7 +74,7 @@ def _flags(table: Table, column: str) -> UInt8[ndarray, "N"]:
     if wrong is not None:
         raise DataError(
             f"{table.where(wrong)}: column {column!r} holds {texts[wrong]!r}, not 0, 1, true, false, blank or -1; if "
-            f"another column lists the labels, --labels-column says which; if this one is no class, --ignore {column!r}"
+            f"another column lists the labels, `labels_column` says which; if this one is no class, `ignore={column!r}`"
             f" leaves it out, or name the classes in a {CLASSES}"
         )
     return flags
@@ -88,14 +88,14 @@ def _refuse_two_meanings(table: Table, names: Sequence[str], counts: Int[ndarray
     if not policy.blank and set(blank) - set(policy.blank_of):
         raise DataError(
             f"{table.path}: columns {listing(map(repr, blank))} hold blanks and no column holds 0: is what is blank "
-            f"absent, or not known? --blank negative or --blank unknown says which"
+            f"absent, or not known? `blank=negative` or `blank=unknown` says which"
         )
     uncertain = [name for name, number in zip(names, counts[:, State.UNCERTAIN], strict=True) if number]
     absent = policy.blank_states(names, otherwise="unknown")[counts[:, BLANK] > 0] == State.ABSENT
     if not policy.minus_one and set(uncertain) - set(policy.minus_one_of) and not absent.any():
         raise DataError(
             f"{table.path}: columns {listing(map(repr, uncertain))} hold 1 and -1 and no column holds 0: is -1 absent, "
-            f"or uncertain? --minus-one negative or --minus-one unknown says which"
+            f"or uncertain? `minus_one=negative` or `minus_one=unknown` says which"
         )
 
 
@@ -110,8 +110,8 @@ def _refuse_positives_alone(
         return
     raise DataError(
         f"{table.path}: {'column' if len(found) == 1 else 'columns'} {listing(map(repr, found))}: 1 and blank, but no "
-        f"0, as other columns have: is what is blank there absent, or not known? --blank '{found[0]}=negative' or "
-        f"--blank '{found[0]}=unknown' says which for one class, --blank negative or --blank unknown for all"
+        f"0, as other columns have: is what is blank there absent, or not known? `blank='{found[0]}=negative'` or "
+        f"`blank='{found[0]}=unknown'` says which for one class, `blank=negative` or `blank=unknown` for all"
     )
 
 

@@ -1,15 +1,13 @@
-"""Which column of a table holds what: by name, or as flags say; where two could be meant, the flag that decides."""
+"""Which column of a table holds what: by name or by option; if two columns fit, the error names the option."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from probmcl.data.formats.table.flag_values import holds_flags
 from probmcl.data.formats.table.label_lists import CLASSES
-from probmcl.data.formats.table.policy import LabelPolicy, Said
 from probmcl.data.formats.table.sheet import (
     Table,
     listing,
@@ -19,7 +17,8 @@ from probmcl.data.formats.table.sheet import (
     refuse_a_column_that_is_not_there,
     refuse_wrong_columns,
 )
-from probmcl.errors import DataError, OptionError, suggestion
+from probmcl.data.options import ReadOptions
+from probmcl.errors import DataError, suggestion
 
 PATH = (
     *("filename", "file_name", "filepath", "file_path", "file", "path", "image", "image_path", "imagepath"),
@@ -40,41 +39,6 @@ WEIGHT = ("weight", "sample_weight")
 DIFFICULT = ("difficult",)
 PRESENCE = ("confidence", "present", "presence", "value")
 NO_NAME = re.compile(r"(unnamed: \d+)?", re.IGNORECASE)  # as pandas calls a column whose name is blank
-ROWS = ("images", "labels")
-
-
-@dataclass(frozen=True)
-class TableOptions:
-    """What may be said of a table beside the table itself, as `probmcl.data.read` takes it; a blank name means none."""
-
-    images: Path | None = None
-    path_column: str | None = None
-    labels_column: str | None = None
-    split_column: str | None = None
-    group_column: str | None = None
-    weight_column: str | None = None
-    rows: str | None = None
-    blank: Said = None
-    minus_one: Said = None
-    none_label: str | None = None
-    ignore: tuple[str, ...] = ()
-    hierarchy: Path | None = None
-    keep: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.rows not in (None, *ROWS):
-            raise OptionError(f"--rows {self.rows}: say images (one row an image) or labels (one row a label)")
-        LabelPolicy.of(self.blank, self.minus_one)  # a flag that is wrong is named before anything is read
-
-    @property
-    def policy(self) -> LabelPolicy:
-        """The meaning of a blank and of −1."""
-        return LabelPolicy.of(self.blank, self.minus_one)
-
-    def by_flag(self) -> Mapping[str, object]:
-        """Each flag and what it says, None or nothing where it was not given."""
-        renamed = {"group_column": "--group", "weight_column": "--weight-column"}
-        return {renamed.get(name, f"--{name.replace('_', '-')}"): value for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True)
@@ -100,59 +64,62 @@ def has_a_path_column(names: Sequence[str], path_column: str | None = None) -> b
     return path_column in names or bool(named(names, (*PATH, *PATH_AS_AN_ID)))
 
 
-def find_columns(table: Table, classes: tuple[str, ...] | None, options: TableOptions) -> Columns:
+def find_columns(
+    table: Table, classes: tuple[str, ...] | None, options: ReadOptions, keep: Sequence[str] = ()
+) -> Columns:
     """The role of every column: as the options say, else by its name, else by what it holds."""
-    for flag, columns in (("--ignore", options.ignore), ("--by", options.keep)):
+    for option, columns in (("ignore", options.ignore), ("by", keep)):
         for column in columns:
-            refuse_a_column_that_is_not_there(table, flag, column)
+            refuse_a_column_that_is_not_there(table, option, column)
     taken = refuse_wrong_columns(table, _given(options)) | set(options.ignore)
     path = options.path_column or _path_column(table, taken)
     taken |= {path}
-    split = _role(table, options.split_column, SPLIT, taken, "--split-column")
-    group = _role(table, options.group_column, GROUP, taken, "--group")
-    weight = _role(table, options.weight_column, WEIGHT, taken, "--weight-column")
+    split = _role(table, options.split_column, SPLIT, taken, "split_column")
+    group = _role(table, options.group, GROUP, taken, "group")
+    weight = _role(table, options.weight_column, WEIGHT, taken, "weight_column")
     difficult = only_column(table, DIFFICULT, taken, "rename one")
     found = Columns(path, split, group, weight, difficult)
     taken |= {name for name in (split, group, weight, difficult) if name}
     rest = [name for name in table.columns if name not in taken and not NO_NAME.fullmatch(name)]
-    return _with_labels(table, found, rest, classes, options)
+    return _with_labels(table, found, rest, classes, options, keep)
 
 
-def _given(options: TableOptions) -> dict[str, str | None]:
-    flags = {"--path-column": options.path_column, "--labels-column": options.labels_column}
-    return flags | {
-        "--split-column": options.split_column,
-        "--group": options.group_column,
-        "--weight-column": options.weight_column,
-    }
+def _given(options: ReadOptions) -> dict[str, str | None]:
+    roles = ("path_column", "labels_column", "split_column", "group", "weight_column")
+    return {role: getattr(options, role) for role in roles}
 
 
 def _path_column(table: Table, taken: set[str]) -> str:
     for names in (PATH, PATH_AS_AN_ID):
-        found = only_column(table, names, taken, "--path-column COLUMN says which")
+        found = only_column(table, names, taken, "`path_column=COLUMN` says which")
         if found is not None:
             return found
     raise DataError(
         f"{table.path}: none of its columns ({listing(table.columns)}) has a name that says it holds the images' "
-        f"paths ({', '.join((*PATH, *PATH_AS_AN_ID))}); --path-column COLUMN says which"
+        f"paths ({', '.join((*PATH, *PATH_AS_AN_ID))}); `path_column=COLUMN` says which"
     )
 
 
-def _role(table: Table, given: str | None, names: Sequence[str], taken: set[str], flag: str) -> str | None:
+def _role(table: Table, given: str | None, names: Sequence[str], taken: set[str], option: str) -> str | None:
     """The column that was given, none for a blank one, else the only one of these names."""
     if given is not None:
         return given or None
-    return only_column(table, names, taken, f"{flag} COLUMN says which, {flag} '' that none is")
+    return only_column(table, names, taken, f"`{option}=COLUMN` says which, `{option}=''` that none is")
 
 
 def _with_labels(
-    table: Table, found: Columns, rest: list[str], classes: tuple[str, ...] | None, options: TableOptions
+    table: Table,
+    found: Columns,
+    rest: list[str],
+    classes: tuple[str, ...] | None,
+    options: ReadOptions,
+    keep: Sequence[str],
 ) -> Columns:
     labels = options.labels_column or only_column(table, LABELS, {*table.columns} - {*rest}, _which_labels(options))
     if labels is None:
         of_classes = _class_columns(table, rest, classes)
         _refuse_a_flag_for_a_list(table, found.difficult)
-        unread = tuple(name for name in rest if name not in {*of_classes, *options.keep})
+        unread = tuple(name for name in rest if name not in {*of_classes, *keep})
         return replace(found, classes=of_classes, unread=unread)
     rest = [name for name in rest if name != labels]
     presence = None if options.rows == "images" else only_column(table, PRESENCE, {*table.columns} - {*rest}, _IGNORE)
@@ -161,16 +128,14 @@ def _with_labels(
         _refuse_two_kinds_of_labels(table, labels, rest, classes)
         if not rest and not presence and classes is None:
             _refuse_a_lone_flag(table, labels)
-    return replace(
-        found, labels=labels, presence=presence, unread=tuple(name for name in rest if name not in options.keep)
-    )
+    return replace(found, labels=labels, presence=presence, unread=tuple(name for name in rest if name not in keep))
 
 
-_IGNORE = "--ignore COLUMN leaves one out"
+_IGNORE = "`ignore=COLUMN` leaves one out"
 
 
-def _which_labels(options: TableOptions) -> str:
-    return "--labels-column COLUMN says which" + ("" if options.ignore else f", and {_IGNORE}")
+def _which_labels(options: ReadOptions) -> str:
+    return "`labels_column=COLUMN` says which" + ("" if options.ignore else f", and {_IGNORE}")
 
 
 def _refuse_two_kinds_of_labels(table: Table, labels: str, rest: list[str], classes: tuple[str, ...] | None) -> None:
@@ -181,7 +146,7 @@ def _refuse_two_kinds_of_labels(table: Table, labels: str, rest: list[str], clas
         return
     raise DataError(
         f"{table.path}: column {labels!r} may list the labels, and {listing(flags)} may be one column a class; "
-        f"--labels-column {labels} takes the list, --ignore {labels} the others"
+        f"`labels_column={labels}` takes the list, `ignore={labels}` the others"
     )
 
 
@@ -189,7 +154,7 @@ def _refuse_a_lone_flag(table: Table, labels: str) -> None:
     if holds_flags(table.texts(labels)):
         raise DataError(
             f"{table.path}: column {labels!r} holds only 0 and 1: two classes, or one that is absent or present? "
-            f"--labels-column {labels} means two; for one, give the column the name of the class"
+            f"`labels_column={labels}` means two; for one, give the column the name of the class"
         )
 
 
@@ -211,13 +176,13 @@ def _class_columns(table: Table, rest: list[str], classes: tuple[str, ...] | Non
             near = suggestion(column, classes)
             raise DataError(
                 f"{table.path}: column {column!r} holds 0 and 1 but is not in {CLASSES}; {near} "
-                f"--ignore {column!r} leaves it out"
+                f"`ignore={column!r}` leaves it out"
             )
     found = classes or tuple(column for column in rest if holds_flags(table.texts(column), least=0.5))
     if not found:
         held = f"; {quoted(rest[:8])} hold no 0 and 1" if rest else ""
         raise DataError(
             f"{table.path}: has no labels: no column {listing(LABELS)}, and none a class{held}; "
-            f"--labels-column COLUMN says which lists them"
+            f"`labels_column=COLUMN` says which lists them"
         )
     return found

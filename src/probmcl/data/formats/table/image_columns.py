@@ -92,7 +92,7 @@ def splits_of(table: Table, column: str | None, images: Images) -> tuple[Split, 
         first = next(row for row, text in enumerate(texts) if text in strange)
         raise DataError(
             f"{table.where(first)}: column {column!r} holds {listed}; a split is one of {', '.join(SPLIT_VALUES)}; "
-            f"--split-column COLUMN names another column, --split-column '' none"
+            f"`split_column=COLUMN` names another column, `split_column=''` none"
         )
     return tuple(SPLIT_VALUES[text.lower()] for text in values_of(table, column, images))
 
@@ -104,7 +104,7 @@ def groups_of(table: Table, column: str | None, images: Images) -> tuple[str, ..
     texts = table.texts(column)
     if "" in texts:
         raise DataError(
-            f"{table.where(texts.index(''))}: group {column!r} is blank; give every image a group; --group '' does "
+            f"{table.where(texts.index(''))}: group {column!r} is blank; give every image a group; `group=''` does "
             f"without groups"
         )
     return tuple(values_of(table, column, images))
@@ -119,7 +119,7 @@ def weights_of(table: Table, column: str | None, images: Images) -> Float64[ndar
         if not 0 <= numbers[text] < np.inf:
             raise DataError(
                 f"{table.where(row)}: weight {column!r} is {text!r}; a weight is a number from 0 on, such as 0.5; "
-                f"--weight-column '' does without weights"
+                f"`weight_column=''` does without weights"
             )
     weights = np.array([numbers[text] for text in values_of(table, column, images)])
     if not weights.any():

@@ -9,7 +9,7 @@ from jaxtyping import Int, UInt8
 from numpy import ndarray
 
 from probmcl.data.formats.table.class_columns import meanings
-from probmcl.data.formats.table.columns import Columns, TableOptions
+from probmcl.data.formats.table.columns import Columns
 from probmcl.data.formats.table.flag_values import BLANK, flags_of, holds_flags
 from probmcl.data.formats.table.image_columns import Images, repeated
 from probmcl.data.formats.table.label_lists import MARKS, Labels, Lists, Places, read_lists
@@ -17,24 +17,25 @@ from probmcl.data.formats.table.none_label import refuse_none_beside_others
 from probmcl.data.formats.table.policy import LabelPolicy
 from probmcl.data.formats.table.sheet import Table, quoted
 from probmcl.data.labels import LabelStates, State
+from probmcl.data.options import ReadOptions
 from probmcl.errors import DataError
 
 
 def read_label_rows(
-    table: Table, columns: Columns, classes: tuple[str, ...] | None, images: Images, options: TableOptions
+    table: Table, columns: Columns, classes: tuple[str, ...] | None, images: Images, options: ReadOptions
 ) -> Labels:
     """The labels of tables that have a column of them: a list in each row, or one row a label."""
     if options.rows == "labels" or len(images.first) < len(table.rows):
         return _long_form(table, columns, classes, images, options)
     if columns.presence and holds_flags(table.texts(columns.presence)):
         raise DataError(
-            f"{table.path}: column {columns.presence!r} may say whether the label beside it is there; --rows labels "
-            f"reads it so, --ignore {columns.presence} leaves it out"
+            f"{table.path}: column {columns.presence!r} may say whether the label beside it is there; `rows=labels` "
+            f"reads it so, `ignore={columns.presence}` leaves it out"
         )
     return _lists_of_images(table, columns, classes, options)
 
 
-def _lists_of_images(table: Table, columns: Columns, classes: tuple[str, ...] | None, options: TableOptions) -> Labels:
+def _lists_of_images(table: Table, columns: Columns, classes: tuple[str, ...] | None, options: ReadOptions) -> Labels:
     """One row an image; labels that the difficult column lists are not known."""
     labels = columns.labels or ""
     read = [labels, columns.difficult] if columns.difficult else [labels]
@@ -50,7 +51,7 @@ def _lists_of_images(table: Table, columns: Columns, classes: tuple[str, ...] | 
 
 
 def _long_form(
-    table: Table, columns: Columns, classes: tuple[str, ...] | None, images: Images, options: TableOptions
+    table: Table, columns: Columns, classes: tuple[str, ...] | None, images: Images, options: ReadOptions
 ) -> Labels:
     """One row a label; a pair that is not there is absent, unless the policy or explicit zeros say otherwise."""
     labels = columns.labels or ""
@@ -156,7 +157,7 @@ def _presence(table: Table, column: str | None) -> UInt8[ndarray, "R"]:
     if wrong is not None:
         raise DataError(
             f"{table.where(wrong)}: column {column!r} holds {texts[wrong]!r}, not 0, 1, true, false, blank or -1; "
-            f"--ignore {column} reads every label as present"
+            f"`ignore={column}` reads every label as present"
         )
     return flags
 
@@ -165,7 +166,7 @@ def _refuse_difficult(table: Table, columns: Columns) -> None:
     if columns.difficult:
         raise DataError(
             f"{table.path}: column {columns.difficult!r} lists labels, which has no place where a row is one label; "
-            f"--ignore {columns.difficult} leaves it out"
+            f"`ignore={columns.difficult}` leaves it out"
         )
 
 
@@ -175,7 +176,7 @@ def _refuse_silent_pairs(table: Table, columns: Columns, flags: UInt8[ndarray, "
     row = int(np.flatnonzero(np.isin(flags, (State.ABSENT, BLANK)))[0])
     raise DataError(
         f"{table.where(row)}: column {columns.presence!r} says which labels are not there: what of those that no row "
-        f"names? --blank negative reads them as absent, --blank unknown as not known"
+        f"names? `blank=negative` reads them as absent, `blank=unknown` as not known"
     )
 
 
@@ -191,8 +192,8 @@ def _refuse_what_may_be_lists(
         table,
         images,
         columns.path,
-        ", and cells may list several labels; --rows labels takes all rows of an image together, and spaces as part of "
-        "a name; --rows images wants each image in one row",
+        ", and cells may list several labels; `rows=labels` takes all rows of an image together, and spaces as part of "
+        "a name; `rows=images` wants each image in one row",
     )
 
 
@@ -203,7 +204,7 @@ def _refuse_repeated_pairs(
     rows: Int[ndarray, "P"],
     places: Int[ndarray, "P"],
     states: UInt8[ndarray, "P"],
-    options: TableOptions,
+    options: ReadOptions,
 ) -> None:
     """A pair that is said twice, unless rows are labels for certain and both say the same."""
     keys = images.of_row[rows] * len(lists.names) + places
@@ -218,11 +219,11 @@ def _refuse_repeated_pairs(
     what = f"{lists.names[places[one]]!r} of one image"
     if states[one] != states[other]:
         raise DataError(f"{both}: say of {what} that it is there and that it is not, or not sure; leave one")
-    raise DataError(f"{both}: both say {what}; --rows labels counts it once; otherwise give each image one row")
+    raise DataError(f"{both}: both say {what}; `rows=labels` counts it once; otherwise give each image one row")
 
 
 def _refuse_none_in_other_rows(
-    table: Table, lists: Lists, images: Images, rows: Int[ndarray, "P"], options: TableOptions
+    table: Table, lists: Lists, images: Images, rows: Int[ndarray, "P"], options: ReadOptions
 ) -> None:
     has = set(images.of_row[rows].tolist())
     for row in lists.none_rows:

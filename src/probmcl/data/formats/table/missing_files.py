@@ -26,14 +26,14 @@ def _remedy(text: str, roots: Sequence[Path]) -> str:
     if DRIVE.match(text):
         return (
             f"{text[:2]!r} is a drive of another system: write paths from a folder on that contains all images, and "
-            f"name that with --images FOLDER"
+            f"name that with `images=FOLDER`"
         )
     for root in roots:
         near = only_alike(root, text)
         if near is not None:
             how = "case" if _normal(near) != _normal(text) else "Unicode normal form (é as one character or as two)"
             return f"there is {near!r}, which differs only by {how}: rename one of them"
-    return "--images FOLDER says where the images are"
+    return "`images=FOLDER` says where the images are"
 
 
 def only_alike(root: Path, text: str) -> str | None:

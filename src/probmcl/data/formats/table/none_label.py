@@ -50,11 +50,11 @@ def refuse_none_beside_others(where: str, label: str, other: str, said: str | No
     """An error for an image that has none and another: two readings, or a mistake."""
     if said:
         raise DataError(
-            f"{where}: {label!r} stands beside {other!r}, but --none-label says that it means none; mend the row, "
+            f"{where}: {label!r} stands beside {other!r}, but `none_label` says that it means none; mend the row, "
             f"or leave the flag out"
         )
     raise DataError(
-        f"{where}: {label!r} stands beside {other!r}, so that it can hardly mean none of them; --none-label '' reads "
+        f"{where}: {label!r} stands beside {other!r}, so that it can hardly mean none of them; `none_label=''` reads "
         f"it as a class like any other; where it does mean none, mend the row"
     )
 
@@ -62,4 +62,4 @@ def refuse_none_beside_others(where: str, label: str, other: str, said: str | No
 def refuse_one_that_is_not_there(table: Table, said: str | None, texts: Sequence[str], names: Sequence[str]) -> None:
     """An error for a label that is said to mean none and that no cell holds."""
     if said and not any(says_none(text, frozenset({said})) for text in texts):
-        raise OptionError(f"{table.path}: --none-label: no cell is {said!r}; {suggestion(said, names)}")
+        raise OptionError("none_label", said, f"is not in any cell of {table.path}; {suggestion(said, names)}")

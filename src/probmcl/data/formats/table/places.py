@@ -55,7 +55,7 @@ def find_places(table: Table, column: str, images: Path | None, missing: Missing
     _refuse_what_is_no_path(table, column, texts)
     here, own = table.folder, _named(table.folder)
     if images and not images.is_dir():
-        raise OptionError(f"--images {images}: there is no such folder")
+        raise OptionError("images", images, "is not a folder")
     roots = [images] if images else _roots(here, texts)
     best = _fullest(table, texts, roots, missing)
     if best.lacking():
@@ -136,7 +136,7 @@ def _refuse_what_is_no_path(table: Table, column: str, texts: Sequence[str]) -> 
         if ".." in text and _slashed(text).split("/")[0] == "..":
             raise DataError(
                 f"{table.where(row)}: {text!r} leads out of the folder of the images; write paths from a folder that "
-                f"contains them all, and name it with --images FOLDER"
+                f"contains them all, and name it with `images=FOLDER`"
             )
 
 
@@ -230,7 +230,7 @@ def _in_sub_folders(reading: _Reading, root: Path, table: Table, texts: Sequence
         if len(fitting) > 1:
             raise DataError(
                 f"{table.where(texts.index(text))}: {text!r} may be {fitting[0]} or {fitting[1]}; put the folder into "
-                f"the column, or name one folder with --images FOLDER"
+                f"the column, or name one folder with `images=FOLDER`"
             )
         if fitting:
             found[text] = fitting[0]
@@ -247,4 +247,4 @@ def _refuse_two_roots(table: Table, found: Sequence[_Reading], fewest: int) -> N
     best = [reading for reading in found if reading.lacking() == fewest]
     if fewest < len(best[0].files) and any(reading.files != best[0].files for reading in best):
         where = listing(str(reading.root) for reading in best)
-        raise DataError(f"{table.path}: its images exist under {where}; --images FOLDER says which")
+        raise DataError(f"{table.path}: its images exist under {where}; `images=FOLDER` says which")

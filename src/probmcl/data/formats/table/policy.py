@@ -16,9 +16,6 @@ BLANK: Mapping[str, State] = {"negative": State.ABSENT, "unknown": State.UNKNOWN
 MINUS_ONE: Mapping[str, float] = {"unknown": np.nan, "negative": 0.0, "positive": 1.0}
 SOFT = "soft:"
 
-Said = str | Sequence[str] | None
-"""As a flag says it: a meaning for all classes, CLASS=MEANING for one of them, or several of these."""
-
 
 @dataclass(frozen=True)
 class LabelPolicy:
@@ -37,34 +34,34 @@ class LabelPolicy:
     minus_one_of: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, blank: Said = None, minus_one: Said = None) -> LabelPolicy:
-        """What the two flags say.
+    def of(cls, blank: Sequence[str] = (), minus_one: Sequence[str] = ()) -> LabelPolicy:
+        """Return the policy that the options of these names describe: MEANING, or CLASS=MEANING for one class.
 
-        >>> LabelPolicy.of("negative", ["unknown", "Edema=soft:0.6"]).minus_one_of
+        >>> LabelPolicy.of(["negative"], ["unknown", "Edema=soft:0.6"]).minus_one_of
         {'Edema': 'soft:0.6'}
         """
-        blanks, others = _meanings("--blank", blank), _meanings("--minus-one", minus_one)
+        blanks, others = _meanings("blank", blank), _meanings("minus_one", minus_one)
         for meaning in blanks.values():
-            _refuse("--blank", meaning, meaning in BLANK)
+            _refuse("blank", meaning, meaning in BLANK)
         for meaning in others.values():
-            _refuse("--minus-one", meaning, meaning in MINUS_ONE or _chance(meaning) is not None)
+            _refuse("minus_one", meaning, meaning in MINUS_ONE or _chance(meaning) is not None)
         return cls(blanks.pop("", None), others.pop("", None), blanks, others)
 
     def blank_states(self, names: Sequence[str], *, otherwise: str) -> UInt8[ndarray, "C"]:
         """The state of a blank in each class; `otherwise` where nothing was said."""
-        refuse_other_classes("--blank", self.blank_of, names)
+        refuse_other_classes("blank", self.blank_of, names)
         return np.array([BLANK[self.blank_of.get(name, self.blank or otherwise)] for name in names], dtype=np.uint8)
 
     def chance(self, names: Sequence[str]) -> Float[ndarray, "C"]:
         """How likely an uncertain label of each class is present, NaN for not known."""
-        refuse_other_classes("--minus-one", self.minus_one_of, names)
+        refuse_other_classes("minus_one", self.minus_one_of, names)
         meanings = (self.minus_one_of.get(name, self.minus_one or "unknown") for name in names)
         return np.array([_number(meaning) for meaning in meanings], dtype=np.float32)
 
     def describe(self) -> str:
         """What was said, for a summary; nothing where nothing was.
 
-        >>> LabelPolicy.of("negative", ["unknown", "Edema=soft:0.6"]).describe()
+        >>> LabelPolicy.of(["negative"], ["unknown", "Edema=soft:0.6"]).describe()
         "blank = negative; -1 = unknown, 'Edema' soft:0.6"
         """
         said = {"blank": (self.blank, self.blank_of), "-1": (self.minus_one, self.minus_one_of)}
@@ -77,29 +74,31 @@ class LabelPolicy:
         return "; ".join(parts)
 
 
-def refuse_other_classes(flag: str, said: Mapping[str, str], names: Sequence[str]) -> None:
-    """An error for a meaning that is given to a class that there is not."""
-    for name in said:
+def refuse_other_classes(option: str, meanings: Mapping[str, str], names: Sequence[str]) -> None:
+    """Refuse a meaning for a class that does not exist."""
+    for name in meanings:
         if name not in names:
-            raise OptionError(f"{flag} {name}={said[name]}: there is no class {name!r}; {suggestion(name, names)}")
+            problem = f"names no class: there is no {name!r}; {suggestion(name, names)}"
+            raise OptionError(option, f"{name}={meanings[name]}", problem)
 
 
-def _meanings(flag: str, said: Said) -> dict[str, str]:
-    """Meanings by class, that of all others under the empty name."""
-    found: dict[str, str] = {}
-    for part in [said] if isinstance(said, str) else said or ():
-        name, _, meaning = part.rpartition("=")
-        if name in found and found[name] != meaning:
+def _meanings(option: str, values: Sequence[str]) -> dict[str, str]:
+    """Return meanings by class, that of all others under the empty name."""
+    meanings: dict[str, str] = {}
+    for value in values:
+        name, _, meaning = value.rpartition("=")
+        if name in meanings and meanings[name] != meaning:
             which = f"for {name!r}" if name else "for all classes"
-            raise OptionError(f"{flag} says both {found[name]} and {meaning} {which}; say one")
-        found[name] = meaning
-    return found
+            raise OptionError(option, value, f"contradicts {meanings[name]} {which}; give one of them")
+        meanings[name] = meaning
+    return meanings
 
 
-def _refuse(flag: str, meaning: str, allowed: bool) -> None:
+def _refuse(option: str, meaning: str, allowed: bool) -> None:
     if not allowed:
-        words = [*BLANK] if flag == "--blank" else [*MINUS_ONE, "soft:P with P between 0 and 1, as soft:0.6"]
-        raise OptionError(f"{flag} {meaning}: say {', '.join(words[:-1])} or {words[-1]}; CLASS=… for one class alone")
+        words = [*BLANK] if option == "blank" else [*MINUS_ONE, "soft:P with P between 0 and 1, as soft:0.6"]
+        problem = f"must be {', '.join(words[:-1])} or {words[-1]}; CLASS=… for one class alone"
+        raise OptionError(option, meaning, problem)
 
 
 def _chance(meaning: str) -> float | None:

@@ -152,23 +152,24 @@ def only_column(table: Table, names: Sequence[str], taken: set[str], remedy: str
 
 
 def refuse_wrong_columns(table: Table, given: Mapping[str, str | None]) -> set[str]:
-    """The columns that flags name: each exists, and none has two roles."""
+    """The columns that options name: each exists, and none has two roles."""
     taken: dict[str, str] = {}
-    for flag, column in given.items():
+    for option, column in given.items():
         if not column:
             continue
-        refuse_a_column_that_is_not_there(table, flag, column)
+        refuse_a_column_that_is_not_there(table, option, column)
         if column in taken:
-            raise OptionError(f"{table.path}: column {column!r} is given to {taken[column]} and {flag}; it can be one")
-        taken[column] = flag
+            problem = f"is also `{taken[column]}`; a column of {table.path} has one role"
+            raise OptionError(option, column, problem)
+        taken[column] = option
     return set(taken)
 
 
-def refuse_a_column_that_is_not_there(table: Table, flag: str, column: str) -> None:
+def refuse_a_column_that_is_not_there(table: Table, option: str, column: str) -> None:
     """An error with the nearest that there is."""
     if column not in table.columns:
         near = suggestion(column, [name for name in table.columns if name])
-        raise OptionError(f"{table.path}: {flag}: there is no column {column!r}; {near}")
+        raise OptionError(option, column, f"is not a column of {table.path}; {near}")
 
 
 def quoted(values: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from probmcl.data.formats.table.alike_names import alike_names
 from probmcl.data.formats.table.class_columns import read_class_columns
-from probmcl.data.formats.table.columns import Columns, TableOptions, find_columns, has_a_path_column
+from probmcl.data.formats.table.columns import Columns, find_columns, has_a_path_column
 from probmcl.data.formats.table.hierarchy_table import read_hierarchy
 from probmcl.data.formats.table.image_columns import (
     Images,
@@ -25,6 +25,7 @@ from probmcl.data.formats.table.label_lists import CLASSES, Labels, read_classes
 from probmcl.data.formats.table.long_form import read_label_rows
 from probmcl.data.formats.table.places import find_places
 from probmcl.data.formats.table.sheet import SUFFIXES, Table, listing, load, names_of_columns
+from probmcl.data.options import ReadOptions
 from probmcl.data.records import Missing, Origin, Records
 from probmcl.errors import DataError, OptionError
 
@@ -56,7 +57,14 @@ def is_of_images(path: Path) -> bool:
         return False
 
 
-def read_table(path: Path | str, options: TableOptions | None = None, *, missing: Missing = "error") -> Records:
+def read_table(
+    path: Path | str,
+    options: ReadOptions = ReadOptions(),
+    *,
+    images: Path | None = None,
+    keep: Sequence[str] = (),
+    missing: Missing = "error",
+) -> Records:
     """Read a table with a path column and a list of labels in each row, one row a label, or one column a class.
 
     A list holds class names, or 0-based indices into the `classes.txt` beside the table, which gives the order of the
@@ -74,17 +82,16 @@ def read_table(path: Path | str, options: TableOptions | None = None, *, missing
     >>> records.label_space.names, records.labels.tolist()
     (('cat', 'dog'), [[1.0, 1.0], [0.0, 1.0]])
     """
-    options = options or TableOptions()
     table = load(Path(path), lambda names: has_a_path_column(names, options.path_column))
-    return records_of(table, options, missing)
+    return records_of(table, options, images, keep, missing)
 
 
-def records_of(table: Table, options: TableOptions, missing: Missing) -> Records:
-    """The images of a table that is loaded."""
+def records_of(table: Table, options: ReadOptions, root: Path | None, keep: Sequence[str], missing: Missing) -> Records:
+    """Return the images of a loaded table; image paths begin at `root`."""
     classes = read_classes(table.folder / CLASSES)
-    columns = find_columns(table, classes, options)
-    _refuse_flags_for_lists(table, columns, options)
-    places = find_places(table, columns.path, options.images, missing)
+    columns = find_columns(table, classes, options, keep)
+    _refuse_options_for_lists(table, columns, options)
+    places = find_places(table, columns.path, root, missing)
     images = images_of(places.paths)
     if (columns.labels is None or options.rows == "images") and len(images.first) < len(table.rows):
         raise repeated(table, images, columns.path, "; give each image one row")
@@ -99,41 +106,43 @@ def records_of(table: Table, options: TableOptions, missing: Missing) -> Records
         hierarchy=_hierarchy(options.hierarchy, labels.names),
         origin=Origin(table.path, understood, _lines(table, images)),
         weight=weights_of(table, columns.weight, images),
-        columns={column: tuple(values_of(table, column, images)) for column in options.keep},
+        columns={column: tuple(values_of(table, column, images)) for column in keep},
     )
 
 
 def _labels(
-    table: Table, columns: Columns, classes: tuple[str, ...] | None, images: Images, options: TableOptions
+    table: Table, columns: Columns, classes: tuple[str, ...] | None, images: Images, options: ReadOptions
 ) -> Labels:
     if columns.labels is not None:
         return read_label_rows(table, columns, classes, images, options)
     return read_class_columns(table, columns.classes, columns.difficult, options.policy)
 
 
-def _refuse_flags_for_lists(table: Table, columns: Columns, options: TableOptions) -> None:
-    """What is said of lists of labels has no place where each class has a column."""
+def _refuse_options_for_lists(table: Table, columns: Columns, options: ReadOptions) -> None:
     if columns.labels is not None:
         return
     if options.rows == "labels":
         raise OptionError(
-            f"{table.path}: --rows labels is for a column of labels; here each class has a column "
+            "rows",
+            "labels",
+            f"is for a column of labels; in {table.path} each class has a column "
             f"({listing(map(repr, columns.classes))}) and each row is an image: leave it out, or name the column of "
-            f"the labels with --labels-column"
+            f"the labels with `labels_column`",
         )
     if options.none_label:
         raise OptionError(
-            f"{table.path}: --none-label is for lists of labels; here each class has a column: --ignore "
-            f"{options.none_label!r} leaves that one out"
+            "none_label",
+            options.none_label,
+            f"is for lists of labels; in {table.path} each class has a column: `ignore={options.none_label}` leaves "
+            f"that one out",
         )
 
 
 def _hierarchy(path: Path | None, names: tuple[str, ...]) -> dict[str, str] | None:
-    """The parents that a flag's file names."""
     try:
         return read_hierarchy(path, names) if path else None
     except DataError as error:
-        raise OptionError(f"--hierarchy: {error}") from error
+        raise OptionError("hierarchy", path, f"cannot be used: {error}") from error
 
 
 def _lines(table: Table, images: Images) -> tuple[int, ...] | None:

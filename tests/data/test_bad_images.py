@@ -17,11 +17,12 @@ from PIL import Image
 
 from helpers.images import colored_records
 from probmcl.data import read
-from probmcl.data.check import BadImage, bad_images, find_bad_images, refuse_share, without_bad
+from probmcl.data.bad_images import BadImage, bad_images, find_bad_images, without_bad
 from probmcl.data.duplicates.hashing import IMAGES_AT_ONCE, fingerprints
 from probmcl.data.images import read_image
+from probmcl.data.options import refuse_share
 from probmcl.data.records import Origin, Records, Split
-from probmcl.errors import DataError, ImageError
+from probmcl.errors import DataError, ImageError, OptionError
 
 
 @pytest.fixture(params=["fork", "spawn"])
@@ -103,12 +104,12 @@ def test_an_interrupt_ends_at_once_and_quietly(tmp_path: Path) -> None:
         "import time\n"
         "from pathlib import Path\n"
         "import numpy as np\n"
-        "from probmcl.data import check, records\n"
-        "from probmcl.data.duplicates import fingerprints\n"
-        "def slow(path, levels): time.sleep(0.05); return fingerprints.Fingerprint(None)\n"
-        "fingerprints.fingerprint = slow\n"
+        "from probmcl.data import bad_images, records\n"
+        "from probmcl.data.duplicates import hashing\n"
+        "def slow(path, intensity): time.sleep(0.05); return hashing.Fingerprint(None)\n"
+        "hashing.fingerprint = slow\n"
         "made = records.Records.from_labels(['a'], [Path('a')] * 20_000, ['train'] * 20_000, np.ones((20_000, 1)))\n"
-        "check.find_bad_images(made, workers=2, advance=lambda n: print('going', flush=True))\n"
+        "bad_images.find_bad_images(made, workers=2, advance=lambda n: print('going', flush=True))\n"
     )
     script = [sys.executable, str(tmp_path / "script.py")]
     with subprocess.Popen(
@@ -130,7 +131,7 @@ def test_bad_images_are_refused_with_their_rows_and_the_remedy(tmp_path: Path) -
     rows = "".join(f"{path.name},red\n" for path in records.paths)
     (tmp_path / "labels.csv").write_text(f"filename,labels\n{rows}")
     spoil(records)
-    found = read(tmp_path / "labels.csv", images=tmp_path / "photos", carved=False, missing="keep")
+    found = read(tmp_path / "labels.csv", images=tmp_path / "photos", seed=None, missing="keep")
     with pytest.raises(DataError) as caught:
         without_bad(found, find_bad_images(found))
     lines = str(caught.value).splitlines()
@@ -138,7 +139,7 @@ def test_bad_images_are_refused_with_their_rows_and_the_remedy(tmp_path: Path) -
     assert lines[1].startswith(f"  {tmp_path}/labels.csv: row 3: {tmp_path}/photos/1.png: ")
     assert "truncated" in lines[1]
     assert lines[3] == f"  {tmp_path}/labels.csv: row 65: {tmp_path}/photos/63.png: does not exist"
-    assert lines[4] == "mend or remove them; --skip-bad 0.05 goes on without them"
+    assert lines[4] == "repair or remove them; `skip_bad=0.05` goes on without them"
 
 
 def labeled(count: int = 40) -> Records:
@@ -169,9 +170,9 @@ def test_a_long_list_is_cut_and_says_how_many_more() -> None:
     with pytest.raises(DataError) as caught:
         without_bad(labeled(), bad_rows(*range(13)), share=0.3)
     lines = str(caught.value).splitlines()
-    assert lines[0] == "13 of 40 images cannot be used, more than --skip-bad 0.3 allows:"
+    assert lines[0] == "13 of 40 images cannot be used, more than `skip_bad=0.3` allows:"
     assert lines[1:11] == [f"  labels.csv: row {row + 2}: {row}.jpg: does not exist" for row in range(10)]
-    assert lines[11:] == ["  and 3 more", "mend or remove them; --skip-bad 0.4 goes on without them"]
+    assert lines[11:] == ["  and 3 more", "repair or remove them; `skip_bad=0.4` goes on without them"]
 
 
 def test_without_a_table_a_bad_image_is_named_by_its_path() -> None:
@@ -216,28 +217,28 @@ def test_the_share_in_the_message_is_enough(numbers: tuple[int, int]) -> None:
     records = Records.from_labels(["a"], names, ["train"] * count, np.ones((count, 1)))
     with pytest.raises(DataError) as caught:
         without_bad(records, bad_rows(*range(bad)))
-    share = float(str(caught.value).rpartition("--skip-bad ")[2].split()[0])
+    share = float(str(caught.value).rpartition("`skip_bad=")[2].split("`")[0])
     assert len(without_bad(records, bad_rows(*range(bad)), share=share)) == count - bad
 
 
 def test_where_every_image_is_bad_nothing_can_be_skipped() -> None:
-    with pytest.raises(DataError, match=r"mend or remove them$"):
+    with pytest.raises(DataError, match=r"repair or remove them$"):
         without_bad(labeled(), bad_rows(*range(40)))
-    with pytest.raises(DataError, match=r"more than --skip-bad 0.99 allows"):
+    with pytest.raises(DataError, match=r"more than `skip_bad=0.99` allows"):
         without_bad(labeled(), bad_rows(*range(40)), share=0.99)
 
 
 @pytest.mark.parametrize("share", [5.0, 1.0, -0.1, math.nan, math.inf])
 def test_a_share_that_is_none_is_refused_whether_or_not_an_image_is_bad(share: float) -> None:
-    said = rf"^--skip-bad {share:g}: give a share between 0 and 1, as 0\.05 for 5 %$"
-    with pytest.raises(DataError, match=said):
+    said = rf"^`skip_bad={share:g}` must be a share between 0 and 1, as 0\.05 for 5 %$"
+    with pytest.raises(OptionError, match=said):
         refuse_share(share)
-    with pytest.raises(DataError, match=said):
+    with pytest.raises(OptionError, match=said):
         without_bad(labeled(), [], share=share)
 
 
 def test_no_share_none_at_all_and_almost_all_are_shares() -> None:
     for share in (None, 0.0, 0.999):
         refuse_share(share)
-    with pytest.raises(DataError, match="1 of 40 images cannot be used, more than --skip-bad 0 allows"):
+    with pytest.raises(DataError, match="1 of 40 images cannot be used, more than `skip_bad=0` allows"):
         without_bad(labeled(), bad_rows(0), share=0.0)
