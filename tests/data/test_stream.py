@@ -93,7 +93,7 @@ def test_links_are_followed_but_not_in_circles(photos: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("empty", "no image in this folder or those in it; looked for files that end in .jpg"),
+        ("empty", "no image in this folder or its subfolders; looked for files that end in .jpg"),
         ("*.gif", "no image matches it"),
         ("list.txt", "names no image"),
         ("fotos", "does not exist; name an image file, a folder"),

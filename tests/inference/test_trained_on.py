@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from helpers.images import NAMES, colored_records
 from helpers.run_folders import made_run
 from probmcl.data import Records
+from probmcl.data.image_files import PIECE
 from probmcl.inference import Model, load
-from probmcl.inference.trained_on import PIECE, copies, trained_on
+from probmcl.inference.trained_on import copies, trained_on
 
 
 @pytest.fixture

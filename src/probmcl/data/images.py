@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import stat
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, get_args
@@ -17,8 +16,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from probmcl.data.dicom import HEAD, dicom_values, is_dicom, read_dicom
 from probmcl.data.intensity import IntensityRange, Kind
-from probmcl.data.records import Missing
-from probmcl.errors import DataError, ImageError
+from probmcl.errors import ImageError
 
 if TYPE_CHECKING:
     from torch import Tensor  # torch takes a second to import, and who only reads labels or images need not wait for it
@@ -36,22 +34,6 @@ UPRIGHT = (
     Image.Transpose.ROTATE_90,
 )
 START_OF_JPEG, END_OF_JPEG = b"\xff\xd8\xff", b"\xff\xd9"
-
-
-def find_images(
-    folder: Path, names: Sequence[str], *, source: Path, remedy: str, missing: Missing = "error"
-) -> list[Path]:
-    """Paths of the files in a folder that a source names; one that is not there is an error with its remedy.
-
-    With `missing="keep"` it is an error only if none is there, since then it is the folder that is wrong. The folder is
-    listed once: asking for each file by itself takes far longer on a network disk.
-    """
-    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    absent = [name for name in names if name not in there]
-    if absent and (missing == "error" or len(absent) == len(names)):
-        share = f"{len(absent)} of {len(names)} missing"
-        raise DataError(f"{source}: {absent[0]!r} is not in {folder} ({share}); {remedy}")
-    return [folder / name for name in names]
 
 
 def read_image(path: Path, size: int | None = None, *, intensity: IntensityRange | None = None) -> Image.Image:

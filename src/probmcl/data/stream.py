@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import glob
 import itertools
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,16 +13,10 @@ from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from probmcl.data import dicom
+from probmcl.data.image_files import expand, is_one_image, refuse_without_image
 from probmcl.data.images import Preprocessing, read_image
 from probmcl.errors import DataError, ImageError
 from probmcl.runtime.workers import default_workers, ignore_interrupts, start_method
-
-PICTURES = (".jpg", ".jpeg", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm", ".jp2", ".avif")
-SUFFIXES = (*PICTURES, *dicom.SUFFIXES)
-"""What a folder or a pattern is searched for, in capitals too. A file that is named itself may end in anything."""
-
-LIST = ".txt"
 
 Source = str | Path | Image.Image
 """An image's file, a folder, a pattern such as `photos/*.jpg`, a `.txt` file with a path a line, or an image itself."""
@@ -50,25 +42,24 @@ class Decoded(NamedTuple):
 
 
 def find(images: Source | Sequence[Source]) -> Iterator[Item]:
-    """Every image of what is named, one after the other: no more is held than the names in one folder.
+    """Return every image that the sources name, one after the other, with at most the names of one folder in memory.
 
-    A folder is searched with all folders in it, each in the order of its names; what begins with a dot is passed over.
-    A file that does not exist is found like any other, and whoever reads it says so. A folder, pattern or list without
-    any image is an error at once.
+    A folder is searched recursively, as `walk` does. A file that does not exist is returned like any other; reading it
+    fails later. A folder, pattern or list without any image is an error at once.
 
     >>> [str(item.path) for item in find(["b.jpg", Path("a.png")])]
     ['b.jpg', 'a.png']
     >>> find("nowhere/*.jpg")
     Traceback (most recent call last):
     ...
-    probmcl.data.records.DataError: nowhere/*.jpg: no image matches it; looked for files that end in .jpg, …, .dicom
+    probmcl.errors.DataError: nowhere/*.jpg: no image matches it; looked for files that end in .jpg, …, .dicom
     """
     sources = [images] if isinstance(images, Source) else images
     if len(sources) == 0:
         raise DataError("no image was given; name image files, folders, patterns or .txt lists of paths")
     for source in sources:
-        if not isinstance(source, Image.Image) and not _is_one_image(source):
-            _refuse_without_image(source)
+        if not isinstance(source, Image.Image) and not is_one_image(source):
+            refuse_without_image(source)
     return _items(sources)
 
 
@@ -164,84 +155,4 @@ def _items(sources: Sequence[Source]) -> Iterator[Item]:
         if isinstance(source, Image.Image):
             yield Item(Path(f"image {number}"), source)
         else:
-            yield from map(Item, _paths(source))
-
-
-def _is_one_image(source: str | Path) -> bool:
-    """By its name, so that a long list of files is not looked up twice."""
-    return _is_image(str(source)) and not glob.has_magic(str(source))
-
-
-def _is_image(name: str) -> bool:
-    return name.lower().endswith(SUFFIXES)
-
-
-def _refuse_without_image(source: str | Path) -> None:
-    if next(_paths(source), None) is not None:
-        return
-    path, suffixes = Path(source), f"{SUFFIXES[0]}, …, {SUFFIXES[-1]}"
-    if path.is_dir():
-        raise DataError(f"{path}: no image in this folder or those in it; looked for files that end in {suffixes}")
-    if path.is_file():
-        raise DataError(f"{path}: names no image; write one path a line")
-    if glob.has_magic(str(source)):
-        raise DataError(f"{source}: no image matches it; looked for files that end in {suffixes}")
-    raise DataError(f"{source}: does not exist; name an image file, a folder, a pattern or a .txt list of paths")
-
-
-def _paths(source: str | Path) -> Iterator[Path]:
-    path = Path(source)
-    if path.is_dir():
-        yield from _in_folder(path, frozenset())
-    elif path.suffix.lower() == LIST and path.is_file():
-        yield from _in_list(path)
-    elif _is_one_image(source) or path.exists():
-        yield path
-    elif glob.has_magic(str(source)):
-        yield from _matching(str(source))
-
-
-def _in_folder(folder: Path, above: frozenset[str]) -> Iterator[Path]:
-    place = os.path.realpath(folder)
-    if place in above:  # a link that leads back up
-        return
-    files, folders = _entries(folder)
-    while files:
-        yield folder / files.pop()  # what was found is forgotten, which counts in a folder of a million
-    for name in folders:
-        yield from _in_folder(folder / name, above | {place})
-
-
-def _entries(folder: Path) -> tuple[list[str], list[str]]:
-    """Names of the images, last one first, and of the folders."""
-    files, folders = [], []
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            if entry.is_dir():
-                folders.append(entry.name)
-            elif _is_image(entry.name):
-                files.append(entry.name)
-    return sorted(files, reverse=True), sorted(folders)
-
-
-def _in_list(path: Path) -> Iterator[Path]:
-    """Lines are paths from the working directory or, where there is no such file, from the list's own folder."""
-    with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
-        for line in filter(None, map(str.strip, lines)):
-            near = path.parent / line
-            found = near if not Path(line).exists() and near.exists() else Path(line)
-            yield from _in_folder(found, frozenset()) if found.is_dir() else (found,)
-
-
-def _matching(pattern: str) -> Iterator[Path]:
-    """Files that match, sorted within each folder; folders that match are searched, but where `**` does so already."""
-    searched = "**" in pattern
-    found = glob.iglob(pattern, recursive=True)  # noqa: PTH207  # pathlib's takes no pattern that begins with a folder
-    for _, names in itertools.groupby(found, os.path.dirname):
-        for name in sorted(names):
-            if not searched and Path(name).is_dir():
-                yield from _in_folder(Path(name), frozenset())
-            elif _is_image(name):
-                yield Path(name)
+            yield from map(Item, expand(source))

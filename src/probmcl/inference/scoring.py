@@ -13,7 +13,8 @@ from numpy import ndarray
 from torch import Tensor
 
 from probmcl.data import BadImage, Records, read_image, without_bad
-from probmcl.data.stream import LIST, Decoded
+from probmcl.data.image_files import PATH_LIST_SUFFIX
+from probmcl.data.stream import Decoded
 from probmcl.errors import ImageError
 
 Decode = Callable[[Sequence[Path]], Iterator[Decoded]]
@@ -60,7 +61,7 @@ def no_files(records: Records) -> list[BadImage]:
     """Images that are not there: whoever looks for files by their names would find others in their place, or none."""
     found = []
     for row, path in enumerate(records.paths):
-        if not path.is_file() or path.suffix.lower() == LIST:
+        if not path.is_file() or path.suffix.lower() == PATH_LIST_SUFFIX:
             try:
                 read_image(path)
             except ImageError as error:

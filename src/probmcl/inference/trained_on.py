@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import stat
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from hashlib import blake2b, file_digest
 from pathlib import Path
 
 from probmcl.data import Split
-
-PIECE = 4096
-"""Bytes at the start, in the middle and at the end of a file, by which most files of one size differ."""
+from probmcl.data.image_files import equal_files
 
 
 def trained_on(paths: Sequence[Path], had: Mapping[str, Split], split: Split) -> int:
@@ -32,54 +28,13 @@ def trained_on(paths: Sequence[Path], had: Mapping[str, Split], split: Split) ->
 
 
 def copies(new: Iterable[str], old: Iterable[str]) -> dict[str, str]:
-    """Of every new file that equals an old one byte by byte, that old one.
-
-    Only files of one size are opened, and only those of them read whole that also agree in a few pieces, so that
-    uncompressed images, which all have one size, cost little. A file that is not there, or empty, equals none.
-    """
-    ours, theirs = dict.fromkeys(new), dict.fromkeys(old)  # each file once, in order
-    if not ours:
+    """Return, for every new file with the bytes of an old one, the first such old file."""
+    new = list(new)
+    if not new:
         return {}
-    mine: dict[str, bytes] = {}
-    others: dict[str, bytes] = {}
-    for key in (_size, _pieces, _digest):
-        mine, others = ({place: key(place) for place in places} for places in (ours, theirs))
-        shared = set(mine.values()) & set(others.values()) - {b""}
-        ours, theirs = ({place: None for place, value in keys.items() if value in shared} for keys in (mine, others))
-    first = {others[place]: place for place in reversed(theirs)}
-    return {place: first[mine[place]] for place in ours}
-
-
-def _size(place: str) -> bytes:
-    """As bytes, and none of them for what is no file or has nothing in it."""
-    try:
-        found = os.stat(place)  # noqa: PTH116  # resolved already
-    except (OSError, ValueError):
-        return b""
-    return str(found.st_size).encode() if stat.S_ISREG(found.st_mode) and found.st_size else b""
-
-
-def _pieces(place: str) -> bytes:
-    """The size, and a digest of a little of what is in it."""
-    try:
-        with Path(place).open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            digest = blake2b(str(size).encode(), digest_size=16)
-            for start in (0, size // 2, max(0, size - PIECE)):
-                file.seek(start)
-                digest.update(file.read(PIECE))
-    except OSError:
-        return b""
-    return digest.digest()
-
-
-def _digest(place: str) -> bytes:
-    """Of everything in it, read in parts: a slide has gigabytes."""
-    try:
-        with Path(place).open("rb") as file:
-            return file_digest(file, lambda: blake2b(digest_size=16)).digest()
-    except OSError:
-        return b""
+    ours, theirs = equal_files(new, old)
+    first = {digest: path for path, digest in reversed(theirs.items())}
+    return {path: first[digest] for path, digest in ours.items()}
 
 
 def _warn_of_copies(found: Mapping[str, str], new: Sequence[str], images: int) -> None:

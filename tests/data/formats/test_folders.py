@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from helpers.tables import labels_of
-from probmcl.data.formats import folders
 from probmcl.data.formats.folders import read_folders, recognizes
+from probmcl.data.image_files import PIECE
 from probmcl.data.options import ReadOptions
 from probmcl.data.read import read
 from probmcl.errors import DataError, OptionError
@@ -55,7 +55,7 @@ def test_a_link_to_an_image_outside_the_folder_is_that_image(tmp_path: Path) -> 
 
 
 def test_images_of_equal_size_or_equal_beginning_are_not_the_same(tmp_path: Path) -> None:
-    start = "x" * folders.HEAD
+    start = "x" * PIECE
     fill(tmp_path, cat__1_dot_jpg="abc", dog__1_dot_jpg="abd", cat__2_dot_jpg=start + "1", dog__2_dot_jpg=start + "2")
     assert labels_of(read_folders(tmp_path)) == [{"cat"}, {"cat"}, {"dog"}, {"dog"}]
 
@@ -89,7 +89,7 @@ def test_splits_are_folders_above_those_of_the_classes(tmp_path: Path) -> None:
 def test_a_link_that_leads_nowhere_is_named_or_kept(tmp_path: Path) -> None:
     fill(tmp_path, cat__1_dot_jpg="a", dog__1_dot_jpg="b")
     (tmp_path / "dog" / "2.jpg").symlink_to(tmp_path / "gone.jpg")
-    with pytest.raises(DataError, match=r"dog/2\.jpg: No such file or directory; mend the link"):
+    with pytest.raises(DataError, match=r"dog/2\.jpg: No such file or directory; repair the link"):
         read_folders(tmp_path)
     assert len(read_folders(tmp_path, missing="keep")) == 3
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from probmcl.data.images import find_images
+from probmcl.data.image_files import named_images
 from probmcl.data.records import Missing, Origin, Records, Split
 from probmcl.errors import DataError
 
@@ -166,4 +166,4 @@ def _paths(root: Path, table: Path, names: list[str], missing: Missing) -> list[
     images = root / "img_res_1um_bicubic"
     if not images.is_dir():
         raise DataError(f"{images}: does not exist; unpack the patches there, which ADP's authors give on request")
-    return find_images(images, names, source=table, remedy="unpack the patches there again", missing=missing)
+    return named_images(images, names, source=table, remedy="unpack the patches there again", missing=missing)

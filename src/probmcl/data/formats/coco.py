@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
-from probmcl.data.images import find_images
+from probmcl.data.image_files import named_images
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import Missing, Origin, Records, Split
 from probmcl.errors import DataError
@@ -201,4 +201,4 @@ def _paths(folder: Path, table: Path, names: list[str], missing: Missing) -> lis
     images = next((place for place in places if place.is_dir()), None)
     if images is None:
         raise DataError(f"{folder}: has neither {part}/ nor images/{part}/; unpack {part}.zip there")
-    return find_images(images, names, source=table, remedy=f"unpack {part}.zip there again", missing=missing)
+    return named_images(images, names, source=table, remedy=f"unpack {part}.zip there again", missing=missing)

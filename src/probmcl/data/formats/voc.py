@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
-from probmcl.data.images import find_images
+from probmcl.data.image_files import named_images
 from probmcl.data.records import SPLITS, Missing, Origin, Records, Split
 from probmcl.errors import DataError
 
@@ -140,4 +140,4 @@ def _paths(year: Path, ids: list[str], missing: Missing) -> list[Path]:
         raise DataError(f"{images}: does not exist; unpack the images of the devkit there")
     remedy = "training and test images come in two archives: unpack both there"
     source = year / "ImageSets" / "Main"
-    return find_images(images, [f"{image}.jpg" for image in ids], source=source, remedy=remedy, missing=missing)
+    return named_images(images, [f"{image}.jpg" for image in ids], source=source, remedy=remedy, missing=missing)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.tables import labels_of, states_of
-from probmcl.data.formats.folders import NO_CLASS
+from probmcl.data.formats.folders import NOT_A_CLASS
 from probmcl.data.formats.table.flag_values import flag_value
 from probmcl.data.formats.table.none_label import NONE
 from probmcl.data.options import ReadOptions
@@ -131,7 +131,7 @@ def test_lists_in_parquet(drawn: tuple[list[str], Sets]) -> None:
 
 @settings(max_examples=25)
 @given(
-    drawn=labeled(texts("/").filter(lambda text: text[0] not in "._" and not NO_CLASS.fullmatch(text))),
+    drawn=labeled(texts("/").filter(lambda text: text[0] not in "._" and not NOT_A_CLASS.fullmatch(text))),
     link=st.booleans(),
 )
 def test_one_folder_a_class(drawn: tuple[list[str], Sets], link: bool) -> None:

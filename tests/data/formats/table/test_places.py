@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from helpers.tables import write_table
-from probmcl.data.formats.table.places import find_places, tree
+from probmcl.data.formats.table.places import find_places
 from probmcl.data.formats.table.sheet import Table
 from probmcl.data.formats.table.table import read_table
 from probmcl.data.records import Missing, Records
@@ -130,23 +130,6 @@ def test_folders_are_listed_once_and_files_are_not_asked_for(tmp_path: Path, mon
     loaded = Table(table, ("file",), tuple((name,) for name in names), tuple(range(2, 102)))
     assert len(find_places(loaded, "file", None, "error").paths) == 100
     assert calls == [str(tmp_path / "a"), str(tmp_path / "b")]
-
-
-def test_a_tree_with_a_circle_ends_and_a_folder_without_rights_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "round").symlink_to(tmp_path)
-    (tmp_path / "a" / "1.jpg").touch()
-    (tmp_path / ".hidden.jpg").touch()
-    assert [entry.name for entry in tree(tmp_path)] == ["1.jpg"]
-
-    def refuse(folder: str) -> None:
-        raise PermissionError(13, "Permission denied", folder)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(DataError, match=r"cannot be listed \(Permission denied\)"):
-        list(tree(tmp_path))
 
 
 def test_a_path_that_leaves_its_folder_by_backslashes_is_refused(tmp_path: Path) -> None:

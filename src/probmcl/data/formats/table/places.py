@@ -14,16 +14,9 @@ from typing import NamedTuple
 
 from probmcl.data.formats.table.missing_files import what_is_missing
 from probmcl.data.formats.table.sheet import Table, listing
+from probmcl.data.image_files import is_image, walk
 from probmcl.data.records import Missing
 from probmcl.errors import DataError, OptionError
-
-IMAGE_SUFFIXES = frozenset(
-    {
-        *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".jp2", ".avif"),
-        *(".ppm", ".pgm", ".pbm", ".dcm", ".dicom"),
-    }
-)
-
 
 BACKWARD = "'\\' in paths read as '/'"
 
@@ -90,41 +83,6 @@ def _roots(here: Path, texts: Sequence[str]) -> list[Path]:
 def _named(folder: Path) -> Path:
     """A folder by its name; without one, as the working folder, by its whole path."""
     return folder.resolve() if folder.name in ("", "..") else folder
-
-
-def tree(root: Path) -> Iterator[os.DirEntry[str]]:
-    """Every file below a folder, folders in the order of their names; a link to a folder is followed once.
-
-    What begins with a dot is left alone.
-    """
-    waiting, seen = [str(root)], set()
-    while waiting:
-        folder = waiting.pop()
-        place = Path(folder).stat()
-        if (place.st_dev, place.st_ino) in seen:
-            continue
-        seen.add((place.st_dev, place.st_ino))
-        entries = sorted(_entries_of(folder), key=lambda entry: entry.name)
-        waiting += [entry.path for entry in reversed(entries) if entry.is_dir()]
-        yield from (entry for entry in entries if not entry.is_dir())
-
-
-def _entries_of(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return [entry for entry in entries if not entry.name.startswith(".")]
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be listed ({error.strerror}); see to its rights") from error
-
-
-def is_image(name: str) -> bool:
-    """Whether the name of a file ends as that of an image.
-
-    >>> is_image("1.JPG"), is_image("labels.csv"), is_image("jpg")
-    (True, False, False)
-    """
-    stem, dot, ending = name.rpartition(".")
-    return bool(stem) and dot + ending.lower() in IMAGE_SUFFIXES
 
 
 def _refuse_what_is_no_path(table: Table, column: str, texts: Sequence[str]) -> None:
@@ -219,7 +177,7 @@ def _in_sub_folders(reading: _Reading, root: Path, table: Table, texts: Sequence
     bare = [text for text, file in reading.files.items() if file is None and "/" not in text]
     if not bare or not root.is_dir():
         return reading
-    entries = [(entry.name, entry.path) for entry in tree(root) if entry.is_file()]  # a link may lead nowhere
+    entries = [(entry.name, entry.path) for entry in walk(root) if entry.is_file()]  # a link may lead nowhere
     by_name: dict[str, list[str]] = defaultdict(list)
     for name, path in entries:
         by_name[name].append(path)
