@@ -18,9 +18,9 @@ import numpy as np
 from PIL import Image
 
 from lookalike_sets import radiograph, tissue
-from probmcl.data.duplicates.candidates import lookalikes
+from probmcl.data.duplicates.candidates import candidate_pairs
 from probmcl.data.duplicates.hashing import SIZE, Fingerprint, fingerprints
-from probmcl.data.duplicates.leaks import NearPair, clusters, exact_duplicates, near_duplicates
+from probmcl.data.duplicates.search import NearPair, exact_duplicates, near_duplicates
 from probmcl.data.images import read_image
 from rounds import alternate, median_ratio
 
@@ -118,8 +118,8 @@ def _counted(before: Rates, paths: Sequence[Path], kinds: Sequence[str], workers
 
 
 def _candidates(taken: Sequence[Fingerprint]) -> set[tuple[int, int]]:
-    hashes = np.array([(one.look, one.inner) for one in taken], dtype=np.uint64)
-    pairs = lookalikes(hashes[:, 0], hashes[:, 1])
+    hashes = np.array([(one.phash, one.inner_phash) for one in taken], dtype=np.uint64)
+    pairs = candidate_pairs(hashes[:, 0], hashes[:, 1])
     return set(zip(pairs.ones.tolist(), pairs.others.tolist(), strict=True))
 
 
@@ -173,7 +173,7 @@ def cost(paths: Sequence[Path], workers: int, rounds: int) -> None:
     times = alternate({"read": plain, "fingerprints": taken, "near duplicates": compared}, rounds, "s")
     for name in ("fingerprints", "near duplicates"):
         print(f"{len(paths):,} images: {name} takes {median_ratio(times[name], times['read']):.2f} of plain reading")
-    sets = clusters(len(paths), exact_duplicates(found))
+    sets = exact_duplicates(found)
     print(f"exact duplicates: {len(sets)} sets; all by one process")
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
 from probmcl.data.records import SPLITS, Records, Split
-from probmcl.data.split import folds, given_folds, given_split, make_splits, with_fold, write_folds
+from probmcl.data.split import connected_sets, folds, given_folds, given_split, make_splits, with_fold, write_folds
 from probmcl.errors import DataError
 from probmcl.run_folder import write_split
 
@@ -333,3 +333,15 @@ def test_images_of_which_nothing_is_known_do_not_fill_a_split() -> None:
         for split in ("val", "test"):
             rows = carved.rows(split)
             assert abs(carved.known[rows].any(axis=1).mean() - 0.5) < 0.06
+
+
+@given(st.integers(1, 12), st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11), st.integers(0, 11)), max_size=8))
+def test_connected_sets_are_found_through_any_chain(count: int, joined: list[tuple[int, int, int]]) -> None:
+    sets = [tuple(row % count for row in rows) for rows in joined]
+    reached = np.eye(count, dtype=bool)
+    for rows in sets:
+        reached[np.ix_(rows, rows)] = True
+    for _ in range(count):
+        reached = reached @ reached
+    number = connected_sets(count, sets)
+    assert np.array_equal(number[:, None] == number, reached)

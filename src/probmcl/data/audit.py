@@ -17,8 +17,8 @@ from numpy import ndarray
 
 from probmcl.console import Console
 from probmcl.data.bad_images import BadImage, bad_images, listing, refusal, usable_rows
-from probmcl.data.duplicates.hashing import Fingerprint, fingerprints
-from probmcl.data.duplicates.leaks import REMEDY, Leaks, NearPair, clusters, exact_duplicates, leaks, near_duplicates
+from probmcl.data.duplicates.leaks import REMEDY, Leaks, leaks
+from probmcl.data.duplicates.search import Duplicates, find_duplicates
 from probmcl.data.findings import Finding, findings, statistics, verdict
 from probmcl.data.formats.table.image_columns import RepeatedRowsError
 from probmcl.data.formats.table.sheet import names_of_columns
@@ -40,19 +40,6 @@ from probmcl.errors import DataError, OptionError, RunWarning
 from probmcl.runtime.distributed import broadcast, is_main_process
 
 
-class ImageAudit(NamedTuple):
-    """Gray levels of all images, a fingerprint of each, and the rows of duplicates."""
-
-    intensity: IntensityRange | None
-    fingerprints: list[Fingerprint]
-    exact: list[tuple[int, ...]]
-    near: list[NearPair]
-
-    def together(self) -> list[tuple[int, ...]]:
-        """Return sets of rows that must stay in one split: equal files and confirmed near duplicates."""
-        return clusters(len(self.fingerprints), [*self.exact, *(pair for pair in self.near if pair.confirmed)])
-
-
 class SplitRecords(NamedTuple):
     """Records in their splits, how these were made ('' if they were given), and the fold of every image."""
 
@@ -67,7 +54,8 @@ class DataAudit:
 
     Attributes:
         records: all images, each in its split; unreadable ones in the split that the data give.
-        images: decoded properties and duplicates, by rows of `records`.
+        intensity: gray levels of 16-bit and float images.
+        duplicates: fingerprints and duplicates, by rows of `records`.
         bad: unreadable images.
         splits: the other images in their splits.
         leaks: duplicates and groups that are in two splits.
@@ -75,7 +63,8 @@ class DataAudit:
     """
 
     records: Records
-    images: ImageAudit
+    intensity: IntensityRange | None
+    duplicates: Duplicates
     bad: list[BadImage]
     splits: SplitRecords
     leaks: Leaks
@@ -158,11 +147,11 @@ def check(
         audit = audit_data(read_source(DataSource.of(data, images, options)), checks, seed, workers, console)
     except DataError as error:
         return about | _unreadable_data(error)
-    records, found = audit.records, audit.images
-    content = statistics(records, found.fingerprints, found.exact, found.near)
+    records, intensity = audit.records, audit.intensity
+    content = statistics(records, audit.duplicates)
     every = [*audit.findings, *findings(records, content)]
     about |= {"understood": str(records.origin or ""), "split": audit.splits.note or "as given"}
-    about |= {"summary": describe(records), "levels": found.intensity and str(found.intensity)}
+    about |= {"summary": describe(records), "levels": intensity and str(intensity)}
     return about | content | {"findings": [vars(finding) for finding in every], "verdict": verdict(every)}
 
 
@@ -194,35 +183,22 @@ def audit_data(records: Records, checks: DataChecks, seed: int, workers: int, co
     """Decode every image, split the readable ones, and look for leaks."""
     if seed < 0:
         raise OptionError("seed", seed, "must be at least 0")
-    images = audit_images(records, checks.range, seed, workers, console)
-    bad = bad_images(records, images.fingerprints)
+    intensity = find_intensity_range(records.paths, parse_range(checks.range), seed=seed, workers=workers)
+    duplicates = find_duplicates(records.paths, intensity=intensity, workers=workers, console=console)
+    bad = bad_images(records, duplicates.fingerprints)
     rows = usable_rows(records, bad)
-    together = _renumbered(images.together(), rows)
+    together = _renumbered(duplicates.together(), rows)
     splits = _split(records.take(rows), checks, seed, together, [image.path for image in bad])
     split = np.array(records.split, dtype="<U5")
     split[rows] = splits.records.split
     audited = with_split(records, split).with_note(splits.note)
-    leaking = leaks(audited.split, audited.group, images.exact, images.near, rows.tolist())
+    leaking = leaks(audited.split, audited.group, duplicates.exact, duplicates.near, rows.tolist())
     blocking = [
         *_empty_splits(splits.records, together),
         *_unreadable(records, bad, checks.skip_bad),
         *_leaking(records, leaking, checks.allow_leaks),
     ]
-    return DataAudit(audited, images, bad, splits, leaking, blocking)
-
-
-def audit_images(records: Records, gray_range: str, seed: int, workers: int, console: Console) -> ImageAudit:
-    """Decode every image once, then compare those that might be the same."""
-    intensity = find_intensity_range(records.paths, parse_range(gray_range), seed=seed, workers=workers)
-    with console.progress("reading every image once", len(records)) as bar:
-        found = fingerprints(
-            records.paths, intensity=intensity, workers=workers, advance=lambda n: bar.advance(n, steps=n)
-        )
-    with console.progress("looking for duplicates", len(records)) as bar:
-        near = near_duplicates(
-            records.paths, found, intensity=intensity, workers=workers, advance=lambda n: bar.advance(steps=n)
-        )
-    return ImageAudit(intensity, found, exact_duplicates(found), near)
+    return DataAudit(audited, intensity, duplicates, bad, splits, leaking, blocking)
 
 
 def _audited(records: Records, checks: DataChecks, seed: int, workers: int, console: Console) -> dict[str, Any]:
@@ -241,7 +217,7 @@ def _audited(records: Records, checks: DataChecks, seed: int, workers: int, cons
         "skipped": [{"path": str(image.path), "reason": image.reason} for image in audit.bad],
         "split": list(audit.splits.records.split),
         "note": note,
-        "intensity": None if audit.images.intensity is None else vars(audit.images.intensity),
+        "intensity": None if audit.intensity is None else vars(audit.intensity),
         "fold_of": None if fold_of is None else fold_of.tolist(),
         "leaks": ["\n".join(["allowed by `allow_leaks`:", *lines])] if audit.leaks.blocks else [],
     }

@@ -12,7 +12,7 @@ from jaxtyping import Int
 from numpy import ndarray
 
 from probmcl.data.duplicates.hashing import Fingerprint
-from probmcl.data.duplicates.leaks import NearPair
+from probmcl.data.duplicates.search import Duplicates, NearPair
 from probmcl.data.labels import State
 from probmcl.data.records import SPLITS, Records
 
@@ -64,13 +64,9 @@ def verdict(findings: Sequence[Finding]) -> Literal["fine", "warnings", "blocked
     return "blocked" if "blocked" in levels else "warnings" if "warning" in levels else "fine"
 
 
-def statistics(
-    records: Records,
-    fingerprints: Sequence[Fingerprint],
-    exact: Sequence[tuple[int, ...]],
-    near: Sequence[NearPair],
-) -> dict[str, Any]:
+def statistics(records: Records, duplicates: Duplicates) -> dict[str, Any]:
     """Return counts, sizes, unreadable images and duplicates, as JSON."""
+    fingerprints, exact, near = duplicates
     per_class, present = _per_class(records), records.present()
     seen = list(enumerate(fingerprints))
     conflicts = [_conflict(records, rows) for rows in exact]

@@ -157,18 +157,26 @@ def units_of(records: Records, together: Sequence[Sequence[int]]) -> Int[ndarray
     """The number of the unit of each image: what groups and `together` join, directly or by way of others."""
     if records.group is None and not together:
         return np.arange(len(records))
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     wrong = [row for rows in together for row in rows if not 0 <= row < len(records)]
     if wrong:
         raise ValueError(f"row {wrong[0]} is to stay together with others, but there are {len(records)} images")
-    joined = [(rows[0], row) for rows in together for row in rows]
     first: dict[str, int] = {}
-    joined += [(first.setdefault(group, row), row) for row, group in enumerate(records.group or ())]
-    ends = np.array(joined, dtype=np.int64).reshape(-1, 2).T
-    links = coo_array((np.ones(len(joined), dtype=bool), (ends[0], ends[1])), shape=(len(records), len(records)))
-    return np.asarray(connected_components(links, directed=False)[1], dtype=np.int64)
+    groups = [(first.setdefault(group, row), row) for row, group in enumerate(records.group or ())]
+    return connected_sets(len(records), [*together, *groups])
+
+
+def connected_sets(count: int, sets: Sequence[Sequence[int]]) -> Int[ndarray, "N"]:
+    """Return a number for each of `count` rows, equal for rows that sets join, directly or through others.
+
+    >>> connected_sets(6, [(0, 3), (3, 5), (1, 2)]).tolist()
+    [0, 1, 1, 0, 2, 0]
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    links = np.array([(rows[0], row) for rows in sets for row in rows], dtype=np.int64).reshape(-1, 2).T
+    graph = coo_array((np.ones(links.shape[1], dtype=bool), (links[0], links[1])), shape=(count, count))
+    return np.asarray(connected_components(graph, directed=False)[1], dtype=np.int64)
 
 
 def _assign(

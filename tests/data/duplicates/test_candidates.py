@@ -4,13 +4,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probmcl.data.duplicates import candidates as module
-from probmcl.data.duplicates.candidates import DISTANCE, NEAREST, Lookalikes, lookalikes
-from probmcl.data.duplicates.hashing import ODD
+from probmcl.data.duplicates.candidates import MAX_DISTANCE, MIN_NEAREST, CandidatePairs, candidate_pairs
+from probmcl.data.duplicates.hashing import FLIP_MASK
 
 Found = set[tuple[int, int, bool, int]]
 
 
-def as_set(found: Lookalikes) -> Found:
+def as_set(found: CandidatePairs) -> Found:
     columns = [column.tolist() for column in found]
     pairs = list(zip(*columns, strict=True))
     assert len(set(pairs)) == len(pairs)
@@ -21,17 +21,17 @@ def slowly(looks: list[int], inners: list[int]) -> Found:
     found: Found = set()
     for one in range(len(looks)):
         for other in range(one + 1, len(looks)):
-            for flipped, turned in ((False, 0), (True, ODD)):
+            for flipped, turned in ((False, 0), (True, FLIP_MASK)):
                 look, inner = looks[other] ^ turned, inners[other] ^ turned
                 ways = (looks[one] ^ look, looks[one] ^ inner, inners[one] ^ look)
                 distance = min(way.bit_count() for way in ways)
-                if distance <= DISTANCE:
+                if distance <= MAX_DISTANCE:
                     found.add((one, other, flipped, distance))
     return found
 
 
 def searched(looks: list[int], inners: list[int]) -> Found:
-    return as_set(lookalikes(np.array(looks, dtype=np.uint64), np.array(inners, dtype=np.uint64)))
+    return as_set(candidate_pairs(np.array(looks, dtype=np.uint64), np.array(inners, dtype=np.uint64)))
 
 
 hashes = st.integers(0, 2**64 - 1)
@@ -42,7 +42,7 @@ hashes = st.integers(0, 2**64 - 1)
 def test_every_pair_within_the_distance_is_found(seeds: list[tuple[int, int, int, int]]) -> None:
     looks, inners = [], []
     for look, inner, bit, way in seeds:
-        looks += [look, (look, look ^ ODD, inner, inner ^ ODD)[way] ^ (1 << bit)]
+        looks += [look, (look, look ^ FLIP_MASK, inner, inner ^ FLIP_MASK)[way] ^ (1 << bit)]
         inners += [inner, look ^ 0xFFFF]
     assert searched(looks, inners) == slowly(looks, inners)
 
@@ -58,24 +58,24 @@ def test_blocks_of_rows_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = np.repeat(rng.integers(0, 2**64, 20, dtype=np.uint64), 3)
     looks ^= np.uint64(1) << rng.integers(0, 64, 60, dtype=np.uint64)
     inners = rng.integers(0, 2**64, 60, dtype=np.uint64)
-    whole = as_set(lookalikes(looks, inners))
-    monkeypatch.setattr(module, "ENTRIES_AT_ONCE", 240)
-    assert as_set(lookalikes(looks, inners)) == whole == slowly(looks.tolist(), inners.tolist())
+    whole = as_set(candidate_pairs(looks, inners))
+    monkeypatch.setattr(module, "ENTRIES_PER_BLOCK", 240)
+    assert as_set(candidate_pairs(looks, inners)) == whole == slowly(looks.tolist(), inners.tolist())
 
 
-@pytest.mark.parametrize("all_pairs", [module.ALL_PAIRS, 0])
+@pytest.mark.parametrize("all_pairs", [module.MAX_IMAGES_FOR_ALL_PAIRS, 0])
 def test_thousands_that_look_the_same_give_few_pairs_each(monkeypatch: pytest.MonkeyPatch, all_pairs: int) -> None:
-    monkeypatch.setattr(module, "ALL_PAIRS", all_pairs)
+    monkeypatch.setattr(module, "MAX_IMAGES_FOR_ALL_PAIRS", all_pairs)
     monkeypatch.setattr(module, "PAIRS", 20_000)
     looks = np.random.default_rng(0).integers(0, 2, 3000, dtype=np.uint64)
-    found = lookalikes(looks, looks)
-    assert np.bincount(found.ones).max() == NEAREST
+    found = candidate_pairs(looks, looks)
+    assert np.bincount(found.ones).max() == MIN_NEAREST
     assert found.distances.max() <= 1
 
 
 def test_the_nearest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAIRS", 0)
-    monkeypatch.setattr(module, "NEAREST", 6)
+    monkeypatch.setattr(module, "MIN_NEAREST", 6)
     looks = [0, *(2**bits - 1 for bits in range(1, 14))]
     far = [int(n) for n in np.random.default_rng(0).integers(0, 2**64, len(looks), dtype=np.uint64)]
     kept = {other for one, other, flipped, _ in searched(looks, far) if one == 0 and not flipped}
@@ -87,11 +87,16 @@ def test_among_very_many_what_stands_close_when_sorted_is_found(monkeypatch: pyt
     looks = rng.integers(0, 2**64, 2000, dtype=np.uint64)
     inners = rng.integers(0, 2**64, 2000, dtype=np.uint64)
     changed = np.uint64(1) << rng.integers(0, 64, 400, dtype=np.uint64)  # a bit, and for some another one
-    sources = [looks[:100], looks[100:200] ^ np.uint64(ODD), inners[200:300], inners[300:400] ^ np.uint64(ODD)]
+    sources = [
+        looks[:100],
+        looks[100:200] ^ np.uint64(FLIP_MASK),
+        inners[200:300],
+        inners[300:400] ^ np.uint64(FLIP_MASK),
+    ]
     looks[1000:1400] = np.concatenate(sources) ^ changed ^ np.roll(changed, 1)
-    every = as_set(lookalikes(looks, inners))
+    every = as_set(candidate_pairs(looks, inners))
     near = {pair for pair in every if pair[-1] <= 2}
-    monkeypatch.setattr(module, "ALL_PAIRS", 0)
-    found = as_set(lookalikes(looks, inners))
+    monkeypatch.setattr(module, "MAX_IMAGES_FOR_ALL_PAIRS", 0)
+    found = as_set(candidate_pairs(looks, inners))
     assert len(near) == 400
     assert near <= found <= every

@@ -6,7 +6,7 @@ from PIL import Image
 
 from helpers.scenes import scene
 from probmcl.data.duplicates.hashing import small_gray
-from probmcl.data.duplicates.registration import TILE, likeness
+from probmcl.data.duplicates.registration import TILE, registered_correlation
 
 
 def tiles(*images: Image.Image) -> UInt8[ndarray, "P S S"]:
@@ -14,7 +14,7 @@ def tiles(*images: Image.Image) -> UInt8[ndarray, "P S S"]:
 
 
 def alike(one: Image.Image, other: Image.Image) -> float:
-    return float(likeness(tiles(one), tiles(other))[0])
+    return float(registered_correlation(tiles(one), tiles(other))[0])
 
 
 def test_the_same_picture_has_likeness_one_however_bright() -> None:
@@ -35,7 +35,7 @@ def test_a_crop_is_laid_where_it_belongs_whichever_comes_first(box: tuple[int, i
 def test_other_pictures_are_unlike() -> None:
     ones, others = np.triu_indices(24, 1)
     pictures = tiles(*(scene(seed) for seed in range(24)))
-    assert likeness(pictures[ones], pictures[others]).max() < 0.7
+    assert registered_correlation(pictures[ones], pictures[others]).max() < 0.7
 
 
 def test_a_flipped_picture_is_another_one() -> None:
@@ -56,14 +56,16 @@ def test_a_common_frame_does_not_make_pictures_alike() -> None:
 def test_each_pair_is_judged_by_itself() -> None:
     ones = tiles(scene(0), scene(1), scene(2))
     others = tiles(scene(0).crop((5, 5, 155, 115)), scene(5), scene(2))
-    together = likeness(ones, others)
-    alone = [likeness(ones[k : k + 1], others[k : k + 1])[0] for k in range(3)]
+    together = registered_correlation(ones, others)
+    alone = [registered_correlation(ones[k : k + 1], others[k : k + 1])[0] for k in range(3)]
     assert together == pytest.approx(alone, abs=1e-3)
     assert [value > 0.9 for value in together] == [True, False, True]
 
 
 def test_nothing_and_flat_images_do_no_harm() -> None:
-    assert likeness(np.zeros((0, TILE, TILE), dtype=np.uint8), np.zeros((0, TILE, TILE), dtype=np.uint8)).shape == (0,)
+    assert registered_correlation(
+        np.zeros((0, TILE, TILE), dtype=np.uint8), np.zeros((0, TILE, TILE), dtype=np.uint8)
+    ).shape == (0,)
     flat = np.full((2, TILE, TILE), 7, dtype=np.uint8)
-    assert np.abs(likeness(flat, flat)).max() < 0.5
-    assert np.abs(likeness(flat[:1], tiles(scene(0)))).max() < 0.5
+    assert np.abs(registered_correlation(flat, flat)).max() < 0.5
+    assert np.abs(registered_correlation(flat[:1], tiles(scene(0)))).max() < 0.5

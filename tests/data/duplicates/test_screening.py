@@ -4,7 +4,7 @@ import pytest
 from helpers.scenes import scene
 from probmcl.data.duplicates.hashing import small_gray
 from probmcl.data.duplicates.registration import TILE
-from probmcl.data.duplicates.screening import KEPT, worth_comparing
+from probmcl.data.duplicates.screening import MAX_PAIRS, screen
 
 
 @pytest.mark.parametrize("flip", [False, True])
@@ -15,14 +15,14 @@ def test_a_cropped_copy_is_among_the_few_that_go_on(flip: bool) -> None:
     if flip:
         tiles[40:] = tiles[40:, :, ::-1]
     ones, others = np.triu_indices(len(tiles), 1)
-    keep = worth_comparing(tiles, ones, others, np.full(len(ones), flip))
+    keep = screen(tiles, ones, others, np.full(len(ones), flip))
     kept = set(zip(ones[keep].tolist(), others[keep].tolist(), strict=True))
     assert {(row, 40 + row) for row in range(5)} <= kept
-    assert len(kept) <= 2 * KEPT * len(tiles)
+    assert len(kept) <= 2 * MAX_PAIRS * len(tiles)
     assert len(kept) < len(ones) / 2
 
 
 def test_an_image_with_few_pairs_keeps_them_all() -> None:
     tiles = np.stack([small_gray(scene(seed), TILE) for seed in range(6)]).astype(np.uint8)
     ones, others = np.triu_indices(6, 1)
-    assert worth_comparing(tiles, ones, others, np.zeros(len(ones), dtype=bool)).all()
+    assert screen(tiles, ones, others, np.zeros(len(ones), dtype=bool)).all()

@@ -1,4 +1,4 @@
-"""Every image is decoded once, small, and gives all that is asked of it before training: is it there, is it a copy?"""
+"""Fingerprints of images: whether a file can be decoded, a digest of its bytes, and perceptual hashes."""
 
 from __future__ import annotations
 
@@ -26,21 +26,25 @@ SIZE = 32
 
 IMAGES_AT_ONCE = 8  # few, so that an interrupt need not wait for many
 NEARLY_CONSTANT = 2.0
-"""Below this spread of gray levels an image shows next to nothing: a black frame, an empty slide."""
+"""Standard deviation of gray levels below which an image shows next to nothing: a black frame, an empty slide."""
 
 BITS = 64
 FREQUENCIES = 12  # a side; the 64 lowest of these without the mean lie within them
 MARGIN = 0.04
-"""What `inner` leaves out on each side: the middle of those crops, up to some 8 %, under which a copy is found."""
+"""Share that `inner_phash` leaves out on each side: half of the largest crop (8 %) under which a copy is found."""
 
 
 class Fingerprint(NamedTuple):
-    """What one decode says of a file.
+    """Properties of a file from one decode.
 
-    `reason` is why it gives no image, None if it does; then everything else is empty. `size` is width and height as
-    stored, but upright; `mode` is Pillow's, as stored; `spread` is the standard deviation of the gray levels, 0 to 255,
-    of the small image; `content` is a digest of the file's bytes. `look` is a perceptual hash: the signs of the 64
-    lowest cosine frequencies. `inner` is that of the image without a margin, so that a cropped copy is near it.
+    Attributes:
+        reason: why it cannot be decoded, None if it can; everything else is empty if it cannot.
+        size: width and height of the upright image, as stored.
+        mode: Pillow's mode, as stored.
+        spread: standard deviation of the gray levels, 0 to 255, of the small image.
+        content: digest of the file's bytes.
+        phash: perceptual hash, the signs of the 64 lowest cosine frequencies.
+        inner_phash: the same of the image without a margin, which is near the hash of a cropped copy.
     """
 
     reason: str | None
@@ -48,22 +52,22 @@ class Fingerprint(NamedTuple):
     mode: str = ""
     spread: float = 0.0
     content: bytes = b""
-    look: int = 0
-    inner: int = 0
+    phash: int = 0
+    inner_phash: int = 0
 
     @property
     def mirrored(self) -> int:
-        """The hash `look` of the image flipped left-right, in which the odd waves along a row change their signs."""
-        return self.look ^ ODD
+        """The hash of the image flipped left to right, which changes the signs of odd frequencies along a row."""
+        return self.phash ^ FLIP_MASK
 
     @property
     def nearly_constant(self) -> bool:
-        """An image that shows next to nothing."""
+        """Whether the image shows next to nothing."""
         return self.reason is None and self.spread < NEARLY_CONSTANT
 
 
 def fingerprint(path: Path, intensity: IntensityRange | None = None) -> Fingerprint:
-    """Read a file once, small.
+    """Decode a file once, small, and return its fingerprint.
 
     >>> fingerprint(Path("nowhere.jpg")).reason
     'does not exist'
@@ -86,9 +90,13 @@ def fingerprints(
     workers: int = 0,
     advance: Callable[[int], None] | None = None,
 ) -> list[Fingerprint]:
-    """Those of many files, in their order.
+    """Return the fingerprints of many files, in their order.
 
-    `workers` processes share the work; 0 does it in this one. `advance` is told how many images more are done.
+    Args:
+        paths: the files.
+        intensity: gray levels of 16-bit and float images.
+        workers: number of processes; 0 decodes in this one.
+        advance: called with the number of images decoded since the last call.
     """
     parts = [paths[start : start + IMAGES_AT_ONCE] for start in range(0, len(paths), IMAGES_AT_ONCE)]
     found: list[Fingerprint] = []
@@ -101,7 +109,7 @@ def fingerprints(
 
 
 def small_gray(image: Image.Image, size: int) -> Float[ndarray, "S S"]:
-    """An image squashed to a small square of gray levels from 0 to 255."""
+    """Return an image squashed to a small square of gray levels from 0 to 255."""
     squashed = image.convert("L").resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
     return np.asarray(squashed, dtype=np.float32)
 
@@ -111,7 +119,7 @@ def _part(paths: Sequence[Path], intensity: IntensityRange | None) -> list[Finge
 
 
 def _header(stored: bytes, decoded: Image.Image) -> tuple[tuple[int, int], str]:
-    """Size and mode as stored: a JPEG was decoded at a part of its size, and everything became RGB."""
+    """Return size and mode as stored: a JPEG was decoded at a part of its size, and everything became RGB."""
     try:
         with Image.open(io.BytesIO(stored)) as image:
             turned = image.getexif().get(ExifTags.Base.Orientation, 1) in range(5, 9)
@@ -121,30 +129,30 @@ def _header(stored: bytes, decoded: Image.Image) -> tuple[tuple[int, int], str]:
 
 
 def _hashes(pixels: Float[ndarray, "S S"]) -> tuple[int, int]:
-    """The signs of the lowest frequencies of the whole and of what lies within the margins, the lowest bit first.
+    """Return the signs of the lowest frequencies of the whole image and of the part within the margins.
 
     >>> noise = np.random.default_rng(0).random((SIZE, SIZE), dtype=np.float32)
-    >>> [one ^ other == ODD for one, other in zip(_hashes(noise), _hashes(noise[:, ::-1]), strict=True)]
+    >>> [one ^ other == FLIP_MASK for one, other in zip(_hashes(noise), _hashes(noise[:, ::-1]), strict=True)]
     [True, True]
     """
-    waves = _waves()
-    signs = (waves @ pixels @ waves.T).take(_lowest()) > 0
+    cosines = _cosines()
+    signs = (cosines @ pixels @ cosines.T).take(_lowest()) > 0
     bits = np.packbits(signs).tobytes()
     return int.from_bytes(bits[: BITS // 8], "big"), int.from_bytes(bits[BITS // 8 :], "big")
 
 
 @lru_cache
-def _waves() -> Float[ndarray, "W S"]:
-    """Cosines over the whole of a row, then over what lies within its margins."""
-    return np.concatenate([_cosines(0.0), _cosines(MARGIN)])
+def _cosines() -> Float[ndarray, "W S"]:
+    """Return cosines over a whole row, then over the part within its margins."""
+    return np.concatenate([_cosines_within(0.0), _cosines_within(MARGIN)])
 
 
-def _cosines(margin: float) -> Float[ndarray, "F S"]:
-    """Each but the first sums to zero, so that brightness counts for nothing."""
+def _cosines_within(margin: float) -> Float[ndarray, "F S"]:
+    """Return cosines of which each but the first sums to zero, so that brightness does not count."""
     edges = np.arange(SIZE + 1) / SIZE
     share = np.clip(np.minimum(edges[1:], 1 - margin) - np.maximum(edges[:-1], margin), 0, None) * SIZE
-    place = ((np.arange(SIZE) + 0.5) / SIZE - margin) / (1 - 2 * margin)
-    waves = np.cos(np.pi * np.arange(FREQUENCIES)[:, None] * place) * share
+    position = ((np.arange(SIZE) + 0.5) / SIZE - margin) / (1 - 2 * margin)
+    waves = np.cos(np.pi * np.arange(FREQUENCIES)[:, None] * position) * share
     waves[1:] -= waves[1:].sum(axis=1, keepdims=True) * share / share.sum()
     cosines: ndarray = waves.astype(np.float32)
     return cosines
@@ -152,13 +160,13 @@ def _cosines(margin: float) -> Float[ndarray, "F S"]:
 
 @lru_cache
 def _lowest() -> Int[ndarray, "B"]:
-    """Where the bits of both hashes stand among the products of all waves down and along."""
+    """Return the indices of the bits of both hashes among the products of all cosines down and along."""
     grid = itertools.product(range(FREQUENCIES), repeat=2)
     order = sorted(grid, key=lambda pair: (pair[0] ** 2 + pair[1] ** 2, pair))[1 : BITS + 1]  # without the mean
     down, along = np.array(order).T
-    places = [(down + start) * 2 * FREQUENCIES + along + start for start in (0, FREQUENCIES)]
-    return np.concatenate(places)
+    indices = [(down + start) * 2 * FREQUENCIES + along + start for start in (0, FREQUENCIES)]
+    return np.concatenate(indices)
 
 
-ODD = int.from_bytes(np.packbits(_lowest()[:BITS] % 2 == 1).tobytes(), "big")
-"""The bits of the odd waves along a row, which a left-right flip turns round."""
+FLIP_MASK = int.from_bytes(np.packbits(_lowest()[:BITS] % 2 == 1).tobytes(), "big")
+"""The bits of odd frequencies along a row, which a left-right flip inverts."""
