@@ -7,6 +7,7 @@ command line prints it as the user types it, --skip-bad 0.05.
 from __future__ import annotations
 
 import difflib
+import operator
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,6 +80,33 @@ class RunWarning:
 
     kind: WarningKind
     message: str
+
+
+def check_range(
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    **values: float | None,
+) -> None:
+    """Refuse numbers outside of a range; a value of None is always allowed.
+
+    >>> check_range(at_least=0, below=1, dropout=0.1, clip=1.5)
+    Traceback (most recent call last):
+    ValueError: clip=1.5 must be at least 0 and below 1
+    """
+    limits = {"at least": (operator.ge, at_least), "above": (operator.gt, above)}
+    limits |= {"at most": (operator.le, at_most), "below": (operator.lt, below)}
+    given = {word: (holds, limit) for word, (holds, limit) in limits.items() if limit is not None}
+    wrong = {
+        name: value
+        for name, value in values.items()
+        if value is not None and not all(holds(value, limit) for holds, limit in given.values())
+    }
+    if wrong:
+        allowed = " and ".join(f"{word} {limit}" for word, (_, limit) in given.items())
+        raise ValueError(f"{', '.join(f'{name}={value}' for name, value in wrong.items())} must be {allowed}")
 
 
 def suggestion(word: str, choices: Iterable[str]) -> str:

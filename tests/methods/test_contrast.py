@@ -14,10 +14,9 @@ from probmcl.methods.contrast import (
     Overlap,
     ProjectedContrast,
     ProjectionHead,
-    check_ranges,
-    of_all_rows,
-    own_columns,
-    shared_labels,
+    gather_rows,
+    label_overlap,
+    self_columns,
 )
 
 
@@ -56,7 +55,7 @@ class TestProjection:
 def test_rows_share_what_their_images_share_and_views_of_one_image_everything(kind: Overlap, n_views: int) -> None:
     labels = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
     known = torch.tensor([[True, True, True], [True, True, False], [False, False, False]])
-    measured = shared_labels(labels, known, n_views=n_views, kind=kind)
+    measured = label_overlap(labels, known, n_views=n_views, kind=kind)
     if kind == "jaccard":
         between = overlap.jaccard(labels, known_a=known)
     else:
@@ -69,16 +68,9 @@ def test_rows_share_what_their_images_share_and_views_of_one_image_everything(ki
 
 def test_columns_are_the_rows_in_their_order() -> None:
     labels = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    assert torch.equal(of_all_rows(labels, n_views=2), torch.cat([labels, labels]))
-    assert of_all_rows(labels > 0, n_views=2).dtype == torch.bool
-    assert own_columns(torch.zeros(4, 4)).tolist() == [0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(("temperature", "threshold"), [(0.0, 0.5), (-1.0, 0.5), (0.1, -0.1), (0.1, 1.1)])
-def test_settings_without_a_meaning_are_refused(temperature: float, threshold: float) -> None:
-    with pytest.raises(ValueError, match=f"temperature={temperature}, threshold={threshold}"):
-        check_ranges(temperature=temperature, threshold=threshold)
-    check_ranges(temperature=0.1, threshold=1.0)
+    assert torch.equal(gather_rows(labels, n_views=2), torch.cat([labels, labels]))
+    assert gather_rows(labels > 0, n_views=2).dtype == torch.bool
+    assert self_columns(torch.zeros(4, 4)).tolist() == [0, 1, 2, 3]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from probmcl.losses import contrastive
 from probmcl.methods import METHODS, find_method, full_name
 from probmcl.methods.base import Method
 from probmcl.methods.bce import BCE
-from probmcl.methods.contrast import shared_labels
+from probmcl.methods.contrast import label_overlap
 from probmcl.methods.custom_loss import CustomContrast, CustomLoss
 from probmcl.methods.supcon import Config, SupCon
 from probmcl.settings import settings_of_run
@@ -93,7 +93,7 @@ def test_a_row_is_not_compared_with_itself(file: Path, monkeypatch: pytest.Monke
     views, labels, known = batch(mine)
     mine(views, labels, known)
     assert seen["similarity"].shape == seen["overlap"].shape == (16, 15)
-    whole = shared_labels(labels, known, n_views=2)
+    whole = label_overlap(labels, known, n_views=2)
     expected = torch.stack([torch.cat([row[:i], row[i + 1 :]]) for i, row in enumerate(whole)])
     torch.testing.assert_close(seen["overlap"], expected)
     assert seen["similarity"].max() < 1

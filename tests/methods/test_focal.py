@@ -26,5 +26,6 @@ def test_the_defaults_are_the_papers() -> None:
 
 @pytest.mark.parametrize(("gamma", "weight"), [(-0.5, 0.25), (2.0, 1.25)])
 def test_settings_out_of_range_are_refused(gamma: float, weight: float) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"gamma={gamma}, positive_weight={weight}")):
+    wrong = f"gamma={gamma}" if gamma < 0 else f"positive_weight={weight}"
+    with pytest.raises(ValueError, match=re.escape(wrong)):
         Config(gamma=gamma, positive_weight=weight)

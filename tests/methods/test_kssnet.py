@@ -256,5 +256,5 @@ def test_stored_features_and_encoders_without_stages_are_refused() -> None:
     ],
 )
 def test_settings_out_of_range_are_refused(setting: str, value: float) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"{setting}={value}: ")):
+    with pytest.raises(ValueError, match=re.escape(f"{setting}={value} must be ")):
         Config(**{setting: value})  # type: ignore[arg-type]

@@ -100,5 +100,5 @@ def test_more_groups_than_classes_are_refused() -> None:
 )
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     ((name, value),) = wrong.items()
-    with pytest.raises(ValueError, match=re.escape(f"{name}={value}: ")):
+    with pytest.raises(ValueError, match=re.escape(f"{name}={value} must be ")):
         Config(**wrong)

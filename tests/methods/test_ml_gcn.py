@@ -134,5 +134,5 @@ def test_it_has_the_published_number_of_parameters() -> None:
     ("setting", "value"), [("vector_size", 0), ("hidden", 0), ("threshold", 0.0), ("neighbor_share", 1.0)]
 )
 def test_settings_out_of_range_are_refused(setting: str, value: float) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"{setting}={value}: ")):
+    with pytest.raises(ValueError, match=re.escape(f"{setting}={value} must be ")):
         Config(**{setting: value})  # type: ignore[arg-type]

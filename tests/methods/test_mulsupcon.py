@@ -82,5 +82,5 @@ def test_images_without_labels_have_nothing_to_learn(average: Average) -> None:
 
 
 def test_a_temperature_of_zero_is_refused() -> None:
-    with pytest.raises(ValueError, match="the first is above 0"):
+    with pytest.raises(ValueError, match=r"temperature=0\.0 must be above 0"):
         Config(temperature=0.0)

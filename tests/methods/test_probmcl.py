@@ -124,7 +124,7 @@ def test_without_a_target_the_dimension_is_free() -> None:
         ({"target": "hidden"}, "needs hidden layers"),
         ({"similarity": "all_pairs", "mean_size": None, "anchors": "labels"}, "need similarity 'aligned'"),
         ({"temperature": 0.0}, "above 0"),
-        ({"threshold": 1.5}, "from 0 to 1"),
+        ({"threshold": 1.5}, "at least 0 and at most 1"),
     ],
 )
 def test_settings_that_cannot_go_together_say_so(settings: dict[str, object], message: str) -> None:

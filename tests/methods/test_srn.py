@@ -124,5 +124,5 @@ def test_it_fits_one_image_size_alone() -> None:
     ("setting", "value"), [("width", 0), ("filters", 0), ("regularized_share", 1.5), ("branch_weight", -1.0)]
 )
 def test_settings_out_of_range_are_refused(setting: str, value: float) -> None:
-    with pytest.raises(ValueError, match=re.escape(f"{setting}={value}: ")):
+    with pytest.raises(ValueError, match=re.escape(f"{setting}={value} must be ")):
         Config(**{setting: value})  # type: ignore[arg-type]

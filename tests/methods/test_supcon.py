@@ -71,10 +71,13 @@ def test_views_of_an_image_are_positives_whatever_is_known() -> None:
     torch.testing.assert_close(loss, expected)
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"threshold": -0.1}])
-def test_settings_without_a_meaning_are_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="the first is above 0"):
-        Config(**settings)  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    ("setting", "value"), [("temperature", 0.0), ("temperature", -1.0), ("threshold", -0.1), ("threshold", 1.1)]
+)
+def test_settings_without_a_meaning_are_refused(setting: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{setting}={value} must be"):
+        Config(**{setting: value})  # type: ignore[arg-type]
+    Config(temperature=0.1, threshold=1.0)
 
 
 def test_a_projection_adds_its_layers_and_nothing_else() -> None:

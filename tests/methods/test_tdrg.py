@@ -174,5 +174,5 @@ def test_the_presets_are_the_published_settings_and_ours() -> None:
 )
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     ((name, value),) = wrong.items()
-    with pytest.raises(ValueError, match=re.escape(f"{name}={value}: ")):
+    with pytest.raises(ValueError, match=re.escape(f"{name}={value} must be ")):
         Config(**wrong)

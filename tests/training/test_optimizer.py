@@ -66,7 +66,7 @@ def test_the_schedule_survives_phases_of_any_length(steps: int, warmup: float) -
 )
 def test_settings_out_of_range_are_named(wrong: dict[str, float]) -> None:
     (name,) = wrong
-    with pytest.raises(ValueError, match=f"{name}=.* is out of range"):
+    with pytest.raises(ValueError, match=f"{name}=.* must be "):
         Training(**wrong)  # type: ignore[arg-type]
 
 

@@ -127,8 +127,12 @@ class PrecomputedFeatures(nn.Module):
         return features
 
 
+AnyEncoder = Encoder | PrecomputedFeatures
+"""An encoder, or the stand-in for one whose features were computed before."""
+
+
 def describe_encoder(name: str) -> str:
-    """An encoder in a few words, before anything is fetched: its name, its size and the license of its weights.
+    """Return an encoder's name and tag, its size and the license of its weights, without downloading anything.
 
     >>> describe_encoder("test_resnet")
     'test_resnet.r160_in1k, 0.4 million parameters (1 MB), license apache-2.0'
@@ -141,7 +145,7 @@ def describe_encoder(name: str) -> str:
 
 
 def millions(name: str) -> float:
-    """Parameters of an encoder in millions, counted without making any.
+    """Return the number of an encoder's parameters in millions, counted on the meta device.
 
     >>> round(millions("resnet50"), 1)
     23.5

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
 from probmcl.data.word_vectors import label_vectors
+from probmcl.errors import check_range
 from probmcl.runtime.precision import full_precision
 
 SLOPE = 0.2
@@ -52,11 +53,8 @@ def label_graph(
     tensor([[0.8000, 0.0000],
             [0.2000, 0.8000]])
     """
-    if not 0 < threshold <= 1 or not 0 <= neighbor_share < 1:
-        raise ValueError(
-            f"threshold={threshold}, neighbor_share={neighbor_share}: the first is above 0 and at most 1, "
-            "the second from 0 to below 1"
-        )
+    check_range(above=0, at_most=1, threshold=threshold)
+    check_range(at_least=0, below=1, neighbor_share=neighbor_share)
     given = cooccurrence / np.maximum(counts, 1)[:, None]  # P(j|i); what never occurs occurs with nothing
     edges = (given >= threshold).astype(np.float64)
     np.fill_diagonal(edges, 0)
@@ -87,11 +85,8 @@ def superimposed_graph(
     tensor([[0.6000, 0.3000],
             [0.3000, 0.6000]])
     """
-    if not (0 <= cooccurrence_weight <= 1 and 0 <= smallest_edge <= 1 and 0 <= neighbor_share < 1):
-        raise ValueError(
-            f"cooccurrence_weight={cooccurrence_weight}, smallest_edge={smallest_edge}, "
-            f"neighbor_share={neighbor_share}: all are from 0 to 1, the last below 1"
-        )
+    check_range(at_least=0, at_most=1, cooccurrence_weight=cooccurrence_weight, smallest_edge=smallest_edge)
+    check_range(at_least=0, below=1, neighbor_share=neighbor_share)
     root = np.sqrt(np.maximum(counts, 1))  # what never occurs occurs with nothing
     edges = cooccurrence / root / root[:, None]
     if knowledge is not None:

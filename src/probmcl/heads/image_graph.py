@@ -7,6 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
+from probmcl.errors import check_range
 from probmcl.heads.normalization import BatchNorm
 from probmcl.runtime.precision import at_least_float32, full_precision
 
@@ -24,8 +25,7 @@ def top_mean(scores: Float[Tensor, "N C h w"], share: float) -> Float[Tensor, "N
     >>> top_mean(torch.tensor([[[[1.0, 2.0], [3.0, 6.0]]]]), 0.5)
     tensor([[4.5000]])
     """
-    if not 0 < share <= 1:
-        raise ValueError(f"share={share} must be above 0 and at most 1")
+    check_range(above=0, at_most=1, share=share)
     scores = at_least_float32(scores.flatten(2))
     return scores.topk(max(1, round(share * scores.shape[2])), dim=2).values.mean(2)
 

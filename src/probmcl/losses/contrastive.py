@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from probmcl.errors import check_range
 from probmcl.losses.reduction import Reduction, reduce_rows
 from probmcl.runtime.precision import full_precision
 
@@ -41,8 +42,7 @@ def contrastive(
     >>> contrastive(similarity, overlap, threshold=0.5, temperature=1.0, reduction="sum")  # two rows of log 2
     tensor(1.3863)
     """
-    if temperature <= 0:
-        raise ValueError(f"temperature={temperature} must be above 0")
+    check_range(above=0, temperature=temperature)
     other = ~is_self(similarity, self_column)
     positive = positives(overlap, threshold=threshold, self_column=self_column)
     logits = similarity / temperature

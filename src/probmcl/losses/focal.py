@@ -6,6 +6,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
+from probmcl.errors import check_range
 from probmcl.losses.reduction import Reduction, reduce_known
 from probmcl.runtime.precision import full_precision
 
@@ -39,8 +40,8 @@ def focal(
     >>> focal(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]), reduction="sum")  # 0.5² log 2
     tensor(0.1733)
     """
-    if gamma < 0 or (positive_weight is not None and not 0 <= positive_weight <= 1):
-        raise ValueError(f"gamma={gamma}, positive_weight={positive_weight}: at least 0, and from 0 to 1 or None")
+    check_range(at_least=0, gamma=gamma)
+    check_range(at_least=0, at_most=1, positive_weight=positive_weight)
     labels = labels if known is None else labels.where(known, 0)
     log_p, log_not_p = logsigmoid(logits), logsigmoid(-logits)
     positive, negative = (gamma * log_not_p).exp() * log_p, (gamma * log_p).exp() * log_not_p

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from probmcl.errors import check_range
 from probmcl.losses.contrastive import is_self
 from probmcl.losses.reduction import Reduction, reduce_rows
 from probmcl.runtime.precision import full_precision
@@ -53,8 +54,7 @@ def kernel_contrastive(
     >>> kernel_contrastive(similarity, torch.ones(3, 3), present, reduction="sum")  # two rows of log 2
     tensor(1.3863)
     """
-    if temperature <= 0:
-        raise ValueError(f"temperature={temperature} must be above 0")
+    check_range(above=0, temperature=temperature)
     columns = present if present_in_columns is None else present_in_columns
     other = ~is_self(overlap, self_column)  # (M, P)
     anchor, label = present.nonzero(as_tuple=True)  # (T,)

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from probmcl.errors import check_range
 from probmcl.losses.contrastive import is_self
 from probmcl.runtime.precision import full_precision
 
@@ -49,8 +50,7 @@ def per_label_contrastive(
     >>> per_label_contrastive(torch.zeros(3, 3), labels, labels, temperature=1.0)  # one of two others, each time
     tensor(0.6931)
     """
-    if temperature <= 0:
-        raise ValueError(f"temperature={temperature} must be above 0")
+    check_range(above=0, temperature=temperature)
     if average not in get_args(Average):
         raise ValueError(f"average={average!r}; there are 'labels' and 'images'")
     present_a, present_b = present(labels_a, known_a), present(labels_b, known_b)

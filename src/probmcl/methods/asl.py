@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from probmcl.losses import asymmetric
-from probmcl.methods.base import LinearClassifier, Origin
+from probmcl.methods.base import Known, Labels, LinearClassifier, Logits, Origin
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,7 @@ class ASL(LinearClassifier):
     config: Config
     reduction = "sum"
 
-    def loss(
-        self, logits: Float[Tensor, "M C"], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
-    ) -> Float[Tensor, ""]:
+    def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
         """Sum over the known entries."""
         c = self.config
         return asymmetric(

@@ -1,4 +1,4 @@
-"""What the trainer knows of a method: call it with images and labels, and minimize the loss it returns."""
+"""The interface between a method and the trainer: call it with images and labels, and minimize the loss it returns."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, PrecomputedFeatures
+from probmcl.encoders import AnyEncoder
 from probmcl.losses import binary_cross_entropy
 from probmcl.losses.reduction import Reduction
 from probmcl.runtime import distributed
+
+Views = Float[Tensor, "V N *image"]
+"""V views of N images, in whatever form the encoder takes them."""
+
+Logits = Float[Tensor, "N C"]
+Labels = Float[Tensor, "N C"]
+
+Known = Bool[Tensor, "N C"] | None
+"""Mask of the labels that take part in a loss; None means all."""
 
 
 class Step(NamedTuple):
@@ -29,10 +38,10 @@ Fidelity = Literal["authors' code", "paper", "partly reconstructed", "standard"]
 class Origin(NamedTuple):
     """Whose method it is, and how far its row in a table may be quoted as theirs.
 
-    `fidelity` says what every formula and constant was checked against: the authors' code, their paper alone, or
-    neither for some part, which was then reconstructed; `standard` is common property. `reference` is a key of
-    references.bib, empty where there is nothing to cite. `published` are the presets that are as they published it;
-    with any other the settings are ours.
+    `fidelity` is the source that every formula and constant was checked against: the authors' code, their paper alone,
+    or neither for some part, which was then reconstructed; `standard` is common property. `reference` is a key of
+    references.bib, empty if there is nothing to cite. `published` are the presets with the published settings; the
+    settings of any other preset are ours.
     """
 
     fidelity: Fidelity
@@ -40,7 +49,7 @@ class Origin(NamedTuple):
     published: tuple[str, ...] = ()
 
     def of(self, preset: str) -> str:
-        """The fidelity of a preset in words.
+        """Describe the fidelity of a preset.
 
         >>> Origin("authors' code", "zhu2021csra", ("paper",)).of("default")
         "authors' code, our settings"
@@ -50,13 +59,16 @@ class Origin(NamedTuple):
 
 
 class Method(nn.Module, ABC):
-    """Something that can be trained: an encoder, what sits on it, and a loss.
+    """Something that can be trained: an encoder, a head or projection on it, and a loss.
 
-    `presets` are named settings, frozen dataclasses; the one called `default` is what works best by our own evidence.
-    `files` are those settings that name files: only training reads them, and what they held is part of the state.
-    `origin` is None for a method from outside this package. `probe_note` is what has to be said wherever an mAP of a
-    probe on its encoder is printed: for most methods nothing, since a probe sees what they were trained with.
-    `needs_maps` is true for a method that works on feature maps, so that it cannot train on precomputed features.
+    Attributes:
+        n_views: views of each image in a training step.
+        needs_maps: whether it works on feature maps, so that it cannot train on precomputed features.
+        presets: named settings, frozen dataclasses; `default` is what works best by our own evidence.
+        files: the settings that name files. Only training reads them; their content is part of the state.
+        origin: None for a method from outside this package.
+        probe_note: printed with every mAP of a probe on its encoder; empty if the probe sees what was trained.
+        encoder: its image encoder.
     """
 
     n_views: ClassVar[int]
@@ -65,103 +77,91 @@ class Method(nn.Module, ABC):
     files: ClassVar[tuple[str, ...]] = ()
     origin: ClassVar[Origin | None] = None
     probe_note: ClassVar[str] = ""
-    encoder: Encoder | PrecomputedFeatures
+    encoder: AnyEncoder
 
     @classmethod
     def has_own_head(cls, config: Any) -> bool:
-        """Whether it predicts by itself with these settings; without a head of its own, a probe on it does."""
+        """True if it predicts by itself with these settings; otherwise a probe on its encoder predicts."""
         return issubclass(cls, Classifier)
 
     @abstractmethod
-    def forward(
-        self,
-        views: Float[Tensor, "V N *image"],
-        labels: Float[Tensor, "N C"],
-        known: Bool[Tensor, "N C"] | None = None,
-    ) -> Step:
-        """The loss of a batch: V views of N images; a label that is not known takes no part.
+    def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
+        """Return the loss of a batch. Labels that are not known do not affect it.
 
-        Where several processes have a part of the batch each, its mean over them is the loss of the whole batch.
+        If the batch is spread over several processes, the mean over processes is the loss of the whole batch.
         """
 
 
 class Classifier(Method, ABC):
     """A method that predicts by itself.
 
-    `note` is what has to be said wherever an mAP of its own head is printed. `emits_set` is whether it says which
-    labels there are and no more: its decisions know no threshold, and its ranking was made for it.
+    Attributes:
+        note: printed with every mAP of its own head.
+        emits_set: whether it predicts a set of labels without probabilities: its decisions have no threshold, and its
+            ranking is derived from the set.
     """
 
     note: ClassVar[str] = ""
     emits_set: ClassVar[bool] = False
 
     @abstractmethod
-    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
-        """One number for each class, whose sigmoid is its probability."""
+    def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
+        """Return one number for each class, whose sigmoid is its probability."""
 
 
 class LogitClassifier(Classifier, ABC):
-    """A classifier that learns from its logits alone, by default with binary cross-entropy."""
+    """A classifier whose loss is a function of its logits, by default binary cross-entropy."""
 
     n_views = 1
     reduction: ClassVar[Reduction] = "mean"
 
-    def forward(
-        self,
-        views: Float[Tensor, "V N *image"],
-        labels: Float[Tensor, "N C"],
-        known: Bool[Tensor, "N C"] | None = None,
-    ) -> Step:
-        """The loss over all views of all images."""
-        labels, known = of_all_views(len(views), labels, known)
+    def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
+        """Return the loss over all views of all images."""
+        labels, known = repeat_for_views(len(views), labels, known)
         loss = self.loss(self.logits(views.flatten(0, 1)), labels, known)
-        return Step(over_processes(loss, self.reduction, known), {})
+        return Step(rescale_for_ddp(loss, self.reduction, known), {})
 
-    def loss(
-        self, logits: Float[Tensor, "M C"], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
-    ) -> Float[Tensor, ""]:
-        """What is minimized: the `reduction` of the known entries."""
+    def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
+        """Return the loss of the known entries, reduced by `reduction`."""
         return binary_cross_entropy(logits, labels, known, reduction=self.reduction)
 
 
 class LinearClassifier(LogitClassifier, ABC):
-    """An encoder and one linear layer; its kinds differ in the loss, and in its reduction."""
+    """An encoder and one linear layer; subclasses differ in the loss and in its reduction."""
 
-    def __init__(self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Any = None) -> None:
+    def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Any = None) -> None:
         super().__init__()
         self.config = config or self.presets["default"]
         self.encoder = encoder
         self.linear = nn.Linear(encoder.features, len(label_space))
 
-    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
-        """The linear layer on the encoder's features."""
+    def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
+        """Apply the linear layer to the encoder's features."""
         logits: Tensor = self.linear(self.encoder(images))
         return logits
 
 
-def of_all_views(
-    n_views: int, labels: Float[Tensor, "N C"], known: Bool[Tensor, "N C"] | None
+def repeat_for_views(
+    n_views: int, labels: Labels, known: Known
 ) -> tuple[Float[Tensor, "M C"], Bool[Tensor, "M C"] | None]:
-    """The labels of all views and which of them are known: those of the images, once for each view."""
+    """Repeat the labels of the images, and the mask of known ones, for each view."""
     return labels.repeat(n_views, 1), None if known is None else known.repeat(n_views, 1)
 
 
-def cross_entropies(
-    logits: Mapping[str, Float[Tensor, "M C"]], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
-) -> dict[str, Float[Tensor, ""]]:
-    """The terms of a method that has several logits for the same images: the binary cross-entropy of each."""
+def cross_entropies(logits: Mapping[str, Logits], labels: Labels, known: Known) -> dict[str, Float[Tensor, ""]]:
+    """Return the binary cross-entropy of each of several logits for the same images, under the same names."""
     return {
-        name: over_processes(binary_cross_entropy(each, labels, known), "mean", known) for name, each in logits.items()
+        name: rescale_for_ddp(binary_cross_entropy(each, labels, known), "mean", known) for name, each in logits.items()
     }
 
 
-def over_processes(
+def rescale_for_ddp(
     loss: Float[Tensor, ""], reduction: Reduction, known: Bool[Tensor, "M C"] | None = None
 ) -> Float[Tensor, ""]:
-    """The loss of this process's images, scaled so that its mean over all processes is the loss of all images.
+    """Scale the loss of one process so that its mean over processes, which DDP computes, is the loss of all images.
 
-    A mean over rows is that already, since every process has as many. A sum is too small by the number of processes,
-    and a mean over known entries has to count more where more is known. In one process nothing changes.
+    A mean over rows needs no scaling, since every process has the same number of rows. A sum is multiplied by the world
+    size, and a mean over known entries is weighted by their number. A single process changes nothing.
 
     Args:
         loss: of the images of this process.

@@ -1,11 +1,12 @@
-"""What contrastive methods share: which rows share how many labels, a projection onto the sphere, and cosines on it."""
+"""What contrastive methods share: overlaps of label sets, a projection onto the sphere, and rows of all processes."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -14,17 +15,20 @@ from torch.nn.functional import normalize
 
 from probmcl import overlap
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, PrecomputedFeatures
+from probmcl.encoders import AnyEncoder
 from probmcl.losses import positives
 from probmcl.methods import collapse
-from probmcl.methods.base import Method, Step
+from probmcl.methods.base import Known, Labels, Method, Step, Views
+from probmcl.mixture import IsotropicMixture, KernelMixture
 from probmcl.runtime import distributed
 from probmcl.runtime.precision import full_precision
 
 Overlap = Literal["jaccard", "cosine", "cosine_literal"]
 
-ALIKE = 0.5
-"""Share of labels from which on two images count as alike in the signs of collapse, whatever a loss takes for one."""
+POSITIVE_OVERLAP = 0.5
+"""Jaccard index from which two images are positives in the collapse statistics, whatever the loss uses."""
+
+Mixture = TypeVar("Mixture", IsotropicMixture, KernelMixture)
 
 
 class ProjectionHead(nn.Module):
@@ -56,101 +60,98 @@ class ProjectionHead(nn.Module):
 
 
 class ProjectedContrast(Method, ABC):
-    """Two views of each image, projected onto a sphere, and a loss on their cosines.
+    """A loss on the cosines of two views of each image, projected onto the unit sphere.
 
-    Its kinds differ in `contrast` alone. The settings of each have `projection`, the sizes of the projection's layers.
-    The projection is needed for training only: what predicts is the encoder with a linear probe. Where several
-    processes have a part of the batch each, P rows in all, each of them compares its own M rows with those of all
-    processes.
+    Subclasses implement `contrast`; their settings have `projection`, the sizes of the projection's layers. The
+    projection is used in training only; a linear probe on the encoder predicts. If the batch is spread over several
+    processes, P rows in total, each process compares its own M rows with those of all processes.
     """
 
     n_views = 2
 
-    def __init__(self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Any = None) -> None:
+    def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Any = None) -> None:
         super().__init__()
         self.config = config or self.presets["default"]
         self.encoder = encoder
         self.projection = ProjectionHead(encoder.features, self.config.projection)
 
-    def forward(
-        self,
-        views: Float[Tensor, "V N *image"],
-        labels: Float[Tensor, "N C"],
-        known: Bool[Tensor, "N C"] | None = None,
-    ) -> Step:
-        """The contrast over all views, and the signs of collapse."""
+    def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
+        """Return the contrast over all views, with the collapse statistics."""
         features = self.encoder(views.flatten(0, 1))  # (M, D)
         projected = self.projection(features)  # (M, d)
         similarity = _products(projected, distributed.gather(projected))  # (M, P)
         loss = self.contrast(similarity, labels, known, len(views))
-        own = similarity[:, distributed.local_rows(len(similarity))]  # each process watches its own rows
-        return Step(loss, {"contrastive": loss, **_watched(features, own, labels, known, len(views))})
+        local = similarity[:, distributed.local_rows(len(similarity))]  # each process monitors its own rows
+        return Step(loss, {"contrastive": loss, **_statistics(features, local, labels, known, len(views))})
 
     @abstractmethod
     def contrast(
-        self,
-        similarity: Float[Tensor, "M P"],
-        labels: Float[Tensor, "N C"],
-        known: Bool[Tensor, "N C"] | None,
-        n_views: int,
+        self, similarity: Float[Tensor, "M P"], labels: Labels, known: Known, n_views: int
     ) -> Float[Tensor, ""]:
-        """The loss of this process's rows, whose mean over processes is that of all rows, as a mean over rows is.
+        """Return the loss of this process's rows. Its mean over processes must be the loss of all rows.
 
         Args:
-            similarity: cosines of the own rows, in the order v·N + i, with the rows of all processes. `own_columns`
-                says which of the columns are the rows themselves.
-            labels: of the own images. `shared_labels` compares them with those of all processes, `of_all_rows` has
-                them for every column.
+            similarity: cosines of the local rows, in the order v·N + i, with the rows of all processes. `self_columns`
+                returns the columns that are the rows themselves.
+            labels: of the local images. `label_overlap` compares them with those of all processes, `gather_rows`
+                returns them for every column.
             known: labels that take part; None means all.
             n_views: V, so that M = V·N.
         """
 
 
-def shared_labels(
+def label_overlap(
     labels: Float[Tensor, "N C"], known: Bool[Tensor, "N C"] | None, *, n_views: int, kind: Overlap = "jaccard"
 ) -> Float[Tensor, "M P"]:
-    """How much the own rows share with the rows of all processes, both in the order v·N + i in each process.
+    """Return the overlap of the local rows with the rows of all processes, both in the order v·N + i.
 
-    >>> shared_labels(torch.tensor([[1.0, 1.0], [1.0, 0.0]]), None, n_views=1)
+    >>> label_overlap(torch.tensor([[1.0, 1.0], [1.0, 0.0]]), None, n_views=1)
     tensor([[1.0000, 0.5000],
             [0.5000, 1.0000]])
     """
     known_b = None if known is None else distributed.gather(known)
-    shared = _between_images(labels, distributed.gather(labels), known, known_b, kind)
+    between_images = _overlap(labels, distributed.gather(labels), known, known_b, kind)
     # Deviation (decision 0001, point 26): views of one image are positives whatever is known of its labels.
-    shared[:, distributed.local_rows(len(labels))].fill_diagonal_(1)
-    by_process = shared.reshape(len(labels), distributed.world_size(), len(labels))  # the columns of each are v·N + i
+    between_images[:, distributed.local_rows(len(labels))].fill_diagonal_(1)
+    by_process = between_images.reshape(
+        len(labels), distributed.world_size(), len(labels)
+    )  # the columns of each are v·N + i
     return by_process.repeat(n_views, 1, n_views).flatten(1)
 
 
-def of_all_rows(of_images: Shaped[Tensor, "N C"], *, n_views: int) -> Shaped[Tensor, "P C"]:
-    """Something that each image has, for the rows of all processes, in the order of their columns.
+def gather_rows(of_images: Shaped[Tensor, "N C"], *, n_views: int) -> Shaped[Tensor, "P C"]:
+    """Return a property of the images for the rows of all processes, in the order of the columns.
 
-    >>> of_all_rows(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), n_views=2)[:, 0]
+    >>> gather_rows(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), n_views=2)[:, 0]
     tensor([1., 0., 1., 0.])
     """
     return distributed.gather(of_images.repeat(n_views, 1))
 
 
-def own_columns(similarity: Float[Tensor, "M P"]) -> Int[Tensor, "M"]:
-    """Which column is the row itself, for each of the own rows.
+def self_columns(similarity: Float[Tensor, "M P"]) -> Int[Tensor, "M"]:
+    """Return the column that is the row itself, for each local row.
 
-    >>> own_columns(torch.zeros(2, 2))
+    >>> self_columns(torch.zeros(2, 2))
     tensor([0, 1])
     """
-    own = distributed.local_rows(len(similarity))
-    return torch.arange(own.start, own.stop, device=similarity.device)
+    local = distributed.local_rows(len(similarity))
+    return torch.arange(local.start, local.stop, device=similarity.device)
 
 
-def check_ranges(*, temperature: float, threshold: float = ALIKE) -> None:
-    """Refuse settings of a contrast that have no meaning."""
-    if temperature <= 0 or not 0 <= threshold <= 1:
-        raise ValueError(
-            f"temperature={temperature}, threshold={threshold}: the first is above 0, the second from 0 to 1"
-        )
+def gather_mixture(mixture: Mixture) -> Mixture:
+    """Return the mixtures of all processes, gathered with a single all-gather (and all-reduce in backward)."""
+    if distributed.world_size() == 1:
+        return mixture
+    tensors = {name: value for name, value in vars(mixture).items() if isinstance(value, Tensor)}
+    flat = [x.flatten(1) for x in tensors.values()]
+    parts = torch.split(distributed.gather(torch.cat(flat, dim=1)), [x.shape[1] for x in flat], dim=1)
+    gathered: dict[str, Any] = {
+        name: part.reshape(-1, *x.shape[1:]) for (name, x), part in zip(tensors.items(), parts, strict=True)
+    }
+    return replace(mixture, **gathered)
 
 
-def _between_images(
+def _overlap(
     a: Tensor, b: Tensor, known_a: Tensor | None, known_b: Tensor | None, kind: Overlap
 ) -> Float[Tensor, "N Q"]:
     if kind == "jaccard":
@@ -163,13 +164,13 @@ def _products(a: Float[Tensor, "M d"], b: Float[Tensor, "P d"]) -> Float[Tensor,
     return a @ b.T
 
 
-def _watched(
+def _statistics(
     features: Float[Tensor, "M D"],
     similarity: Float[Tensor, "M M"],
     labels: Float[Tensor, "N C"],
     known: Bool[Tensor, "N C"] | None,
     n_views: int,
 ) -> dict[str, Tensor]:
-    shared = _between_images(labels, labels, known, known, "jaccard").fill_diagonal_(1)
-    positive = positives(shared.repeat(n_views, n_views), threshold=ALIKE)
+    overlaps = _overlap(labels, labels, known, known, "jaccard").fill_diagonal_(1)
+    positive = positives(overlaps.repeat(n_views, n_views), threshold=POSITIVE_OVERLAP)
     return collapse.collapse_statistics(features, None, similarity, positive, n_views=n_views)

@@ -9,10 +9,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, PrecomputedFeatures, with_maps
+from probmcl.encoders import AnyEncoder, Encoder, with_maps
+from probmcl.errors import check_range
 from probmcl.heads import ResidualAttention
 from probmcl.heads.pooling import Heads
-from probmcl.methods.base import LogitClassifier, Origin
+from probmcl.methods.base import LogitClassifier, Logits, Origin
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,7 @@ class Config:
     normalize: bool = True
 
     def __post_init__(self) -> None:
-        if self.attention_weight < 0:
-            raise ValueError(f"attention_weight={self.attention_weight} must be at least 0")
+        check_range(at_least=0, attention_weight=self.attention_weight)
 
 
 PAPER = Config(heads=6, attention_weight=0.4)
@@ -50,9 +50,7 @@ class CSRA(LogitClassifier):
     needs_maps = True
     encoder: Encoder
 
-    def __init__(
-        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
-    ) -> None:
+    def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
         self.config = c = config or Config()
         self.encoder = with_maps(encoder, "csra")
@@ -64,7 +62,7 @@ class CSRA(LogitClassifier):
             normalize=c.normalize,
         )
 
-    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+    def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
         """Residual attention on the encoder's maps."""
         logits: Tensor = self.attention(self.encoder.maps(images))
         return logits

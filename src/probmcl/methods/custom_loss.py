@@ -14,11 +14,11 @@ from types import ModuleType
 from typing import Any, ClassVar, final
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
-from probmcl.methods.base import LinearClassifier, Method
-from probmcl.methods.contrast import ProjectedContrast, own_columns, shared_labels
+from probmcl.methods.base import Known, Labels, LinearClassifier, Logits, Method
+from probmcl.methods.contrast import ProjectedContrast, label_overlap, self_columns
 
 Loss = Callable[..., Tensor]
 
@@ -51,9 +51,7 @@ class CustomLoss(LinearClassifier, ABC):
     presets = {"default": Nothing()}  # noqa: RUF012  # read, never written
     function: ClassVar[Loss]
 
-    def loss(
-        self, logits: Float[Tensor, "M C"], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
-    ) -> Float[Tensor, ""]:
+    def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
         """What the function says."""
         known = torch.ones_like(labels, dtype=torch.bool) if known is None else known
         return _one_number(type(self).function, logits, labels.where(known, 0), known)
@@ -71,15 +69,11 @@ class CustomContrast(ProjectedContrast, ABC):
     function: ClassVar[Loss]
 
     def contrast(
-        self,
-        similarity: Float[Tensor, "M P"],
-        labels: Float[Tensor, "N C"],
-        known: Bool[Tensor, "N C"] | None,
-        n_views: int,
+        self, similarity: Float[Tensor, "M P"], labels: Labels, known: Known, n_views: int
     ) -> Float[Tensor, ""]:
         """What the function says."""
-        shared = shared_labels(labels, known, n_views=n_views)
-        itself = own_columns(similarity)
+        shared = label_overlap(labels, known, n_views=n_views)
+        itself = self_columns(similarity)
         return _one_number(type(self).function, _others(similarity, itself), _others(shared, itself))
 
 

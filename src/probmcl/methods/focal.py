@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
+from probmcl.errors import check_range
 from probmcl.losses import focal
-from probmcl.methods.base import LinearClassifier, Origin
+from probmcl.methods.base import Known, Labels, LinearClassifier, Logits, Origin
 
 
 @dataclass(frozen=True)
@@ -25,11 +26,8 @@ class Config:
     positive_weight: float | None = 0.25
 
     def __post_init__(self) -> None:
-        if self.gamma < 0 or (self.positive_weight is not None and not 0 <= self.positive_weight <= 1):
-            raise ValueError(
-                f"gamma={self.gamma}, positive_weight={self.positive_weight}: the first is at least 0, "
-                "the second from 0 to 1, or none"
-            )
+        check_range(at_least=0, gamma=self.gamma)
+        check_range(at_least=0, at_most=1, positive_weight=self.positive_weight)
 
 
 @final
@@ -43,9 +41,7 @@ class Focal(LinearClassifier):
     origin = Origin("paper", "lin2017focal", ("default",))
     config: Config
 
-    def loss(
-        self, logits: Float[Tensor, "M C"], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
-    ) -> Float[Tensor, ""]:
+    def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
         """Mean over the known entries."""
         c = self.config
         return focal(logits, labels, known, gamma=c.gamma, positive_weight=c.positive_weight, reduction=self.reduction)

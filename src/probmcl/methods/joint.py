@@ -5,14 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, final
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, PrecomputedFeatures
+from probmcl.encoders import AnyEncoder, PrecomputedFeatures
+from probmcl.errors import check_range
 from probmcl.losses import asymmetric, binary_cross_entropy
 from probmcl.methods import collapse
-from probmcl.methods.base import LinearClassifier, Method, Origin, Step, of_all_views, over_processes
+from probmcl.methods.base import (
+    Known,
+    Labels,
+    LinearClassifier,
+    Logits,
+    Method,
+    Origin,
+    Step,
+    Views,
+    repeat_for_views,
+    rescale_for_ddp,
+)
 from probmcl.methods.probmcl import ProbMCL
 from probmcl.methods.supcon import SupCon
 
@@ -32,8 +44,7 @@ class Config:
     contrast_weight: float = 0.3
 
     def __post_init__(self) -> None:
-        if self.contrast_weight < 0:
-            raise ValueError(f"contrast_weight={self.contrast_weight} must be 0 or above")
+        check_range(at_least=0, contrast_weight=self.contrast_weight)
 
 
 @final
@@ -51,33 +62,24 @@ class Joint(LinearClassifier):
     origin = Origin("standard")
     config: Config
 
-    def __init__(
-        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
-    ) -> None:
+    def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__(encoder, label_space, config)
         kind = SupCon if self.config.contrast == "supcon" else ProbMCL
         self.contrast: Method = kind(PrecomputedFeatures(encoder.features), label_space)
 
-    def forward(
-        self,
-        views: Float[Tensor, "V N *image"],
-        labels: Float[Tensor, "N C"],
-        known: Bool[Tensor, "N C"] | None = None,
-    ) -> Step:
+    def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
         """Both losses over all views, and the contrast's signs of collapse."""
         n_views = len(views)
         features = self.encoder(views.flatten(0, 1))  # (M, D)
-        all_labels, all_known = of_all_views(n_views, labels, known)
+        all_labels, all_known = repeat_for_views(n_views, labels, known)
         loss = self.loss(self.linear(features), all_labels, all_known)
-        classification = over_processes(loss, self.reduction, all_known)
+        classification = rescale_for_ddp(loss, self.reduction, all_known)
         contrast, terms = self.contrast(features.unflatten(0, (n_views, -1)), labels, known)
         watched = {name: value for name, value in terms.items() if name in collapse.STATISTICS}
         total = classification + self.config.contrast_weight * contrast
         return Step(total, {"classification": classification, "contrastive": contrast, **watched})
 
-    def loss(
-        self, logits: Float[Tensor, "M C"], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
-    ) -> Float[Tensor, ""]:
+    def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
         """Mean over the known entries, times the number of classes."""
         loss = asymmetric if self.config.classification == "asl" else binary_cross_entropy
         return loss(logits, labels, known, reduction=self.reduction) * logits.shape[1]

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, PrecomputedFeatures
+from probmcl.encoders import AnyEncoder
+from probmcl.errors import check_range
 from probmcl.losses import asymmetric, kernel_contrastive, reconstruction
 from probmcl.losses.per_label import present
-from probmcl.methods.base import Classifier, Origin, Step, of_all_views, over_processes
-from probmcl.methods.contrast import check_ranges, of_all_rows, own_columns, shared_labels
+from probmcl.methods.base import (
+    Classifier,
+    Known,
+    Labels,
+    Logits,
+    Origin,
+    Step,
+    Views,
+    repeat_for_views,
+    rescale_for_ddp,
+)
+from probmcl.methods.contrast import gather_mixture, gather_rows, label_overlap, self_columns
 from probmcl.mixture import KernelHeads, KernelMixture, kernel_bhattacharyya
 from probmcl.mixture.kernels import Covariance
 from probmcl.mixture.network import Initialization
-from probmcl.runtime import distributed
 from probmcl.runtime.precision import at_least_float32
 
 KERNEL_FLOOR, SHARE_FLOOR = 1.17549e-38, 1e-7
@@ -60,14 +70,13 @@ class Config:
     clamps: bool = False
 
     def __post_init__(self) -> None:
-        check_ranges(temperature=self.temperature)
-        if self.reduced_size < 1:
-            raise ValueError(f"reduced_size={self.reduced_size}; give 1 or more")
-        weights = (self.classification_weight, self.reconstruction_weight, self.contrastive_weight)
-        if min(*weights, self.gamma_negative, self.gamma_positive) < 0 or not 0 <= self.clip < 1:
-            raise ValueError(
-                f"weights {weights}, gammas and clip={self.clip}: none is below 0, and the clip is below 1"
-            )
+        check_range(above=0, temperature=self.temperature)
+        check_range(at_least=1, reduced_size=self.reduced_size)
+        check_range(at_least=0, classification_weight=self.classification_weight)
+        check_range(at_least=0, reconstruction_weight=self.reconstruction_weight)
+        check_range(at_least=0, contrastive_weight=self.contrastive_weight)
+        check_range(at_least=0, gamma_negative=self.gamma_negative, gamma_positive=self.gamma_positive)
+        check_range(at_least=0, below=1, clip=self.clip)
         if self.repeated_dimensions and self.covariance == "isotropic":
             raise ValueError("repeated_dimensions is for covariance 'anisotropic'; isotropic kernels count them once")
 
@@ -90,9 +99,7 @@ class KMCL(Classifier):
     presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
     origin = Origin("authors' code", "sajedi2023kmcl", ("paper",))
 
-    def __init__(
-        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
-    ) -> None:
+    def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
         self.config = config or Config()
         self.encoder = encoder
@@ -104,23 +111,18 @@ class KMCL(Classifier):
             initialization=self.config.initialization,
         )
 
-    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+    def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
         """The logit head on the encoder's features, reduced where kernels are anisotropic."""
         return self.heads.logits(self.encoder(images))
 
-    def forward(
-        self,
-        views: Float[Tensor, "V N *image"],
-        labels: Float[Tensor, "N C"],
-        known: Bool[Tensor, "N C"] | None = None,
-    ) -> Step:
+    def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
         """The three losses over all views of all images."""
         c, n_views = self.config, len(views)
         z = at_least_float32(self.heads.reduction(self.encoder(views.flatten(0, 1))))  # (M, n)
         mixture = self.heads.mixture(z)
-        all_labels, all_known = of_all_views(n_views, labels, known)
+        all_labels, all_known = repeat_for_views(n_views, labels, known)
         terms = {
-            "classification": over_processes(self._classification(mixture, all_labels, all_known), "sum"),
+            "classification": rescale_for_ddp(self._classification(mixture, all_labels, all_known), "sum"),
             "reconstruction": self._reconstruction(mixture, z, present(all_labels, all_known), all_known),
             "contrast": self._contrast(mixture, labels, known, n_views),
         }
@@ -157,30 +159,15 @@ class KMCL(Classifier):
         there = present(labels, known)
         rows = there.repeat(n_views, 1)
         scale = float(mixture.dim) if self.config.repeated_dimensions else 1.0
-        similarity = kernel_bhattacharyya(mixture, _everybodys(mixture), present=rows, distance_scale=scale)
-        shared = shared_labels(labels, known, n_views=n_views)  # (M, P)
+        similarity = kernel_bhattacharyya(mixture, gather_mixture(mixture), present=rows, distance_scale=scale)
+        shared = label_overlap(labels, known, n_views=n_views)  # (M, P)
         return kernel_contrastive(
             similarity,
             shared.to(similarity.dtype),
             rows,
-            of_all_rows(there, n_views=n_views),
-            known_in_columns=None if known is None else of_all_rows(known, n_views=n_views),
+            gather_rows(there, n_views=n_views),
+            known_in_columns=None if known is None else gather_rows(known, n_views=n_views),
             temperature=self.config.temperature,
-            self_column=own_columns(shared),
+            self_column=self_columns(shared),
             share_offset=SHARE_FLOOR if self.config.clamps else 0.0,
         )
-
-
-def _everybodys(mixture: KernelMixture) -> KernelMixture:
-    """The kernels of all processes, in one exchange forward and one backward."""
-    if distributed.world_size() == 1:
-        return mixture
-    parts = (mixture.logit, mixture.mean.flatten(1), mixture.variance.flatten(1))
-    gathered = distributed.gather(torch.cat(parts, dim=1))
-    logit, mean, variance = torch.split(gathered, [part.shape[1] for part in parts], dim=1)
-    return replace(
-        mixture,
-        logit=logit,
-        mean=mean.reshape(-1, *mixture.mean.shape[1:]),
-        variance=variance.reshape(-1, *mixture.variance.shape[1:]),
-    )

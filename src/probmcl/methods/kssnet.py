@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from probmcl.data.knowledge import label_knowledge
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, PrecomputedFeatures, Stage, at_entrances, is_part, stages, with_stages
+from probmcl.encoders import AnyEncoder, Encoder, Stage, at_entrances, is_part, stages, with_stages
+from probmcl.errors import check_range
 from probmcl.heads import (
     EmbeddingClassifier,
     LabelEmbeddings,
@@ -21,7 +22,7 @@ from probmcl.heads import (
     normalized,
     superimposed_graph,
 )
-from probmcl.methods.base import LogitClassifier, Origin
+from probmcl.methods.base import LogitClassifier, Logits, Origin
 
 
 @dataclass(frozen=True)
@@ -52,20 +53,10 @@ class Config:
     dropout: float = 0.5
 
     def __post_init__(self) -> None:
-        allowed = {
-            "vector_size": self.vector_size >= 1,
-            "connections": self.connections >= 1,
-            "cooccurrence_weight": 0 <= self.cooccurrence_weight <= 1,
-            "smallest_edge": 0 <= self.smallest_edge <= 1,
-            "neighbor_share": 0 <= self.neighbor_share < 1,
-            "dropout": 0 <= self.dropout < 1,
-        }
-        wrong = [f"{name}={getattr(self, name)}" for name, fine in allowed.items() if not fine]
-        if wrong:
-            raise ValueError(
-                f"{', '.join(wrong)}: sizes and connections are at least 1, all others from 0 to 1, the neighbors' "
-                "share and dropout below 1"
-            )
+        check_range(at_least=1, vector_size=self.vector_size, connections=self.connections)
+        check_range(at_least=0, at_most=1, cooccurrence_weight=self.cooccurrence_weight)
+        check_range(at_least=0, at_most=1, smallest_edge=self.smallest_edge)
+        check_range(at_least=0, below=1, neighbor_share=self.neighbor_share, dropout=self.dropout)
 
 
 @final
@@ -89,9 +80,7 @@ class KSSNet(LogitClassifier):
     graph: Float[Tensor, "C C"]
     vectors: Float[Tensor, "C S"]
 
-    def __init__(
-        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
-    ) -> None:
+    def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
         self.config = c = config or Config()
         learning = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
@@ -115,7 +104,7 @@ class KSSNet(LogitClassifier):
     def _entrances(self) -> tuple[Stage, ...]:
         return stages(self.encoder)[-self.config.connections :]
 
-    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+    def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
         """Both classifiers on the features of the encoder that the labels reach into."""
         *lateral, last = self.embeddings(self.vectors, self.graph)
         visits = {

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, PrecomputedFeatures, with_maps
+from probmcl.encoders import AnyEncoder, Encoder, with_maps
+from probmcl.errors import check_range
 from probmcl.heads import GroupDecoder
 from probmcl.losses import asymmetric
-from probmcl.methods.base import LogitClassifier, Origin
+from probmcl.methods.base import Known, Labels, LogitClassifier, Logits, Origin
 
 
 @dataclass(frozen=True)
@@ -42,22 +43,11 @@ class Config:
     clip: float = 0.05
 
     def __post_init__(self) -> None:
-        allowed = {
-            "groups": self.groups is None or self.groups >= 1,
-            "heads": self.heads >= 1,
-            "width": self.width >= 1 and self.width % max(self.heads, 1) == 0,
-            "feed_forward": self.feed_forward >= 1,
-            "dropout": 0 <= self.dropout < 1,
-            "gamma_negative": self.gamma_negative >= 0,
-            "gamma_positive": self.gamma_positive >= 0,
-            "clip": 0 <= self.clip < 1,
-        }
-        wrong = [f"{name}={getattr(self, name)}" for name, fine in allowed.items() if not fine]
-        if wrong:
-            raise ValueError(
-                f"{', '.join(wrong)}: sizes are at least 1, the width is a multiple of the heads; dropout, gammas and "
-                "clip are at least 0, dropout and clip below 1"
-            )
+        check_range(at_least=1, groups=self.groups, heads=self.heads, width=self.width, feed_forward=self.feed_forward)
+        check_range(at_least=0, gamma_negative=self.gamma_negative, gamma_positive=self.gamma_positive)
+        check_range(at_least=0, below=1, dropout=self.dropout, clip=self.clip)
+        if self.width % self.heads:
+            raise ValueError(f"width={self.width} must be a multiple of heads={self.heads}")
 
 
 PAPER = Config(width=768, feed_forward=2048)
@@ -77,9 +67,7 @@ class MLDecoder(LogitClassifier):
     encoder: Encoder
     reduction = "sum"
 
-    def __init__(
-        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
-    ) -> None:
+    def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
         self.config = c = config or Config()
         self.encoder = with_maps(encoder, "ml_decoder")
@@ -94,14 +82,12 @@ class MLDecoder(LogitClassifier):
             learned_queries=c.learned_queries,
         )
 
-    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+    def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
         """What the decoder finds in the encoder's maps."""
         logits: Tensor = self.decoder(self.encoder.maps(images))
         return logits
 
-    def loss(
-        self, logits: Float[Tensor, "M C"], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
-    ) -> Float[Tensor, ""]:
+    def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
         """The asymmetric loss, summed over the known entries."""
         c = self.config
         return asymmetric(

@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn.functional import leaky_relu
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, PrecomputedFeatures, with_maps
+from probmcl.encoders import AnyEncoder, Encoder, with_maps
+from probmcl.errors import check_range
 from probmcl.heads import GraphConvolution, label_graph, label_nodes, normalized
 from probmcl.heads.graph import SLOPE
-from probmcl.methods.base import LogitClassifier, Origin
+from probmcl.methods.base import LogitClassifier, Logits, Origin
 
 
 @dataclass(frozen=True)
@@ -35,18 +36,9 @@ class Config:
     neighbor_share: float = 0.2
 
     def __post_init__(self) -> None:
-        allowed = {
-            "vector_size": self.vector_size >= 1,
-            "hidden": self.hidden >= 1,
-            "threshold": 0 < self.threshold <= 1,
-            "neighbor_share": 0 <= self.neighbor_share < 1,
-        }
-        wrong = [f"{name}={getattr(self, name)}" for name, fine in allowed.items() if not fine]
-        if wrong:
-            raise ValueError(
-                f"{', '.join(wrong)}: sizes are at least 1, the threshold is above 0 and at most 1, "
-                "the neighbors' share from 0 to below 1"
-            )
+        check_range(at_least=1, vector_size=self.vector_size, hidden=self.hidden)
+        check_range(above=0, at_most=1, threshold=self.threshold)
+        check_range(at_least=0, below=1, neighbor_share=self.neighbor_share)
 
 
 @final
@@ -67,9 +59,7 @@ class MLGCN(LogitClassifier):
     graph: Float[Tensor, "C C"]
     vectors: Float[Tensor, "C S"]
 
-    def __init__(
-        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
-    ) -> None:
+    def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
         self.config = c = config or Config()
         self.encoder = with_maps(encoder, "ml_gcn")
@@ -87,6 +77,6 @@ class MLGCN(LogitClassifier):
         vectors: Tensor = self.second(hidden, self.graph)
         return vectors
 
-    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+    def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
         """The class vectors on the maxima of the encoder's maps."""
         return self.encoder.maps(images).amax((2, 3)) @ self.class_vectors().T

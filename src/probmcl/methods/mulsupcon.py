@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
+from probmcl.errors import check_range
 from probmcl.losses import per_label_contrastive
 from probmcl.losses.per_label import Average, present
-from probmcl.methods.base import Origin, of_all_views, over_processes
-from probmcl.methods.contrast import ProjectedContrast, check_ranges, of_all_rows, own_columns
+from probmcl.methods.base import Known, Labels, Origin, repeat_for_views, rescale_for_ddp
+from probmcl.methods.contrast import ProjectedContrast, gather_rows, self_columns
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Config:
     average: Average = "labels"
 
     def __post_init__(self) -> None:
-        check_ranges(temperature=self.temperature)
+        check_range(above=0, temperature=self.temperature)
 
 
 @final
@@ -44,23 +45,19 @@ class MulSupCon(ProjectedContrast):
     config: Config
 
     def contrast(
-        self,
-        similarity: Float[Tensor, "M P"],
-        labels: Float[Tensor, "N C"],
-        known: Bool[Tensor, "N C"] | None,
-        n_views: int,
+        self, similarity: Float[Tensor, "M P"], labels: Labels, known: Known, n_views: int
     ) -> Float[Tensor, ""]:
         """The mean over the labels of the own rows, or over the own rows."""
-        labels_a, known_a = of_all_views(n_views, labels, known)
+        labels_a, known_a = repeat_for_views(n_views, labels, known)
         loss = per_label_contrastive(
             similarity,
             labels_a,
-            of_all_rows(labels, n_views=n_views),
+            gather_rows(labels, n_views=n_views),
             temperature=self.config.temperature,
             known_a=known_a,
-            known_b=None if known is None else of_all_rows(known, n_views=n_views),
-            self_column=own_columns(similarity),
+            known_b=None if known is None else gather_rows(known, n_views=n_views),
+            self_column=self_columns(similarity),
             average=self.config.average,
         )
         # The processes have as many rows each, but not as many labels.
-        return over_processes(loss, "mean", present(labels_a, known_a) if self.config.average == "labels" else None)
+        return rescale_for_ddp(loss, "mean", present(labels_a, known_a) if self.config.average == "labels" else None)

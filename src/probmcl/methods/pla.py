@@ -5,15 +5,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, PrecomputedFeatures, with_maps
+from probmcl.encoders import AnyEncoder, Encoder, with_maps
+from probmcl.errors import check_range
 from probmcl.heads import LabelDecoder, set_logits
 from probmcl.losses import aligned_targets, sequence_cross_entropy
 from probmcl.losses.alignment import IGNORED, Alignment
-from probmcl.methods.base import Classifier, Origin, Step, of_all_views, over_processes
+from probmcl.methods.base import (
+    Classifier,
+    Known,
+    Labels,
+    Logits,
+    Origin,
+    Step,
+    Views,
+    repeat_for_views,
+    rescale_for_ddp,
+)
 
 
 @dataclass(frozen=True)
@@ -41,11 +52,10 @@ class Config:
     repeats: bool = False
 
     def __post_init__(self) -> None:
-        sizes = ("steps", "hidden", "embedding", "attention")
-        wrong = [f"{name}={getattr(self, name)}" for name in sizes if getattr(self, name) < 1]
-        wrong += [] if 0 <= self.dropout < 1 else [f"dropout={self.dropout}"]
-        if wrong:
-            raise ValueError(f"{', '.join(wrong)}: sizes and steps are at least 1, dropout is from 0 to below 1")
+        check_range(
+            at_least=1, steps=self.steps, hidden=self.hidden, embedding=self.embedding, attention=self.attention
+        )
+        check_range(at_least=0, below=1, dropout=self.dropout)
 
 
 PAPER = Config(normalize=False, repeats=True)
@@ -67,9 +77,7 @@ class PLA(Classifier):
     needs_maps = True
     encoder: Encoder
 
-    def __init__(
-        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
-    ) -> None:
+    def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
         self.config = c = config or Config()
         self.encoder = with_maps(encoder, "pla")
@@ -85,21 +93,16 @@ class PLA(Classifier):
             repeats=c.repeats,
         )
 
-    def forward(
-        self,
-        views: Float[Tensor, "V N *image"],
-        labels: Float[Tensor, "N C"],
-        known: Bool[Tensor, "N C"] | None = None,
-    ) -> Step:
+    def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
         """Cross-entropy over the steps up to each image's end; a class that is not known cannot be emitted."""
-        labels, known = of_all_views(len(views), labels, known)
+        labels, known = repeat_for_views(len(views), labels, known)
         present = labels > 0 if known is None else (labels > 0) & known
         steps = min(self.steps, int(present.sum(1).max()) + 1)  # what comes later has no target
         log_probabilities = self.decoder(self.encoder.maps(views.flatten(0, 1)), steps, known)
         targets = aligned_targets(log_probabilities, labels, known, alignment=self.config.alignment)
         loss = sequence_cross_entropy(log_probabilities, targets)
-        return Step(over_processes(loss, "mean", targets != IGNORED), {})
+        return Step(rescale_for_ddp(loss, "mean", targets != IGNORED), {})
 
-    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+    def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
         """High for the labels that are emitted, low for all others; see `set_logits`."""
         return set_logits(self.decoder(self.encoder.maps(images), self.steps))

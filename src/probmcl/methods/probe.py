@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, PrecomputedFeatures
+from probmcl.encoders import AnyEncoder
 from probmcl.losses import asymmetric, binary_cross_entropy
-from probmcl.methods.base import LinearClassifier, Origin
+from probmcl.methods.base import Known, Labels, LinearClassifier, Logits, Origin
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,7 @@ class Probe(LinearClassifier):
     shift: Float[Tensor, "D"]
     scale: Float[Tensor, "D"]
 
-    def __init__(
-        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
-    ) -> None:
+    def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__(encoder, label_space, config)
         self.encoder.requires_grad_(False)
         nn.init.zeros_(self.linear.weight)
@@ -64,22 +62,20 @@ class Probe(LinearClassifier):
         self.shift = features.mean(0)
         self.scale = deviation.where(deviation > 0, 1)  # a feature that never changes stays 0
 
-    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+    def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
         """The linear layer on the standardized features."""
         with torch.no_grad():
             features = (self.encoder(images) - self.shift) / self.scale
         logits: Tensor = self.linear(features)
         return logits
 
-    def loss(
-        self, logits: Float[Tensor, "M C"], labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None
-    ) -> Float[Tensor, ""]:
+    def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
         """Mean over the known entries, so that the same weight decay means the same on any number of classes."""
         loss = asymmetric if self.config.loss == "asl" else binary_cross_entropy
         return loss(logits, labels, known, reduction=self.reduction)
 
     @torch.no_grad()
-    def on(self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace) -> Probe:
+    def on(self, encoder: AnyEncoder, label_space: LabelSpace) -> Probe:
         """The same probe on an encoder, the standardization folded into its linear layer."""
         folded = Probe(encoder, label_space, self.config)
         folded.linear.weight.copy_(self.linear.weight / self.scale)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import normalize
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, PrecomputedFeatures
+from probmcl.encoders import AnyEncoder
+from probmcl.errors import check_range
 from probmcl.losses import balanced_weight, contrastive, negative_log_likelihood, objective, positives
 from probmcl.losses.per_label import present
 from probmcl.losses.reduction import Reduction
 from probmcl.methods import collapse
-from probmcl.methods.base import Classifier, Origin, Step, over_processes
-from probmcl.methods.contrast import Overlap, check_ranges, of_all_rows, own_columns, shared_labels
+from probmcl.methods.base import Classifier, Known, Labels, Logits, Origin, Step, Views, rescale_for_ddp
+from probmcl.methods.contrast import Overlap, gather_mixture, gather_rows, label_overlap, self_columns
 from probmcl.mixture import IsotropicMixture, MixtureDensityNetwork, aligned_correlation, correlation
 from probmcl.mixture.aligned import ComponentWeight
 from probmcl.mixture.anchors import LabelAnchors, class_logits, label_set_correlation
@@ -82,7 +83,8 @@ class Config:
             raise ValueError(
                 "contrastive_weight 'balanced' balances against the likelihood, which target 'none' leaves out"
             )
-        check_ranges(temperature=self.temperature, threshold=self.threshold)
+        check_range(above=0, temperature=self.temperature)
+        check_range(at_least=0, at_most=1, threshold=self.threshold)
         if self.target == "hidden" and not self.hidden:
             raise ValueError("target 'hidden' needs hidden layers: set hidden, for example to [2048, 128]")
         if self.anchors == "labels" and self.similarity != "aligned":
@@ -128,9 +130,7 @@ class ProbMCL(Classifier):
         """With label anchors, by which the mixture predicts."""
         return config.anchors == "labels"
 
-    def __init__(
-        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
-    ) -> None:
+    def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
         self.config = config or Config()
         self.encoder = encoder
@@ -143,34 +143,29 @@ class ProbMCL(Classifier):
                 stacklevel=2,
             )
 
-    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+    def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
         """Logit of the correlation of an image's mixture with the anchor of each class."""
         if self.anchors is None:
             raise ValueError("probmcl predicts through a probe, unless it was trained with anchors 'labels'")
         mixture = self.network(self._features(images))
         return class_logits(mixture, self.anchors(), component_weight=self.config.component_weight)
 
-    def forward(
-        self,
-        views: Float[Tensor, "V N *image"],
-        labels: Float[Tensor, "N C"],
-        known: Bool[Tensor, "N C"] | None = None,
-    ) -> Step:
+    def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
         """Eq. 4 over all views, and the signs of collapse."""
         c, parts = self.config, {}
         features = self._features(views.flatten(0, 1))  # (M, D)
         hidden = self.network.hidden(features)
         mixture = self.network.mixture(hidden)
         similarity = self._similarity(mixture)  # (M, P)
-        shared = shared_labels(labels, known, n_views=len(views), kind=c.overlap)  # (M, P)
-        contrast = over_processes(self._contrast(similarity, shared, own_columns(similarity)), c.reduction)
+        shared = label_overlap(labels, known, n_views=len(views), kind=c.overlap)  # (M, P)
+        contrast = rescale_for_ddp(self._contrast(similarity, shared, self_columns(similarity)), c.reduction)
         if self.anchors is not None:
-            parts["anchored"] = over_processes(self._anchored(mixture, shared, labels, known), c.reduction)
+            parts["anchored"] = rescale_for_ddp(self._anchored(mixture, shared, labels, known), c.reduction)
             contrast = contrast + parts["anchored"]
         own = distributed.local_rows(len(features))  # each process watches its own rows
         positive = positives(shared[:, own], threshold=c.threshold)
         watched = collapse.collapse_statistics(features, mixture, similarity[:, own], positive, n_views=len(views))
-        likelihood = over_processes(self._likelihood(mixture, features, hidden), c.reduction)
+        likelihood = rescale_for_ddp(self._likelihood(mixture, features, hidden), c.reduction)
         weight = self._contrastive_weight(likelihood, contrast, features)
         loss = objective(likelihood, contrast, contrastive_weight=weight)
         terms = {"likelihood": likelihood, "contrastive": contrast, "contrastive_weight": weight}
@@ -181,10 +176,10 @@ class ProbMCL(Classifier):
         return h if self.config.feature_norm == "unit" else h * h.shape[1] ** 0.5
 
     def _similarity(self, mixture: IsotropicMixture) -> Float[Tensor, "M P"]:
-        everybodys = _everybodys(mixture)
+        columns = None if distributed.world_size() == 1 else gather_mixture(mixture)  # None: half the cost
         if self.config.similarity == "all_pairs":
-            return correlation(mixture, everybodys)
-        return aligned_correlation(mixture, everybodys, component_weight=self.config.component_weight)
+            return correlation(mixture, columns)
+        return aligned_correlation(mixture, columns, component_weight=self.config.component_weight)
 
     def _contrast(
         self, similarity: Float[Tensor, "M P"], shared: Float[Tensor, "M P"], self_column: Int[Tensor, "M"]
@@ -204,7 +199,7 @@ class ProbMCL(Classifier):
     ) -> Float[Tensor, ""]:
         """L_PCL with the label set of every row as a column, where the row is known to have a label."""
         assert self.anchors is not None
-        sets = of_all_rows(present(labels, known), n_views=len(shared) // len(labels))  # (P, C)
+        sets = gather_rows(present(labels, known), n_views=len(shared) // len(labels))  # (P, C)
         there = sets.any(1)
         similarity = label_set_correlation(
             mixture, self.anchors(), sets[there], component_weight=self.config.component_weight
@@ -224,16 +219,6 @@ class ProbMCL(Classifier):
         if self.config.contrastive_weight == "balanced":
             return _balanced_weight(likelihood, contrast, features)
         return contrast.new_tensor(self.config.contrastive_weight)
-
-
-def _everybodys(mixture: IsotropicMixture) -> IsotropicMixture | None:
-    """The mixtures of all processes, in one exchange forward and one backward; None where there is one process."""
-    if distributed.world_size() == 1:
-        return None
-    parts = (mixture.log_weight, mixture.variance, mixture.mean.flatten(1))
-    gathered = distributed.gather(torch.cat(parts, dim=1))
-    log_weight, variance, mean = torch.split(gathered, [part.shape[1] for part in parts], dim=1)
-    return replace(mixture, log_weight=log_weight, mean=mean.reshape(-1, *mixture.mean.shape[1:]), variance=variance)
 
 
 def _balanced_weight(likelihood: Tensor, contrast: Tensor, features: Tensor) -> Float[Tensor, ""]:

@@ -5,13 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple, final
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, PrecomputedFeatures, at_entrances, stages, with_stages
+from probmcl.encoders import AnyEncoder, Encoder, at_entrances, stages, with_stages
+from probmcl.errors import check_range
 from probmcl.heads import ClassAttention, SpatialRegularization, attended_confidence, weighted_attention
-from probmcl.methods.base import Classifier, Origin, Step, cross_entropies, of_all_views
+from probmcl.methods.base import (
+    Classifier,
+    Known,
+    Labels,
+    Logits,
+    Origin,
+    Step,
+    Views,
+    cross_entropies,
+    repeat_for_views,
+)
 
 
 @dataclass(frozen=True)
@@ -31,17 +42,9 @@ class Config:
     branch_weight: float = 1.0
 
     def __post_init__(self) -> None:
-        allowed = {
-            "width": self.width >= 1,
-            "filters": self.filters >= 1,
-            "regularized_share": 0 <= self.regularized_share <= 1,
-            "branch_weight": self.branch_weight >= 0,
-        }
-        wrong = [f"{name}={getattr(self, name)}" for name, fine in allowed.items() if not fine]
-        if wrong:
-            raise ValueError(
-                f"{', '.join(wrong)}: sizes are at least 1, the share is from 0 to 1, the weight at least 0"
-            )
+        check_range(at_least=1, width=self.width, filters=self.filters)
+        check_range(at_least=0, at_most=1, regularized_share=self.regularized_share)
+        check_range(at_least=0, branch_weight=self.branch_weight)
 
 
 class Branches(NamedTuple):
@@ -69,9 +72,7 @@ class SRN(Classifier):
     needs_maps = True
     encoder: Encoder
 
-    def __init__(
-        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
-    ) -> None:
+    def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
         self.config = c = config or Config()
         self.encoder = with_stages(encoder, "srn")
@@ -90,7 +91,7 @@ class SRN(Classifier):
         regularized = self.regularization(weighted_attention(attention, confidence))
         return Branches(plain, attended_confidence(attention, confidence), regularized)
 
-    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+    def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
         """The plain logits and the regularized ones, mixed."""
         return self._mixed(self.branches(images))
 
@@ -98,15 +99,10 @@ class SRN(Classifier):
         share = self.config.regularized_share
         return (1 - share) * branches.plain + share * branches.regularized
 
-    def forward(
-        self,
-        views: Float[Tensor, "V N *image"],
-        labels: Float[Tensor, "N C"],
-        known: Bool[Tensor, "N C"] | None = None,
-    ) -> Step:
+    def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
         """The losses of the prediction, of the plain logits and of attention, over all views of all images."""
         branches = self.branches(views.flatten(0, 1))
         learning = {"classification": self._mixed(branches), "plain": branches.plain, "attended": branches.attended}
-        terms = cross_entropies(learning, *of_all_views(len(views), labels, known))
+        terms = cross_entropies(learning, *repeat_for_views(len(views), labels, known))
         loss = terms["classification"] + self.config.branch_weight * (terms["plain"] + terms["attended"])
         return Step(loss, terms)

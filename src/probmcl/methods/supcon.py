@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
+from probmcl.errors import check_range
 from probmcl.losses import contrastive
-from probmcl.methods.base import Origin
-from probmcl.methods.contrast import Overlap, ProjectedContrast, check_ranges, own_columns, shared_labels
+from probmcl.methods.base import Known, Labels, Origin
+from probmcl.methods.contrast import Overlap, ProjectedContrast, label_overlap, self_columns
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class Config:
     temperature: float = 0.1
 
     def __post_init__(self) -> None:
-        check_ranges(temperature=self.temperature, threshold=self.threshold)
+        check_range(above=0, temperature=self.temperature)
+        check_range(at_least=0, at_most=1, threshold=self.threshold)
 
 
 @final
@@ -46,18 +48,14 @@ class SupCon(ProjectedContrast):
     config: Config
 
     def contrast(
-        self,
-        similarity: Float[Tensor, "M P"],
-        labels: Float[Tensor, "N C"],
-        known: Bool[Tensor, "N C"] | None,
-        n_views: int,
+        self, similarity: Float[Tensor, "M P"], labels: Labels, known: Known, n_views: int
     ) -> Float[Tensor, ""]:
         """Eq. 3, the mean over the own rows."""
         c = self.config
         return contrastive(
             similarity,
-            shared_labels(labels, known, n_views=n_views, kind=c.overlap),
+            label_overlap(labels, known, n_views=n_views, kind=c.overlap),
             threshold=c.threshold,
             temperature=c.temperature,
-            self_column=own_columns(similarity),
+            self_column=self_columns(similarity),
         )

@@ -5,13 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, PrecomputedFeatures, stages, two_maps, with_stages
+from probmcl.encoders import AnyEncoder, Encoder, stages, two_maps, with_stages
+from probmcl.errors import check_range
 from probmcl.heads import DualRelation, Relations
-from probmcl.methods.base import Classifier, Origin, Step, cross_entropies, of_all_views
+from probmcl.methods.base import (
+    Classifier,
+    Known,
+    Labels,
+    Logits,
+    Origin,
+    Step,
+    Views,
+    cross_entropies,
+    repeat_for_views,
+)
 
 
 @dataclass(frozen=True)
@@ -41,20 +52,11 @@ class Config:
     batch_attention: bool = False
 
     def __post_init__(self) -> None:
-        allowed = {
-            "heads": self.heads >= 1,
-            "width": self.width >= 1 and self.width % max(self.heads, 1) == 0,
-            "layers": self.layers >= 1,
-            "feed_forward": self.feed_forward >= 1,
-            "structural_share": 0 <= self.structural_share <= 1,
-            "top_share": 0 < self.top_share <= 1,
-        }
-        wrong = [f"{name}={getattr(self, name)}" for name, fine in allowed.items() if not fine]
-        if wrong:
-            raise ValueError(
-                f"{', '.join(wrong)}: sizes are at least 1 and the width is a multiple of the heads; shares are at "
-                "most 1, that of the positions above 0, that of the structural logits from 0"
-            )
+        check_range(at_least=1, heads=self.heads, width=self.width, layers=self.layers, feed_forward=self.feed_forward)
+        check_range(at_least=0, at_most=1, structural_share=self.structural_share)
+        check_range(above=0, at_most=1, top_share=self.top_share)
+        if self.width % self.heads:
+            raise ValueError(f"width={self.width} must be a multiple of heads={self.heads}")
 
 
 PAPER = Config(width=512, feed_forward=2048, normalize=False)
@@ -77,9 +79,7 @@ class TDRG(Classifier):
     needs_maps = True
     encoder: Encoder
 
-    def __init__(
-        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Config | None = None
-    ) -> None:
+    def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
         self.config = c = config or Config()
         self.encoder = with_stages(encoder, "tdrg")
@@ -96,19 +96,14 @@ class TDRG(Classifier):
             batch_attention=c.batch_attention,
         )
 
-    def forward(
-        self,
-        views: Float[Tensor, "V N *image"],
-        labels: Float[Tensor, "N C"],
-        known: Bool[Tensor, "N C"] | None = None,
-    ) -> Step:
+    def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
         """The sum of four cross-entropies over all views, each a term of its own."""
         relations = self.relations(views.flatten(0, 1))
         logits = {"fused": self.fused(relations), **relations._asdict()}
-        terms = cross_entropies(logits, *of_all_views(len(views), labels, known))
+        terms = cross_entropies(logits, *repeat_for_views(len(views), labels, known))
         return Step(sum(terms.values(), start=labels.new_zeros(())), terms)
 
-    def logits(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N C"]:
+    def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
         """The fused logits."""
         return self.fused(self.relations(images))
 

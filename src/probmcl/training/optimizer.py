@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
+from probmcl.errors import check_range
 from probmcl.methods.base import Method
 
 
@@ -42,19 +43,11 @@ class Training:
     precision: Literal["auto", "float32"] = "auto"
 
     def __post_init__(self) -> None:
-        allowed = {
-            "epochs": self.epochs >= 1,
-            "views": self.views is None or self.views >= 1,
-            "batch_size": self.batch_size >= 1,
-            "learning_rate": self.learning_rate > 0,
-            "head_factor": self.head_factor > 0,
-            "weight_decay": self.weight_decay >= 0,
-            "warmup": 0 <= self.warmup <= 1,
-            "ema": 0 <= self.ema < 1,
-        }
-        wrong = [f"{name}={getattr(self, name)}" for name, fine in allowed.items() if not fine]
-        if wrong:
-            raise ValueError(f"training: {', '.join(wrong)} is out of range; see probmcl.training.Training")
+        check_range(at_least=1, epochs=self.epochs, views=self.views, batch_size=self.batch_size)
+        check_range(above=0, learning_rate=self.learning_rate, head_factor=self.head_factor)
+        check_range(at_least=0, weight_decay=self.weight_decay)
+        check_range(at_least=0, at_most=1, warmup=self.warmup)
+        check_range(at_least=0, below=1, ema=self.ema)
 
 
 def build_optimizer(method: Method, training: Training) -> Optimizer:
