@@ -191,14 +191,14 @@ def test_weights_that_are_no_numbers_after_the_last_step_are_refused() -> None:
     check_weights(method)
     with torch.no_grad():
         method.linear.weight[1, 2] = float("nan")
-    with pytest.raises(FloatingPointError, match="a weight is no number after the last step"):
+    with pytest.raises(FloatingPointError, match="a weight is NaN or inf after the last step"):
         check_weights(method)
 
 
 def test_the_seconds_of_all_attempts_are_counted(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
     first = Checkpoint(path, seconds_apart=0.0)
-    first.begun -= 100.0  # as if it had taken so long
+    first.started -= 100.0  # as if it had taken so long
     fit(BCE(PrecomputedFeatures(8), label_space()), batches(epochs=2), Training(epochs=2), checkpoint=first)
     second = Checkpoint(path)
     fit(BCE(PrecomputedFeatures(8), label_space()), batches(epochs=2), Training(epochs=2), checkpoint=second)

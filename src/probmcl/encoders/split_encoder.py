@@ -1,9 +1,8 @@
-"""An encoder in two: a frozen trunk, whose outputs can be stored, and the last stage, which learns."""
+"""An encoder split in two: a frozen trunk, whose activations can be cached, and a tail, the last stage, which learns."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from probmcl.encoders.stages import stages
 
 
 class Trunk(nn.Module):
-    """What an encoder does before its last stage: from images to the activations that enter it, without gradient."""
+    """The part of an encoder before its last stage: from images to the activations that enter it, without gradient."""
 
     def __init__(self, encoder: Encoder, last_stage: str) -> None:
         super().__init__()
@@ -24,7 +23,7 @@ class Trunk(nn.Module):
 
     @torch.no_grad()
     def forward(self, images: Float[Tensor, "N 3 H W"]) -> Float[Tensor, "N ..."]:
-        """The input of the last stage, where the pass through the encoder ends."""
+        """Return the input of the last stage, where the pass through the encoder stops."""
         stage = self.encoder.model.get_submodule(self.last_stage)
         handle = stage.register_forward_pre_hook(_leave_with_input)
         try:
@@ -33,14 +32,14 @@ class Trunk(nn.Module):
             return reached.activation
         finally:
             handle.remove()
-        raise RuntimeError(f"{self.encoder.name} never came to {self.last_stage}")
+        raise RuntimeError(f"{self.encoder.name} did not run {self.last_stage}")
 
 
 class SplitEncoder(NamedTuple):
-    """An encoder in two: `tail(trunk(images))` is its feature.
+    """An encoder split in two: `tail(trunk(images))` is its feature.
 
-    The tail is an encoder too, whose images are the trunk's activations. It has copies of the weights, under the names
-    they have in the whole encoder, and keeps to its statistics in training.
+    The tail is an encoder whose images are the trunk's activations. It has copies of the weights, under the same names
+    as in the whole encoder, and its batch normalization keeps its statistics in training.
     """
 
     trunk: Trunk
@@ -48,10 +47,10 @@ class SplitEncoder(NamedTuple):
 
 
 def split_encoder(encoder: Encoder) -> SplitEncoder | None:
-    """Cut an encoder in front of its last stage, or None where its stages do not simply pass one tensor on.
+    """Split an encoder before its last stage; None if its stages are not a chain that passes on one tensor.
 
-    The tail is a copy in which everything that runs before the last stage passes its input through. That is right for
-    a chain of modules and wrong for anything else, so both are run once and compared.
+    The tail is a copy in which every module before the last stage is the identity. That is correct only for a chain of
+    modules, so the encoder and its two parts are run once and compared.
 
     >>> encoder = Encoder("test_resnet", image_size=64).eval()
     >>> trunk, tail = split_encoder(encoder)
@@ -59,25 +58,25 @@ def split_encoder(encoder: Encoder) -> SplitEncoder | None:
     >>> trunk(images).shape, torch.allclose(tail(trunk(images)), encoder(images), atol=1e-6)
     (torch.Size([2, 192, 4, 4]), True)
     """
-    there = stages(encoder)
-    return _cut(encoder, there[-1].module) if there else None
-
-
-def _cut(encoder: Encoder, last_stage: str) -> SplitEncoder | None:
+    if not stages(encoder):
+        return None
+    last_stage = stages(encoder)[-1].module
     trunk, tail = Trunk(encoder, last_stage), copy.deepcopy(encoder).eval()
     tail.fixed_statistics = True
     was_training = encoder.training
     encoder.eval()
     try:
-        _pass_through(tail.model, _run_before(encoder, last_stage))
+        for name in _modules_before(encoder, last_stage):
+            parent, _, child = name.rpartition(".")
+            setattr(tail.model.get_submodule(parent), child, nn.Identity())
         return SplitEncoder(trunk, tail) if _equal(encoder, trunk, tail) else None
     except MODEL_ERRORS:
-        return None  # what a model does with activations that it takes for images is its own affair
+        return None  # the tail does not accept the trunk's activations in place of images
     finally:
         encoder.train(was_training)
 
 
-class _Reached(Exception):  # noqa: N818  # it is no error: the way to leave a model in the middle
+class _Reached(Exception):  # noqa: N818  # not an error, but the way to stop a forward pass in the middle
     def __init__(self, activation: Tensor) -> None:
         self.activation = activation
 
@@ -87,8 +86,8 @@ def _leave_with_input(module: nn.Module, inputs: tuple[Any, ...]) -> None:
     raise _Reached(activation)
 
 
-def _run_before(encoder: Encoder, last_stage: str) -> list[str]:
-    """Names of the modules whose work is done when the last stage begins, without those inside others of them."""
+def _modules_before(encoder: Encoder, last_stage: str) -> list[str]:
+    """Return the names of the outermost modules that have finished when the last stage begins."""
     finished: set[str] = set()
     handles = [
         module.register_forward_hook(lambda *_, name=name: finished.add(name))
@@ -96,27 +95,21 @@ def _run_before(encoder: Encoder, last_stage: str) -> list[str]:
         if name
     ]
     try:
-        Trunk(encoder, last_stage)(_an_image(encoder))
+        Trunk(encoder, last_stage)(_random_image(encoder))
     finally:
         for handle in handles:
             handle.remove()
     return [name for name in finished if not any(name.startswith(f"{other}.") for other in finished)]
 
 
-def _pass_through(model: nn.Module, names: Iterable[str]) -> None:
-    for name in names:
-        parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, nn.Identity())
-
-
 @torch.inference_mode()
 def _equal(encoder: Encoder, trunk: Trunk, tail: Encoder) -> bool:
-    image = _an_image(encoder)
+    image = _random_image(encoder)
     whole, parts = encoder(image), tail(trunk(image))
     return bool(torch.allclose(whole, parts, rtol=1e-3, atol=1e-4 * float(whole.abs().max())))
 
 
-def _an_image(encoder: Encoder) -> Float[Tensor, "1 3 S S"]:
+def _random_image(encoder: Encoder) -> Float[Tensor, "1 3 S S"]:
     generator = torch.Generator().manual_seed(0)
     device = next(encoder.parameters()).device
     return torch.rand(1, 3, encoder.image_size, encoder.image_size, generator=generator).to(device)

@@ -47,14 +47,10 @@ def asymmetric(
     labels = labels if known is None else labels.where(known, 0)
     focused = logits if focusing_gradient else logits.detach()
     positive = _power(torch.sigmoid(-focused), gamma_positive) * logsigmoid(logits)
-    negative = _power(torch.sigmoid(focused) - clip, gamma_negative) * _log_not(logits, clip)
+    log_not_q = logsigmoid(-logits) if clip == 0 else (torch.sigmoid(-logits) + clip).clamp(max=1).log()
+    negative = _power(torch.sigmoid(focused) - clip, gamma_negative) * log_not_q
     loss = -(labels * positive + (1 - labels) * negative)
     return reduce_known(loss, known, reduction)
-
-
-def _log_not(logits: Tensor, clip: float) -> Tensor:
-    """log(1 − q), exact at both ends."""
-    return logsigmoid(-logits) if clip == 0 else (torch.sigmoid(-logits) + clip).clamp(max=1).log()
 
 
 def _power(base: Tensor, exponent: float) -> Tensor:

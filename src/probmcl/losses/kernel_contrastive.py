@@ -67,9 +67,5 @@ def kernel_contrastive(
     if share_offset > 0:
         log_share = torch.logaddexp(log_share, log_share.new_tensor(math.log(share_offset)))
     total = logits.new_zeros(len(present)).index_add(0, anchor, log_share.where(shared, 0).sum(1))
-    return reduce_rows(-total / _partners(present, columns, other).clamp(min=1), reduction)
-
-
-def _partners(present: Bool[Tensor, "M C"], columns: Bool[Tensor, "P C"], other: Bool[Tensor, "M P"]) -> Tensor:
-    """How many columns share a label with each row, |A(i)|."""
-    return ((present.float() @ columns.float().T > 0) & other).sum(1)
+    partners = ((present.float() @ columns.float().T > 0) & other).sum(1)  # |A(i)|
+    return reduce_rows(-total / partners.clamp(min=1), reduction)

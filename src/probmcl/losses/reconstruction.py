@@ -47,20 +47,13 @@ def reconstruction(
     present = present & known
     if kernel_floor > 0:
         log_kernel = log_kernel.clamp(min=math.log(kernel_floor))
-    log_part = _relative(log_weight + log_kernel, known)
-    loss = _log_sum(log_part, known) - _log_sum(log_part, present)
+    log_part = log_weight + log_kernel
+    # Relative to the largest known part of the row, which the share divides out: this keeps the digits that matter.
+    log_part = log_part - _only(log_part, known).amax(1, keepdim=True).detach()
+    loss = _only(log_part, known).logsumexp(1) - _only(log_part, present).logsumexp(1)
     if ratio_floor > 0:
         loss = loss.clamp(max=-math.log(ratio_floor))
     return reduce_rows(loss.where(present.any(1), 0).to(log_weight.dtype), reduction)
-
-
-def _relative(log_part: Float[Tensor, "M C"], known: Bool[Tensor, "M C"]) -> Float[Tensor, "M C"]:
-    """Beside the largest known part of the row, which the share divides out: digits are for what is left."""
-    return log_part - _only(log_part, known).amax(1, keepdim=True).detach()
-
-
-def _log_sum(log_part: Float[Tensor, "M C"], chosen: Bool[Tensor, "M C"]) -> Float[Tensor, "M"]:
-    return _only(log_part, chosen).logsumexp(1)
 
 
 def _only(log_part: Float[Tensor, "M C"], chosen: Bool[Tensor, "M C"]) -> Float[Tensor, "M C"]:

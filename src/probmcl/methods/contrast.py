@@ -79,7 +79,7 @@ class ProjectedContrast(Method, ABC):
         """Return the contrast over all views, with the collapse statistics."""
         features = self.encoder(views.flatten(0, 1))  # (M, D)
         projected = self.projection(features)  # (M, d)
-        similarity = _products(projected, distributed.gather(projected))  # (M, P)
+        similarity = full_precision(torch.matmul)(projected, distributed.gather(projected).T)  # (M, P)
         loss = self.contrast(similarity, labels, known, len(views))
         local = similarity[:, distributed.local_rows(len(similarity))]  # each process monitors its own rows
         return Step(loss, {"contrastive": loss, **_statistics(features, local, labels, known, len(views))})
@@ -157,11 +157,6 @@ def _overlap(
     if kind == "jaccard":
         return overlap.jaccard(a, b, known_a=known_a, known_b=known_b)
     return overlap.cosine(a, b, known_a=known_a, known_b=known_b, literal=kind == "cosine_literal")
-
-
-@full_precision
-def _products(a: Float[Tensor, "M d"], b: Float[Tensor, "P d"]) -> Float[Tensor, "M P"]:
-    return a @ b.T
 
 
 def _statistics(

@@ -135,7 +135,13 @@ class ProbMCL(Classifier):
         self.config = config or Config()
         self.encoder = encoder
         self.network = _network(encoder.features, len(label_space), self.config)
-        self.anchors = _anchors(self.network, len(label_space), self.config)
+        self.anchors = (
+            LabelAnchors(
+                len(label_space), dim=self.network.dim, mean_size=self.config.mean_size, floor=self.config.floor
+            )
+            if self.config.anchors == "labels"
+            else None
+        )
         if self.config.target == "feature":
             warnings.warn(
                 "probmcl with target 'feature' (the paper's z = h) collapsed in every trial of ours: its likelihood "
@@ -230,12 +236,6 @@ def _balanced_weight(likelihood: Tensor, contrast: Tensor, features: Tensor) -> 
     pulls = distributed.gather(torch.stack(norms)[None])  # (processes, 2)
     place = torch.zeros_like(pulls[:, :1], requires_grad=True)
     return balanced_weight((place * pulls[:, :1]).sum(), (place * pulls[:, 1:]).sum(), place)
-
-
-def _anchors(network: MixtureDensityNetwork, classes: int, c: Config) -> LabelAnchors | None:
-    if c.anchors == "none":
-        return None
-    return LabelAnchors(classes, dim=network.dim, mean_size=c.mean_size, floor=c.floor)
 
 
 def _network(features: int, classes: int, c: Config) -> MixtureDensityNetwork:

@@ -55,7 +55,7 @@ def components_that_count(p: IsotropicMixture, dtype: torch.dtype) -> Components
     if rows == 0 or components == 1:
         return everything
     count = (log_norm > math.log(LEFT_OUT[dtype] / components)).sum(1).amax()
-    most = _rounded_up(int(count), to=8)
+    most = max(8, math.ceil(int(count) / 8) * 8)
     if most > 0.8 * components:
         return everything
     heaviest = everything.log_norm.topk(most).indices
@@ -95,10 +95,6 @@ def slices(length: int, step: int) -> list[slice]:
     [slice(0, 3, None), slice(3, 5, None)]
     """
     return [slice(start, min(start + step, length)) for start in range(0, length, step)]
-
-
-def _rounded_up(number: int, *, to: int) -> int:
-    return max(to, -(-number // to) * to)
 
 
 class _ScaleFree(torch.autograd.Function):

@@ -62,20 +62,17 @@ class IsotropicMixture:
         """
         if z.shape[1] != self.dim:
             raise ValueError(f"z has {z.shape[1]} dimensions, the mixture {self.dim}")
-        squared_distance = self._vector_distance(z) if self.has_vector_means else self._scalar_distance(z)
+        if self.has_vector_means:
+            squared_distance = (z[:, None] - self.mean).square().sum(2)
+        else:
+            # Pythagoras with the direction 1/√n: ‖z − μ1‖² = ‖z − z̄1‖² + n (z̄ − μ)². No (M, C, n) tensor, and none of
+            # the cancellation of ‖z‖² − 2μ(1·z) + nμ².
+            center = z.mean(1, keepdim=True)
+            squared_distance = (z - center).square().sum(1, keepdim=True) + self.dim * (center - self.mean).square()
         # In float64: (n/2) log v reaches thousands, of which the digits after the point decide between components.
         variance = to_float64(self.variance)
         log_normal = -0.5 * (self.dim * (2 * math.pi * variance).log() + squared_distance / variance)
         return (self.log_weight + log_normal).logsumexp(1).to(squared_distance.dtype)
-
-    def _vector_distance(self, z: Float[Tensor, "M n"]) -> Float[Tensor, "M C"]:
-        return (z[:, None] - self.mean).square().sum(2)
-
-    def _scalar_distance(self, z: Float[Tensor, "M n"]) -> Float[Tensor, "M C"]:
-        # Pythagoras with the direction 1/√n: ‖z − μ1‖² = ‖z − z̄1‖² + n (z̄ − μ)². No (M, C, n) tensor, and none of the
-        # cancellation of ‖z‖² − 2μ(1·z) + nμ².
-        center = z.mean(1, keepdim=True)
-        return (z - center).square().sum(1, keepdim=True) + self.dim * (center - self.mean).square()
 
     def effective_components(self) -> Float[Tensor, "M"]:
         """How many components carry the weight: inverse Simpson index 1 / Σ_k π_k², from 1 to C.

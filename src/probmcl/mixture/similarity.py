@@ -34,14 +34,14 @@ from probmcl.runtime.precision import full_precision, to_float64
 
 Way = Literal["auto", "tiled", "features", "compiled"]
 
-ALIKE = 0.95
-"""Where even the smallest similarity is above this, float32 leaves too few digits of what gradients are made of."""
+FLOAT64_SIMILARITY = 0.95
+"""If even the smallest similarity is above this, float32 leaves too few digits for the gradients."""
 
-SLOW = 1e9
-"""Cost of all pairs, as below, from which on a user is told why they are walked over: some 40 ms."""
+SLOW_COST = 1e9
+"""Cost of all pairs, in the unit below, above which the fallback to them is worth a warning: about 40 ms."""
 
-PAIR, VALUE = 1000, 300
-"""What a pair of components costs, and a component on a node of an axis, in multiplications of a matrix product.
+PAIR_COST, VALUE_COST = 1000, 300
+"""Cost of a pair of components, and of a component on a node of an axis, in multiplications of a matrix product.
 
 Measured on a CPU, forward and backward: 38 ns, 11 ns and 0.04 ns.
 """
@@ -102,7 +102,8 @@ def correlation(p: IsotropicMixture, q: IsotropicMixture | None = None, *, way: 
     dtype = p.variance.dtype
     a, b = _sides(p, q, dtype)
     similarity = _compared(a, b, p.dim, _planned(a, b, p.dim, way))
-    if _needs_float64(similarity):
+    coarse = similarity.dtype != torch.float64 and similarity.device.type != "mps"
+    if coarse and bool(similarity.detach().amin() > FLOAT64_SIMILARITY):
         del similarity  # and what it keeps for backward
         a, b = _sides(p, q, torch.float64)
         similarity = _compared(a, b, p.dim, _planned(a, b, p.dim, way, may_refuse=False)).to(dtype)
@@ -145,7 +146,7 @@ def _sides(p: IsotropicMixture, q: IsotropicMixture | None, dtype: torch.dtype) 
 
 def _compared(a: Components, b: Components | None, dim: int, chosen: Plan) -> Float[Tensor, "M P"]:
     if chosen.fell_back:
-        _say_that_the_grid_is_too_large()
+        _warn_that_the_grid_is_too_large()
     if chosen.grid is None:
         inner = pairs.inner_products(a, b, dim)
         squares = [inner.diagonal()] * 2 if b is None else [pairs.squares(side, dim) for side in (a, b)]
@@ -153,12 +154,6 @@ def _compared(a: Components, b: Components | None, dim: int, chosen: Plan) -> Fl
     compiled = chosen.way == "compiled"
     others = None if b is None else features(b, chosen.grid, compiled=compiled)
     return cosines(features(a, chosen.grid, compiled=compiled), others)
-
-
-def _needs_float64(similarity: Tensor) -> bool:
-    if similarity.dtype == torch.float64 or similarity.device.type == "mps":
-        return False
-    return bool(similarity.detach().amin() > ALIKE)
 
 
 def _planned(a: Components, b: Components | None, dim: int, way: Way, *, may_refuse: bool = True) -> Plan:
@@ -179,7 +174,7 @@ def _planned(a: Components, b: Components | None, dim: int, way: Way, *, may_ref
     by_pairs, by_features = _costs(sides, grid)
     if size > MEMORY:
         reason = f"{grid.nodes:,} nodes would take {size / 1e9:.1f} GB"
-        return replace(tiled, reason=reason, fell_back=by_pairs > SLOW)
+        return replace(tiled, reason=reason, fell_back=by_pairs > SLOW_COST)
     if by_pairs <= by_features:
         return replace(tiled, reason=f"all pairs cost {by_pairs / by_features:.2g} of {grid.nodes:,} nodes")
     reason = f"{grid.nodes:,} nodes cost {by_features / by_pairs:.2g} of all pairs"
@@ -190,15 +185,15 @@ def _costs(sides: list[Components], grid: Grid) -> tuple[float, float]:
     """What all pairs of components cost, and feature vectors on a grid, in multiplications of a matrix product."""
     rows, columns = len(sides[0].mean), len(sides[-1].mean)
     components = [side.mean.shape[1] for side in sides]
-    by_pairs = PAIR * rows * columns * components[0] * components[-1] / (3 - len(sides))
+    by_pairs = PAIR_COST * rows * columns * components[0] * components[-1] / (3 - len(sides))
     values = grid.along.nodes + (grid.across.nodes if grid.across else 0)
     mapped = sum(side.mean.numel() for side in sides)
-    by_features = mapped * (VALUE * values + 3.0 * grid.nodes) + 3 * rows * columns * grid.nodes
+    by_features = mapped * (VALUE_COST * values + 3.0 * grid.nodes) + 3 * rows * columns * grid.nodes
     return by_pairs, by_features
 
 
 @cache
-def _say_that_the_grid_is_too_large() -> None:
+def _warn_that_the_grid_is_too_large() -> None:
     warnings.warn(
         f"means or variances lie so far apart that the mixtures' feature vectors would take more than "
         f"{MEMORY / 1e9:.1f} GB; their similarity is computed from all pairs of components instead, which is slower",

@@ -16,16 +16,12 @@ def find_device(name: str) -> str:
     Traceback (most recent call last):
     probmcl.errors.OptionError: `device=meta` is not available: torch has cpu on this machine; give one, or auto
     """
-    available = _available()
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    cuda = ["cuda", *(f"cuda:{number}" for number in range(gpus))] if gpus else []
+    available = ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]
     if name == "auto":
         return "cuda" if "cuda" in available else "cpu"
     if name not in available:
         devices = ", ".join(available)
         raise OptionError("device", name, f"is not available: torch has {devices} on this machine; give one, or auto")
     return name
-
-
-def _available() -> list[str]:
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    cuda = ["cuda", *(f"cuda:{number}" for number in range(gpus))] if gpus else []
-    return ["cpu", *cuda, *(["mps"] if torch.backends.mps.is_available() else [])]

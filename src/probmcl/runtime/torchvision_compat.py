@@ -1,9 +1,9 @@
-"""torchvision, whether or not its compiled operators fit this torch.
+"""A torchvision that can be imported even if its compiled operators do not fit the installed torch.
 
-A torchvision built for CUDA beside a CPU torch cannot load its operators, and its own import then stops because one
-of them is missing. Transforms and models need none of them, so declaring what is missing is enough.
+A torchvision built for CUDA cannot load its operators with a CPU build of torch, and its own import then fails because
+one of them is missing. Transforms and models need none of them, so declaring the missing operators is enough.
 
-Take torchvision from here, and import this module before timm, which imports torchvision itself:
+Import torchvision from here, and import this module before timm, which imports torchvision itself:
 
 >>> from probmcl.runtime.torchvision_compat import transforms
 >>> transforms.Resize(4).size
@@ -23,10 +23,10 @@ DECLARATIONS = (
 
 
 def import_torchvision() -> torch.library.Library | None:
-    """Import torchvision, and where its operators are missing declare them and import it again.
+    """Import torchvision; if its operators are missing, declare them and import it again.
 
-    The answer holds the declarations, which last as long as it is kept, or is None where torchvision is healthy.
-    They are made only after the failure: made beforehand, they would collide with the operators of a healthy build.
+    Returns the declarations, which last as long as the object is kept, or None if torchvision is healthy. They are made
+    only after the failure: made beforehand, they would collide with the operators of a healthy build.
     """
     try:
         importlib.import_module("torchvision")
@@ -38,15 +38,10 @@ def import_torchvision() -> torch.library.Library | None:
     library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for declaration in DECLARATIONS:
         library.define(declaration)  # type: ignore[no-untyped-call]
-    _forget_torchvision()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]  # what the failed import left behind
     importlib.import_module("torchvision")
     return library
-
-
-def _forget_torchvision() -> None:
-    """Drop what the failed import left behind, so that the next one starts afresh."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-        del sys.modules[name]
 
 
 DECLARED = import_torchvision()  # bound to a name for its lifetime: the declarations go when it goes

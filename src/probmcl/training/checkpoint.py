@@ -1,11 +1,8 @@
-"""Everything that a training stage needs to go on after a kill as if nothing had happened."""
-
-from __future__ import annotations
+"""Checkpoints: the complete state of a training stage, from which it resumes as if it had not been interrupted."""
 
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,89 +16,84 @@ from probmcl.runtime.distributed import is_main_process
 from probmcl.training.optimizer import EMA
 
 SECONDS_APART = 30.0
-"""Of training that a kill costs at most."""
+"""Seconds between two checkpoints: the training time that a kill costs at most."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingState:
-    """What moves in training: the method, and all that decides its next step."""
+    """Everything that changes in training: the method and all that decides its next step."""
 
     method: Method
     optimizer: Optimizer
     schedule: LRScheduler
-    average: EMA
+    ema: EMA
     scaler: GradScaler
 
 
 @dataclass(eq=False)
 class Checkpoint:
-    """A file that holds the state of a training stage after some step: safetensors, and JSON within it."""
+    """A safetensors file with the state of a training stage after some step, and JSON in its header.
+
+    Attributes:
+        path: the file.
+        seconds_apart: seconds between two checkpoints.
+        started: time at which this attempt started.
+        saved: time of the last save.
+        seconds_before: duration of earlier attempts.
+    """
 
     path: Path
     seconds_apart: float = SECONDS_APART
-    begun: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=time.perf_counter)
     saved: float = field(default_factory=time.perf_counter)
-    before: float = 0.0  # seconds of earlier attempts
+    seconds_before: float = 0.0
 
     def seconds(self) -> float:
-        """How long the stage has taken, in all its attempts."""
-        return self.before + time.perf_counter() - self.begun
+        """Return how long the stage has taken, over all attempts."""
+        return self.seconds_before + time.perf_counter() - self.started
 
-    def restore(self, progress: TrainingState) -> int:
-        """Take everything back to where it was; the number of steps that are done, 0 without a file."""
+    def restore(self, state: TrainingState) -> int:
+        """Load the state and return the number of finished steps, 0 without a file."""
         if not self.path.exists():
             return 0
-        tensors, facts = load_tensors(self.path)
-        self.before = facts.get("seconds", 0.0)
-        progress.method.load_state_dict(_under("method", tensors))
-        progress.optimizer.load_state_dict(_optimizer_state(_under("optimizer", tensors), facts["groups"]))
-        progress.schedule.last_epoch = facts["step"]
-        progress.scaler.load_state_dict(facts["scaler"])
-        progress.average.restore(_under("average", tensors), facts["step"])
-        _set_generators(tensors)
-        return int(facts["step"])
+        tensors, header = load_tensors(self.path)
+        self.seconds_before = header.get("seconds", 0.0)
+        state.method.load_state_dict(_part("method", tensors))
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, value in _part("optimizer", tensors).items():
+            number, _, name = key.partition(".")
+            moments.setdefault(int(number), {})[name] = value
+        state.optimizer.load_state_dict({"state": moments, "param_groups": header["groups"]})
+        state.schedule.last_epoch = header["step"]
+        state.scaler.load_state_dict(header["scaler"])
+        state.ema.restore(_part("average", tensors), header["step"])
+        torch.set_rng_state(tensors["generator.cpu"])
+        if "generator.cuda" in tensors and torch.cuda.is_available():
+            torch.cuda.set_rng_state(tensors["generator.cuda"])
+        return int(header["step"])
 
-    def after(self, step: int, progress: TrainingState) -> None:
-        """Save, if it is time again."""
+    def after(self, step: int, state: TrainingState) -> None:
+        """Save if `seconds_apart` have passed since the last save."""
         if time.perf_counter() - self.saved >= self.seconds_apart:
-            self.save(step, progress)
+            self.save(step, state)
             self.saved = time.perf_counter()
 
-    def save(self, step: int, progress: TrainingState) -> None:
-        """Write all of it, from the first process."""
-        state = progress.optimizer.state_dict()
-        moments = {f"{i}.{key}": value for i, entry in state["state"].items() for key, value in entry.items()}
+    def save(self, step: int, state: TrainingState) -> None:
+        """Write the complete state, on rank 0."""
+        optimizer = state.optimizer.state_dict()
+        cuda = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
         parts = {
-            "method": progress.method.state_dict(),
-            "average": progress.average.state,
-            "optimizer": moments,
-            "generator": _generators(),
+            "method": state.method.state_dict(),
+            "average": state.ema.state,
+            "optimizer": {f"{i}.{key}": value for i, entry in optimizer["state"].items() for key, value in entry.items()},
+            "generator": {"cpu": torch.get_rng_state(), **cuda},
         }
-        facts = {"step": step, "seconds": self.seconds(), "groups": state["param_groups"]}
-        facts["scaler"] = progress.scaler.state_dict()
+        header = {"step": step, "seconds": self.seconds(), "groups": optimizer["param_groups"]}
+        header["scaler"] = state.scaler.state_dict()
         if is_main_process():
             tensors = {f"{part}.{key}": value for part, content in parts.items() for key, value in content.items()}
-            save_tensors(self.path, tensors, facts)
+            save_tensors(self.path, tensors, header)
 
 
-def _under(part: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _part(part: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {key.removeprefix(f"{part}."): value for key, value in tensors.items() if key.startswith(f"{part}.")}
-
-
-def _optimizer_state(moments: dict[str, Tensor], groups: list[dict[str, Any]]) -> dict[str, Any]:
-    state: dict[int, dict[str, Tensor]] = {}
-    for key, value in moments.items():
-        number, _, name = key.partition(".")
-        state.setdefault(int(number), {})[name] = value
-    return {"state": state, "param_groups": groups}
-
-
-def _generators() -> dict[str, Tensor]:
-    cuda = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
-    return {"cpu": torch.get_rng_state(), **cuda}
-
-
-def _set_generators(tensors: dict[str, Tensor]) -> None:
-    torch.set_rng_state(tensors["generator.cpu"])
-    if "generator.cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["generator.cuda"])

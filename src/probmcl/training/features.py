@@ -1,4 +1,4 @@
-"""What an encoder, or a part of one, made of every view: computed once and learned from many times."""
+"""Features or activations of every view, computed once and trained on many times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from probmcl.data.loader import Batch, Order
 from probmcl.runtime.distributed import rank, shard, unshard, world_size
 
 ROWS_AT_ONCE = 64
-"""Rows of a batch where nothing is learned."""
+"""Views in a batch that is not trained on."""
 
 
 @torch.inference_mode()
@@ -26,25 +26,31 @@ def extract(
     device: torch.device | str = "cpu",
     done: Callable[[int], None] | None = None,
 ) -> Float[Tensor, "V N D"]:
-    """The encoder's features of every view of every image, in the order of the batches; `done` hears of each batch.
+    """Return the encoder's features of every view of every image, in the order of the batches.
 
-    Under several processes each is given its share of the batches, and has the features of all in the end.
+    With several processes each gets its shard of the batches, and the result is gathered on all of them.
+
+    Args:
+        encoder: moved to the device and put in eval mode.
+        batches: of this process.
+        device: where to compute.
+        done: called after each batch with its number of images.
     """
     encoder.to(device).eval()
     features = []
     for batch in batches:
-        found = encoder(batch.views.flatten(0, 1).to(device)).float().cpu()
-        features.append(found.reshape(len(batch.views), -1, found.shape[1]).transpose(0, 1))  # (n, V, D)
+        rows = encoder(batch.views.flatten(0, 1).to(device)).float().cpu()
+        features.append(rows.reshape(len(batch.views), -1, rows.shape[1]).transpose(0, 1))  # (n, V, D)
         if done is not None:
             done(len(batch.labels))
     return unshard(features).transpose(0, 1).contiguous()
 
 
 class FeatureBatches:
-    """Batches of stored views, features or activations: every image once in an epoch, in `n_views` of its views.
+    """Batches of stored views (features or activations): every image once per epoch, in `n_views` of its views.
 
     Order and views are functions of the seed, the epoch and the step; the views of an image in a step differ. With
-    `weights` an image comes as often as `Order` says.
+    `weights`, `Order` decides how often an image occurs.
     """
 
     def __init__(
@@ -61,11 +67,10 @@ class FeatureBatches:
         weights: Float[ndarray, "N"] | None = None,
     ) -> None:
         if n_views > len(features):
-            raise ValueError(f"{n_views} views of an image are wanted, and {len(features)} are stored; store more")
+            raise ValueError(f"{n_views} views of an image are needed, but only {len(features)} are stored; store more")
         self.features, self.labels, self.known, self.seed, self.n_views = features, labels, known, seed, n_views
-        rows = np.arange(features.shape[1])
         self.order = Order(
-            rows,
+            np.arange(features.shape[1]),
             batch_size=batch_size,
             epochs=epochs,
             seed=seed,
@@ -79,29 +84,22 @@ class FeatureBatches:
         return len(self.order)
 
     def starting(self, step: int) -> Iterator[Batch]:
-        """The batches from a step on."""
+        """Yield the batches from a step on."""
         epoch, views, labels = -1, np.empty(0), self.labels
         for batch in self.order.starting(step):
             if batch[0][0] != epoch:
                 epoch = batch[0][0]
-                views, labels = self._views(epoch), self._labels(epoch)
+                lots = np.random.default_rng((self.seed, epoch, 1)).random(self.features.shape[:2])
+                views = lots.argsort(0)[: self.n_views]  # (n_views, N): the views of each image in this epoch
+                # A label between 0 and 1 is a probability, from which a 0 or a 1 is drawn in each epoch.
+                labels = torch.from_numpy(drawn(self.labels.numpy(), self.seed, epoch, 2))
             rows = torch.tensor([row for _, row in batch])
-            shown = torch.from_numpy(views[:, rows.numpy()])
-            yield Batch(self.features[shown, rows].float(), labels[rows], self.known[rows], rows)
-
-    def _labels(self, epoch: int) -> Float[Tensor, "N C"]:
-        """The labels in an epoch: where one is a chance between 0 and 1 it is drawn."""
-        return torch.from_numpy(drawn(self.labels.numpy(), self.seed, epoch, 2))
-
-    def _views(self, epoch: int) -> Int[ndarray, "n_views N"]:
-        """Which of its views each image shows in an epoch."""
-        views, images = self.features.shape[:2]
-        lots = np.random.default_rng((self.seed, epoch, 1)).random((views, images))
-        return lots.argsort(0)[: self.n_views]
+            chosen = torch.from_numpy(views[:, rows.numpy()])
+            yield Batch(self.features[chosen, rows].float(), labels[rows], self.known[rows], rows)
 
 
 class StoredViews:
-    """Batches of stored views in the order in which they are stored, all views of each image; this process's share."""
+    """Batches of all stored views of each image, in stored order; the shard of this process."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""How weights move: Adam, one cycle of the learning rate, decay on matrices only, and their running average."""
+"""Adam with a one-cycle learning rate, weight decay on matrices only, and the exponential moving average of weights."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ class Training:
     """Settings of one stage of training.
 
     Attributes:
-        epochs: how often every image is seen.
-        views: at most so many in all, each image counting as often as it is seen; None is no limit but the epochs.
+        epochs: passes over all images.
+        views: upper limit on the views in total, over all epochs; None means no limit.
         batch_size: images in a step; a contrastive method compares the views of this many images.
-        learning_rate: at the top of the cycle.
-        head_factor: learning rate of what sits on the encoder, relative to the encoder's.
+        learning_rate: maximum of the one-cycle schedule.
+        head_factor: learning rate of the head, relative to the encoder's.
         weight_decay: of matrices and kernels; biases and normalization parameters have none.
         decay: `l2` adds it to the gradient, as the paper's Adam; `decoupled` shrinks the weights, as AdamW.
         warmup: share of the steps in which the learning rate rises.
-        ema: decay of the running average of all weights, which is what training returns; 0 returns the last weights.
-        precision: `auto` computes in half precision where the device is made for it; `float32` nowhere.
+        ema: decay of the exponential moving average of all weights, which training returns; 0 returns the last weights.
+        precision: `auto` computes in half precision on a GPU; `float32` does not.
     """
 
     epochs: int = 10
@@ -51,7 +51,7 @@ class Training:
 
 
 def build_optimizer(method: Method, training: Training) -> Optimizer:
-    """Adam over what is to be learned of a method, in four groups: encoder or head, matrix or not."""
+    """Return Adam over the trainable parameters of a method, in four groups: encoder or head, matrix or not."""
     encoder = {id(p) for p in method.encoder.parameters()}
     groups = []
     for in_encoder, factor in ((True, 1.0), (False, training.head_factor)):
@@ -69,23 +69,22 @@ def build_optimizer(method: Method, training: Training) -> Optimizer:
 
 
 def one_cycle(optimizer: Optimizer, steps: int, warmup: float) -> OneCycleLR:
-    """The learning rate up from a 25th to its top within the warm-up, then down to almost nothing, along cosines."""
+    """Return a schedule that raises the learning rate from 1/25 to its maximum in the warm-up, then lowers it to almost 0.
+
+    Both phases follow a cosine.
+    """
     # torch divides by the length of each phase: neither may be shorter than two steps.
     total = max(steps, 10)
     rising = min(max(warmup * total, 2), total - 2) / total
-    return OneCycleLR(
-        optimizer,
-        max_lr=[group["lr"] for group in optimizer.param_groups],
-        total_steps=total,
-        pct_start=rising,
-    )
+    highest = [group["lr"] for group in optimizer.param_groups]
+    return OneCycleLR(optimizer, max_lr=highest, total_steps=total, pct_start=rising)
 
 
 class EMA:
-    """A running average of a module's whole state, with a decay that grows in the first steps.
+    """Exponential moving average of a module's whole state, with a decay that grows in the first steps.
 
-    a ← d·a + (1−d)·w with d = min(decay, (1+t)/(10+t)): on a short run the start weights, which would make up 91 % of
-    the average after 312 steps of 0.9997, are forgotten all the same.
+    a ← d·a + (1−d)·w with d = min(decay, (1+t)/(10+t)), so that even a short run forgets its initial weights, which
+    would otherwise make up 91 % of the average after 312 steps of 0.9997.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -94,7 +93,7 @@ class EMA:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Take in the weights of one more step."""
+        """Update the average with the current weights."""
         self.steps += 1
         decay = min(self.decay, (1 + self.steps) / (10 + self.steps))
         current = self.module.state_dict()
@@ -105,12 +104,12 @@ class EMA:
                 value.copy_(current[key])
 
     def restore(self, state: dict[str, Tensor], steps: int) -> None:
-        """Go on from an average over so many steps."""
+        """Continue from the average of a checkpoint."""
         self.steps = steps
         for key, value in self.state.items():
             value.copy_(state[key])
 
     def copy_to(self) -> None:
-        """Put the average in the place of the weights."""
+        """Replace the module's weights by their average."""
         if self.state:
             self.module.load_state_dict(self.state)
