@@ -417,9 +417,9 @@ def bytes_taken(compute: Callable[[], None], folder: Path) -> int:
 class TestPlan:
     @pytest.fixture(autouse=True)
     def _nothing_was_said_yet(self) -> Iterator[None]:
-        similarity._say_that_the_grid_is_too_large.cache_clear()
+        similarity._warn_that_the_grid_is_too_large.cache_clear()
         yield
-        similarity._say_that_the_grid_is_too_large.cache_clear()
+        similarity._warn_that_the_grid_is_too_large.cache_clear()
 
     @pytest.mark.parametrize(
         ("rows", "components", "way"), [(2, 1, "tiled"), (6, 4, "tiled"), (256, 80, "features"), (64, 500, "features")]

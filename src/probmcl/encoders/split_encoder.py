@@ -1,4 +1,4 @@
-"""An encoder split in two: a frozen trunk, whose activations can be cached, and a tail, the last stage, which learns."""
+"""An encoder split in two: a frozen trunk, whose activations can be cached, and a tail, its last stage."""
 
 from __future__ import annotations
 

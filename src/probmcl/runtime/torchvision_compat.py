@@ -38,10 +38,14 @@ def import_torchvision() -> torch.library.Library | None:
     library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for declaration in DECLARATIONS:
         library.define(declaration)  # type: ignore[no-untyped-call]
-    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
-        del sys.modules[name]  # what the failed import left behind
+    _forget_torchvision()
     importlib.import_module("torchvision")
     return library
+
+
+def _forget_torchvision() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
+        del sys.modules[name]
 
 
 DECLARED = import_torchvision()  # bound to a name for its lifetime: the declarations go when it goes

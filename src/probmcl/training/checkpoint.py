@@ -82,10 +82,11 @@ class Checkpoint:
         """Write the complete state, on rank 0."""
         optimizer = state.optimizer.state_dict()
         cuda = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
+        moments = {f"{i}.{key}": value for i, entry in optimizer["state"].items() for key, value in entry.items()}
         parts = {
             "method": state.method.state_dict(),
             "average": state.ema.state,
-            "optimizer": {f"{i}.{key}": value for i, entry in optimizer["state"].items() for key, value in entry.items()},
+            "optimizer": moments,
             "generator": {"cpu": torch.get_rng_state(), **cuda},
         }
         header = {"step": step, "seconds": self.seconds(), "groups": optimizer["param_groups"]}

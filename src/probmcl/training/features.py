@@ -85,7 +85,7 @@ class FeatureBatches:
 
     def starting(self, step: int) -> Iterator[Batch]:
         """Yield the batches from a step on."""
-        epoch, views, labels = -1, np.empty(0), self.labels
+        epoch, views, labels = -1, np.empty(0, dtype=int), self.labels
         for batch in self.order.starting(step):
             if batch[0][0] != epoch:
                 epoch = batch[0][0]

@@ -69,10 +69,7 @@ def build_optimizer(method: Method, training: Training) -> Optimizer:
 
 
 def one_cycle(optimizer: Optimizer, steps: int, warmup: float) -> OneCycleLR:
-    """Return a schedule that raises the learning rate from 1/25 to its maximum in the warm-up, then lowers it to almost 0.
-
-    Both phases follow a cosine.
-    """
+    """Return the one-cycle schedule: from 1/25 of the learning rate up in the warm-up, then down to almost 0."""
     # torch divides by the length of each phase: neither may be shorter than two steps.
     total = max(steps, 10)
     rising = min(max(warmup * total, 2), total - 2) / total
