@@ -1,7 +1,5 @@
 """How much two label sets share: D(y_i, y_j) of ProbMCL, section 2.2 and its first ablation."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from jaxtyping import Bool, Float

@@ -1,11 +1,9 @@
 """Any timm model as an encoder: its pooled features, and the maps that were pooled."""
 
-from __future__ import annotations
-
 import functools
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from jaxtyping import Float
@@ -58,7 +56,7 @@ class Encoder(nn.Module):
             "bicubic" if cfg["interpolation"] == "bicubic" else "bilinear"
         )
 
-    def train(self, mode: bool = True) -> Encoder:
+    def train(self, mode: bool = True) -> Self:
         """Training mode; with `fixed_statistics`, batch normalization keeps to the statistics it has."""
         super().train(mode)
         if self.fixed_statistics:

@@ -1,7 +1,5 @@
 """An encoder split in two: a frozen trunk, whose activations can be cached, and a tail, its last stage."""
 
-from __future__ import annotations
-
 import copy
 from typing import Any, NamedTuple
 

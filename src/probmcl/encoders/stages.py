@@ -1,7 +1,5 @@
 """The stages of an encoder, what enters them, and what of it maps depend on: found without any numbers."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping

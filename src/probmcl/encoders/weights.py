@@ -1,7 +1,5 @@
 """Where an encoder's weights come from: a file, a run, the local cache or the model hub."""
 
-from __future__ import annotations
-
 import http.client
 import threading
 import urllib.error

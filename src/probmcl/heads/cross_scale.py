@@ -1,7 +1,5 @@
 """Three scales of an image, which strengthen each other where all of them agree."""
 
-from __future__ import annotations
-
 import functools
 import operator
 

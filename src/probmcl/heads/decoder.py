@@ -1,7 +1,5 @@
 """Queries that look at a feature map: one layer of cross-attention, and the logits of a group of classes from each."""
 
-from __future__ import annotations
-
 import math
 
 import torch

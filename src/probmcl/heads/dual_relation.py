@@ -1,7 +1,5 @@
 """The dual relation head: where things are in an image, and which classes they make likely together."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """The labels as nodes of a graph: their vectors, edges from how often they come together, convolutions along them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """A graph of the classes that is drawn anew for each image: its nodes, its edges and what is read from them."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """Labels that reach into an encoder: maps that are told of every class, and classifiers made of label embeddings."""
 
-from __future__ import annotations
-
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import conv2d

@@ -1,7 +1,5 @@
 """Batch normalization that also takes a batch of one."""
 
-from __future__ import annotations
-
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm

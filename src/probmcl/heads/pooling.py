@@ -1,7 +1,5 @@
 """From a score at every position of a feature map to one logit for each class: class-specific residual attention."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

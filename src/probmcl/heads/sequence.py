@@ -1,7 +1,5 @@
 """Labels one after another: a recurrent decoder that looks at a feature map, and the set of labels that it emits."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Where the classes are, and what that says of them: attention and confidence maps, and filters over the whole map."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Self-attention on feature maps: every position of a map sees the others."""
 
-from __future__ import annotations
-
 from jaxtyping import Float
 from torch import Tensor, nn
 

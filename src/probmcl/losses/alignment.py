@@ -1,7 +1,5 @@
 """Labels have no order, a sequence has one: which label each step of a sequence should have said."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import numpy as np

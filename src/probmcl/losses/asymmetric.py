@@ -1,7 +1,5 @@
 """The asymmetric loss, with which ProbMCL's linear classifier and most of its rivals are trained."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Binary cross-entropy over the labels that are known."""
 
-from __future__ import annotations
-
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits

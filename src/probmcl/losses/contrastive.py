@@ -1,7 +1,5 @@
 """Pull together what shares enough labels: L_PCL of ProbMCL, Eq. 3. It takes matrices and serves any similarity."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor

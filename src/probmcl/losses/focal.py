@@ -1,7 +1,5 @@
 """The focal loss: binary cross-entropy that passes over what is easy, for positives and negatives alike."""
 
-from __future__ import annotations
-
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import logsigmoid

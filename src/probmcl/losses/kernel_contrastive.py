@@ -1,7 +1,5 @@
 """Pull together the kernels of the labels that two images share: L_KMCL of KMCL."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """How well a mixture explains a feature: L_NLL of ProbMCL, Eq. 2."""
 
-from __future__ import annotations
-
 from jaxtyping import Float
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The sum of both terms: ProbMCL, Eq. 4, and the weight that its text describes."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

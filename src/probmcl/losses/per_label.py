@@ -1,7 +1,5 @@
 """Each label of an image is an anchor of its own: the contrast of MulSupCon."""
 
-from __future__ import annotations
-
 from typing import Literal, get_args
 
 import torch

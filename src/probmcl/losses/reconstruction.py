@@ -1,7 +1,5 @@
 """How much of a kernel mixture at the feature comes from the labels that an image has: L_REC of KMCL."""
 
-from __future__ import annotations
-
 import math
 
 import torch

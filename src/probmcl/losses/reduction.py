@@ -1,7 +1,5 @@
 """From one number a row or an entry to one number a batch."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from jaxtyping import Bool, Float

@@ -1,7 +1,5 @@
 """The asymmetric loss end to end, the strongest rival of the paper's tables."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

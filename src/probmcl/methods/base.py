@@ -1,7 +1,5 @@
 """The interface between a method and the trainer: call it with images and labels, and minimize the loss it returns."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple

@@ -1,7 +1,5 @@
 """Binary cross-entropy end to end: the baseline that every other method has to beat."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

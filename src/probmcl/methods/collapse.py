@@ -4,8 +4,6 @@ A falling loss is no proof of better features: the paper's own objective can dri
 of its terms go down (decision 0002). These numbers show it, in every contrastive run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

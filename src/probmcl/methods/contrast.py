@@ -1,7 +1,5 @@
 """What contrastive methods share: overlaps of label sets, a projection onto the sphere, and rows of all processes."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace

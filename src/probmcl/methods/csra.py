@@ -1,7 +1,5 @@
 """CSRA: each class looks at the positions of the feature map that speak for it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

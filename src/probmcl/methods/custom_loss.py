@@ -1,7 +1,5 @@
 """A loss of one's own, from a file: on logits it trains encoder and linear layer, on similarities the contrast."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 import inspect

@@ -1,7 +1,5 @@
 """The focal loss end to end: what the asymmetric loss grew out of."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

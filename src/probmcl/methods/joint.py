@@ -1,7 +1,5 @@
 """A classifier and a contrast trained together, in one stage."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, final
 

@@ -1,7 +1,5 @@
 """KMCL: a classifier whose logits are also the weights of a kernel mixture, trained with three losses at once."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

@@ -1,7 +1,5 @@
 """KSSNet: a graph of the labels reaches into the encoder, and makes classifiers beside the linear ones."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from pathlib import Path

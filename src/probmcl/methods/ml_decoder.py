@@ -1,7 +1,5 @@
 """ML-Decoder: queries look at the feature map, and each answers for a group of classes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

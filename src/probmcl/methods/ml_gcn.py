@@ -1,7 +1,5 @@
 """ML-GCN: the classifiers of all classes come out of a graph, along which classes that occur together share."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

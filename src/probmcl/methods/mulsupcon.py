@@ -1,7 +1,5 @@
 """MulSupCon: a contrast for each label of an image, on cosines."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

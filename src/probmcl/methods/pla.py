@@ -1,7 +1,5 @@
 """PLA: a recurrent decoder emits a set of labels, and learns them in the order in which it says them itself."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

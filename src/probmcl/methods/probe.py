@@ -1,9 +1,7 @@
 """The linear probe: ProbMCL's second stage, and the simple thing that every method is measured against."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-from typing import Literal, final
+from typing import Literal, Self, final
 
 import torch
 from jaxtyping import Float
@@ -50,7 +48,7 @@ class Probe(LinearClassifier):
         self.register_buffer("shift", torch.zeros(encoder.features), persistent=False)
         self.register_buffer("scale", torch.ones(encoder.features), persistent=False)
 
-    def train(self, mode: bool = True) -> Probe:
+    def train(self, mode: bool = True) -> Self:
         """Training mode for the linear layer; the encoder stays in eval mode."""
         super().train(mode)
         self.encoder.eval()
@@ -75,7 +73,7 @@ class Probe(LinearClassifier):
         return loss(logits, labels, known, reduction=self.reduction)
 
     @torch.no_grad()
-    def on(self, encoder: AnyEncoder, label_space: LabelSpace) -> Probe:
+    def on(self, encoder: AnyEncoder, label_space: LabelSpace) -> "Probe":
         """The same probe on an encoder, the standardization folded into its linear layer."""
         folded = Probe(encoder, label_space, self.config)
         folded.linear.weight.copy_(self.linear.weight / self.scale)

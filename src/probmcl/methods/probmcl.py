@@ -1,7 +1,5 @@
 """ProbMCL, stage 1: two views, a mixture for each, and the contrast between them (ProbMCL, Fig. 1a and Eq. 4)."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass
 from typing import Literal, final

@@ -1,7 +1,5 @@
 """SRN: where the classes are looked for, all together, corrects what a plain classifier says of each."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple, final
 

@@ -1,7 +1,5 @@
 """SupCon for images with several labels: ProbMCL's contrast on cosines, without its mixture."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

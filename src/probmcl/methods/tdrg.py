@@ -1,7 +1,5 @@
 """TDRG: a transformer over three scales of an image, and a graph of the classes that it draws for each image."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import final
 

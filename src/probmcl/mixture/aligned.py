@@ -1,7 +1,5 @@
 """How alike two mixtures are whose component k meets component k only (decision 0002)."""
 
-from __future__ import annotations
-
 from typing import Any, Literal, get_args
 
 import torch

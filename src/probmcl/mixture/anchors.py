@@ -1,7 +1,5 @@
 """Mixtures of label sets: a Gaussian that is learned for each class, and how alike an image's mixture is to them."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn

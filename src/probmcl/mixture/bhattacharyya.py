@@ -1,7 +1,5 @@
 """The Bhattacharyya coefficient ∫√(pq): between whole mixtures, and between components of one class."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from torch import Tensor

@@ -1,7 +1,5 @@
 """What a similarity needs to know of mixtures: the norm, the place and the width of each component."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """A Gaussian mixture for every image: p(z|x) of ProbMCL, Eq. 1."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ of **1** and g the same component across it, both of norm one. Then ‚ü®p_i, p_j‚
 was chosen for, and Sim(p_i, p_j) is the cosine of P_i and P_j. docs/feature_map.md has the derivation.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator

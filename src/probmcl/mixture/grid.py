@@ -5,8 +5,6 @@ the place u = 1ᵀz/√n along that line, and y, the logarithm of the distance f
 follows from there.
 """
 
-from __future__ import annotations
-
 import cmath
 import math
 from collections.abc import Callable

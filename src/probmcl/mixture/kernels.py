@@ -1,7 +1,5 @@
 """Kernel mixtures, one kernel for each class: the heads of KMCL, its kernels, and how alike those of two images are."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The mixture density network: from a feature to the parameters of a mixture (ProbMCL, section 2.1 and Fig. 1c)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal

@@ -1,7 +1,5 @@
 """Inner products of mixtures by walking over all pairs of components, in tiles of bounded memory."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

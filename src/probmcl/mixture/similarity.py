@@ -7,8 +7,6 @@ It is built from the correlation of two components,
 which lies in (0, 1] for any dimension n, so that nothing underflows where (2πS)^(−n/2) would from n ≈ 70 on.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import dataclass, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """The devices of this machine, by name."""
 
-from __future__ import annotations
-
 import torch
 
 from probmcl.errors import OptionError

@@ -5,8 +5,6 @@ sum so that the mean over processes, which DistributedDataParallel takes of the 
 Every function here that exchanges something has to be called by all processes, in the same order.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import os

@@ -1,7 +1,5 @@
 """Memory that a process has used stays its own."""
 
-from __future__ import annotations
-
 import ctypes
 import sys
 

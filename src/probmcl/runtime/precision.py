@@ -1,7 +1,5 @@
 """Formulas are computed in float32 or better, whatever precision the network around them runs in."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 from collections.abc import Callable, Iterator

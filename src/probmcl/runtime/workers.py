@@ -1,7 +1,5 @@
 """Processes that decode images: how many, how they are started, and who answers Ctrl-C."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

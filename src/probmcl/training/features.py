@@ -1,7 +1,5 @@
 """Features or activations of every view, computed once and trained on many times."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Adam with a one-cycle learning rate, weight decay on matrices only, and the exponential moving average of weights."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 
