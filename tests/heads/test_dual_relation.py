@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import pytest
@@ -5,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from probmcl.heads import DualRelation, Relations, class_nodes, cross_scale, top_mean
+from probmcl.heads import DualRelation, ImageGraph, Relations, class_nodes, cross_scale, top_mean
 
 
 def build(**settings: Any) -> DualRelation:
@@ -90,3 +91,178 @@ def test_gradients() -> None:
     given = tuple(x.requires_grad_() for x in maps(images=1, sides=(2, 1)))
     assert torch.autograd.gradcheck(lambda entering, last: head(entering, last).structural, given)
     assert torch.autograd.gradcheck(lambda entering, last: head(entering, last).constraint, given)
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def leaky(x: Tensor) -> Tensor:
+    return torch.where(x > 0, x, 0.2 * x)
+
+
+def image_graph(classes: int = 3) -> ImageGraph:
+    """In float64, with every number drawn: as it starts, no node knows of another."""
+    torch.manual_seed(0)
+    graph = ImageGraph(node=4, guidance=6, classes=classes).double().eval()
+    with torch.no_grad():
+        for parameter in graph.parameters():
+            parameter.normal_(std=0.7)
+        graph.norm.running_mean = torch.randn(6, dtype=torch.float64)
+        graph.norm.running_var = torch.rand(6, dtype=torch.float64) + 0.5
+    return graph
+
+
+def given(images: int = 2, classes: int = 3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    nodes = torch.randn(images, classes, 4, generator=generator, dtype=torch.float64)
+    return nodes, torch.randn(images, 6, generator=generator, dtype=torch.float64)
+
+
+# The constraint.
+
+
+@pytest.mark.parametrize(
+    ("size", "share", "taken"),
+    [((14, 14), 0.05, 10), ((7, 7), 0.05, 2), ((2, 2), 0.05, 1), ((1, 1), 0.05, 1), ((3, 2), 0.5, 3), ((3, 3), 1.0, 9)],
+)
+def test_the_highest_scores_are_averaged(size: tuple[int, int], share: float, taken: int) -> None:
+    scores = torch.randn(2, 3, *size)
+    measured = top_mean(scores, share)
+    assert measured.shape == (2, 3)
+    for n in range(2):
+        for c in range(3):
+            highest = sorted(scores[n, c].flatten().tolist())[-taken:]
+            assert measured[n, c].item() == pytest.approx(sum(highest) / taken, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.5])
+def test_a_share_out_of_range_is_refused(share: float) -> None:
+    with pytest.raises(ValueError, match=rf"^share={share} must be above 0 and at most 1$"):
+        top_mean(torch.zeros(1, 1, 2, 2), share)
+
+
+def test_only_the_highest_scores_have_a_gradient() -> None:
+    scores = torch.tensor([[[[1.0, 5.0], [4.0, 2.0]]]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(top_mean(scores, 0.5).sum(), scores)
+    assert gradient.tolist() == [[[[0.0, 0.5], [0.5, 0.0]]]]
+
+
+def test_gradients_of_the_constraint() -> None:
+    scores = torch.randn(1, 2, 3, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: top_mean(x, 0.4), scores)
+
+
+def test_half_precision_scores_are_averaged_in_full() -> None:
+    assert top_mean(torch.ones(1, 1, 2, 2, dtype=torch.bfloat16), 0.5).dtype == torch.float32
+
+
+# The nodes.
+
+
+def test_a_node_is_a_loop_over_positions() -> None:
+    torch.manual_seed(0)
+    maps, scores = torch.randn(2, 4, 3, 2), torch.randn(2, 5, 3, 2)
+    measured = class_nodes(maps, scores)
+    assert measured.shape == (2, 5, 4)
+    for n in range(2):
+        for c in range(5):
+            expected = torch.zeros(4)
+            for r in range(3):
+                for k in range(2):
+                    expected += sigmoid(scores[n, c, r, k].item()) * maps[n, :, r, k]
+            torch.testing.assert_close(measured[n, c], expected)
+
+
+def test_gradients_of_the_nodes() -> None:
+    maps, scores = (torch.randn(1, 2, 2, 2, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    assert torch.autograd.gradcheck(class_nodes, (maps, scores))
+
+
+# The graph.
+
+
+def slow_correlation(graph: ImageGraph, nodes: Tensor, guidance: Tensor) -> Tensor:
+    """Of one image, entry by entry."""
+    hidden = graph.guide.weight @ guidance + graph.guide.bias
+    mean, variance = graph.norm.running_mean, graph.norm.running_var
+    assert mean is not None
+    assert variance is not None
+    guide = leaky((hidden - mean) / torch.sqrt(variance + graph.norm.eps) * graph.norm.weight + graph.norm.bias)
+    edges = torch.zeros(len(nodes), len(nodes), dtype=torch.float64)
+    for i in range(len(nodes)):
+        for j in range(len(nodes)):
+            weight = graph.edges.weight[j]
+            edges[i, j] = sigmoid(float(weight[:6] @ guide + weight[6:] @ nodes[i] + graph.edges.bias[j]))
+    return edges
+
+
+@torch.no_grad()
+def test_edges_and_logits_are_loops_over_classes() -> None:
+    graph, (nodes, guidance) = image_graph(), given()
+    edges, logits = graph.correlation(nodes, guidance), graph(nodes, guidance)
+    for n in range(2):
+        expected = slow_correlation(graph, nodes[n], guidance[n])
+        torch.testing.assert_close(edges[n], expected)
+        for i in range(3):
+            sent = torch.zeros(4, dtype=torch.float64)
+            for j in range(3):
+                sent += expected[i, j] * nodes[n, j]
+            received = leaky(graph.convolution.weight @ leaky(sent) + graph.convolution.bias)
+            logit = graph.classifier.weight[i] @ (nodes[n, i] + received) + graph.classifier.bias[i]
+            torch.testing.assert_close(logits[n, i], logit)
+
+
+def test_the_edges_of_an_image_are_its_own_and_have_a_direction() -> None:
+    edges = image_graph().correlation(*given())
+    assert not torch.allclose(edges[0], edges[1])
+    assert not torch.allclose(edges[0], edges[0].T)
+
+
+def test_gradients_of_the_graph() -> None:
+    nodes, guidance = given()
+    assert torch.autograd.gradcheck(image_graph(), (nodes.requires_grad_(), guidance.requires_grad_()))
+
+
+@torch.no_grad()
+def test_at_first_each_class_reads_its_own_node() -> None:
+    graph, (nodes, guidance) = ImageGraph(node=4, guidance=6, classes=3).double(), given()
+    expected = torch.einsum("ncv,cv->nc", nodes, graph.classifier.weight) + graph.classifier.bias
+    torch.testing.assert_close(graph(nodes, guidance), expected)
+
+
+def test_everything_in_it_learns_from_the_first_steps() -> None:
+    graph, (nodes, guidance) = ImageGraph(node=4, guidance=6, classes=3).double(), given()
+    before = {name: value.detach().clone() for name, value in graph.named_parameters()}
+    moves = torch.optim.SGD(graph.parameters(), lr=0.5)
+    for _ in range(2):
+        graph(nodes, guidance).square().sum().backward()
+        moves.step()
+        moves.zero_grad()
+    still = [name for name, value in graph.named_parameters() if torch.equal(value, before[name])]
+    # A bias before a norm over the batch changes nothing.
+    assert [name for name in still if name != "guide.bias"] == []
+
+
+@torch.no_grad()
+def test_one_image_alone_is_trained_with_the_statistics_so_far() -> None:
+    graph, (nodes, guidance) = image_graph(), given(images=1)
+    expected = graph(nodes, guidance)
+    torch.testing.assert_close(graph.train()(nodes, guidance), expected)
+    assert graph.norm.num_batches_tracked == 0
+
+
+@torch.no_grad()
+def test_several_images_are_trained_with_their_own_statistics() -> None:
+    graph, (nodes, guidance) = image_graph(), given(images=5)
+    expected = graph(nodes, guidance)
+    assert not torch.allclose(graph.train()(nodes, guidance), expected)
+    assert graph.norm.num_batches_tracked == 1
+
+
+def test_the_graph_is_as_exact_under_autocast() -> None:
+    graph, (nodes, guidance) = image_graph().float(), given()
+    expected = graph(nodes.float(), guidance.float())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(graph(nodes.float(), guidance.float()), expected)
+        assert graph(nodes.bfloat16(), guidance.bfloat16()).dtype == torch.float32

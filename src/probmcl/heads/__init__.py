@@ -1,8 +1,8 @@
 """What sits on an encoder's feature maps: attention over positions, transformers, decoders, graphs of the labels."""
 
-from probmcl.heads.cross_scale import ThreeScales, cross_scale
+from probmcl.heads.cross_scale import MapTransformer, ThreeScales, cross_scale
 from probmcl.heads.decoder import CrossAttention, GroupDecoder, group_logits
-from probmcl.heads.dual_relation import DualRelation, Relations
+from probmcl.heads.dual_relation import DualRelation, ImageGraph, Relations, class_nodes, top_mean
 from probmcl.heads.graph import (
     GraphConvolution,
     LabelEmbeddings,
@@ -12,19 +12,17 @@ from probmcl.heads.graph import (
     normalized,
     superimposed_graph,
 )
-from probmcl.heads.image_graph import ImageGraph, class_nodes, top_mean
 from probmcl.heads.lateral import EmbeddingClassifier, LateralConnection
-from probmcl.heads.normalization import BatchNorm
 from probmcl.heads.pooling import ResidualAttention, attended, residual_attention
 from probmcl.heads.sequence import AdditiveAttention, LabelDecoder, emitted_labels, set_logits
 from probmcl.heads.spatial import (
+    BatchNorm,
     ClassAttention,
     SpatialRegularization,
     attended_confidence,
     spatial_softmax,
     weighted_attention,
 )
-from probmcl.heads.transformer import MapTransformer
 
 __all__ = [
     "AdditiveAttention",

@@ -6,8 +6,7 @@ from probmcl.losses.binary import binary_cross_entropy
 from probmcl.losses.contrastive import contrastive, positives
 from probmcl.losses.focal import focal
 from probmcl.losses.kernel_contrastive import kernel_contrastive
-from probmcl.losses.likelihood import negative_log_likelihood
-from probmcl.losses.objective import balanced_weight, objective
+from probmcl.losses.objective import balanced_weight, negative_log_likelihood, objective
 from probmcl.losses.per_label import per_label_contrastive
 from probmcl.losses.reconstruction import reconstruction
 
