@@ -7,13 +7,14 @@ import math
 from pathlib import Path
 
 import torch
+from scipy.special import loggamma
 from torch import Tensor
 from torch.nn.functional import elu
 
 from probmcl.mixture import IsotropicMixture, correlation
 from probmcl.mixture.components import components_that_count
 from probmcl.mixture.feature_map import cosines, features
-from probmcl.mixture.grid import ERROR, Grid, grid_for, log_gamma
+from probmcl.mixture.grid import ERROR, Grid, grid_for
 
 ROWS, COMPONENTS = 24, 20
 STEPS = [5.0, 4.5, 4.0, 3.5, 3.0, 2.75, 2.5, 2.25, 2.0, 1.75, 1.5, 1.25, 1.0]
@@ -32,7 +33,7 @@ def predicted(grid: Grid, narrowest: float) -> float:
     if grid.across is None:
         return along
     half = (grid.dim - 1) / 2
-    return along + 2 * math.exp(log_gamma(complex(half, math.pi / grid.across.step)) - math.lgamma(half))
+    return along + 2 * math.exp(float(loggamma(complex(half, math.pi / grid.across.step)).real) - math.lgamma(half))
 
 
 def errors(dim: int) -> list[tuple[int, float, float]]:

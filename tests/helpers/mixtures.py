@@ -46,6 +46,14 @@ def means_written_out(p: IsotropicMixture) -> Tensor:
     return p.mean if p.has_vector_means else p.mean[:, :, None].expand(-1, -1, p.dim)
 
 
+def class_bhattacharyya(p: IsotropicMixture, q: IsotropicMixture) -> Tensor:
+    """exp(−D_B) of component k with component k, D_B = (n/2) log[S/(2σσ')] + ‖m − m'‖²/4S, as in any textbook."""
+    total = p.variance[:, None] + q.variance
+    apart = (means_written_out(p)[:, None] - means_written_out(q)).square().sum(3)
+    deviations = p.variance[:, None].sqrt() * q.variance.sqrt()
+    return (-p.dim / 2 * (total / (2 * deviations)).log() - apart / (4 * total)).exp()
+
+
 def literal_correlation(p: IsotropicMixture, q: IsotropicMixture) -> Tensor:
     """∫pq = Σ π π' (2πS)^(−n/2) exp(−‖m − m'‖²/2S), as in any textbook, in logarithms and row by row."""
 

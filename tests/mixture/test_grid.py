@@ -1,4 +1,3 @@
-import cmath
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from helpers.mixtures import draw
 from probmcl.mixture.components import Components
-from probmcl.mixture.grid import Axis, Grid, grid_for, log_gamma, middle_across, step_across, step_along, tails_across
+from probmcl.mixture.grid import Axis, Grid, grid_for, middle_across, step_across, step_along, tails_across
 
 ERRORS = [1e-3, 1e-6, 1e-9]
 
@@ -129,24 +128,6 @@ class TestTails:
         dim = 17
         middle = middle_across(dim, power)
         assert log_profile(middle) > max(log_profile(middle - 1e-3), log_profile(middle + 1e-3))
-
-
-class TestLogGamma:
-    @pytest.mark.parametrize("x", [0.01, 0.5, 1.0, 1.5, 7.5, 63.5, 1023.5, 1e6])
-    def test_on_the_real_line_it_is_that_of_the_standard_library(self, x: float) -> None:
-        assert log_gamma(complex(x)) == pytest.approx(math.lgamma(x), rel=1e-12, abs=1e-11)
-
-    @pytest.mark.parametrize("b", [0.1, 1.0, 5.0, 20.0, 100.0])
-    def test_off_the_real_line_it_obeys_the_reflection_formula(self, b: float) -> None:
-        """|Γ(½ + ib)|² = π/cosh πb and |Γ(1 + ib)|² = πb/sinh πb."""
-        log_cosh = math.pi * b + math.log1p(math.exp(-2 * math.pi * b)) - math.log(2)
-        log_sinh = math.pi * b + math.log1p(-math.exp(-2 * math.pi * b)) - math.log(2)
-        assert log_gamma(complex(0.5, b)) == pytest.approx((math.log(math.pi) - log_cosh) / 2, abs=1e-10)
-        assert log_gamma(complex(1, b)) == pytest.approx((math.log(math.pi * b) - log_sinh) / 2, abs=1e-10)
-
-    @pytest.mark.parametrize("z", [complex(3.5, 2), complex(15.9, 40), complex(500, 300)])
-    def test_one_step_to_the_right_multiplies_by_z(self, z: complex) -> None:
-        assert log_gamma(z + 1) - log_gamma(z) == pytest.approx(cmath.log(z).real, abs=1e-10)
 
 
 class TestGrid:

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import elu
 
-from helpers.mixtures import Largest
+from helpers.mixtures import Largest, class_bhattacharyya
 from probmcl.mixture import (
     IsotropicMixture,
     KernelHeads,
     KernelMixture,
-    class_bhattacharyya,
     kernel_bhattacharyya,
     kernels,
 )

@@ -1,7 +1,7 @@
 """Stage 4: from a feature to a Gaussian mixture, and how alike two mixtures are."""
 
 from probmcl.mixture.aligned import aligned_correlation
-from probmcl.mixture.bhattacharyya import bhattacharyya, bhattacharyya_error, class_bhattacharyya
+from probmcl.mixture.bhattacharyya import bhattacharyya
 from probmcl.mixture.density import IsotropicMixture
 from probmcl.mixture.kernels import KernelHeads, KernelMixture, kernel_bhattacharyya
 from probmcl.mixture.network import MixtureDensityNetwork
@@ -15,8 +15,6 @@ __all__ = [
     "Plan",
     "aligned_correlation",
     "bhattacharyya",
-    "bhattacharyya_error",
-    "class_bhattacharyya",
     "correlation",
     "kernel_bhattacharyya",
     "plan",

@@ -1,11 +1,10 @@
-"""The Bhattacharyya coefficient ∫√(pq): between whole mixtures, and between components of one class."""
+"""The Bhattacharyya coefficient ∫√(pq) of two mixtures."""
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probmcl.mixture.aligned import means_by_class, squared_distance
-from probmcl.mixture.components import Components, at_most_one, check_same_space, of_nothing, one_with_itself, spread
+from probmcl.mixture.components import Components, at_most_one, check_same_space, of_nothing, one_with_itself
 from probmcl.mixture.density import IsotropicMixture
 from probmcl.mixture.feature_map import MEMORY, cosines, features, refuse_above
 from probmcl.mixture.grid import grid_for, outside_of_graphs
@@ -18,13 +17,13 @@ def bhattacharyya(p: IsotropicMixture, q: IsotropicMixture | None = None, *, ste
     """Bhattacharyya coefficient ∫√(pq) of two mixtures with scalar means, in [0, 1], 1 between equal mixtures.
 
     There is no closed form. The roots of the densities are sampled on the grid of the feature map, and their inner
-    product is the trapezoidal rule for the integral. `bhattacharyya_error` estimates how far off it is.
+    product is the trapezoidal rule for the integral. The change when `step` is halved estimates the error.
 
     Args:
         p: M mixtures.
         q: P mixtures; None compares p with itself.
-        step: distance of the nodes, 1 for those of `correlation`, which is enough for squares but not for roots; half
-            of it takes four times as many.
+        step: distance of the nodes relative to those of `correlation`, which suffice for squares but not for roots;
+            half of it takes four times as many nodes.
 
     >>> p = IsotropicMixture(torch.zeros(2, 1), torch.tensor([[0.0], [2.0]]), torch.ones(2, 1), dim=1)
     >>> bhattacharyya(p)  # exp(−n d²/8)
@@ -33,7 +32,7 @@ def bhattacharyya(p: IsotropicMixture, q: IsotropicMixture | None = None, *, ste
     """
     for mixture in (p, q or p):
         if mixture.has_vector_means:
-            raise ValueError("bhattacharyya() is for scalar means; for vector means there is class_bhattacharyya()")
+            raise ValueError("bhattacharyya() is for scalar means")
     check_same_space(p, q or p)
     if 0 in (len(p.mean), len((q or p).mean)):
         return of_nothing(p, q or p)
@@ -46,29 +45,3 @@ def bhattacharyya(p: IsotropicMixture, q: IsotropicMixture | None = None, *, ste
     roots = [(density + torch.finfo(torch.float32).tiny).sqrt() for density in (features(s, grid) for s in sides)]
     # Their lengths are one, up to the error.
     return at_most_one(one_with_itself(cosines(roots[0], None)) if q is None else cosines(*roots))
-
-
-@torch.no_grad()
-def bhattacharyya_error(p: IsotropicMixture, q: IsotropicMixture | None = None, *, step: float = 0.5) -> float:
-    """Largest change of any coefficient when the step is halved: about the error of the coarser one."""
-    change = (bhattacharyya(p, q, step=step) - bhattacharyya(p, q, step=step / 2)).abs()
-    return float(change.max()) if change.numel() else 0.0
-
-
-@full_precision
-def class_bhattacharyya(p: IsotropicMixture, q: IsotropicMixture | None = None) -> Float[Tensor, "M P C"]:
-    """Bhattacharyya coefficient of component k of one mixture with component k of the other, for every class k.
-
-    BC_k = (2σσ'/S)^(n/2) exp(−‖m − m'‖² / 4S), S = σ² + σ'², for scalar and for vector means; the weights play no part.
-
-    Reference: KMCL, its kernel similarity.
-
-    >>> p = IsotropicMixture(torch.zeros(2, 1), torch.tensor([[0.0], [2.0]]), torch.ones(2, 1), dim=1)
-    >>> class_bhattacharyya(p)[0, 1]
-    tensor([0.6065])
-    """
-    q = q or p
-    check_same_space(p, q)
-    a, b = p.variance.T[:, :, None], q.variance.T[:, None, :]
-    distance = squared_distance(means_by_class(p), means_by_class(q)).to(a.dtype)
-    return (-p.dim * spread(a, b) - distance / (4 * (a + b))).exp().movedim(0, 2)

@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid
 
 from probmcl.mixture.components import slices, spread
-from probmcl.mixture.network import Initialization, floored_variance
+from probmcl.mixture.network import Initialization, floored_variance, initialize_as_paper
 from probmcl.runtime.precision import at_least_float32, full_precision, to_float64
 
 Covariance = Literal["isotropic", "anisotropic"]
@@ -117,13 +117,7 @@ class KernelHeads(nn.Module):
         self.mean_head = nn.Linear(self.dim, classes * self.coordinates)
         self.variance_head = nn.Linear(self.dim, classes * self.coordinates)
         if initialization == "paper":
-            self._initialize_as_the_paper()
-
-    def _initialize_as_the_paper(self) -> None:
-        nn.init.uniform_(self.mean_head.weight, 0.0, 0.1)
-        nn.init.zeros_(self.mean_head.bias)
-        nn.init.ones_(self.variance_head.weight)
-        nn.init.zeros_(self.variance_head.bias)
+            initialize_as_paper(self.mean_head, self.variance_head)
 
     def logits(self, h: Float[Tensor, "M D"]) -> Float[Tensor, "M C"]:
         """The logits alone, which are all that predicts."""
@@ -158,7 +152,7 @@ def kernel_bhattacharyya(
     What is held from forward to backward are the kernels and the T·P coefficients. Of the T·P·d numbers in between,
     `BLOCK` are held at once, in a handful of tensors of that size. It can be differentiated once.
 
-    Reference: KMCL, its kernel similarity; for isotropic kernels the same as `class_bhattacharyya`.
+    Reference: KMCL, its kernel similarity.
 
     Args:
         p: M mixtures.

@@ -66,13 +66,7 @@ class MixtureDensityNetwork(nn.Module):
         self.mean_head = nn.Linear(sizes[-1], classes * (mean_size or 1))
         self.variance_head = nn.Linear(sizes[-1], classes)
         if initialization == "paper":
-            self._initialize_as_the_paper()
-
-    def _initialize_as_the_paper(self) -> None:
-        nn.init.uniform_(self.mean_head.weight, 0.0, 0.1)
-        nn.init.zeros_(self.mean_head.bias)
-        nn.init.ones_(self.variance_head.weight)
-        nn.init.zeros_(self.variance_head.bias)
+            initialize_as_paper(self.mean_head, self.variance_head)
 
     def forward(self, h: Float[Tensor, "M D"]) -> IsotropicMixture:
         """The mixture of each row."""
@@ -86,6 +80,14 @@ class MixtureDensityNetwork(nn.Module):
             mean = mean.unflatten(1, (-1, self.mean_size))
         variance = floored_variance(self.variance_head(hidden), self.floor)
         return IsotropicMixture(self.weight_head(hidden).log_softmax(1), mean, variance, self.dim)
+
+
+def initialize_as_paper(mean_head: nn.Linear, variance_head: nn.Linear) -> None:
+    """Draw mean weights from U(0, 0.1) and set variance weights to 1, both biases to 0 (ProbMCL, section 3.1)."""
+    nn.init.uniform_(mean_head.weight, 0.0, 0.1)
+    nn.init.ones_(variance_head.weight)
+    for head in (mean_head, variance_head):
+        nn.init.zeros_(head.bias)
 
 
 def floored_variance(raw: Float[Tensor, "*shape"], floor: Floor) -> Float[Tensor, "*shape"]:
