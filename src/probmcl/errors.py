@@ -84,11 +84,11 @@ class RunWarning:
 
 def check_range(
     *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-    **values: float | None,
+    at_least: int | float | None = None,
+    above: int | float | None = None,
+    at_most: int | float | None = None,
+    below: int | float | None = None,
+    **values: int | float | None,
 ) -> None:
     """Refuse numbers outside of a range; a value of None is always allowed.
 

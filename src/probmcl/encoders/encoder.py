@@ -3,7 +3,7 @@
 import functools
 import math
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -56,7 +56,7 @@ class Encoder(nn.Module):
             "bicubic" if cfg["interpolation"] == "bicubic" else "bilinear"
         )
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self, mode: bool = True) -> "Encoder":
         """Training mode; with `fixed_statistics`, batch normalization keeps to the statistics it has."""
         super().train(mode)
         if self.fixed_statistics:

@@ -1,7 +1,7 @@
 """The linear probe: ProbMCL's second stage, and the simple thing that every method is measured against."""
 
 from dataclasses import dataclass
-from typing import Literal, Self, final
+from typing import Literal, final
 
 import torch
 from jaxtyping import Float
@@ -48,7 +48,7 @@ class Probe(LinearClassifier):
         self.register_buffer("shift", torch.zeros(encoder.features), persistent=False)
         self.register_buffer("scale", torch.ones(encoder.features), persistent=False)
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self, mode: bool = True) -> "Probe":
         """Training mode for the linear layer; the encoder stays in eval mode."""
         super().train(mode)
         self.encoder.eval()
