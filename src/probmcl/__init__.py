@@ -1,35 +1,57 @@
 """Multi-label image classification that people can trust.
 
-The stages, in the order in which an image passes through them:
+The packages follow the way of an image through a run, and each imports only from those before it:
 
-1. `probmcl.data`: images and labels
+1. `probmcl.data`: files become records, records become batches
 2. `probmcl.augment`: an image becomes views
 3. `probmcl.encoders`: a view becomes a feature h(x)
-4. `probmcl.mixture`: a feature becomes a Gaussian mixture p(z|x); how alike two mixtures are
-5. `probmcl.overlap`: how much two label sets share, D(y_i, y_j)
-6. `probmcl.losses`: numbers to minimize; `probmcl.methods.collapse` watches what they do to the features
-7. `probmcl.methods`: encoder, heads and losses wired together, one file a method
-8. `probmcl.training`: one trainer for all of them
-9. `probmcl.evaluation`: how good the result is
-10. `probmcl.run.train`: all of it, from records to a run folder; `probmcl.inference`: what a run is used for;
-    `probmcl.experiments`: several methods side by side
+4. `probmcl.mixture`: a feature becomes a Gaussian mixture p(z|x); similarity of mixtures
+5. `probmcl.overlap`: overlap of label sets, D(y_i, y_j)
+6. `probmcl.heads`, `probmcl.losses`: modules on feature maps, functions of matrices
+7. `probmcl.methods`: encoder, heads and losses wired together, one file per method
+8. `probmcl.training`: one trainer for all methods
+9. `probmcl.evaluation`: metrics and their confidence intervals
+10. `probmcl.inference`: a trained model in use
+11. `probmcl.run`: one resumable training run; `probmcl.experiments`: comparisons of methods
+12. `probmcl.report`: tables and figures of both
 
-The front door is `train`, `compare` and `load`. Importing this package loads none of it.
+The public functions are loaded when they are first used: importing this package does not load torch.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from probmcl.api import train
-    from probmcl.experiments.compare import compare
-    from probmcl.inference import load
+    from probmcl.api import check, compare, train
+    from probmcl.data.options import DataChecks, ReadOptions
+    from probmcl.inference import Model, load
+    from probmcl.run.results import Run
 
-__all__ = ["__version__", "compare", "load", "train"]
+__all__ = [
+    "DataChecks",
+    "Model",
+    "ReadOptions",
+    "Run",
+    "__version__",
+    "check",
+    "compare",
+    "load",
+    "train",
+]
 __version__ = "0.1.0"
 
-_PLACES = {"compare": "probmcl.experiments.compare", "train": "probmcl.api", "load": "probmcl.inference"}
+_MODULES = {
+    "train": "probmcl.api",
+    "compare": "probmcl.api",
+    "check": "probmcl.api",
+    "load": "probmcl.inference",
+    "Model": "probmcl.inference",
+    "Run": "probmcl.run.results",
+    "ReadOptions": "probmcl.data.options",
+    "DataChecks": "probmcl.data.options",
+}
 
 
 def __dir__() -> list[str]:
@@ -37,8 +59,6 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    if name in _PLACES:
-        from importlib import import_module
-
-        return getattr(import_module(_PLACES[name]), name)
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

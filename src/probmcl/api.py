@@ -1,238 +1,598 @@
-"""The front door, for Python and for the command line: from a folder and a table to a trained model.
+"""The public functions `train`, `compare` and `check`: from a folder and a table to results.
 
-`train` is both `probmcl.train` and the command `probmcl train`; importing this file loads no torch.
+The command line calls exactly these. Importing this module does not load torch.
 """
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter, Token
+from probmcl.console import Console
+from probmcl.data.options import DataChecks, ReadOptions
+from probmcl.errors import OptionError, ProbmclError, RunError, RunWarning, SettingsError, suggestion
 
-from probmcl import intake
-from probmcl.cli import options as flags
-from probmcl.run.results import Run
+if TYPE_CHECKING:
+    from probmcl.data.audit import PreparedData
+    from probmcl.data.records import Records
+    from probmcl.experiments.protocol import MethodSpec
+    from probmcl.experiments.rows import Comparison
+    from probmcl.experiments.runner import ComparisonSpec
+    from probmcl.run.results import Run
+    from probmcl.settings import Settings, Tune
 
-
-def key_values(_: Any, tokens: Sequence[Token]) -> dict[str, Any]:
-    """Pairs such as temperature=0.1, each value as TOML reads it, and otherwise as it stands."""
-    pairs = {}
-    for token in tokens:
-        key, equals, value = token.value.partition("=")
-        if not equals:
-            raise ValueError(f"--set {token.value}: say KEY=VALUE, as in --set temperature=0.1")
-        pairs[key] = _value(value)
-    return pairs
-
-
-def _value(text: str) -> Any:
-    try:
-        return tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
-        return text
+NAMED_WEIGHTS = ("pretrained", "none")
 
 
 def train(
-    data: flags.Data = None,
-    /,
+    data: Path | str | None = None,
     *,
-    images: flags.Images = None,
-    format: flags.Format = None,  # noqa: A002  # the name of the flag
-    path_column: flags.PathColumn = None,
-    labels_column: flags.LabelsColumn = None,
-    split_column: flags.SplitColumn = None,
-    group: flags.GroupColumn = None,
-    weight_column: flags.WeightColumn = None,
-    rows: flags.Rows = None,
-    blank: flags.Blank = None,
-    minus_one: flags.MinusOne = None,
-    none_label: flags.NoneLabel = None,
-    ignore: flags.Ignore = None,
-    hierarchy: flags.HierarchyFile = None,
-    range: flags.Range = None,  # noqa: A002  # the name of the flag
-    split_file: flags.SplitFile = None,
-    folds: flags.Folds = None,
-    fold: flags.Fold = None,
-    skip_bad: flags.SkipBad = None,
-    allow_leaks: flags.AllowLeaks = None,
-    method: Annotated[
-        str | None,
-        Parameter(help="auto (default): the frozen probe, bce and probmcl; or one, see methods", group=flags.WHAT),
-    ] = None,
-    loss: Annotated[
-        str | None, Parameter(help="a loss of your own in place of a method, FILE.py:FUNCTION", group=flags.WHAT)
-    ] = None,
-    preset: Annotated[
-        str | None, Parameter(help="named settings of the method: default, paper …; see methods", group=flags.WHAT)
-    ] = None,
-    settings: Annotated[
-        Mapping[str, Any] | None,
-        Parameter(
-            name="--set",
-            converter=key_values,
-            n_tokens=-1,
-            consume_multiple=True,
-            accepts_keys=False,
-            help="settings of the method, KEY=VALUE …",
-            group=flags.WHAT,
-        ),
-    ] = None,
-    recipe: Annotated[
-        str | None,
-        Parameter(help="a TOML file, or the name of one that comes along; flags go before it", group=flags.WHAT),
-    ] = None,
-    encoder: flags.EncoderName = None,
-    weights: flags.Weights = None,
-    image_size: flags.ImageSize = None,
-    tune: flags.TuneFlag = None,
-    epochs: Annotated[
-        int | None, Parameter(help="times over the images; with auto, of two views each", group=flags.HOW)
-    ] = None,
-    budget: Annotated[
-        str | None, Parameter(help="time for all of it, as in 30m; it decides the epochs", group=flags.HOW)
-    ] = None,
-    probe_epochs: flags.ProbeEpochs = None,
-    batch_size: flags.BatchSize = None,
-    lr: Annotated[float | None, Parameter(help="learning rate at its top", group=flags.HOW)] = None,
-    augment: flags.Augment = None,
-    seed: Annotated[int | None, Parameter(help="of everything that is drawn; 0 by default", group=flags.HOW)] = None,
-    device: flags.Device = None,
-    workers: flags.Workers = None,
-    cache: flags.Cache = None,
-    out: flags.Out = None,
-    resume: Annotated[
-        Path | str | None,
-        Parameter(help="a run to go on with; takes nothing else but --device, --workers, --loss", group=flags.WHERE),
-    ] = None,
+    images: Path | str | None = None,
+    read: ReadOptions = ReadOptions(),
+    checks: DataChecks = DataChecks(),
+    method: str | None = None,
+    loss: str | None = None,
+    preset: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    recipe: Path | str | None = None,
+    encoder: str | None = None,
+    weights: Path | str | None = None,
+    image_size: int | None = None,
+    tune: Tune | None = None,
+    epochs: int | None = None,
+    budget: str | None = None,
+    probe_epochs: int | None = None,
+    batch_size: int | None = None,
+    lr: float | None = None,
+    augment: str | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    workers: int | None = None,
+    cache: Path | str | None = None,
+    out: Path | str | None = None,
+    resume: Path | str | None = None,
+    console: Console | None = None,
 ) -> Run:
-    """Train a model on your images, and keep it only if it beats the simple thing.
+    """Train a model on labeled images, and keep it only if it beats a linear probe.
 
-    First a linear probe on the untouched encoder is fitted and saved: a usable model within minutes. Then the plan is
-    said, the contenders are trained and probed again, and the best on validation is kept. Test images decide nothing.
+    Every image is read once before anything is trained, and data that would spoil the run are refused. Then a linear
+    probe on the frozen encoder is fitted and saved. Methods are trained and kept if they are better on validation; the
+    test split decides nothing.
 
-    Example: probmcl train photos/labels.csv --images photos/ --budget 10m
-
-    Example: probmcl train photos/ --method probmcl --set temperature=0.2 --epochs 10
-
-    Example: probmcl train photos/ --loss my_losses.py:my_loss
-
-    Example: probmcl train xrays.csv --images xrays/ --group "Patient ID" --minus-one unknown Edema=positive
-
-    Example: probmcl train --resume runs/2026-11-15-photos
-
-    Before anything is trained every image is read once, and data that would spoil the run is refused: files that cannot
-    be read (--skip-bad), the same image or patient in train and test (--allow-leaks). See probmcl check.
-
-    Under torchrun the same command uses several processes: torchrun --nproc-per-node 2 -m probmcl train photos/
+    Args:
+        data: a table of labels, or a folder with a recognizable layout.
+        images: folder that image paths are relative to (default: the table's folder).
+        read: how the data are read.
+        checks: what is required of the data, and how they are split.
+        method: auto (default: the frozen probe, bce and probmcl) or a name in `METHODS`.
+        loss: your own loss instead of a method, FILE.py:FUNCTION.
+        preset: named settings of the method: default, paper, …
+        settings: single settings of the method, by name.
+        recipe: a TOML file, or the name of one that comes with probmcl; options take precedence.
+        encoder: any timm model.
+        weights: pretrained (default), none, a safetensors file, or an earlier run.
+        image_size: side of the square input (default: the encoder's own).
+        tune: how much of the encoder learns: all, last or none (default: last on a CPU, all on a GPU).
+        epochs: passes over the images; with auto, of two views each.
+        budget: time for the whole run, as in 30m; it decides the epochs.
+        probe_epochs: epochs of the linear probes.
+        batch_size: images per step, over all processes.
+        lr: peak learning rate.
+        augment: how views are made: light (default), paper or none.
+        seed: random seed (default: 0).
+        device: auto, cpu, cuda or mps.
+        workers: processes that decode images (default: one per core).
+        cache: folder for decoded images, or auto; faster from the second time on.
+        out: a new or empty folder (default: runs/DATE-NAME).
+        resume: an interrupted run to continue; combines only with `device`, `workers` and `loss`.
+        console: for messages and progress; by default stdout.
     """
-    given = dict(locals())
-    from probmcl.runtime.distributed import process_group
-
-    with process_group(device):
+    options = {
+        "method": method,
+        "loss": loss,
+        "preset": preset,
+        "settings": settings,
+        "recipe": recipe,
+        "encoder": encoder,
+        "weights": weights,
+        "image_size": image_size,
+        "tune": tune,
+        "epochs": epochs,
+        "budget": budget,
+        "probe_epochs": probe_epochs,
+        "batch_size": batch_size,
+        "lr": lr,
+        "augment": augment,
+        "seed": seed,
+        "device": device,
+        "workers": workers,
+        "cache": cache,
+        "out": out,
+    }
+    with _processes(device, console) as console:
         if resume is not None:
-            intake.refuse_beside_resume(given, "device", "workers", "loss")
-            return _resume(Path(resume), loss, intake.said(device=device, workers=workers))
+            _refuse_with_resume(data, images, read, checks, options, allowed=("device", "workers", "loss"))
+            return _resume_run(Path(resume), loss, _drop_none({"device": device, "workers": workers}), console)
         if data is None:
-            raise ValueError("say what to train on: a table or a folder, as in probmcl train photos/labels.csv")
-        keys = intake.said(
-            method=_method(method, loss),
-            preset=preset,
-            settings=dict(settings or {}),
-            encoder=intake.said(name=encoder, weights=intake.weights_from(weights), image_size=image_size),
-            training=intake.said(epochs=epochs, batch_size=batch_size, learning_rate=lr),
-            probe=intake.said(epochs=probe_epochs),
-            budget=budget,
-            tune=tune,
-            augment=augment,
-            seed=seed,
-            device=device,
-            workers=workers,
-            cache=intake.cache_folder(cache),
-        )
-        return _start(Path(data), given, recipe, keys, out)
+            raise ProbmclError("nothing to train on: give a table or a folder, as in probmcl train photos/labels.csv")
+        return _start_run(Path(data), images, read, checks, options, console)
 
 
-def _start(
-    data: Path, given: Mapping[str, Any], recipe: str | None, keys: dict[str, Any], out: Path | str | None
+def _start_run(
+    data: Path,
+    images: Path | str | None,
+    read: ReadOptions,
+    checks: DataChecks,
+    options: Mapping[str, Any],
+    console: Console,
 ) -> Run:
-    from dataclasses import replace
+    from probmcl.encoders import about
+    from probmcl.run.train import train_run
+    from probmcl.run_folder import METADATA
 
-    from probmcl import encoders, run_folder
-    from probmcl.data.audit import prepare_data
-    from probmcl.run import train as pipeline
-    from probmcl.settings import make_settings
-
-    # What can be refused at once is: reading every image of a large set takes minutes.
-    settings = make_settings(intake.with_recipe(recipe, keys))
-    encoders.describe_encoder(settings.encoder.name)
-    if out is not None:
-        run_folder.refuse_used(Path(out))
-    console = intake.display_of_the_first()
-    admitted = prepare_data(
-        data,
-        given["images"],
-        intake.read_options(given),
-        intake.data_checks(given),
-        seed=settings.seed,
-        workers=settings.workers,
-        console=console,
-    )
-    settings = replace(settings, intensity=admitted.intensity)
-    seen = intake.seen_before(admitted.records, settings.encoder.weights)
-    for alarm in seen:
-        console.print(f"  ALARM: {alarm}")
-    alarms = [*(warning.message for warning in admitted.warnings), *seen]
-    with (
-        intake.folder_for(out, intake.data_name(data)) as folder,
-        intake.told_how_to_go_on("train", folder, "run.json", console),
-    ):
-        return pipeline.train(
-            admitted.records,
+    # Options are checked first: reading every image of a large data set takes minutes.
+    settings = _run_settings(options)
+    about(settings.encoder.name)
+    _refuse_used_folder(options["out"])
+    prepared = _prepare(data, images, read, checks, settings.seed, settings.workers, console)
+    settings = replace(settings, intensity=prepared.intensity)
+    warnings = [*prepared.warnings, *_reused_images(prepared.records, settings.encoder.weights)]
+    for warning in warnings[len(prepared.warnings) :]:
+        console.print(f"  ALARM: {warning.message}")
+    with _new_folder(options["out"], _data_name(data)) as folder, _resume_hint("train", folder / METADATA, console):
+        return train_run(
+            prepared.records,
             settings,
             folder,
             console,
-            source=admitted.source.to_json(),
-            alarms=alarms,
-            fold_of=admitted.fold_of,
+            source=prepared.source,
+            data_warnings=warnings,
+            fold_of=prepared.fold_of,
         )
 
 
-def _method(method: str | None, loss: str | None) -> str | None:
-    """What is trained: a method, or what a loss of one's own makes of it."""
+def _resume_run(folder: Path, loss: str | None, changes: Mapping[str, Any], console: Console) -> Run:
+    from probmcl.data.audit import read_again
+    from probmcl.methods import find_method
+    from probmcl.run.train import train_run
+    from probmcl.run_folder import CONFIG, METADATA, SPLIT, RunFolder
+    from probmcl.settings import load_settings
+
+    if loss is not None:
+        find_method(loss)  # named by the user, so it may be imported
+    if not folder.is_dir():
+        raise OptionError("resume", folder, "is not a folder")
+    run = RunFolder(folder)
+    settings = replace(load_settings(run.read(CONFIG)), **changes)
+    source = run.read(METADATA)["data"]
+    if source is None:
+        raise RunError(f"{folder} was trained on records in memory; resume it with probmcl.run.train.train_run")
+    with _resume_hint("train", folder / METADATA, console):
+        return train_run(read_again(source, folder / SPLIT), settings, folder, console)
+
+
+def _run_settings(options: Mapping[str, Any]) -> Settings:
+    """Return the settings that the options of `train` and the recipe describe."""
+    from probmcl.settings import find_recipe, make_settings, read_recipe
+
+    keys = _shared_keys(options) | _drop_none(
+        {
+            "method": _method_or_loss(options["method"], options["loss"]),
+            "preset": options["preset"],
+            "settings": dict(options["settings"] or {}) or None,
+            "training": _drop_none(
+                {"epochs": options["epochs"], "batch_size": options["batch_size"], "learning_rate": options["lr"]}
+            )
+            or None,
+            "budget": options["budget"],
+            "seed": options["seed"],
+        }
+    )
+    recipe = options["recipe"]
+    return make_settings(_merge(read_recipe(find_recipe(recipe)) if recipe else {}, keys))
+
+
+def _shared_keys(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that `train` and `compare` take alike."""
+    from probmcl.data.cache import default_folder
+
+    names = {"name": "encoder", "image_size": "image_size"}
+    encoder = _drop_none({key: options[name] for key, name in names.items()} | {"weights": _weights(options["weights"])})
+    cache = options["cache"]
+    return _drop_none(
+        {
+            "encoder": encoder or None,
+            "probe": {"epochs": options["probe_epochs"]} if options["probe_epochs"] is not None else None,
+            "tune": options["tune"],
+            "augment": options["augment"],
+            "device": options["device"],
+            "workers": options["workers"],
+            "cache": str(default_folder()) if str(cache) == "auto" else _absolute(cache),
+        }
+    )
+
+
+def _merge(recipe: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """Return a recipe with the options taking precedence; tables are merged key by key."""
+    from probmcl.run_folder import CONFIG, PREPROCESSING, RunFolder
+    from probmcl.runtime.workers import default_workers
+
+    base: dict[str, Any] = {"workers": default_workers()} | recipe
+    earlier = RunFolder(Path(str(keys.get("encoder", {}).get("weights"))))
+    if earlier.has(CONFIG):  # continue with the encoder of the earlier run
+        name, size = earlier.read(CONFIG)["encoder"]["name"], earlier.read(PREPROCESSING)["size"]
+        base["encoder"] = {"name": name, "image_size": size} | base.get("encoder", {})
+    tables = {key: {**base.get(key, {}), **value} for key, value in keys.items() if isinstance(value, dict)}
+    return base | keys | tables
+
+
+def _method_or_loss(method: str | None, loss: str | None) -> str | None:
     if loss is None:
         return method
     if method is not None:
-        raise ValueError(f"--method {method} and --loss {loss}: a loss of one's own is a method; give one of both")
+        raise OptionError("method", method, f"cannot be combined with `loss={loss}`: a loss of your own is a method")
     if not loss.partition(":")[0].endswith(".py"):
-        raise ValueError(f"--loss {loss}: say FILE.py:FUNCTION, as in --loss my_losses.py:my_loss")
+        raise OptionError("loss", loss, "is not FILE.py:FUNCTION, as in `loss=my_losses.py:my_loss`")
     return loss
 
 
-def _resume(folder: Path, loss: str | None, where: dict[str, Any]) -> Run:
-    from dataclasses import replace
+def _weights(weights: Path | str | None) -> str | None:
+    if weights is None or str(weights) in NAMED_WEIGHTS:
+        return None if weights is None else str(weights)
+    if not Path(weights).exists():
+        raise OptionError("weights", weights, f"is not a file or run; {suggestion(str(weights), NAMED_WEIGHTS)}")
+    return _absolute(weights)
 
+
+def compare(
+    data: Path | str | None = None,
+    *,
+    images: Path | str | None = None,
+    read: ReadOptions = ReadOptions(),
+    checks: DataChecks = DataChecks(),
+    methods: str | None = None,
+    encoder: str | None = None,
+    weights: Path | str | None = None,
+    image_size: int | None = None,
+    tune: Tune | None = None,
+    epochs: int | None = None,
+    budget: str | None = None,
+    seeds: int | None = None,
+    trials: int | None = None,
+    probe_epochs: int | None = None,
+    batch_size: int | None = None,
+    augment: str | None = None,
+    device: str | None = None,
+    workers: int | None = None,
+    cache: Path | str | None = None,
+    out: Path | str | None = None,
+    add: Sequence[Path | str] | Path | str | None = None,
+    resume: Path | str | None = None,
+    console: Console | None = None,
+) -> Comparison:
+    """Compare methods with one encoder, the same number of images seen by each, and one evaluation.
+
+    Every method has a row for its own head, if it has one, and a row for a linear probe on its encoder; the probe on
+    the frozen encoder is always there. Tables, a plot and a verdict are written into the folder.
+
+    Args:
+        data: a table of labels, or a folder with a recognizable layout.
+        images: folder that image paths are relative to (default: the table's folder).
+        read: how the data are read.
+        checks: what is required of the data, and how they are split.
+        methods: all (default), or a comma-separated list: bce,probmcl:paper,my_losses.py:my_loss.
+        encoder: any timm model.
+        weights: pretrained (default), none, a safetensors file, or an earlier run.
+        image_size: side of the square input (default: the encoder's own).
+        tune: how much of the encoder learns: all, last or none (default: last on a CPU, all on a GPU).
+        epochs: passes over the images, of two views each (default: 6).
+        budget: time for everything, as in 2h; it decides the number of images seen.
+        seeds: runs of each method (default: 3).
+        trials: learning rates and weight decays tried for each method (default: 1, untuned).
+        probe_epochs: epochs of the linear probes.
+        batch_size: images per step, over all processes.
+        augment: how views are made: light (default), paper or none.
+        device: auto, cpu, cuda or mps.
+        workers: processes that decode images (default: one per core).
+        cache: folder for decoded images, or auto; faster from the second time on.
+        out: a new or empty folder (default: runs/DATE-NAME-comparison).
+        add: results.jsonl of other comparisons with the same protocol, or their folders.
+        resume: an interrupted comparison to continue; combines only with `device`, `workers`, `add` and `methods`.
+        console: for messages and progress; by default stdout.
+    """
+    started = time.perf_counter()
+    options = {
+        "methods": methods,
+        "encoder": encoder,
+        "weights": weights,
+        "image_size": image_size,
+        "tune": tune,
+        "epochs": epochs,
+        "budget": budget,
+        "seeds": seeds,
+        "trials": trials,
+        "probe_epochs": probe_epochs,
+        "batch_size": batch_size,
+        "augment": augment,
+        "device": device,
+        "workers": workers,
+        "cache": cache,
+        "out": out,
+        "add": add,
+    }
+    added = [Path(path).resolve() for path in ([add] if isinstance(add, Path | str) else add or ())]
+    with _processes(device, console) as console:
+        if resume is not None:
+            allowed = ("device", "workers", "add", "methods")
+            _refuse_with_resume(data, images, read, checks, options, allowed=allowed)
+            changes = _drop_none({"device": device, "workers": workers})
+            return _resume_comparison(Path(resume), methods, changes, added, started, console)
+        if data is None:
+            raise ProbmclError("nothing to compare on: give a table or a folder, as in probmcl compare photos/labels.csv")
+        return _start_comparison(Path(data), images, read, checks, options, added, started, console)
+
+
+def _start_comparison(
+    data: Path,
+    images: Path | str | None,
+    read: ReadOptions,
+    checks: DataChecks,
+    options: Mapping[str, Any],
+    add: list[Path],
+    started: float,
+    console: Console,
+) -> Comparison:
+    from probmcl.data.audit import refuse_unscorable
+    from probmcl.files import write_json
+    from probmcl.run.state import write_split
+    from probmcl.run_folder import COMPARISON
+    from probmcl.runtime.distributed import is_main_process
+
+    spec = _comparison_spec(options)
+    _refuse_used_folder(options["out"])
+    prepared = _prepare(data, images, read, checks, 0, spec.settings.workers, console)
+    refuse_unscorable(prepared.records)
+    spec = replace(spec, settings=replace(spec.settings, intensity=prepared.intensity))
+    warnings = [*prepared.warnings, *_reused_images(prepared.records, spec.settings.encoder.weights)]
+    name = _data_name(data)
+    stored = {"source": prepared.source, "name": name, "spec": spec, "warnings": warnings, "add": add}
+    with (
+        _new_folder(options["out"], f"{name}-comparison") as folder,
+        _resume_hint("compare", folder / COMPARISON, console),
+    ):
+        if is_main_process():
+            folder.mkdir(parents=True, exist_ok=True)
+            write_split(folder, prepared.records, prepared.fold_of)
+            write_json(folder / COMPARISON, stored)
+        return _run_comparison(prepared.records, spec, folder, name, prepared.source, warnings, add, started, console)
+
+
+def _comparison_spec(options: Mapping[str, Any]) -> ComparisonSpec:
+    """Return what is compared; whatever can be refused is refused here, before any image is read."""
+    from probmcl.encoders import about
+    from probmcl.experiments.protocol import TRIALS, parse_methods
+    from probmcl.experiments.runner import ComparisonSpec
+    from probmcl.settings import make_settings, parse_duration
+
+    numbers = _drop_none({name: options[name] for name in ("seeds", "trials", "epochs", "batch_size")})
+    budget = options["budget"]
+    for name, number in numbers.items():
+        if number < 1:
+            raise OptionError(name, number, "must be at least 1")
+    if numbers.get("trials", 1) > len(TRIALS):
+        raise OptionError("trials", numbers["trials"], f"must be at most {len(TRIALS)}")
+    if budget is not None and "epochs" in numbers:
+        raise SettingsError("`budget` and `epochs` cannot be combined: the budget decides the epochs")
+    settings = replace(make_settings(_merge({}, _shared_keys(options)) | {"method": "probe"}), method="comparison")
+    settings = replace(settings, probe=replace(settings.probe, frozen_views=settings.probe.views))
+    about(settings.encoder.name)
+    names = _method_names(options["methods"] or "all")
+    if budget is None:
+        numbers = {"epochs": 6} | numbers
+    return ComparisonSpec(
+        settings,
+        parse_methods(names),
+        all_methods="all" in names,
+        budget=None if budget is None else parse_duration(budget),
+        **numbers,
+    )
+
+
+def _method_names(methods: str) -> list[str]:
+    return [part.strip() for part in methods.split(",") if part.strip()]
+
+
+def _resume_comparison(
+    folder: Path, methods: str | None, changes: Mapping[str, Any], add: list[Path], started: float, console: Console
+) -> Comparison:
+    from probmcl import legacy
     from probmcl.data.audit import read_again
-    from probmcl.data.options import DataSource
-    from probmcl.files import read_json
-    from probmcl.methods import find_method
-    from probmcl.run import train as pipeline
-    from probmcl.settings import settings_of_run
+    from probmcl.experiments.protocol import MethodSpec, parse_methods
+    from probmcl.experiments.runner import ComparisonSpec
+    from probmcl.files import read_json, write_json
+    from probmcl.run_folder import COMPARISON, SPLIT
+    from probmcl.runtime.device import find_device
+    from probmcl.runtime.distributed import barrier, is_main_process
+    from probmcl.settings import load_settings
 
-    if loss is not None:
-        find_method(loss)  # named on the command line, so it may be run
+    if is_main_process():
+        legacy.upgrade_comparison(folder, folder / COMPARISON)
+    barrier()
+    if not (folder / COMPARISON).is_file():
+        raise RunError(f"{folder} is not a comparison that can be resumed: it has no {COMPARISON}")
+    stored = read_json(folder / COMPARISON)
+    fields = dict(stored["spec"])
+    settings = replace(load_settings(fields.pop("settings")), **changes)
+    settings = replace(settings, device=find_device(settings.device))
+    compared = tuple(MethodSpec(**method) for method in fields.pop("methods"))
+    _refuse_other_methods(folder, methods, parse_methods(_method_names(methods)) if methods else compared, compared)
+    records = read_again(stored["source"], folder / SPLIT)
+    added = list(dict.fromkeys([*stored["add"], *map(str, add)]))
+    barrier()
+    if is_main_process():
+        write_json(folder / COMPARISON, stored | {"add": added})
+    spec, warnings = ComparisonSpec(settings, compared, **fields), [RunWarning(**w) for w in stored["warnings"]]
+    with _resume_hint("compare", folder / COMPARISON, console):
+        paths = [Path(path) for path in added]
+        source = stored["source"]
+        return _run_comparison(records, spec, folder, stored["name"], source, warnings, paths, started, console)
 
-    if not folder.is_dir():
-        raise ValueError(f"--resume {folder}: there is no such folder")
-    for name in ("config.json", "run.json"):
-        if not (folder / name).is_file():
-            raise ValueError(f"{folder} is no run that can be resumed: it has no {name}")
-    settings = replace(settings_of_run(read_json(folder / "config.json")), **where)
-    source = read_json(folder / "run.json")["data"]
-    if source is None:
-        raise ValueError(f"{folder} was trained from records in memory; go on with probmcl.run.train.resume")
-    records, console = read_again(DataSource.parse(source), folder / "split.csv"), intake.display_of_the_first()
-    with intake.told_how_to_go_on("train", folder, "run.json", console):
-        return pipeline.resume(records, settings, folder, console)
+
+def _refuse_other_methods(
+    folder: Path, methods: str | None, given: Sequence[MethodSpec], compared: Sequence[MethodSpec]
+) -> None:
+    from probmcl.settings import refuse_unnamed
+
+    if tuple(given) != tuple(compared):
+        names = ",".join(method.name for method in compared)
+        raise OptionError("methods", methods, f"differs from what {folder} compares: {names}; give the same, or none")
+    for method in compared:
+        refuse_unnamed(method.method, "the same `methods` again, with {method}")
+
+
+def _run_comparison(
+    records: Records,
+    spec: ComparisonSpec,
+    folder: Path,
+    name: str,
+    source: Mapping[str, Any],
+    warnings: Sequence[RunWarning],
+    add: Sequence[Path],
+    started: float,
+    console: Console,
+) -> Comparison:
+    from probmcl.experiments.runner import ComparisonRunner
+    from probmcl.report.comparison import print_comparison, write_comparison
+    from probmcl.runtime.distributed import barrier, is_main_process
+
+    for warning in warnings:
+        console.print(f"  ALARM: {warning.message}")
+    runner = ComparisonRunner(
+        records, spec, folder, console, name, source=source, warnings=warnings, started=started
+    )
+    comparison = runner.run(add)
+    if is_main_process():
+        write_comparison(comparison, folder, warnings)
+    barrier()
+    print_comparison(comparison, folder, warnings, console)
+    return comparison
+
+
+# What train and compare share.
+
+
+@contextmanager
+def _processes(device: str | None, console: Console | None) -> Iterator[Console]:
+    """Join the processes of torchrun and yield a console that prints on rank 0 only."""
+    from probmcl.runtime.distributed import is_main_process, process_group
+
+    with process_group(device):
+        yield console or (Console() if is_main_process() else Console.quiet())
+
+
+def _refuse_with_resume(
+    data: Path | str | None,
+    images: Path | str | None,
+    read: ReadOptions,
+    checks: DataChecks,
+    options: Mapping[str, Any],
+    *,
+    allowed: tuple[str, ...],
+) -> None:
+    """Raise an error for options that a resumed run does not take."""
+    changed = {k: v for k, v in asdict(read).items() if v != getattr(ReadOptions(), k)}
+    changed |= {k: v for k, v in asdict(checks).items() if v != getattr(DataChecks(), k)}
+    given = _drop_none({"data": data, "images": images, **options}) | changed
+    refused = [f"`{name}`" for name in given if name not in allowed]
+    if refused:
+        names = ", ".join(f"`{name}`" for name in allowed)
+        raise ProbmclError(
+            f"`resume` continues with the data and settings of the run; it cannot be combined with "
+            f"{', '.join(refused)}, only with {names}"
+        )
+
+
+def _prepare(
+    data: Path,
+    images: Path | str | None,
+    read: ReadOptions,
+    checks: DataChecks,
+    seed: int,
+    workers: int,
+    console: Console,
+) -> PreparedData:
+    from probmcl.data.audit import prepare_data
+
+    return prepare_data(data, images, read, checks, seed=seed, workers=workers, console=console)
+
+
+def _reused_images(records: Records, weights: str | None) -> list[RunWarning]:
+    """Warn of held-out images that were trained on in the run that the weights come from."""
+    from probmcl.run_folder import SPLIT, RunFolder
+
+    if weights in (None, *NAMED_WEIGHTS) or not RunFolder(Path(weights)).has(SPLIT):
+        return []
+    splits = RunFolder(Path(weights)).read_split()
+    trained = {str(Path(path).resolve()) for path, split in splits.items() if split == "train"}
+    warnings = []
+    for split in ("val", "test"):
+        rows = records.rows(split)
+        reused = sum(str(records.paths[row].resolve()) in trained for row in rows)
+        if reused:
+            message = (
+                f"{reused} of {len(rows)} {split} images were trained on in {weights}; "
+                "their scores will be too good. The same `seed` or a split column keeps them apart"
+            )
+            warnings.append(RunWarning("seen_before", message))
+    return warnings
+
+
+def _refuse_used_folder(out: Path | str | None) -> None:
+    from probmcl.run_folder import refuse_used
+
+    if out is not None:
+        refuse_used(Path(out))
+
+
+@contextmanager
+def _new_folder(out: Path | str | None, name: str) -> Iterator[Path]:
+    """Yield the folder of a new run; one that was created here is removed again if nothing was written."""
+    from probmcl.run_folder import new_folder
+    from probmcl.runtime.distributed import broadcast, is_main_process
+
+    if out is not None:
+        yield Path(out)
+        return
+    folder = Path(broadcast(str(new_folder(Path("runs"), name)) if is_main_process() else ""))
+    try:
+        yield folder
+    finally:
+        if is_main_process() and not any(folder.iterdir()):
+            folder.rmdir()
+
+
+@contextmanager
+def _resume_hint(command: str, marker: Path, console: Console) -> Iterator[None]:
+    """After an interrupt, print how to continue, if the marker file says that the work had begun."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if marker.exists():
+            console.print(f"to resume: probmcl {command} `resume={marker.parent}`")
+        raise
+
+
+def _data_name(data: Path) -> str:
+    return data.resolve().name if data.is_dir() else data.resolve().parent.name
+
+
+def _absolute(path: Path | str | None) -> str | None:
+    return None if path is None else str(Path(path).resolve())
+
+
+def _drop_none(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}

@@ -1,47 +1,149 @@
-"""A run folder: begun empty, its files written whole or not at all."""
+"""The files of a run: their names, their schema version, and how they are created, read and written.
+
+Nothing else in the package spells the name of a run's file. Readers get the content as the current version writes it:
+`probmcl.legacy` maps what an older version wrote.
+"""
 
 from __future__ import annotations
 
 import csv
 import datetime
-import hashlib
 import importlib.metadata
 import io
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int
 from numpy import ndarray
-from torch import Tensor
 
-from probmcl import __version__
-from probmcl.data.labels import State
-from probmcl.data.records import Records, Split
-from probmcl.data.split import write_folds
+from probmcl import __version__, legacy
+from probmcl.errors import RunError
 from probmcl.files import atomic_write, read_json, write_json, write_text
+
+SCHEMA = 2
+"""Version of the files below; version 0.1 of the package wrote schema 1, without saying so."""
+
+CONFIG, LABELS, PREPROCESSING, METADATA = "config.json", "labels.json", "preprocessing.json", "run.json"
+SPLIT, FOLDS = "split.csv", "folds.csv"
+MODEL, VIEWS, METRICS = "model.safetensors", "views.png", "metrics.jsonl"
+EVALUATION, RETRIEVAL = "evaluation.json", "retrieval.json"
+PREDICTIONS, FROZEN, CANDIDATES, CONTRASTIVE, CHECKPOINTS = (
+    "predictions",
+    "frozen",
+    "candidates",
+    "contrastive",
+    "checkpoints",
+)
+COMPARISON = "spec.json"
+"""The file that makes a folder a comparison."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """A folder that holds a run."""
+
+    path: Path
+
+    @classmethod
+    def existing(cls, path: Path | str) -> RunFolder:
+        """Return the folder of a run, or raise `RunError` if it is not one or was written by a newer version."""
+        folder = cls(Path(path))
+        if not folder.path.is_dir():
+            raise RunError(f"{path} is not a folder; give the folder that `probmcl train` has written")
+        folder.read(METADATA)
+        folder.read(CONFIG)
+        return folder
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder with the state of the phases."""
+        return self.path / CHECKPOINTS
+
+    def has(self, name: str) -> bool:
+        """True if the run has a file of this name."""
+        return (self.path / name).is_file()
+
+    @property
+    def schema(self) -> int:
+        """The schema version that the run was written with."""
+        config = _read_object(self.path / CONFIG) if self.has(CONFIG) else {}
+        schema = config.get("schema", 1)
+        if not isinstance(schema, int) or schema > SCHEMA:
+            raise RunError(
+                f"{self.path / CONFIG}: schema version {schema!r} is newer than {SCHEMA}, the newest that probmcl "
+                f"{__version__} reads; update probmcl"
+            )
+        return schema
+
+    def read(self, name: str) -> Any:
+        """Read a JSON file of the run in the form of the current schema version."""
+        if not self.has(name):
+            raise RunError(f"{self.path} is not a run folder: it has no {name}; give what `probmcl train` has written")
+        content = _read_object(self.path / name)
+        return legacy.upgrade(name, content) if self.schema == 1 else content
+
+    def write(self, name: str, content: object) -> None:
+        """Write a JSON file of the run atomically."""
+        write_json(self.path / name, content)
+
+    def upgrade(self) -> None:
+        """Bring a run of an older schema version to the current one, so that it can be resumed."""
+        if self.schema < SCHEMA:
+            legacy.upgrade_folder(self.path, SCHEMA)
+
+    def results(self, candidate: str) -> Path:
+        """Return the folder with the predictions and metrics of a tested candidate other than the kept one."""
+        return self.path / FROZEN if candidate == FROZEN else self.path / CANDIDATES / candidate
+
+    def read_split(self) -> dict[str, str]:
+        """Return the split of every image by its path."""
+        path = self.path / SPLIT
+        if not path.is_file():
+            raise RunError(f"{self.path} has no {SPLIT}, which says what was trained on; without it nothing is scored")
+        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+            rows = list(csv.DictReader(file))
+        for number, row in enumerate(rows, start=2):
+            if not row.get("path") or row.get("split") not in ("train", "val", "test"):
+                raise RunError(f"{path}: row {number}: {row}; a row has a path and a split (train, val, test)")
+        return {row["path"]: row["split"] for row in rows}
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = read_json(path)
+    except ValueError as error:
+        raise RunError(f"{path}: {error}; the file is not as `probmcl train` writes it") from error
+    if not isinstance(content, dict):
+        raise RunError(f"{path}: not an object; the file is not as `probmcl train` writes it")
+    return content
+
+
+def is_run(folder: Path) -> bool:
+    """True if a folder holds a run or a comparison."""
+    return any((folder / name).is_file() for name in (METADATA, COMPARISON, legacy.COMPARISON))
 
 
 def claim(folder: Path) -> None:
-    """Make a folder for a run, or take an empty one; anything in it is somebody's, and refused."""
+    """Create a folder for a run, or accept an empty one."""
     refuse_used(folder)
     folder.mkdir(parents=True, exist_ok=True)
 
 
 def refuse_used(folder: Path) -> None:
-    """An error for a folder that has something in it."""
+    """Raise an error for a folder that is not empty."""
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder}: a file, not a folder; choose another name")
     if folder.is_dir() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder}: not empty; a run is never written over anything, choose another folder")
+        raise FileExistsError(f"{folder}: not empty; a run never overwrites anything, choose another folder")
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """Make `parent/DATE-name`, with a number behind it where that exists already."""
+    """Create `parent/DATE-name`, with a number appended if that exists already."""
     stem = f"{datetime.date.today():%Y-%m-%d}-{name}"
     for number in range(1, 10_000):
         folder = parent / (stem if number == 1 else f"{stem}-{number}")
@@ -53,96 +155,33 @@ def new_folder(parent: Path, name: str) -> Path:
     raise FileExistsError(f"{parent}: ten thousand runs of today; choose another folder")
 
 
-def begin(
-    folder: Path,
-    records: Records,
-    settings: Any,
-    source: Mapping[str, Any] | None,
-    alarms: Sequence[str],
-    fold_of: Int[ndarray, "N"] | None = None,
-) -> None:
-    """Claim a folder and write down what a run starts from; `source` says how the records were read."""
-    claim(folder)
-    write_json(folder / "config.json", settings)
-    write_json(folder / "labels.json", labels_file(records, source or {}))
-    write_split(folder / "split.csv", records)
-    if fold_of is not None:
-        write_folds(folder / "folds.csv", records, fold_of)
-    about = circumstances(settings.seed)
-    write_json(
-        folder / "run.json",
-        about
-        | {"data": source, "records": fingerprint(records), "status": "running", "seconds": 0.0, "alarms": list(alarms)}
-        | {"candidates": [], "kept": None, "model": None},
-    )
-
-
 def note_interrupt(folder: Path) -> None:
-    """Write down that a run was stopped, if it was begun at all."""
-    if (folder / "run.json").is_file():
-        write_json(folder / "run.json", read_json(folder / "run.json") | {"status": "interrupted"})
+    """Record that a run was interrupted, if it had started."""
+    if (folder / METADATA).is_file():
+        write_json(folder / METADATA, read_json(folder / METADATA) | {"status": "interrupted"})
 
 
-def labels_file(records: Records, source: Mapping[str, Any]) -> dict[str, Any]:
-    """What labels.json holds: the classes, how often each is positive in train, their parents, and the policy."""
-    space, states = records.label_space, records.states
-    chances = zip(space.names, states.chance.tolist(), strict=True)
-    policy = {
-        "unknown": "a label that is not known takes no part in anything",
-        "blank": source.get("options", {}).get("blank"),
-        "minus_one": source.get("options", {}).get("minus_one"),
-        "chance_of_uncertain": {name: chance for name, chance in chances if chance == chance},  # not NaN: not unknown
-        "labels": {state.name.lower(): int(n) for state, n in zip(State, states.counts().sum(axis=1), strict=True)},
-    }
-    hierarchy = None if space.hierarchy is None else dict(space.hierarchy)
-    return {"names": space.names, "counts": space.counts.tolist(), "hierarchy": hierarchy, "policy": policy}
-
-
-def fingerprint(records: Records) -> str:
-    """The same for the same images with the same labels in the same splits."""
-    digest = hashlib.sha256()
-    for part in (map(str, records.paths), records.split, records.label_space.names):
-        digest.update("\n".join(part).encode())
-    digest.update(records.states.digest())
-    return digest.hexdigest()
-
-
-def refuse_other_records(folder: Path, records: Records) -> None:
-    """A run goes on with the images and labels it began with, or not at all."""
-    if fingerprint(records) != read_json(folder / "run.json")["records"]:
-        raise ValueError(
-            f"{folder}: its images, labels or splits have changed since it began; put them back, or start a new run"
-        )
-
-
-def write_split(path: Path, records: Records) -> None:
-    """Which image belongs to which split: path, split."""
+def write_rows(path: Path, header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
+    """Write a CSV file atomically, such as split.csv: path, split."""
     text = io.StringIO(newline="")
     table = csv.writer(text)
-    table.writerow(["path", "split"])
-    table.writerows(zip(records.paths, records.split, strict=True))
+    table.writerow(header)
+    table.writerows(rows)
     write_text(path, text.getvalue())
 
 
-def write_predictions(folder: Path, records: Records, split: Split, scores: Tensor) -> None:
-    """What was predicted and what is true of every image of a split."""
-    rows = records.rows(split)
-    content = {
-        "paths": np.array([str(records.paths[row]) for row in rows]),
-        "scores": scores.numpy(),
-        "labels": records.labels[rows],
-        "known": records.known[rows],
-    }
+def write_arrays(path: Path, arrays: Mapping[str, ndarray]) -> None:
+    """Write arrays to a compressed .npz file atomically."""
 
-    def write(part: Path) -> None:
-        with part.open("wb") as file:
-            np.savez_compressed(file, **content)
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            np.savez_compressed(file, **dict(arrays))
 
-    atomic_write(folder / f"{split}.npz", write)
+    atomic_write(path, write)
 
 
-def circumstances(seed: int) -> dict[str, Any]:
-    """What one needs to know to run it again."""
+def environment(seed: int) -> dict[str, Any]:
+    """Return what is needed to repeat a run: command, seed, versions, commit, start time."""
     packages = ("torch", "timm", "torchvision", "numpy", "pillow")
     return {
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -155,7 +194,7 @@ def circumstances(seed: int) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of this source, where it runs from a checkout."""
+    """Return the commit of the source, if it runs from a checkout."""
     source = Path(__file__).parents[2]
     if not (source / ".git").exists():
         return None

@@ -1,4 +1,4 @@
-"""Everything that decides a run, in one frozen place, and the TOML files and flags that say it."""
+"""Everything that decides a run: frozen settings, made from options and recipes (TOML)."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ import msgspec
 
 from probmcl.augment import AUGMENTATIONS
 from probmcl.data.intensity import IntensityRange
-from probmcl.errors import SettingsError, suggestion
+from probmcl.errors import OptionError, SettingsError, suggestion
 from probmcl.methods import METHODS, find_method, full_name
 from probmcl.runtime.device import find_device
 from probmcl.training.optimizer import Training
 
 AUTO = ("bce", "probmcl")
-"""What `auto` trains, in this order, beside the frozen probe that comes first (docs/decisions/0004)."""
+"""Methods that `auto` trains, in this order, after the frozen probe (docs/decisions/0004)."""
 
 CPU_ENCODER, GPU_ENCODER = "tf_efficientnet_lite0", "tresnet_m"
 
-USUAL_VIEWS = 12
-"""Times that a contender sees each image where nothing else is said."""
+DEFAULT_VIEWS = 12
+"""Number of times a method sees each image by default."""
 
 Tune = Literal["all", "last", "none"]
 
 
 @dataclass(frozen=True)
 class EncoderSettings:
-    """Which encoder, from which weights, at which size.
+    """The encoder of a run.
 
     Attributes:
-        name: any model of timm.
-        weights: `pretrained` for timm's own, None for random numbers, or the path of a safetensors file or of a run.
+        name: any timm model.
+        weights: `pretrained` for timm's own, None for random ones, or the path of a safetensors file or a run.
         image_size: side of the square input; None takes the encoder's own.
-        statistics: whether batch normalization keeps the statistics it came with (`fixed`) or follows the images
-            (`moving`) in training; None keeps them unless the weights are random (docs/decisions/0004).
+        statistics: batch normalization keeps its statistics (`fixed`) or updates them (`moving`) in training; None
+            keeps them unless the weights are random (docs/decisions/0004).
     """
 
     name: str
@@ -99,24 +99,55 @@ class ProbeSettings:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A method that is trained, then judged against the frozen probe.
+    """A method to train, then compared with the frozen probe on validation.
 
     Attributes:
         method: a name in `METHODS`, or `my_package.my_file:MyMethod`.
         settings: the method's own.
         training: how it is trained.
-        name: what it is called in this run, by default as its method or as a method from elsewhere calls itself; two
-            contenders of one method need two.
+        name: its name in this run, by default that of its method; two jobs with one method need two names.
+        trial: number of the learning rate and weight decay that are tried for it, from 1.
     """
 
     method: str
     settings: Any
     training: Training
     name: str = ""
+    trial: int = 1
 
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", short_name(self.method))
+
+    @property
+    def title(self) -> str:
+        """The name in messages."""
+        return job_name(self.name, self.trial)
+
+    @property
+    def key(self) -> str:
+        """The name in the files of a run."""
+        return job_key(self.name, self.trial)
+
+    @property
+    def random_stream(self) -> str:
+        """The key of its random numbers."""
+        return job_random_stream(self.name, self.trial)
+
+
+def job_name(method: str, trial: int) -> str:
+    """Return the name of a training in messages: `bce`, `bce, trial 2`."""
+    return method if trial == 1 else f"{method}, trial {trial}"
+
+
+def job_key(method: str, trial: int) -> str:
+    """Return the name of a training in the files of a run: `bce`, `bce.trial2`."""
+    return method if trial == 1 else f"{method}.trial{trial}"
+
+
+def job_random_stream(method: str, trial: int) -> str:
+    """Return the key of the random numbers of a training, as in version 0.1: changing it changes scores."""
+    return method if trial == 1 else f"{method}, trial {trial}"
 
 
 def short_name(method: str) -> str:
@@ -133,20 +164,19 @@ class Settings:
     """One run: what is trained, on which encoder, and how.
 
     Attributes:
-        method: what was asked for, `auto` or a method.
-        contenders: what that means; nothing where the frozen probe is all.
-        encoder: which one, from which weights.
-        probe: of the linear probes on the untouched encoder and on what each contender made of it.
+        method: the requested method, or `auto`.
+        jobs: the trainings that this means; none if only the frozen probe is fitted.
+        encoder: which one, with which weights.
+        probe: how linear probes are fitted, on the frozen encoder and on each trained one.
         augment: a name in `AUGMENTATIONS`, for training and probes.
-        tune: how much of the encoder learns: all of it, its last stage, or none of it.
-        stored_views: with `last` and `none`, augmented views of each training image that are computed once and learned
-            from, beside the plain one.
-        budget: seconds that the whole run may take; it then decides the epochs.
-        seed: of everything that is drawn.
+        tune: how much of the encoder learns: all of it, its last stage, or nothing.
+        stored_views: with `tune` last or none, cached augmented views of each training image, besides the plain one.
+        budget: seconds for the whole run; it then decides the epochs.
+        seed: random seed.
         workers: processes that decode and augment.
-        intensity: the gray levels of 16-bit and float images that become black and white; the data decide them.
-        cache: a folder for decoded images; None decodes them each time.
-        device: where it is computed; `auto` takes a CUDA device where there is one, and else the CPU.
+        intensity: gray levels of 16-bit and float images that become black and white; found in the data.
+        cache: folder for decoded images; None decodes them every time.
+        device: where to compute; `auto` takes a CUDA device if there is one, otherwise the CPU.
     """
 
     method: str
@@ -167,20 +197,20 @@ class Settings:
         if self.augment not in AUGMENTATIONS:
             raise SettingsError(f"augment={self.augment!r}; {suggestion(self.augment, AUGMENTATIONS)}")
         if self.workers < 0:
-            raise SettingsError(f"workers={self.workers}; 0 decodes in the main process, 2 beside it")
+            raise SettingsError(f"workers={self.workers}; 0 decodes in the main process, 2 in two others")
         if self.stored_views < 1:
-            raise SettingsError(f"stored_views={self.stored_views}; a contrast needs 1 or more beside the plain view")
+            raise SettingsError(f"stored_views={self.stored_views}; a contrast needs 1 or more besides the plain view")
         if self.budget is not None and self.budget <= 0:
             raise SettingsError(f"budget={self.budget}: give seconds above 0")
         if self.seed < 0:
             raise SettingsError(f"seed={self.seed}; give 0 or more")
-        names = [job.name for job in self.jobs]
+        names = [job.title for job in self.jobs]
         if len(set(names)) < len(names):
-            raise SettingsError(f"contenders {', '.join(names)}: give each another name")
+            raise SettingsError(f"methods {', '.join(names)}: give each another name")
 
 
 def method_settings(name: str, preset: str = "default", changes: Mapping[str, Any] | None = None) -> Any:
-    """The settings of a method: a preset of its, with changes by key.
+    """Return the settings of a method: one of its presets, with changes by key.
 
     >>> method_settings("probmcl", "paper", {"threshold": 0.5}).threshold
     0.5
@@ -201,9 +231,9 @@ def _none_or(value: Any, hint: Any) -> Any:
 
 
 def default_training(method: str, tune: Tune) -> dict[str, Any]:
-    """What works for a method of this kind where nothing else is said (docs/decisions/0004)."""
+    """Return the default training of a method (docs/decisions/0004)."""
     kind = find_method(method)
-    epochs = max(1, USUAL_VIEWS // kind.n_views)
+    epochs = max(1, DEFAULT_VIEWS // kind.n_views)
     if kind.has_own_head(kind.presets["default"]):
         learning_rate = 3e-4 if tune == "all" else 1e-3
         return {"epochs": epochs, "batch_size": 64, "learning_rate": learning_rate, "head_factor": 3.0}
@@ -211,7 +241,7 @@ def default_training(method: str, tune: Tune) -> dict[str, Any]:
 
 
 def parse_duration(text: str) -> float:
-    """A length of time in seconds, from 90s, 30m, 1.5h or 1h30m.
+    """Return the seconds of a duration such as 90s, 30m, 1.5h or 1h30m.
 
     >>> parse_duration("30m"), parse_duration("1h30m")
     (1800.0, 5400.0)
@@ -229,7 +259,7 @@ def parse_duration(text: str) -> float:
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """What a TOML file says of a run, for `make_settings`."""
+    """Read a TOML file with keys for `make_settings`."""
     with path.open("rb") as file:
         try:
             return tomllib.load(file)
@@ -238,21 +268,20 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def make_settings(given: Mapping[str, Any]) -> Settings:
-    """The run that a recipe or flags describe; whatever they do not say has a default that fits the rest.
+    """Return the settings of a run that a recipe or options describe; whatever is missing gets a fitting default.
 
-    Keys are those of `Settings`, but that the contenders follow from `method`, a `preset`, a table `settings` of
-    changes to it and a table `training`. A method's settings are read only once it is known: a key of another is an
-    error.
+    Keys are those of `Settings`, except that `jobs` follows from `method`, a `preset`, a table `settings` of changes to
+    it and a table `training`. A key that belongs to another method is an error.
 
-    >>> make_settings({"method": "bce", "training": {"epochs": 3}}).contenders[0].training.epochs
+    >>> make_settings({"method": "bce", "training": {"epochs": 3}}).jobs[0].training.epochs
     3
     """
     keys = dict(given)
     method, preset, changes = keys.pop("method", "auto"), keys.pop("preset", "default"), keys.pop("settings", {})
     training, encoder = keys.pop("training", {}), keys.pop("encoder", {})
     _check_kinds(method, preset, changes, training, encoder, keys.get("probe", {}))
-    if "contenders" in keys:
-        raise SettingsError("no key 'contenders'; say a method, its [settings] and its [training]")
+    if "jobs" in keys:
+        raise SettingsError("no key 'jobs'; give a method, its [settings] and its [training]")
     if keys.get("budget") is not None and "epochs" in training:
         raise SettingsError("a budget and a number of epochs are both given; the budget decides the epochs, give one")
     if isinstance(keys.get("budget"), str):
@@ -266,49 +295,51 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
     keys["probe"] = dict(keys.get("probe", {}))
     if method == "probe":
         keys["probe"]["loss"] = method_settings("probe", preset, changes).loss
-    jobs = _contenders(method, preset, changes, training, keys["tune"])
-    settings: Settings = _convert({**keys, "method": method, "contenders": jobs}, Settings, where="settings")
+    jobs = _jobs(method, preset, changes, training, keys["tune"])
+    settings: Settings = _convert({**keys, "method": method, "jobs": jobs}, Settings, where="settings")
     return settings
 
 
-def settings_of_run(config: Mapping[str, Any]) -> Settings:
-    """The settings that a run folder's config.json holds.
+def load_settings(config: Mapping[str, Any]) -> Settings:
+    """Return the settings in the config.json of a run.
 
     A method from outside this package has to be imported already: no code runs because a folder names it.
     """
-    for job in config["contenders"]:
-        refuse_unnamed(job["method"], "--loss")
+    for job in config["jobs"]:
+        refuse_unnamed(job["method"], "`loss={method}`")
     jobs = tuple(
         TrainingJob(
-            c["method"],
-            method_settings(c["method"], changes=c["settings"]),
-            _convert(c["training"], Training, where="config.json, training"),
-            c["name"],
+            job["method"],
+            method_settings(job["method"], changes=job["settings"]),
+            _convert(job["training"], Training, where="config.json, training"),
+            job["name"],
+            job["trial"],
         )
-        for c in config["contenders"]
+        for job in config["jobs"]
     )
-    settings: Settings = _convert({**config, "contenders": jobs}, Settings, where="config.json")
+    stored = {key: value for key, value in config.items() if key != "schema"}
+    settings: Settings = _convert({**stored, "jobs": jobs}, Settings, where="config.json")
     return settings
 
 
-def refuse_unnamed(method: str, flag: str) -> None:
-    """An error for a method from outside this package that nobody but a folder has named; `flag` would name it."""
+def refuse_unnamed(method: str, option: str) -> None:
+    """Raise an error for a method from outside this package that only a folder names; `option` would name it."""
     module = method.partition(":")[0]
     if method not in METHODS and module not in sys.modules:
-        remedy = f"say {flag} {method}" if module.endswith(".py") else "import it first"
+        remedy = f"give {option.format(method=method)}" if module.endswith(".py") else "import it first"
         raise SettingsError(
-            f"the method {method!r} is not of this package, and no code runs because a folder names it; {remedy}"
+            f"the method {method!r} is not part of probmcl, and no code runs because a folder names it; {remedy}"
         )
 
 
-def _contenders(
+def _jobs(
     method: str, preset: str, changes: dict[str, Any], training: dict[str, Any], tune: Tune
 ) -> tuple[TrainingJob, ...]:
     if method == "probe":
         return ()
     if method == "auto" and (changes or preset != "default"):
         what = f"settings {', '.join(changes)}" if changes else f"preset {preset!r}"
-        raise SettingsError(f"{what} belong to one method; name it, method 'probmcl' for example, instead of 'auto'")
+        raise SettingsError(f"{what} belong to one method; name it, for example `method=probmcl`, instead of auto")
     return tuple(
         TrainingJob(full_name(name), method_settings(name, preset, changes), _training(name, training, tune, method))
         for name in (AUTO if method == "auto" else (method,))
@@ -316,7 +347,7 @@ def _contenders(
 
 
 def _training(name: str, given: dict[str, Any], tune: Tune, asked: str) -> Training:
-    """A contender's training; under `auto`, an epoch is two views of each image, whatever the method takes at once."""
+    """Return how a method is trained; under `auto`, an epoch is two views of each image, whatever the method takes."""
     changes = dict(given)
     if asked == "auto" and isinstance(changes.get("epochs"), int):
         changes["epochs"] = 2 * changes["epochs"] // find_method(name).n_views
@@ -358,7 +389,7 @@ _FOLDERS = (_HERE / "recipes", _HERE.parent.parent / "recipes")  # of an install
 
 
 def recipes() -> dict[str, Path]:
-    """The recipes that come with this package, by name.
+    """Return the recipes of this package by name.
 
     >>> len(recipes()), [name for name in recipes() if "kmcl" in name]
     (17, ['adp-kmcl-tresnet-l-448', 'coco-kmcl-tresnet-l-448', 'coco-kmcl-tresnet-m-224'])
@@ -368,7 +399,7 @@ def recipes() -> dict[str, Path]:
 
 
 def find_recipe(name_or_path: str | Path) -> Path:
-    """The file of a recipe, given by its path or by its name in `recipes()`; a file that exists comes first.
+    """Return the file of a recipe, given by its path or its name in `recipes()`; an existing file takes precedence.
 
     >>> find_recipe("coco-tresnet-m-224").name
     'coco-tresnet-m-224.toml'
@@ -378,5 +409,5 @@ def find_recipe(name_or_path: str | Path) -> Path:
         return path
     if str(name_or_path) in named:
         return named[str(name_or_path)]
-    kind = "is a folder" if path.is_dir() else "is neither a file nor a recipe that comes with probmcl"
-    raise ValueError(f"--recipe: {str(name_or_path)!r} {kind}; {suggestion(path.stem, named)}")
+    problem = "is a folder" if path.is_dir() else "is neither a file nor a recipe of probmcl"
+    raise OptionError("recipe", name_or_path, f"{problem}; {suggestion(path.stem, named)}")

@@ -6,16 +6,16 @@ from helpers.images import label_space
 from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.losses import asymmetric, binary_cross_entropy
 from probmcl.methods.probe import Config, Probe
-from probmcl.run.probe import Labeled, fit_probe, validation_map
+from probmcl.run.probe import LabeledFeatures, fit_probe, validation_map
 from probmcl.settings import ProbeSettings
 from probmcl.training import Callback
 
 
-def labeled(images: int, *, seed: int, views: int = 1) -> Labeled:
+def labeled(images: int, *, seed: int, views: int = 1) -> LabeledFeatures:
     generator = torch.Generator().manual_seed(seed)
     features = 5 + 3 * torch.randn(views, images, 10, generator=generator)
     labels = (features[0, :, :3] > 5).float()
-    return Labeled(features, labels, torch.ones(images, 3, dtype=torch.bool))
+    return LabeledFeatures(features, labels, torch.ones(images, 3, dtype=torch.bool))
 
 
 def test_standardized_features_have_mean_zero_and_deviation_one() -> None:

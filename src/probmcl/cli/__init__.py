@@ -1,9 +1,14 @@
-"""The command line: one file a command, loaded only when it is called, each thin over the library."""
+"""The command line: one file per command, loaded only when it is called. A command parses, calls the library, prints.
+
+Only this package knows how options are spelled. The library names an option as its keyword argument in backticks,
+`skip_bad=0.05`; `spell_options` prints it as the user types it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -14,12 +19,13 @@ from typing import NoReturn
 
 import cyclopts
 
+from probmcl.console import Console
 from probmcl.runtime.malloc import keep_freed_memory
 
 COMMANDS = {
     "check": ("probmcl.cli.check:check", "what is wrong with your data, before you train"),
-    "train": ("probmcl.api:train", "from images and a table to a model"),
-    "compare": ("probmcl.experiments.compare:compare", "which method is worth its cost on your data"),
+    "train": ("probmcl.cli.train:train", "from images and a table to a model"),
+    "compare": ("probmcl.cli.compare:compare", "which method is worth its cost on your data"),
     "evaluate": ("probmcl.cli.evaluate:evaluate", "how good a model is on labeled images"),
     "predict": ("probmcl.cli.predict:predict", "which classes are in images"),
     "methods": ("probmcl.cli.methods:methods", "what can be trained, and the settings of each method"),
@@ -27,13 +33,39 @@ COMMANDS = {
     "cost": ("probmcl.cli.cost:cost", "what a method costs before you train it"),
     "demo": ("probmcl.cli.demo:demo", "all of it on embedded data, in a few minutes"),
 }
-"""Where each command is, and what it does."""
+"""The function of each command, and what the command is for."""
 
 INTERRUPTED, TERMINATED = 130, 143
 
+SPELLING = {"data": "DATA", "settings": "--set"}
+"""Arguments that are not spelled as their Python name with dashes."""
+
+OPTION = re.compile(r"`([a-z][a-z_]*)(?:=([^`]*))?`")
+
+
+def spell_options(text: str) -> str:
+    """Spell the options in a message of the library as they are typed.
+
+    >>> spell_options("`skip_bad=0.05` cannot be combined with `folds`; see `classes.txt`")
+    '--skip-bad 0.05 cannot be combined with --folds; see `classes.txt`'
+    """
+
+    def spell(option: re.Match[str]) -> str:
+        name = SPELLING.get(option[1], f"--{option[1].replace('_', '-')}")
+        return name if option[2] is None else f"{name} {option[2]}"
+
+    return OPTION.sub(spell, text)
+
+
+def command_console(*, stderr: bool = False) -> Console:
+    """Return the console of a command; under torchrun only rank 0 prints."""
+    from rich.console import Console as RichConsole
+
+    return Console(RichConsole(quiet=not _is_main_process(), stderr=stderr, emoji=False), rewrite=spell_options)
+
 
 def app() -> cyclopts.App:
-    """All commands, none of them imported yet."""
+    """Return all commands, none of them imported yet."""
     from probmcl import __version__
 
     commands = cyclopts.App(
@@ -41,19 +73,19 @@ def app() -> cyclopts.App:
         help="Multi-label image classification that people can trust.",
         version=__version__,
         result_action="return_value",
-        suppress_keyboard_interrupt=False,  # it is ours to answer
+        suppress_keyboard_interrupt=False,  # main() handles it
     )
-    for number, (name, (place, what)) in enumerate(COMMANDS.items()):
-        # A command that is called says more of itself than this line, which would take its place.
-        said = None if sys.argv[1:2] == [name] else what
-        commands.command(place, name=name, help=said, sort_key=number)
+    for number, (name, (function, purpose)) in enumerate(COMMANDS.items()):
+        # The docstring of the called command says more than this line, which would replace it.
+        help_text = None if sys.argv[1:2] == [name] else purpose
+        commands.command(function, name=name, help=help_text, sort_key=number)
     return commands
 
 
 def main() -> None:
-    """Run a command; a user's mistake is one sentence on stderr and exit code 1, never a traceback."""
-    # Threads that wait must soon sleep, not spin on: on two busy cores spinning made a training step ten times slower.
-    # Not at once either: between two small operations it takes longer to wake a thread than to do the work.
+    """Run a command; a user's mistake is one message on stderr and exit code 1, never a traceback."""
+    # Idle threads must sleep soon instead of spinning: on two busy cores, spinning made a training step ten times slower.
+    # Not at once either: between two small operations, waking a thread takes longer than the work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     keep_freed_memory()
@@ -62,11 +94,11 @@ def main() -> None:
     try:
         app()()
     except KeyboardInterrupt:
-        if _is_first():
+        if _is_main_process():
             print("interrupted; what was reached is kept", file=sys.stderr)  # noqa: T201
         sys.exit(INTERRUPTED)
     except (ValueError, OSError, FloatingPointError) as error:
-        _fail(str(error))
+        _fail(spell_options(str(error)))
     except RuntimeError as error:
         if not _out_of_memory(error):
             raise
@@ -74,26 +106,26 @@ def main() -> None:
 
 
 def _fail(message: str) -> NoReturn:
-    """Say it and end. Of torchrun's processes the first one speaks; the others leave it to torchrun's summary."""
+    """Print a message and exit. Under torchrun rank 0 prints; the others leave it to torchrun's summary."""
     summary = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if _is_first():
+    if _is_main_process():
         print(f"probmcl: {message}", file=sys.stderr)  # noqa: T201
-    elif summary:  # an error that this process alone has met must not be lost
+    elif summary:  # an error on this process alone must not be lost
         Path(summary).write_text(json.dumps({"message": message, "timestamp": int(time.time())}), encoding="utf-8")
     sys.exit(1)
 
 
-def _is_first() -> bool:
+def _is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
-    """Whether it is torch's; where torch was never loaded it cannot be."""
+    """True if torch ran out of memory; if torch was never imported, it cannot have."""
     return isinstance(error, getattr(sys.modules.get("torch"), "OutOfMemoryError", ()))
 
 
 def _send_again(lost: sys.UnraisableHookArgs) -> None:
-    """Send a stop signal once more: Python drops what a handler raises while it forks a worker."""
+    """Send a signal again: Python drops an exception that a handler raises while it forks a worker."""
     number = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}.get(lost.exc_type)
     if number is None:
         sys.__unraisablehook__(lost)

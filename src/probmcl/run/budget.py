@@ -1,24 +1,43 @@
-"""How long each part of a run will take, from a few measured steps, and what fits into a budget."""
+"""How long each part of a run will take, from a few measured steps, and how many epochs fit into a budget."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from probmcl.tables import rough_duration
+import torch
+from jaxtyping import Float
+from torch import Tensor
 
-MOST_VIEWS = 60
-"""Times that a contender sees each image at most, however large the budget: more has never helped us."""
+from probmcl.cost.speed import an_example, seconds_per_row, seconds_per_step
+from probmcl.data.records import SPLITS
+from probmcl.methods.base import Method
+from probmcl.run.activation_cache import ActivationCache
+from probmcl.run.workspace import Workspace
+from probmcl.runtime.distributed import world_size
+from probmcl.settings import TrainingJob
+from probmcl.training.features import ROWS_AT_ONCE
+
+MAX_VIEWS = 60
+"""Number of times a method sees each image at most, however large the budget: more has never helped."""
 
 
 @dataclass(frozen=True)
-class Cost:
-    """What a contender costs in seconds, and the views an epoch shows.
+class JobCost:
+    """What a training costs, in seconds.
 
-    `epoch` is one of them, `once` is probing and scoring, `tested` is scoring both heads on test, where all are tested.
+    Attributes:
+        key: the key of the training job.
+        title: its name in messages.
+        epoch: one epoch.
+        once: probing and scoring on validation.
+        n_views: views of each image per epoch.
+        epochs: epochs that the settings ask for.
+        tested: scoring both heads on test.
     """
 
-    name: str
+    key: str
+    title: str
     epoch: float
     once: float
     n_views: int
@@ -27,59 +46,114 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class Costs:
+    """What a run costs, in seconds: `shared` is needed whatever is trained."""
+
+    shared: float
+    jobs: tuple[JobCost, ...]
+
+
+@dataclass(frozen=True)
 class Plan:
-    """Epochs of each contender that is trained, the views after which each of them ends, and the same in words."""
+    """What is trained: epochs by key of the job, the number of views after which each stops, and messages about it."""
 
     epochs: Mapping[str, int]
-    said: tuple[str, ...]
+    messages: tuple[str, ...]
     views: int | None = None
 
 
-Planner = Callable[[Sequence[Cost], float, float], Plan]
-"""From what each contender costs, the seconds that come once, whatever is trained, and those that have passed."""
+Planner = Callable[[Costs, float], Plan]
+"""Makes a plan from the costs and the seconds that have passed."""
 
 
-def make_plan(costs: Sequence[Cost], shared: float, spent: float, budget: float | None) -> Plan:
-    """Train every contender as long as its settings say or, with a budget, all on as many views as fit into it.
+def plan_epochs(costs: Costs, spent: float, budget: float | None) -> Plan:
+    """Plan every training as long as its settings say or, with a budget, all with as many views as fit into it.
 
-    `shared` are the seconds that come once, whatever is trained; `spent` those that have passed.
-
-    >>> bce, probmcl = Cost("bce", 10.0, 5.0, 1, 12), Cost("probmcl", 20.0, 5.0, 2, 6)
-    >>> make_plan([bce, probmcl], shared=30.0, spent=60.0, budget=None).said[0]
+    >>> costs = Costs(30.0, (JobCost("bce", "bce", 10.0, 5.0, 1, 12), JobCost("probmcl", "probmcl", 20.0, 5.0, 2, 6)))
+    >>> plan_epochs(costs, spent=60.0, budget=None).messages[0]
     'plan: bce, 12 epochs of 1 view (2 min); probmcl, 6 epochs of 2 views (2 min); about 5 min with probes and test'
-    >>> make_plan([bce, probmcl], shared=30.0, spent=60.0, budget=300.0).epochs
+    >>> plan_epochs(costs, spent=60.0, budget=300.0).epochs
     {'bce': 10, 'probmcl': 5}
     """
-    if not costs:
+    jobs = costs.jobs
+    if not jobs:
         return Plan({}, ())
     if budget is None:
-        return _said(costs, {cost.name: cost.epochs for cost in costs}, shared)
-    for count in range(len(costs), 0, -1):
-        trained = costs[:count]
-        left = budget - spent - shared - sum(cost.once for cost in trained)
-        widest = max(cost.n_views for cost in trained)
-        rounds = int(left // sum(cost.epoch * widest / cost.n_views for cost in trained))
-        rounds = min(rounds, max(1, MOST_VIEWS // widest))
+        return _plan(costs.shared, jobs, {job.key: job.epochs for job in jobs})
+    for count in range(len(jobs), 0, -1):
+        trained = jobs[:count]
+        left = budget - spent - costs.shared - sum(job.once for job in trained)
+        most_views = max(job.n_views for job in trained)
+        rounds = int(left // sum(job.epoch * most_views / job.n_views for job in trained))
+        rounds = min(rounds, max(1, MAX_VIEWS // most_views))
         if rounds >= 1:
-            plan = _said(trained, {cost.name: rounds * widest // cost.n_views for cost in trained}, shared)
-            return Plan(plan.epochs, (*plan.said, *_left_out(costs[count:], budget)))
-    return Plan({}, _left_out(costs, budget))
+            plan = _plan(costs.shared, trained, {job.key: rounds * most_views // job.n_views for job in trained})
+            return Plan(plan.epochs, (*plan.messages, *_left_out(jobs[count:], budget)))
+    return Plan({}, _left_out(jobs, budget))
 
 
-def _said(costs: Sequence[Cost], epochs: Mapping[str, int], shared: float) -> Plan:
+def _plan(shared: float, jobs: Sequence[JobCost], epochs: Mapping[str, int]) -> Plan:
     parts = [
-        f"{cost.name}, {epochs[cost.name]} epochs of {cost.n_views} view{'s' if cost.n_views > 1 else ''} "
-        f"({rough_duration(epochs[cost.name] * cost.epoch)})"
-        for cost in costs
+        f"{job.title}, {epochs[job.key]} epochs of {job.n_views} view{'s' if job.n_views > 1 else ''} "
+        f"({format_duration(epochs[job.key] * job.epoch)})"
+        for job in jobs
     ]
-    total = shared + sum(epochs[cost.name] * cost.epoch + cost.once for cost in costs)
-    return Plan(epochs, (f"plan: {'; '.join(parts)}; about {rough_duration(total)} with probes and test",))
+    total = shared + sum(epochs[job.key] * job.epoch + job.once for job in jobs)
+    return Plan(epochs, (f"plan: {'; '.join(parts)}; about {format_duration(total)} with probes and test",))
 
 
-def _left_out(costs: Sequence[Cost], budget: float) -> tuple[str, ...]:
-    names = ", ".join(cost.name for cost in costs)
-    return (
-        (f"  note: a budget of {rough_duration(budget)} leaves no time for {names}; give more to try it",)
-        if costs
-        else ()
-    )
+def _left_out(jobs: Sequence[JobCost], budget: float) -> tuple[str, ...]:
+    names = ", ".join(job.title for job in jobs)
+    message = f"  note: a budget of {format_duration(budget)} leaves no time for {names}; give more to try it"
+    return (message,) if jobs else ()
+
+
+def format_duration(seconds: float) -> str:
+    """Return a duration as people say it.
+
+    >>> format_duration(42.0), format_duration(130.0), format_duration(9000.0)
+    ('42 s', '2 min', '2.5 h')
+    """
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def measure_costs(workspace: Workspace, probe_seconds: float) -> Costs:
+    """Time a few steps of everything that is to be trained; fitting a probe took `probe_seconds`."""
+    w, s, device = workspace, workspace.settings, workspace.settings.device
+    train, val, test = (len(w.records.rows(split)) for split in SPLITS)
+    size = w.backbone.encoder.image_size
+    rows = torch.rand(max(1, w.images.pixels_at_once // size**2), 3, size, size, device=device)
+    per_image = seconds_per_row(w.backbone.encoder, rows)
+    probed = (1 + s.probe.views) * train + val
+    if isinstance(w.batches, ActivationCache):
+        per_image = max(per_image, w.batches.seconds_per_view())  # decoding included, if that was measured
+        rows = torch.rand(ROWS_AT_ONCE, *w.batches.shape, device=device)
+        # The frozen probe has filled the augmented views already if it uses some.
+        to_fill = 0 if s.probe.frozen_views else w.batches.n_augmented
+        shared, per_row = per_image * (to_fill * train + test), seconds_per_row(w.backbone.tail, rows)
+    else:
+        shared, per_row = per_image * 2 * test, per_image
+    once = per_row * (probed + val) / world_size() + probe_seconds
+    tested = per_row * 2 * test / world_size()
+    return Costs(shared / world_size(), tuple(_job_cost(w, job, once, tested) for job in s.jobs))
+
+
+def _job_cost(workspace: Workspace, job: TrainingJob, once: float, tested: float) -> JobCost:
+    method, views, labels = example_step(workspace, job)
+    steps = max(1, len(workspace.records.rows("train")) // (len(labels) * world_size()))
+    epoch = seconds_per_step(method, views, labels, job.training) * steps
+    return JobCost(job.key, job.title, epoch, once, method.n_views, job.training.epochs, tested)
+
+
+def example_step(
+    workspace: Workspace, job: TrainingJob
+) -> tuple[Method, Float[Tensor, "V N *image"], Float[Tensor, "N C"]]:
+    """Return a method and a random batch of the size that it trains on."""
+    w, device = workspace, workspace.settings.device
+    method, size = w.backbone.build(job.method, job.settings, w.records.label_space), w.backbone.encoder.image_size
+    images = max(1, min(job.training.batch_size, len(w.records.rows("train"))) // world_size())
+    shape = w.batches.shape if isinstance(w.batches, ActivationCache) else (3, size, size)
+    views, labels = an_example(method.n_views, images, shape, len(w.records.label_space), device)
+    return method.to(device), views, labels

@@ -19,7 +19,7 @@ from probmcl.training.features import FeatureBatches
 from probmcl.training.fit import Callback, fit
 
 
-class Labeled(NamedTuple):
+class LabeledFeatures(NamedTuple):
     """Features of V views of N images, with what is known of the images and, to train on, how often each comes."""
 
     features: Float[Tensor, "V N D"]
@@ -37,8 +37,8 @@ class FittedProbe(NamedTuple):
 
 
 def fit_probe(
-    train: Labeled,
-    validation: Labeled,
+    train: LabeledFeatures,
+    validation: LabeledFeatures,
     label_space: LabelSpace,
     settings: ProbeSettings,
     *,
@@ -69,7 +69,7 @@ def fit_probe(
 
 
 @torch.inference_mode()
-def validation_map(probe: Probe, data: Labeled) -> float:
+def validation_map(probe: Probe, data: LabeledFeatures) -> float:
     """Mean average precision over the classes that have a positive; 0 where none has one."""
     scores = probe.logits(data.features[0])
     return average_precision(scores, data.labels, data.known).nanmean().nan_to_num().item()

@@ -1,13 +1,16 @@
-"""What a run comes to: its candidates and the one that was kept. Importing this loads no torch."""
+"""The result of a run: its candidates and the one that was kept."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from probmcl.data.records import Split
+from probmcl.errors import RunWarning
+from probmcl.run_folder import FROZEN
+from probmcl.settings import job_key, job_name, job_random_stream
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -15,55 +18,117 @@ if TYPE_CHECKING:
 
     from probmcl.inference import Model
 
+Head = Literal["frozen", "own head", "re-probed"]
+
+
+class CandidateId(NamedTuple):
+    """Which classifier of a run: the method, its trial, and the head that predicts.
+
+    >>> CandidateId("bce", "own head").name, CandidateId("bce", "re-probed", trial=2).key
+    ('bce, own head', 'bce.trial2.re_probed')
+    """
+
+    method: str
+    head: Head
+    trial: int = 1
+
+    @property
+    def name(self) -> str:
+        """The name in messages, tables and run.json."""
+        if self.head == "frozen":
+            return "frozen probe"
+        return f"{job_name(self.method, self.trial)}, {self.head}"
+
+    @property
+    def key(self) -> str:
+        """The name of its files in the run folder."""
+        if self.head == "frozen":
+            return FROZEN
+        return f"{job_key(self.method, self.trial)}.{self.head.replace(' ', '_').replace('-', '_')}"
+
+    @property
+    def random_stream(self) -> str:
+        """The key of its random numbers. It is the name that version 0.1 gave it: changing it changes scores."""
+        return "frozen probe" if self.head == "frozen" else f"{job_random_stream(self.method, self.trial)}, {self.head}"
+
+
+FROZEN_PROBE = CandidateId("", "frozen")
+"""The linear probe on the untouched encoder, the first candidate of every run."""
+
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A classifier that a run may keep: what it is, its weights, its scores, and how good they are.
+    """A classifier that a run may keep.
 
-    `scores` and `test` have the test split only after that was scored; `retrieval` says how well a probe's features
-    then find images with like labels.
+    Attributes:
+        id: which one of the run.
+        method: its key in METHODS; a probe on a trained encoder is a `probe`.
+        settings: of the method.
+        state: its parameters, encoder included.
+        scores: predicted probabilities by split; the test split is added at the end of the run.
+        validation: the metrics on the validation split.
+        seconds: duration of its training, and of fitting its probe.
+        fit_seconds: the part of these in which its probe was fitted to features.
+        weight_decay: of its probe, chosen on validation.
+        test: the metrics on the test split, once it is tested.
+        retrieval: how well a tested probe's features retrieve images with similar labels.
     """
 
-    name: str
+    id: CandidateId
     method: str
     settings: Any
     state: Mapping[str, Tensor]
     scores: Mapping[Split, Float[Tensor, "N C"]]
     validation: Mapping[str, Any]
     seconds: float
+    fit_seconds: float = 0.0
+    weight_decay: float | None = None
     test: Mapping[str, Any] | None = None
     retrieval: Mapping[str, float | None] | None = None
 
     @property
+    def name(self) -> str:
+        """The name in messages and tables."""
+        return self.id.name
+
+    @property
     def validation_map(self) -> float:
-        """What decides."""
+        """Validation mAP, by which the best candidate is chosen."""
         return self.validation["mAP"] or 0.0
 
     @property
     def note(self) -> str:
-        """What has to be said beside its mAP, see `probmcl.methods.base.Classifier`; empty for most."""
-        said: str = self.validation.get("note", "")
-        return said
+        """A remark that belongs to its mAP, see `probmcl.methods.base.Classifier`; empty for most."""
+        note: str = self.validation.get("note", "")
+        return note
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """A finished run: its folder, every candidate, the one that was kept, and what the collapse monitor had to say."""
+    """A finished run.
+
+    Attributes:
+        folder: the run folder.
+        candidates: every classifier of the run, the frozen probe first.
+        kept: the best of them on validation, which predicts.
+        warnings: what a user should know about the run.
+        seconds: duration, over all attempts.
+    """
 
     folder: Path
-    candidates: Mapping[str, Candidate]
+    candidates: Mapping[CandidateId, Candidate]
     kept: Candidate
-    alarms: list[str]
+    warnings: list[RunWarning]
     seconds: float
 
     def __repr__(self) -> str:
         note = self.kept.note and f"; {self.kept.note}"
-        reached = f"validation mAP {self.kept.validation_map:.3f}{note}"
-        return f"Run({str(self.folder)!r}, kept {self.kept.name!r}, {reached})"
+        score = f"validation mAP {self.kept.validation_map:.3f}{note}"
+        return f"Run({str(self.folder)!r}, kept {self.kept.name!r}, {score})"
 
     @property
     def model(self) -> Model:
-        """What predicts; see `probmcl.load`."""
+        """The model that predicts; see `probmcl.load`."""
         from probmcl.inference import load
 
         return load(self.folder)

@@ -1,65 +1,158 @@
-"""From records to a run folder: the frozen probe first, then what may beat it, and the best on validation is kept."""
+"""One training run, from prepared data to a finished run folder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jaxtyping import Int
-from numpy import ndarray
+import torch
 
 from probmcl import run_folder
 from probmcl.console import Console
 from probmcl.data.audit import refuse_empty_splits
 from probmcl.data.records import Records
-from probmcl.files import read_json
-from probmcl.run.backbone import build_encoder, refuse_what_cannot_run
-from probmcl.run.budget import Planner
-from probmcl.run.phases import Phases, Tested, folder_of, restored, test_kept_only, tidy_up
-from probmcl.run.results import Run
+from probmcl.encoders import Encoder
+from probmcl.errors import RunError, RunWarning
+from probmcl.files import atomic_write, read_json, write_json
+from probmcl.run.backbone import build_encoder, refuse_unbuildable
+from probmcl.run.budget import Costs, Plan, Planner, format_duration, measure_costs, plan_epochs
+from probmcl.run.candidates import candidate_ids, fit_frozen_probe, test_candidate, train_job
+from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
+from probmcl.run.state import RunState, candidate_format, create_run, json_format, refuse_other_records, write_predictions
+from probmcl.run.view_sheet import views_sheet
+from probmcl.run.workspace import Workspace
+from probmcl.run_folder import RunFolder
 from probmcl.runtime.device import find_device
-from probmcl.runtime.distributed import broadcast, is_main_process
-from probmcl.settings import Settings
+from probmcl.runtime.distributed import barrier, broadcast, is_main_process
+from probmcl.settings import Settings, TrainingJob, load_settings
+
+TestChoice = Callable[[Mapping[CandidateId, Candidate]], Iterable[CandidateId]]
+"""Chooses the candidates to test in addition to the kept one and the frozen probe."""
 
 
-def train(
+def test_kept_only(candidates: Mapping[CandidateId, Candidate]) -> Iterable[CandidateId]:
+    """Test no other candidate."""
+    return ()
+
+
+def test_all(candidates: Mapping[CandidateId, Candidate]) -> Iterable[CandidateId]:
+    """Test every candidate."""
+    return candidates
+
+
+def train_run(
     records: Records,
     settings: Settings,
     folder: Path,
     console: Console | None = None,
     *,
     source: Mapping[str, Any] | None = None,
-    alarms: Sequence[str] = (),
-    fold_of: Int[ndarray, "N"] | None = None,
-    tested: Tested = test_kept_only,
-    plan: Planner | None = None,
+    data_warnings: Sequence[RunWarning] = (),
+    fold_of: Sequence[int] | None = None,
+    test: TestChoice = test_kept_only,
+    planner: Planner | None = None,
 ) -> Run:
-    """Fit a probe on the untouched encoder, train every contender, probe it again, keep the best on validation.
+    """Train every method within the budget, keep the best candidate on validation, and test it.
 
-    Everything that is needed to use, judge, repeat or resume the run is written into `folder`, which must be new or
-    empty. `source` says how the records were read, `alarms` what is known to be wrong with them, `fold_of` the fold of
-    each image where their split comes of folds. The test split is
-    scored at the end, decides nothing, and shows what was kept, the frozen probe and whoever else is to be `tested`,
-    whose files are in candidates/. `plan` says who is trained how long, by default what the settings say.
+    A linear probe on the frozen encoder comes first: the folder can predict as soon as it is fitted, and no method is
+    kept unless it beats the probe on validation. The test split decides nothing. Calling the function on an interrupted
+    folder resumes it and gives the scores of an uninterrupted run.
+
+    Args:
+        records: the images, each in its split.
+        settings: everything that decides the run.
+        folder: a new or empty folder, or that of a run with the same records and settings.
+        console: for messages and progress.
+        source: how the records were read, stored so that they can be read again.
+        data_warnings: what is known to be wrong with the records.
+        fold_of: the fold of each image, if the split comes from folds.
+        test: chooses candidates to test in addition to the kept one and the frozen probe.
+        planner: decides how long each method is trained; by default `plan_epochs` with the budget of the settings.
     """
-    refuse_empty_splits(records)
-    settings, console = replace(settings, device=find_device(settings.device)), console or Console()
-    encoder = build_encoder(settings, console)  # before anything is written: it may not be there
-    refuse_what_cannot_run(settings, encoder, records.label_space)
+    run, console = RunFolder(folder), console or Console()
+    settings = replace(settings, device=find_device(settings.device))
+    if run.has(run_folder.METADATA):
+        _refuse_other_run(run, records, settings)
+        if run.read(run_folder.METADATA)["status"] == "finished":
+            return _finished_run(RunState(run, records, settings.seed, console))
+        encoder = build_encoder(settings, console)
+    else:
+        refuse_empty_splits(records)
+        encoder = build_encoder(settings, console)  # before anything is written: it may be missing
+        refuse_unbuildable(settings, encoder, records.label_space)
+        _create(run, records, settings, source, data_warnings, fold_of)
+    with _recorded_status(run, records, settings, console) as state:
+        workspace = Workspace.open(records, settings, encoder, run.checkpoints, console)
+        return _run_phases(state, workspace, planner or functools.partial(plan_epochs, budget=settings.budget), test)
+
+
+def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: TestChoice) -> Run:
+    workspace.describe()
+    _write_preprocessing(state, workspace)
+    frozen = state.candidate(FROZEN_PROBE, lambda: fit_frozen_probe(state, workspace))
+
+    def measure() -> Costs:
+        state.console.print("timing a few steps …")
+        return measure_costs(workspace, frozen.fit_seconds)
+
+    def make_plan() -> Plan:
+        return planner(state.once("costs", measure, json_format(Costs)), state.seconds())
+
+    plan = state.once("plan", make_plan, json_format(Plan))
+    for message in plan.messages:
+        state.console.print(message)
+    for job in _planned_jobs(workspace.settings.jobs, plan):
+        train_job(state, workspace, job)
+
+    tested = [FROZEN_PROBE, *test(state.candidates)]
+    for identity in dict.fromkeys([state.best().id, *tested]):
+        state.candidates[identity] = test_candidate(workspace, state.candidates[identity])
+    _write_results(state, tested)
+    state.record("finished")
+    barrier()
+    state.tidy_up()
+    _print_summary(state)
+    return Run(state.folder.path, state.candidates, state.best(), state.log.warnings, state.seconds())
+
+
+# Opening and closing a run.
+
+
+def _refuse_other_run(run: RunFolder, records: Records, settings: Settings) -> None:
+    refuse_other_records(run, records)
+    before = load_settings(run.read(run_folder.CONFIG))
+    if replace(before, device=settings.device, workers=settings.workers) != settings:
+        raise RunError(f"{run.path} is a run with other settings; choose another folder")
+    _on_main_process(run.upgrade)
+
+
+def _create(
+    run: RunFolder,
+    records: Records,
+    settings: Settings,
+    source: Mapping[str, Any] | None,
+    data_warnings: Sequence[RunWarning],
+    fold_of: Sequence[int] | None,
+) -> None:
+    def create() -> None:
+        create_run(run, records, settings, source=source, warnings=data_warnings, fold_of=fold_of)
+
     try:
-        _in_the_first(lambda: run_folder.begin(folder, records, settings, source, alarms, fold_of))
-        phases = Phases(records, settings, encoder, folder, console, tested, plan)
-    except (KeyboardInterrupt, SystemExit):  # from here on the run itself notes how it ends
+        _on_main_process(create)
+    except (KeyboardInterrupt, SystemExit):
         if is_main_process():
-            run_folder.note_interrupt(folder)
+            run_folder.note_interrupt(run.path)
         raise
-    return phases.finished()
 
 
-def _in_the_first(work: Callable[[], None]) -> None:
-    """Let the first process do something while the others wait; what goes wrong goes wrong in all of them."""
+def _on_main_process(work: Callable[[], None]) -> None:
+    """Let rank 0 work while the others wait; an error is raised on every process."""
     problem = None
     if is_main_process():
         try:
@@ -71,31 +164,92 @@ def _in_the_first(work: Callable[[], None]) -> None:
         raise OSError(problem)
 
 
-def resume(
-    records: Records,
-    settings: Settings,
-    folder: Path,
-    console: Console | None = None,
-    *,
-    tested: Tested = test_kept_only,
-    plan: Planner | None = None,
-) -> Run:
-    """Go on with a run that was interrupted or killed, from where it was; records and settings must be its own."""
-    run_folder.refuse_other_records(folder, records)
-    settings, console = replace(settings, device=find_device(settings.device)), console or Console()
-    if read_json(folder / "run.json")["status"] == "finished":
-        tidy_up(folder / "checkpoints")
-        console.print(f"{folder} is finished; nothing is left to do")
-        return finished_run(folder)
-    return Phases(records, settings, build_encoder(settings, console), folder, console, tested, plan).finished()
+@contextmanager
+def _recorded_status(run: RunFolder, records: Records, settings: Settings, console: Console) -> Iterator[RunState]:
+    """Open the state of a run; if it ends with an exception, record that in run.json."""
+    try:
+        state = RunState(run, records, settings.seed, console)
+    except (KeyboardInterrupt, SystemExit):
+        if is_main_process():
+            run_folder.note_interrupt(run.path)
+        raise
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.showwarning = lambda message, *_: console.print(f"  note: {message}")
+            state.restore([FROZEN_PROBE, *(identity for job in settings.jobs for identity in candidate_ids(job))])
+            state.record("running")
+            yield state
+    except BaseException as error:
+        state.record("interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed")
+        raise
 
 
-def finished_run(folder: Path) -> Run:
-    """A run that is finished, from its folder; what was tested has its metrics."""
-    about = read_json(folder / "run.json")
-    found = {entry["name"]: restored(folder / "checkpoints", entry["name"]) for entry in about["candidates"]}
-    for name, candidate in found.items():
-        place = folder if name == about["kept"] else folder_of(folder, name)
-        if (place / "evaluation.json").exists():
-            found[name] = replace(candidate, test=read_json(place / "evaluation.json"))
-    return Run(folder, found, found[about["kept"]], about["alarms"], about["seconds"])
+def _finished_run(state: RunState) -> Run:
+    """Return a finished run from its folder; tested candidates have their metrics."""
+    state.tidy_up()
+    state.console.print(f"{state.folder.path} is finished; nothing is left to do")
+    return read_run(state.folder)
+
+
+def read_run(folder: RunFolder) -> Run:
+    """Return a finished run from its folder; tested candidates have their metrics."""
+    metadata = folder.read(run_folder.METADATA)
+    candidates, kept = {}, None
+    for entry in metadata["candidates"]:
+        identity = CandidateId(entry["method"], entry["head"], entry["trial"])
+        storage = candidate_format(identity)
+        candidate = storage.load(folder.checkpoints / f"{identity.key}{storage.suffix}")
+        is_kept = entry["name"] == metadata["kept"]
+        evaluation = (folder.path if is_kept else folder.results(identity.key)) / run_folder.EVALUATION
+        if evaluation.exists():
+            candidate = replace(candidate, test=read_json(evaluation))
+        candidates[identity] = candidate
+        kept = candidate if is_kept else kept
+    assert kept is not None
+    warnings_of_run = [RunWarning(**warning) for warning in metadata["warnings"]]
+    return Run(folder.path, candidates, kept, warnings_of_run, metadata["seconds"])
+
+
+# Phases that are not training.
+
+
+def _write_preprocessing(state: RunState, workspace: Workspace) -> None:
+    if is_main_process():
+        state.folder.write(run_folder.PREPROCESSING, workspace.images.preprocessing)
+        sheet = views_sheet(workspace.images)
+        atomic_write(state.folder.path / run_folder.VIEWS, lambda part: sheet.save(part, format="PNG"))
+
+
+def _planned_jobs(jobs: Sequence[TrainingJob], plan: Plan) -> Iterator[TrainingJob]:
+    for job in jobs:
+        if job.key in plan.epochs:
+            views = plan.views or job.training.views
+            yield replace(job, training=replace(job.training, epochs=plan.epochs[job.key], views=views))
+
+
+def _write_results(state: RunState, tested: Sequence[CandidateId]) -> None:
+    candidates = state.candidates
+    state.metadata["test_mAP"] = {c.name: c.test["mAP"] for c in candidates.values() if c.test}
+    if is_main_process():
+        folders = [(state.best().id, state.folder.path)]
+        folders += [(identity, state.folder.results(identity.key)) for identity in tested]
+        for identity, folder in folders:
+            candidate = candidates[identity]
+            for split, scores in candidate.scores.items():
+                write_predictions(folder, state.records, split, scores)
+            write_json(folder / run_folder.EVALUATION, candidate.test)
+            if candidate.retrieval is not None:
+                write_json(folder / run_folder.RETRIEVAL, candidate.retrieval)
+
+
+def _print_summary(state: RunState) -> None:
+    kept, console = state.best(), state.console
+    others = sorted((c for c in state.candidates.values() if c is not kept), key=lambda c: -c.validation_map)
+    scores = "".join(f"; {c.name} {c.validation_map:.3f}" for c in others)
+    console.print(f"kept: {kept.name} (val mAP {kept.validation_map:.3f}{scores})")
+    state.print_notes(*others)
+    test_map = state.metadata["test_mAP"]
+    frozen = "" if kept.id == FROZEN_PROBE else f" (frozen probe {test_map[FROZEN_PROBE.name] or 0.0:.3f})"
+    duration = format_duration(state.seconds())
+    console.print(f"test mAP {test_map[kept.name] or 0.0:.3f}{frozen}; {duration}; everything is in {state.folder.path}")
+    state.print_notes(kept)

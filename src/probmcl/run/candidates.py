@@ -1,0 +1,220 @@
+"""Candidates of a run: the probe on the frozen encoder, and what each training gives.
+
+A trained method gives one candidate by its own head, if it has one, and one by a linear probe on its encoder.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from probmcl.data.hierarchy import levels_of, parents_of
+from probmcl.data.records import Split
+from probmcl.encoders import Encoder, PrecomputedFeatures
+from probmcl.errors import RunWarning
+from probmcl.evaluation.evaluate import evaluate, predict
+from probmcl.evaluation.retrieval import retrieval
+from probmcl.files import load_tensors, save_tensors
+from probmcl.methods import find_method
+from probmcl.methods.base import Classifier, Method
+from probmcl.methods.collapse import STATISTICS
+from probmcl.methods.custom_loss import CustomLoss
+from probmcl.methods.probe import Config as ProbeConfig
+from probmcl.methods.probe import Probe
+from probmcl.run.activation_cache import labels_of, targets_of, weights_of
+from probmcl.run.backbone import warm_start
+from probmcl.run.probe import LabeledFeatures, fit_probe
+from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId
+from probmcl.run.state import TRAINED, TRAINING, RunState, json_format
+from probmcl.run.workspace import Workspace
+from probmcl.run_folder import CONTRASTIVE, MODEL
+from probmcl.runtime.distributed import is_main_process
+from probmcl.settings import TrainingJob
+from probmcl.training import Callback, Checkpoint, StoredViews, extract, fit
+from probmcl.training.fit import check_weights
+
+
+def candidate_ids(job: TrainingJob) -> list[CandidateId]:
+    """Return the candidates that a training gives: its own head if it has one, then the probe."""
+    has_head = find_method(job.method).has_own_head(job.settings)
+    own = [CandidateId(job.name, "own head", job.trial)] if has_head else []
+    return [*own, CandidateId(job.name, "re-probed", job.trial)]
+
+
+def fit_frozen_probe(state: RunState, workspace: Workspace) -> Candidate:
+    """Fit the linear probe on the untouched encoder."""
+    n_views = workspace.settings.probe.frozen_views
+    return _fit_probe(state, workspace, FROZEN_PROBE, workspace.backbone.tail, n_views, seconds=0.0)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a training ended: its duration, and the error if it diverged."""
+
+    seconds: float
+    error: str | None = None
+
+
+def train_job(state: RunState, workspace: Workspace, job: TrainingJob) -> None:
+    """Train a method and add its candidates; a method that diverges is left out with a warning."""
+    training = _JobTraining(state, workspace, job)
+    outcome = state.once(f"{job.key}.outcome", training.run, json_format(Outcome))
+    if outcome.error is not None:
+        state.warn(RunWarning("diverged", f"{job.title} is left out: {outcome.error}"))
+        return
+    for identity in candidate_ids(job):
+        compute = training.own_head if identity.head == "own head" else training.probe
+        state.candidate(identity, functools.partial(compute, identity, outcome.seconds))
+
+
+class _JobTraining:
+    """One training: a method, trained in this process or loaded from what an interrupted one has trained."""
+
+    def __init__(self, state: RunState, workspace: Workspace, job: TrainingJob) -> None:
+        self.state, self.workspace, self.job = state, workspace, job
+        self.trained = state.folder.checkpoints / f"{job.key}{TRAINED}"
+
+    @functools.cached_property
+    def method(self) -> Method:
+        method = self._build()
+        method.load_state_dict(load_tensors(self.trained)[0])
+        return method.to(self.workspace.settings.device).eval()
+
+    def _build(self) -> Method:
+        self.state.seed_phase(self.job.random_stream)
+        return self.workspace.backbone.build(
+            self.job.method, self.job.settings, self.workspace.records.label_space
+        )
+
+    def run(self) -> Outcome:
+        """Train the method from its last checkpoint, if there is one, and store it."""
+        w, job = self.workspace, self.job
+        method = self._build()
+        names, weights = w.records.label_space.names, w.settings.encoder.weights
+        warm_start(method, w.backbone, self.state.candidates[FROZEN_PROBE], weights, names, w.console)
+        batches = w.batches.training(
+            n_views=method.n_views,
+            batch_size=job.training.batch_size,
+            epochs=job.training.epochs,
+            images=None if job.training.views is None else job.training.views // method.n_views,
+        )
+        checkpoint = Checkpoint(self.state.folder.checkpoints / f"{job.key}{TRAINING}")
+        title = f"training {job.title}, learning rate {job.training.learning_rate:g}"
+        try:
+            with w.console.progress(title, len(batches), hidden_terms=STATISTICS) as bar:
+                callbacks: list[Callback] = [self.state.log.stage(job.title), bar] if is_main_process() else []
+                fit(method, batches, job.training, device=w.settings.device, callbacks=callbacks, checkpoint=checkpoint)
+            check_weights(method)
+        except FloatingPointError as error:
+            return Outcome(checkpoint.seconds(), str(error))
+        seconds = checkpoint.seconds()
+        if is_main_process():
+            self._save(method)
+            checkpoint.path.unlink(missing_ok=True)
+        self.method = method
+        return Outcome(seconds)
+
+    def _save(self, method: Method) -> None:
+        if len(candidate_ids(self.job)) == 1:  # without a head of its own, nothing else would be left of it
+            name = MODEL if self.job.key == self.job.method else f"{self.job.key}.safetensors"
+            folder = self.state.folder.path / CONTRASTIVE
+            save_tensors(folder / name, self.workspace.backbone.full_state(method))
+        save_tensors(self.trained, method.state_dict())
+
+    def own_head(self, identity: CandidateId, seconds: float) -> Candidate:
+        """Score the method's own head on validation."""
+        w, method = self.workspace, self.method
+        assert isinstance(method, Classifier)
+        scores = _predict(w, f"scoring {identity.name} on val", method, "val")
+        name, settings = self.job.method, self.job.settings
+        if isinstance(method, CustomLoss):  # saved as the linear layer that it is: a run loads without the loss file
+            name, settings = "probe", ProbeConfig()
+        state = _on_cpu(w.backbone.full_state(method))
+        return Candidate(
+            identity, name, settings, state, {"val": scores}, _evaluate(w, "val", scores, method.note), seconds
+        )
+
+    def probe(self, identity: CandidateId, seconds: float) -> Candidate:
+        """Fit a linear probe on the encoder that the method has trained."""
+        n_views, note = self.workspace.settings.probe.views, self.method.probe_note
+        return _fit_probe(self.state, self.workspace, identity, self.method.encoder, n_views, seconds, note)
+
+
+def _fit_probe(
+    state: RunState,
+    workspace: Workspace,
+    identity: CandidateId,
+    part: Encoder | PrecomputedFeatures,
+    n_augmented: int,
+    seconds: float,
+    note: str = "",
+) -> Candidate:
+    """Fit a linear probe on the features of every image."""
+    w, s, started = workspace, workspace.settings, time.perf_counter()
+    cache, network = w.feature_source(identity.key, part)
+    splits: dict[Split, StoredViews] = {"train": cache.probing(n_augmented=n_augmented), "val": cache.plain("val")}
+    if cache is w.batches:
+        started = time.perf_counter()  # activations are computed once for all candidates and charged to none
+    with w.console.progress(f"features for {identity.name}", sum(map(len, splits.values()))) as bar:
+        features = {
+            split: extract(network, batches, device=s.device, done=bar.advance) for split, batches in splits.items()
+        }
+    train = LabeledFeatures(features["train"], *targets_of(w.records, "train"), weights_of(w.records, "train"))
+    val = LabeledFeatures(features["val"], *labels_of(w.records, "val"))
+    with w.console.progress(f"fitting {identity.name}", s.probe.steps(len(train.labels))) as bar:
+
+        def callbacks(weight_decay: float) -> list[Callback]:
+            stage = f"{identity.name}, weight decay {weight_decay:g}"
+            return [state.log.stage(stage), bar] if is_main_process() else []
+
+        state.seed_phase(identity.random_stream)
+        fit_started = time.perf_counter()
+        fitted = fit_probe(train, val, w.records.label_space, s.probe, seed=s.seed, callbacks=callbacks)
+        fit_seconds = time.perf_counter() - fit_started
+    with torch.inference_mode():
+        scores = fitted.probe.logits(val.features[0]).sigmoid()
+    probe = fitted.probe.on(copy.deepcopy(part), w.records.label_space)  # a copy: a probe freezes its encoder
+    seconds += time.perf_counter() - started
+    parameters, result = _on_cpu(w.backbone.full_state(probe)), _evaluate(w, "val", scores, note)
+    return Candidate(identity, "probe", probe.config, parameters, {"val": scores}, result, seconds, fit_seconds, fitted.weight_decay)
+
+
+def test_candidate(workspace: Workspace, candidate: Candidate) -> Candidate:
+    """Score a candidate on the test split; the features of a probe are also evaluated by retrieval."""
+    w, title = workspace, f"scoring {candidate.name} on test"
+    classifier, found = w.backbone.classifier(candidate, w.records.label_space), None
+    if isinstance(classifier, Probe):
+        batches = w.batches.plain("test")
+        with w.console.progress(title, len(batches)) as bar:
+            features = extract(classifier.encoder, batches, device=w.settings.device, done=bar.advance)[0]
+        with torch.inference_mode():
+            scores = copy.deepcopy(classifier.linear).cpu()(features).sigmoid()
+        found = retrieval(features, *labels_of(w.records, "test"))
+    else:
+        scores = _predict(w, title, classifier, "test")
+    test = _evaluate(w, "test", scores, candidate.note)
+    return replace(candidate, scores={**candidate.scores, "test": scores}, test=test, retrieval=found)
+
+
+def _predict(workspace: Workspace, title: str, classifier: Classifier, split: Split) -> Float[Tensor, "N C"]:
+    batches: Any = workspace.batches.plain(split)
+    with workspace.console.progress(title, len(batches)) as bar:
+        return predict(classifier, batches, device=workspace.settings.device, done=bar.advance)
+
+
+def _evaluate(workspace: Workspace, split: Split, scores: Float[Tensor, "N C"], note: str) -> dict[str, Any]:
+    space, labels = workspace.records.label_space, labels_of(workspace.records, split)
+    levels = None if space.hierarchy is None else levels_of(parents_of(space.names, space.hierarchy)).tolist()
+    return evaluate(scores, *labels, names=space.names, split=split, note=note, levels=levels)
+
+
+def _on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """There may be many candidates, and little room on a GPU."""
+    return {key: value.cpu() for key, value in state.items()}

@@ -1,0 +1,284 @@
+"""The progress of a run on disk: what each completed phase computed, and run.json.
+
+Every phase goes through `RunState.once`, so that a resumed run skips the completed phases in one place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import time
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from probmcl import run_folder
+from probmcl.console import Console
+from probmcl.data.labels import State
+from probmcl.data.records import Records, Split
+from probmcl.errors import RunError, RunWarning
+from probmcl.files import load_tensors, read_json, save_tensors, write_json
+from probmcl.run.results import Candidate, CandidateId
+from probmcl.run_folder import RunFolder
+from probmcl.runtime.distributed import broadcast, is_main_process
+from probmcl.settings import Settings, method_settings
+from probmcl.training import MetricsLog
+
+T = TypeVar("T")
+
+TRAINED, TRAINING = ".trained.safetensors", ".training.safetensors"
+"""Endings of the files that only an unfinished run needs: a trained method, and the checkpoint of one in training."""
+
+
+@dataclass(frozen=True)
+class Format(Generic[T]):
+    """How the result of a phase is stored, and how all processes get that of rank 0 if theirs may differ."""
+
+    suffix: str
+    save: Callable[[Path, T], None]
+    load: Callable[[Path], T]
+    synchronize: Callable[[T], T] = lambda result: result
+
+
+def json_format(kind: type[T]) -> Format[T]:
+    """Store a dataclass as JSON."""
+
+    def decode(content: Any) -> T:
+        return msgspec.convert(content, kind)
+
+    def synchronize(result: T) -> T:
+        return decode(broadcast(msgspec.to_builtins(result)))
+
+    return Format(".json", write_json, lambda path: decode(read_json(path)), synchronize)
+
+
+def candidate_format(identity: CandidateId) -> Format[Candidate]:
+    """Store a candidate with its parameters and validation scores as safetensors."""
+
+    def save(path: Path, candidate: Candidate) -> None:
+        tensors = {f"state.{key}": value for key, value in candidate.state.items()}
+        fields = ("method", "settings", "validation", "seconds", "fit_seconds", "weight_decay")
+        metadata = {name: getattr(candidate, name) for name in fields}
+        save_tensors(path, tensors | {"scores": candidate.scores["val"]}, metadata)
+
+    def load(path: Path) -> Candidate:
+        tensors, facts = load_tensors(path)
+        scores = tensors.pop("scores")
+        state = {key.removeprefix("state."): value for key, value in tensors.items()}
+        settings = method_settings(facts["method"], changes=facts["settings"])
+        return Candidate(
+            identity,
+            facts["method"],
+            settings,
+            state,
+            {"val": scores},
+            facts["validation"],
+            facts["seconds"],
+            facts.get("fit_seconds", 0.0),
+            facts.get("weight_decay"),
+        )
+
+    return Format(".safetensors", save, load)
+
+
+class RunState:
+    """A run in progress: completed phases in checkpoints/, candidates and warnings in run.json."""
+
+    def __init__(self, folder: RunFolder, records: Records, seed: int, console: Console) -> None:
+        self.folder, self.records, self.seed, self.console = folder, records, seed, console
+        self.metadata: dict[str, Any] = folder.read(run_folder.METADATA)
+        self.seconds_before: float = self.metadata["seconds"]
+        self.started = time.perf_counter()
+        self.log = MetricsLog(folder.path / run_folder.METRICS, on_warning=self._print_warning)
+        self.log.warnings += [RunWarning(**warning) for warning in self.metadata["warnings"]]
+        self.candidates: dict[CandidateId, Candidate] = {}
+        # Listed once by rank 0, so that all processes skip the same phases.
+        files = [path.name for path in folder.checkpoints.glob("*")] if is_main_process() else []
+        self.completed: set[str] = set(broadcast(files))
+
+    def once(self, key: str, compute: Callable[[], T], storage: Format[T]) -> T:
+        """Return what a phase computed: from its file if it is complete, otherwise compute and store it."""
+        path = self.folder.checkpoints / f"{key}{storage.suffix}"
+        if path.name in self.completed:
+            return storage.load(path)
+        result = storage.synchronize(compute())
+        if is_main_process():
+            storage.save(path, result)
+        return result
+
+    def candidate(self, identity: CandidateId, compute: Callable[[], Candidate]) -> Candidate:
+        """Return a candidate, computed once, and make the best so far the model of the run folder."""
+        if identity not in self.candidates:
+            candidate = self.once(identity.key, compute, candidate_format(identity))
+            self.candidates[identity] = candidate
+            self.publish_best()
+            saved = f"; saved, {self.folder.path} can predict now" if self.best() is candidate else ""
+            result = candidate.validation
+            scored = f"{result['images']:,} images, {result['classes_scored']} of {result['classes']} classes"
+            self.console.print(f"{candidate.name}: validation mAP {candidate.validation_map:.4f} ({scored}){saved}")
+            self.print_notes(candidate)
+        return self.candidates[identity]
+
+    def restore(self, identities: Iterable[CandidateId]) -> None:
+        """Load all candidates of an interrupted run, so that the best of them stays the model of the folder."""
+        for identity in identities:
+            storage = candidate_format(identity)
+            if f"{identity.key}{storage.suffix}" in self.completed:
+                self.candidates[identity] = storage.load(self.folder.checkpoints / f"{identity.key}{storage.suffix}")
+                mean_ap = self.candidates[identity].validation_map
+                self.console.print(f"{identity.name}: validation mAP {mean_ap:.4f}, as before")
+                self.print_notes(self.candidates[identity])
+        if self.candidates:
+            self.publish_best()
+
+    def best(self) -> Candidate:
+        """Return the candidate with the highest validation mAP; on a tie the earlier, simpler one."""
+        return max(self.candidates.values(), key=lambda candidate: candidate.validation_map)
+
+    def publish_best(self) -> None:
+        """Write the best candidate so far as the model that the folder predicts with."""
+        best = self.best()
+        if is_main_process():
+            save_tensors(self.folder.path / run_folder.MODEL, best.state)
+            write_predictions(self.folder.path, self.records, "val", best.scores["val"])
+        self.record("running")
+
+    def record(self, status: str) -> None:
+        """Write run.json and the table of metrics."""
+        warnings = [vars(warning) for warning in self.log.warnings]
+        self.metadata |= {"status": status, "seconds": round(self.seconds(), 1), "warnings": warnings}
+        if self.candidates:
+            best = self.best()
+            self.metadata |= {
+                "candidates": [_candidate_entry(candidate) for candidate in self.candidates.values()],
+                "kept": best.name,
+                "model": {"method": best.method, "settings": best.settings},
+            }
+        if is_main_process():
+            self.folder.write(run_folder.METADATA, self.metadata)
+            self.log.close()
+
+    def seconds(self) -> float:
+        """Return the duration of the run over all attempts."""
+        return self.seconds_before + time.perf_counter() - self.started
+
+    def warn(self, warning: RunWarning) -> None:
+        """Store a warning with the run and print it, once."""
+        if warning not in self.log.warnings:
+            self.log.warnings.append(warning)
+            self._print_warning(warning)
+            self.record("running")
+
+    def _print_warning(self, warning: RunWarning) -> None:
+        self.console.print(f"  ALARM: {warning.message}")
+
+    def print_notes(self, *candidates: Candidate) -> None:
+        """Print the remarks that belong to the mAP of some candidates."""
+        for candidate in candidates:
+            if candidate.note:
+                self.console.print(f"  note on {candidate.name}: {candidate.note}")
+
+    def seed_phase(self, random_stream: str) -> None:
+        """Seed torch for one phase: its random numbers do not depend on what was computed before it."""
+        torch.manual_seed(zlib.crc32(f"{self.seed} {random_stream}".encode()))
+
+    def tidy_up(self) -> None:
+        """Delete what only an unfinished run needs."""
+        if not is_main_process():
+            return
+        for path in self.folder.checkpoints.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name.endswith((TRAINED, TRAINING)):
+                path.unlink()
+
+
+def _candidate_entry(candidate: Candidate) -> dict[str, Any]:
+    note = {"note": candidate.note} if candidate.note else {}
+    return candidate.id._asdict() | {"name": candidate.name, "validation_mAP": candidate.validation["mAP"]} | note
+
+
+def create_run(
+    folder: RunFolder,
+    records: Records,
+    settings: Settings,
+    *,
+    source: Mapping[str, Any] | None,
+    warnings: Sequence[RunWarning],
+    fold_of: Sequence[int] | None,
+) -> None:
+    """Claim an empty folder and write what a run starts from; run.json comes last, it makes the folder a run."""
+    run_folder.claim(folder.path)
+    folder.write(run_folder.CONFIG, {"schema": run_folder.SCHEMA} | msgspec.to_builtins(settings))
+    folder.write(run_folder.LABELS, labels_metadata(records, source or {}))
+    write_split(folder.path, records, fold_of)
+    started = {"status": "running", "seconds": 0.0, "warnings": [vars(warning) for warning in warnings]}
+    folder.write(
+        run_folder.METADATA,
+        run_folder.environment(settings.seed)
+        | {"data": source, "records": records_digest(records)}
+        | started
+        | {"candidates": [], "kept": None, "model": None},
+    )
+
+
+def write_split(folder: Path, records: Records, fold_of: Sequence[int] | None) -> None:
+    """Write the split of every image, and its fold if the split comes from folds."""
+    rows = zip(records.paths, records.split, strict=True)
+    run_folder.write_rows(folder / run_folder.SPLIT, ("path", "split"), rows)
+    if fold_of is not None:
+        rows_of_folds = zip(records.paths, map(int, fold_of), strict=True)
+        run_folder.write_rows(folder / run_folder.FOLDS, ("path", "fold"), rows_of_folds)
+
+
+def labels_metadata(records: Records, source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of labels.json: the classes, their training positives and parents, and the label policy."""
+    space, states = records.label_space, records.states
+    chances = zip(space.names, states.chance.tolist(), strict=True)
+    counts = states.counts().sum(axis=1)
+    policy = {
+        "unknown": "a label that is not known takes no part in anything",
+        "blank": source.get("blank"),
+        "minus_one": source.get("minus_one"),
+        "chance_of_uncertain": {name: chance for name, chance in chances if chance == chance},  # NaN: unknown
+        "labels": {state.name.lower(): int(count) for state, count in zip(State, counts, strict=True)},
+    }
+    hierarchy = None if space.hierarchy is None else dict(space.hierarchy)
+    return {"names": space.names, "counts": space.counts.tolist(), "hierarchy": hierarchy, "policy": policy}
+
+
+def records_digest(records: Records) -> str:
+    """Return a hash that is the same for the same images with the same labels in the same splits."""
+    digest = hashlib.sha256()
+    for part in (map(str, records.paths), records.split, records.label_space.names):
+        digest.update("\n".join(part).encode())
+    digest.update(records.states.digest())
+    return digest.hexdigest()
+
+
+def refuse_other_records(folder: RunFolder, records: Records) -> None:
+    """Raise an error unless the records are those that a run began with."""
+    if records_digest(records) != folder.read(run_folder.METADATA)["records"]:
+        raise RunError(
+            f"{folder.path}: its images, labels or splits have changed since it began; put them back, or start a new run"
+        )
+
+
+def write_predictions(folder: Path, records: Records, split: Split, scores: Float[Tensor, "N C"]) -> None:
+    """Write the scores and labels of every image of a split."""
+    rows = records.rows(split)
+    arrays = {
+        "paths": np.array([str(records.paths[row]) for row in rows]),
+        "scores": scores.numpy(),
+        "labels": records.labels[rows],
+        "known": records.known[rows],
+    }
+    run_folder.write_arrays(folder / run_folder.PREDICTIONS / f"{split}.npz", arrays)
