@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probmcl.console import Console
-from probmcl.data.options import DataChecks, ReadOptions
+from probmcl.data.options import DataChecks, DataSource, ReadOptions
 from probmcl.errors import OptionError, ProbmclError, RunError, RunWarning, SettingsError, suggestion
 
 if TYPE_CHECKING:
-    from probmcl.data.audit import PreparedData
     from probmcl.data.records import Records
     from probmcl.experiments.protocol import MethodSpec
     from probmcl.experiments.rows import Comparison
@@ -130,15 +129,18 @@ def _start_run(
     options: Mapping[str, Any],
     console: Console,
 ) -> Run:
-    from probmcl.encoders import about
+    from probmcl.data.audit import prepare_data
+    from probmcl.encoders import describe_encoder
     from probmcl.run.train import train_run
     from probmcl.run_folder import METADATA
 
     # Options are checked first: reading every image of a large data set takes minutes.
     settings = _run_settings(options)
-    about(settings.encoder.name)
+    describe_encoder(settings.encoder.name)
     _refuse_used_folder(options["out"])
-    prepared = _prepare(data, images, read, checks, settings.seed, settings.workers, console)
+    prepared = prepare_data(
+        data, images, read, checks, seed=settings.seed, workers=settings.workers, console=console
+    )
     settings = replace(settings, intensity=prepared.intensity)
     warnings = [*prepared.warnings, *_reused_images(prepared.records, settings.encoder.weights)]
     for warning in warnings[len(prepared.warnings) :]:
@@ -172,7 +174,7 @@ def _resume_run(folder: Path, loss: str | None, changes: Mapping[str, Any], cons
     if source is None:
         raise RunError(f"{folder} was trained on records in memory; resume it with probmcl.run.train.train_run")
     with _resume_hint("train", folder / METADATA, console):
-        return train_run(read_again(source, folder / SPLIT), settings, folder, console)
+        return train_run(read_again(DataSource.parse(source), folder / SPLIT), settings, folder, console)
 
 
 def _run_settings(options: Mapping[str, Any]) -> Settings:
@@ -201,7 +203,9 @@ def _shared_keys(options: Mapping[str, Any]) -> dict[str, Any]:
     from probmcl.data.cache import default_folder
 
     names = {"name": "encoder", "image_size": "image_size"}
-    encoder = _drop_none({key: options[name] for key, name in names.items()} | {"weights": _weights(options["weights"])})
+    encoder = _drop_none(
+        {key: options[name] for key, name in names.items()} | {"weights": _weights(options["weights"])}
+    )
     cache = options["cache"]
     return _drop_none(
         {
@@ -332,7 +336,9 @@ def compare(
             changes = _drop_none({"device": device, "workers": workers})
             return _resume_comparison(Path(resume), methods, changes, added, started, console)
         if data is None:
-            raise ProbmclError("nothing to compare on: give a table or a folder, as in probmcl compare photos/labels.csv")
+            raise ProbmclError(
+                "nothing to compare on: give a table or a folder, as in probmcl compare photos/labels.csv"
+            )
         return _start_comparison(Path(data), images, read, checks, options, added, started, console)
 
 
@@ -346,7 +352,7 @@ def _start_comparison(
     started: float,
     console: Console,
 ) -> Comparison:
-    from probmcl.data.audit import refuse_unscorable
+    from probmcl.data.audit import prepare_data, refuse_unscorable
     from probmcl.files import write_json
     from probmcl.run.state import write_split
     from probmcl.run_folder import COMPARISON
@@ -354,12 +360,12 @@ def _start_comparison(
 
     spec = _comparison_spec(options)
     _refuse_used_folder(options["out"])
-    prepared = _prepare(data, images, read, checks, 0, spec.settings.workers, console)
+    prepared = prepare_data(data, images, read, checks, workers=spec.settings.workers, console=console)
     refuse_unscorable(prepared.records)
     spec = replace(spec, settings=replace(spec.settings, intensity=prepared.intensity))
     warnings = [*prepared.warnings, *_reused_images(prepared.records, spec.settings.encoder.weights)]
     name = _data_name(data)
-    stored = {"source": prepared.source, "name": name, "spec": spec, "warnings": warnings, "add": add}
+    stored = {"source": prepared.source.to_json(), "name": name, "spec": spec, "warnings": warnings, "add": add}
     with (
         _new_folder(options["out"], f"{name}-comparison") as folder,
         _resume_hint("compare", folder / COMPARISON, console),
@@ -373,7 +379,7 @@ def _start_comparison(
 
 def _comparison_spec(options: Mapping[str, Any]) -> ComparisonSpec:
     """Return what is compared; whatever can be refused is refused here, before any image is read."""
-    from probmcl.encoders import about
+    from probmcl.encoders import describe_encoder
     from probmcl.experiments.protocol import TRIALS, parse_methods
     from probmcl.experiments.runner import ComparisonSpec
     from probmcl.settings import make_settings, parse_duration
@@ -389,7 +395,7 @@ def _comparison_spec(options: Mapping[str, Any]) -> ComparisonSpec:
         raise SettingsError("`budget` and `epochs` cannot be combined: the budget decides the epochs")
     settings = replace(make_settings(_merge({}, _shared_keys(options)) | {"method": "probe"}), method="comparison")
     settings = replace(settings, probe=replace(settings.probe, frozen_views=settings.probe.views))
-    about(settings.encoder.name)
+    describe_encoder(settings.encoder.name)
     names = _method_names(options["methods"] or "all")
     if budget is None:
         numbers = {"epochs": 6} | numbers
@@ -430,7 +436,8 @@ def _resume_comparison(
     settings = replace(settings, device=find_device(settings.device))
     compared = tuple(MethodSpec(**method) for method in fields.pop("methods"))
     _refuse_other_methods(folder, methods, parse_methods(_method_names(methods)) if methods else compared, compared)
-    records = read_again(stored["source"], folder / SPLIT)
+    source = DataSource.parse(stored["source"])
+    records = read_again(source, folder / SPLIT)
     added = list(dict.fromkeys([*stored["add"], *map(str, add)]))
     barrier()
     if is_main_process():
@@ -438,7 +445,6 @@ def _resume_comparison(
     spec, warnings = ComparisonSpec(settings, compared, **fields), [RunWarning(**w) for w in stored["warnings"]]
     with _resume_hint("compare", folder / COMPARISON, console):
         paths = [Path(path) for path in added]
-        source = stored["source"]
         return _run_comparison(records, spec, folder, stored["name"], source, warnings, paths, started, console)
 
 
@@ -459,7 +465,7 @@ def _run_comparison(
     spec: ComparisonSpec,
     folder: Path,
     name: str,
-    source: Mapping[str, Any],
+    source: DataSource,
     warnings: Sequence[RunWarning],
     add: Sequence[Path],
     started: float,
@@ -471,15 +477,44 @@ def _run_comparison(
 
     for warning in warnings:
         console.print(f"  ALARM: {warning.message}")
-    runner = ComparisonRunner(
-        records, spec, folder, console, name, source=source, warnings=warnings, started=started
-    )
+    runner = ComparisonRunner(records, spec, folder, console, name, source=source, warnings=warnings, started=started)
     comparison = runner.run(add)
     if is_main_process():
         write_comparison(comparison, folder, warnings)
     barrier()
     print_comparison(comparison, folder, warnings, console)
     return comparison
+
+
+def check(
+    data: Path | str,
+    *,
+    images: Path | str | None = None,
+    read: ReadOptions = ReadOptions(),
+    checks: DataChecks = DataChecks(),
+    seed: int = 0,
+    workers: int | None = None,
+    console: Console | None = None,
+) -> dict[str, Any]:
+    """Read every image and label, and report what is there and what is wrong; no file is changed.
+
+    Args:
+        data: a table of labels, or a folder with a recognizable layout.
+        images: folder that image paths are relative to (default: the table's folder).
+        read: how the data are read.
+        checks: what is required of the data, and how they are split.
+        seed: random seed of the split that `train` would make.
+        workers: processes that decode images (default: one per core).
+        console: for messages and progress; by default stdout.
+
+    Returns:
+        Counts, statistics and duplicates, the list `findings`, and a `verdict`: fine, warnings or blocked.
+    """
+    from probmcl.data import audit
+    from probmcl.runtime.workers import default_workers
+
+    n_workers = default_workers() if workers is None else workers
+    return audit.check(data, images, read, checks, seed=seed, workers=n_workers, console=console or Console())
 
 
 # What train and compare share.
@@ -514,20 +549,6 @@ def _refuse_with_resume(
             f"`resume` continues with the data and settings of the run; it cannot be combined with "
             f"{', '.join(refused)}, only with {names}"
         )
-
-
-def _prepare(
-    data: Path,
-    images: Path | str | None,
-    read: ReadOptions,
-    checks: DataChecks,
-    seed: int,
-    workers: int,
-    console: Console,
-) -> PreparedData:
-    from probmcl.data.audit import prepare_data
-
-    return prepare_data(data, images, read, checks, seed=seed, workers=workers, console=console)
 
 
 def _reused_images(records: Records, weights: str | None) -> list[RunWarning]:

@@ -11,28 +11,28 @@ from rich.table import Table
 from probmcl import run_folder
 from probmcl.console import Console
 from probmcl.data.formats.digits import write_digits
+from probmcl.data.options import DataSource, ReadOptions
 from probmcl.data.records import Records
 from probmcl.methods import find_method
-from probmcl.run.phases import test_all
 from probmcl.run.results import Run
-from probmcl.run.train import train
+from probmcl.run.train import test_all, train_run
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, method_settings
 from probmcl.training.optimizer import Training
 
 TRAIN, VAL, TEST = 2000, 400, 800
-"""Scenes of each split."""
+"""Number of scenes in each split."""
 
 IMAGES_SEEN = 12_000
-"""Views that each method may look at: the unit in which the budgets are equal."""
+"""Views that each method is trained on: the unit in which the budgets are equal."""
 
 LEARNING_RATE = 3e-3
-"""For this encoder from scratch: the better of 3e-3 and 1e-2 on validation, tried with ProbMCL."""
+"""For this encoder from scratch: the better of 3e-3 and 1e-2 on validation, with ProbMCL."""
 
 METHODS = ("probmcl", "asl", "bce")
 
 
 def run_demo(folder: Path, console: Console) -> Run:
-    """Write the scenes into a folder, then probe the untrained encoder and train ProbMCL, ASL and BCE on it."""
+    """Write the scenes into a folder, fit a probe on the untrained encoder, and train ProbMCL, ASL and BCE on it."""
     run_folder.claim(folder)
     console.print(
         f"Scenes of handwritten digits: 10 classes, 64 × 64 pixels, {TRAIN:,} to train on, {VAL} + {TEST} to judge by"
@@ -41,21 +41,22 @@ def run_demo(folder: Path, console: Console) -> Run:
         records = write_digits(
             folder / "data", train=TRAIN, val=VAL, test=TEST, progress=lambda _: bar.advance(images=1)
         )
-    return train(records, demo_settings(records), folder / "run", console, tested=test_all)
+    source = DataSource.of(folder / "data" / "labels.csv", None, ReadOptions())
+    return train_run(records, demo_settings(records), folder / "run", console, source=source, test=test_all)
 
 
 def demo_settings(records: Records) -> Settings:
-    """Every method on the same encoder and the same number of views."""
+    """Return the settings of the demo: every method with the same encoder and the same number of views."""
     return Settings(
         method="demo",
-        jobs=tuple(_contender(method, len(records.rows("train"))) for method in METHODS),
+        jobs=tuple(_job(method, len(records.rows("train"))) for method in METHODS),
         encoder=EncoderSettings("test_resnet", weights=None, image_size=64),
         probe=ProbeSettings(epochs=30, views=1, weight_decays=(0.1, 1.0, 10.0, 100.0)),
         tune="all",
     )
 
 
-def _contender(method: str, images: int) -> TrainingJob:
+def _job(method: str, images: int) -> TrainingJob:
     n_views = find_method(method).n_views
     if IMAGES_SEEN % (images * n_views):
         raise ValueError(f"{images} scenes in {n_views} views do not divide {IMAGES_SEEN:,}: the budgets would differ")
@@ -66,10 +67,10 @@ def _contender(method: str, images: int) -> TrainingJob:
 
 
 def comparison(run: Run) -> list[dict[str, Any]]:
-    """What each classifier of a run reached, as fractions on the test split."""
+    """Return the test scores of each classifier of a run, as fractions."""
     return [
         {
-            "classifier": name,
+            "classifier": candidate.name,
             "kept": candidate is run.kept,
             "validation_mAP": candidate.validation["mAP"],
             "mAP": candidate.test["mAP"],
@@ -77,13 +78,13 @@ def comparison(run: Run) -> list[dict[str, Any]]:
             "OF1": candidate.test["at"]["0.5"]["OF1"],
             "seconds": round(candidate.seconds, 1),
         }
-        for name, candidate in run.candidates.items()
+        for candidate in run.candidates.values()
         if candidate.test is not None
     ]
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """The same for people, in percent."""
+    """Return the scores as a table, in percent."""
     shown = Table(
         title=f"test split, percent; each method has seen {IMAGES_SEEN:,} views; one seed", title_justify="left"
     )

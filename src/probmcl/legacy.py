@@ -16,10 +16,15 @@ from probmcl.files import load_tensors, read_json, save_tensors, write_json
 
 COMPARISON = "asked.json"
 
-METHOD_SETTINGS: Mapping[str, str] = {}
+METHOD_SETTINGS: Mapping[str, str] = {
+    "initialisation": "initialization",
+    "neighbour_share": "neighbor_share",
+    "normalise": "normalize",
+    "regularised_share": "regularized_share",
+}
 """Settings of methods that were spelled differently."""
 
-MODULES: Mapping[str, str] = {"optimiser": "optimizer"}
+MODULES: Mapping[str, str] = {"optimiser": "optimizer", "regularisation": "regularization"}
 """Parts of the names of tensors that were spelled differently."""
 
 
@@ -128,7 +133,15 @@ def _metadata(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _source(source: dict[str, Any] | None) -> dict[str, Any] | None:
-    return source
+    """0.1 stored all reading options next to the data, lists of one as text, and the group column under another name."""
+    if source is None or "options" in source:
+        return source
+    other = ("data", "images", "skipped", "leaks_allowed")
+    options = {"group" if key == "group_column" else key: value for key, value in source.items() if key not in other}
+    for name in ("blank", "minus_one", "ignore"):
+        if isinstance(options.get(name), str):
+            options[name] = [options[name]]
+    return {key: value for key, value in source.items() if key in other} | {"options": options}
 
 
 def _preprocessing(preprocessing: dict[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy import ndarray
 
 from probmcl import __version__, legacy
 from probmcl.errors import RunError
@@ -170,12 +169,12 @@ def write_rows(path: Path, header: tuple[str, ...], rows: Iterable[tuple[object,
     write_text(path, text.getvalue())
 
 
-def write_arrays(path: Path, arrays: Mapping[str, ndarray]) -> None:
+def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write arrays to a compressed .npz file atomically."""
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:
-            np.savez_compressed(file, **dict(arrays))
+            np.savez_compressed(file, **arrays)
 
     atomic_write(path, write)
 

@@ -1,6 +1,6 @@
 import csv
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,12 +24,10 @@ from probmcl.evaluation import multilabel_metrics
 from probmcl.inference import load
 from probmcl.methods.kssnet import KSSNet
 from probmcl.methods.pla import PLA
-from probmcl.run import activation_cache as store
-from probmcl.run import backbone as material
-from probmcl.run import phases
-from probmcl.run.phases import restored, test_all
-from probmcl.run.results import Run
-from probmcl.run.train import resume, train
+from probmcl.run import activation_cache, candidates, workspace
+from probmcl.run.results import FROZEN_PROBE, CandidateId, Run
+from probmcl.run.train import read_run, test_all, train_run
+from probmcl.run_folder import RunFolder
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, Tune, method_settings
 from probmcl.training import Checkpoint, Training, features
 
@@ -59,7 +57,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
 
 @pytest.fixture(scope="module")
 def bce(records: Records, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train(records, settings("bce"), tmp_path_factory.mktemp("runs") / "bce", quiet(), tested=test_all)
+    return train_run(records, settings("bce"), tmp_path_factory.mktemp("runs") / "bce", quiet(), test=test_all)
 
 
 def read(run: Run, name: str) -> dict[str, object]:
@@ -82,7 +80,7 @@ def test_the_run_folder_holds_what_is_needed_to_use_judge_and_repeat_it(bce: Run
     about = read(bce, "run.json")
     assert (about["status"], about["kept"], about["seed"]) == ("finished", bce.kept.name, 0)
     assert about["candidates"] == [
-        {"name": c.name, "validation_mAP": c.validation["mAP"]} for c in bce.candidates.values()
+        {**c.id._asdict(), "name": c.name, "validation_mAP": c.validation["mAP"]} for c in bce.candidates.values()
     ]
     stages = {json.loads(line)["stage"] for line in (bce.folder / "metrics.jsonl").read_text().splitlines()}
     probes = {f"{name}, weight decay {d}" for name in ("frozen probe", "bce, re-probed") for d in (1, 10)}
@@ -93,7 +91,7 @@ def test_the_run_folder_holds_what_is_needed_to_use_judge_and_repeat_it(bce: Run
 
 
 def test_what_was_kept_is_the_best_on_validation(bce: Run) -> None:
-    assert list(bce.candidates) == ["frozen probe", "bce, own head", "bce, re-probed"]
+    assert [c.name for c in bce.candidates.values()] == ["frozen probe", "bce, own head", "bce, re-probed"]
     assert bce.kept.validation["mAP"] == max(c.validation["mAP"] for c in bce.candidates.values())
 
 
@@ -110,7 +108,7 @@ def test_the_saved_model_gives_the_saved_scores_and_these_the_saved_metrics(bce:
 
 def test_the_same_settings_give_the_same_scores(bce: Run, records: Records, tmp_path: Path) -> None:
     torch.rand(3)  # whatever else was drawn before
-    again = train(records, settings("bce"), tmp_path / "again", quiet(), tested=test_all)
+    again = train_run(records, settings("bce"), tmp_path / "again", quiet(), test=test_all)
     assert all(
         torch.equal(again.candidates[name].scores["test"], c.scores["test"]) for name, c in bce.candidates.items()
     )
@@ -120,19 +118,19 @@ def test_the_same_settings_give_the_same_scores(bce: Run, records: Records, tmp_
 def test_test_is_scored_for_what_was_kept_and_for_the_frozen_probe_only(
     records: Records, tmp_path: Path, tune: Tune
 ) -> None:
-    run = train(records, settings("bce", tune=tune), tmp_path / "run", quiet())
+    run = train_run(records, settings("bce", tune=tune), tmp_path / "run", quiet())
     assert {c.name for c in run.candidates.values() if c.test} == {run.kept.name, "frozen probe"}
     assert read(run, "run.json")["test_mAP"].keys() == {run.kept.name, "frozen probe"}  # type: ignore[attr-defined]
     frozen = json.loads((run.folder / "frozen" / "evaluation.json").read_text())
-    assert frozen == run.candidates["frozen probe"].test
+    assert frozen == run.candidates[FROZEN_PROBE].test
     saved = np.load(run.folder / "predictions" / "test.npz")
     predicted = run.model.predict(saved["paths"].tolist())
     np.testing.assert_allclose(predicted.scores, saved["scores"], atol=2e-3)  # stored in half precision
 
 
 def test_a_run_in_parts_trains_only_the_last_stage(records: Records, tmp_path: Path) -> None:
-    run = train(records, settings("bce", tune="last"), tmp_path / "run", quiet(), tested=test_all)
-    frozen, tuned = run.candidates["frozen probe"].state, run.candidates["bce, own head"].state
+    run = train_run(records, settings("bce", tune="last"), tmp_path / "run", quiet(), test=test_all)
+    frozen, tuned = run.candidates[FROZEN_PROBE].state, run.candidates[CandidateId("bce", "own head")].state
     changed = {key for key in frozen if not torch.equal(frozen[key], tuned[key]) and key.startswith("encoder")}
     assert changed
     assert all(key.startswith("encoder.model.layer4.") for key in changed)
@@ -142,35 +140,36 @@ def test_a_run_in_parts_trains_only_the_last_stage(records: Records, tmp_path: P
 def test_an_encoder_that_cannot_be_cut_learns_as_a_whole_and_it_is_said(records: Records, tmp_path: Path) -> None:
     console = RichConsole(file=StringIO())
     encoder = EncoderSettings("test_vit", weights=None, image_size=32)
-    train(records, settings("bce", tune="last", encoder=encoder), tmp_path / "run", Console(console))
-    assert "test_vit cannot be cut" in console.file.getvalue()  # type: ignore[attr-defined]
+    train_run(records, settings("bce", tune="last", encoder=encoder), tmp_path / "run", Console(console))
+    assert "test_vit cannot be split" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_stored_activations_are_gone_when_the_run_is_finished(records: Records, tmp_path: Path) -> None:
-    run = train(records, settings("bce", tune="last"), tmp_path / "run", quiet())
+    run = train_run(records, settings("bce", tune="last"), tmp_path / "run", quiet())
     left = {path.name for path in (run.folder / "checkpoints").iterdir()}
-    assert left == {"plan.json", *(f"{name}.safetensors" for name in run.candidates)}
+    results = {f"{identity.key}.safetensors" for identity in run.candidates}
+    assert left == {"plan.json", "costs.json", "bce.outcome.json", *results}
 
 
 def test_training_leaves_the_callers_generator_alone(records: Records, tmp_path: Path) -> None:
     state = torch.get_rng_state()
-    train(records, settings(), tmp_path / "run", quiet())
+    train_run(records, settings(), tmp_path / "run", quiet())
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_probmcl_keeps_its_mixture_network_apart_from_what_predicts(records: Records, tmp_path: Path) -> None:
-    run = train(records, settings("probmcl"), tmp_path / "run", quiet())
+    run = train_run(records, settings("probmcl"), tmp_path / "run", quiet())
     stage_1 = load_file(run.folder / "contrastive" / "model.safetensors")
-    predicts = run.candidates["probmcl, re-probed"].state
+    predicts = run.candidates[CandidateId("probmcl", "re-probed")].state
     assert any(key.startswith("network.") for key in stage_1)
     assert all(key.startswith(("encoder.", "linear.")) for key in predicts)
     assert all(torch.equal(stage_1[key], value) for key, value in predicts.items() if key.startswith("encoder."))
-    assert set(run.candidates) == {"frozen probe", "probmcl, re-probed"}
+    assert set(run.candidates) == {FROZEN_PROBE, CandidateId("probmcl", "re-probed")}
 
 
 def test_the_probes_own_settings_are_used(records: Records, tmp_path: Path) -> None:
     runs = [
-        train(records, settings(probe=ProbeSettings(epochs=5, views=0, loss=loss)), tmp_path / loss, quiet())
+        train_run(records, settings(probe=ProbeSettings(epochs=5, views=0, loss=loss)), tmp_path / loss, quiet())
         for loss in ("asl", "bce")
     ]
     assert not torch.equal(runs[0].kept.scores["test"], runs[1].kept.scores["test"])
@@ -179,99 +178,97 @@ def test_the_probes_own_settings_are_used(records: Records, tmp_path: Path) -> N
 def test_a_folder_with_something_in_it_is_refused_and_untouched(records: Records, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(OSError, match="not empty"):
-        train(records, settings(), tmp_path, quiet())
+        train_run(records, settings(), tmp_path, quiet())
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_a_split_without_images_is_said_before_anything_is_trained(records: Records, tmp_path: Path) -> None:
     without = replace(records, split=tuple("train" if split == "val" else split for split in records.split))
     with pytest.raises(ValueError, match="no image belongs to the val split"):
-        train(without, settings("bce"), tmp_path / "run", quiet())
+        train_run(without, settings("bce"), tmp_path / "run", quiet())
     assert not (tmp_path / "run").exists()
 
 
 def test_a_device_that_is_not_here_is_said(records: Records, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="device 'mps'"):
-        train(records, settings("bce", device="mps"), tmp_path / "run", quiet())
+        train_run(records, settings("bce", device="mps"), tmp_path / "run", quiet())
 
 
 class Killed(BaseException):
     """What no code of ours handles, as a kill is handled by none."""
 
 
-class Deadly(Console):
-    """Dies when a stage has made so many steps."""
+class Counting(Console):
+    """Counts the steps of all progress bars, and raises an exception at one of them."""
 
-    def __init__(self, stage: str, steps: int) -> None:
+    def __init__(self, fatal_step: int | None = None, error: type[BaseException] = Killed) -> None:
         super().__init__(RichConsole(file=StringIO()))
-        self.deadly, self.steps = stage, steps
+        self.fatal_step, self.error, self.steps = fatal_step, error, 0
 
     @contextmanager
-    def stage(self, name: str, total: int) -> Iterator[ProgressBar]:
-        with super().progress(name, total) as bar:
-            if self.deadly in name:
-                bar.advance = self.die_after(bar.advance)  # type: ignore[method-assign]
+    def progress(self, name: str, total: int, *, hidden_terms: Collection[str] = ()) -> Iterator[ProgressBar]:
+        with super().progress(name, total, hidden_terms=hidden_terms) as bar:
+            bar.advance = self.counted(bar.advance)  # type: ignore[method-assign]
             yield bar
 
-    def die_after(self, advance: Callable[..., None]) -> Callable[..., None]:
-        left = iter(range(self.steps))
-
-        def counted(images: int = 0, steps: int = 1) -> None:
+    def counted(self, advance: Callable[..., None]) -> Callable[..., None]:
+        def count(images: int = 0, steps: int = 1) -> None:
             advance(images, steps)
-            if next(left, None) is None:
-                raise Killed
+            self.steps += 1
+            if self.steps == self.fatal_step:
+                raise self.error
 
-        return counted
+        return count
 
 
-PHASES = [
-    ("plain views of train", 1),
-    ("plain views of val", 0),
-    ("features for frozen probe", 1),
-    ("fitting frozen probe", 3),
-    ("augmented views of train", 1),
-    ("training bce", 4),
-    ("scoring bce, own head on val", 0),
-    ("features for bce", 0),
-    ("fitting bce", 7),
-    ("training probmcl", 2),
-    ("fitting probmcl", 0),
-    ("plain views of test", 0),
-    ("on test", 0),
-]
+@pytest.fixture
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Save after every step, and take many steps."""
+    monkeypatch.setattr(candidates, "Checkpoint", partial(Checkpoint, seconds_apart=0.0))
+    monkeypatch.setattr(activation_cache, "SECONDS_APART", 0.0)
+    monkeypatch.setattr(workspace, "CPU_PIXELS", 4 * 32 * 32)
+    monkeypatch.setattr(features, "ROWS_AT_ONCE", 8)
+
+
+STEPS = 0
+"""Steps of all progress bars of an undisturbed run with small batches."""
 
 
 @pytest.fixture(scope="module")
 def undisturbed(records: Records, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("undisturbed") / "run"
-    return train(records, settings("bce", "probmcl", tune="last"), folder, quiet())
+    return train_run(records, settings("bce", "probmcl", tune="last"), folder, quiet())
 
 
-@pytest.mark.parametrize(("phase", "steps"), PHASES)
-def test_a_kill_in_any_phase_and_a_resume_end_in_the_scores_of_an_undisturbed_run(
-    records: Records, undisturbed: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, steps: int
+@pytest.mark.usefixtures("small_batches")
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99])
+def test_a_kill_at_any_step_and_a_resume_end_in_the_scores_of_an_undisturbed_run(
+    records: Records, undisturbed: Run, tmp_path: Path, share: float
 ) -> None:
-    monkeypatch.setattr(phases, "Checkpoint", partial(Checkpoint, seconds_apart=0.0))
-    monkeypatch.setattr(store, "SECONDS_APART", 0.0)
-    monkeypatch.setattr(material, "CPU_PIXELS", 4 * 32 * 32)
-    monkeypatch.setattr(features, "ROWS_AT_ONCE", 8)
     asked, folder = settings("bce", "probmcl", tune="last"), tmp_path / "run"
     with pytest.raises(Killed):
-        train(records, asked, folder, Deadly(phase, steps))
+        train_run(records, asked, folder, Counting(fatal_step=max(1, round(share * STEPS))))
     torch.rand(3)
-    run = resume(records, asked, folder, quiet())
+    run = train_run(records, asked, folder, quiet())
     assert run.kept.name == undisturbed.kept.name
-    for name, candidate in undisturbed.candidates.items():
-        assert torch.allclose(run.candidates[name].scores["val"], candidate.scores["val"], atol=1e-5)
+    for identity, candidate in undisturbed.candidates.items():
+        assert torch.allclose(run.candidates[identity].scores["val"], candidate.scores["val"], atol=1e-5)
     assert torch.allclose(run.kept.scores["test"], undisturbed.kept.scores["test"], atol=1e-5)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps_of = [(row["stage"], row["step"]) for row in rows]
     assert len(set(steps_of)) == len(steps_of)
 
 
-def test_a_finished_run_has_nothing_to_resume(records: Records, bce: Run) -> None:
+@pytest.mark.usefixtures("small_batches")
+def test_the_steps_of_a_run_are_as_many_as_the_kills_above_assume(records: Records, tmp_path: Path) -> None:
+    console = Counting()
+    train_run(records, settings("bce", "probmcl", tune="last"), tmp_path / "run", console)
+    assert console.steps == STEPS
+
+
+def test_a_finished_run_has_nothing_to_train_run(records: Records, bce: Run) -> None:
     before = {path: path.stat().st_mtime_ns for path in bce.folder.rglob("*")}
-    again = resume(records, settings("bce"), bce.folder, quiet())
+    again = train_run(records, settings("bce"), bce.folder, quiet())
     assert again.kept.name == bce.kept.name
     assert before == {path: path.stat().st_mtime_ns for path in bce.folder.rglob("*")}
 
@@ -283,19 +280,19 @@ def test_where_all_of_a_pretrained_encoder_learns_the_linear_layer_begins_as_the
     still = TrainingJob("bce", method_settings("bce"), Training(epochs=1, batch_size=8, learning_rate=1e-30, ema=0.0))
     encoder = EncoderSettings("test_resnet", weights=str(bce.folder) if pretrained else None, image_size=32)
     asked = settings("bce", jobs=(still,), encoder=encoder, tune="all")
-    found = train(records, asked, tmp_path / "run", quiet()).candidates
-    own, frozen = found["bce, own head"].scores["val"], found["frozen probe"].scores["val"]
+    found = train_run(records, asked, tmp_path / "run", quiet()).candidates
+    own, frozen = found[CandidateId("bce", "own head")].scores["val"], found[FROZEN_PROBE].scores["val"]
     assert torch.allclose(own, frozen, atol=1e-4) == pretrained
 
 
-def test_a_run_killed_while_it_tidied_up_is_tidied_up_by_the_next_resume(records: Records, tmp_path: Path) -> None:
-    run = train(records, settings("bce"), tmp_path / "run", quiet())
+def test_a_run_killed_while_it_tidied_up_is_tidied_up_by_the_next_train_run(records: Records, tmp_path: Path) -> None:
+    run = train_run(records, settings("bce"), tmp_path / "run", quiet())
     (run.folder / "checkpoints" / "activations").mkdir()
-    (run.folder / "checkpoints" / "trained bce.safetensors").touch()
-    resume(records, settings("bce"), run.folder, quiet())
+    (run.folder / "checkpoints" / "bce.trained.safetensors").touch()
+    train_run(records, settings("bce"), run.folder, quiet())
     left = {path.name for path in (run.folder / "checkpoints").iterdir()}
-    assert not left & {"activations", "trained bce.safetensors"}
-    assert "frozen probe.safetensors" in left
+    assert not left & {"activations", "bce.trained.safetensors"}
+    assert "frozen.safetensors" in left
 
 
 def test_a_contender_that_diverges_is_left_out_and_the_rest_goes_on(records: Records, tmp_path: Path) -> None:
@@ -303,9 +300,9 @@ def test_a_contender_that_diverges_is_left_out_and_the_rest_goes_on(records: Rec
         "bce", method_settings("bce"), Training(epochs=9, batch_size=8, learning_rate=1e30, ema=0.0), "wild"
     )
     asked = settings("bce", jobs=(wild, *settings("bce").jobs))
-    run = train(records, asked, tmp_path / "run", quiet())
-    assert list(run.candidates) == ["frozen probe", "bce, own head", "bce, re-probed"]
-    assert any("wild is left out" in alarm for alarm in run.alarms)
+    run = train_run(records, asked, tmp_path / "run", quiet())
+    assert [c.name for c in run.candidates.values()] == ["frozen probe", "bce, own head", "bce, re-probed"]
+    assert [(w.kind, w.message.partition(":")[0]) for w in run.warnings] == [("diverged", "wild is left out")]
     assert read(run, "run.json")["status"] == "finished"
 
 
@@ -313,10 +310,10 @@ def test_a_resume_that_dies_at_once_leaves_the_run_as_usable_as_it_was(
     records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Killed):
-        train(records, settings("bce"), tmp_path / "run", Deadly("training bce", 1))
-    monkeypatch.setattr(phases, "views_sheet", lambda feed: 1 / 0)
+        train_run(records, settings("bce"), tmp_path / "run", Counting(fatal_step=10))
+    monkeypatch.setattr("probmcl.run.train.views_sheet", lambda images: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        resume(records, settings("bce"), tmp_path / "run", quiet())
+        train_run(records, settings("bce"), tmp_path / "run", quiet())
     assert json.loads((tmp_path / "run" / "run.json").read_text())["kept"] == "frozen probe"
     assert load(tmp_path / "run").predict([str(records.paths[0])]).scores.shape == (1, 3)
 
@@ -324,21 +321,18 @@ def test_a_resume_that_dies_at_once_leaves_the_run_as_usable_as_it_was(
 def test_a_run_goes_on_with_its_own_labels_only(records: Records, bce: Run) -> None:
     other = replace(records, states=LabelStates.from_labels(1 - records.labels))
     with pytest.raises(ValueError, match="have changed"):
-        resume(other, settings("bce"), bce.folder, quiet())
+        train_run(other, settings("bce"), bce.folder, quiet())
 
 
-def test_an_interrupt_is_written_down_and_what_was_reached_predicts(records: Records, tmp_path: Path) -> None:
-    console = Deadly("training probmcl", 1)
-    console.die_after = lambda advance: interrupted  # type: ignore[method-assign]
+def test_an_interrupt_is_recorded_and_the_best_so_far_predicts(records: Records, tmp_path: Path) -> None:
+    console = Counting()
+    train_run(records, settings(), tmp_path / "probe", console)  # the steps of the frozen probe, and one more below
     with pytest.raises(KeyboardInterrupt):
-        train(records, settings("probmcl"), tmp_path / "run", console)
-    about = json.loads((tmp_path / "run" / "run.json").read_text())
-    assert (about["status"], about["kept"]) == ("interrupted", "frozen probe")
+        interrupting = Counting(fatal_step=console.steps, error=KeyboardInterrupt)
+        train_run(records, settings("probmcl"), tmp_path / "run", interrupting)
+    metadata = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (metadata["status"], metadata["kept"]) == ("interrupted", "frozen probe")
     assert load(tmp_path / "run").predict([str(records.paths[0])]).scores.shape == (1, 3)
-
-
-def interrupted(images: int = 0, steps: int = 1) -> None:
-    raise KeyboardInterrupt
 
 
 def test_heads_of_an_earlier_run_are_taken_over_by_name(records: Records, bce: Run, tmp_path: Path) -> None:
@@ -348,9 +342,9 @@ def test_heads_of_an_earlier_run_are_taken_over_by_name(records: Records, bce: R
     encoder = EncoderSettings("test_resnet", weights=str(bce.folder), image_size=32)
     idle = TrainingJob("bce", method_settings("bce"), Training(epochs=1, batch_size=8, learning_rate=1e-12, ema=0.0))
     asked = settings("bce", encoder=encoder, jobs=(idle,), tune="last")
-    run = train(other, asked, tmp_path / "run", Console(console), tested=test_all)
+    run = train_run(other, asked, tmp_path / "run", Console(console), test=test_all)
     assert "2 of 3; new: violet; not used: green" in console.file.getvalue()  # type: ignore[attr-defined]
-    mine, theirs = run.candidates["bce, own head"].state, load_file(bce.folder / "model.safetensors")
+    mine, theirs = run.candidates[CandidateId("bce", "own head")].state, load_file(bce.folder / "model.safetensors")
     assert torch.allclose(mine["linear.weight"][[0, 2]], theirs["linear.weight"][[2, 0]])
 
 
@@ -364,18 +358,18 @@ def hidden(records: Records, state: State) -> Records:
 
 def test_hidden_labels_change_no_result_whatever_is_said_of_them(records: Records, tmp_path: Path) -> None:
     results = [
-        train(hidden(records, state), settings("probmcl"), tmp_path / state.name, quiet())
+        train_run(hidden(records, state), settings("probmcl"), tmp_path / state.name, quiet())
         for state in (State.UNKNOWN, State.UNCERTAIN)
     ]
     assert torch.equal(results[0].kept.scores["test"], results[1].kept.scores["test"])
     assert results[0].kept.test == results[1].kept.test
-    seen = train(records, settings("probmcl"), tmp_path / "seen", quiet())
+    seen = train_run(records, settings("probmcl"), tmp_path / "seen", quiet())
     assert not torch.equal(results[0].kept.scores["test"], seen.kept.scores["test"])
 
 
 def test_with_half_of_the_labels_hidden_metrics_are_those_of_a_masked_oracle(records: Records, tmp_path: Path) -> None:
     half = hidden(records, State.UNKNOWN)
-    run = train(half, settings("bce"), tmp_path / "run", quiet())
+    run = train_run(half, settings("bce"), tmp_path / "run", quiet())
     with np.load(run.folder / "predictions" / "test.npz") as saved:
         scores, labels, known = saved["scores"], saved["labels"], saved["known"]
     assert np.array_equal(known, half.known[half.rows("test")])
@@ -398,8 +392,8 @@ def test_an_uncertain_label_is_trained_on_as_often_as_its_chance_and_never_judge
     for name, chance in chances.items():
         held = LabelStates.from_states(states, chance=np.array([np.nan, chance, np.nan], dtype=np.float32))
         made = Records.from_labels(records.label_space.names, records.paths, records.split, held)
-        run = train(made, settings("bce"), tmp_path / name, quiet())
-        scores[name] = run.candidates["frozen probe"].scores["val"][:, 1].mean()
+        run = train_run(made, settings("bce"), tmp_path / name, quiet())
+        scores[name] = run.candidates[FROZEN_PROBE].scores["val"][:, 1].mean()
         judged = run.kept.validation["ap"]["green"]
         assert (judged is None) == (name != "always")
     assert scores["never"] < scores["mostly"] < scores["always"]
@@ -407,7 +401,7 @@ def test_an_uncertain_label_is_trained_on_as_often_as_its_chance_and_never_judge
 
 def test_off_a_terminal_there_are_lines_and_no_control_characters(records: Records, tmp_path: Path) -> None:
     console = RichConsole(file=StringIO())
-    train(records, settings("bce"), tmp_path / "run", Console(console))
+    train_run(records, settings("bce"), tmp_path / "run", Console(console))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "training bce" in text
     assert "images/s" in text
@@ -420,23 +414,23 @@ def test_statistics_of_given_weights_stay_unless_they_are_told_to_move(
     records: Records, bce: Run, tmp_path: Path, statistics: Literal["fixed", "moving"] | None, move: bool
 ) -> None:
     encoder = EncoderSettings("test_resnet", str(bce.folder), 32, statistics)
-    run = train(records, settings("bce", encoder=encoder), tmp_path / "run", quiet())
-    before, after = run.candidates["frozen probe"].state, run.candidates["bce, own head"].state
+    run = train_run(records, settings("bce", encoder=encoder), tmp_path / "run", quiet())
+    before, after = run.candidates[FROZEN_PROBE].state, run.candidates[CandidateId("bce", "own head")].state
     moved = [key for key in before if "running_mean" in key and not torch.equal(before[key], after[key])]
     assert bool(moved) == move
 
 
 def test_what_a_method_says_of_its_map_is_said_wherever_that_is(records: Records, tmp_path: Path) -> None:
     console = Console(RichConsole(file=StringIO(), width=200))
-    run = train(records, settings("pla"), tmp_path / "run", console, tested=test_all)
+    run = train_run(records, settings("pla"), tmp_path / "run", console, test=test_all)
     note = PLA.note
-    own, probed = run.candidates["pla, own head"], run.candidates["pla, re-probed"]
+    own, probed = run.candidates[CandidateId("pla", "own head")], run.candidates[CandidateId("pla", "re-probed")]
     assert (own.note, probed.note) == (note, "")
     assert repr(replace(run, kept=own)).endswith(f"; {note})")
     assert note not in repr(replace(run, kept=probed))
     assert [c.get("note") for c in read(run, "run.json")["candidates"]] == [None, note, None]  # type: ignore[attr-defined]
     for candidate in (own, probed):
-        saved = json.loads((run.folder / "candidates" / candidate.name / "evaluation.json").read_text())
+        saved = json.loads((run.folder / "candidates" / candidate.id.key / "evaluation.json").read_text())
         assert saved.get("note", "") == candidate.note
     text = console.rich.file.getvalue()  # type: ignore[attr-defined]
     assert text.count(f"note on pla, own head: {note}") == 2  # where it is judged, and at the end
@@ -447,13 +441,14 @@ def test_what_a_method_says_of_its_map_is_said_wherever_that_is(records: Records
 def test_what_a_probe_on_a_method_does_not_see_is_said_of_it_and_of_nobody_else(
     records: Records, tmp_path: Path
 ) -> None:
-    run = train(records, settings("kssnet"), tmp_path / "run", quiet(), tested=test_all)
-    notes = {name: candidate.note for name, candidate in run.candidates.items() if candidate.note}
+    run = train_run(records, settings("kssnet"), tmp_path / "run", quiet(), test=test_all)
+    notes = {candidate.name: candidate.note for candidate in run.candidates.values() if candidate.note}
     assert notes == {"kssnet, re-probed": KSSNet.probe_note}
-    saved = json.loads((run.folder / "candidates" / "kssnet, re-probed" / "evaluation.json").read_text())
+    saved = json.loads((run.folder / "candidates" / "kssnet.re_probed" / "evaluation.json").read_text())
     assert saved["note"] == KSSNet.probe_note
 
 
 def test_a_note_survives_an_interruption(records: Records, tmp_path: Path) -> None:
-    train(records, settings("pla"), tmp_path / "run", quiet())
-    assert restored(tmp_path / "run" / "checkpoints", "pla, own head").note == PLA.note
+    train_run(records, settings("pla"), tmp_path / "run", quiet())
+    again = read_run(RunFolder(tmp_path / "run"))
+    assert again.candidates[CandidateId("pla", "own head")].note == PLA.note

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from probmcl.errors import RunWarning
 from probmcl.training import MetricsLog, StepEvent
 
 HEALTHY = {"similarity_positive": 0.8, "similarity_negative": 0.3, "effective_components": 5.0}
@@ -22,7 +23,7 @@ def rows(folder: Path) -> list[dict[str, object]]:
 
 
 def test_a_row_is_the_mean_of_its_steps_and_the_rest_comes_at_the_end(tmp_path: Path) -> None:
-    stage = MetricsLog(tmp_path, every=4).stage("contrast")
+    stage = MetricsLog(tmp_path / "metrics.jsonl", every=4).stage("contrast")
     for step in range(1, 11):
         stage(event(step, loss=float(step), steps=10))
     written = rows(tmp_path)
@@ -32,43 +33,43 @@ def test_a_row_is_the_mean_of_its_steps_and_the_rest_comes_at_the_end(tmp_path: 
 
 
 def test_the_table_has_the_columns_of_all_stages(tmp_path: Path) -> None:
-    journal = MetricsLog(tmp_path, every=1)
-    journal.stage("one")(event(1, {"a": 1.0}))
-    journal.stage("two")(event(1, {"b": 2.0}))
-    journal.close()
+    log = MetricsLog(tmp_path / "metrics.jsonl", every=1)
+    log.stage("one")(event(1, {"a": 1.0}))
+    log.stage("two")(event(1, {"b": 2.0}))
+    log.close()
     with (tmp_path / "metrics.csv").open() as file:
         table = list(csv.DictReader(file))
     assert [(row["stage"], row["a"], row["b"]) for row in table] == [("one", "1.0", ""), ("two", "", "2.0")]
 
 
-def test_the_alarm_speaks_once_after_half_of_the_stage_and_not_before(tmp_path: Path) -> None:
-    journal = MetricsLog(tmp_path, every=1)
-    stage = journal.stage("contrast")
+def test_a_collapse_is_reported_once_after_half_of_the_stage_and_not_before(tmp_path: Path) -> None:
+    log = MetricsLog(tmp_path / "metrics.jsonl", every=1)
+    stage = log.stage("contrast")
     for step in range(1, 11):
         stage(event(step, COLLAPSED))
-    assert journal.alarms == []
+    assert log.warnings == []
     for step in range(11, 21):
         stage(event(step, COLLAPSED))
-    assert len(journal.alarms) == 1
-    assert "collapsed" in journal.alarms[0]
-    assert "1.000 against 0.999" in journal.alarms[0]
+    assert len(log.warnings) == 1
+    assert "collapsed" in log.warnings[0].message
+    assert "1.000 against 0.999" in log.warnings[0].message
 
 
 def test_a_healthy_run_and_a_run_without_mixtures_are_silent(tmp_path: Path) -> None:
-    journal = MetricsLog(tmp_path, every=1)
+    log = MetricsLog(tmp_path / "metrics.jsonl", every=1)
     for terms in (HEALTHY, {}):
-        stage = journal.stage("stage")
+        stage = log.stage("stage")
         for step in range(1, 21):
             stage(event(step, terms))
-    assert journal.alarms == []
+    assert log.warnings == []
 
 
-def test_the_alarm_is_said_at_once_and_signs_that_do_not_exist_are_left_out(tmp_path: Path) -> None:
-    said: list[str] = []
-    stage = MetricsLog(tmp_path, every=2, say=said.append).stage("contrast")
+def test_a_warning_is_passed_on_at_once_and_missing_statistics_are_left_out(tmp_path: Path) -> None:
+    warnings: list[RunWarning] = []
+    stage = MetricsLog(tmp_path / "metrics.jsonl", every=2, on_warning=warnings.append).stage("contrast")
     stage(event(11, {**COLLAPSED, "similarity_negative": float("nan")}))
     stage(event(12, COLLAPSED))
-    assert len(said) == 1
+    assert [warning.kind for warning in warnings] == ["collapse"]
     stage(event(13, {"lonely": float("nan")}))
     stage(event(14, {"lonely": float("nan")}))
     first, second = rows(tmp_path)
@@ -77,12 +78,12 @@ def test_the_alarm_is_said_at_once_and_signs_that_do_not_exist_are_left_out(tmp_
 
 
 def test_a_row_that_a_kill_cut_off_is_forgotten_and_the_rest_goes_on(tmp_path: Path) -> None:
-    journal = MetricsLog(tmp_path, every=1)
+    log = MetricsLog(tmp_path / "metrics.jsonl", every=1)
     for step in (1, 2):
-        journal.stage("one")(event(step))
+        log.stage("one")(event(step))
     path = tmp_path / "metrics.jsonl"
     path.write_text(path.read_text() + '{"stage": "one", "st')
-    again = MetricsLog(tmp_path, every=1).stage("one")
+    again = MetricsLog(tmp_path / "metrics.jsonl", every=1).stage("one")
     again(event(2))
     again(event(3))
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3]

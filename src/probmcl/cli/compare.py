@@ -51,7 +51,9 @@ def compare(
     out: options.Out = None,
     add: Annotated[
         list[Path] | None,
-        Parameter(help="results.jsonl of another comparison with the same protocol", negative="", group=options.COMPUTE),
+        Parameter(
+            help="results.jsonl of another comparison with the same protocol", negative="", group=options.COMPUTE
+        ),
     ] = None,
     resume: Annotated[
         Path | None,

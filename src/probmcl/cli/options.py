@@ -14,9 +14,7 @@ METHOD = Group.create_ordered("Method and encoder")
 TRAINING = Group.create_ordered("Training")
 COMPUTE = Group.create_ordered("Computing and files")
 
-Data = Annotated[
-    Path | None, Parameter(help="a table, or a folder with one; MS-COCO, PASCAL VOC or ADP", group=DATA)
-]
+Data = Annotated[Path | None, Parameter(help="a table, or a folder with one; MS-COCO, PASCAL VOC or ADP", group=DATA)]
 Images = Annotated[
     Path | None,
     Parameter(help="folder that image paths are relative to (default: the table's folder)", group=DATA),
@@ -29,9 +27,7 @@ Weights = Annotated[
     Path | str | None,
     Parameter(help="pretrained (default), none, a safetensors file, or an earlier run", group=METHOD),
 ]
-ImageSize = Annotated[
-    int | None, Parameter(help="side of the square input (default: the encoder's own)", group=METHOD)
-]
+ImageSize = Annotated[int | None, Parameter(help="side of the square input (default: the encoder's own)", group=METHOD)]
 Tune = Annotated[
     Literal["all", "last", "none"] | None,
     Parameter(help="how much of the encoder learns (default: last on a CPU, all on a GPU)", group=METHOD),

@@ -39,9 +39,7 @@ def train(
     checks: options.Checks = DataChecks(),
     method: Annotated[
         str | None,
-        Parameter(
-            help="auto (default): the frozen probe, bce and probmcl; or one, see methods", group=options.METHOD
-        ),
+        Parameter(help="auto (default): the frozen probe, bce and probmcl; or one, see methods", group=options.METHOD),
     ] = None,
     loss: Annotated[
         str | None, Parameter(help="your own loss instead of a method, FILE.py:FUNCTION", group=options.METHOD)

@@ -13,7 +13,8 @@ from probmcl.cost.speed import seconds_per_step
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
 from probmcl.methods.probe import Probe
-from probmcl.run.backbone import Material
+from probmcl.run.budget import example_step
+from probmcl.run.workspace import Workspace
 from probmcl.runtime.distributed import world_size
 from probmcl.settings import TrainingJob
 
@@ -44,29 +45,29 @@ class Expense:
     peak_memory: int | None
 
 
-def of_the_frozen_probe(material: Material) -> Expense:
+def of_the_frozen_probe(workspace: Workspace) -> Expense:
     """What an encoder with one linear layer costs."""
-    probe = Probe(copy.deepcopy(material.encoder), material.records.label_space)
-    return Expense(None, _prediction(probe, material), None, None)
+    probe = Probe(copy.deepcopy(workspace.backbone.encoder), workspace.records.label_space)
+    return Expense(None, _prediction(probe, workspace), None, None)
 
 
-def expense(job: TrainingJob, material: Material, probe: Prediction) -> Expense:
+def expense(job: TrainingJob, workspace: Workspace, probe: Prediction) -> Expense:
     """What a contender costs on the encoder of a run, beside the probe on it."""
     kind = find_method(job.method)
     own_head = None
     if kind.has_own_head(job.settings):
-        whole = kind(copy.deepcopy(material.encoder), material.records.label_space, job.settings)
+        whole = kind(copy.deepcopy(workspace.backbone.encoder), workspace.records.label_space, job.settings)
         assert isinstance(whole, Classifier)
-        own_head = _prediction(whole.to(material.settings.device), material)
-    method, views, labels = material.example(job)
+        own_head = _prediction(whole.to(workspace.settings.device), workspace)
+    method, views, labels = example_step(workspace, job)
     memory = step_memory(method, views, labels, job.training)
     seconds = seconds_per_step(method, views, labels, job.training)
     return Expense(own_head, probe, world_size() * views.shape[0] * views.shape[1] / seconds, memory)
 
 
-def _prediction(classifier: Classifier, material: Material) -> Prediction:
-    encoder, device = material.encoder, material.settings.device
+def _prediction(classifier: Classifier, workspace: Workspace) -> Prediction:
+    encoder, device = workspace.backbone.encoder, workspace.settings.device
     size = encoder.image_size
-    at_once = max(1, material.feed.pixels_at_once // size**2)
+    at_once = max(1, workspace.images.pixels_at_once // size**2)
     images = torch.rand(at_once, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
     return Prediction(parameters(classifier), gmac(classifier, size), 1 / seconds_per_image(classifier, images))

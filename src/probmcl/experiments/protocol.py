@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from probmcl.errors import SettingsError
 from probmcl.methods import METHODS, find_method, full_name
-from probmcl.run.budget import MOST_VIEWS, Cost, Plan, Planner
-from probmcl.run.results import Candidate
+from probmcl.run.budget import MAX_VIEWS, Costs, Plan, Planner
+from probmcl.run.results import Candidate, CandidateId, Head
 from probmcl.runtime.distributed import world_size
 from probmcl.settings import Settings, TrainingJob, default_training, method_settings, short_name
 from probmcl.tables import rough_duration
@@ -93,22 +93,13 @@ def make_jobs(
         name, training = entrant.name, usual[entrant.name]
         batch, _ = steps[training.batch_size, n_views[name]]
         fixed = replace(training, epochs=views // n_views[name], views=seen, batch_size=batch)
-        for number, (rate, decay) in enumerate(TRIALS[:trials]):
+        for trial, (rate, decay) in enumerate(TRIALS[:trials], start=1):
             tried = replace(
                 fixed, learning_rate=training.learning_rate * rate, weight_decay=training.weight_decay * decay
             )
             config = method_settings(entrant.method, entrant.preset)
-            made.append(TrainingJob(entrant.method, config, tried, trial_name(name, number)))
+            made.append(TrainingJob(entrant.method, config, tried, name, trial))
     return tuple(made)
-
-
-def trial_name(name: str, number: int) -> str:
-    """What an entrant is called in its first, second … trial.
-
-    >>> trial_name("bce", 0), trial_name("bce", 1)
-    ('bce', 'bce, trial 2')
-    """
-    return name if number == 0 else f"{name}, trial {number + 1}"
 
 
 def round_of(taking_part: Sequence[MethodSpec]) -> int:
@@ -173,52 +164,50 @@ def planner(
     `remake` gives the contenders for a number of views. The first run has all trials; those after it have one for each
     method. `before` are the seconds that had passed when the first run began.
     """
-    views_in_round, firsts = round_of(taking_part), {e.name for e in taking_part}
+    views_in_round, names = round_of(taking_part), {spec.name for spec in taking_part}
 
-    def plan(costs: Sequence[Cost], shared: float, spent: float) -> Plan:
-        later = [cost for cost in costs if cost.name in firsts]
-        once, tested = sum(c.once for c in costs), sum(c.tested for c in later)
-        fixed = before + seeds * (spent + shared + tested) + once + (seeds - 1) * sum(c.once for c in later)
-        views = sum(c.epoch / c.n_views for c in costs) + (seeds - 1) * sum(c.epoch / c.n_views for c in later)
+    def plan(costs: Costs, spent: float) -> Plan:
+        later = [job for job in costs.jobs if job.key in names]  # the first trials
+        once, tested = sum(job.once for job in costs.jobs), sum(job.tested for job in later)
+        fixed = before + seeds * (spent + costs.shared + tested) + once + (seeds - 1) * sum(job.once for job in later)
+        views = sum(job.epoch / job.n_views for job in costs.jobs)
+        views += (seeds - 1) * sum(job.epoch / job.n_views for job in later)
         rounds = int((budget / SAFETY - fixed) // (views * views_in_round))
         if rounds < 1:
             needed = rough_duration(60.0 * math.ceil(SAFETY * (fixed + views * views_in_round) / 60))
             raise SettingsError(
-                f"a budget of {rough_duration(budget)} is too small for {len(firsts)} methods and {seeds} seeds: "
+                f"a budget of {rough_duration(budget)} is too small for {len(names)} methods and {seeds} seeds: "
                 f"{views_in_round} views of each image take about {needed}; give that, or fewer methods or seeds"
             )
-        shown = views_in_round * min(rounds, MOST_VIEWS // views_in_round)
+        shown = views_in_round * min(rounds, MAX_VIEWS // views_in_round)
         made = remake(shown)
         seen = made[0].training.views
-        said = (
-            f"plan: every method sees {seen:,} images, {shown} views of each; {len(costs)} trainings and {seeds} seeds "
+        messages = (
+            f"plan: every method sees {seen:,} images, {shown} views of each; {len(costs.jobs)} trainings and {seeds} seeds "
             f"take about {rough_duration(fixed + views * shown)}",
         )
-        return Plan({c.name: c.training.epochs for c in made}, said, seen)
+        return Plan({job.key: job.training.epochs for job in made}, messages, seen)
 
     return plan
 
 
-def chosen_trials(candidates: Mapping[str, Candidate], names: Sequence[str], trials: int) -> dict[str, int]:
-    """The trial of each entrant whose better head is best on validation; an entrant without candidates is not there."""
+def chosen_trials(candidates: Mapping[CandidateId, Candidate], names: Sequence[str], trials: int) -> dict[str, int]:
+    """Return the trial of each method whose better head is best on validation; methods without candidates are absent."""
     best: dict[str, int] = {}
     for name in names:
-        scores = {number: _best_head(candidates, trial_name(name, number)) for number in range(trials)}
-        found = {number: score for number, score in scores.items() if score is not None}
-        if found:
-            best[name] = max(found, key=lambda number: found[number])
+        scores = {trial: _best_head(candidates, name, trial) for trial in range(1, trials + 1)}
+        scored = {trial: score for trial, score in scores.items() if score is not None}
+        if scored:
+            best[name] = max(scored, key=lambda trial: scored[trial])
     return best
 
 
-def _best_head(candidates: Mapping[str, Candidate], job: str) -> float | None:
-    heads = [candidates[name] for name in candidate_names(job).values() if name in candidates]
+def _best_head(candidates: Mapping[CandidateId, Candidate], name: str, trial: int) -> float | None:
+    heads = [candidates[identity] for identity in heads_of(name, trial) if identity in candidates]
     return max((head.validation_map for head in heads), default=None)
 
 
-def candidate_names(job: str) -> dict[str, str]:
-    """What the candidates of a contender are called, by head.
-
-    >>> candidate_names("bce")
-    {'own head': 'bce, own head', 're-probed': 'bce, re-probed'}
-    """
-    return {head: f"{job}, {head}" for head in ("own head", "re-probed")}
+def heads_of(name: str, trial: int) -> list[CandidateId]:
+    """Return the candidates that a method may have in a trial."""
+    heads: tuple[Head, ...] = ("own head", "re-probed")
+    return [CandidateId(name, head, trial) for head in heads]

@@ -18,13 +18,13 @@ from probmcl.evaluation.retrieval import retrieval
 from probmcl.evaluation.thresholds import best_thresholds
 from probmcl.experiments.expense import Expense
 from probmcl.experiments.fingerprint import difference
-from probmcl.experiments.protocol import MethodSpec, candidate_names
+from probmcl.experiments.protocol import MethodSpec, heads_of
 from probmcl.experiments.rows import Head
 from probmcl.files import json_line, read_json, write_text
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
-from probmcl.run.phases import FROZEN, folder_of
-from probmcl.run.results import Candidate, Run
+from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
+from probmcl.run_folder import PREDICTIONS, RETRIEVAL, RunFolder
 from probmcl.settings import TrainingJob
 
 Retrieval = Mapping[str, float | None]
@@ -130,11 +130,11 @@ def results_of(
     run: Run, chosen: Mapping[str, tuple[MethodSpec, TrainingJob]], shared: Circumstances
 ) -> Iterator[Result]:
     """Every tested classifier of a run: the frozen probe, and both heads of each entrant by name."""
-    yield _result(run, run.candidates[FROZEN], "frozen", shared)
+    yield _result(run, run.candidates[FROZEN_PROBE], "frozen", shared)
     for name, (entrant, job) in chosen.items():
-        for head, candidate in candidate_names(job.name).items():
-            if candidate in run.candidates:
-                yield _result(run, run.candidates[candidate], head, shared, name, entrant, job)
+        for identity in heads_of(job.name, job.trial):
+            if identity in run.candidates:
+                yield _result(run, run.candidates[identity], identity.head, shared, name, entrant, job)
 
 
 def _result(
@@ -142,13 +142,14 @@ def _result(
     candidate: Candidate,
     head: Any,
     shared: Circumstances,
-    name: str = FROZEN,
+    name: str = FROZEN_PROBE.name,
     entrant: MethodSpec | None = None,
     job: TrainingJob | None = None,
 ) -> Result:
-    place = folder_of(run.folder, candidate.name)
-    val, test = (read_predictions(place / "predictions" / f"{split}.npz") for split in ("val", "test"))
-    probed = FROZEN if job is None else candidate_names(job.name)["re-probed"]
+    folder = RunFolder(run.folder)
+    place = folder.results(candidate.id.key)
+    val, test = (read_predictions(place / PREDICTIONS / f"{split}.npz") for split in ("val", "test"))
+    probed = FROZEN_PROBE if job is None else CandidateId(job.name, "re-probed", job.trial)
     expense = shared.expenses[name]
     predicting = expense.own_head if head == "own head" and expense.own_head else expense.probe
     origin = None if entrant is None else find_method(entrant.method).origin
@@ -163,7 +164,7 @@ def _result(
         validation=candidate.validation_map,
         test=dict(candidate.test),
         macro_F1=_macro_f1(val, test, emits_set),
-        by_embedding=read_json(folder_of(run.folder, probed) / "retrieval.json"),
+        by_embedding=read_json(folder.results(probed.key) / RETRIEVAL),
         by_probabilities=dict(retrieval(test.scores, test.labels, test.known)),
         learning_rate=None if job is None else job.training.learning_rate,
         weight_decay=None if job is None else job.training.weight_decay,
@@ -178,7 +179,7 @@ def _result(
         fidelity="standard" if entrant is None else origin.of(entrant.preset) if origin else "own",
         reference=origin.reference if origin else "",
         fingerprint=dict(shared.fingerprint),
-        predictions=(place / "predictions" / "test.npz").relative_to(shared.folder).as_posix(),
+        predictions=(place / PREDICTIONS / "test.npz").relative_to(shared.folder).as_posix(),
         note=candidate.note,
         emits_set=emits_set,
         folder=shared.folder,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from probmcl.console import Console
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import Encoder, PrecomputedFeatures, about, split_encoder
+from probmcl.encoders import Encoder, PrecomputedFeatures, describe_encoder, split_encoder
 from probmcl.files import load_tensors
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, LinearClassifier, Method
@@ -67,7 +67,7 @@ class Backbone:
 def build_encoder(settings: Settings, console: Console) -> Encoder:
     """Build the encoder that a run starts from, announcing it before anything is downloaded."""
     s = settings.encoder
-    console.print(f"encoder: {about(s.name)}")
+    console.print(f"encoder: {describe_encoder(s.name)}")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         encoder = Encoder(s.name, weights=s.weights, image_size=s.image_size)

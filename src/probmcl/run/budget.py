@@ -16,6 +16,7 @@ from probmcl.run.activation_cache import ActivationCache
 from probmcl.run.workspace import Workspace
 from probmcl.runtime.distributed import world_size
 from probmcl.settings import TrainingJob
+from probmcl.tables import rough_duration
 from probmcl.training.features import ROWS_AT_ONCE
 
 MAX_VIEWS = 60
@@ -95,28 +96,17 @@ def plan_epochs(costs: Costs, spent: float, budget: float | None) -> Plan:
 def _plan(shared: float, jobs: Sequence[JobCost], epochs: Mapping[str, int]) -> Plan:
     parts = [
         f"{job.title}, {epochs[job.key]} epochs of {job.n_views} view{'s' if job.n_views > 1 else ''} "
-        f"({format_duration(epochs[job.key] * job.epoch)})"
+        f"({rough_duration(epochs[job.key] * job.epoch)})"
         for job in jobs
     ]
     total = shared + sum(epochs[job.key] * job.epoch + job.once for job in jobs)
-    return Plan(epochs, (f"plan: {'; '.join(parts)}; about {format_duration(total)} with probes and test",))
+    return Plan(epochs, (f"plan: {'; '.join(parts)}; about {rough_duration(total)} with probes and test",))
 
 
 def _left_out(jobs: Sequence[JobCost], budget: float) -> tuple[str, ...]:
     names = ", ".join(job.title for job in jobs)
-    message = f"  note: a budget of {format_duration(budget)} leaves no time for {names}; give more to try it"
+    message = f"  note: a budget of {rough_duration(budget)} leaves no time for {names}; give more to try it"
     return (message,) if jobs else ()
-
-
-def format_duration(seconds: float) -> str:
-    """Return a duration as people say it.
-
-    >>> format_duration(42.0), format_duration(130.0), format_duration(9000.0)
-    ('42 s', '2 min', '2.5 h')
-    """
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def measure_costs(workspace: Workspace, probe_seconds: float) -> Costs:

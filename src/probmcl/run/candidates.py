@@ -89,9 +89,7 @@ class _JobTraining:
 
     def _build(self) -> Method:
         self.state.seed_phase(self.job.random_stream)
-        return self.workspace.backbone.build(
-            self.job.method, self.job.settings, self.workspace.records.label_space
-        )
+        return self.workspace.backbone.build(self.job.method, self.job.settings, self.workspace.records.label_space)
 
     def run(self) -> Outcome:
         """Train the method from its last checkpoint, if there is one, and store it."""
@@ -183,7 +181,9 @@ def _fit_probe(
     probe = fitted.probe.on(copy.deepcopy(part), w.records.label_space)  # a copy: a probe freezes its encoder
     seconds += time.perf_counter() - started
     parameters, result = _on_cpu(w.backbone.full_state(probe)), _evaluate(w, "val", scores, note)
-    return Candidate(identity, "probe", probe.config, parameters, {"val": scores}, result, seconds, fit_seconds, fitted.weight_decay)
+    return Candidate(
+        identity, "probe", probe.config, parameters, {"val": scores}, result, seconds, fit_seconds, fitted.weight_decay
+    )
 
 
 def test_candidate(workspace: Workspace, candidate: Candidate) -> Candidate:

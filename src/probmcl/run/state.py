@@ -9,7 +9,7 @@ import hashlib
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,15 +17,18 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
+from numpy import ndarray
 from torch import Tensor
 
 from probmcl import run_folder
 from probmcl.console import Console
 from probmcl.data.labels import State
+from probmcl.data.options import DataSource, ReadOptions
 from probmcl.data.records import Records, Split
 from probmcl.errors import RunError, RunWarning
 from probmcl.files import load_tensors, read_json, save_tensors, write_json
+from probmcl.run.budget import Plan
 from probmcl.run.results import Candidate, CandidateId
 from probmcl.run_folder import RunFolder
 from probmcl.runtime.distributed import broadcast, is_main_process
@@ -201,6 +204,11 @@ class RunState:
                 path.unlink()
 
 
+def read_plan(folder: RunFolder) -> Plan:
+    """Return the plan of a run."""
+    return json_format(Plan).load(folder.checkpoints / "plan.json")
+
+
 def _candidate_entry(candidate: Candidate) -> dict[str, Any]:
     note = {"note": candidate.note} if candidate.note else {}
     return candidate.id._asdict() | {"name": candidate.name, "validation_mAP": candidate.validation["mAP"]} | note
@@ -211,20 +219,20 @@ def create_run(
     records: Records,
     settings: Settings,
     *,
-    source: Mapping[str, Any] | None,
+    source: DataSource | None,
     warnings: Sequence[RunWarning],
-    fold_of: Sequence[int] | None,
+    fold_of: Int[ndarray, "N"] | None,
 ) -> None:
     """Claim an empty folder and write what a run starts from; run.json comes last, it makes the folder a run."""
     run_folder.claim(folder.path)
     folder.write(run_folder.CONFIG, {"schema": run_folder.SCHEMA} | msgspec.to_builtins(settings))
-    folder.write(run_folder.LABELS, labels_metadata(records, source or {}))
+    folder.write(run_folder.LABELS, labels_metadata(records, source.options if source else ReadOptions()))
     write_split(folder.path, records, fold_of)
     started = {"status": "running", "seconds": 0.0, "warnings": [vars(warning) for warning in warnings]}
     folder.write(
         run_folder.METADATA,
         run_folder.environment(settings.seed)
-        | {"data": source, "records": records_digest(records)}
+        | {"data": source and source.to_json(), "records": records_digest(records)}
         | started
         | {"candidates": [], "kept": None, "model": None},
     )
@@ -239,15 +247,15 @@ def write_split(folder: Path, records: Records, fold_of: Sequence[int] | None) -
         run_folder.write_rows(folder / run_folder.FOLDS, ("path", "fold"), rows_of_folds)
 
 
-def labels_metadata(records: Records, source: Mapping[str, Any]) -> dict[str, Any]:
+def labels_metadata(records: Records, options: ReadOptions) -> dict[str, Any]:
     """Return the content of labels.json: the classes, their training positives and parents, and the label policy."""
     space, states = records.label_space, records.states
     chances = zip(space.names, states.chance.tolist(), strict=True)
     counts = states.counts().sum(axis=1)
     policy = {
         "unknown": "a label that is not known takes no part in anything",
-        "blank": source.get("blank"),
-        "minus_one": source.get("minus_one"),
+        "blank": list(options.blank) or None,
+        "minus_one": list(options.minus_one) or None,
         "chance_of_uncertain": {name: chance for name, chance in chances if chance == chance},  # NaN: unknown
         "labels": {state.name.lower(): int(count) for state, count in zip(State, counts, strict=True)},
     }

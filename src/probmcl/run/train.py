@@ -4,33 +4,42 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from jaxtyping import Int
+from numpy import ndarray
 
 from probmcl import run_folder
 from probmcl.console import Console
 from probmcl.data.audit import refuse_empty_splits
+from probmcl.data.options import DataSource
 from probmcl.data.records import Records
-from probmcl.encoders import Encoder
 from probmcl.errors import RunError, RunWarning
 from probmcl.files import atomic_write, read_json, write_json
 from probmcl.run.backbone import build_encoder, refuse_unbuildable
-from probmcl.run.budget import Costs, Plan, Planner, format_duration, measure_costs, plan_epochs
+from probmcl.run.budget import Costs, Plan, Planner, measure_costs, plan_epochs
 from probmcl.run.candidates import candidate_ids, fit_frozen_probe, test_candidate, train_job
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
-from probmcl.run.state import RunState, candidate_format, create_run, json_format, refuse_other_records, write_predictions
+from probmcl.run.state import (
+    RunState,
+    candidate_format,
+    create_run,
+    json_format,
+    refuse_other_records,
+    write_predictions,
+)
 from probmcl.run.view_sheet import views_sheet
 from probmcl.run.workspace import Workspace
 from probmcl.run_folder import RunFolder
 from probmcl.runtime.device import find_device
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
 from probmcl.settings import Settings, TrainingJob, load_settings
+from probmcl.tables import rough_duration
 
 TestChoice = Callable[[Mapping[CandidateId, Candidate]], Iterable[CandidateId]]
 """Chooses the candidates to test in addition to the kept one and the frozen probe."""
@@ -52,9 +61,9 @@ def train_run(
     folder: Path,
     console: Console | None = None,
     *,
-    source: Mapping[str, Any] | None = None,
+    source: DataSource | None = None,
     data_warnings: Sequence[RunWarning] = (),
-    fold_of: Sequence[int] | None = None,
+    fold_of: Int[ndarray, "N"] | None = None,
     test: TestChoice = test_kept_only,
     planner: Planner | None = None,
 ) -> Run:
@@ -136,9 +145,9 @@ def _create(
     run: RunFolder,
     records: Records,
     settings: Settings,
-    source: Mapping[str, Any] | None,
+    source: DataSource | None,
     data_warnings: Sequence[RunWarning],
-    fold_of: Sequence[int] | None,
+    fold_of: Int[ndarray, "N"] | None,
 ) -> None:
     def create() -> None:
         create_run(run, records, settings, source=source, warnings=data_warnings, fold_of=fold_of)
@@ -250,6 +259,8 @@ def _print_summary(state: RunState) -> None:
     state.print_notes(*others)
     test_map = state.metadata["test_mAP"]
     frozen = "" if kept.id == FROZEN_PROBE else f" (frozen probe {test_map[FROZEN_PROBE.name] or 0.0:.3f})"
-    duration = format_duration(state.seconds())
-    console.print(f"test mAP {test_map[kept.name] or 0.0:.3f}{frozen}; {duration}; everything is in {state.folder.path}")
+    duration = rough_duration(state.seconds())
+    console.print(
+        f"test mAP {test_map[kept.name] or 0.0:.3f}{frozen}; {duration}; everything is in {state.folder.path}"
+    )
     state.print_notes(kept)

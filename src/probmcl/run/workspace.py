@@ -128,7 +128,9 @@ class Workspace:
                 f"others are cached during the run, {cache.bytes() / 1e6:,.0f} MB in {cache.folder}"
             )
         elif self.settings.tune == "last":
-            self.console.print(f"  note: {backbone.encoder.name} cannot be split before its last stage; all of it learns")
+            self.console.print(
+                f"  note: {backbone.encoder.name} cannot be split before its last stage; all of it learns"
+            )
 
 
 def _views(method: str) -> int:

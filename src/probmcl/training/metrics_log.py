@@ -1,4 +1,4 @@
-"""What happened in a run, step by step: metrics.jsonl, metrics.csv and the alarm."""
+"""The metrics of a run, step by step: metrics.jsonl, metrics.csv, and the collapse monitor."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from probmcl.errors import RunWarning
 from probmcl.files import write_text
 from probmcl.methods import collapse
 from probmcl.training.fit import StepEvent
 
-ALARM_AFTER = 0.5
-"""Share of a stage that must have passed before the alarm may speak: a healthy run needs some time to spread out."""
+WARN_AFTER = 0.5
+"""Share of a stage that must have passed before a collapse is reported: a healthy run needs some time to spread out."""
 
 
 class MetricsLog:
-    """Writes a row every few steps: means over them of the loss, its terms and the signs of collapse.
+    """Writes a row every few steps: their mean loss, its terms and the collapse statistics.
 
-    The file is written as the run goes, so that an interrupted run keeps what it had. `alarms` are the sentences that
-    the collapse monitor had to say, one a stage at most; `say` hears each as soon as it is due.
+    Rows are appended during training, so that an interrupted run keeps them. The collapse monitor adds at most one
+    warning per stage to `warnings` and calls `on_warning` with it.
     """
 
-    def __init__(self, folder: Path, *, every: int = 10, say: Callable[[str], None] = lambda alarm: None) -> None:
-        self.path, self.every, self.say = folder / "metrics.jsonl", every, say
-        self.alarms: list[str] = []
+    def __init__(
+        self, path: Path, *, every: int = 10, on_warning: Callable[[RunWarning], None] = lambda warning: None
+    ) -> None:
+        self.path, self.every, self.on_warning = path, every, on_warning
+        self.warnings: list[RunWarning] = []
 
     def stage(self, name: str) -> StageLog:
-        """The callback of one stage."""
+        """Return the callback of one stage."""
         return StageLog(self, name)
 
     def write(self, row: Mapping[str, object]) -> None:
@@ -70,11 +73,11 @@ class MetricsLog:
 
 
 class StageLog:
-    """Sums up the steps of one stage for a journal."""
+    """Sums up the steps of one stage for a metrics log."""
 
-    def __init__(self, journal: MetricsLog, name: str) -> None:
-        self.journal, self.name = journal, name
-        self.alarm: str | None = None
+    def __init__(self, log: MetricsLog, name: str) -> None:
+        self.log, self.name = log, name
+        self.warned = False
         self.begun = False
         self._start()
 
@@ -86,12 +89,12 @@ class StageLog:
         """Take in one step, and write a row when enough have come together."""
         if not self.begun:
             self.begun = True
-            self.journal.forget(self.name, event.step)
+            self.log.forget(self.name, event.step)
         for key, value in {"loss": event.loss, **event.terms}.items():
             self.values.setdefault(key, []).append(value)
         self.steps += 1
         self.images += event.images
-        if self.steps == self.journal.every or event.step == event.steps:
+        if self.steps == self.log.every or event.step == event.steps:
             self._write(event)
             self._start()
 
@@ -101,9 +104,11 @@ class StageLog:
         speed = self.images / max(time.perf_counter() - self.since, 1e-9)
         row: dict[str, object] = {"stage": self.name, "epoch": event.epoch, "step": event.step}
         row |= {key: value if math.isfinite(value) else None for key, value in means.items()}
-        self.journal.write(row | {"images_per_second": round(speed, 1)})
-        if self.alarm is None and event.step > ALARM_AFTER * event.steps:
-            self.alarm = collapse.collapse_warning(means)
-            if self.alarm is not None and self.alarm not in self.journal.alarms:
-                self.journal.alarms.append(self.alarm)
-                self.journal.say(self.alarm)
+        self.log.write(row | {"images_per_second": round(speed, 1)})
+        if not self.warned and event.step > WARN_AFTER * event.steps:
+            message = collapse.collapse_warning(means)
+            self.warned = message is not None
+            warning = message and RunWarning("collapse", message)
+            if warning and warning not in self.log.warnings:
+                self.log.warnings.append(warning)
+                self.log.on_warning(warning)
