@@ -20,8 +20,9 @@ from safetensors.torch import load_file
 import probmcl
 from helpers import photographs as pictures
 from helpers.images import NAMES, folder_of_photographs
-from probmcl.api import key_values
-from probmcl.run.results import Run
+from probmcl.cli.train import key_values
+from probmcl.data.options import DataChecks, ReadOptions
+from probmcl.run.results import FROZEN_PROBE, Run
 
 SMALL: dict[str, Any] = {"encoder": "test_resnet", "weights": "none", "image_size": 32, "probe_epochs": 3, "workers": 0}
 FLAGS = [
@@ -46,7 +47,12 @@ def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_auto_tries_the_probe_bce_and_probmcl_and_the_result_predicts(run: Run, photographs: Path) -> None:
-    assert list(run.candidates) == ["frozen probe", "bce, own head", "bce, re-probed", "probmcl, re-probed"]
+    assert [c.name for c in run.candidates.values()] == [
+        "frozen probe",
+        "bce, own head",
+        "bce, re-probed",
+        "probmcl, re-probed",
+    ]
     predictions = run.model.predict([str(photographs.parent)])
     assert predictions.scores.shape == (40, 3)
     assert predictions.names == tuple(sorted(NAMES))
@@ -79,26 +85,25 @@ def test_the_command_says_what_it_understood_what_it_does_and_what_it_kept(photo
         f"next: probmcl predict {Path('runs') / made.name}",
     ):
         assert part in answer.stdout, part
-    own = json.loads((made / "config.json").read_text())["contenders"][0]["settings"]
+    own = json.loads((made / "config.json").read_text())["jobs"][0]["settings"]
     assert (own["temperature"], own["mean_size"]) == (0.2, 8)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"budget": "10m", "epochs": 3}, "give one"),
+        ({"budget": "10m", "epochs": 3}, "give one|cannot be combined"),
         ({"epochs": 0}, "epochs=0 is out of range"),
         ({"method": "probmcl", "settings": {"temperature": -1.0}}, "above 0"),
-        ({"skip_bad": 5.0}, "a share between 0 and 1"),
         ({"method": "probmlc"}, "did you mean 'probmcl'"),
         ({"encoder": "test_resnett"}, "did you mean 'test_resnet'"),
         ({"weights": "pretraind"}, "did you mean 'pretrained'"),
         ({"method": "probmcl", "preset": "papr"}, "did you mean 'paper'"),
         ({"method": "probmcl", "settings": {"temprature": 0.1}}, "did you mean 'temperature'"),
         ({"recipe": "coco-tresnet-m"}, "did you mean 'coco-tresnet-m-224'"),
-        ({"labels_column": "tag"}, "tags"),
-        ({"format": "tabel"}, "did you mean 'table'"),
-        ({"resume": "somewhere"}, "no place for DATA"),
+        ({"read": ReadOptions(labels_column="tag")}, "tags"),
+        ({"read": ReadOptions(format="tabel")}, "did you mean 'table'"),
+        ({"resume": "somewhere"}, "cannot be combined with `data`"),
     ],
 )
 def test_a_mistake_is_answered_with_the_nearest_and_leaves_nothing(
@@ -135,8 +140,8 @@ def test_a_bad_image_is_named_before_anything_is_trained_and_skipped_only_on_dem
     assert "9.png: does not exist" in str(error.value)
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="more than `skip_bad"):
-        probmcl.train(table, **SMALL, skip_bad=0.01, out=tmp_path / "run")
-    run = probmcl.train(table, **SMALL, skip_bad=0.05, method="probe", out=tmp_path / "run")
+        probmcl.train(table, **SMALL, checks=DataChecks(skip_bad=0.01), out=tmp_path / "run")
+    run = probmcl.train(table, **SMALL, checks=DataChecks(skip_bad=0.05), method="probe", out=tmp_path / "run")
     skipped = json.loads((run.folder / "run.json").read_text())["data"]["skipped"]
     assert [Path(entry["path"]).name for entry in skipped] == ["7.png", "9.png"]
     assert all(entry["reason"] for entry in skipped)
@@ -167,7 +172,7 @@ def test_training_goes_on_from_an_earlier_run_with_its_encoder(
     config = json.loads((again.folder / "config.json").read_text())
     assert (config["encoder"]["name"], config["encoder"]["image_size"]) == ("test_resnet", 32)
     assert "3 of 3; new: none; not used: none" in capsys.readouterr().out
-    before, frozen = load_file(run.folder / "model.safetensors"), again.candidates["frozen probe"].state
+    before, frozen = load_file(run.folder / "model.safetensors"), again.candidates[FROZEN_PROBE].state
     assert all((frozen[key] == value).all() for key, value in before.items() if key.startswith("encoder."))
 
 
@@ -177,7 +182,7 @@ def test_images_that_an_earlier_run_was_trained_on_are_called_out(
     given = {"weights": run.folder, "method": "probe", "probe_epochs": 1, "workers": 0}
     other = probmcl.train(photographs, **given, seed=5, out=tmp_path / "other")  # type: ignore[arg-type]
     assert "were trained on in" in capsys.readouterr().out
-    assert any("were trained on in" in alarm for alarm in other.alarms)
+    assert [warning.kind for warning in other.warnings] == ["seen_before"] * len(other.warnings) != []
     probmcl.train(photographs, **given, out=tmp_path / "same")  # type: ignore[arg-type]
     assert "were trained on in" not in capsys.readouterr().out
 
@@ -277,16 +282,24 @@ def test_a_leak_that_is_allowed_is_remembered_and_the_run_goes_on_from_its_own_s
     with pytest.raises(ValueError, match="equal files in train and test"):
         probmcl.train(table, **SMALL, method="probe", out=tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
-    run = probmcl.train(table, **SMALL, method="probe", out=tmp_path / "run", allow_leaks=True)
+    run = probmcl.train(table, **SMALL, method="probe", out=tmp_path / "run", checks=DataChecks(allow_leaks=True))
     about = json.loads((run.folder / "run.json").read_text())
-    assert "28.jpg" in about["alarms"][0]
-    assert about["data"]["leaks_allowed"] == about["alarms"]
+    assert [warning["kind"] for warning in about["warnings"]] == ["leak"]
+    assert "28.jpg" in about["warnings"][0]["message"]
+    assert about["data"]["leaks_allowed"] == [about["warnings"][0]["message"]]
     assert probmcl.train(resume=run.folder).kept.name == "frozen probe"
 
 
 def test_a_fold_is_tested_and_its_file_gives_the_same_folds_back(tmp_path: Path) -> None:
     table = pictures.folder(tmp_path / "photos", 30)
-    run = probmcl.train(table, **SMALL, method="probe", out=tmp_path / "one", folds=3, fold=2, cache=tmp_path / "cache")
+    run = probmcl.train(
+        table,
+        **SMALL,
+        method="probe",
+        out=tmp_path / "one",
+        checks=DataChecks(folds=3, fold=2),
+        cache=tmp_path / "cache",
+    )
     with (run.folder / "folds.csv").open() as file:
         folds = {row["path"]: row["fold"] for row in csv.DictReader(file)}
     with (run.folder / "split.csv").open() as file:
@@ -294,7 +307,12 @@ def test_a_fold_is_tested_and_its_file_gives_the_same_folds_back(tmp_path: Path)
     assert {path for path, fold in folds.items() if fold == "2"} == {p for p, s in splits.items() if s == "test"}
     assert any((tmp_path / "cache").rglob("*"))
     again = probmcl.train(
-        table, **SMALL, method="probe", out=tmp_path / "two", split_file=run.folder / "folds.csv", fold=2, seed=0
+        table,
+        **SMALL,
+        method="probe",
+        out=tmp_path / "two",
+        checks=DataChecks(split_file=run.folder / "folds.csv", fold=2),
+        seed=0,
     )
     assert (again.folder / "split.csv").read_text() == (run.folder / "split.csv").read_text()
     assert again.kept.test == run.kept.test  # and so from the cache as without

@@ -1,24 +1,24 @@
-"""The flow is the layout: a stage imports only from the stages before it."""
+"""The layout as data: the order of the packages, and rules that no single test of a module could hold."""
 
 import ast
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "probmcl"
 
-STAGES = (
-    "nearest",
-    "hierarchy",
-    "recipes",
-    "memory",
+PACKAGES = (
+    "errors",
     "files",
-    "precision",
-    "devices",
-    "distributed",
-    "vision",
+    "console",
+    "tables",
+    "runtime",
+    "legacy",
+    "run_folder",
     "data",
     "augment",
     "encoders",
@@ -26,53 +26,59 @@ STAGES = (
     "overlap",
     "heads",
     "losses",
-    "collapse",
     "methods",
     "training",
     "evaluation",
-    "probing",
     "settings",
-    "feed",
-    "views",
-    "store",
-    "planning",
-    "costs",
-    "runs",
-    "model",
-    "results",
-    "material",
-    "phases",
-    "pipeline",
-    "runner",
-    "admission",
-    "flags",
-    "intake",
-    "front",
-    "comparison",
+    "cost",
+    "inference",
+    "run",
+    "experiments",
+    "report",
+    "api",
     "demo",
     "cli",
     "__main__",
 )
-LIGHT = (
+"""Every top-level name, in the order in which they may import each other: each only from those before it."""
+
+WITHOUT_TORCH = (
     "probmcl",
     "probmcl.methods",
     "probmcl.cli",
+    "probmcl.cli.train",
     "probmcl.api",
-    "probmcl.experiments.compare",
-    "probmcl.data.records",
-    "probmcl.data",
+    "probmcl.data.options",
 )
 VAGUE = {"utils", "util", "common", "core", "helpers", "misc", "base_utils"}
 
+OPTION = re.compile(r"(?<![\w-])--[a-z]")
+RUN_FILES = re.compile(
+    r"(config|labels|preprocessing|run|evaluation|retrieval|spec)\.json|(split|folds)\.csv|metrics\.jsonl|views\.png"
+    r"|model\.safetensors"
+)
+SPELLS_RUN_FILES = {"run_folder.py", "legacy.py"}
+NOT_OF_A_RUN = {
+    "data/formats/digits.py": "labels.csv of the data set that it writes",
+    "encoders/weights.py": "model.safetensors is also the name of a file on the model hub",
+}
 
-def stage_of(path: Path) -> str:
+FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
+every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+
+
+def package_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def imported(path: Path) -> set[str]:
-    """Stages of this package that a file imports, anywhere in it."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    """Return the top-level names of this package that a file imports, anywhere in it."""
+    names = set()
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module == "probmcl":
@@ -81,29 +87,61 @@ def imported(path: Path) -> set[str]:
             modules = [node.module or ""]
         else:
             continue
-        found |= {name.split(".")[1] for name in modules if name.startswith("probmcl.")}
-    return found - {"__version__"}
+        names |= {name.split(".")[1] for name in modules if name.startswith("probmcl.")}
+    return names - {"__version__"}
 
 
-FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
+def strings(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield every string of a file with its line, docstrings and the text of f-strings included."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.lineno, node.value
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
-def test_a_stage_imports_only_from_stages_before_it(path: Path) -> None:
-    here = STAGES.index(stage_of(path))
-    late = {name for name in imported(path) if STAGES.index(name) > here}
-    assert not late, f"{path.name} belongs to {STAGES[here]} and imports {late}"
+def test_the_top_level_names_are_those_listed() -> None:
+    assert {package_of(path) for path in FILES} == set(PACKAGES)
 
 
-def test_every_file_belongs_to_a_stage_and_every_stage_exists() -> None:
-    assert {stage_of(path) for path in FILES} == set(STAGES)
+@every_file
+def test_a_package_imports_only_from_those_before_it(path: Path) -> None:
+    position = PACKAGES.index(package_of(path))
+    late = {name for name in imported(path) if PACKAGES.index(name) > position}
+    assert not late, f"{path.name} belongs to {PACKAGES[position]} and imports {late}"
 
 
-def test_no_file_has_a_name_that_says_nothing() -> None:
+def test_no_file_has_a_vague_name() -> None:
     assert not [path for path in FILES if path.stem in VAGUE or path.parent.name in VAGUE]
 
 
-@pytest.mark.parametrize("module", LIGHT)
-def test_importing_it_loads_no_torch(module: str) -> None:
+@every_file
+def test_only_the_command_line_spells_options(path: Path) -> None:
+    if package_of(path) != "cli":
+        assert not [f"line {line}: {text.strip()[:80]}" for line, text in strings(path) if OPTION.search(text)]
+
+
+@every_file
+def test_only_run_folder_spells_the_file_names_of_a_run(path: Path) -> None:
+    name = path.relative_to(SOURCE).as_posix()
+    if name not in SPELLS_RUN_FILES | NOT_OF_A_RUN.keys():
+        spelled = [f"line {line}: {text}" for line, text in strings(path) if RUN_FILES.fullmatch(text)]
+        assert not spelled
+
+
+@every_file
+def test_no_function_takes_its_locals_as_data_or_relays_keyword_arguments(path: Path) -> None:
+    calls = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
+    assert not [node.lineno for node in calls if isinstance(node.func, ast.Name) and node.func.id == "locals"]
+    functions = [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
+    relays = [node.name for node in functions if node.args.kwarg is not None and not _is_decorator(node)]
+    assert not relays
+
+
+def _is_decorator(function: ast.FunctionDef) -> bool:
+    """True for the wrapper that a decorator returns, which takes whatever the wrapped function takes."""
+    return any("wraps" in ast.unparse(decorator) for decorator in function.decorator_list)
+
+
+@pytest.mark.parametrize("module", WITHOUT_TORCH)
+def test_importing_it_does_not_load_torch(module: str) -> None:
     code = f"import {module}, sys; sys.exit(any(heavy in sys.modules for heavy in ('torch', 'timm', 'sklearn')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

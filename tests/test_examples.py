@@ -10,6 +10,7 @@ import probmcl
 from helpers.images import folder_of_photographs
 from probmcl.methods import find_method
 from probmcl.methods.custom_loss import CustomContrast, CustomLoss
+from probmcl.run.results import CandidateId
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SMALL = {"encoder": "test_resnet", "weights": "none", "image_size": 32, "probe_epochs": 2, "workers": 0, "epochs": 1}
@@ -30,7 +31,7 @@ def test_a_loss_of_ones_own_trains_and_predicts_without_its_file(photographs: Pa
     mine = tmp_path / "mine.py"
     mine.write_text((EXAMPLES / "own_loss.py").read_text())
     run = probmcl.train(photographs, loss=f"{mine}:{name}", **SMALL, out=tmp_path / "run")  # type: ignore[arg-type]
-    assert f"{name}, re-probed" in run.candidates
+    assert CandidateId(name, "re-probed") in run.candidates
     mine.unlink()
     run_folder, images = str(tmp_path / "run"), str(photographs.parent)
     code = f"import probmcl; print(probmcl.load({run_folder!r}).predict([{images!r}]).scores.shape)"
@@ -41,7 +42,7 @@ def test_a_loss_of_ones_own_trains_and_predicts_without_its_file(photographs: Pa
 def test_the_own_head_is_saved_as_the_linear_layer_that_it_is(photographs: Path, tmp_path: Path) -> None:
     place = f"{EXAMPLES / 'own_loss.py'}:smoothed"
     run = probmcl.train(photographs, loss=place, **SMALL, out=tmp_path / "run")  # type: ignore[arg-type]
-    assert run.candidates["smoothed, own head"].method == "probe"
+    assert run.candidates[CandidateId("smoothed", "own head")].method == "probe"
 
 
 def test_a_run_with_a_loss_of_ones_own_goes_on_only_if_it_is_named_again(photographs: Path, tmp_path: Path) -> None:

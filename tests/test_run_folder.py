@@ -1,12 +1,12 @@
 import json
 from pathlib import Path
 
-import numpy as np
+import pytest
 import torch
 
 from probmcl import run_folder
-from probmcl.data.labels import LabelStates
-from probmcl.data.records import Records
+from probmcl.errors import RunError
+from probmcl.run_folder import CONFIG, METADATA, SCHEMA, RunFolder
 
 
 def test_folders_of_one_day_are_numbered_and_never_reused(tmp_path: Path) -> None:
@@ -16,8 +16,8 @@ def test_folders_of_one_day_are_numbered_and_never_reused(tmp_path: Path) -> Non
     assert third.name == f"{first.name}-3"
 
 
-def test_circumstances_name_versions_and_no_path_of_the_machine() -> None:
-    about = run_folder.circumstances(seed=3)
+def test_the_environment_has_versions_and_no_path_of_the_machine() -> None:
+    about = run_folder.environment(seed=3)
     assert about["seed"] == 3
     assert about["versions"]["torch"] == torch.__version__
     assert "/" not in about["command"][0]
@@ -31,17 +31,32 @@ def test_an_interrupt_is_noted_where_a_run_was_begun(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run.json").read_text()) == {"status": "interrupted", "seed": 3}
 
 
-def test_the_file_of_labels_has_names_parents_and_policy() -> None:
-    held = LabelStates.from_states(
-        np.array([[1, 1], [0, 3]], dtype=np.uint8), chance=np.array([np.nan, 0.5], dtype=np.float32)
-    )
-    records = Records.from_labels(
-        ["animal", "cat"], [Path("a"), Path("b")], ["train", "test"], held, hierarchy={"cat": "animal"}
-    )
-    found = run_folder.labels_file(records, {"options": {"minus_one": ["unknown", "cat=soft:0.5"]}})
-    assert found["names"] == ("animal", "cat")
-    assert found["counts"] == [1, 1]
-    assert found["hierarchy"] == {"cat": "animal"}
-    assert found["policy"]["minus_one"] == ["unknown", "cat=soft:0.5"]
-    assert found["policy"]["chance_of_uncertain"] == {"cat": 0.5}
-    assert found["policy"]["labels"] == {"absent": 2, "present": 2, "unknown": 0, "uncertain": 0}  # absent parent
+def run(folder: Path, schema: object = SCHEMA) -> RunFolder:
+    (folder / CONFIG).write_text(json.dumps({"schema": schema, "jobs": []}))
+    (folder / METADATA).write_text("{}")
+    return RunFolder(folder)
+
+
+def test_a_run_of_a_newer_schema_version_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=f"schema version {SCHEMA + 1} is newer than {SCHEMA}.*update probmcl"):
+        run(tmp_path, SCHEMA + 1).read(METADATA)
+    assert run(tmp_path).read(METADATA) == {}
+
+
+def test_a_missing_or_broken_file_is_named(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    with pytest.raises(RunError, match=r"it has no labels\.json"):
+        folder.read("labels.json")
+    (tmp_path / METADATA).write_text("{oops")
+    with pytest.raises(RunError, match=r"run\.json: .*not as `probmcl train` writes it"):
+        folder.read(METADATA)
+    with pytest.raises(RunError, match="is not a folder"):
+        RunFolder.existing(tmp_path / "nowhere")
+
+
+def test_the_split_of_a_run_is_read_row_by_row(tmp_path: Path) -> None:
+    (tmp_path / "split.csv").write_text("path,split\na.jpg,train\nb.jpg,test\n")
+    assert RunFolder(tmp_path).read_split() == {"a.jpg": "train", "b.jpg": "test"}
+    (tmp_path / "split.csv").write_text("path,split\na.jpg,trian\n")
+    with pytest.raises(RunError, match="row 2"):
+        RunFolder(tmp_path).read_split()

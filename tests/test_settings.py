@@ -7,12 +7,12 @@ from probmcl.files import read_json, write_json
 from probmcl.settings import (
     AUTO,
     Settings,
+    load_settings,
     make_settings,
     method_settings,
     parse_duration,
     read_recipe,
     recipes,
-    settings_of_run,
 )
 
 RECIPES = sorted((Path(__file__).parent.parent / "recipes").glob("*.toml"))
@@ -103,7 +103,7 @@ def test_the_probe_alone_has_no_contender_and_its_own_loss() -> None:
         ({"workers": -1}, "workers=-1"),
         ({"seed": -1}, "seed=-1"),
         ({"stored_views": 0}, "stored_views=0"),
-        ({"contenders": []}, "no key 'contenders'"),
+        ({"jobs": []}, "no key 'contenders'"),
         ({"augment": "strong"}, "augment"),
     ],
 )
@@ -129,7 +129,7 @@ def test_what_is_no_length_of_time(text: str) -> None:
 def test_settings_survive_being_written_down(tmp_path: Path, given: dict[str, object]) -> None:
     settings = make_settings(given)
     write_json(tmp_path / "config.json", settings)
-    assert settings_of_run(read_json(tmp_path / "config.json")) == settings
+    assert load_settings(read_json(tmp_path / "config.json")) == settings
 
 
 def test_a_run_folder_imports_no_code_of_its_own_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,11 +137,11 @@ def test_a_run_folder_imports_no_code_of_its_own_choice(tmp_path: Path, monkeypa
     monkeypatch.syspath_prepend(str(tmp_path))
     config = {
         "method": "evil_method:X",
-        "contenders": [{"method": "evil_method:X", "settings": {}, "training": {}, "name": "x"}],
+        "jobs": [{"method": "evil_method:X", "settings": {}, "training": {}, "name": "x"}],
         "encoder": {"name": "resnet18"},
     }
     with pytest.raises(SettingsError, match="import it first"):
-        settings_of_run(config)
+        load_settings(config)
 
 
 @pytest.mark.parametrize(

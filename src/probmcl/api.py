@@ -138,9 +138,7 @@ def _start_run(
     settings = _run_settings(options)
     describe_encoder(settings.encoder.name)
     _refuse_used_folder(options["out"])
-    prepared = prepare_data(
-        data, images, read, checks, seed=settings.seed, workers=settings.workers, console=console
-    )
+    prepared = prepare_data(data, images, read, checks, seed=settings.seed, workers=settings.workers, console=console)
     settings = replace(settings, intensity=prepared.intensity)
     warnings = [*prepared.warnings, *_reused_images(prepared.records, settings.encoder.weights)]
     for warning in warnings[len(prepared.warnings) :]:

@@ -69,9 +69,13 @@ def upgrade_comparison(folder: Path, file: Path) -> None:
 def upgrade_folder(folder: Path, schema: int) -> None:
     """Rename the files of a run of 0.1 and rewrite their content, so that it can be resumed."""
     for path in sorted((folder / "checkpoints").glob("*.safetensors")):
+        if path.stem.startswith("trained "):
+            _, facts = load_tensors(path)
+            _write_outcome(path, {"seconds": facts["seconds"], "error": None})
         _upgrade_tensors(path, path.with_name(f"{_state_key(path.stem)}.safetensors"))
     for path in sorted((folder / "checkpoints").glob("diverged *.json")):
-        path.rename(path.with_name(f"{_state_key(path.stem)}.json"))
+        _write_outcome(path, {"seconds": 0.0, "error": read_json(path)["error"]})
+        path.unlink()
     # Filled activations would have to be found under the names of progress bars; computing them again is safer.
     shutil.rmtree(folder / "checkpoints" / "activations", ignore_errors=True)
     for path in sorted((folder / "candidates").glob("*, *")):
@@ -94,6 +98,12 @@ def _upgrade_tensors(old: Path, new: Path) -> None:
         save_tensors(new, renamed, _upgrade_settings_in(metadata))
     if old != new:
         old.unlink()
+
+
+def _write_outcome(path: Path, outcome: dict[str, Any]) -> None:
+    """Write how a training ended, which 0.1 stored in files named `trained NAME` or `diverged NAME`."""
+    job = _key(*_job(path.stem.partition(" ")[2]))
+    write_json(path.with_name(f"{job}.outcome.json"), outcome)
 
 
 def _upgrade_settings_in(metadata: Any) -> Any:
@@ -189,7 +199,7 @@ def _state_key(stem: str) -> str:
     >>> _state_key("frozen probe"), _state_key("bce, trial 2, own head"), _state_key("training bce")
     ('frozen', 'bce.trial2.own_head', 'bce.training')
     """
-    for word in ("trained", "training", "diverged"):
+    for word in ("trained", "training"):
         if stem.startswith(f"{word} "):
             return f"{_key(*_job(stem.removeprefix(f'{word} ')))}.{word}"
     if stem != "frozen probe" and ", " not in stem:

@@ -16,7 +16,7 @@ from probmcl.data.audit import PreparedData, check, prepare_data, read_again
 from probmcl.data.options import DataChecks, ReadOptions
 from probmcl.data.records import SPLITS
 from probmcl.errors import DataError, OptionError
-from probmcl.run_folder import write_split
+from probmcl.run.state import write_split
 
 COUNT = 30
 GIVEN = ["train"] * 20 + ["val"] * 4 + ["test"] * 6
@@ -119,7 +119,7 @@ def test_a_split_can_be_given_back_and_read_again(tmp_path: Path) -> None:
     table = photographs.folder(tmp_path / "p", COUNT)
     (table.parent / "7.jpg").write_bytes(b"")
     found = prepared(table, seed=3, skip_bad=0.1)
-    write_split(tmp_path / "split.csv", found.records)
+    write_split(tmp_path, found.records)
     again = read_again(found.source, tmp_path / "split.csv")
     assert again.paths == found.records.paths
     assert again.split == found.records.split

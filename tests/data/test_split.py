@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 from probmcl.data.records import SPLITS, Records, Split
 from probmcl.data.split import connected_sets, folds, given_folds, given_split, make_splits, with_fold, write_folds
 from probmcl.errors import DataError
-from probmcl.run_folder import write_split
+from probmcl.run.state import write_split
 
 
 def make(
@@ -237,7 +237,7 @@ def united(group: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[str]:
 
 def test_a_run_s_split_can_be_given_back(tmp_path: Path) -> None:
     carved = make_splits(make(np.ones((20, 1))), seed=5)
-    write_split(tmp_path / "run" / "split.csv", carved)
+    write_split(tmp_path / "run", carved)
     again = given_split(make(np.ones((20, 1)), spread(test=20)), tmp_path / "run" / "split.csv")
     assert again.split == carved.split
     assert again.label_space.counts.tolist() == [14]

@@ -13,11 +13,12 @@ import pytest
 
 import probmcl
 from helpers.images import folder_of_photographs
+from probmcl.data.options import ReadOptions
 from probmcl.experiments import runner as work
 from probmcl.experiments.rows import Comparison
 from probmcl.methods import METHODS
 from probmcl.methods.pla import PLA
-from probmcl.run import phases
+from probmcl.run import candidates
 from probmcl.training import fit
 
 SMALL: dict[str, Any] = {"encoder": "test_resnet", "weights": "none", "image_size": 32, "probe_epochs": 2, "workers": 0}
@@ -111,7 +112,7 @@ def test_one_embedding_serves_both_heads_of_a_method(comparison: Comparison) -> 
 def test_a_finished_comparison_is_never_trained_again(
     comparison: Comparison, folder: Path, loss: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(phases, "fit", forbidden)
+    monkeypatch.setattr(candidates, "fit", forbidden)
     monkeypatch.setattr(work, "expense", forbidden)
     again = probmcl.compare(resume=folder, methods=f"asl, supcon, {loss}:mine", device="auto", workers=0)
     assert {r.title: r.mAP for r in again.rows} == {r.title: r.mAP for r in comparison.rows}
@@ -124,7 +125,7 @@ def forbidden(*given: object, **more: object) -> None:
 def test_a_killed_comparison_goes_on_and_ends_as_if_nothing_had_happened(
     comparison: Comparison, photographs: Path, loss: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(phases, "fit", interrupted_after(4, fit))
+    monkeypatch.setattr(candidates, "fit", interrupted_after(4, fit))
     asked: dict[str, Any] = {"methods": f"asl,supcon,{loss}:mine", "epochs": 2, "seeds": 2, "out": tmp_path / "killed"}
     with pytest.raises(KeyboardInterrupt):
         probmcl.compare(photographs, **SMALL, **asked)
@@ -160,7 +161,7 @@ def test_rows_of_the_same_protocol_are_added_and_others_refused(
 
 def test_groups_are_drawn_whole(photographs: Path, tmp_path: Path) -> None:
     found = probmcl.compare(
-        photographs, **SMALL, methods="bce", epochs=1, seeds=1, group="film", out=tmp_path / "groups"
+        photographs, **SMALL, methods="bce", epochs=1, seeds=1, read=ReadOptions(group="film"), out=tmp_path / "groups"
     )
     assert found.groups is not None
     assert found.groups < found.test_images
@@ -320,7 +321,7 @@ def test_data_on_which_nothing_can_be_compared_are_refused(
 def test_what_cannot_be_is_refused_before_anything_is_trained(
     photographs: Path, tmp_path: Path, asked: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(phases, "fit", forbidden)
+    monkeypatch.setattr(candidates, "fit", forbidden)
     with pytest.raises(ValueError, match=said):
         probmcl.compare(photographs, **SMALL, **asked, out=tmp_path / "refused")
 

@@ -18,11 +18,10 @@ from probmcl.experiments.protocol import (
     parse_methods,
     planner,
     round_of,
-    trial_name,
 )
 from probmcl.methods import METHODS
-from probmcl.run.budget import Cost
-from probmcl.run.results import Candidate
+from probmcl.run.budget import Costs, JobCost
+from probmcl.run.results import Candidate, CandidateId, Head
 from probmcl.settings import EncoderSettings, Settings, TrainingJob
 
 
@@ -30,8 +29,16 @@ def settings() -> Settings:
     return Settings("comparison", (), EncoderSettings("test_resnet", weights=None), workers=0)
 
 
-def candidate(name: str, validation: float) -> Candidate:
-    return Candidate(name, "bce", None, {}, {}, {"mAP": validation}, 1.0)
+def candidate(name: str, head: Head, validation: float, trial: int = 1) -> Candidate:
+    return Candidate(CandidateId(name, head, trial), "bce", None, {}, {}, {"mAP": validation}, 1.0)
+
+
+def costs(shared: float, *jobs: JobCost) -> Costs:
+    return Costs(shared, jobs)
+
+
+def job(name: str, epoch: float, once: float, n_views: int, tested: float = 0.0) -> JobCost:
+    return JobCost(name, name, epoch, once, n_views, 1, tested)
 
 
 def test_all_is_everybody_but_the_probe_and_nobody_comes_twice() -> None:
@@ -140,39 +147,39 @@ def test_too_many_trials_are_refused() -> None:
 
 def test_the_trial_that_counts_is_the_best_on_validation_by_its_better_head() -> None:
     there = [
-        candidate("bce, own head", 0.5),
-        candidate("bce, re-probed", 0.6),
-        candidate("bce, trial 2, own head", 0.7),
-        candidate("bce, trial 2, re-probed", 0.4),
-        candidate("supcon, re-probed", 0.9),
+        candidate("bce", "own head", 0.5),
+        candidate("bce", "re-probed", 0.6),
+        candidate("bce", "own head", 0.7, trial=2),
+        candidate("bce", "re-probed", 0.4, trial=2),
+        candidate("supcon", "re-probed", 0.9),
     ]
-    found = chosen_trials({c.name: c for c in there}, ["bce", "supcon", "asl"], trials=2)
-    assert found == {"bce": 1, "supcon": 0}  # asl diverged: it is not there
+    trials = chosen_trials({c.id: c for c in there}, ["bce", "supcon", "asl"], trials=2)
+    assert trials == {"bce": 2, "supcon": 1}  # asl diverged and has no candidates
 
 
 def test_a_budget_becomes_one_number_of_images_for_everybody() -> None:
     asked = parse_methods(["bce", "supcon"])
-    costs = [Cost("bce", 10.0, 5.0, 1, 1), Cost("supcon", 30.0, 5.0, 2, 1)]
+    measured = costs(7.0, job("bce", 10.0, 5.0, 1), job("supcon", 30.0, 5.0, 2))
 
     def remake(views: int) -> tuple[TrainingJob, ...]:
         return make_jobs(asked, settings(), images=640, views=views, trials=1, batch_size=None)
 
     per_round = 3 * 2 * (10.0 + 15.0)  # three seeds, two views
     fixed = 3 * (20.0 + 7.0) + 3 * 10.0
-    plan = planner(SAFETY * (fixed + 4.5 * per_round), seeds=3, taking_part=asked, remake=remake)(costs, 7.0, 20.0)
+    plan = planner(SAFETY * (fixed + 4.5 * per_round), seeds=3, taking_part=asked, remake=remake)(measured, 20.0)
     assert plan.epochs == {"bce": 8, "supcon": 4}
     assert plan.views == 640 * 8
-    assert "every method sees 5,120 images, 8 views of each" in plan.said[0]
+    assert "every method sees 5,120 images, 8 views of each" in plan.messages[0]
 
 
 def test_trials_are_paid_for_in_the_first_run_only() -> None:
     asked = parse_methods(["bce"])
-    costs = [Cost(trial_name("bce", number), 10.0, 0.0, 1, 1) for number in range(3)]
+    measured = costs(0.0, *(job(key, 10.0, 0.0, 1) for key in ("bce", "bce.trial2", "bce.trial3")))
 
     def remake(views: int) -> tuple[TrainingJob, ...]:
         return make_jobs(asked, settings(), images=640, views=views, trials=3, batch_size=None)
 
-    plan = planner(SAFETY * (3 + 1) * 20.0 * 5.01, seeds=2, taking_part=asked, remake=remake)(costs, 0.0, 0.0)
+    plan = planner(SAFETY * (3 + 1) * 20.0 * 5.01, seeds=2, taking_part=asked, remake=remake)(measured, 0.0)
     assert plan.epochs["bce"] == 10  # three trainings with the first seed, one with the second
 
 
@@ -180,7 +187,7 @@ def test_a_budget_that_is_too_small_says_what_is_needed() -> None:
     asked = parse_methods(["bce"])
     plan = planner(60.0, seeds=3, taking_part=asked, remake=lambda views: ())
     with pytest.raises(SettingsError, match=r"a budget of 60 s|a budget of 1 min is too small.*take about"):
-        plan([Cost("bce", 100.0, 5.0, 1, 1)], 7.0, 20.0)
+        plan(costs(7.0, job("bce", 100.0, 5.0, 1)), 20.0)
 
 
 def test_a_round_has_two_views() -> None:
@@ -196,7 +203,7 @@ def test_the_time_before_the_first_run_and_of_testing_is_part_of_the_budget() ->
 
     def epochs(before: float, tested: float) -> int:
         plan = planner(SAFETY * 1000.0, seeds=2, taking_part=asked, remake=remake, before=before)
-        return plan([Cost("bce", 10.0, 5.0, 1, 1, tested)], 0.0, 0.0).epochs["bce"]
+        return plan(costs(0.0, job("bce", 10.0, 5.0, 1, tested)), 0.0).epochs["bce"]
 
     assert epochs(0.0, 0.0) == 48
     assert epochs(200.0, 0.0) == 38  # 200 s less, for both seeds

@@ -35,7 +35,11 @@ def made_run(
     """Write the folder; the answer is the classifier that it holds."""
     model = classifier(len(names))
     contents: dict[str, object] = {
-        "config.json": {"encoder": {"name": "test_resnet", "image_size": None, "weights": "pretrained"}, "seed": 0},
+        "config.json": {
+            "schema": 2,
+            "encoder": {"name": "test_resnet", "image_size": None, "weights": "pretrained"},
+            "seed": 0,
+        },
         "preprocessing.json": {"size": 32, "mean": PLAIN.mean, "std": PLAIN.std, "interpolation": "bilinear"},
         "labels.json": {"names": list(names), "counts": [1] * len(names), "policy": None},
         "run.json": {"status": "done", "model": {"method": "bce", "settings": {}}, "data": data},

@@ -8,7 +8,7 @@ import pytest
 from helpers.images import colored_records
 from probmcl.data.records import Records
 from probmcl.run.results import Run
-from probmcl.run.train import train
+from probmcl.run.train import train_run
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, method_settings
 from probmcl.training import Training
 
@@ -37,7 +37,7 @@ def contrast(records: Records, folder: Path, preset: str) -> Run:
         probe=ProbeSettings(epochs=2, views=0, weight_decays=(1.0,)),
         workers=0,
     )
-    return train(records, settings, folder)
+    return train_run(records, settings, folder)
 
 
 def last_row(run: Run) -> dict[str, float]:
@@ -50,16 +50,16 @@ def test_it_fires_on_the_papers_preset(records: Records, tmp_path: Path, capsys:
     run = contrast(records, tmp_path / "run", "paper")
     signs = last_row(run)
     assert signs["similarity_positive"] - signs["similarity_negative"] < 0.02
-    assert len(run.alarms) == 1
+    assert [warning.kind for warning in run.warnings] == ["collapse"]
     said = capsys.readouterr().out
     assert "ALARM: collapsed" in said
     assert "note: probmcl with target 'feature'" in said
-    assert json.loads((run.folder / "run.json").read_text())["alarms"] == run.alarms
+    assert json.loads((run.folder / "run.json").read_text())["warnings"] == [vars(w) for w in run.warnings]
 
 
 def test_it_is_silent_on_a_healthy_run(records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = contrast(records, tmp_path / "run", "default")
     signs = last_row(run)
     assert signs["similarity_positive"] - signs["similarity_negative"] > 0.1
-    assert run.alarms == []
+    assert run.warnings == []
     assert "ALARM" not in capsys.readouterr().out

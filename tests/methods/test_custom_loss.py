@@ -16,7 +16,7 @@ from probmcl.methods.bce import BCE
 from probmcl.methods.contrast import label_overlap
 from probmcl.methods.custom_loss import CustomContrast, CustomLoss
 from probmcl.methods.supcon import Config, SupCon
-from probmcl.settings import settings_of_run
+from probmcl.settings import load_settings
 
 FILE = """
 import torch
@@ -145,9 +145,9 @@ def test_a_relative_path_means_the_same_file(file: Path, monkeypatch: pytest.Mon
 
 def test_no_file_is_run_because_a_folder_names_it(file: Path) -> None:
     place = f"{file.resolve()}:on_logits"
-    config = {"contenders": [{"method": place, "settings": {}, "training": {}, "name": "on_logits"}]}
+    config = {"jobs": [{"method": place, "settings": {}, "training": {}, "name": "on_logits"}]}
     with pytest.raises(SettingsError, match="no code runs because a folder names it; say --loss"):
-        settings_of_run(config)
+        load_settings(config)
     assert str(file.resolve()) not in sys.modules
 
 

@@ -7,47 +7,52 @@ from helpers.images import label_space
 from probmcl.cost.speed import seconds_per_row, seconds_per_step
 from probmcl.encoders import PrecomputedFeatures
 from probmcl.methods.bce import BCE
-from probmcl.run.budget import MOST_VIEWS, Cost, make_plan
+from probmcl.run.budget import MAX_VIEWS, Costs, JobCost, plan_epochs
 from probmcl.training import Training
 
-BCE_COST, PROBMCL_COST = Cost("bce", 10.0, 5.0, 1, 12), Cost("probmcl", 25.0, 5.0, 2, 6)
+BCE_COST = JobCost("bce", "bce", 10.0, 5.0, 1, 12)
+PROBMCL_COST = JobCost("probmcl", "probmcl", 25.0, 5.0, 2, 6)
+
+
+def costs(shared: float, *jobs: JobCost) -> Costs:
+    return Costs(shared, jobs or (BCE_COST, PROBMCL_COST))
 
 
 def test_without_a_budget_the_settings_decide() -> None:
-    plan = make_plan([BCE_COST, PROBMCL_COST], shared=1.0, spent=1e9, budget=None)
+    plan = plan_epochs(costs(1.0), spent=1e9, budget=None)
     assert plan.epochs == {"bce": 12, "probmcl": 6}
 
 
-def test_a_budget_gives_every_contender_the_same_views() -> None:
-    plan = make_plan([BCE_COST, PROBMCL_COST], shared=40.0, spent=50.0, budget=100.0 + 3 * 45.0 + 1.0)
+def test_a_budget_gives_every_method_the_same_views() -> None:
+    plan = plan_epochs(costs(40.0), spent=50.0, budget=100.0 + 3 * 45.0 + 1.0)
     assert plan.epochs == {"bce": 6, "probmcl": 3}
 
 
-def test_a_budget_too_small_for_all_leaves_the_last_out_and_says_so() -> None:
-    plan = make_plan([BCE_COST, PROBMCL_COST], shared=0.0, spent=0.0, budget=40.0)
+def test_a_budget_too_small_for_all_leaves_the_last_out_with_a_message() -> None:
+    plan = plan_epochs(costs(0.0), spent=0.0, budget=40.0)
     assert plan.epochs == {"bce": 3}
-    assert "no time for probmcl" in plan.said[-1]
+    assert "no time for probmcl" in plan.messages[-1]
 
 
 def test_a_budget_that_is_spent_trains_nothing_and_says_so() -> None:
-    plan = make_plan([BCE_COST, PROBMCL_COST], shared=0.0, spent=100.0, budget=90.0)
+    plan = plan_epochs(costs(0.0), spent=100.0, budget=90.0)
     assert plan.epochs == {}
-    assert "no time for bce, probmcl" in plan.said[0]
+    assert "no time for bce, probmcl" in plan.messages[0]
 
 
 def test_a_large_budget_is_not_wasted_on_endless_epochs() -> None:
-    plan = make_plan([BCE_COST, PROBMCL_COST], shared=0.0, spent=0.0, budget=1e9)
-    assert plan.epochs == {"bce": MOST_VIEWS, "probmcl": MOST_VIEWS // 2}
+    plan = plan_epochs(costs(0.0), spent=0.0, budget=1e9)
+    assert plan.epochs == {"bce": MAX_VIEWS, "probmcl": MAX_VIEWS // 2}
 
 
 @given(
     st.floats(0.1, 100.0), st.floats(0.1, 100.0), st.floats(0.0, 50.0), st.floats(0.0, 500.0), st.floats(1.0, 5000.0)
 )
-def test_what_is_planned_fits_the_budget(one: float, two: float, once: float, spent: float, budget: float) -> None:
-    costs = [Cost("bce", one, once, 1, 12), Cost("probmcl", two, once, 2, 6)]
-    plan = make_plan(costs, shared=1.0, spent=spent, budget=budget)
-    trained = [cost for cost in costs if cost.name in plan.epochs]
-    total = spent + 1.0 + sum(cost.once + plan.epochs[cost.name] * cost.epoch for cost in trained)
+def test_a_plan_fits_the_budget(one: float, two: float, once: float, spent: float, budget: float) -> None:
+    jobs = JobCost("bce", "bce", one, once, 1, 12), JobCost("probmcl", "probmcl", two, once, 2, 6)
+    plan = plan_epochs(costs(1.0, *jobs), spent=spent, budget=budget)
+    trained = [job for job in jobs if job.key in plan.epochs]
+    total = spent + 1.0 + sum(job.once + plan.epochs[job.key] * job.epoch for job in trained)
     assert not trained or total <= budget + 1e-6
 
 
@@ -61,5 +66,5 @@ def test_measuring_counts_real_work() -> None:
 
 
 @pytest.mark.parametrize("budget", [None, 100.0])
-def test_no_contender_needs_no_plan(budget: float | None) -> None:
-    assert make_plan([], shared=1.0, spent=0.0, budget=budget).epochs == {}
+def test_without_methods_there_is_nothing_to_plan(budget: float | None) -> None:
+    assert plan_epochs(Costs(1.0, ()), spent=0.0, budget=budget).epochs == {}

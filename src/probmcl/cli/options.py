@@ -46,3 +46,7 @@ Cache = Annotated[
     Parameter(help="folder for decoded images, or auto; faster from the second time on", group=COMPUTE),
 ]
 Out = Annotated[Path | None, Parameter(help="a new or empty folder (default: runs/DATE-NAME)", group=COMPUTE)]
+SkipBad = Annotated[
+    float | None, Parameter(help="largest share of unreadable images to skip; by default any is an error", group=DATA)
+]
+WHAT, HOW, WHERE = METHOD, TRAINING, COMPUTE

@@ -11,6 +11,7 @@ from probmcl.experiments.rows import Comparison
 from probmcl.files import write_text
 from probmcl.report import comparison_plot, comparison_tables
 from probmcl.report.verdict import verdict
+from probmcl.tables import to_rich
 
 
 def write_comparison(comparison: Comparison, folder: Path, warnings: Sequence[RunWarning]) -> None:
@@ -29,8 +30,8 @@ def write_comparison(comparison: Comparison, folder: Path, warnings: Sequence[Ru
 
 def print_comparison(comparison: Comparison, folder: Path, warnings: Sequence[RunWarning], console: Console) -> None:
     """Print the tables and the verdict of a comparison."""
-    for table in comparison_tables.terminal(comparison):
-        console.rich.print(table)
+    for table in comparison_tables.comparison_tables(comparison).values():
+        console.rich.print(to_rich(table))
     for line in (verdict(comparison), *_alarms(warnings)):
         console.print(line)
     console.print(f"tables, plot, references and every prediction are in {folder}")

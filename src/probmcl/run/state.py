@@ -238,12 +238,12 @@ def create_run(
     )
 
 
-def write_split(folder: Path, records: Records, fold_of: Sequence[int] | None) -> None:
+def write_split(folder: Path, records: Records, fold_of: Int[ndarray, "N"] | None = None) -> None:
     """Write the split of every image, and its fold if the split comes from folds."""
     rows = zip(records.paths, records.split, strict=True)
     run_folder.write_rows(folder / run_folder.SPLIT, ("path", "split"), rows)
     if fold_of is not None:
-        rows_of_folds = zip(records.paths, map(int, fold_of), strict=True)
+        rows_of_folds = zip(records.paths, fold_of.tolist(), strict=True)
         run_folder.write_rows(folder / run_folder.FOLDS, ("path", "fold"), rows_of_folds)
 
 

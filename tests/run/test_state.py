@@ -1,0 +1,24 @@
+from pathlib import Path
+
+import numpy as np
+
+from probmcl.data.labels import LabelStates
+from probmcl.data.options import ReadOptions
+from probmcl.data.records import Records
+from probmcl.run.state import labels_metadata
+
+
+def test_labels_json_has_names_parents_and_policy() -> None:
+    held = LabelStates.from_states(
+        np.array([[1, 1], [0, 3]], dtype=np.uint8), chance=np.array([np.nan, 0.5], dtype=np.float32)
+    )
+    records = Records.from_labels(
+        ["animal", "cat"], [Path("a"), Path("b")], ["train", "test"], held, hierarchy={"cat": "animal"}
+    )
+    found = labels_metadata(records, ReadOptions(minus_one=("unknown", "cat=soft:0.5")))
+    assert found["names"] == ("animal", "cat")
+    assert found["counts"] == [1, 1]
+    assert found["hierarchy"] == {"cat": "animal"}
+    assert found["policy"]["minus_one"] == ["unknown", "cat=soft:0.5"]
+    assert found["policy"]["chance_of_uncertain"] == {"cat": 0.5}
+    assert found["policy"]["labels"] == {"absent": 2, "present": 2, "unknown": 0, "uncertain": 0}  # absent parent
