@@ -15,7 +15,7 @@ from probmcl.data.options import DataSource, ReadOptions
 from probmcl.data.records import Records
 from probmcl.methods import find_method
 from probmcl.run.results import Run
-from probmcl.run.train import test_all, train_run
+from probmcl.run.train import all_candidates, train_run
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, method_settings
 from probmcl.training.optimizer import Training
 
@@ -42,7 +42,7 @@ def run_demo(folder: Path, console: Console) -> Run:
             folder / "data", train=TRAIN, val=VAL, test=TEST, progress=lambda _: bar.advance(images=1)
         )
     source = DataSource.of(folder / "data" / "labels.csv", None, ReadOptions())
-    return train_run(records, demo_settings(records), folder / "run", console, source=source, test=test_all)
+    return train_run(records, demo_settings(records), folder / "run", console, source=source, test=all_candidates)
 
 
 def demo_settings(records: Records) -> Settings:

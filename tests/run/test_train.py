@@ -26,7 +26,7 @@ from probmcl.methods.kssnet import KSSNet
 from probmcl.methods.pla import PLA
 from probmcl.run import activation_cache, candidates, workspace
 from probmcl.run.results import FROZEN_PROBE, CandidateId, Run
-from probmcl.run.train import read_run, test_all, train_run
+from probmcl.run.train import read_run, all_candidates, train_run
 from probmcl.run_folder import RunFolder
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, Tune, method_settings
 from probmcl.training import Checkpoint, Training, features
@@ -57,7 +57,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
 
 @pytest.fixture(scope="module")
 def bce(records: Records, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train_run(records, settings("bce"), tmp_path_factory.mktemp("runs") / "bce", quiet(), test=test_all)
+    return train_run(records, settings("bce"), tmp_path_factory.mktemp("runs") / "bce", quiet(), test=all_candidates)
 
 
 def read(run: Run, name: str) -> dict[str, object]:
@@ -108,7 +108,7 @@ def test_the_saved_model_gives_the_saved_scores_and_these_the_saved_metrics(bce:
 
 def test_the_same_settings_give_the_same_scores(bce: Run, records: Records, tmp_path: Path) -> None:
     torch.rand(3)  # whatever else was drawn before
-    again = train_run(records, settings("bce"), tmp_path / "again", quiet(), test=test_all)
+    again = train_run(records, settings("bce"), tmp_path / "again", quiet(), test=all_candidates)
     assert all(
         torch.equal(again.candidates[name].scores["test"], c.scores["test"]) for name, c in bce.candidates.items()
     )
@@ -129,7 +129,7 @@ def test_test_is_scored_for_what_was_kept_and_for_the_frozen_probe_only(
 
 
 def test_a_run_in_parts_trains_only_the_last_stage(records: Records, tmp_path: Path) -> None:
-    run = train_run(records, settings("bce", tune="last"), tmp_path / "run", quiet(), test=test_all)
+    run = train_run(records, settings("bce", tune="last"), tmp_path / "run", quiet(), test=all_candidates)
     frozen, tuned = run.candidates[FROZEN_PROBE].state, run.candidates[CandidateId("bce", "own head")].state
     changed = {key for key in frozen if not torch.equal(frozen[key], tuned[key]) and key.startswith("encoder")}
     assert changed
@@ -342,7 +342,7 @@ def test_heads_of_an_earlier_run_are_taken_over_by_name(records: Records, bce: R
     encoder = EncoderSettings("test_resnet", weights=str(bce.folder), image_size=32)
     idle = TrainingJob("bce", method_settings("bce"), Training(epochs=1, batch_size=8, learning_rate=1e-12, ema=0.0))
     asked = settings("bce", encoder=encoder, jobs=(idle,), tune="last")
-    run = train_run(other, asked, tmp_path / "run", Console(console), test=test_all)
+    run = train_run(other, asked, tmp_path / "run", Console(console), test=all_candidates)
     assert "2 of 3; new: violet; not used: green" in console.file.getvalue()  # type: ignore[attr-defined]
     mine, theirs = run.candidates[CandidateId("bce", "own head")].state, load_file(bce.folder / "model.safetensors")
     assert torch.allclose(mine["linear.weight"][[0, 2]], theirs["linear.weight"][[2, 0]])
@@ -422,7 +422,7 @@ def test_statistics_of_given_weights_stay_unless_they_are_told_to_move(
 
 def test_what_a_method_says_of_its_map_is_said_wherever_that_is(records: Records, tmp_path: Path) -> None:
     console = Console(RichConsole(file=StringIO(), width=200))
-    run = train_run(records, settings("pla"), tmp_path / "run", console, test=test_all)
+    run = train_run(records, settings("pla"), tmp_path / "run", console, test=all_candidates)
     note = PLA.note
     own, probed = run.candidates[CandidateId("pla", "own head")], run.candidates[CandidateId("pla", "re-probed")]
     assert (own.note, probed.note) == (note, "")
@@ -441,7 +441,7 @@ def test_what_a_method_says_of_its_map_is_said_wherever_that_is(records: Records
 def test_what_a_probe_on_a_method_does_not_see_is_said_of_it_and_of_nobody_else(
     records: Records, tmp_path: Path
 ) -> None:
-    run = train_run(records, settings("kssnet"), tmp_path / "run", quiet(), test=test_all)
+    run = train_run(records, settings("kssnet"), tmp_path / "run", quiet(), test=all_candidates)
     notes = {candidate.name: candidate.note for candidate in run.candidates.values() if candidate.note}
     assert notes == {"kssnet, re-probed": KSSNet.probe_note}
     saved = json.loads((run.folder / "candidates" / "kssnet.re_probed" / "evaluation.json").read_text())

@@ -35,7 +35,7 @@ from probmcl.run.backbone import build_encoder
 from probmcl.run.budget import Planner
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.state import read_plan
-from probmcl.run.train import TestChoice, test_all, train_run
+from probmcl.run.train import CandidateFilter, all_candidates, train_run
 from probmcl.run.workspace import Workspace
 from probmcl.run_folder import METADATA, RunFolder
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
@@ -162,7 +162,7 @@ class ComparisonRunner:
         """The run of a seed: the first has all trials of everybody, the others the one of each that counts."""
         settings = replace(self.asked.settings, seed=self.asked.settings.seed + seed)
         self.console.print(f"seed {seed + 1} of {self.asked.seeds}")
-        test: TestChoice = test_all
+        test: CandidateFilter = all_candidates
         plan: Planner | None = None
         if seed == 0:
             settings = replace(settings, jobs=self._contenders(self.entrants, self._asked_views()))

@@ -186,7 +186,7 @@ def _fit_probe(
     )
 
 
-def test_candidate(workspace: Workspace, candidate: Candidate) -> Candidate:
+def evaluate_on_test(workspace: Workspace, candidate: Candidate) -> Candidate:
     """Score a candidate on the test split; the features of a probe are also evaluated by retrieval."""
     w, title = workspace, f"scoring {candidate.name} on test"
     classifier, found = w.backbone.classifier(candidate, w.records.label_space), None

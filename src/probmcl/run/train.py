@@ -22,7 +22,7 @@ from probmcl.errors import RunError, RunWarning
 from probmcl.files import atomic_write, read_json, write_json
 from probmcl.run.backbone import build_encoder, refuse_unbuildable
 from probmcl.run.budget import Costs, Plan, Planner, measure_costs, plan_epochs
-from probmcl.run.candidates import candidate_ids, fit_frozen_probe, test_candidate, train_job
+from probmcl.run.candidates import candidate_ids, fit_frozen_probe, evaluate_on_test, train_job
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.state import (
     RunState,
@@ -40,16 +40,16 @@ from probmcl.runtime.distributed import barrier, broadcast, is_main_process
 from probmcl.settings import Settings, TrainingJob, load_settings
 from probmcl.tables import rough_duration
 
-TestChoice = Callable[[Mapping[CandidateId, Candidate]], Iterable[CandidateId]]
+CandidateFilter = Callable[[Mapping[CandidateId, Candidate]], Iterable[CandidateId]]
 """Chooses the candidates to test in addition to the kept one and the frozen probe."""
 
 
-def test_kept_only(candidates: Mapping[CandidateId, Candidate]) -> Iterable[CandidateId]:
+def kept_only(candidates: Mapping[CandidateId, Candidate]) -> Iterable[CandidateId]:
     """Test no other candidate."""
     return ()
 
 
-def test_all(candidates: Mapping[CandidateId, Candidate]) -> Iterable[CandidateId]:
+def all_candidates(candidates: Mapping[CandidateId, Candidate]) -> Iterable[CandidateId]:
     """Test every candidate."""
     return candidates
 
@@ -63,7 +63,7 @@ def train_run(
     source: DataSource | None = None,
     data_warnings: Sequence[RunWarning] = (),
     fold_of: Int[ndarray, "N"] | None = None,
-    test: TestChoice = test_kept_only,
+    test: CandidateFilter = kept_only,
     planner: Planner | None = None,
 ) -> Run:
     """Train every method within the budget, keep the best candidate on validation, and test it.
@@ -100,7 +100,7 @@ def train_run(
         return _run_phases(state, workspace, planner or functools.partial(plan_epochs, budget=settings.budget), test)
 
 
-def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: TestChoice) -> Run:
+def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: CandidateFilter) -> Run:
     workspace.describe()
     _write_preprocessing(state, workspace)
     frozen = state.candidate(FROZEN_PROBE, lambda: fit_frozen_probe(state, workspace))
@@ -120,7 +120,7 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: T
 
     tested = [FROZEN_PROBE, *test(state.candidates)]
     for identity in dict.fromkeys([state.best().id, *tested]):
-        state.candidates[identity] = test_candidate(workspace, state.candidates[identity])
+        state.candidates[identity] = evaluate_on_test(workspace, state.candidates[identity])
     _write_results(state, tested)
     state.record("finished")
     barrier()
