@@ -19,11 +19,19 @@ class TrainingStep(Protocol):
     """The part of a training step that a progress bar shows."""
 
     @property
-    def images(self) -> int: ...
+    def images(self) -> int:
+        """Number of views in the step."""
+        ...
+
     @property
-    def loss(self) -> SupportsFloat: ...
+    def loss(self) -> SupportsFloat:
+        """The loss."""
+        ...
+
     @property
-    def terms(self) -> Mapping[str, SupportsFloat]: ...
+    def terms(self) -> Mapping[str, SupportsFloat]:
+        """Parts of the loss and statistics, by name."""
+        ...
 
 
 class ProgressBar:

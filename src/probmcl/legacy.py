@@ -143,7 +143,7 @@ def _metadata(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _source(source: dict[str, Any] | None) -> dict[str, Any] | None:
-    """0.1 stored all reading options next to the data, lists of one as text, and the group column under another name."""
+    """0.1 stored the reading options next to the data, lists of one as text, and the group under another name."""
     if source is None or "options" in source:
         return source
     other = ("data", "images", "skipped", "leaks_allowed")

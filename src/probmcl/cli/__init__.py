@@ -84,7 +84,7 @@ def app() -> cyclopts.App:
 
 def main() -> None:
     """Run a command; a user's mistake is one message on stderr and exit code 1, never a traceback."""
-    # Idle threads must sleep soon instead of spinning: on two busy cores, spinning made a training step ten times slower.
+    # Idle threads must sleep soon instead of spinning: on busy cores, spinning made a training step ten times slower.
     # Not at once either: between two small operations, waking a thread takes longer than the work.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")

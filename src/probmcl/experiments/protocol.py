@@ -183,8 +183,8 @@ def planner(
         made = remake(shown)
         seen = made[0].training.views
         messages = (
-            f"plan: every method sees {seen:,} images, {shown} views of each; {len(costs.jobs)} trainings and {seeds} seeds "
-            f"take about {rough_duration(fixed + views * shown)}",
+            f"plan: every method sees {seen:,} images, {shown} views of each; {len(costs.jobs)} trainings and "
+            f"{seeds} seeds take about {rough_duration(fixed + views * shown)}",
         )
         return Plan({job.key: job.training.epochs for job in made}, messages, seen)
 
@@ -192,7 +192,7 @@ def planner(
 
 
 def chosen_trials(candidates: Mapping[CandidateId, Candidate], names: Sequence[str], trials: int) -> dict[str, int]:
-    """Return the trial of each method whose better head is best on validation; methods without candidates are absent."""
+    """Return the trial of each method whose better head is best on validation; a method without candidates has none."""
     best: dict[str, int] = {}
     for name in names:
         scores = {trial: _best_head(candidates, name, trial) for trial in range(1, trials + 1)}

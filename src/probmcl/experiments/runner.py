@@ -49,7 +49,7 @@ class ComparisonSpec:
     Attributes:
         settings: of every run, but for its seed and its contenders.
         methods: who takes part.
-        all_methods: whether all there are were asked for: then one that cannot run here is left out, else it is an error.
+        all_methods: all methods were requested: one that cannot run here is left out; otherwise it is an error.
         seeds: runs of each entrant.
         trials: learning rates and weight decays tried for each of them in the first run.
         epochs: rounds over the images, of two views each; None where a budget decides.

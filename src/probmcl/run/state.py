@@ -276,7 +276,8 @@ def refuse_other_records(folder: RunFolder, records: Records) -> None:
     """Raise an error unless the records are those that a run began with."""
     if records_digest(records) != folder.read(run_folder.METADATA)["records"]:
         raise RunError(
-            f"{folder.path}: its images, labels or splits have changed since it began; put them back, or start a new run"
+            f"{folder.path}: its images, labels or splits have changed since it began; "
+            "put them back, or start a new run"
         )
 
 

@@ -22,7 +22,7 @@ from probmcl.errors import RunError, RunWarning
 from probmcl.files import atomic_write, read_json, write_json
 from probmcl.run.backbone import build_encoder, refuse_unbuildable
 from probmcl.run.budget import Costs, Plan, Planner, measure_costs, plan_epochs
-from probmcl.run.candidates import candidate_ids, fit_frozen_probe, evaluate_on_test, train_job
+from probmcl.run.candidates import candidate_ids, evaluate_on_test, fit_frozen_probe, train_job
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.state import (
     RunState,

@@ -97,10 +97,8 @@ class Workspace:
         source = f"matched {tensors} of {tensors} tensors from {s.encoder.weights}" if s.encoder.weights else "random"
         mean, std = (" ".join(f"{x:g}" for x in numbers) for numbers in (e.mean, e.std))
         self.console.print(f"weights {source}; {e.image_size} px, mean {mean}, std {std}; {s.device}")
-        rates = [
-            f"{job.title} {job.training.learning_rate:g} (head {job.training.learning_rate * job.training.head_factor:g})"
-            for job in s.jobs
-        ]
+        training = [(job.title, job.training) for job in s.jobs]
+        rates = [f"{title} {t.learning_rate:g} (head {t.learning_rate * t.head_factor:g})" for title, t in training]
         if rates:
             self.console.print(f"learning rates: {', '.join(rates)}; views: {s.augment}, shown in views.png")
         self._describe_data()
