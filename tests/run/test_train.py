@@ -287,7 +287,7 @@ def test_where_all_of_a_pretrained_encoder_learns_the_linear_layer_begins_as_the
     assert torch.allclose(own, frozen, atol=1e-4) == pretrained
 
 
-def test_a_run_killed_while_it_tidied_up_is_tidied_up_by_the_next_train_run(records: Records, tmp_path: Path) -> None:
+def test_a_run_killed_while_it_tidied_up_is_tidied_up_by_the_next_resume(records: Records, tmp_path: Path) -> None:
     run = train_run(records, settings("bce"), tmp_path / "run", quiet())
     (run.folder / "checkpoints" / "activations").mkdir()
     (run.folder / "checkpoints" / "bce.trained.safetensors").touch()
