@@ -103,6 +103,7 @@ class TestReport:
 
 
 class TestSimilarity:
+    @pytest.mark.slow
     def test_it_prints_a_table_and_ratios_and_writes_every_number(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -18,6 +18,11 @@ from probmcl.methods.base import Classifier, Method
 CLASSES = 4
 CASES = {f"{name}-{preset}": (name, config) for name in METHODS for preset, config in find_method(name).presets.items()}
 
+each_method = pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case.endswith("-default") else [pytest.mark.exhaustive]) for case in CASES]
+)
+"""For tests that take long: other presets differ in numbers only."""
+
 
 def label_space(together: int = 2) -> LabelSpace:
     """Four classes, of which the first two occur together."""
@@ -128,6 +133,7 @@ def test_odd_batches_stay_finite(method: Method, oddity: str) -> None:
     assert all(g is None or g.isfinite().all() for g in gradients)
 
 
+@each_method
 def test_thirty_steps_on_one_batch_lower_the_loss(method: Method) -> None:
     method.train()
     data = batch(method)
@@ -164,6 +170,8 @@ def test_bfloat16_autocast_stays_near_full_precision(method: Method) -> None:
     torch.testing.assert_close(half, full, rtol=0.05, atol=0.05)
 
 
+@pytest.mark.slow
+@each_method
 def test_a_classifiers_logits_can_be_exported_for_any_number_of_images(method: Method) -> None:
     if not predicts(method):
         pytest.skip("predicts through a probe")

@@ -169,6 +169,7 @@ def test_gradients_flow_through_both_maps() -> None:
     assert grown == {"conv1", "bn1", "layer1", "layer2", "layer3"}
 
 
+@pytest.mark.slow
 def test_the_published_stages_of_resnet_101() -> None:
     last_two = stages(with_stages(Encoder("resnet101", image_size=448), "tdrg", 2))[-2:]
     assert last_two == (Stage("layer3", 512, 56), Stage("layer4", 1024, 28))
@@ -191,6 +192,7 @@ def test_a_method_that_needs_stages_refuses_a_model_with_fewer(name: str) -> Non
         with_stages(ready(name, image_size=64), "srn", 9)
 
 
+@pytest.mark.slow
 def test_both_maps_can_be_exported() -> None:
     class Both(torch.nn.Module):
         def __init__(self) -> None:

@@ -124,6 +124,7 @@ def test_parameters_on_resnet101_are_those_of_the_released_code_but_for_unused_o
     assert round((parameters(method) + UNUSED + identity) / 1e6, 2) == released
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch_attention", "products", "with_others"), [(False, 43.98, 44.21), (True, 41.97, 42.19)])
 def test_multiply_adds_on_resnet101(batch_attention: bool, products: float, with_others: float) -> None:
     with torch.device("meta"):
@@ -133,6 +134,7 @@ def test_multiply_adds_on_resnet101(batch_attention: bool, products: float, with
     assert (round(counted.gmac, 2), round(counted.gmac_ptflops, 2)) == (products, with_others)
 
 
+@pytest.mark.exhaustive  # by default the contract of all methods exports it
 @pytest.mark.parametrize("batch_attention", [False, True])
 def test_logits_are_exported_for_any_number_of_images(batch_attention: bool) -> None:
     class Logits(torch.nn.Module):

@@ -19,6 +19,7 @@ print(faults() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="it is glibc that is told")
 def test_memory_that_was_freed_is_used_again() -> None:
     """Tensors of 64 MB, one after the other: 16,000 pages for each of the last ten, or none."""

@@ -38,6 +38,7 @@ print([hasattr(torch.ops.torchvision, operator) for operator in ("nms", "qnms")]
 """
 
 
+@pytest.mark.slow
 def test_the_installed_torchvision_can_be_imported_and_timm_after_it() -> None:
     code = """
 from PIL import Image
@@ -49,11 +50,13 @@ print(transforms.Resize((3, 5))(Image.new("RGB", (9, 9))).size, torchvision.tran
     assert done.stdout.splitlines() == ["(5, 3) True"], done.stderr
 
 
+@pytest.mark.slow
 def test_a_healthy_torchvision_is_imported_once_and_nothing_is_declared(tmp_path: Path) -> None:
     done = python(REPORT, fake_torchvision(tmp_path, ""))
     assert done.stdout.splitlines() == ["imported", "part imported", "fake False", "[False, False]"], done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trace", ["", "\\nException raised from lookup at dispatcher.cpp"])
 def test_missing_operators_are_declared_and_every_part_is_imported_again(tmp_path: Path, trace: str) -> None:
     # With TORCH_SHOW_CPP_STACKTRACES=1 torch appends a trace to its message.
@@ -68,6 +71,7 @@ for operator in ("nms", "qnms"):
     assert done.stdout.splitlines() == [*imports, *imports, "fake True", "[True, True]"], done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "error",
     [
