@@ -185,7 +185,8 @@ def coco(folder: Path, args: argparse.Namespace) -> None:
     place = folder / "coco"
     place.mkdir()
     table = write_instances(place, args.megabytes)
-    assert np.array_equal(plain_loop(table), read_coco(place, missing="keep", unannotated="keep").labels)
+    every = plain_loop(table)
+    assert np.array_equal(every[every.any(axis=1)], read_coco(place, missing="keep").labels)
     print(f"\nboth read the same labels of a file of {table.stat().st_size / 1e6:.0f} MB")
     rivals = {
         "json": timer(lambda path: plain_loop(table), [table], 1),

@@ -171,11 +171,11 @@ def test_folds_are_of_equal_size_and_balance_every_class() -> None:
 def test_more_folds_than_can_be_parted_are_refused() -> None:
     group = ["a", "a", "b", "b", "c", "c"]
     assert sorted(set(folds(make(np.ones((6, 1)), group=group), 3).tolist())) == [1, 2, 3]
-    with pytest.raises(DataError, match=r"4 folds of 6 images, of which 3 can be parted .*; ask for 2 to 3"):
+    with pytest.raises(DataError, match=r"4 folds of 6 images, which form 3 indivisible units .*; choose 2 to 3"):
         folds(make(np.ones((6, 1)), group=group), 4)
     with pytest.raises(DataError, match=r"1 folds"):
         folds(make(np.ones((6, 1))), 1)
-    with pytest.raises(DataError, match=r"2 folds of 2 images, of which 1 can be parted .*; there is nothing to part"):
+    with pytest.raises(DataError, match=r"2 folds of 2 images, which form 1 indivisible units .*; they cannot be divided"):
         folds(make(np.ones((2, 1))), 2, together=[(0, 1)])
 
 
@@ -217,7 +217,7 @@ def test_folds_part_all_images_and_divide_nothing(images: int, k: int, seed: int
     records = make((rng.random((images, 4)) < 0.3).astype(np.float32), group=group)
     unit = united(group, pairs)
     if len(set(unit)) < k:
-        with pytest.raises(DataError, match=r"can be parted"):
+        with pytest.raises(DataError, match=r"indivisible units"):
             folds(records, k, seed=seed, together=pairs)
         return
     fold_of = folds(records, k, seed=seed, together=pairs)
@@ -310,8 +310,8 @@ def test_a_file_without_the_column_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("numbers", "message"),
     [
-        (("1", "2", "0"), r"row 4: fold '0' is no whole number from 1"),
-        (("1", "2.0", "1"), r"row 3: fold '2.0' is no whole number from 1"),
+        (("1", "2", "0"), r"row 4: fold '0' is not a whole number from 1"),
+        (("1", "2.0", "1"), r"row 3: fold '2.0' is not a whole number from 1"),
         (("1", "3", "1"), r"no image is in fold 2; number two folds or more from 1 without a gap"),
         (("1", "1", "1"), r"no image is in fold 2"),
     ],

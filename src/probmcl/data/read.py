@@ -1,4 +1,4 @@
-"""From a file or folder to records: finds out which format it has, reads it, and sees to val and test."""
+"""Reading of data: detects the format of a file or folder and returns its records."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from probmcl.data.formats.hugging_face import read_hugging_face
 from probmcl.data.formats.table.sheet import SUFFIXES
 from probmcl.data.formats.table.table import files_of_tables, find_tables, read_table
 from probmcl.data.labels import State
@@ -24,21 +25,18 @@ FORMATS: Mapping[str, str] = {
     "adp": "probmcl.data.formats.adp",
     "folders": "probmcl.data.formats.folders",
 }
-"""Each module has `recognizes(folder)` and `read_NAME(folder, missing=…)`."""
+"""Each module has `recognizes(folder)` and `read_NAME(folder, missing=…)`; those of tables take their options too."""
 
-VARIANTS: Mapping[str, str] = {
-    "coco2014": "probmcl.data.formats.coco",
-    "coco2017": "probmcl.data.formats.coco",
-    "adp-l2": "probmcl.data.formats.adp",
-    "adp-l3": "probmcl.data.formats.adp",
+VARIANTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
+    "coco2014": ("coco", {"year": "2014"}),
+    "coco2017": ("coco", {"year": "2017"}),
+    "adp-l2": ("adp", {"level": "L2"}),
+    "adp-l3": ("adp", {"level": "L3"}),
 }
-"""Formats that are read when they are asked for: one of two years in one folder, more levels of classes."""
-
-OF_TABLES = ("table", "hugging_face")
-"""Formats that take what may be said of a table."""
+"""Formats that are read only on request, each with the format and the arguments of its reader."""
 
 LAST = "folders"
-"""Nearly any folder of images could be read so; only one that is nothing else is."""
+"""Nearly any folder of images can be read like this, so that every other format comes first."""
 
 LOOKED_FOR = (
     "one table (.csv, .tsv or .parquet) with a path column, metadata.csv in train/, validation/ and test/, MS-COCO's "
@@ -97,7 +95,7 @@ def read_source(source: DataSource, *, keep: Sequence[str] = ()) -> Records:
 
 
 def describe(records: Records) -> str:
-    """What was understood: the file and its columns where these are known, then what is there."""
+    """Return a summary: the file and its columns, if known, then the number of images, classes and labels."""
     present = records.present()
     splits = " · ".join(f"{split} {len(records.rows(split)):,}" for split in SPLITS)
     names = records.label_space.names
@@ -109,15 +107,14 @@ def describe(records: Records) -> str:
         str(records.origin) if records.origin else "",
         f"{len(records):,} images: {splits}; {len(names):,} classes, "
         f"{present.nnz / max(len(records), 1):.1f} labels per image, {unknown:.1f} % not known",
-        _beside_labels(records),
+        _label_notes(records),
         f"images without labels: {without:,}; classes without training positives: "
         + (f"{len(never):,} of {len(names):,} ({listed})" if never else "none"),
     ]
     return "\n".join(line for line in lines if line)
 
 
-def _beside_labels(records: Records) -> str:
-    """Labels that are not simply there or not, groups and weights; nothing where there are none of these."""
+def _label_notes(records: Records) -> str:
     counts = records.states.counts()
     counts[State.UNCERTAIN, np.isin(records.states.chance, (0.0, 1.0))] = 0  # taken for absent or present
     parts = [
@@ -125,25 +122,24 @@ def _beside_labels(records: Records) -> str:
         for state in (State.UNKNOWN, State.UNCERTAIN)
         if counts[state].any()
     ]
-    said = [f"labels: {', '.join(parts)}"] if parts else []
+    notes = [f"labels: {', '.join(parts)}"] if parts else []
     if records.group is not None:
         groups = len(set(records.group))
-        said.append(f"{groups:,} {'group' if groups == 1 else 'groups'}")
+        notes.append(f"{groups:,} {'group' if groups == 1 else 'groups'}")
     if records.weight is not None:
-        said.append(f"weights from {records.weight.min():g} to {records.weight.max():g}")
-    return "; ".join(said)
+        notes.append(f"weights from {records.weight.min():g} to {records.weight.max():g}")
+    return "; ".join(notes)
 
 
-def _format(place: Path, name: str | None) -> str:
-    """The format asked for, or the only one that fits."""
+def _format(data: Path, name: str | None) -> str:
     if name is not None and name not in {**FORMATS, **VARIANTS}:
         raise OptionError("format", name, f"is not a format; {suggestion(name, {**FORMATS, **VARIANTS})}")
-    if not place.exists():
-        raise DataError(f"{place} does not exist; DATA is a table or a folder")
-    if place.is_dir():
-        return name or _recognized(place)
+    if not data.exists():
+        raise DataError(f"{data} does not exist; DATA is a table or a folder")
+    if data.is_dir():
+        return name or _recognized(data)
     if name not in (None, "table"):
-        raise OptionError("format", name, f"reads a folder, but {place} is a file; give the folder")
+        raise OptionError("format", name, f"reads a folder, but {data} is a file; give the folder")
     return "table"
 
 
@@ -161,15 +157,15 @@ def _recognized(folder: Path) -> str:
     raise DataError(f"{folder} has no layout that is known here; looked for {LOOKED_FOR}")
 
 
-def _table(place: Path) -> Path:
-    """The one table of a folder: the only one with a path column or, where none has one, the only one."""
-    if not place.is_dir():
-        return place
-    tables = find_tables(place) or files_of_tables(place)
+def _table(data: Path) -> Path:
+    """Return the only table of a folder with a path column or, if none has one, the only table."""
+    if not data.is_dir():
+        return data
+    tables = find_tables(data) or files_of_tables(data)
     if len(tables) > 1:
-        raise DataError(f"{place} holds {len(tables)} tables; give one as DATA: {', '.join(map(str, tables))}")
+        raise DataError(f"{data} holds {len(tables)} tables; give one as DATA: {', '.join(map(str, tables))}")
     if not tables:
-        raise DataError(f"{place} holds no table; looked for a file that ends in {' or '.join(SUFFIXES)}")
+        raise DataError(f"{data} holds no table; looked for a file that ends in {' or '.join(SUFFIXES)}")
     return tables[0]
 
 
@@ -178,12 +174,12 @@ def _read(
 ) -> Records:
     if name == "table":
         return read_table(_table(data), options, images=images, keep=keep, missing=missing)
-    module = import_module({**FORMATS, **VARIANTS}[name])
-    reader: Callable[..., Records] = getattr(module, f"read_{name}".replace("-", "_"))
-    if name in OF_TABLES:
-        return reader(data, options, images=images, keep=keep, missing=missing)
+    if name == "hugging_face":
+        return read_hugging_face(data, options, images=images, keep=keep, missing=missing)
     _refuse_table_options(name, data, options, images, keep)
-    return reader(data, missing=missing)
+    format_name, arguments = VARIANTS.get(name, (name, {}))
+    reader: Callable[..., Records] = getattr(import_module(FORMATS[format_name]), f"read_{format_name}")
+    return reader(data, missing=missing, **arguments)
 
 
 def _refuse_table_options(

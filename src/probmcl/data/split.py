@@ -1,6 +1,6 @@
-"""Which image trains, which chooses and which judges: taken from train, by folds, or as a file says.
+"""Splits: made from train, by folds, or given by a file.
 
-What belongs together (a group, images that are copies of each other) is never divided.
+Images that belong together (a group, copies of each other) are always in one split.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ def make_splits(
     test: float = 0.2,
     together: Sequence[Sequence[int]] = (),
 ) -> Records:
-    """Take a seeded part of train for test, and one for val, where no image belongs to them.
+    """Take a random part of train for test, and one for val, if they have no images.
 
-    `val` and `test` are shares of the train images as given, and of each class. What was given to val or test is never
-    moved. Groups, and rows named in one of `together`, are not divided: where some of them are in val or test already,
-    the others stay. Every class keeps a positive in train unless a split would stay empty for it; with too few images
+    `val` and `test` are shares of the train images as given, and of each class. An image of val or test is never
+    moved. Groups, and rows in one set of `together`, are not divided: if some of them are in val or test already, the
+    others stay. Every class keeps a positive in train unless a split would stay empty for it; with too few images
     or groups one may stay empty. The counts of the label space are those of the new train.
 
     >>> from pathlib import Path
@@ -52,8 +52,8 @@ def make_splits(
     """
     if val < 0 or test < 0 or val + test >= 1:
         raise ValueError(f"val {val} and test {test} are shares of train, at least 0 and together below 1")
-    asked: dict[Split, float] = {"test": test, "val": val}
-    missing = {name: share for name, share in asked.items() if share > 0 and not len(records.rows(name))}
+    wanted: dict[Split, float] = {"test": test, "val": val}
+    missing = {name: share for name, share in wanted.items() if share > 0 and not len(records.rows(name))}
     split = np.array(records.split, dtype="<U5")
     train, unit = np.flatnonzero(split == "train"), units_of(records, together)
     stay = np.unique(unit[split != "train"]).tolist()
@@ -70,9 +70,9 @@ def taken_from_train(records: Records, divided: Records, seed: int) -> str:
 
 
 def folds(records: Records, k: int, *, seed: int = 0, together: Sequence[Sequence[int]] = ()) -> Int[ndarray, "N"]:
-    """The fold of every image, from 1 to `k`, whatever its split: equal shares of the images and of each class.
+    """Return the fold of every image, from 1 to `k`, whatever its split: equal shares of images and of each class.
 
-    Groups, and rows named in one of `together`, are in one fold.
+    Groups, and rows in one set of `together`, are in one fold.
 
     >>> from pathlib import Path
     >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdef"], ["train"] * 6, np.ones((6, 1)))
@@ -82,9 +82,9 @@ def folds(records: Records, k: int, *, seed: int = 0, together: Sequence[Sequenc
     unit = units_of(records, together)
     number = len(np.unique(unit))
     if not 2 <= k <= number:
-        remedy = f"ask for 2 to {number}" if number > 1 else "there is nothing to part"
-        parted = f"of which {number} can be parted (a group is not divided)"
-        raise DataError(f"{k} folds of {len(records)} images, {parted}; {remedy}")
+        remedy = f"choose 2 to {number}" if number > 1 else "they cannot be divided"
+        units = f"which form {number} indivisible units (a group is not divided)"
+        raise DataError(f"{k} folds of {len(records)} images, {units}; {remedy}")
     return 1 + _assign(records, unit, np.arange(len(records)), [1 / k] * k, seed=seed, keep=None)
 
 
@@ -97,7 +97,7 @@ def with_fold(
     val: float = 0.1,
     together: Sequence[Sequence[int]] = (),
 ) -> Records:
-    """One fold is test, a share of the other images val, and the rest train, whatever split they had.
+    """Return records in which one fold is test, a share of the other images val, and the rest train.
 
     >>> from pathlib import Path
     >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdef"], ["train"] * 6, np.ones((6, 1)))
@@ -111,12 +111,12 @@ def with_fold(
 
 
 def given_split(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Records:
-    """Every image in the split that a file says, as runs write it: columns path and split.
+    """Return records in the splits of a file with the columns path and split, as runs write it.
 
     A relative path starts at the folder of the file, or at the working directory. The file may also name images that
     were `left_out`.
     """
-    cells = _said_of_images(records, path, "split", left_out)
+    cells = _cells_of_images(records, path, "split", left_out)
     for cell in cells:
         if cell.text not in SPLITS:
             raise DataError(f"{path}: row {cell.line}: split {cell.text!r} is none of {', '.join(SPLITS)}; write one")
@@ -124,11 +124,11 @@ def given_split(records: Records, path: Path, *, left_out: Collection[Path] = ()
 
 
 def given_folds(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Int[ndarray, "N"]:
-    """The fold of every image as a file says: columns path and fold, a whole number from 1."""
-    cells = _said_of_images(records, path, "fold", left_out)
+    """Return the fold of every image from a file with the columns path and fold, a whole number from 1."""
+    cells = _cells_of_images(records, path, "fold", left_out)
     for cell in cells:
         if not re.fullmatch("[1-9][0-9]{0,5}", cell.text):
-            raise DataError(f"{path}: row {cell.line}: fold {cell.text!r} is no whole number from 1; write one")
+            raise DataError(f"{path}: row {cell.line}: fold {cell.text!r} is not a whole number from 1; write one")
     fold_of = np.array([int(cell.text) for cell in cells])
     absent = sorted({*range(1, max(2, fold_of.max()) + 1)} - {*fold_of.tolist()})
     if absent:
@@ -137,24 +137,29 @@ def given_folds(records: Records, path: Path, *, left_out: Collection[Path] = ()
 
 
 def write_folds(path: Path, records: Records, fold_of: Int[ndarray, "N"]) -> None:
-    """Which image belongs to which fold, as `given_folds` reads it."""
+    """Write the fold of every image, as `given_folds` reads it."""
+    write_path_table(path, records, "fold", fold_of.tolist())
+
+
+def write_path_table(path: Path, records: Records, column: str, values: Sequence[object]) -> None:
+    """Write a CSV file with the path of every image and one value for each."""
     text = io.StringIO(newline="")
     table = csv.writer(text)
-    table.writerow(["path", "fold"])
-    table.writerows(zip(records.paths, fold_of.tolist(), strict=True))
+    table.writerow(["path", column])
+    table.writerows(zip(records.paths, values, strict=True))
     write_text(path, text.getvalue())
 
 
 def with_split(records: Records, split: Shaped[ndarray, "N"]) -> Records:
-    """The same images in other splits; the label space counts the new train."""
-    changed = replace(records, split=tuple(split.tolist())).take(np.arange(len(records)))  # counted anew
+    """Return the same images in other splits; the label space counts the new train."""
+    changed = replace(records, split=tuple(split.tolist())).take(np.arange(len(records)))  # counts again
     parts = np.concatenate([changed.rows(name) for name in SPLITS])
     assert np.array_equal(np.sort(parts), np.arange(len(records))), "an image is in no split, or in two"
     return changed
 
 
 def units_of(records: Records, together: Sequence[Sequence[int]]) -> Int[ndarray, "N"]:
-    """The number of the unit of each image: what groups and `together` join, directly or by way of others."""
+    """Return the unit of each image: a set that groups and `together` join, directly or through others."""
     if records.group is None and not together:
         return np.arange(len(records))
     wrong = [row for rows in together for row in rows if not 0 <= row < len(records)]
@@ -189,12 +194,11 @@ def _assign(
     keep: int | None,
     stay: Sequence[int] = (),
 ) -> Int[ndarray, "R"]:
-    """The part of each of these rows; units that are in `stay` are in part 0."""
     from scipy.sparse import csr_array
 
     names, place = np.unique(unit[rows], return_inverse=True)
     member = csr_array((np.ones(len(rows), dtype=np.int64), (place, np.arange(len(rows)))), (len(names), len(rows)))
-    counts = member @ _dealt_evenly(records)[rows]
+    counts = member @ _stratified_columns(records)[rows]
     part_of = stratify(
         counts,
         np.bincount(place, minlength=len(names)),
@@ -207,10 +211,10 @@ def _assign(
     return part_of[place]
 
 
-def _dealt_evenly(records: Records) -> csr_array:
-    """What each image has of that of which every part gets its share: labels, and being known at all.
+def _stratified_columns(records: Records) -> csr_array:
+    """Return what every part gets its share of: labels, and images with any known label.
 
-    Images of which nothing is known judge nothing; without the latter they might fill a split.
+    Images without a known label cannot be scored; without the latter they might fill a split.
     """
     from scipy.sparse import csr_array, hstack
 
@@ -225,14 +229,14 @@ def _assert_undivided(unit: Int[ndarray, "R"], part: Int[ndarray, "R"]) -> None:
     assert (part == part[first][place]).all(), "what belongs together is divided"
 
 
-def _said_of_images(records: Records, path: Path, column: str, left_out: Collection[Path]) -> list[Cell]:
-    """What a column of a file says of each image; the file names every image, and nothing else but what is left out."""
+def _cells_of_images(records: Records, path: Path, column: str, left_out: Collection[Path]) -> list[Cell]:
+    """Return the cell of a column for each image; the file names every image and, apart from them, only left-out ones."""
     gone = {os.path.realpath(image) for image in left_out}
     table = load(path, lambda columns: {"path", column} <= set(columns))
     names, values = (table.cells(_column(table, name)) for name in ("path", column))
     said: dict[int, Cell] = {}
     for name, value, rows in zip(names, values, _rows(records, path, names), strict=True):
-        if not rows and gone.intersection(_meant(name, path)):
+        if not rows and gone.intersection(_possible_paths(name, path)):
             continue
         if not rows:
             remedy = "remove the row, or write the path as the data has it"
@@ -258,24 +262,22 @@ def _column(table: Table, name: str) -> str:
 
 
 def _rows(records: Records, path: Path, names: Sequence[Cell]) -> list[list[int]]:
-    """The rows of the images that each name in a file means."""
-    written = _places(str(image) for image in records.paths)
+    written = _rows_by_name(str(image) for image in records.paths)
     rows = [written.get(name.text, []) for name in names]
     if all(rows):  # a million files take a minute to resolve
         return rows
-    real = _places(os.path.realpath(image) for image in records.paths)
+    real = _rows_by_name(os.path.realpath(image) for image in records.paths)
     return [
-        found or next((real[at] for at in _meant(name, path) if at in real), [])
+        found or next((real[at] for at in _possible_paths(name, path) if at in real), [])
         for found, name in zip(rows, names, strict=True)
     ]
 
 
-def _meant(name: Cell, path: Path) -> list[str]:
-    """The files that a name in a file may mean."""
+def _possible_paths(name: Cell, path: Path) -> list[str]:
     return [os.path.realpath(start / name.text) for start in (path.parent, Path())]
 
 
-def _places(names: Iterable[str]) -> dict[str, list[int]]:
+def _rows_by_name(names: Iterable[str]) -> dict[str, list[int]]:
     places: dict[str, list[int]] = {}
     for place, name in enumerate(names):
         places.setdefault(name, []).append(place)

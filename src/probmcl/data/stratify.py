@@ -1,7 +1,7 @@
-"""Units dealt into parts so that every part gets its share of each class and of the images.
+"""Stratification: units are assigned to parts so that every part gets its share of each class and of the images.
 
 The iterative stratification of Sechidis, Tsoumakas and Vlahavas (2011) takes the rarest class first and gives each of
-its units to the part that wants the class most. Here all units of a class are dealt at once, and those that would serve
+its units to the part that lacks most of the class. Here all units of a class are assigned at once, and units that fit
 better elsewhere are moved afterwards.
 """
 
@@ -18,14 +18,9 @@ from numpy import ndarray
 if TYPE_CHECKING:
     from scipy.sparse import csc_array, csr_array
 
-OPEN = -1
-"""The part of a unit that has none yet."""
-
-CANDIDATES = 300
-"""Units that one pass of refinement weighs again one by one: those that promise most."""
-
-SLACK = 1e-9
-"""A gain below this is none, but rounding."""
+UNASSIGNED = -1
+CANDIDATES = 300  # units with the largest gain, which one pass of refinement considers one by one
+TOLERANCE = 1e-9  # a gain below this is due to rounding
 
 
 def stratify(
@@ -37,7 +32,7 @@ def stratify(
     keep: int | None = 0,
     stay: Sequence[int] = (),
 ) -> Int[ndarray, "U"]:
-    """The part of each of U units: an image, or several that must not be divided.
+    """Return the part of each of U units: an image, or several that must stay together.
 
     `counts` (U, C) has the positives of each class in each unit, `sizes` the images, and `shares` what each part wants
     of both. Every class has a positive in part `keep`, unless another part had no unit then. The units of `stay` are in
@@ -54,22 +49,22 @@ def stratify(
     if min(units, len(shares)) < 2:
         return np.zeros(len(sizes), dtype=np.int64)
     rng = np.random.default_rng(seed)
-    order = _like_beside_like(counts, rng.permutation(len(sizes)))
-    dealing = _Dealing.begin(counts[order], sizes[order], np.array(shares[:units]))
+    order = _similar_together(counts, rng.permutation(len(sizes)))
+    assignment = _Assignment.begin(counts[order], sizes[order], np.array(shares[:units]))
     free = np.isin(order, np.array(stay, dtype=np.int64), invert=True)
-    dealing.deal(np.flatnonzero(~free), np.zeros(len(order) - int(free.sum()), dtype=np.int64))
-    _deal_all(dealing, rng)
-    _refine(dealing, free)
+    assignment.assign(np.flatnonzero(~free), np.zeros(len(order) - int(free.sum()), dtype=np.int64))
+    _assign_all(assignment, rng)
+    _refine(assignment, free)
     if keep is not None:
-        _keep_positives(dealing, keep, free)
-    _fill_empty_parts(dealing, keep, free)
-    part = np.empty_like(dealing.part)
-    part[order] = dealing.part
+        _keep_positives(assignment, keep, free)
+    _fill_empty_parts(assignment, keep, free)
+    part = np.empty_like(assignment.part)
+    part[order] = assignment.part
     return part
 
 
 @dataclass(frozen=True, eq=False)
-class _Dealing:
+class _Assignment:
     """The part of each unit so far, and how far the parts are from their shares.
 
     Columns are the classes and, last, the images, which decide between parts that want a class alike, and by which
@@ -83,8 +78,8 @@ class _Dealing:
     left: Float[ndarray, "C1"]  # what the open units hold
 
     @classmethod
-    def begin(cls, counts: csr_array, sizes: Int[ndarray, "U"], shares: Float[ndarray, "K"]) -> _Dealing:
-        """All units are open."""
+    def begin(cls, counts: csr_array, sizes: Int[ndarray, "U"], shares: Float[ndarray, "K"]) -> _Assignment:
+        """Return an assignment in which no unit has a part."""
         from scipy import sparse
 
         held = sparse.hstack([counts, sparse.csr_array(sizes[:, None])], format="csr").astype(np.float64)
@@ -92,20 +87,20 @@ class _Dealing:
         held.eliminate_zeros()
         total = held.sum(axis=0)
         wanted = np.outer(shares / shares.sum(), total)
-        return cls(held, held.tocsc(), np.full(len(sizes), OPEN), -wanted, total)
+        return cls(held, held.tocsc(), np.full(len(sizes), UNASSIGNED), -wanted, total)
 
-    def who_holds(self, column: int) -> tuple[Int[ndarray, "H"], Float[ndarray, "H"]]:
-        """The units that hold something of a column, and how much."""
+    def members_of(self, column: int) -> tuple[Int[ndarray, "H"], Float[ndarray, "H"]]:
+        """Return the units with something in a column, and how much."""
         span = slice(self.holders.indptr[column], self.holders.indptr[column + 1])
         return self.holders.indices[span], self.holders.data[span]
 
-    def what_it_holds(self, unit: int) -> tuple[Int[ndarray, "H"], Float[ndarray, "H"]]:
-        """The columns of which a unit holds something, and how much."""
+    def columns_of(self, unit: int) -> tuple[Int[ndarray, "H"], Float[ndarray, "H"]]:
+        """Return the columns in which a unit has something, and how much."""
         span = slice(self.held.indptr[unit], self.held.indptr[unit + 1])
         return self.held.indices[span], self.held.data[span]
 
-    def deal(self, units: Int[ndarray, "B"], parts: Int[ndarray, "B"]) -> None:
-        """Give open units their parts."""
+    def assign(self, units: Int[ndarray, "B"], parts: Int[ndarray, "B"]) -> None:
+        """Assign units without a part."""
         self.part[units] = parts
         starts = self.held.indptr[units]
         lengths = self.held.indptr[units + 1] - starts
@@ -116,8 +111,8 @@ class _Dealing:
         np.subtract.at(self.left, columns, amounts)
 
     def move(self, unit: int, part: int) -> None:
-        """Take a unit from its part into another."""
-        columns, amounts = self.what_it_holds(unit)
+        """Move a unit to another part."""
+        columns, amounts = self.columns_of(unit)
         self.excess[self.part[unit], columns] -= amounts
         self.excess[part, columns] += amounts
         self.part[unit] = part
@@ -130,7 +125,7 @@ def _refuse_wrong(counts: csr_array, sizes: Int[ndarray, "U"], shares: Sequence[
         raise ValueError(f"shares {list(shares)} are not above 0 and together 1")
 
 
-def _like_beside_like(counts: csr_array, order: Int[ndarray, "U"]) -> Int[ndarray, "U"]:
+def _similar_together(counts: csr_array, order: Int[ndarray, "U"]) -> Int[ndarray, "U"]:
     """Units sorted by the most frequent class, within it by the next, and so on; where they are equal, in this order.
 
     A class whose units are dealt in turn then spreads the more frequent ones as well.
@@ -139,22 +134,22 @@ def _like_beside_like(counts: csr_array, order: Int[ndarray, "U"]) -> Int[ndarra
     return order[np.argsort((counts @ 0.5**rank)[order], kind="stable")]
 
 
-def _deal_all(dealing: _Dealing, rng: np.random.Generator) -> None:
-    """Column after column, that first of which the open units hold least; in it the units that hold most."""
-    while dealing.left[-1] > 0:
-        column = int(np.argmin(np.where(dealing.left > 0, dealing.left, np.inf)))
-        units, amounts = dealing.who_holds(column)
-        still = dealing.part[units] == OPEN
+def _assign_all(assignment: _Assignment, rng: np.random.Generator) -> None:
+    """Assign column after column, the rarest among unassigned units first, and in it the largest units first."""
+    while assignment.left[-1] > 0:
+        column = int(np.argmin(np.where(assignment.left > 0, assignment.left, np.inf)))
+        units, amounts = assignment.members_of(column)
+        still = assignment.part[units] == UNASSIGNED
         units, amounts = units[still], amounts[still]
         for amount in np.unique(amounts)[::-1]:
             alike = units[amounts == amount]
-            wants, room = -dealing.excess[:, column] / amount, -dealing.excess[:, -1]
+            wants, room = -assignment.excess[:, column] / amount, -assignment.excess[:, -1]
             numbers = _quotas(wants, np.lexsort((rng.random(len(room)), -np.round(room, 6))), len(alike))
-            dealing.deal(alike, _in_turn(numbers, rng))
+            assignment.assign(alike, _interleaved(numbers, rng))
 
 
-def _in_turn(numbers: Int[ndarray, "K"], rng: np.random.Generator) -> Int[ndarray, "B"]:
-    """Each part as often as its number says, once at a place that is drawn from each stretch of equal length."""
+def _interleaved(numbers: Int[ndarray, "K"], rng: np.random.Generator) -> Int[ndarray, "B"]:
+    """Return each part as often as its number says, at a random place in each of as many equal intervals."""
     parts = np.repeat(np.arange(len(numbers)), numbers)
     turn = np.arange(len(parts)) - np.repeat(np.cumsum(numbers) - numbers, numbers)
     places = (turn + rng.random(len(parts))) / numbers[parts]
@@ -173,80 +168,82 @@ def _quotas(wants: Float[ndarray, "K"], first: Int[ndarray, "K"], number: int) -
     highest = np.sort(wants)[::-1]
     levels = (np.cumsum(highest) - number) / np.arange(1, len(wants) + 1)
     level = levels[highest > levels][-1]
-    numbers: Int[ndarray, "K"] = np.maximum(np.floor(wants - level + SLACK), 0).astype(np.int64)
+    numbers: Int[ndarray, "K"] = np.maximum(np.floor(wants - level + TOLERANCE), 0).astype(np.int64)
     rest = number - int(numbers.sum())
     most = first[np.argsort(-np.round(wants - numbers, 6)[first], kind="stable")]
     numbers[most[:rest]] += 1
     return numbers
 
 
-def _refine(dealing: _Dealing, free: Bool[ndarray, "U"]) -> None:
+def _refine(assignment: _Assignment, free: Bool[ndarray, "U"]) -> None:
     """Move units where that lessens the sum over parts and columns of excess² / total.
 
     Up to three passes count the images as one class; the last counts them as much as all classes, so that sizes come
     out.
     """
-    total = dealing.held.sum(axis=0)
+    total = assignment.held.sum(axis=0)
     for importance, passes in ((1, 3), (len(total), 1)):
         weight = 1 / np.maximum(total, 1)
         weight[-1] *= importance
         for _ in range(passes):
-            units = _promising(dealing, weight, free)
-            _move_each_that_gains(dealing, weight, units)
+            units = _best_candidates(assignment, weight, free)
+            _move_improving(assignment, weight, units)
             if not len(units):
                 break
 
 
-def _promising(dealing: _Dealing, weight: Float[ndarray, "C1"], free: Bool[ndarray, "U"]) -> Int[ndarray, "B"]:
-    """The free units that lessen the sum most if they alone move."""
-    pull = np.ascontiguousarray((dealing.held @ (weight * dealing.excess).T).T)  # (K, U), where a minimum is quick
-    own = pull[dealing.part, np.arange(len(dealing.part))]
-    rise = pull.min(axis=0) - own + dealing.held.power(2) @ weight
-    gaining = np.flatnonzero(free & (rise < -SLACK))
+def _best_candidates(
+    assignment: _Assignment, weight: Float[ndarray, "C1"], free: Bool[ndarray, "U"]
+) -> Int[ndarray, "B"]:
+    pull = np.ascontiguousarray(
+        (assignment.held @ (weight * assignment.excess).T).T
+    )  # (K, U), contiguous for a fast minimum
+    own = pull[assignment.part, np.arange(len(assignment.part))]
+    rise = pull.min(axis=0) - own + assignment.held.power(2) @ weight
+    gaining = np.flatnonzero(free & (rise < -TOLERANCE))
     return gaining[np.argsort(rise[gaining], kind="stable")[:CANDIDATES]]
 
 
-def _move_each_that_gains(dealing: _Dealing, weight: Float[ndarray, "C1"], units: Int[ndarray, "B"]) -> None:
-    """One after the other, each to the part that gains most, if that still lessens the sum after the moves before."""
+def _move_improving(assignment: _Assignment, weight: Float[ndarray, "C1"], units: Int[ndarray, "B"]) -> None:
     for unit in units.tolist():
-        columns, amounts = dealing.what_it_holds(unit)
-        pull = dealing.excess[:, columns] @ (weight[columns] * amounts)
+        columns, amounts = assignment.columns_of(unit)
+        pull = assignment.excess[:, columns] @ (weight[columns] * amounts)
         best = int(np.argmin(pull))
-        if pull[best] - pull[dealing.part[unit]] + amounts**2 @ weight[columns] < -SLACK:
-            dealing.move(unit, best)
+        if pull[best] - pull[assignment.part[unit]] + amounts**2 @ weight[columns] < -TOLERANCE:
+            assignment.move(unit, best)
 
 
-def _keep_positives(dealing: _Dealing, keep: int, free: Bool[ndarray, "U"]) -> None:
-    """Bring the smallest unit of each class that part `keep` lacks."""
-    has = dealing.held[dealing.part == keep].sum(axis=0)
+def _keep_positives(assignment: _Assignment, keep: int, free: Bool[ndarray, "U"]) -> None:
+    """Move the smallest unit of each class that part `keep` lacks into it."""
+    has = assignment.held[assignment.part == keep].sum(axis=0)
     for column in np.flatnonzero(has[:-1] == 0).tolist():
-        units = dealing.who_holds(column)[0]
+        units = assignment.members_of(column)[0]
         units = units[free[units]]
         if has[column] == 0 and len(units):
-            unit = int(units[np.argmin(_sizes(dealing)[units])])
-            dealing.move(unit, keep)
-            has[dealing.what_it_holds(unit)[0]] += 1
+            unit = int(units[np.argmin(_sizes(assignment)[units])])
+            assignment.move(unit, keep)
+            has[assignment.columns_of(unit)[0]] += 1
 
 
-def _fill_empty_parts(dealing: _Dealing, keep: int | None, free: Bool[ndarray, "U"]) -> None:
-    """Give an empty part a unit of one that has several: one that costs part `keep` no class, if any, and small."""
-    for part in range(len(dealing.excess)):
-        crowd = np.bincount(dealing.part, minlength=len(dealing.excess))
-        donors = np.flatnonzero(free & (crowd[dealing.part] > 1))
+def _fill_empty_parts(assignment: _Assignment, keep: int | None, free: Bool[ndarray, "U"]) -> None:
+    """Give an empty part a small unit of another, if possible one without which `keep` loses no class."""
+    for part in range(len(assignment.excess)):
+        crowd = np.bincount(assignment.part, minlength=len(assignment.excess))
+        donors = np.flatnonzero(free & (crowd[assignment.part] > 1))
         if crowd[part] == 0 and len(donors):
-            costs = np.zeros(len(donors)) if keep is None else _costs_a_class(dealing, keep, donors)
-            dealing.move(int(donors[np.lexsort((_sizes(dealing)[donors], costs))[0]]), part)
+            costs = np.zeros(len(donors)) if keep is None else _loses_a_class(assignment, keep, donors)
+            assignment.move(int(donors[np.lexsort((_sizes(assignment)[donors], costs))[0]]), part)
 
 
-def _costs_a_class(dealing: _Dealing, keep: int, units: Int[ndarray, "B"]) -> Bool[ndarray, "B"]:
-    """Whether part `keep` has all it has of some class from one of these units."""
-    inside = dealing.part == keep
-    has = dealing.held[inside].sum(axis=0)
-    rows = dealing.held[units][:, :-1]
+def _loses_a_class(assignment: _Assignment, keep: int, units: Int[ndarray, "B"]) -> Bool[ndarray, "B"]:
+    """Return which units hold all that part `keep` has of some class."""
+    inside = assignment.part == keep
+    has = assignment.held[inside].sum(axis=0)
+    rows = assignment.held[units][:, :-1]
     alone = rows.data == has[rows.indices]
     row = np.repeat(np.arange(len(units)), np.diff(rows.indptr))
     return np.asarray(inside[units] & (np.bincount(row, weights=alone, minlength=len(units)) > 0))
 
 
-def _sizes(dealing: _Dealing) -> Float[ndarray, "U"]:
-    return dealing.who_holds(dealing.held.shape[1] - 1)[1]  # every unit has some, so that they are in order
+def _sizes(assignment: _Assignment) -> Float[ndarray, "U"]:
+    return assignment.members_of(assignment.held.shape[1] - 1)[1]  # every unit has some, so that they are in order

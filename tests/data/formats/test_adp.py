@@ -1,6 +1,4 @@
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -98,12 +96,6 @@ def test_deeper_levels_add_children_and_say_whose(tmp_path: Path) -> None:
     assert [third.paths[row].name for row in np.flatnonzero(column)] == ["001.png_crop_1.png"]
 
 
-def test_the_full_release_is_another_table(tmp_path: Path) -> None:
-    write(write(tmp_path), FULL, (*HEADER[:3], "E.P", *HEADER[3:]))
-    assert "E.P" in read_adp(tmp_path, level="L2", release="full").label_space.names
-    assert "E.P" not in read_adp(tmp_path, level="L2").label_space.names
-
-
 def test_a_list_may_be_absent(tmp_path: Path) -> None:
     (write(tmp_path) / "splits" / "valid.npy").unlink()
     assert set(read_adp(tmp_path).split) == {"train", "test"}
@@ -115,7 +107,8 @@ def test_the_release_is_recognized_by_its_tables(tmp_path: Path, place: str, nam
     assert not recognizes(tmp_path)
     write(tmp_path / place, name)
     assert recognizes(tmp_path)
-    assert len(read_adp(tmp_path, release="flat" if name == FLAT else "full")) == 5
+    if name == FLAT:
+        assert len(read_adp(tmp_path)) == 5
 
 
 @released
@@ -151,10 +144,9 @@ def test_a_folder_without_table_is_refused(tmp_path: Path) -> None:
     assert message_of(tmp_path) == f"{tmp_path}: has neither {FLAT} nor {FULL}; name the folder of the ADP release"
 
 
-def test_the_other_release_is_suggested(tmp_path: Path) -> None:
+def test_the_full_table_alone_is_not_enough(tmp_path: Path) -> None:
     write(tmp_path, FULL)
-    remedy = "does not exist; put it there, or choose the other release"
-    assert message_of(tmp_path) == f"{tmp_path / FLAT}: {remedy}"
+    assert message_of(tmp_path) == f"{tmp_path / FLAT}: does not exist; put it there"
 
 
 @pytest.mark.parametrize(
@@ -258,16 +250,3 @@ def test_a_missing_folder_of_patches_is_named(tmp_path: Path) -> None:
     images.rename(tmp_path / "elsewhere")
     what = "does not exist; unpack the patches there, which ADP's authors give on request"
     assert message_of(tmp_path) == f"{images}: {what}"
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [("level='L4'", "level='L4' is none of L1, L2, L3"), ("release='Flat'", "release='Flat' is none of flat, full")],
-)
-def test_a_wrong_choice_is_answered_with_the_right_ones_and_torch_is_not_loaded(setting: str, message: str) -> None:
-    # In a process of its own, where no type checker answers first.
-    code = "import sys; from pathlib import Path; from probmcl.data.formats.adp import read_adp; print('torch' in sys.modules);"
-    code += f"read_adp(Path('.'), {setting})"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert f"ValueError: {message}" in answer.stderr
-    assert answer.stdout == "False\n"

@@ -7,9 +7,8 @@ tissue, `E.M` simple epithelial, `E.M.S` simple squamous epithelial.
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -20,9 +19,9 @@ from probmcl.data.records import Missing, Origin, Records, Split
 from probmcl.errors import DataError
 
 Level = Literal["L1", "L2", "L3"]
-Release = Literal["flat", "full"]
 
-TABLES = {"flat": "ADP_EncodedLabels_Release1_Flat.csv", "full": "ADP_EncodedLabels_Release1.csv"}
+TABLE = "ADP_EncodedLabels_Release1_Flat.csv"
+FULL_TABLE = "ADP_EncodedLabels_Release1.csv"  # with types that are not evaluated; tells that a folder is ADP
 NAME_COLUMN = "Patch Names"
 LEVEL_1 = ("E", "C", "H", "S", "A", "M", "N", "G", "T")
 UNSURE = "X"  # as last part: of this tissue, but the annotator could not say which kind
@@ -31,7 +30,7 @@ SPLIT_FILES: tuple[tuple[str, Split], ...] = (("train.npy", "train"), ("valid.np
 
 
 def recognizes(folder: Path) -> bool:
-    """Whether the folder is, or has in it, the release of ADP.
+    """Return whether the folder is, or contains, the release of ADP.
 
     >>> recognizes(Path("nowhere"))
     False
@@ -39,25 +38,23 @@ def recognizes(folder: Path) -> bool:
     return _root(folder) is not None
 
 
-def read_adp(folder: Path, *, level: Level = "L1", release: Release = "flat", missing: Missing = "error") -> Records:
-    """Read ADP from the folder of the release, or from the one that has `ADP V1.0 Release/`.
+def read_adp(folder: Path, *, level: Level = "L1", missing: Missing = "error") -> Records:
+    """Read the flat release of ADP from its folder, or from the one that has `ADP V1.0 Release/`.
 
     `L1` is the 9 types of the first level, in the order E, C, H, S, A, M, N, G, T. `L2` and `L3` add the types of the
     second and third level, in the order of the table, so that the parent of every class is a class too: 26 and 33 in
-    the flat release, as KMCL counts them. Left out are types that end in X (of this tissue, but undecided which kind)
+    total, as KMCL counts them. Left out are types that end in X (of this tissue, but undecided which kind)
     and the five types that the release never gives to any patch. `label_space.hierarchy` maps each type to its parent;
     at `L1` there is none.
 
     Patches are those of `splits/{train,valid,test}.npy`, which hold rows of the table, in that order; a list may be
-    absent. Patches without any label of the chosen classes are dropped, as in KMCL; at `L1` the flat release has none.
-    With `missing="keep"`, patches whose file is not there stay.
+    absent. Patches without any label of the chosen classes are dropped, as in KMCL; at `L1` there are none.
+    With `missing="keep"`, patches whose file does not exist stay.
     """
-    _refuse_other("level", level, get_args(Level))
-    _refuse_other("release", release, get_args(Release))
     root = _root(folder)
     if root is None:
-        raise DataError(f"{folder}: has neither {' nor '.join(TABLES.values())}; name the folder of the ADP release")
-    table = root / TABLES[release]
+        raise DataError(f"{folder}: has neither {TABLE} nor {FULL_TABLE}; name the folder of the ADP release")
+    table = root / TABLE
     names, patches, all_labels = _read_table(table, int(level[1]))
     rows, splits = _split_rows(root / "splits", len(patches))
     kept = [n for n, row in enumerate(rows) if all_labels[row].any()]
@@ -65,36 +62,21 @@ def read_adp(folder: Path, *, level: Level = "L1", release: Release = "flat", mi
     paths = _paths(root, table, [patches[rows[n]] for n in kept], missing)
     hierarchy = {name: parent for name in names if (parent := name.rpartition(".")[0])}
     dropped = f"; patches without label dropped: {len(rows) - len(kept):,}" if len(kept) < len(rows) else ""
-    origin = Origin(table, f"ADP, {release} release, level {level}{dropped}", tuple(rows[n] + 2 for n in kept))
+    origin = Origin(table, f"ADP, flat release, level {level}{dropped}", tuple(rows[n] + 2 for n in kept))
     return Records.from_labels(
         names, paths, [splits[n] for n in kept], labels, hierarchy=hierarchy or None, origin=origin
     )
 
 
-def read_adp_l2(folder: Path, *, missing: Missing = "error") -> Records:
-    """Read the flat release of ADP down to the second level."""
-    return read_adp(folder, level="L2", missing=missing)
-
-
-def read_adp_l3(folder: Path, *, missing: Missing = "error") -> Records:
-    """Read the flat release of ADP down to the third level."""
-    return read_adp(folder, level="L3", missing=missing)
-
-
-def _refuse_other(setting: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{setting}={value!r} is none of {', '.join(allowed)}")
-
-
 def _root(folder: Path) -> Path | None:
     places = (folder, folder / "ADP V1.0 Release")
-    return next((place for place in places if any((place / name).is_file() for name in TABLES.values())), None)
+    return next((place for place in places if any((place / name).is_file() for name in (TABLE, FULL_TABLE))), None)
 
 
 def _read_table(table: Path, depth: int) -> tuple[list[str], list[str], Float[ndarray, "N C"]]:
-    """Names of the classes down to a level, names of the patches, and their labels."""
+    """Return the names of the classes down to a level, the names of the patches, and their labels."""
     if not table.is_file():
-        raise DataError(f"{table}: does not exist; put it there, or choose the other release")
+        raise DataError(f"{table}: does not exist; put it there")
     with table.open(newline="", encoding="utf-8-sig") as file:
         header, *lines = list(csv.reader(file)) or [[]]
     columns = _columns(table, header, depth)
@@ -135,7 +117,7 @@ def _refuse_bad_line(table: Path, row: int, line: list[str], header: list[str]) 
 
 
 def _split_rows(folder: Path, patches: int) -> tuple[list[int], list[Split]]:
-    """Rows of the table, from 0, split after split, and the split of each."""
+    """Return rows of the table, from 0, split after split, and the split of each."""
     found = {folder / name: split for name, split in SPLIT_FILES if (folder / name).is_file()}
     if not found:
         raise DataError(f"{folder}: has no train.npy, valid.npy or test.npy; take these from the ADP release")

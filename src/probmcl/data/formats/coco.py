@@ -20,7 +20,6 @@ from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import Missing, Origin, Records, Split
 from probmcl.errors import DataError
 
-Unannotated = Literal["drop", "keep"]
 Year = Literal["2014", "2017"]
 YEARS: tuple[Year, ...] = get_args(Year)
 # COCO keeps the labels of its own test images to itself, so that everybody tests on its validation part.
@@ -51,7 +50,7 @@ class _Instances(msgspec.Struct, frozen=True):
 
 
 def recognizes(folder: Path) -> bool:
-    """Whether the folder is laid out as MS-COCO is.
+    """Return whether the folder has the layout of MS-COCO.
 
     >>> recognizes(Path("nowhere"))
     False
@@ -59,28 +58,14 @@ def recognizes(folder: Path) -> bool:
     return bool(_years(folder))
 
 
-def read_coco2014(folder: Path, *, missing: Missing = "error") -> Records:
-    """Read MS-COCO 2014, whatever else the folder has."""
-    return read_coco(folder, year="2014", missing=missing)
-
-
-def read_coco2017(folder: Path, *, missing: Missing = "error") -> Records:
-    """Read MS-COCO 2017, whatever else the folder has."""
-    return read_coco(folder, year="2017", missing=missing)
-
-
-def read_coco(
-    folder: Path, *, year: Year | None = None, unannotated: Unannotated = "drop", missing: Missing = "error"
-) -> Records:
-    """Read MS-COCO 2014 or 2017: the year asked for, or the only one that the folder has.
+def read_coco(folder: Path, *, year: Year | None = None, missing: Missing = "error") -> Records:
+    """Read MS-COCO 2014 or 2017: the given year, or the only one in the folder.
 
     `annotations/instances_train2014.json` is train, `instances_val2014.json` is test; either may be absent. Images are
-    in `train2014/` and `val2014/`, or in the same folders under `images/`. Classes come in the order of their category
-    ids. A crowd counts as a label, as in every published loader. Images without annotation are dropped, as most papers
-    do, or kept with all labels 0. With `missing="keep"`, images whose file is not there stay.
+    in `train2014/` and `val2014/`, or in the same folders under `images/`. Classes are in the order of their category
+    ids. A crowd counts as a label, as in every published loader. Images without annotation are dropped, as in most
+    papers. With `missing="keep"`, images whose file does not exist stay.
     """
-    if unannotated not in get_args(Unannotated):
-        raise ValueError(f"unannotated={unannotated!r} is none of {', '.join(get_args(Unannotated))}")
     year = _year(folder, year)
     tables = _tables(folder, year)
     parsed = {split: _parse(table) for split, table in tables.items()}
@@ -91,7 +76,7 @@ def read_coco(
     labels: list[LabelStates] = []
     for split, instances in parsed.items():
         present = _labels(tables[split], instances, columns)
-        kept = np.flatnonzero((np.diff(present.starts) > 0) | (unannotated == "keep"))
+        kept = np.flatnonzero(np.diff(present.starts))
         paths += _paths(folder, tables[split], [instances.images[row].file_name for row in kept], missing)
         splits += [split] * len(kept)
         labels.append(present.take(kept))
@@ -124,8 +109,8 @@ def _year(folder: Path, wanted: Year | None) -> Year:
         )
     if wanted is None and len(years) > 1:
         both = " and ".join(f"instances_*{year}.json" for year in years)
-        flags = " or ".join(f"`format=coco{year}`" for year in years)
-        raise DataError(f"{folder}/annotations: has {both}, which share images; {flags} says which to read")
+        options = " or ".join(f"`format=coco{year}`" for year in years)
+        raise DataError(f"{folder}/annotations: has {both}, which share images; {options} says which to read")
     return wanted or years[0]
 
 
@@ -142,9 +127,8 @@ def _parse(table: Path) -> _Instances:
 
 
 def _categories(tables: Mapping[Split, Path], parsed: Mapping[Split, _Instances]) -> dict[int, str]:
-    """Names by id, in the order of ids, the same in every table."""
-    found = {tables[split]: _names_by_id(tables[split], instances) for split, instances in parsed.items()}
-    (first, names), *others = found.items()
+    by_table = {tables[split]: _names_by_id(tables[split], instances) for split, instances in parsed.items()}
+    (first, names), *others = by_table.items()
     for table, other in others:
         if other != names:
             number, name = min(names.items() ^ other.items())
@@ -158,21 +142,18 @@ def _names_by_id(table: Path, instances: _Instances) -> dict[int, str]:
     names: dict[int, str] = {}
     for category in sorted(instances.categories, key=lambda category: category.id):
         if category.id in names or category.name in names.values():
-            raise DataError(
-                f"{table}: category {category.id}, {category.name!r}, is there twice; give each id one name"
-            )
+            raise DataError(f"{table}: category {category.id}, {category.name!r}, occurs twice; give each id one name")
         names[category.id] = category.name
     return names
 
 
 def _labels(table: Path, instances: _Instances, columns: Mapping[int, int]) -> LabelStates:
-    """Every annotation is an entry; a class that an image has twice counts once."""
     rows = {image.id: row for row, image in enumerate(instances.images)}
     if len(rows) < len(instances.images):
         raise DataError(f"{table}: {_repeated(instances.images)}; remove one")
-    found = [rows.get(annotation.image_id, -1) for annotation in instances.annotations]
+    images = [rows.get(annotation.image_id, -1) for annotation in instances.annotations]
     classes = [columns.get(annotation.category_id, -1) for annotation in instances.annotations]
-    entries = np.array([found, classes], dtype=np.int64).reshape(2, -1)
+    entries = np.array([images, classes], dtype=np.int64).reshape(2, -1)
     if (entries < 0).any():
         raise DataError(f"{table}: {_unmatched(instances.annotations, entries)}")
     states = np.full(entries.shape[1], State.PRESENT, dtype=np.uint8)
@@ -184,11 +165,10 @@ def _repeated(images: Sequence[_Image]) -> str:
     for row, image in enumerate(images):
         if first.setdefault(image.id, row) != row:
             return f"images[{row}]: id {image.id} is that of images[{first[image.id]}]"
-    raise AssertionError("no id is there twice")
+    raise AssertionError("no id occurs twice")
 
 
 def _unmatched(annotations: Sequence[_Annotation], entries: Int[ndarray, "2 E"]) -> str:
-    """The first annotation whose image or category does not exist, and what to do."""
     number = int((entries < 0).any(axis=0).argmax())
     if entries[0, number] < 0:
         return f"annotations[{number}]: no image has the id {annotations[number].image_id}; remove it"
