@@ -156,7 +156,9 @@ def test_16_bit_colors_and_16_bit_grays_are_scaled_alike(tmp_path: Path) -> None
 @pytest.mark.parametrize("mode", ["F", "I"])
 def test_pixels_without_a_fixed_range_are_refused(tmp_path: Path, mode: str) -> None:
     Image.new(mode, (2, 2), 70_000).save(tmp_path / "a.tif")
-    with pytest.raises(ImageError, match=r"; say which become black and white with `range=LOW,HIGH`, or `range=auto`"):
+    with pytest.raises(
+        ImageError, match=r"; give those that become black and white as `range=LOW,HIGH`, or `range=auto`"
+    ):
         read_image(tmp_path / "a.tif")
 
 

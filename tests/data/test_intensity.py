@@ -190,7 +190,7 @@ def test_a_deep_image_with_the_name_of_a_jpeg_is_found_where_there_is_room(tmp_p
 
 def test_one_gray_everywhere_is_refused_with_the_flag(tmp_path: Path) -> None:
     path = save(tmp_path / "a.tif", [7, 7], "uint16")
-    with pytest.raises(DataError, match=rf"`range=auto`: {path}: nearly all pixels are 7; say `range=LOW,HIGH`"):
+    with pytest.raises(DataError, match=rf"`range=auto`: {path}: nearly all pixels are 7; give `range=LOW,HIGH`"):
         find_intensity_range([path], "auto")
 
 
@@ -210,7 +210,7 @@ def test_full_refuses_values_beyond_it(tmp_path: Path, values: list[float], dtyp
     path = save(tmp_path / "a.tif", values, dtype)
     with pytest.raises(DataError) as caught:
         find_intensity_range([path], "full")
-    assert str(caught.value) == f"{path}: its gray values {said}; say `range=auto`, or `range=LOW,HIGH`"
+    assert str(caught.value) == f"{path}: its gray values {said}; give `range=auto`, or `range=LOW,HIGH`"
 
 
 @pytest.mark.parametrize("rule", ["auto", "full"])
@@ -221,7 +221,7 @@ def test_kinds_that_have_no_range_in_common_are_refused(tmp_path: Path, rule: Ra
         find_intensity_range(paths, rule)
     assert str(caught.value) == (
         f"`range={rule}`: there are 16-bit and float images, which have no range in common ({paths[3]} is 16-bit, "
-        f"{paths[0]} is float); say `range=LOW,HIGH`"
+        f"{paths[0]} is float); give `range=LOW,HIGH`"
     )
     assert find_intensity_range(paths, IntensityRange(0.0, 9.0)) == IntensityRange(0.0, 9.0)
 

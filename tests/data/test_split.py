@@ -175,7 +175,9 @@ def test_more_folds_than_can_be_parted_are_refused() -> None:
         folds(make(np.ones((6, 1)), group=group), 4)
     with pytest.raises(DataError, match=r"1 folds"):
         folds(make(np.ones((6, 1))), 1)
-    with pytest.raises(DataError, match=r"2 folds of 2 images, which form 1 indivisible units .*; they cannot be divided"):
+    with pytest.raises(
+        DataError, match=r"2 folds of 2 images, which form 1 indivisible units .*; they cannot be divided"
+    ):
         folds(make(np.ones((2, 1))), 2, together=[(0, 1)])
 
 

@@ -116,14 +116,13 @@ def prepare_data(
     result = broadcast(result)
     if "error" in result:
         raise failure or DataError(result["error"])
-    records = records.without([image["path"] for image in result["skipped"]])
-    records = with_split(records, np.array(result["split"])).with_note(result["note"])
-    intensity = None if result["intensity"] is None else IntensityRange(**result["intensity"])
-    console.print(describe(records))
-    if intensity is not None:
-        console.print(str(intensity))
     skipped = tuple(SkippedImage(**image) for image in result["skipped"])
     source = replace(source, skipped=skipped, leaks_allowed=tuple(result["leaks"]))
+    records = records.without([image.path for image in skipped])
+    records = with_split(records, np.array(result["split"])).with_note(result["note"])
+    intensity = result["intensity"] and IntensityRange(**result["intensity"])
+    for text in (describe(records), *([str(intensity)] if intensity else [])):
+        console.print(text)
     fold_of = None if result["fold_of"] is None else np.array(result["fold_of"])
     return PreparedData(records, source, intensity, fold_of, [RunWarning("leak", text) for text in result["leaks"]])
 
@@ -146,7 +145,9 @@ def check(
     try:
         audit = audit_data(read_source(DataSource.of(data, images, options)), checks, seed, workers, console)
     except DataError as error:
-        return about | _unreadable_data(error)
+        if isinstance(error, RepeatedRowsError):
+            about |= {"duplicated_rows": error.same, "conflicting_rows": error.different}
+        return about | {"findings": [vars(Finding("blocked", "data", str(error)))], "verdict": "blocked"}
     records, intensity = audit.records, audit.intensity
     content = statistics(records, audit.duplicates)
     every = [*audit.findings, *findings(records, content)]
@@ -212,22 +213,15 @@ def _audited(records: Records, checks: DataChecks, seed: int, workers: int, cons
     lines = audit.leaks.lines([records.where(row) for row in range(len(records))])
     for line in lines:
         console.print(f"  {line}")
-    _, note, fold_of = audit.splits
+    divided, note, fold_of = audit.splits
     return {
         "skipped": [{"path": str(image.path), "reason": image.reason} for image in audit.bad],
-        "split": list(audit.splits.records.split),
+        "split": list(divided.split),
         "note": note,
         "intensity": None if audit.intensity is None else vars(audit.intensity),
         "fold_of": None if fold_of is None else fold_of.tolist(),
         "leaks": ["\n".join(["allowed by `allow_leaks`:", *lines])] if audit.leaks.blocks else [],
     }
-
-
-def _unreadable_data(error: DataError) -> dict[str, Any]:
-    content: dict[str, Any] = {"findings": [vars(Finding("blocked", "data", str(error)))], "verdict": "blocked"}
-    if isinstance(error, RepeatedRowsError):
-        content |= {"duplicated_rows": error.same, "conflicting_rows": error.different}
-    return content
 
 
 def _renumbered(sets: Sequence[Sequence[int]], rows: Int[ndarray, "K"]) -> list[tuple[int, ...]]:
@@ -239,32 +233,22 @@ def _renumbered(sets: Sequence[Sequence[int]], rows: Int[ndarray, "K"]) -> list[
 def _split(
     records: Records, checks: DataChecks, seed: int, together: Sequence[Sequence[int]], left_out: Sequence[Path]
 ) -> SplitRecords:
+    file = checks.split_file
     if checks.fold is not None:
-        return _split_by_fold(records, checks, checks.fold, seed, together, left_out)
-    if checks.split_file is None:
+        if file is not None:
+            fold_of = given_folds(records, file, left_out=left_out)
+        else:
+            fold_of = folds(records, checks.folds or 0, seed=seed, together=together)
+        divided = with_fold(records, fold_of, checks.fold, seed=seed, together=together)
+        note = f"fold {checks.fold} of {fold_of.max()} is test, val taken from the others with seed {seed}"
+        return SplitRecords(divided, note, fold_of)
+    if file is None:
         divided = make_splits(records, seed=seed, together=together)
         return SplitRecords(divided, taken_from_train(records, divided, seed))
-    columns = names_of_columns(checks.split_file, lambda names: "path" in names)
+    columns = names_of_columns(file, lambda names: "path" in names)
     if "fold" in columns and "split" not in columns:
-        raise OptionError("split_file", checks.split_file, "has folds; `fold=K` says which of them is the test fold")
-    divided = given_split(records, checks.split_file, left_out=left_out)
-    return SplitRecords(divided, f"split of {checks.split_file}")
-
-
-def _split_by_fold(
-    records: Records,
-    checks: DataChecks,
-    fold: int,
-    seed: int,
-    together: Sequence[Sequence[int]],
-    left_out: Sequence[Path],
-) -> SplitRecords:
-    if checks.split_file is not None:
-        fold_of = given_folds(records, checks.split_file, left_out=left_out)
-    else:
-        fold_of = folds(records, checks.folds or 0, seed=seed, together=together)
-    note = f"fold {fold} of {fold_of.max()} is test, val taken from the others with seed {seed}"
-    return SplitRecords(with_fold(records, fold_of, fold, seed=seed, together=together), note, fold_of)
+        raise OptionError("split_file", file, "has folds; `fold=K` says which of them is the test fold")
+    return SplitRecords(given_split(records, file, left_out=left_out), f"split of {file}")
 
 
 def _empty_splits(records: Records, together: Sequence[Sequence[int]]) -> list[Finding]:

@@ -1,7 +1,7 @@
-"""Decoded images on disk, so that each is decoded once: optional, and safe to delete in part or whole at any time.
+"""A cache of decoded images on disk: optional, and safe to delete in part or as a whole at any time.
 
-What is stored is what `read_image` returns, pixel by pixel, at the size that was asked for. A file that was changed,
-another size and other gray levels are other entries, so that nothing ever has to be brought up to date.
+An entry is what `read_image` returns, pixel by pixel, for one size. A changed file, another size and other gray levels
+are other entries, so that no entry is ever updated.
 """
 
 from __future__ import annotations
@@ -31,35 +31,35 @@ SHARE_TO_LEAVE = 0.1
 
 @dataclass(frozen=True)
 class ImageCache:
-    """Images that were decoded before; make one with `open_cache`, which refuses a folder of the user's images.
+    """A cache of decoded images; make one with `open_cache`, which refuses a folder of the user's images.
 
-    Several processes may read and write it at once. It stores nothing more while less of the disk is free than
-    `keep_free` bytes, by default a tenth of it.
+    Several processes may read and write it at once. It stores nothing while fewer than `keep_free` bytes of the disk
+    are free, by default a tenth of it.
     """
 
     folder: Path
     keep_free: int | None = None
 
     def read(self, path: Path, size: int | None = None, *, intensity: IntensityRange | None = None) -> Image.Image:
-        """What `read_image` returns, from the disk where it is there already; its errors are the same too."""
-        place = self._place(path, size, intensity)
-        found = None if place is None else _load(place)
-        if found is not None:
-            return found
+        """Return what `read_image` returns, from the disk if it is cached; errors are the same too."""
+        entry = self._entry(path, size, intensity)
+        cached = None if entry is None else _load(entry)
+        if cached is not None:
+            return cached
         image = read_image(path, size, intensity=intensity)
-        if place is not None and self.has_room():
-            _store(place, image)
+        if entry is not None and self.has_room():
+            _store(entry, image)
         return image
 
     def has_room(self) -> bool:
-        """Whether more is stored."""
+        """Return whether the disk has room for more entries."""
         try:
             disk = shutil.disk_usage(self.folder)
         except OSError:  # deleted meanwhile; whoever stores makes it again
             return True
         return disk.free >= (SHARE_TO_LEAVE * disk.total if self.keep_free is None else self.keep_free)
 
-    def _place(self, path: Path, size: int | None, intensity: IntensityRange | None) -> Path | None:
+    def _entry(self, path: Path, size: int | None, intensity: IntensityRange | None) -> Path | None:
         try:
             facts = path.stat()
         except (OSError, ValueError):
@@ -72,14 +72,14 @@ class ImageCache:
 
 
 def default_folder() -> Path:
-    """Where such things belong: `probmcl/images` in the user's folder for what can be made again."""
+    """Return `probmcl/images` in the user's cache folder."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "probmcl" / "images"
 
 
 def open_cache(
     folder: Path | None = None, *, apart_from: Iterable[Path] = (), keep_free: int | None = None
 ) -> ImageCache:
-    """Make the folder where it is missing, and refuse one that lies in a folder that holds the user's images.
+    """Create the folder if it is missing, and refuse one inside a folder of the user's images.
 
     >>> open_cache(Path("photos/cache"), apart_from=[Path("photos")])
     Traceback (most recent call last):
@@ -100,7 +100,7 @@ def open_cache(
 
 
 def _load(place: Path) -> Image.Image | None:
-    """An image that is there whole; None where it is missing, cut off or damaged."""
+    """Return a cached image, or None if it is missing, truncated or damaged."""
     try:
         data = place.read_bytes()
     except OSError:
@@ -115,7 +115,7 @@ def _load(place: Path) -> Image.Image | None:
 
 
 def _store(place: Path, image: Image.Image) -> None:
-    """Write it whole or not at all. Where that fails, as on a full disk, it is decoded again the next time."""
+    """Write an entry atomically. If that fails, as on a full disk, the image is decoded again the next time."""
     pixels = image.tobytes()
     header = HEADER.pack(MARK, image.width, image.height, zlib.crc32(pixels))
     part: Path | None = None

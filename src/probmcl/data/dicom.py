@@ -1,7 +1,7 @@
 """DICOM files as the 8-bit images that their own window shows; needs `pip install 'probmcl[dicom]'`.
 
-Stored values go through the modality LUT or rescale, then through the first VOI LUT or window. A file that says no
-window is scaled by the levels given, and without them by the range of its stored bits: nothing is guessed from pixels.
+Stored values go through the modality LUT or rescale, then through the first VOI LUT or window. A file without a window
+is scaled by the given intensity range, and without one by the range of its stored bits: pixels are never analyzed.
 
 NEMA PS3.3, C.11.1 (modality LUT) and C.11.2 (VOI LUT).
 """
@@ -22,19 +22,16 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 MARK = b"DICM"
-HEAD = 132
-"""Bytes at the start of a file that say whether it is DICOM: 128 of anybody's, then the mark."""
-
-SUFFIXES = (".dcm", ".dicom")
+HEAD = 132  # bytes: a preamble of 128, then the mark
 REMEDY = "is a DICOM file, which pydicom reads; pip install 'probmcl[dicom]'"
 COLORS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420", "YBR_PARTIAL_422")
-# Where files of many frames keep what single ones say at the top.
+# Multi-frame files keep in these sequences what others have at the top level.
 FRAME_GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
 FRAME_FACTS = ("PixelValueTransformationSequence", "FrameVOILUTSequence")
 
 
 def is_dicom(head: bytes) -> bool:
-    """Whether a file begins as DICOM does.
+    """Return whether the first bytes of a file are those of DICOM.
 
     >>> is_dicom(bytes(128) + b"DICM"), is_dicom(b"GIF89a")
     (True, False)
@@ -43,7 +40,7 @@ def is_dicom(head: bytes) -> bool:
 
 
 def read_dicom(file: IO[bytes], intensity: IntensityRange | None = None) -> Image.Image:
-    """Decode the first frame into RGB, or raise `ValueError` with what is wrong."""
+    """Decode the first frame into RGB, or raise `ValueError`."""
     data, stored = _read(file)
     kind = data.PhotometricInterpretation
     if kind == "PALETTE COLOR":
@@ -57,9 +54,9 @@ def read_dicom(file: IO[bytes], intensity: IntensityRange | None = None) -> Imag
 
 
 def dicom_values(file: IO[bytes]) -> Shaped[ndarray, "H W"] | None:
-    """Gray values of the first frame that only levels from outside can scale; None where the file says how itself."""
+    """Return the gray values of the first frame; None if the file itself defines how they are displayed."""
     data, stored = _read(file)
-    if not data.PhotometricInterpretation.startswith("MONOCHROME") or not _needs_levels(data):
+    if not data.PhotometricInterpretation.startswith("MONOCHROME") or not _needs_range(data):
         return None
     return _modality(data, stored)
 
@@ -90,7 +87,7 @@ def _refuse_too_large(data: Dataset) -> None:
 
 
 def _lift_frame_facts(data: Dataset) -> None:
-    """Put the first frame's rescale and window where single frames have them."""
+    """Copy the first frame's rescale and window to the top level."""
     for groups in FRAME_GROUPS:
         for fact in FRAME_FACTS:
             found = data.get(groups) or [{}]
@@ -107,7 +104,7 @@ def _gray(data: Dataset, stored: Shaped[ndarray, "H W"], intensity: IntensityRan
         return _eight_bits(apply_voi(values, data, index=0), bits)
     if _has_window(data):
         return IntensityRange(0.0, 1.0).gray(_window(values.astype(np.float64), data))
-    own = intensity if intensity is not None and _needs_levels(data) else _full(data)
+    own = intensity if intensity is not None and _needs_range(data) else _full(data)
     return own.gray(values)
 
 
@@ -121,12 +118,12 @@ def _has_window(data: Dataset) -> bool:
     return data.get("WindowCenter") is not None and data.get("WindowWidth") is not None
 
 
-def _needs_levels(data: Dataset) -> bool:
+def _needs_range(data: Dataset) -> bool:
     return data.BitsStored > 8 and not data.get("VOILUTSequence") and not _has_window(data)
 
 
 def _window(values: Float[ndarray, "H W"], data: Dataset) -> Float[ndarray, "H W"]:
-    """The shares of white by the first window (C.11.2.1.2 and C.11.2.1.3)."""
+    """Apply the first window (C.11.2.1.2 and C.11.2.1.3); the result is from 0 to 1."""
     center, width = _first(data.WindowCenter), _first(data.WindowWidth)
     function = data.get("VOILUTFunction") or "LINEAR"
     if not width > 0 or not math.isfinite(center):
@@ -143,12 +140,11 @@ def _window(values: Float[ndarray, "H W"], data: Dataset) -> Float[ndarray, "H W
 
 
 def _first(value: Any) -> float:
-    """Of several windows the first."""
     return float(value if isinstance(value, (int, float, str)) else value[0])
 
 
 def _full(data: Dataset) -> IntensityRange:
-    """What the stored bits can hold, through the modality LUT or rescale."""
+    """Return the range of the stored bits, through the modality LUT or rescale."""
     if data.get("ModalityLUTSequence"):
         return IntensityRange(0.0, 2.0 ** data.ModalityLUTSequence[0].LUTDescriptor[2] - 1)
     half = 2.0 ** (data.BitsStored - 1)

@@ -1,4 +1,4 @@
-"""From a file to an image, and from an image to the tensor that a network takes."""
+"""Decoding of image files, and preprocessing from an image to the tensor that a network takes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from probmcl.data.intensity import IntensityRange, Kind
 from probmcl.errors import ImageError
 
 if TYPE_CHECKING:
-    from torch import Tensor  # torch takes a second to import, and who only reads labels or images need not wait for it
+    from torch import Tensor  # not imported at run time: torch takes a second, and reading labels does not need it
 
 Interpolation = Literal["bilinear", "bicubic"]
 
-# What undoes each EXIF orientation from 2 to 8; 1 is upright.
+# The transposition that undoes each EXIF orientation from 2 to 8; 1 is upright.
 UPRIGHT = (
     Image.Transpose.FLIP_LEFT_RIGHT,
     Image.Transpose.ROTATE_180,
@@ -37,25 +37,25 @@ START_OF_JPEG, END_OF_JPEG = b"\xff\xd8\xff", b"\xff\xd9"
 
 
 def read_image(path: Path, size: int | None = None, *, intensity: IntensityRange | None = None) -> Image.Image:
-    """Decode a file into an upright RGB image, whole, or raise `ImageError`.
+    """Decode a file completely into an upright RGB image, or raise `ImageError`.
 
-    With `size`, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size where neither side falls below `size`; with the resize
-    that follows this is two to five times as fast. Gray, palette and CMYK images become RGB. What is transparent shows
-    white, as on a page: the color stored beneath it is arbitrary, and often black. Of several frames the first is
-    taken. The image carries no metadata, so that nothing turns it a second time.
+    With `size`, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if no side falls below `size`; with the resize that
+    follows this is two to five times as fast. Gray, palette and CMYK images become RGB. Transparent pixels become
+    white: the color stored beneath them is arbitrary, and often black. Of several frames the first is taken. The image
+    carries no metadata, so that it is not rotated a second time.
 
-    `levels` say which grays of an image of 16 bits or more, or of floating-point numbers, become black and white.
-    Without them 16-bit grays keep their high byte, and what has no fixed range is an error. Images of 8 bits, and
-    16-bit colors, of which Pillow keeps the high byte, are never scaled.
+    `intensity` scales gray images of 16 bits or more, or of floats. Without it 16-bit grays keep their high byte, and
+    images without a fixed range are an error. Images of 8 bits, and 16-bit colors, of which Pillow keeps the high byte,
+    are never scaled.
 
-    What is decoded has at most `PIL.Image.MAX_IMAGE_PIXELS` pixels, and what is stored twice as many.
+    A decoded image has at most `PIL.Image.MAX_IMAGE_PIXELS` pixels, a stored one twice as many.
 
     >>> read_image(Path("nowhere.jpg"))
     Traceback (most recent call last):
     ...
-    probmcl.data.images.ImageError: nowhere.jpg: does not exist
+    probmcl.errors.ImageError: nowhere.jpg: does not exist
     """
-    _refuse_what_is_no_file(path)
+    _refuse_non_file(path)
     try:
         with path.open("rb") as file:
             head = file.read(HEAD)
@@ -66,8 +66,8 @@ def read_image(path: Path, size: int | None = None, *, intensity: IntensityRange
 
 
 def gray_values(path: Path) -> tuple[Kind, Shaped[ndarray, "H W"]] | None:
-    """Pixels as they are stored, of a kind that `levels` decide on; None for any other image, of which none is read."""
-    _refuse_what_is_no_file(path)
+    """Return the stored pixels of a deep image; None for any other image, whose pixels are not read."""
+    _refuse_non_file(path)
     try:
         with path.open("rb") as file:
             head = file.read(HEAD)
@@ -82,10 +82,10 @@ def gray_values(path: Path) -> tuple[Kind, Shaped[ndarray, "H W"]] | None:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The one way from an image to the plain tensor (3, S, S).
+    """The preprocessing of an image to a tensor (3, S, S), the same in training and inference.
 
-    x = (RGB / 255 − mean) / std, of the image squashed to `size` × `size` with antialiasing. `levels` is what
-    `read_image` takes for 16-bit and floating-point images.
+    x = (RGB / 255 − mean) / std, of the image squashed to `size` × `size` with antialiasing. `intensity` is that of
+    `read_image`.
 
     >>> gray = Image.new("RGB", (40, 30), (51, 51, 51))
     >>> Preprocessing(size=2, mean=(0.0, 0.1, 0.2), std=(1.0, 1.0, 0.5))(gray)[:, 0, 0]
@@ -133,8 +133,8 @@ class Preprocessing:
 def squashed(image: Image.Image, size: int) -> UInt8[Tensor, "3 S S"]:
     """Resize an RGB image to `size` × `size` pixels, bilinear and with antialiasing.
 
-    torch gives what Pillow does, give or take one level in 255, in less than half the time. It does not where it is
-    bicubic: each then cuts overshoots off in another order, which can be seen.
+    torch agrees with Pillow up to one level in 255, in less than half the time. For bicubic it does not: the two clip
+    overshoots in a different order, which is visible.
 
     >>> squashed(Image.new("RGB", (40, 30), (51, 0, 255)), 2)[:, 0, 0]
     tensor([ 51,   0, 255], dtype=torch.uint8)
@@ -152,11 +152,11 @@ def _pixels(image: Image.Image) -> UInt8[Tensor, "3 H W"]:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
-def _refuse_what_is_no_file(path: Path) -> None:
+def _refuse_non_file(path: Path) -> None:
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is on, which lets half an image pass; set it to False")
     try:
-        found = path.stat()  # once: on a network disk every question takes its time
+        found = path.stat()  # once: every call takes time on a network disk
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         raise ImageError(path, "does not exist") from error
     except OSError as error:
@@ -190,7 +190,7 @@ def _decode(file: IO[bytes], head: bytes, size: int | None, intensity: Intensity
 
 
 def _jpeg(data: bytes) -> JpegImageFile:
-    """A JPEG without `Image.open`, which refuses by the stored size; what counts is the size at which it is decoded."""
+    """Open a JPEG without `Image.open`, which limits the stored size instead of the decoded one."""
     image = JpegImageFile(io.BytesIO(data))
     # Pillow notices a file that stops early, but not one whose lost rest was filled with zeros by a broken copy.
     start_of_scan = image.fp.tell() if image.fp else 0  # beyond a thumbnail, which has an end of its own
@@ -235,8 +235,8 @@ def _rgb(image: Image.Image, intensity: IntensityRange | None) -> Image.Image:
 
 
 def _high_byte(image: Image.Image) -> Image.Image:
-    """Pillow's own conversion cuts everything above 255 off, which makes most 16-bit images plain white."""
-    remedy = "say which become black and white with `range=LOW,HIGH`, or `range=auto`"
+    """Return the high byte: Pillow's own conversion clips at 255, which makes most 16-bit images plain white."""
+    remedy = "give those that become black and white as `range=LOW,HIGH`, or `range=auto`"
     if image.mode == "F":
         raise ValueError(f"its pixels are floating-point numbers of no fixed range; {remedy}")
     values = np.asarray(image)

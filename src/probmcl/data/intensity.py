@@ -1,7 +1,7 @@
-"""Gray levels: which values of a 16-bit or floating-point image become black and white.
+"""Intensity ranges: which gray values of a 16-bit or floating-point image become black and white.
 
-An 8-bit image says it itself. Of a deeper one nobody can know: a 12-bit camera writes 0 to 4095 into 16 bits, a
-thermometer -40 to 120. So the rule is stated (the option `range`), found once, and kept with the run.
+An 8-bit image has a fixed range. That of a deeper one is not stored: a 12-bit camera writes 0 to 4095 into 16 bits, a
+thermal camera -40 to 120. So the option `range` states the rule, and the run keeps the range that was found.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from probmcl.errors import DataError, ImageError, OptionError
 from probmcl.runtime.workers import map_in_order
 
 Kind = Literal["16-bit", "float", "DICOM"]
-"""What holds deep pixels: whole numbers, real numbers, or a DICOM file that says no window."""
+"""Kinds of deep images: integers, floats, or a DICOM file without a window."""
 
 PERCENTILES = (0.5, 99.5)  # a dead pixel or a burnt-in mark must not decide
 PIXELS_AN_IMAGE = 10_000
-NEVER_DEEP = (".jpg", ".jpeg", ".jfif", ".webp", ".gif", ".bmp", ".avif")
-"""Suffixes of formats that hold 8 bits here; any other, or none at all, may stand for more."""
+NEVER_DEEP = (".jpg", ".jpeg", ".jfif", ".webp", ".gif", ".bmp", ".avif")  # formats of 8 bits
 
 NONE_DEEP = "none of the images looked at is deep"
 FULL: Mapping[Kind, tuple[float, float]] = {"16-bit": (0.0, 65535.0), "float": (0.0, 1.0)}
@@ -37,7 +36,7 @@ FULL: Mapping[Kind, tuple[float, float]] = {"16-bit": (0.0, 65535.0), "float": (
 class IntensityRange:
     """The gray values that become black and white: x -> 255 · clip((x - low) / (high - low), 0, 1).
 
-    `source` says in words where they come from, and takes part in no comparison.
+    `source` describes where they come from, and is ignored in comparisons.
 
     >>> print(IntensityRange(102.0, 3911.0, "0.5 and 99.5 percentiles of 200 images"))
     gray levels 102 to 3,911 of 16-bit and float images become black to white (0.5 and 99.5 percentiles of 200 images)
@@ -56,7 +55,7 @@ class IntensityRange:
         return f"{reach} of 16-bit and float images become black to white ({self.source})"
 
     def gray(self, values: Shaped[ndarray, "*shape"]) -> UInt8[ndarray, "*shape"]:
-        """Values as 8-bit gray; what is no number becomes black.
+        """Return values as 8-bit gray; NaN becomes black.
 
         >>> IntensityRange(100.0, 300.0).gray(np.array([0.0, 100.0, 200.0, 900.0, math.nan])).tolist()
         [0, 0, 128, 255, 0]
@@ -72,7 +71,7 @@ class IntensityRange:
 
 
 Range = Literal["auto", "full"] | IntensityRange
-"""How gray levels are decided: robust percentiles of a sample, all that the type of pixel can hold, or as given."""
+"""Rule for the range: percentiles of a sample, all values of the pixel type, or a given range."""
 
 
 def parse_range(text: str) -> Range:
@@ -100,21 +99,20 @@ def parse_range(text: str) -> Range:
 def find_intensity_range(
     paths: Sequence[Path], rule: Range, *, seed: int = 0, sample: int = 200, workers: int = 0
 ) -> IntensityRange | None:
-    """The gray levels that a rule gives for these images; None for `auto` and `full` where none is deep.
+    """Return the range that a rule gives for these images; None for `auto` and `full` if no image is deep.
 
-    A seeded sample of the files is looked at, by its headers; those of 16 bits and more are read. Files whose suffix
-    allows deep pixels come first, so that a few among many JPEGs are not missed. A file that cannot be read takes no
-    part: whoever reads it later says so. DICOM files take part only where they say no window themselves; `full` is for
-    them the range of their stored bits, which each says itself.
+    The headers of a random sample of files are read, and all of those with 16 bits or more. Files whose suffix allows
+    deep pixels come first, so that a few among many JPEGs are not missed. Unreadable files are ignored here. DICOM
+    files count only if they have no window; for them `full` is the range of their stored bits.
 
     Args:
-        paths: the images, of which some are looked at.
-        rule: `auto` takes the 0.5 and 99.5 percentiles of the pixels; `full` takes 0 to 65535 for whole numbers and 0
-            to 1 for floats, and refuses values beyond. Both refuse images of two kinds. Levels are taken as they are,
-            and say so in their source where no image of the sample needs them.
-        seed: draws the sample, and in each image the pixels.
-        sample: how many files are looked at.
-        workers: processes that read; 0 does it in this one.
+        paths: the images.
+        rule: `auto` takes the 0.5 and 99.5 percentiles of the pixels; `full` takes 0 to 65535 for integers and 0 to 1
+            for floats, and refuses other values. Both refuse images of two kinds. A given range is returned, with a
+            remark in its source if no image of the sample needs it.
+        seed: random seed of the sample, and of the pixels in each image.
+        sample: number of files in the sample.
+        workers: number of processes; 0 reads in this one.
     """
     some = _sample(paths, seed, sample)
     with closing(map_in_order(partial(_pixels_of, seed), some, workers)) as looks:
@@ -129,7 +127,6 @@ def find_intensity_range(
 
 
 def _sample(paths: Sequence[Path], seed: int, size: int) -> list[Path]:
-    """So many files drawn at random, in their order; those that may be deep first, then others up to the size."""
     generator = np.random.default_rng(seed)
     may_be_deep = np.array([path.suffix.lower() not in NEVER_DEEP for path in paths], dtype=np.bool_)
     order = generator.permutation(len(paths))
@@ -137,8 +134,8 @@ def _sample(paths: Sequence[Path], seed: int, size: int) -> list[Path]:
     return [paths[row] for row in np.sort(drawn)]
 
 
-class Seen(NamedTuple):
-    """Some pixels of a deep image, and the reach of all of them."""
+class DeepPixels(NamedTuple):
+    """A sample of the pixels of a deep image, and the lowest and highest of all."""
 
     path: Path
     kind: Kind
@@ -147,7 +144,7 @@ class Seen(NamedTuple):
     pixels: Float[ndarray, "K"]
 
 
-def _pixels_of(seed: int, path: Path) -> Seen | None:
+def _pixels_of(seed: int, path: Path) -> DeepPixels | None:
     from probmcl.data.images import gray_values  # which needs this module for its own levels
 
     try:
@@ -162,48 +159,47 @@ def _pixels_of(seed: int, path: Path) -> Seen | None:
         return None
     some = np.random.default_rng(seed).integers(len(numbers), size=PIXELS_AN_IMAGE)
     few = numbers if len(numbers) <= PIXELS_AN_IMAGE else numbers[some]
-    return Seen(path, kind, float(numbers.min()), float(numbers.max()), few)
+    return DeepPixels(path, kind, float(numbers.min()), float(numbers.max()), few)
 
 
-def _refuse_two_kinds(deep: Sequence[Seen], rule: Literal["auto", "full"]) -> None:
-    """What is white as a float is black as a whole number."""
+def _refuse_two_kinds(deep: Sequence[DeepPixels], rule: Literal["auto", "full"]) -> None:
     first = {seen.kind: seen.path for seen in reversed(deep)}
     if len(first) > 1:
         kinds = sorted(first)
         examples = ", ".join(f"{first[kind]} is {kind}" for kind in kinds)
         raise DataError(
             f"`range={rule}`: there are {' and '.join(kinds)} images, which have no range in common ({examples}); "
-            "say `range=LOW,HIGH`"
+            "give `range=LOW,HIGH`"
         )
 
 
-def _percentiles(deep: Sequence[Seen]) -> IntensityRange:
+def _percentiles(deep: Sequence[DeepPixels]) -> IntensityRange:
     pixels = np.concatenate([seen.pixels for seen in deep])
     low = float(np.percentile(pixels, PERCENTILES[0], method="lower"))  # a value that occurs, not one between two
     high = float(np.percentile(pixels, PERCENTILES[1], method="higher"))
     if low == high:
         where = f"{deep[0].path} and {len(deep) - 1} more" if len(deep) > 1 else str(deep[0].path)
-        raise DataError(f"`range=auto`: {where}: nearly all pixels are {_shown(low)}; say `range=LOW,HIGH`")
+        raise DataError(f"`range=auto`: {where}: nearly all pixels are {_shown(low)}; give `range=LOW,HIGH`")
     first, last = PERCENTILES
     return IntensityRange(
         low, high, f"{first:g} and {last:g} percentiles of {len(deep):,} image{'s' * (len(deep) > 1)}"
     )
 
 
-def _full(deep: Sequence[Seen]) -> IntensityRange | None:
+def _full(deep: Sequence[DeepPixels]) -> IntensityRange | None:
     if deep[0].kind == "DICOM":
         return None
     low, high = FULL[deep[0].kind]
     for seen in deep:
         if seen.low < low or seen.high > high:
             reach = f"its gray values reach from {_shown(seen.low)} to {_shown(seen.high)}"
-            remedy = "say `range=auto`, or `range=LOW,HIGH`"
+            remedy = "give `range=auto`, or `range=LOW,HIGH`"
             raise DataError(f"{seen.path}: {reach}, beyond {_shown(low)} to {_shown(high)} of `range=full`; {remedy}")
     return IntensityRange(low, high, "the full range")
 
 
 def _shown(value: float) -> str:
-    """A level as a message shows it.
+    """Return a gray value as text.
 
     >>> _shown(65535.0), _shown(0.0123456)
     ('65,535', '0.01235')

@@ -230,7 +230,7 @@ def _assert_undivided(unit: Int[ndarray, "R"], part: Int[ndarray, "R"]) -> None:
 
 
 def _cells_of_images(records: Records, path: Path, column: str, left_out: Collection[Path]) -> list[Cell]:
-    """Return the cell of a column for each image; the file names every image and, apart from them, only left-out ones."""
+    """Return the cell of a column for each image; the file names every image, and no others but left-out ones."""
     gone = {os.path.realpath(image) for image in left_out}
     table = load(path, lambda columns: {"path", column} <= set(columns))
     names, values = (table.cells(_column(table, name)) for name in ("path", column))
