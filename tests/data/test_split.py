@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
 from probmcl.data.records import SPLITS, Records, Split
-from probmcl.data.split import connected_sets, folds, given_folds, given_split, make_splits, with_fold, write_folds
+from probmcl.data.split import connected_sets, folds, given_folds, given_split, make_splits, with_fold
 from probmcl.errors import DataError
 from probmcl.run.state import write_split
+from probmcl.run_folder import write_rows
 
 
 def make(
@@ -251,7 +252,8 @@ def test_folds_can_be_written_and_given_back(tmp_path: Path, names: list[str], s
     paths = [Path(f"photos/{name}.jpg") for name in names]
     records = Records.from_labels(["cat"], paths, ["train"] * len(paths), np.ones((len(paths), 1), dtype=np.float32))
     fold_of = folds(records, 2, seed=seed)
-    write_folds(tmp_path / "folds.csv", records, fold_of)
+    rows = zip(records.paths, fold_of.tolist(), strict=True)
+    write_rows(tmp_path / "folds.csv", ("path", "fold"), rows)
     assert given_folds(records, tmp_path / "folds.csv").tolist() == fold_of.tolist()
 
 

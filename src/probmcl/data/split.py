@@ -5,8 +5,6 @@ Images that belong together (a group, copies of each other) are always in one sp
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -22,7 +20,6 @@ from probmcl.data.formats.table.sheet import Cell, Table, load, only_column, quo
 from probmcl.data.records import SPLITS, Records, Split
 from probmcl.data.stratify import stratify
 from probmcl.errors import DataError
-from probmcl.files import write_text
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -134,20 +131,6 @@ def given_folds(records: Records, path: Path, *, left_out: Collection[Path] = ()
     if absent:
         raise DataError(f"{path}: no image is in fold {absent[0]}; number two folds or more from 1 without a gap")
     return fold_of
-
-
-def write_folds(path: Path, records: Records, fold_of: Int[ndarray, "N"]) -> None:
-    """Write the fold of every image, as `given_folds` reads it."""
-    write_path_table(path, records, "fold", fold_of.tolist())
-
-
-def write_path_table(path: Path, records: Records, column: str, values: Sequence[object]) -> None:
-    """Write a CSV file with the path of every image and one value for each."""
-    text = io.StringIO(newline="")
-    table = csv.writer(text)
-    table.writerow(["path", column])
-    table.writerows(zip(records.paths, values, strict=True))
-    write_text(path, text.getvalue())
 
 
 def with_split(records: Records, split: Shaped[ndarray, "N"]) -> Records:
