@@ -239,15 +239,17 @@ def _cut(image: Image.Image, side: float) -> Image.Image:
     return cutout(image, round(side), round(side), CUTOUT_GRAY)
 
 
+def _enhanced(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
+    return Operation(lambda image, x: enhancer(image).enhance(1 + x), (0.0, 0.9), either_sign=True)
+
+
 # The fifteen operations with their ranges, in the package's order. Where a level has a sign it is drawn, except for
 # Rotate, which turns one way only (anticlockwise), as in the package.
 OPERATIONS: Mapping[str, Operation] = MappingProxyType(
     {
         "Invert": Operation(lambda image, _: ImageOps.invert(image)),
         "Cutout": Operation(_cut, (0.0, 20.0)),
-        "Sharpness": Operation(
-            lambda image, x: ImageEnhance.Sharpness(image).enhance(1 + x), (0.0, 0.9), either_sign=True
-        ),
+        "Sharpness": _enhanced(ImageEnhance.Sharpness),
         "AutoContrast": Operation(lambda image, _: ImageOps.autocontrast(image)),
         "Posterize": Operation(lambda image, bits: ImageOps.posterize(image, round(bits)), (8.0, 4.0)),
         "ShearX": Operation(lambda image, x: _shear(image, x, 0.0), (0.0, 0.3), either_sign=True),
@@ -256,14 +258,10 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
         "ShearY": Operation(lambda image, y: _shear(image, 0.0, y), (0.0, 0.3), either_sign=True),
         "Rotate": Operation(lambda image, degrees: image.rotate(degrees, fillcolor=GRAY), (0.0, 30.0)),
         "Equalize": Operation(lambda image, _: ImageOps.equalize(image)),
-        "Contrast": Operation(
-            lambda image, x: ImageEnhance.Contrast(image).enhance(1 + x), (0.0, 0.9), either_sign=True
-        ),
-        "Color": Operation(lambda image, x: ImageEnhance.Color(image).enhance(1 + x), (0.0, 0.9), either_sign=True),
+        "Contrast": _enhanced(ImageEnhance.Contrast),
+        "Color": _enhanced(ImageEnhance.Color),
         "Solarize": Operation(lambda image, bound: ImageOps.solarize(image, math.ceil(bound)), (256.0, 0.0)),
-        "Brightness": Operation(
-            lambda image, x: ImageEnhance.Brightness(image).enhance(1 + x), (0.0, 0.9), either_sign=True
-        ),
+        "Brightness": _enhanced(ImageEnhance.Brightness),
     }
 )
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu, layer_norm
 
-from probmcl.heads import MapTransformer, ThreeScales, cross_scale
+from probmcl.heads.cross_scale import MapTransformer, ThreeScales, cross_scale
 
 
 def slow_resize(image: Tensor, rows: int, columns: int) -> Tensor:

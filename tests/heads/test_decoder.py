@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from probmcl.heads import CrossAttention, GroupDecoder, group_logits
+from probmcl.heads.decoder import CrossAttention, GroupDecoder, group_logits
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

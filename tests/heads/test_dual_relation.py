@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from probmcl.heads import DualRelation, ImageGraph, Relations, class_nodes, cross_scale, top_mean
+from probmcl.heads.cross_scale import cross_scale
+from probmcl.heads.dual_relation import DualRelation, ImageGraph, Relations, class_nodes, top_mean
 
 
 def build(**settings: Any) -> DualRelation:

@@ -8,7 +8,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from probmcl.data.records import LabelSpace
-from probmcl.heads import (
+from probmcl.heads.graph import (
     GraphConvolution,
     LabelEmbeddings,
     LowRankConvolution,

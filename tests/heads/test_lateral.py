@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from probmcl.heads import EmbeddingClassifier, LateralConnection
+from probmcl.heads.lateral import EmbeddingClassifier, LateralConnection
 
 
 def connection(*, scale: float = 1.0) -> LateralConnection:

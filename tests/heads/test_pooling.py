@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from probmcl.heads import ResidualAttention, attended, residual_attention
-from probmcl.heads.pooling import TEMPERATURES, Heads
+from probmcl.heads.pooling import TEMPERATURES, Heads, ResidualAttention, attended, residual_attention
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

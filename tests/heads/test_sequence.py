@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from probmcl.heads import AdditiveAttention, LabelDecoder, emitted_labels, set_logits
+from probmcl.heads.sequence import AdditiveAttention, LabelDecoder, emitted_labels, set_logits
 
 END = 3
 

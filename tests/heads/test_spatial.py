@@ -5,14 +5,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import conv2d
 
-from probmcl.heads import (
+from probmcl.heads.spatial import (
+    BatchNorm,
     ClassAttention,
     SpatialRegularization,
     attended_confidence,
     spatial_softmax,
     weighted_attention,
 )
-from probmcl.heads.spatial import BatchNorm
 
 Head = ClassAttention | SpatialRegularization
 

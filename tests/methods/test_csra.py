@@ -4,7 +4,7 @@ from torch.nn import MultiLabelSoftMarginLoss
 
 from helpers.images import label_space
 from probmcl.encoders import Encoder
-from probmcl.heads import ResidualAttention
+from probmcl.heads.pooling import ResidualAttention
 from probmcl.losses import binary_cross_entropy
 from probmcl.methods.csra import CSRA, PAPER, Config
 

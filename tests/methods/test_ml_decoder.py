@@ -6,7 +6,7 @@ import torch
 
 from helpers.images import label_space
 from probmcl.encoders import Encoder
-from probmcl.heads import GroupDecoder
+from probmcl.heads.decoder import GroupDecoder
 from probmcl.losses import asymmetric
 from probmcl.methods.ml_decoder import PAPER, Config, MLDecoder
 

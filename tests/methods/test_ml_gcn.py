@@ -10,7 +10,7 @@ from helpers.images import label_space
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder
 from probmcl.errors import DataError
-from probmcl.heads import label_graph, normalized
+from probmcl.heads.graph import label_graph, normalized
 from probmcl.losses import binary_cross_entropy
 from probmcl.methods.ml_gcn import MLGCN, Config
 

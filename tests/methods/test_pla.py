@@ -7,7 +7,7 @@ from torch import Tensor
 
 from helpers.images import label_space
 from probmcl.encoders import Encoder
-from probmcl.heads import LabelDecoder, emitted_labels, set_logits
+from probmcl.heads.sequence import LabelDecoder, emitted_labels, set_logits
 from probmcl.losses import aligned_targets, sequence_cross_entropy
 from probmcl.losses.alignment import IGNORED
 from probmcl.methods.pla import PAPER, PLA, Config

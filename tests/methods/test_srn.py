@@ -6,7 +6,7 @@ from torch.optim import Adam
 
 from helpers.images import label_space
 from probmcl.encoders import Encoder, split_encoder, two_maps
-from probmcl.heads import attended_confidence, weighted_attention
+from probmcl.heads.spatial import attended_confidence, weighted_attention
 from probmcl.losses import binary_cross_entropy
 from probmcl.methods.srn import SRN, Config
 

@@ -10,7 +10,7 @@ from torch.nn import MultiLabelSoftMarginLoss
 from helpers.images import label_space
 from probmcl.cost.size import of_a_prediction, parameters
 from probmcl.encoders import Encoder, two_maps
-from probmcl.heads import DualRelation
+from probmcl.heads.dual_relation import DualRelation
 from probmcl.methods.tdrg import PAPER, TDRG, Config
 
 SMALL = Config(width=8, layers=2, heads=2, feed_forward=16)

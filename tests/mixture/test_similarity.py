@@ -469,7 +469,7 @@ class TestPlan:
         expected = correlation(p, way="features")
         assert plan(p).way == "features"
         monkeypatch.setattr(similarity, "MEMORY", 10_000)
-        monkeypatch.setattr(similarity, "SLOW", 1.0)
+        monkeypatch.setattr(similarity, "SLOW_COST", 1.0)
         with pytest.warns(UserWarning, match="so far apart .* all pairs of components instead") as said:
             measured = correlation(p)
         assert len(said) == 1

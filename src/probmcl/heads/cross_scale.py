@@ -10,24 +10,18 @@ from torch.nn.functional import interpolate, layer_norm, pad
 from probmcl.runtime.precision import full_precision
 
 KERNEL = 3
-"""Side of what the coarsest scale sees at a time, and the least side of a map that it can be laid over."""
+"""Kernel size of the coarsest scale, and the smallest side of a map that it fits without padding."""
 
 
 class ThreeScales(nn.Module):
-    """Maps of one width at three scales: of what enters an encoder's last stage, of what leaves it, and coarser still.
+    """Maps of `width` channels at three scales: of the input of an encoder's last stage, of its output, and coarser.
 
-    The first two are linear images of each position; the third is a convolution of the last maps, of 3 × 3 positions
-    with stride 2. It has no padding, except along an axis of fewer than three positions, where there is one zero at
-    either end. With `normalize` every position of each has mean 0 and deviation 1 over its channels: the product of
-    `cross_scale` and the attention after it, both of which have no bound otherwise, then have one.
+    The first two are 1 × 1 convolutions of maps with `entering` and `last` channels; the third is a 3 × 3 convolution
+    of the last maps with stride 2. It has no padding, except for one zero at either end of an axis of fewer than three
+    positions. With `normalize` every position has mean 0 and deviation 1 over its channels: this bounds the product of
+    `cross_scale` and the attention after it.
 
     Reference: Zhao et al., TDRG, ICCV 2021, with 28, 14 and 6 positions a side; padding and normalization are ours.
-
-    Args:
-        entering: channels of the maps that enter the last stage.
-        last: channels of the maps that leave it.
-        width: W, channels of all three.
-        normalize: whether every position has mean 0 and deviation 1.
 
     >>> import torch
     >>> scales = ThreeScales(4, 5, 8)
@@ -45,7 +39,7 @@ class ThreeScales(nn.Module):
     def forward(
         self, entering: Float[Tensor, "N E h1 w1"], last: Float[Tensor, "N K h2 w2"]
     ) -> tuple[Float[Tensor, "N W h1 w1"], Float[Tensor, "N W h2 w2"], Float[Tensor, "N W h3 w3"]]:
-        """The finest first."""
+        """Return the three scales, the finest first."""
         rows, columns = (int(side < KERNEL) for side in last.shape[2:])
         scales = self.fine(entering), self.middle(last), self.coarse(pad(last, (columns, columns, rows, rows)))
         fine, middle, coarse = map(over_channels, scales) if self.normalize else scales
@@ -53,7 +47,7 @@ class ThreeScales(nn.Module):
 
 
 def over_channels(maps: Float[Tensor, "N W h w"]) -> Float[Tensor, "N W h w"]:
-    """Maps whose every position has mean 0 and deviation 1 over its channels.
+    """Normalize every position of the maps to mean 0 and deviation 1 over its channels.
 
     >>> import torch
     >>> over_channels(torch.tensor([[[[3.0]], [[5.0]]]])).flatten()
@@ -64,10 +58,10 @@ def over_channels(maps: Float[Tensor, "N W h w"]) -> Float[Tensor, "N W h w"]:
 
 @full_precision
 def cross_scale(*maps: Float[Tensor, "N W _ _"]) -> tuple[Float[Tensor, "N W _ _"], ...]:
-    """What all scales see at a place is added to each: x_s ← x_s + Π_t x_t.
+    """Add to each scale the product of all scales at the same place: x_s ← x_s + Π_t x_t.
 
-    All maps are brought to the largest size for it, and back afterwards, by bilinear interpolation whose corners are
-    the corners of the maps.
+    All maps are resized to the largest size for it, and back afterwards, by bilinear interpolation with aligned
+    corners.
 
     Reference: Zhao et al., TDRG, ICCV 2021, the cross-scale attention.
 
@@ -78,8 +72,8 @@ def cross_scale(*maps: Float[Tensor, "N W _ _"]) -> tuple[Float[Tensor, "N W _ _
     """
     largest = (max(x.shape[2] for x in maps), max(x.shape[3] for x in maps))
     same = [_resized(x, largest) for x in maps]
-    agreed = functools.reduce(operator.mul, same)
-    return tuple(_resized(x + agreed, (given.shape[2], given.shape[3])) for x, given in zip(same, maps, strict=True))
+    product = functools.reduce(operator.mul, same)
+    return tuple(_resized(x + product, (old.shape[2], old.shape[3])) for x, old in zip(same, maps, strict=True))
 
 
 def _resized(maps: Float[Tensor, "N W h1 w1"], size: tuple[int, int]) -> Float[Tensor, "N W h2 w2"]:
@@ -87,24 +81,17 @@ def _resized(maps: Float[Tensor, "N W h1 w1"], size: tuple[int, int]) -> Float[T
 
 
 class MapTransformer(nn.Module):
-    """Layers of a transformer's encoder, over the positions of a map of any size.
+    """Transformer encoder layers over the positions of a map of any size.
 
-    x ← norm(x + attention(x, x, x)),  x ← norm(x + W₂ gelu(W₁ x)), layer by layer, where x are the positions and
-    attention has several heads. Positions are not told apart by where they are. W₂ and what leaves the attention start
-    at 0, so that at first a layer does no more than normalize, and can be trained without a warm-up of its own.
+    x ← norm(x + attention(x, x, x)),  x ← norm(x + W₂ gelu(W₁ x)), layer by layer, where x are the positions, attention
+    has several heads, and W₁ has `feed_forward` outputs. There is no position embedding. W₂ and the output projection
+    of the attention start at 0, so that a layer initially only normalizes and needs no warm-up of its own.
 
-    With `over_batch` the same layers let each position see the same position of the other images instead: what comes
-    out for an image then depends on which others are in the batch.
+    With `over_batch` each position attends to the same position of the other images instead: the output for an image
+    then depends on the others in the batch.
 
     Reference: Zhao et al., TDRG, ICCV 2021, the structural relation; in the first release of its code the attention
     runs over the batch, and all matrices start as Glorot and Bengio's.
-
-    Args:
-        width: W, the channels of the maps, a multiple of the heads.
-        layers: how many, one after the other.
-        heads: of the attention.
-        feed_forward: units between W₁ and W₂.
-        over_batch: whether attention runs over the images of a batch.
 
     >>> import torch
     >>> transformer = MapTransformer(8, layers=2, heads=2, feed_forward=16)
@@ -120,7 +107,7 @@ class MapTransformer(nn.Module):
         self.layers = nn.ModuleList(_layer(width, heads, feed_forward) for _ in range(layers))
 
     def forward(self, maps: Float[Tensor, "N W h w"]) -> Float[Tensor, "N W h w"]:
-        """Maps of the same size."""
+        """Return maps of the same size."""
         positions = maps.flatten(2).permute(2, 0, 1)  # (P, N, W); a layer attends along the first axis
         seen = positions.transpose(0, 1) if self.over_batch else positions
         for layer in self.layers:

@@ -15,7 +15,7 @@ from probmcl.runtime.precision import at_least_float32, full_precision
 
 
 class Relations(NamedTuple):
-    """Three logits for each class: of the structural relation, of the semantic one, and of the constraint."""
+    """Three logits for each class: of the structural relation, the semantic relation and the constraint."""
 
     structural: Float[Tensor, "N C"]
     semantic: Float[Tensor, "N C"]
@@ -27,9 +27,9 @@ class DualRelation(nn.Module):
 
     t_s = transformer(x_s),  structural = linear([max_p t_1 | max_p t_2 | max_p t_3]), where x are `ThreeScales` after
     `cross_scale`, and all share one `MapTransformer`. The constraint is the `top_mean` of class scores s at every
-    position of the last maps y. Its scores also draw the nodes [nodes(B y) | T nodes(t_2)] of `class_nodes`, from which
-    an `ImageGraph` makes the semantic logits, guided by the means of t_1, t_2 and t_3. The semantic relation only looks
-    at the t: no gradient goes from it into them.
+    position of the last maps y. Its scores also weight the nodes [nodes(B y) | T nodes(t_2)] of `class_nodes`, from
+    which an `ImageGraph` computes the semantic logits, guided by the means of t_1, t_2 and t_3. No gradient flows from
+    the semantic relation into the t.
 
     Reference: Zhao et al., Transformer-based Dual Relation Graph for Multi-label Image Recognition, ICCV 2021.
 
@@ -38,12 +38,8 @@ class DualRelation(nn.Module):
         last: K, channels of the maps that leave it.
         classes: C.
         width: W, channels of the three scales and half of a node, a multiple of the heads.
-        layers: of the transformer.
-        heads: of its attention.
-        feed_forward: units between the two linear layers that follow the attention.
-        normalize: whether every position of the three scales has mean 0 and deviation 1 before they are multiplied.
-        top_share: of the positions, how many the constraint takes.
-        batch_attention: whether the transformer sees the other images of a batch instead of the other positions.
+        normalize: see `ThreeScales`; `layers`, `heads`, `feed_forward` and `batch_attention` are of the transformer.
+        top_share: share of the positions that the constraint takes.
 
     >>> head = DualRelation(4, 5, 3, width=8, heads=2, feed_forward=16)
     >>> head(torch.zeros(2, 4, 14, 14), torch.zeros(2, 5, 7, 7)).structural.shape
@@ -77,7 +73,7 @@ class DualRelation(nn.Module):
         self.graph = ImageGraph(2 * width, 3 * width, classes)
 
     def forward(self, entering: Float[Tensor, "N E h1 w1"], last: Float[Tensor, "N K h2 w2"]) -> Relations:
-        """All three; the constraint is there to be trained, not to predict."""
+        """Return all three; the constraint is only trained, it does not predict."""
         seen = [self.transformer(maps) for maps in cross_scale(*self.scales(entering, last))]
         scores = self.scores(last)
         structural: Tensor = self.structural(torch.cat([maps.amax((2, 3)) for maps in seen], 1))
@@ -92,9 +88,7 @@ class DualRelation(nn.Module):
 
 
 def top_mean(scores: Float[Tensor, "N C h w"], share: float) -> Float[Tensor, "N C"]:
-    """The mean of the highest scores of each class, over a share of the positions and at least one.
-
-    Of P positions there are round(share · P).
+    """Return the mean of the highest scores of each class, over round(share · P) of P positions and at least one.
 
     Reference: Zhao et al., TDRG, ICCV 2021, the semantic-aware constraints.
 
@@ -108,9 +102,9 @@ def top_mean(scores: Float[Tensor, "N C h w"], share: float) -> Float[Tensor, "N
 
 @full_precision
 def class_nodes(maps: Float[Tensor, "N W h w"], scores: Float[Tensor, "N C h w"]) -> Float[Tensor, "N C W"]:
-    """A vector for each class: the positions of a map, each counted by how much it speaks for the class.
+    """Return a vector for each class: the sum of the positions of a map, weighted by their scores for the class.
 
-    node_c = Σ_p sigmoid(s_cp) x_p. It is a sum: a class is seen at few positions, and a mean would be next to nothing.
+    node_c = Σ_p sigmoid(s_cp) x_p. It is a sum, not a mean, since a class is visible at few positions.
 
     Reference: Zhao et al., TDRG, ICCV 2021, the nodes of the semantic relation.
 
@@ -121,20 +115,14 @@ def class_nodes(maps: Float[Tensor, "N W h w"], scores: Float[Tensor, "N C h w"]
 
 
 class ImageGraph(nn.Module):
-    """Logits from a node for each class, along edges that the nodes and a guidance for the whole image decide.
+    """Logits from a node for each class, along edges that depend on the nodes and on a guidance for the whole image.
 
     A_ij = sigmoid(u_j · [g | v_i] + a_j),  r_i = σ(W σ(Σ_j A_ij v_j) + b),  logit_i = w_i · (v_i + r_i) + b_i,
-    where v are the nodes, g = σ(norm(G m)) with m the given guidance, and σ is a leaky ReLU. W and b start at 0: at
-    first no node knows of any other.
-
-    In training `norm` takes the statistics of the batch; of one image alone there are none, and it takes those so far.
+    where v are the nodes, g = σ(norm(G m)) with m the given guidance, and σ is a leaky ReLU. W and b start at 0, so
+    that initially no node depends on any other. `norm` uses the statistics of the batch in training, except for a
+    single image, for which it uses the running statistics.
 
     Reference: Zhao et al., TDRG, ICCV 2021, the semantic relation; there W and b start as those of any linear layer.
-
-    Args:
-        node: size of a node.
-        guidance: size of the guidance.
-        classes: C.
 
     >>> graph = ImageGraph(node=4, guidance=6, classes=3)
     >>> graph(torch.zeros(2, 3, 4), torch.zeros(2, 6)).shape
@@ -153,14 +141,14 @@ class ImageGraph(nn.Module):
 
     @full_precision
     def forward(self, nodes: Float[Tensor, "N C V"], guidance: Float[Tensor, "N G"]) -> Float[Tensor, "N C"]:
-        """What each class's own classifier says of its node."""
+        """Apply the classifier of each class to its node."""
         sent = leaky_relu(self.correlation(nodes, guidance) @ nodes, SLOPE)
         received = leaky_relu(self.convolution(sent), SLOPE)
         return ((nodes + received) * self.classifier.weight).sum(2) + self.classifier.bias
 
     @full_precision
     def correlation(self, nodes: Float[Tensor, "N C V"], guidance: Float[Tensor, "N G"]) -> Float[Tensor, "N C C"]:
-        """The edges: in row i, how much class i takes from each class."""
+        """Return the edges: in row i, how much class i takes from each class."""
         guide = leaky_relu(self.norm(self.guide(guidance)), SLOPE)
         guides = guide[:, None].expand(-1, nodes.shape[1], -1)  # (N, C, G)
         edges: Tensor = self.edges(torch.cat([guides, nodes], 2))

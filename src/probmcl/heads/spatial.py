@@ -1,4 +1,4 @@
-"""Where the classes are, and what that says of them: attention and confidence maps, and filters over the whole map."""
+"""Spatial regularization (SRN): attention and confidence maps for each class, and filters over the whole map."""
 
 import math
 from typing import NamedTuple
@@ -10,11 +10,11 @@ from torch.nn.functional import batch_norm
 from probmcl.runtime.precision import full_precision
 
 PRIOR = 0.05
-"""Of each class, where confidence starts: VOC and MS-COCO have a class in 7 % and in 4 % of the images, on average."""
+"""Initial probability of each class: VOC and MS-COCO have a class in 7 % and in 4 % of the images, on average."""
 
 
 class ClassMaps(NamedTuple):
-    """For each class a map of where to look, whose sum is 1, and a map of logits."""
+    """For each class an attention map, whose sum is 1, and a map of logits."""
 
     attention: Float[Tensor, "N C h w"]
     confidence: Float[Tensor, "N C h w"]
@@ -23,17 +23,12 @@ class ClassMaps(NamedTuple):
 class ClassAttention(nn.Module):
     """Two maps for each class: attention A = softmax over positions of f(x), and confidence S = W x + b.
 
-    f is a convolution of one position, one of 3×3 and one of one position, with batch normalization and ReLU after the
-    first two. The last has no bias, which a softmax would not notice. x are the maps with each channel standardized:
-    after training W can take that up, and until then it learns at the same pace from maps of any scale. Since they have
-    no mean from which a low probability could be learned, b starts at one, `PRIOR`.
+    f is a 1×1, a 3×3 and a 1×1 convolution with `width` channels between them, and batch normalization and ReLU after
+    the first two. The last has no bias, which a softmax would cancel. x are the maps with each channel standardized, so
+    that W learns equally fast from maps of any scale. Since standardized maps have mean 0, b starts at the logit of a
+    low probability, `PRIOR`.
 
     Reference: Zhu et al., SRN, CVPR 2017; batch normalization as in later versions by others.
-
-    Args:
-        channels: E of the maps.
-        classes: C.
-        width: channels between the convolutions.
 
     >>> import torch
     >>> attention, confidence = ClassAttention(channels=5, classes=3, width=8)(torch.zeros(2, 5, 7, 7))
@@ -53,7 +48,7 @@ class ClassAttention(nn.Module):
         nn.init.constant_(self.confidence.get_parameter("bias"), math.log(PRIOR / (1 - PRIOR)))
 
     def forward(self, maps: Float[Tensor, "N E h w"]) -> ClassMaps:
-        """Where each class is looked for, and what is seen at each position."""
+        """Return the attention and the confidence maps."""
         maps = self.norm(maps)
         return ClassMaps(spatial_softmax(self.score(maps)), self.confidence(maps))
 
@@ -61,17 +56,11 @@ class ClassAttention(nn.Module):
 class SpatialRegularization(nn.Module):
     """Logits from the weighted attention maps of all classes together, by filters that see the whole map.
 
-    Two convolutions of one position mix the classes; then every channel has a few filters of its own, as large as the
-    map, whose outputs a linear layer turns into logits. Batch normalization and ReLU follow each convolution. The
-    filters fit maps of one size alone.
+    Two 1×1 convolutions of `width` channels mix the classes; then each channel has `filters` filters of its own, as
+    large as the map, whose outputs a linear layer maps to logits. Batch normalization and ReLU follow each convolution.
+    The filters fit only maps of `side` × `side` positions.
 
     Reference: Zhu et al., SRN, CVPR 2017; batch normalization as in later versions by others.
-
-    Args:
-        classes: C.
-        side: of the maps, in positions.
-        width: channels of the first two convolutions.
-        filters: for each of these channels.
 
     >>> import torch
     >>> head = SpatialRegularization(classes=3, side=7, width=8)
@@ -89,7 +78,7 @@ class SpatialRegularization(nn.Module):
         self.linear = nn.Linear(width * filters, classes)
 
     def forward(self, maps: Float[Tensor, "N C h w"]) -> Float[Tensor, "N C"]:
-        """What the places of all classes say of each."""
+        """Return one logit for each class."""
         if maps.shape[2:] != (self.side, self.side):
             raise ValueError(
                 f"maps of {maps.shape[2]}×{maps.shape[3]} positions, and filters for {self.side}×{self.side}: "

@@ -9,8 +9,7 @@ from torch import Tensor
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder, Encoder, with_maps
 from probmcl.errors import check_range
-from probmcl.heads import ResidualAttention
-from probmcl.heads.pooling import Heads
+from probmcl.heads.pooling import Heads, ResidualAttention
 from probmcl.methods.base import LogitClassifier, Logits, Origin
 
 

@@ -119,25 +119,22 @@ class KMCL(Classifier):
         z = at_least_float32(self.heads.reduction(self.encoder(views.flatten(0, 1))))  # (M, n)
         mixture = self.heads.mixture(z)
         all_labels, all_known = repeat_for_views(n_views, labels, known)
+        classification = asymmetric(
+            mixture.logit,
+            all_labels,
+            all_known,
+            gamma_negative=c.gamma_negative,
+            gamma_positive=c.gamma_positive,
+            clip=c.clip,
+        )
         terms = {
-            "classification": rescale_for_ddp(self._classification(mixture, all_labels, all_known), "sum"),
+            "classification": rescale_for_ddp(classification, "sum"),
             "reconstruction": self._reconstruction(mixture, z, present(all_labels, all_known), all_known),
             "contrast": self._contrast(mixture, labels, known, n_views),
         }
         weights = (c.classification_weight, c.reconstruction_weight, c.contrastive_weight)
         loss = torch.stack([weight * term for weight, term in zip(weights, terms.values(), strict=True)]).sum()
         return Step(loss, terms)
-
-    def _classification(self, mixture: KernelMixture, labels: Tensor, known: Tensor | None) -> Float[Tensor, ""]:
-        c = self.config
-        return asymmetric(
-            mixture.logit,
-            labels,
-            known,
-            gamma_negative=c.gamma_negative,
-            gamma_positive=c.gamma_positive,
-            clip=c.clip,
-        )
 
     def _reconstruction(
         self, mixture: KernelMixture, z: Tensor, there: Tensor, known: Tensor | None

@@ -9,7 +9,7 @@ from torch import Tensor
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder, Encoder, with_maps
 from probmcl.errors import check_range
-from probmcl.heads import GroupDecoder
+from probmcl.heads.decoder import GroupDecoder
 from probmcl.losses import asymmetric
 from probmcl.methods.base import Known, Labels, LogitClassifier, Logits, Origin
 

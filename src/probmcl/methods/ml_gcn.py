@@ -10,8 +10,7 @@ from torch.nn.functional import leaky_relu
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder, Encoder, with_maps
 from probmcl.errors import check_range
-from probmcl.heads import GraphConvolution, label_graph, label_nodes, normalized
-from probmcl.heads.graph import SLOPE
+from probmcl.heads.graph import SLOPE, GraphConvolution, label_graph, label_nodes, normalized
 from probmcl.methods.base import LogitClassifier, Logits, Origin
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder, Encoder, with_maps
 from probmcl.errors import check_range
-from probmcl.heads import LabelDecoder, set_logits
+from probmcl.heads.sequence import LabelDecoder, set_logits
 from probmcl.losses import aligned_targets, sequence_cross_entropy
 from probmcl.losses.alignment import IGNORED, Alignment
 from probmcl.methods.base import (

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder, Encoder, at_entrances, stages, with_stages
 from probmcl.errors import check_range
-from probmcl.heads import ClassAttention, SpatialRegularization, attended_confidence, weighted_attention
+from probmcl.heads.spatial import ClassAttention, SpatialRegularization, attended_confidence, weighted_attention
 from probmcl.methods.base import (
     Classifier,
     Known,

@@ -9,7 +9,7 @@ from torch import Tensor
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder, Encoder, stages, two_maps, with_stages
 from probmcl.errors import check_range
-from probmcl.heads import DualRelation, Relations
+from probmcl.heads.dual_relation import DualRelation, Relations
 from probmcl.methods.base import (
     Classifier,
     Known,

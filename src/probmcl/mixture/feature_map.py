@@ -119,7 +119,8 @@ class _Features(torch.autograd.Function):
         shapes, mapped = _shapes(Components(*tensors), grid), _mapped_by(compiled)[0]
         vectors = tensors[0].new_zeros(len(tensors[0]), grid.nodes)
         for rows, some in _blocks(shapes, grid):  # a view would be compiled anew for each kind of block, a clone is not
-            vectors[rows] += mapped(*(x[rows, some].clone() for x in shapes), *_axes(shapes, grid))
+            block = _Shapes(*(x[rows, some].clone() for x in shapes))
+            vectors[rows] += mapped(block, *_axes(shapes, grid))
         return vectors
 
     @staticmethod
@@ -130,8 +131,9 @@ class _Features(torch.autograd.Function):
         shapes, moments = _shapes(c, grid), _mapped_by(ctx.compiled)[1]
         flow, pull, stretch, widen = sums = [torch.empty_like(c.mean) for _ in range(4)]
         for rows, some in _blocks(shapes, grid):
-            found = moments(grad[rows].clone(), *(x[rows, some].clone() for x in shapes), *_axes(shapes, grid))
-            for whole, part in zip(sums, found, strict=True):
+            block = _Shapes(*(x[rows, some].clone() for x in shapes))
+            parts = moments(grad[rows].clone(), block, *_axes(shapes, grid))
+            for whole, part in zip(sums, parts, strict=True):
                 whole[rows, some] = part
         d_mean = (2 * grid.dim / c.variance).sqrt() * pull
         d_variance = (stretch - grid.power * flow + widen) / c.variance
@@ -186,59 +188,41 @@ def _blocks(shapes: _Shapes, grid: Grid) -> Iterator[tuple[slice, slice]]:
     return itertools.product(slices(rows, max(1, fit // components)), slices(components, fit))
 
 
-def _profile_along(
-    node: Tensor, rest: Tensor, scale: Tensor, numbers: Tensor
-) -> tuple[Float[Tensor, "R K Qu"], Float[Tensor, "R K Qu"]]:
+def _profile_along(s: _Shapes, numbers: Tensor) -> tuple[Float[Tensor, "R K Qu"], Float[Tensor, "R K Qu"]]:
     """exp(−t²), and t."""
-    t = (numbers - node[:, :, None]).mul_(scale[:, :, None]).add_(rest[:, :, None])
+    t = (numbers - s.node[:, :, None]).mul_(s.scale[:, :, None]).add_(s.rest[:, :, None])
     return t.square().neg_().clamp_(min=LEAST_EXPONENT[t.dtype]).exp_(), t
 
 
 def _profile_across(
-    factor: Tensor, middle: Tensor, places: Tensor | None, sharpness: float
+    s: _Shapes, places: Tensor | None, sharpness: float
 ) -> tuple[Float[Tensor, "R K Qy"], Float[Tensor, "R K Qy"]]:
     """The factor times exp(−sharpness (e^2ξ − 1 − 2ξ)), and sharpness (e^2ξ − 1).
 
     Both are small differences of large numbers: in float64, and with e^2ξ as a product of two exponentials.
     """
+    factor = s.factor
     if places is None:
         return factor[:, :, None], torch.zeros_like(factor[:, :, None])
-    growth = (sharpness * (2 * places).exp()) * (-2 * middle).exp()[:, :, None]
-    exponent = ((1 + 2 * places) * sharpness - (2 * sharpness * middle)[:, :, None]).sub_(growth)
+    growth = (sharpness * (2 * places).exp()) * (-2 * s.middle).exp()[:, :, None]
+    exponent = ((1 + 2 * places) * sharpness - (2 * sharpness * s.middle)[:, :, None]).sub_(growth)
     across = exponent.clamp_(min=LEAST_EXPONENT[factor.dtype]).to(factor.dtype).exp_().mul_(factor[:, :, None])
     return across, growth.sub_(sharpness).to(factor.dtype)
 
 
-def _map(
-    factor: Tensor,
-    node: Tensor,
-    rest: Tensor,
-    scale: Tensor,
-    middle: Tensor,
-    numbers: Tensor,
-    places: Tensor | None,
-    sharpness: float,
-) -> Float[Tensor, "R Q"]:
-    """What a block adds to the feature vectors of its rows."""
-    along, _ = _profile_along(node, rest, scale, numbers)
-    across, _ = _profile_across(factor, middle, places, sharpness)
+def _map(s: _Shapes, numbers: Tensor, places: Tensor | None, sharpness: float) -> Float[Tensor, "R Q"]:
+    """Return what a block adds to the feature vectors of its rows."""
+    along, _ = _profile_along(s, numbers)
+    across, _ = _profile_across(s, places, sharpness)
     return torch.bmm(along.mT, across).flatten(1)
 
 
 def _moments(
-    grad: Float[Tensor, "R Q"],
-    factor: Tensor,
-    node: Tensor,
-    rest: Tensor,
-    scale: Tensor,
-    middle: Tensor,
-    numbers: Tensor,
-    places: Tensor | None,
-    sharpness: float,
+    grad: Float[Tensor, "R Q"], s: _Shapes, numbers: Tensor, places: Tensor | None, sharpness: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """⟨dP, ag⟩ and the same with t, with t² and with sharpness (e^2ξ − 1), for each component of a block."""
-    along, t = _profile_along(node, rest, scale, numbers)
-    across, growth = _profile_across(factor, middle, places, sharpness)
+    along, t = _profile_along(s, numbers)
+    across, growth = _profile_across(s, places, sharpness)
     grad = grad.reshape(len(grad), len(numbers), -1)
     flow = torch.bmm(across, grad.mT).mul_(along)
     pull = flow * t
