@@ -160,6 +160,36 @@ def short_name(method: str) -> str:
 
 
 @dataclass(frozen=True)
+class MethodSpec:
+    """A method with one of its presets."""
+
+    method: str
+    preset: str = "default"
+
+    @classmethod
+    def parse(cls, text: str, preset: str = "default") -> MethodSpec:
+        """Parse NAME, NAME:PRESET or the place of a method outside this package; `preset` is the default preset.
+
+        >>> MethodSpec.parse("probmcl:paper").name, MethodSpec.parse("asl").name
+        ('probmcl:paper', 'asl')
+        """
+        name, _, own = text.partition(":")
+        spec = cls(name, own or preset) if name in METHODS else cls(full_name(text), preset)
+        _ = spec.settings  # refuses a preset that does not exist
+        return spec
+
+    @property
+    def name(self) -> str:
+        """The name in tables: that of the method, with the preset unless it is the default."""
+        return short_name(self.method) if self.preset == "default" else f"{short_name(self.method)}:{self.preset}"
+
+    @property
+    def settings(self) -> Any:
+        """The settings of the method."""
+        return method_settings(self.method, self.preset)
+
+
+@dataclass(frozen=True)
 class Settings:
     """One run: what is trained, on which encoder, and how.
 

@@ -5,20 +5,22 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cyclopts import CycloptsError
 
-from probmcl.cli.cost import cost
+from probmcl.cli import app
 from probmcl.methods import METHODS
 from probmcl.settings import CPU_ENCODER
 
 RUN = "import sys; sys.argv[0] = 'probmcl'; from probmcl.cli import main; main()"
 
 
-def probmcl(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", RUN, *words], capture_output=True, text=True, check=False)
+def cost(*words: str) -> None:
+    app()(["cost", *words], exit_on_error=False, print_error=False)
 
 
 def test_without_any_argument_every_method_has_a_row(
@@ -33,22 +35,21 @@ def test_without_any_argument_every_method_has_a_row(
 
 
 def test_lists_may_be_parted_by_spaces_or_commas(tmp_path: Path) -> None:
-    cost(
-        "bce,asl",
-        "csra:paper",
-        encoders="test_resnet, resnet10t,test_resnet",
-        classes="2,3,2",
-        out=tmp_path / "costs.csv",
-    )
-    rows = list(csv.DictReader((tmp_path / "costs.csv").read_text().splitlines()))
+    file = tmp_path / "costs.csv"
+    encoders = ["--encoders", "test_resnet, resnet10t,test_resnet"]
+    cost("bce,asl", "csra:paper", *encoders, "--classes", "2,3,2", "--out", str(file))
+    rows = list(csv.DictReader(file.read_text().splitlines()))
     assert [row["method"] for row in rows[:3]] == ["bce", "asl", "csra:paper"]
     assert len(rows) == 3 * 2 * 2
     assert {row["encoder"] for row in rows} == {"test_resnet", "resnet10t"}
 
 
+SMALL = ["bce", "--encoders", "test_resnet", "--image-sizes", "64"]
+
+
 def test_a_file_has_what_was_asked_for_in_its_form(tmp_path: Path) -> None:
     for name in ("costs.json", "costs.md", "COSTS.CSV"):
-        cost("bce", encoders="test_resnet", image_sizes="64", classes="2", out=tmp_path / name)
+        cost(*SMALL, "--classes", "2", "--out", str(tmp_path / name))
     (row,) = json.loads((tmp_path / "costs.json").read_text())
     assert (row["method"], row["image_size"], row["classes"], row["own_head"]) == ("bce", 64, 2, True)
     assert isinstance(row["training_parameters"], int)
@@ -57,15 +58,7 @@ def test_a_file_has_what_was_asked_for_in_its_form(tmp_path: Path) -> None:
 
 
 def test_by_choice_it_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    cost(
-        "bce",
-        encoders="test_resnet",
-        image_sizes="64",
-        measure=True,
-        batch_size=2,
-        device="cpu",
-        out=tmp_path / "c.json",
-    )
+    cost(*SMALL, "--measure", "--batch-size", "2", "--device", "cpu", "--out", str(tmp_path / "c.json"))
     said = capsys.readouterr().out
     assert "measured on cpu, 2 images at once" in said
     (row,) = json.loads((tmp_path / "c.json").read_text())
@@ -74,48 +67,87 @@ def test_by_choice_it_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("methods", "flags", "answer"),
+    ("words", "answer"),
     [
-        ("probmlc", {}, "no method 'probmlc'; did you mean 'probmcl'?"),
-        ("bce", {"encoders": "resnt18"}, "timm has no model 'resnt18'; did you mean 'resnet18'"),
-        ("bce", {"encoders": ","}, "--encoders ',' names nothing"),
-        ("bce", {"encoders": "test_vit", "image_sizes": "40"}, "test_vit cannot take images of 40 pixels"),
-        (
-            "bce",
-            {"image_sizes": "big"},
-            "--image-sizes big: 'big' is no whole number from 1 on; say it as in --image-sizes 224,448",
-        ),
-        ("bce", {"image_sizes": "-64"}, "--image-sizes -64: '-64' is no whole number from 1 on"),
-        ("bce", {"classes": "0"}, "--classes 0: '0' is no whole number from 1 on; say it as in --classes 9,80"),
-        ("csra", {"encoders": "pit_ti_224"}, "csra needs feature maps, and pit_ti_224 has none"),
-        ("bce", {"batch_size": 4}, "--batch-size: only a measurement needs it; add --measure"),
-        ("bce", {"measure": True, "batch_size": 1}, "--batch-size 1: a step has 2 images or more"),
-        ("bce", {"measure": True, "device": "tpu"}, "device 'tpu': this machine"),
-        ("bce", {"paper": True}, "--paper has its own methods, encoders and sizes; leave out METHODS"),
-        ("bce", {"out": "costs.cvs"}, "--out costs.cvs: what is written goes by its ending; did you mean '.csv'?"),
-        (
-            "bce",
-            {"out": "costs.txt"},
-            "--out costs.txt: what is written goes by its ending; there are .csv, .json, .md",
-        ),
+        ("probmlc", "no method 'probmlc'; did you mean 'probmcl'?"),
+        ("bce --encoders resnt18", "timm has no model 'resnt18'; did you mean 'resnet18'"),
+        ("bce --encoders test_vit --image-sizes 40", "test_vit cannot take images of 40 pixels"),
+        ("csra --encoders pit_ti_224", "csra needs feature maps, and pit_ti_224 has none"),
+        ("bce --batch-size 4", "--batch-size and --device are for a measurement; add --measure"),
+        ("bce --measure --batch-size 1", "`batch_size=1` must be at least 2"),
+        ("bce --measure --device tpu", "`device=tpu` is not available: torch has"),
+        ("bce --paper", "--paper has its own methods, encoders and sizes; leave out METHODS"),
+        ("bce --out costs.cvs", "--out costs.cvs: its suffix decides the format; did you mean '.csv'?"),
+        ("bce --out costs.txt", "--out costs.txt: its suffix decides the format; there are .csv, .json, .md"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(methods: str, flags: dict[str, Any], answer: str) -> None:
+def test_what_cannot_be_is_one_sentence(words: str, answer: str) -> None:
     with pytest.raises(ValueError, match=f"^{re.escape(answer)}"):
-        cost(methods, **flags)
+        cost(*words.split())
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "answer"),
+    [
+        ("--encoders", ",", "comma-separated list"),
+        ("--image-sizes", "big", "'big'"),
+        ("--image-sizes", "-64", ">= 1"),
+        ("--classes", "0", ">= 1"),
+    ],
+)
+def test_a_list_that_cannot_be_is_named_with_its_option(option: str, value: str, answer: str) -> None:
+    with pytest.raises(CycloptsError) as caught:
+        cost("bce", f"{option}={value}")
+    assert option in str(caught.value)
+    assert answer in str(caught.value)
 
 
 def test_an_error_is_said_and_nothing_else() -> None:
-    found = probmcl("cost", "bce", "--classes", "none")
-    assert (found.returncode, found.stdout) == (1, "")
-    assert found.stderr.startswith("probmcl: --classes none: 'none' is no whole number")
+    words = [sys.executable, "-c", RUN, "cost", "bce", "--classes", "none"]
+    found = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "--classes" in found.stderr
+    assert "none" in found.stderr
 
 
 def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("precious")
-    with pytest.raises(ValueError, match="there is such a file already"):
-        cost("bce", out=tmp_path / "mine.csv")
+    with pytest.raises(ValueError, match="exists already; give another name"):
+        cost("bce", "--out", str(tmp_path / "mine.csv"))
     assert (tmp_path / "mine.csv").read_text() == "precious"
+
+
+def interrupted_after(count: int) -> Any:
+    """The rows of `cost_rows`, and Ctrl-C after some of them."""
+    from probmcl.cost.rows import cost_rows
+
+    def rows(*grid: Any) -> Iterator[Any]:
+        for number, row in enumerate(cost_rows(*grid)):
+            if number == count:
+                raise KeyboardInterrupt
+            yield row
+
+    return rows
+
+
+def test_an_interrupt_shows_and_writes_the_rows_that_are_done(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("probmcl.cost.rows.cost_rows", interrupted_after(1))
+    with pytest.raises(KeyboardInterrupt, match="1 of 2 rows are shown"):
+        cost(*SMALL, "--classes", "2,3", "--out", str(tmp_path / "costs.json"))
+    assert "test_resnet, 64 px, 2 classes" in capsys.readouterr().out
+    (row,) = json.loads((tmp_path / "costs.json").read_text())
+    assert row["classes"] == 2
+
+
+def test_an_interrupt_before_the_first_row_does_not_claim_to_keep_anything(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("probmcl.cost.rows.cost_rows", interrupted_after(0))
+    with pytest.raises(KeyboardInterrupt, match="no row was complete"):
+        cost(*SMALL, "--out", str(tmp_path / "costs.json"))
+    assert not (tmp_path / "costs.json").exists()
 
 
 def test_its_help_loads_no_torch() -> None:
@@ -128,11 +160,12 @@ def test_its_help_loads_no_torch() -> None:
 
 
 def test_the_paper_is_written_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import probmcl.cost.paper as paper
+    from probmcl.cost import paper
 
     csra = tuple(printed for printed in paper.TABLE_3 if printed.name == "CSRA")
     monkeypatch.setattr(paper, "TABLE_3", csra)
-    cost(paper=True, out=tmp_path / "table_3.csv")
+    monkeypatch.setattr(paper, "PAPER_ROWS", 4)
+    cost("--paper", "--out", str(tmp_path / "table_3.csv"))
     rows = list(csv.DictReader((tmp_path / "table_3.csv").read_text().splitlines()))
     assert [row["printed_method"] for row in rows] == ["CSRA"] * 4
     assert rows[0]["training_parameters"] == "42518592"

@@ -2,20 +2,20 @@
 
 import pytest
 
-from probmcl.cost.paper import TABLE_3, Beside, networks, table_3
+from probmcl.cost.paper import PAPER_ROWS, TABLE_3, PaperNetwork, paper_networks
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[tuple[str, str, int], Beside]:
-    return {(one.printed.name, f"{one.row.method} {one.row.encoder}", one.row.classes): one for one in table_3()}
+def found() -> dict[tuple[str, str, int], PaperNetwork]:
+    return {(one.printed.name, f"{one.row.method} {one.row.encoder}", one.row.classes): one for one in paper_networks()}
 
 
-def test_every_network_can_be_counted(found: dict[tuple[str, str, int], Beside]) -> None:
-    assert len(found) == networks()
+def test_every_network_can_be_counted(found: dict[tuple[str, str, int], PaperNetwork]) -> None:
+    assert len(found) == PAPER_ROWS
     assert [one.row.problem for one in found.values()] == [None] * len(found)
 
 
-def test_ml_gcn_fits_without_learned_vectors(found: dict[tuple[str, str, int], Beside]) -> None:
+def test_ml_gcn_fits_without_learned_vectors(found: dict[tuple[str, str, int], PaperNetwork]) -> None:
     for classes in (9, 80):
         one = found["ML-GCN", "ml_gcn resnet101", classes]
         assert one.row.training_parameters == 44_904_512
@@ -28,7 +28,7 @@ def test_ml_gcn_fits_without_learned_vectors(found: dict[tuple[str, str, int], B
 
 
 def test_tdrg_has_the_size_of_the_authors_code_and_not_what_is_printed(
-    found: dict[tuple[str, str, int], Beside],
+    found: dict[tuple[str, str, int], PaperNetwork],
 ) -> None:
     for classes, millions in ((9, 67.8), (80, 68.3)):
         one = found["TDRG", "tdrg:paper resnet101", classes]
@@ -39,7 +39,7 @@ def test_tdrg_has_the_size_of_the_authors_code_and_not_what_is_printed(
         assert one.printed.parameters > millions + 5
 
 
-def test_csra_fits_9_classes_and_one_head_and_nothing_else(found: dict[tuple[str, str, int], Beside]) -> None:
+def test_csra_fits_9_classes_and_one_head_and_nothing_else(found: dict[tuple[str, str, int], PaperNetwork]) -> None:
     fitting = [
         key[1:]
         for key, one in found.items()
@@ -53,7 +53,7 @@ def test_csra_fits_9_classes_and_one_head_and_nothing_else(found: dict[tuple[str
     assert found["CSRA", "csra resnet101", 9].row.training_parameters == 42_518_592
 
 
-def test_no_network_has_what_is_printed_for_probmcl(found: dict[tuple[str, str, int], Beside]) -> None:
+def test_no_network_has_what_is_printed_for_probmcl(found: dict[tuple[str, str, int], PaperNetwork]) -> None:
     for key, one in found.items():
         if key[0] == "ProbMCL":
             assert one.row.prediction_parameters is not None

@@ -10,12 +10,10 @@ import torch
 from torch import Tensor
 
 from helpers.images import label_space
-from probmcl.cost import Measuring, Speed, choices, empty_encoder, row, rows, survey
-from probmcl.cost.operations import operations
-from probmcl.cost.rows import IMAGES, leaves
-from probmcl.cost.size import of_a_prediction, parameters
-from probmcl.cost.speed import an_example
-from probmcl.cost.speed import measured as really_measured
+from probmcl.cost import rows
+from probmcl.cost.operations import count_operations, count_parameters, prediction_operations
+from probmcl.cost.rows import STEP_IMAGES, cost_row, cost_rows, leaves, meta_encoder, parse_methods
+from probmcl.cost.speed import MeasureOptions, Speed, measure_speed, random_batch
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder, PrecomputedFeatures, with_maps
 from probmcl.errors import SettingsError
@@ -24,6 +22,7 @@ from probmcl.methods.base import Classifier, Method, Step
 from probmcl.methods.custom_loss import Nothing
 from probmcl.methods.probe import Probe
 from probmcl.report.cost_tables import cost_tables
+from probmcl.settings import MethodSpec
 
 SIZE = 64
 ALL = [f"{name}:{preset}" for name in METHODS for preset in find_method(name).presets]
@@ -32,24 +31,22 @@ ON_FEATURES = ["bce", "kmcl", "supcon", "mulsupcon", "probmcl", "probmcl:paper",
 
 def whole(said: str, classes: int = 5) -> Method:
     """A method with numbers, on all of a small encoder."""
-    (choice,) = choices([said])
+    (spec,) = parse_methods([said])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return find_method(choice.method)(
-            Encoder("test_resnet", image_size=SIZE), label_space(classes), choice.settings
-        )
+        return find_method(spec.method)(Encoder("test_resnet", image_size=SIZE), label_space(classes), spec.settings)
 
 
 @pytest.mark.parametrize("said", ALL)
 def test_a_row_has_the_cost_of_the_whole_method_with_numbers(said: str) -> None:
-    (choice,) = choices([said])
-    found = row(choice, "test_resnet", empty_encoder("test_resnet", SIZE), 5)
+    (spec,) = parse_methods([said])
+    found = cost_row(spec, meta_encoder("test_resnet", SIZE), 5)
     method = whole(said)
     predicting = method if found.own_head else Probe(Encoder("test_resnet", image_size=SIZE), label_space(5))
     assert isinstance(predicting, Classifier)
-    real = of_a_prediction(predicting, SIZE)
+    real = prediction_operations(predicting, SIZE)
     assert found.problem is None
-    assert found.training_parameters == parameters(method)
+    assert found.training_parameters == count_parameters(method)
     assert (found.gmac, found.gmac_ptflops) == pytest.approx((real.gmac, real.gmac_ptflops), rel=1e-12)
     assert found.views == method.n_views
 
@@ -57,22 +54,22 @@ def test_a_row_has_the_cost_of_the_whole_method_with_numbers(said: str) -> None:
 @pytest.mark.parametrize("said", ON_FEATURES)
 def test_training_has_the_products_of_a_step_of_the_whole_method(said: str) -> None:
     method = whole(said).train()
-    views, labels = an_example(method.n_views, IMAGES, (3, SIZE, SIZE), 5)
-    step = operations(lambda: method(views, labels))
-    found = row(choices([said])[0], "test_resnet", empty_encoder("test_resnet", SIZE), 5)
+    views, labels = random_batch(method.n_views, STEP_IMAGES, (3, SIZE, SIZE), 5)
+    step = count_operations(lambda: method(views, labels))
+    found = cost_row(parse_methods([said])[0], meta_encoder("test_resnet", SIZE), 5)
     # The paper's similarity chooses its way by the numbers, which are not the same.
-    assert found.training_gmac == pytest.approx(step.gmac / IMAGES, rel=1e-2 if said == "probmcl:paper" else 1e-9)
+    assert found.training_gmac == pytest.approx(step.gmac / STEP_IMAGES, rel=1e-2 if said == "probmcl:paper" else 1e-9)
 
 
 def test_two_views_cost_twice() -> None:
-    one, two = survey(choices(["bce", "joint"]), ["test_resnet"], [SIZE], [5])
+    one, two = cost_rows(parse_methods(["bce", "joint"]), ["test_resnet"], [SIZE], [5])
     assert one.training_gmac is not None
     assert two.training_gmac == pytest.approx(2 * one.training_gmac, rel=0.01)
 
 
 @pytest.mark.parametrize("said", ["probmcl:paper", "supcon", "joint"])
 def test_what_is_needed_for_training_alone_does_not_predict(said: str) -> None:
-    linear, found = survey(choices(["bce", said]), ["test_resnet"], [SIZE], [5])
+    linear, found = cost_rows(parse_methods(["bce", said]), ["test_resnet"], [SIZE], [5])
     assert found.prediction_parameters == linear.prediction_parameters
     assert found.training_parameters is not None
     assert linear.training_parameters is not None
@@ -81,7 +78,7 @@ def test_what_is_needed_for_training_alone_does_not_predict(said: str) -> None:
 
 def test_the_numbers_that_are_known_of_resnet_101() -> None:
     """The paper's Table 3 has 42.52 M and 31.39 GMAC for CSRA; its mixture network has 4.46 M on 2048 features."""
-    linear, csra, paper = survey(choices(["bce", "csra", "probmcl:paper"]), ["resnet101"], [448], [9])
+    linear, csra, paper = cost_rows(parse_methods(["bce", "csra", "probmcl:paper"]), ["resnet101"], [448], [9])
     assert linear.prediction_parameters == paper.prediction_parameters == 42_500_160 + 9 * 2049
     assert csra.prediction_parameters == csra.training_parameters == 42_518_592
     assert paper.training_parameters == 42_500_160 + 4_462_107
@@ -101,19 +98,19 @@ def test_a_leaf_is_whatever_a_result_depends_on_once() -> None:
 
 
 def test_there_is_a_row_for_every_combination_in_order() -> None:
-    found = list(survey(choices(["bce", "csra"]), ["test_resnet", "resnet10t"], [64, 96], [2, 3]))
+    found = list(cost_rows(parse_methods(["bce", "csra"]), ["test_resnet", "resnet10t"], [64, 96], [2, 3]))
     expected = itertools.product(["test_resnet", "resnet10t"], [64, 96], [2, 3], ["bce", "csra"])
     assert [(one.encoder, one.image_size, one.classes, one.method) for one in found] == list(expected)
     assert all(one.gmac for one in found)
 
 
 def test_without_a_size_an_encoder_has_its_own() -> None:
-    (found,) = survey(choices(["bce"]), ["test_resnet"], [None], [2])
+    (found,) = cost_rows(parse_methods(["bce"]), ["test_resnet"], [None], [2])
     assert found.image_size == Encoder("test_resnet").image_size
 
 
 def test_a_method_that_needs_maps_says_so_where_there_are_none() -> None:
-    bce, csra = survey(choices(["bce", "csra"]), ["pit_ti_224"], [None], [2])
+    bce, csra = cost_rows(parse_methods(["bce", "csra"]), ["pit_ti_224"], [None], [2])
     assert bce.problem is None
     assert csra.problem is not None
     assert csra.problem.startswith("csra needs feature maps, and pit_ti_224 has none at 224 pixels")
@@ -152,7 +149,7 @@ class Broken(Unpooled):
     ],
 )
 def test_what_cannot_be_counted_always_says_why_and_is_not_measured(kind: str, problem: str) -> None:
-    (found,) = survey(choices([f"{__name__}:{kind}"]), ["test_resnet"], [SIZE], [2], Measuring("cpu", 2))
+    (found,) = cost_rows(parse_methods([f"{__name__}:{kind}"]), ["test_resnet"], [SIZE], [2], MeasureOptions("cpu", 2))
     assert found.problem == problem
     assert found.gmac is None
     assert found.speed is None
@@ -162,12 +159,12 @@ def test_two_methods_of_one_name_are_not_taken_for_one(tmp_path: Path) -> None:
     places = [tmp_path / "one.py", tmp_path / "two.py"]
     for place in places:
         place.write_text("def mine(logits, labels, known):\n    return logits.mean()\n")
-    with pytest.raises(SettingsError, match="both would be called mine; rename one"):
-        choices([f"{place}:mine" for place in places])
+    with pytest.raises(SettingsError, match="are both called mine; rename one"):
+        parse_methods([f"{place}:mine" for place in places])
 
 
 def test_a_size_that_an_encoder_cannot_take_is_a_row_that_says_so() -> None:
-    small, fine = survey(choices(["bce"]), ["test_vit"], [40, 160], [2])
+    small, fine = cost_rows(parse_methods(["bce"]), ["test_vit"], [40, 160], [2])
     assert small.problem is not None
     assert "test_vit cannot take images of 40 pixels" in small.problem
     assert small.image_size == 40
@@ -176,16 +173,16 @@ def test_a_size_that_an_encoder_cannot_take_is_a_row_that_says_so() -> None:
 
 def test_counting_draws_no_numbers_of_anybody_else() -> None:
     before = torch.get_rng_state()
-    list(survey(choices(["all"]), ["test_resnet"], [SIZE], [2]))
+    list(cost_rows(parse_methods(["all"]), ["test_resnet"], [SIZE], [2]))
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_methods_are_named_as_in_a_comparison() -> None:
-    assert [choice.method for choice in choices(["all"])] == list(METHODS)
-    chosen = choices(["csra", "csra:paper", "csra", "probmcl.methods.asl:ASL"])
-    assert [choice.name for choice in chosen] == ["csra", "csra:paper", "ASL"]
+    assert [spec.method for spec in parse_methods(["all"])] == list(METHODS)
+    chosen = parse_methods(["csra", "csra:paper", "csra", "probmcl.methods.asl:ASL"])
+    assert [spec.name for spec in chosen] == ["csra", "csra:paper", "ASL"]
     assert chosen[1].settings.heads == 6
-    assert [choice.name for choice in choices(["csra", "probmcl:anchors"][:1], "paper")] == ["csra:paper"]
+    assert [spec.name for spec in parse_methods(["csra", "probmcl:anchors"][:1], "paper")] == ["csra:paper"]
 
 
 @pytest.mark.parametrize(
@@ -194,24 +191,24 @@ def test_methods_are_named_as_in_a_comparison() -> None:
         ("probmlc", None, "no method 'probmlc'; did you mean 'probmcl'"),
         ("csra:papre", None, "method 'csra' has no preset 'papre'; did you mean 'paper'"),
         ("bce", "paper", "method 'bce' has no preset 'paper'; there are default"),
-        ("probmcl:anchors", "paper", "two presets of probmcl; give one"),
+        ("probmcl:anchors", "paper", r"`preset=paper` contradicts probmcl:anchors"),
     ],
 )
 def test_what_is_not_there_is_answered_with_what_is(said: str, preset: str | None, answer: str) -> None:
     with pytest.raises(ValueError, match=answer):
-        choices([said], preset)
+        parse_methods([said], preset)
 
 
 def test_a_loss_of_ones_own_is_a_method(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("def mine(logits, labels, known):\n    return logits.mean()\n")
-    (found,) = survey(choices([f"{file}:mine"]), ["test_resnet"], [SIZE], [2])
+    (found,) = cost_rows(parse_methods([f"{file}:mine"]), ["test_resnet"], [SIZE], [2])
     assert (found.method, found.problem) == ("mine", None)
 
 
 @pytest.mark.parametrize("said", ["bce", "probmcl", "ml_gcn"])
 def test_what_is_measured_is_of_this_method_and_batch(said: str) -> None:
-    (found,) = survey(choices([said]), ["test_resnet"], [SIZE], [5], Measuring("cpu", 4))
+    (found,) = cost_rows(parse_methods([said]), ["test_resnet"], [SIZE], [5], MeasureOptions("cpu", 4))
     speed = found.speed
     assert speed is not None
     assert (speed.device, speed.batch_size) == ("cpu", 4)
@@ -223,7 +220,8 @@ def test_what_is_measured_is_of_this_method_and_batch(said: str) -> None:
 
 def test_a_step_of_more_images_holds_more() -> None:
     few, many = (
-        next(survey(choices(["bce"]), ["test_resnet"], [SIZE], [5], Measuring("cpu", batch))).speed for batch in (2, 16)
+        next(cost_rows(parse_methods(["bce"]), ["test_resnet"], [SIZE], [5], MeasureOptions("cpu", batch))).speed
+        for batch in (2, 16)
     )
     assert few is not None
     assert many is not None
@@ -231,25 +229,25 @@ def test_a_step_of_more_images_holds_more() -> None:
 
 
 def test_a_step_of_one_image_is_refused() -> None:
-    with pytest.raises(ValueError, match="--batch-size 1: a step has 2 images or more"):
-        Measuring("cpu", 1)
+    with pytest.raises(ValueError, match="`batch_size=1` must be at least 2"):
+        MeasureOptions("cpu", 1)
 
 
 def test_a_preset_is_of_a_known_method() -> None:
     with pytest.raises(SettingsError):
-        choices(["all"], "paper")
+        parse_methods(["all"], "paper")
 
 
 def test_a_row_that_runs_out_of_memory_says_so_and_the_others_are_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    def scarce(method: str, *rest: Any) -> Speed:
-        if method == "asl":
+    def scarce(spec: MethodSpec, *rest: Any) -> Speed:
+        if spec.method == "asl":
             raise torch.OutOfMemoryError("no room")
-        return really_measured(method, *rest)
+        return measure_speed(spec, *rest)
 
-    monkeypatch.setattr(rows, "measured", scarce)
-    found = list(survey(choices(["bce", "asl"]), ["test_resnet"], [SIZE], [5], Measuring("cpu", 2)))
+    monkeypatch.setattr(rows, "measure_speed", scarce)
+    found = list(cost_rows(parse_methods(["bce", "asl"]), ["test_resnet"], [SIZE], [5], MeasureOptions("cpu", 2)))
     assert [row.speed is not None for row in found] == [True, False]
     assert all(row.gmac is not None for row in found)
     counted, measured = cost_tables(found)
-    assert counted.notes == ["asl: not measured, out of memory; a smaller --batch-size helps"]
+    assert counted.notes == ["asl: not measured, out of memory; a smaller batch size helps"]
     assert [cells[0] for cells in measured.rows] == ["bce"]

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import MultiLabelSoftMarginLoss
 
 from helpers.images import label_space
-from probmcl.cost.size import of_a_prediction, parameters
+from probmcl.cost.operations import count_parameters, prediction_operations
 from probmcl.encoders import Encoder, two_maps
 from probmcl.heads.dual_relation import DualRelation
 from probmcl.methods.tdrg import PAPER, TDRG, Config
@@ -119,9 +119,9 @@ def test_parameters_on_resnet101_are_those_of_the_released_code_but_for_unused_o
     graph = 1536 * 1536 + 1536 + 2 * 1536 + 1024 * 1024 + 1024
     by_class = (1536 + 1) + 2048 + (2560 + 1) + (1024 + 1)
     head = scales + 3 * layer + nodes + graph + classes * by_class
-    assert parameters(method) == parameters(encoder) + head
+    assert count_parameters(method) == count_parameters(encoder) + head
     identity = classes**2  # stored there as a parameter, and never learned
-    assert round((parameters(method) + UNUSED + identity) / 1e6, 2) == released
+    assert round((count_parameters(method) + UNUSED + identity) / 1e6, 2) == released
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_multiply_adds_on_resnet101(batch_attention: bool, products: float, with
     with torch.device("meta"):
         encoder = Encoder("resnet101", image_size=448)
         method = TDRG(encoder, label_space(9), replace(PAPER, batch_attention=batch_attention))
-    counted = of_a_prediction(method, 448)
+    counted = prediction_operations(method, 448)
     assert (round(counted.gmac, 2), round(counted.gmac_ptflops, 2)) == (products, with_others)
 
 

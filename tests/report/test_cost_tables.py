@@ -7,21 +7,21 @@ import json
 import pytest
 from rich.console import Console
 
-from probmcl.cost.paper import Beside, Printed
-from probmcl.cost.rows import Row
+from probmcl.cost.paper import PaperColumn, PaperNetwork
+from probmcl.cost.rows import CostRow
 from probmcl.cost.speed import Speed
 from probmcl.report.cost_tables import cost_tables, paper_record, paper_table, record
 from probmcl.tables import to_csv, to_markdown, to_rich
 
 SPEED = Speed("cpu", 8, 0.25, 8.0, 0.05, 2_500_000_000)
-BCE = Row("bce", "resnet101", 448, 9, 1, True, 42_518_601, 42_518_601, 31.1974, 31.3898, 31.1974, speed=SPEED)
-PAPER = Row("probmcl:paper", "resnet101", 448, 9, 2, False, 46_962_267, 42_518_601, 31.1974, 31.3898, 62.4039)
-CANNOT = Row("csra", "resnet101", 448, 9, 1, True, problem="csra needs maps")
-LONG = Row("ml_decoder:paper", "resnet101", 448, 9, 1, True, 49_596_233, 49_596_233, 31.7786, 31.9711, 31.7786)
-OTHER = Row("bce", "vit_small_patch16_224", 224, 1, 1, True, 21_700_000, 21_700_000, 4.6, 4.62, 4.6)
+BCE = CostRow("bce", "resnet101", 448, 9, 1, True, 42_518_601, 42_518_601, 31.1974, 31.3898, 31.1974, speed=SPEED)
+PAPER = CostRow("probmcl:paper", "resnet101", 448, 9, 2, False, 46_962_267, 42_518_601, 31.1974, 31.3898, 62.4039)
+CANNOT = CostRow("csra", "resnet101", 448, 9, 1, True, problem="csra needs maps")
+LONG = CostRow("ml_decoder:paper", "resnet101", 448, 9, 1, True, 49_596_233, 49_596_233, 31.7786, 31.9711, 31.7786)
+OTHER = CostRow("bce", "vit_small_patch16_224", 224, 1, 1, True, 21_700_000, 21_700_000, 4.6, 4.62, 4.6)
 
 
-def lines(width: int, *rows: Row) -> list[str]:
+def lines(width: int, *rows: CostRow) -> list[str]:
     console = Console(width=width, file=io.StringIO(), record=True)
     for shown in cost_tables(rows):
         console.print(to_rich(shown))
@@ -76,8 +76,8 @@ def test_markdown_has_a_table_and_its_notes() -> None:
 
 
 def test_the_paper_stands_above_ours_once_for_each_method() -> None:
-    printed = Printed("ProbMCL", 42.23, 29.65, (), "fits nothing")
-    found = [Beside(printed, PAPER), Beside(printed, BCE)]
+    printed = PaperColumn("ProbMCL", 42.23, 29.65, (), "fits nothing")
+    found = [PaperNetwork(printed, PAPER), PaperNetwork(printed, BCE)]
     shown = paper_table(found)
     assert shown.rows == [
         ["ProbMCL, printed", "", "", "42.23", "", "", "29.65"],

@@ -93,9 +93,9 @@ def main() -> None:
     sys.unraisablehook = _send_again
     try:
         app()()
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         if _is_main_process():
-            print("interrupted; what was reached is kept", file=sys.stderr)  # noqa: T201
+            print(f"interrupted; {str(interrupt) or 'what was reached is kept'}", file=sys.stderr)  # noqa: T201
         sys.exit(INTERRUPTED)
     except (ValueError, OSError, FloatingPointError) as error:
         _fail(spell_options(str(error)))

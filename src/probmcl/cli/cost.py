@@ -1,60 +1,76 @@
-"""`probmcl cost`: what each method costs before anybody trains it."""
+"""`probmcl cost`: the cost of each method before training."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from cyclopts import Parameter
+from cyclopts import Group, Parameter, Token
+from cyclopts.validators import Number
 
-from probmcl.cli import options as flags
 from probmcl.errors import suggestion
 
 if TYPE_CHECKING:
     from probmcl.console import Console
-    from probmcl.cost import Row
-    from probmcl.cost.paper import Beside
     from probmcl.tables import Table
 
-CLASSES = "80"
-"""As many as MS-COCO has."""
-
 FORMATS = (".csv", ".json", ".md")
+COUNTED = Group.create_ordered("What is counted")
+MEASURED = Group.create_ordered("Measurement")
+OUTPUT = Group.create_ordered("Output")
 
 Item = TypeVar("Item")
 
 
+def split_list(type_: Any, tokens: Sequence[Token]) -> tuple[Any, ...]:
+    """Convert a comma-separated list to a tuple without repetitions."""
+    item = type_.__args__[0]
+    parts = [part.strip() for token in tokens for part in token.value.split(",") if part.strip()]
+    if not parts:
+        raise ValueError(f"{tokens[0].value!r} is empty; give a comma-separated list")
+    return tuple(dict.fromkeys(item(part) for part in parts))
+
+
+Names = Annotated[tuple[str, ...], Parameter(converter=split_list, n_tokens=1, negative="", show_default=False)]
+Numbers = Annotated[
+    tuple[int, ...],
+    Parameter(converter=split_list, n_tokens=1, negative="", validator=Number(gte=1), show_default=False),
+]
+
+
 def cost(
-    *methods: Annotated[
-        str, Parameter(help="all (default), or some: csra probmcl:paper; see methods", group=flags.WHAT)
-    ],
-    preset: Annotated[str | None, Parameter(help="of the methods named without one", group=flags.WHAT)] = None,
+    *methods: Annotated[str, Parameter(help="all (default), or some: csra probmcl:paper; see methods", group=COUNTED)],
+    preset: Annotated[str | None, Parameter(help="preset of the methods named without one", group=COUNTED)] = None,
     encoders: Annotated[
-        str | None, Parameter(help="any timm models: resnet101,tresnet_l; by default a run's", group=flags.WHAT)
-    ] = None,
+        Names, Parameter(help="any timm models: resnet101,tresnet_l (default: that of train)", group=COUNTED)
+    ] = (),
     image_sizes: Annotated[
-        str | None, Parameter(help="sides of the square input: 224,448; by default each encoder's", group=flags.WHAT)
-    ] = None,
-    classes: Annotated[str | None, Parameter(help="how many: 9,80; 80 by default", group=flags.WHAT)] = None,
+        Numbers, Parameter(help="sides of the square input: 224,448 (default: each encoder's own)", group=COUNTED)
+    ] = (),
+    classes: Annotated[
+        Numbers, Parameter(help="numbers of classes: 9,80 (default: 80, as in MS-COCO)", group=COUNTED)
+    ] = (),
     paper: Annotated[
-        bool, Parameter(help="the paper's Table 3 beside ours, and nothing else", negative="", group=flags.WHAT)
+        bool,
+        Parameter(
+            help="compare with Table 3 of the paper, and nothing else", negative="", show_default=False, group=COUNTED
+        ),
     ] = False,
     measure: Annotated[
-        bool, Parameter(help="also time a step and a prediction, and a step's memory", negative="", group=flags.HOW)
+        bool,
+        Parameter(help="also measure the time of a step and a prediction, and memory", negative="", group=MEASURED),
     ] = False,
-    batch_size: Annotated[
-        int | None, Parameter(help="images at once where it is measured; 8 by default", group=flags.HOW)
-    ] = None,
-    device: flags.Device = None,
-    out: Annotated[
-        Path | str | None, Parameter(help="also into a new file: .csv, .json or .md", group=flags.WHERE)
-    ] = None,
+    batch_size: Annotated[int | None, Parameter(help="images per step (default: 8)", group=MEASURED)] = None,
+    device: Annotated[str | None, Parameter(help="auto, cpu, cuda or mps", group=MEASURED)] = None,
+    out: Annotated[Path | None, Parameter(help="also write a new file: .csv, .json or .md", group=OUTPUT)] = None,
 ) -> None:
-    """Show what methods cost: parameters in training and of what predicts, and multiply-adds (GMAC) by two counters.
+    """Show the cost of methods: parameters in training and in prediction, and multiply-adds (GMAC) by two counters.
 
-    Only shapes are followed: nothing is trained or fetched, and any encoder takes seconds. With --measure, a step and
-    a prediction run on random images on this device.
+    Costs are counted from shapes: nothing is trained or downloaded, and any encoder takes seconds. With --measure, a
+    step and a prediction run on random images on this device. Ctrl-C shows the rows that are done.
 
     Example: probmcl cost csra ml_gcn probmcl:paper --encoders resnet101 --image-sizes 448 --classes 9,80
 
@@ -62,140 +78,91 @@ def cost(
 
     Example: probmcl cost --paper
     """
-    given: dict[str, Any] = {"METHODS": methods, "--preset": preset, "--encoders": encoders}
-    given |= {"--image-sizes": image_sizes, "--classes": classes}
-    given |= {"--measure": measure, "--batch-size": batch_size, "--device": device}
-    _refuse(given, paper=paper)
-    file = _new_file(out)
+    others: dict[str, object] = {
+        "METHODS": methods,
+        "--preset": preset,
+        "--encoders": encoders,
+        "--image-sizes": image_sizes,
+    }
+    others |= {"--classes": classes, "--measure": measure, "--batch-size": batch_size, "--device": device}
+    if paper and any(others.values()):
+        names = ", ".join(name for name, value in others.items() if value)
+        raise ValueError(f"--paper has its own methods, encoders and sizes; leave out {names}")
+    if not measure and (batch_size is not None or device is not None):
+        raise ValueError("--batch-size and --device are for a measurement; add --measure")
+    _refuse_file(out)
     from probmcl.console import Console
 
     console = Console()
     if paper:
-        _show_paper(console, file)
+        _show_paper(console, out)
         return
-    rows = _rows(console, methods, preset, encoders, image_sizes, classes or CLASSES, _measuring(given))
-    from probmcl.report.cost_tables import cost_tables, record
-
-    if all(row.problem for row in rows):
-        raise ValueError(rows[0].problem)
-    shown = cost_tables(rows)
-    _show(console, shown)
-    console.print("GMAC training: the forward pass of a step, for each image with all its views; see docs/costs.md")
-    _write(console, file, shown, [record(row) for row in rows])
-
-
-def _rows(
-    console: Console,
-    methods: Sequence[str],
-    preset: str | None,
-    encoders: str | None,
-    image_sizes: str | None,
-    classes: str,
-    measuring: Any,
-) -> list[Row]:
-    from probmcl.cost import choices, survey
+    from probmcl.cost.rows import cost_rows, parse_methods
+    from probmcl.cost.speed import MeasureOptions
     from probmcl.encoders import describe_encoder
+    from probmcl.report.cost_tables import cost_tables, record
     from probmcl.runtime.device import find_device
     from probmcl.settings import CPU_ENCODER, GPU_ENCODER
 
-    chosen = choices([part for word in methods for part in _listed(word, "METHODS")] or ["all"], preset)
-    usual = CPU_ENCODER if find_device("auto") == "cpu" else GPU_ENCODER
-    names = _listed(encoders, "--encoders") if encoders is not None else [usual]
-    for name in names:
-        describe_encoder(name)  # which refuses what is not there
-    sizes = _numbers(image_sizes, "--image-sizes", example="224,448") if image_sizes is not None else [None]
-    counts = _numbers(classes, "--classes", example="9,80")
-    total = len(chosen) * len(names) * len(sizes) * len(counts)
-    doing = "counting" if measuring is None else "measuring"
-    return _watched(console, doing, survey(chosen, names, sizes, counts, measuring), total)
+    specs = parse_methods([part for word in methods for part in word.split(",") if part] or ["all"], preset)
+    encoders = encoders or (CPU_ENCODER if find_device("auto") == "cpu" else GPU_ENCODER,)
+    for name in encoders:
+        describe_encoder(name)  # an unknown name is an error before anything is counted
+    options = (
+        MeasureOptions(find_device(device or "auto"), 8 if batch_size is None else batch_size) if measure else None
+    )
+    sizes, numbers = image_sizes or (None,), classes or (80,)
+    total = len(specs) * len(encoders) * len(sizes) * len(numbers)
+    rows = _collect(console, cost_rows(specs, encoders, sizes, numbers, options), total)
+    if len(rows) == total and all(row.problem for row in rows):
+        raise ValueError(rows[0].problem)
+    _show(console, cost_tables(rows), [record(row) for row in rows], total, out)
 
 
-def _show_paper(console: Console, file: Path | None) -> None:
-    from probmcl.cost.paper import networks, table_3
+def _show_paper(console: Console, out: Path | None) -> None:
+    from probmcl.cost.paper import PAPER_ROWS, paper_networks
     from probmcl.report.cost_tables import paper_record, paper_table
 
-    found: list[Beside] = _watched(console, "counting", table_3(), networks())
-    shown = [paper_table(found)]
-    _show(console, shown)
-    _write(console, file, shown, [paper_record(one) for one in found])
+    networks = _collect(console, paper_networks(), PAPER_ROWS)
+    _show(console, [paper_table(networks)], [paper_record(network) for network in networks], PAPER_ROWS, out)
 
 
-def _watched(console: Console, name: str, items: Iterable[Item], total: int) -> list[Item]:
-    found = []
-    with console.progress(name, total) as bar:
-        for item in items:
-            found.append(item)
+def _collect(console: Console, rows: Iterable[Item], total: int) -> list[Item]:
+    """Collect rows until they are complete or the user interrupts."""
+    collected = []
+    with console.progress("cost", total) as bar, contextlib.suppress(KeyboardInterrupt):
+        for row in rows:
+            collected.append(row)
             bar.advance()
-    return found
+    return collected
 
 
-def _show(console: Console, shown: Sequence[Table]) -> None:
-    from probmcl.tables import to_rich
-
-    for table in shown:
-        console.rich.print(to_rich(table), "")
-
-
-def _write(console: Console, file: Path | None, shown: Sequence[Table], records: Sequence[dict[str, Any]]) -> None:
-    import json
-
+def _show(
+    console: Console, tables: Sequence[Table], records: Sequence[dict[str, Any]], total: int, out: Path | None
+) -> None:
+    """Print and write the rows; if some are missing, end as interrupted."""
     from probmcl.files import write_text
-    from probmcl.tables import to_csv, to_markdown
+    from probmcl.tables import to_csv, to_markdown, to_rich
 
-    if file is None:
-        return
-    texts = {
-        ".csv": lambda: to_csv(records),
-        ".json": lambda: json.dumps(records, indent=2, ensure_ascii=False) + "\n",
-        ".md": lambda: "\n".join(map(to_markdown, shown)),
-    }
-    write_text(file, texts[file.suffix.lower()]())
-    console.print(f"written to {file}")
-
-
-def _refuse(given: dict[str, Any], *, paper: bool) -> None:
-    """An error for flags that have no meaning together."""
-    beside = [name for name, value in given.items() if value not in (None, False, ())]
-    if paper and beside:
-        raise ValueError(f"--paper has its own methods, encoders and sizes; leave out {', '.join(beside)}")
-    alone = [name for name in ("--batch-size", "--device") if given[name] is not None]
-    if alone and not given["--measure"]:
-        raise ValueError(f"{' and '.join(alone)}: only a measurement needs it; add --measure")
+    if not records:
+        raise KeyboardInterrupt("no row was complete")
+    for table in tables:
+        console.rich.print(to_rich(table), "")
+    console.print("GMAC training: forward pass of a step, per image with all its views; see docs/costs.md")
+    if out is not None:
+        texts = {
+            ".csv": lambda: to_csv(records),
+            ".json": lambda: json.dumps(records, indent=2, ensure_ascii=False) + "\n",
+            ".md": lambda: "\n".join(map(to_markdown, tables)),
+        }
+        write_text(out, texts[out.suffix.lower()]())
+        console.print(f"written to {out}")
+    if len(records) < total:
+        raise KeyboardInterrupt(f"{len(records)} of {total} rows are shown")
 
 
-def _measuring(given: dict[str, Any]) -> Any:
-    from probmcl.cost import Measuring
-    from probmcl.runtime.device import find_device
-
-    if not given["--measure"]:
-        return None
-    device = find_device(given["--device"] or "auto")
-    return Measuring(device) if given["--batch-size"] is None else Measuring(device, given["--batch-size"])
-
-
-def _new_file(out: Path | str | None) -> Path | None:
-    if out is None:
-        return None
-    file = Path(out)
-    if file.suffix.lower() not in FORMATS:
-        raise ValueError(f"--out {out}: what is written goes by its ending; {suggestion(file.suffix, FORMATS)}")
-    if file.exists():
-        raise ValueError(f"--out {out}: there is such a file already; give another name")
-    return file
-
-
-def _listed(said: str, flag: str) -> list[str]:
-    """The parts of a list, each once."""
-    found = [part.strip() for part in said.split(",") if part.strip()]
-    if not found:
-        raise ValueError(f"{flag} {said!r} names nothing; give a list, parted by commas")
-    return list(dict.fromkeys(found))
-
-
-def _numbers(said: str, flag: str, *, example: str) -> list[int]:
-    """The whole numbers of a list, each once."""
-    found = _listed(said, flag)
-    wrong = [word for word in found if not word.isdecimal() or int(word) < 1]
-    if wrong:
-        raise ValueError(f"{flag} {said}: {wrong[0]!r} is no whole number from 1 on; say it as in {flag} {example}")
-    return list(dict.fromkeys(map(int, found)))
+def _refuse_file(out: Path | None) -> None:
+    if out is not None and out.suffix.lower() not in FORMATS:
+        raise ValueError(f"--out {out}: its suffix decides the format; {suggestion(out.suffix, FORMATS)}")
+    if out is not None and out.exists():
+        raise ValueError(f"--out {out} exists already; give another name")

@@ -1,28 +1,29 @@
-"""Table 3 of the paper, "Computational training cost", beside what the networks that it names cost here."""
+"""Table 3 of the paper, "Computational training cost", and the cost of the networks that it names."""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from probmcl.cost.rows import Choice, Row, choices, label_space, survey
+from probmcl.cost.rows import CostRow, cost_row, label_space, meta_encoder
 from probmcl.data.word_vectors import words_of
-from probmcl.settings import method_settings
+from probmcl.settings import MethodSpec
 
 CLASSES = (9, 80)
-"""Of ADP, and of MS-COCO, which the table's caption names."""
+"""The classes of ADP, and of MS-COCO, which the caption of the table names."""
 
 SIZE = 448
-"""Side of the images of all its methods."""
+"""Image size of all its methods."""
 
 
 @dataclass(frozen=True)
-class Printed:
-    """A column of the table: the method, parameters in millions and GMAC as printed, and what we found about them.
+class PaperColumn:
+    """A column of the table: the method, parameters in millions and GMAC as printed, and our findings.
 
-    `networks` are what it may have been counted on: the method here with a preset, and an encoder.
+    `networks` are those that it may have been counted on: a method with its preset, and an encoder.
     """
 
     name: str
@@ -33,7 +34,7 @@ class Printed:
 
 
 TABLE_3 = (
-    Printed(
+    PaperColumn(
         "ML-GCN",
         44.90,
         31.39,
@@ -42,7 +43,7 @@ TABLE_3 = (
         "code keeps as a parameter (44.91 with 80). The printed GMAC is that of ResNet-101 alone: ptflops did not see "
         "the products of the graph.",
     ),
-    Printed(
+    PaperColumn(
         "TDRG",
         75.20,
         64.40,
@@ -51,14 +52,14 @@ TABLE_3 = (
         "ResNet-101 and the heads without their transformer come to 64.0 GMAC, and the authors' class does hold the "
         "encoder twice, which a counter may follow twice: a guess, and it explains no parameters.",
     ),
-    Printed(
+    PaperColumn(
         "CSRA",
         42.52,
         31.39,
         (("csra", "resnet101"), ("csra:paper", "resnet101")),
         "fits 9 classes and one head, and nothing else; on MS-COCO the authors have 80 classes and six heads.",
     ),
-    Printed(
+    PaperColumn(
         "ProbMCL",
         42.23,
         29.65,
@@ -69,34 +70,33 @@ TABLE_3 = (
 )
 
 
-@dataclass(frozen=True)
-class Beside:
+PAPER_ROWS = len(CLASSES) * sum(len(column.networks) for column in TABLE_3)
+"""The number of networks that `paper_networks` yields."""
+
+
+class PaperNetwork(NamedTuple):
     """A column of the printed table, and a network of ours that it may have been counted on."""
 
-    printed: Printed
-    row: Row
+    printed: PaperColumn
+    row: CostRow
 
 
-def table_3() -> Iterator[Beside]:
-    """Every printed column beside our networks, with 9 and with 80 classes."""
+def paper_networks() -> Iterator[PaperNetwork]:
+    """Yield our networks for every printed column, with 9 and with 80 classes."""
     with tempfile.TemporaryDirectory() as folder:
+        vectors = _write_vectors(Path(folder) / "vectors.txt")
         for printed in TABLE_3:
             for method, encoder in printed.networks:
-                chosen = _choice(method, Path(folder))
-                yield from (Beside(printed, row) for row in survey([chosen], [encoder], [SIZE], CLASSES))
+                spec = MethodSpec.parse(method)
+                # The authors count ML-GCN with word vectors that are not learned.
+                settings = replace(spec.settings, vectors=vectors) if method == "ml_gcn" else None
+                for classes in CLASSES:
+                    yield PaperNetwork(printed, cost_row(spec, meta_encoder(encoder, SIZE), classes, settings))
 
 
-def networks() -> int:
-    """How many rows `table_3` has."""
-    return len(CLASSES) * sum(len(printed.networks) for printed in TABLE_3)
-
-
-def _choice(method: str, folder: Path) -> Choice:
-    """The method as its authors count it: ML-GCN has word vectors from a file, whatever their numbers are."""
-    (chosen,) = choices([method])
-    if chosen.method != "ml_gcn":
-        return chosen
+def _write_vectors(path: Path) -> str:
+    """Write word vectors of zeros for all classes: only their shape matters."""
     words = {word for name in label_space(max(CLASSES)).names for word in words_of(name)}
-    zeros = " 0" * chosen.settings.vector_size
-    (folder / "vectors.txt").write_text("".join(f"{word}{zeros}\n" for word in words), encoding="utf-8")
-    return Choice("ml_gcn", "default", method_settings("ml_gcn", changes={"vectors": str(folder / "vectors.txt")}))
+    zeros = " 0" * MethodSpec("ml_gcn").settings.vector_size
+    path.write_text("".join(f"{word}{zeros}\n" for word in words), encoding="utf-8")
+    return str(path)

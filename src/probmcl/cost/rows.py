@@ -1,4 +1,4 @@
-"""One row for a method on an encoder, at an image size, with a number of classes: what it costs, by shapes alone."""
+"""The cost of a method on an encoder, at an image size, with a number of classes, from shapes alone."""
 
 from __future__ import annotations
 
@@ -14,89 +14,57 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probmcl.cost.operations import Operations, operations
-from probmcl.cost.size import parameters
-from probmcl.cost.speed import Measuring, Speed, an_example, measured
+from probmcl.cost.operations import Operations, count_operations, count_parameters
+from probmcl.cost.speed import MeasureOptions, Speed, measure_speed, random_batch
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.encoders.encoder import MODEL_ERRORS
-from probmcl.errors import SettingsError
-from probmcl.methods import METHODS, find_method, full_name
+from probmcl.errors import OptionError, SettingsError
+from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier, Method
 from probmcl.methods.probe import Probe
-from probmcl.settings import method_settings, short_name
+from probmcl.settings import MethodSpec
 
-IMAGES = 8
-"""In the step whose operations are counted: what a contrast compares among them adds next to nothing to an encoder."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A method with settings, and the name of the preset that they are."""
-
-    method: str
-    preset: str
-    settings: Any
-
-    @property
-    def name(self) -> str:
-        """What its rows are called."""
-        return short_name(self.method) if self.preset == "default" else f"{short_name(self.method)}:{self.preset}"
+STEP_IMAGES = 8
+"""Images of the step whose operations are counted; comparing them costs next to nothing next to an encoder."""
 
 
-def choices(said: Sequence[str], preset: str | None = None) -> tuple[Choice, ...]:
-    """The methods that are meant by `all`, NAME, NAME:PRESET or a place elsewhere; a `preset` is of those without one.
+def parse_methods(names: Sequence[str], preset: str | None = None) -> tuple[MethodSpec, ...]:
+    """Parse `all` and the forms of `MethodSpec.parse`; `preset` is for methods named without one.
 
-    >>> [choice.name for choice in choices(["csra", "probmcl:paper", "csra"])]
+    >>> [spec.name for spec in parse_methods(["csra", "probmcl:paper", "csra"])]
     ['csra', 'probmcl:paper']
     """
-    names = [name for word in said for name in (METHODS if word == "all" else [word])]
-    found: dict[str, Choice] = {}
-    for choice in (_choice(name, preset) for name in names):
-        if found.setdefault(choice.name, choice).method != choice.method:
-            raise SettingsError(
-                f"{found[choice.name].method} and {choice.method}: both would be called {choice.name}; rename one"
-            )
-    return tuple(found.values())
-
-
-def _choice(said: str, preset: str | None) -> Choice:
-    name, _, own = said.partition(":")
-    method, chosen = (name, own or preset) if name in METHODS else (full_name(said), preset)
-    if own and preset and name in METHODS and own != preset:
-        raise SettingsError(f"{said} and --preset {preset}: two presets of {name}; give one")
-    return Choice(method, chosen or "default", method_settings(method, chosen or "default"))
-
-
-class Costs(NamedTuple):
-    """The numbers of a row that follow from shapes alone; see `Row`."""
-
-    training_parameters: int
-    prediction_parameters: int
-    gmac: float
-    gmac_ptflops: float
-    training_gmac: float
+    specs: dict[str, MethodSpec] = {}
+    for text in itertools.chain.from_iterable(METHODS if name == "all" else [name] for name in names):
+        spec = MethodSpec.parse(text, preset or "default")
+        if spec.method in METHODS and spec.preset != (preset or spec.preset):
+            raise OptionError("preset", preset, f"contradicts {text}; give one preset")
+        other = specs.setdefault(spec.name, spec)
+        if other != spec:
+            raise SettingsError(f"{other.method} and {spec.method} are both called {spec.name}; rename one")
+    return tuple(specs.values())
 
 
 @dataclass(frozen=True)
-class Row:
-    """What a method costs on an encoder.
+class CostRow:
+    """The cost of a method on an encoder.
 
     Attributes:
-        method: its name, with the preset where that is not the default.
-        encoder: the name of timm's model.
-        image_size: side of the square image; None where the encoder has none that it can take.
-        classes: how many.
-        views: of each image in a step.
-        own_head: whether it predicts by itself; else an encoder with one linear layer does, the probe.
-        training_parameters: of everything that is there in training.
-        prediction_parameters: of what predicts.
-        gmac: of predicting one image, matrix products and convolutions alone.
+        method: its name, with the preset unless it is the default.
+        encoder: the name of the timm model.
+        image_size: side of the square image; None if the encoder cannot be built at its default size.
+        classes: number of classes.
+        views: views of each image in a step.
+        own_head: whether the method predicts by itself; otherwise a linear probe on its encoder predicts.
+        training_parameters: parameters of everything that exists in training.
+        prediction_parameters: parameters that a prediction depends on.
+        gmac: matrix products and convolutions of predicting one image, in 1e9 multiply-adds.
         gmac_ptflops: the same by the convention of ptflops.
-        training_gmac: products of a step's forward pass, for each image: of all its views, and of what they train.
-        problem: why it cannot be; then there are no numbers.
-        speed: what was measured, if anything was.
-        unmeasured: why nothing could be.
+        training_gmac: products of the forward pass of a step, per image with all its views.
+        problem: why the cost cannot be counted; then there are no numbers.
+        speed: the measurement, if there is one.
+        unmeasured: why the measurement failed.
     """
 
     method: str
@@ -115,83 +83,84 @@ class Row:
     unmeasured: str | None = None
 
 
-@dataclass(frozen=True)
-class Empty:
-    """An encoder without numbers, and what it takes to encode one image."""
+class MetaEncoder(NamedTuple):
+    """An encoder on the meta device, which has shapes and no numbers, and the operations of encoding one image."""
 
     encoder: Encoder
-    image: Operations
+    operations: Operations
 
 
 @functools.lru_cache(maxsize=8)
-def empty_encoder(name: str, image_size: int | None = None) -> Empty:
-    """The encoder of a name at a size, by default its own.
+def meta_encoder(name: str, image_size: int | None = None) -> MetaEncoder:
+    """Build an encoder on the meta device, by default at its own image size.
 
-    >>> empty_encoder("resnet18", 224).image.products
+    >>> meta_encoder("resnet18", 224).operations.products
     1813561344
     """
     with torch.device("meta"), torch.random.fork_rng(devices=[]), torch.no_grad():
         encoder = Encoder(name, image_size=image_size).eval()
         image = torch.empty(1, 3, encoder.image_size, encoder.image_size)
         try:
-            return Empty(encoder, operations(lambda: encoder(image)))
+            return MetaEncoder(encoder, count_operations(lambda: encoder(image)))
         except MODEL_ERRORS as error:
-            raise ValueError(f"{name} cannot be followed by shapes alone ({error}); choose another model") from error
+            raise ValueError(f"{name} does not run on the meta device ({error}); choose another model") from error
 
 
-def row(choice: Choice, name: str, empty: Empty, classes: int) -> Row:
-    """What a method costs on an encoder; where it cannot be built, why.
-
-    >>> row(choices(["bce"])[0], "resnet18", empty_encoder("resnet18", 224), 9).prediction_parameters
-    11181129
-    """
-    kind = find_method(choice.method)
-    about = (choice.name, name, empty.encoder.image_size, classes, kind.n_views, kind.has_own_head(choice.settings))
-    try:
-        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-            warnings.simplefilter("ignore")  # they are for those who train it
-            return Row(*about, *_costs(kind, choice.settings, empty, label_space(classes)))
-    except MODEL_ERRORS as error:
-        return Row(*about, problem=str(error) or type(error).__name__)
-
-
-def survey(
-    chosen: Sequence[Choice],
+def cost_rows(
+    specs: Sequence[MethodSpec],
     encoders: Sequence[str],
     image_sizes: Sequence[int | None],
     classes: Sequence[int],
-    measuring: Measuring | None = None,
-) -> Iterator[Row]:
-    """A row for every combination; an encoder that cannot take a size has rows that say so."""
+    measure: MeasureOptions | None = None,
+) -> Iterator[CostRow]:
+    """Yield the cost of every combination; if an encoder cannot take a size, its rows have a `problem`."""
     for name, size in itertools.product(encoders, image_sizes):
         try:
-            empty = empty_encoder(name, size)
+            encoder = meta_encoder(name, size)
         except ValueError as error:
-            yield from (_impossible(choice, name, size, c, str(error)) for c in classes for choice in chosen)
+            empty = (_empty_row(spec, name, size, number) for number in classes for spec in specs)
+            yield from (replace(row, problem=str(error)) for row in empty)
             continue
-        for c, choice in itertools.product(classes, chosen):
-            found = row(choice, name, empty, c)
-            yield found if found.problem or measuring is None else _measured(found, choice, empty, measuring)
+        for number, spec in itertools.product(classes, specs):
+            row = cost_row(spec, encoder, number)
+            yield row if row.problem or measure is None else _measure(row, spec, measure)
 
 
-def _impossible(choice: Choice, name: str, size: int | None, classes: int, problem: str) -> Row:
-    kind = find_method(choice.method)
-    return Row(choice.name, name, size, classes, kind.n_views, kind.has_own_head(choice.settings), problem=problem)
+def cost_row(spec: MethodSpec, meta: MetaEncoder, classes: int, settings: Any = None) -> CostRow:
+    """Return the cost of a method on an encoder; `settings` override those of the preset.
+
+    >>> cost_row(MethodSpec("bce"), meta_encoder("resnet18", 224), 9).prediction_parameters
+    11181129
+    """
+    row = _empty_row(spec, meta.encoder.name, meta.encoder.image_size, classes)
+    method, settings, names = find_method(spec.method), settings or spec.settings, label_space(classes)
+    try:
+        with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+            warnings.simplefilter("ignore")  # they are for training
+            if method.needs_maps:
+                return _count_on_maps(row, method(copy.deepcopy(meta.encoder), names, settings))
+            return _count_on_features(row, method(PrecomputedFeatures(meta.encoder.features), names, settings), meta)
+    except MODEL_ERRORS as error:
+        return replace(row, problem=str(error) or type(error).__name__)
 
 
-def _measured(found: Row, choice: Choice, empty: Empty, measuring: Measuring) -> Row:
+def _empty_row(spec: MethodSpec, encoder: str, image_size: int | None, classes: int) -> CostRow:
+    method = find_method(spec.method)
+    return CostRow(spec.name, encoder, image_size, classes, method.n_views, method.has_own_head(spec.settings))
+
+
+def _measure(row: CostRow, spec: MethodSpec, options: MeasureOptions) -> CostRow:
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
         warnings.simplefilter("ignore")
-        encoder = Encoder(empty.encoder.name, image_size=empty.encoder.image_size)
+        encoder = Encoder(row.encoder, image_size=row.image_size)
         try:
-            speed = measured(choice.method, choice.settings, encoder, label_space(found.classes), measuring)
-        except torch.OutOfMemoryError:  # others may need less
-            return replace(found, unmeasured="not measured, out of memory; a smaller --batch-size helps")
-    return replace(found, speed=speed)
+            return replace(row, speed=measure_speed(spec, encoder, label_space(row.classes), options))
+        except torch.OutOfMemoryError:  # other methods may need less
+            return replace(row, unmeasured="not measured, out of memory; a smaller batch size helps")
 
 
 def label_space(classes: int) -> LabelSpace:
-    """Classes of no particular names, of which each occurs alone.
+    """Return classes with generic names that never occur together.
 
     >>> label_space(2).names
     ('class 1', 'class 2')
@@ -200,77 +169,67 @@ def label_space(classes: int) -> LabelSpace:
     return LabelSpace(names, np.ones(classes, dtype=np.int64), np.zeros((classes, classes), dtype=np.int64))
 
 
-def _costs(kind: type[Method], settings: Any, empty: Empty, space: LabelSpace) -> Costs:
-    """Of an encoder and what sits on its features, each counted alone; where a method needs maps, of both together."""
-    if kind.needs_maps:
-        return _costs_on_maps(kind(copy.deepcopy(empty.encoder), space, settings), kind.has_own_head(settings))
-    encoder, features = parameters(empty.encoder), empty.encoder.features
-    on_features = kind(PrecomputedFeatures(features), space, settings)
-    step = _step(on_features, features, len(space))
-    own_head = kind.has_own_head(settings)
-    head = _predicted(on_features if own_head else Probe(PrecomputedFeatures(features), space), torch.rand(1, features))
-    prediction = empty.image + head.operations
-    return Costs(
-        training_parameters=encoder + parameters(on_features),
-        prediction_parameters=encoder + head.parameters,
+def _count_on_features(row: CostRow, method: Method, meta: MetaEncoder) -> CostRow:
+    """Count the encoder and the method on its features separately."""
+    encoder, features = count_parameters(meta.encoder), meta.encoder.features
+    views, labels = random_batch(method.n_views, STEP_IMAGES, (features,), row.classes)
+    method.train()
+    step = count_operations(lambda: method(views, labels))
+    classifier = method if row.own_head else Probe(PrecomputedFeatures(features), label_space(row.classes))
+    head, head_parameters = _count_prediction(classifier, torch.rand(1, features))
+    prediction = meta.operations + head
+    return replace(
+        row,
+        training_parameters=encoder + count_parameters(method),
+        prediction_parameters=encoder + head_parameters,
         gmac=prediction.gmac,
         gmac_ptflops=prediction.gmac_ptflops,
-        training_gmac=kind.n_views * empty.image.gmac + step.gmac / IMAGES,
+        training_gmac=method.n_views * meta.operations.gmac + step.gmac / STEP_IMAGES,
     )
 
 
-def _costs_on_maps(method: Method, own_head: bool) -> Costs:
-    """Of a method that needs maps; it trains what predicts, once for each view."""
-    assert isinstance(method.encoder, Encoder)
-    if not own_head:
+def _count_on_maps(row: CostRow, method: Method) -> CostRow:
+    """Count the encoder and the method together; a step costs one prediction per view."""
+    if not row.own_head:
         raise ValueError("it needs more than pooled features and does not predict by itself; this cannot be counted")
-    size = method.encoder.image_size
-    predicted = _predicted(method.to("meta"), torch.empty(1, 3, size, size, device="meta"))
-    return Costs(
-        training_parameters=parameters(method),
-        prediction_parameters=predicted.parameters,
-        gmac=predicted.operations.gmac,
-        gmac_ptflops=predicted.operations.gmac_ptflops,
-        training_gmac=method.n_views * predicted.operations.gmac,
+    assert row.image_size is not None
+    image = torch.empty(1, 3, row.image_size, row.image_size, device="meta")
+    prediction, prediction_parameters = _count_prediction(method.to("meta"), image)
+    return replace(
+        row,
+        training_parameters=count_parameters(method),
+        prediction_parameters=prediction_parameters,
+        gmac=prediction.gmac,
+        gmac_ptflops=prediction.gmac_ptflops,
+        training_gmac=method.n_views * prediction.gmac,
     )
 
 
-def _step(method: Method, features: int, classes: int) -> Operations:
-    views, labels = an_example(method.n_views, IMAGES, (features,), classes)
-    method.train()
-    return operations(lambda: method(views, labels))
-
-
-class _Predicted(NamedTuple):
-    operations: Operations
-    parameters: int
-
-
-def _predicted(classifier: Method, image: Tensor) -> _Predicted:
-    """What one image takes, and how many parameters its logits depend on; the rest is for training, or unused."""
+def _count_prediction(classifier: Method, image: Tensor) -> tuple[Operations, int]:
+    """The operations for one image, and the parameters that its logits depend on; others are for training only."""
     assert isinstance(classifier, Classifier)
     classifier.eval().requires_grad_(True)
-    found: list[Tensor] = []
+    logits: list[Tensor] = []
     with torch.enable_grad():
-        taken = operations(lambda: found.append(classifier.logits(image)))
-    return _Predicted(taken, sum(parameter.numel() for parameter in leaves(found[0])))
+        counted = count_operations(lambda: logits.append(classifier.logits(image)))
+    return counted, sum(parameter.numel() for parameter in leaves(logits[0]))
 
 
 def leaves(result: Tensor) -> set[Tensor]:
-    """The parameters that a tensor was computed from, each once.
+    """Return the parameters that a tensor was computed from, each once.
 
     >>> layer, other = torch.nn.Linear(4, 3), torch.nn.Linear(3, 3)
     >>> leaves(layer(torch.rand(1, 4))) == {layer.weight, layer.bias}
     True
     """
-    found: set[Tensor] = set()
-    seen: set[Any] = {None}
-    coming: list[Any] = [result.grad_fn]
-    while coming:
-        node = coming.pop()
-        if node in seen:
+    parameters: set[Tensor] = set()
+    visited: set[Any] = {None}
+    queue: list[Any] = [result.grad_fn]
+    while queue:
+        node = queue.pop()
+        if node in visited:
             continue
-        seen.add(node)
-        coming += [before for before, _ in node.next_functions]
-        found |= {node.variable} if node.name() == "torch::autograd::AccumulateGrad" else set()
-    return found
+        visited.add(node)
+        queue += [previous for previous, _ in node.next_functions]
+        parameters |= {node.variable} if node.name() == "torch::autograd::AccumulateGrad" else set()
+    return parameters

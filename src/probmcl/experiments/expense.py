@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from probmcl.cost import seconds_per_image, step_memory
-from probmcl.cost.size import gmac, parameters
-from probmcl.cost.speed import seconds_per_step
+from probmcl.cost.operations import count_parameters, prediction_operations
+from probmcl.cost.speed import seconds_per_image, seconds_per_step, step_memory
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
 from probmcl.methods.probe import Probe
@@ -70,4 +69,5 @@ def _prediction(classifier: Classifier, workspace: Workspace) -> Prediction:
     size = encoder.image_size
     at_once = max(1, workspace.images.pixels_at_once // size**2)
     images = torch.rand(at_once, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
-    return Prediction(parameters(classifier), gmac(classifier, size), 1 / seconds_per_image(classifier, images))
+    gmac = prediction_operations(classifier, size).gmac
+    return Prediction(count_parameters(classifier), gmac, 1 / seconds_per_image(classifier, images))

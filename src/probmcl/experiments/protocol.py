@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from probmcl.errors import SettingsError
-from probmcl.methods import METHODS, find_method, full_name
+from probmcl.methods import METHODS, find_method
 from probmcl.run.budget import MAX_VIEWS, Costs, Plan, Planner
 from probmcl.run.results import Candidate, CandidateId, Head
 from probmcl.runtime.distributed import world_size
-from probmcl.settings import Settings, TrainingJob, default_training, method_settings, short_name
+from probmcl.settings import MethodSpec as MethodSpec
+from probmcl.settings import Settings, TrainingJob, default_training
 from probmcl.tables import rough_duration
 from probmcl.training.optimizer import Training
 
@@ -23,19 +24,6 @@ SAFETY = 1.15
 
 WORTH = 0.9
 """Share of the views there could be that equal steps must reach; below it, all methods take the smallest batch."""
-
-
-@dataclass(frozen=True)
-class MethodSpec:
-    """A method that takes part, with one of its presets."""
-
-    method: str
-    preset: str = "default"
-
-    @property
-    def name(self) -> str:
-        """What its rows are called."""
-        return short_name(self.method) if self.preset == "default" else f"{short_name(self.method)}:{self.preset}"
 
 
 def parse_methods(methods: Sequence[str]) -> tuple[MethodSpec, ...]:
@@ -57,13 +45,11 @@ def parse_methods(methods: Sequence[str]) -> tuple[MethodSpec, ...]:
 
 
 def _entrant(said: str) -> MethodSpec:
-    method, _, preset = said.partition(":")
-    if method == "probe":
+    if said.partition(":")[0] == "probe":
         raise SettingsError("the frozen probe is part of every comparison; leave 'probe' out")
-    entrant = MethodSpec(method, preset or "default") if method in METHODS else MethodSpec(full_name(said))
+    entrant = MethodSpec.parse(said)
     if entrant.method not in METHODS and entrant.name in METHODS:
         raise SettingsError(f"{entrant.method} is called as the method {entrant.name} here; rename it")
-    method_settings(entrant.method, entrant.preset)  # which refuses what is not there
     return entrant
 
 
@@ -97,8 +83,7 @@ def make_jobs(
             tried = replace(
                 fixed, learning_rate=training.learning_rate * rate, weight_decay=training.weight_decay * decay
             )
-            config = method_settings(entrant.method, entrant.preset)
-            made.append(TrainingJob(entrant.method, config, tried, name, trial))
+            made.append(TrainingJob(entrant.method, entrant.settings, tried, name, trial))
     return tuple(made)
 
 

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from probmcl.cost.paper import Beside
-from probmcl.cost.rows import Row
+from probmcl.cost.paper import PaperNetwork
+from probmcl.cost.rows import CostRow
 from probmcl.cost.speed import Speed
 from probmcl.tables import MISSING, Column, Table
 
@@ -35,7 +35,7 @@ class Quantity(NamedTuple):
     """A column and its cell for each row."""
 
     column: Column
-    cell: Callable[[Row], str]
+    cell: Callable[[CostRow], str]
 
 
 def _measured(header: str, cell: Callable[[Speed], str]) -> Quantity:
@@ -63,7 +63,7 @@ MEASURED = (
 )
 
 
-def cost_tables(rows: Sequence[Row]) -> list[Table]:
+def cost_tables(rows: Sequence[CostRow]) -> list[Table]:
     """Return a table for each encoder, size and number of classes, and another for the measurements, if any."""
     tables = []
     for _, group in itertools.groupby(rows, lambda row: (row.encoder, row.image_size, row.classes)):
@@ -76,18 +76,18 @@ def cost_tables(rows: Sequence[Row]) -> list[Table]:
     return tables
 
 
-def _table(title: str, quantities: Sequence[Quantity], rows: Sequence[Row], notes: Sequence[str]) -> Table:
+def _table(title: str, quantities: Sequence[Quantity], rows: Sequence[CostRow], notes: Sequence[str]) -> Table:
     columns = [Column.of_names("method"), *(quantity.column for quantity in quantities)]
     cells = [[row.method, *(MISSING if row.problem else q.cell(row) for q in quantities)] for row in rows]
     return Table(title, columns, cells, notes=notes)
 
 
-def _title(row: Row) -> str:
+def _title(row: CostRow) -> str:
     size = f", {row.image_size} px" if row.image_size else ""
     return f"{row.encoder}{size}, {row.classes} class{'es' if row.classes > 1 else ''}"
 
 
-def _problems(rows: Sequence[Row]) -> list[str]:
+def _problems(rows: Sequence[CostRow]) -> list[str]:
     """Return why rows have no numbers, or no measured ones; the same reason once."""
     methods: dict[str, list[str]] = {}
     for row in rows:
@@ -96,7 +96,7 @@ def _problems(rows: Sequence[Row]) -> list[str]:
     return [f"{', '.join(names)}: {problem}" for problem, names in methods.items()]
 
 
-def paper_table(networks: Sequence[Beside]) -> Table:
+def paper_table(networks: Sequence[PaperNetwork]) -> Table:
     """Return Table 3 of the paper and ours: the printed numbers of each method, then our networks."""
     columns = [*map(Column.of_names, ("method", "encoder")), Column("classes"), *(q.column for q in NETWORK)]
     cells: list[list[str]] = []
@@ -109,14 +109,14 @@ def paper_table(networks: Sequence[Beside]) -> Table:
     return Table("Table 3 of the paper, and ours at 448 px", columns, cells, notes=[*notes, *problems])
 
 
-def record(row: Row) -> dict[str, Any]:
+def record(row: CostRow) -> dict[str, Any]:
     """Return a row as plain numbers under stable keys; those of a measurement are None where nothing was measured."""
     numbers = dataclasses.asdict(row)
     speed = numbers.pop("speed") or dict.fromkeys(field.name for field in dataclasses.fields(Speed))
     return numbers | speed
 
 
-def paper_record(network: Beside) -> dict[str, Any]:
+def paper_record(network: PaperNetwork) -> dict[str, Any]:
     """Return the record of a network next to the numbers printed in the paper."""
     printed = {
         "printed_method": network.printed.name,

@@ -5,86 +5,13 @@ import torch
 from torch import Tensor, nn
 
 from helpers.images import label_space
-from probmcl.cost.size import gmac, parameters, peak_memory
+from probmcl.cost.memory import peak_memory
 from probmcl.encoders import Encoder
 from probmcl.methods.bce import BCE
 
 
 def linear_on(name: str, classes: int = 9, image_size: int | None = None) -> BCE:
     return BCE(Encoder(name, image_size=image_size), label_space(classes))
-
-
-def test_parameters_are_weights_and_biases_each_once() -> None:
-    shared = nn.Linear(3, 3)
-    module = nn.Sequential(shared, nn.BatchNorm1d(3), shared)  # which has statistics, too
-    module[1].weight.requires_grad_(False)
-    assert parameters(module) == (9 + 3) + (3 + 3)
-
-
-def test_resnet_101_has_the_cost_that_is_known_of_it() -> None:
-    with torch.device("meta"):
-        classifier = linear_on("resnet101", image_size=448)
-    assert parameters(classifier) == 42_500_160 + 9 * 2049
-    assert round(gmac(classifier, 448), 2) == 31.20
-
-
-def slow_macs(classifier: BCE, size: int) -> int:
-    """Products of every convolution and linear layer, from the shapes that a real image gives them."""
-    total = 0
-
-    def count(layer: Any, inputs: Any, output: Tensor) -> None:
-        nonlocal total
-        total += output.numel() * layer.weight[0].numel()
-
-    layers = [m for m in classifier.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
-    handles = [layer.register_forward_hook(count) for layer in layers]
-    with torch.inference_mode():
-        classifier.eval().logits(torch.zeros(1, 3, size, size))
-    for handle in handles:
-        handle.remove()
-    return total
-
-
-@pytest.mark.parametrize("name", ["test_resnet", "test_efficientnet"])
-@pytest.mark.parametrize("size", [64, 96])
-def test_convolutions_count_with_their_groups_at_any_size(name: str, size: int) -> None:
-    classifier = linear_on(name)
-    assert gmac(classifier, size) == pytest.approx(slow_macs(classifier, size) / 1e9, rel=1e-12)
-
-
-def test_the_products_inside_attention_count() -> None:
-    classifier = linear_on("test_vit", image_size=160)
-    model: Any = classifier.encoder.model
-    tokens, width = model.pos_embed.shape[1:]
-    attention = len(model.blocks) * 2 * tokens**2 * width
-    size = 160
-    assert gmac(classifier, size) == pytest.approx((slow_macs(classifier, size) + attention) / 1e9, rel=1e-12)
-
-
-def test_counting_leaves_the_model_as_it_was() -> None:
-    classifier = linear_on("test_resnet").train()
-    before = {key: value.clone() for key, value in classifier.state_dict().items()}
-    gmac(classifier, 64)
-    assert classifier.training
-    assert classifier.encoder.training
-    after = classifier.state_dict()
-    assert all(type(value) is Tensor and torch.equal(value, after[key]) for key, value in before.items())
-    assert type(classifier.logits(torch.zeros(2, 3, 64, 64))) is Tensor
-
-
-def test_a_model_that_keeps_what_it_computes_keeps_nothing_of_the_count() -> None:
-    class Keeping(nn.Module):
-        kept: Tensor | None = None
-
-        def forward(self, logits: Tensor) -> Tensor:
-            self.kept = logits * 2
-            return self.kept
-
-    classifier = linear_on("test_resnet")
-    keeping = Keeping()
-    classifier.linear = nn.Sequential(classifier.linear, keeping)  # type: ignore[assignment]
-    gmac(classifier, 64)
-    assert keeping.kept is None
 
 
 KB = 1024
