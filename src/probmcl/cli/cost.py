@@ -54,14 +54,10 @@ def cost(
         Numbers, Parameter(help="numbers of classes: 9,80 (default: 80, as in MS-COCO)", group=COUNTED)
     ] = (),
     paper: Annotated[
-        bool,
-        Parameter(
-            help="compare with Table 3 of the paper, and nothing else", negative="", show_default=False, group=COUNTED
-        ),
+        bool, Parameter(help="compare with Table 3 of the paper, and nothing else", negative="", group=COUNTED)
     ] = False,
     measure: Annotated[
-        bool,
-        Parameter(help="also measure the time of a step and a prediction, and memory", negative="", group=MEASURED),
+        bool, Parameter(help="also measure the time and memory of a step and a prediction", negative="", group=MEASURED)
     ] = False,
     batch_size: Annotated[int | None, Parameter(help="images per step (default: 8)", group=MEASURED)] = None,
     device: Annotated[str | None, Parameter(help="auto, cpu, cuda or mps", group=MEASURED)] = None,
