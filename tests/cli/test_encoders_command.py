@@ -42,7 +42,7 @@ def test_a_whole_name_shows_all_its_weights_and_no_other_model() -> None:
 
 @pytest.mark.parametrize("model", ["mobilenetv4_conv_small_035", "nf_ecaresnet50"])
 def test_a_whole_name_without_weights_shows_the_model_and_says_so(model: str) -> None:
-    (found,) = map(command.described, command.matching(model))
+    (found,) = map(command.describe_weights, command.matching(model))
     assert (found.name, found.license) == (model, "(no weights)")
 
 
@@ -71,7 +71,7 @@ def test_a_long_list_is_cut_with_a_count_and_builds_nothing(
     monkeypatch.setattr(probmcl.encoders, "millions", lambda model: pytest.fail(f"{model} was built"))
     command.encoders("resnet")
     text = capsys.readouterr().out
-    rest = len(command.matching("resnet")) - command.LISTED
+    rest = len(command.matching("resnet")) - command.MAX_ROWS
     assert rest > 0
     assert f"… and {rest} more" in text
     assert "│ params" not in text

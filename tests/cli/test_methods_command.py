@@ -55,17 +55,21 @@ def test_a_method_without_settings_says_so(capsys: pytest.CaptureFixture[str]) -
     assert "no settings of its own" in said(capsys, "bce")
 
 
+@pytest.mark.parametrize("width", [80, 120])
 def test_the_overview_names_every_method_its_kind_its_views_and_its_presets(
-    capsys: pytest.CaptureFixture[str],
+    width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
     command.methods()
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines()]
-    first_lines = {row[0]: row[2:] for row in rows if row and row[0]}
-    assert list(first_lines) == list(METHODS)
-    assert first_lines["bce"] == ["classifier", "1", "default"]
-    assert first_lines["csra"] == ["classifier", "1", "default, paper"]
-    assert first_lines["supcon"] == ["contrastive", "2", "default"]
-    assert first_lines["probmcl"][:2] == ["contrastive", "2"]  # its presets take two lines
+    lines = capsys.readouterr().out.splitlines()[:-1]
+    assert max(map(len, lines)) <= width
+    rows = dict(line.split(": ", 1) for line in lines if not line.startswith(" "))
+    assert list(rows) == list(METHODS)
+    assert rows["bce"] == "classifier, 1 view"
+    assert rows["csra"] == "classifier, 1 view; presets: default, paper"
+    assert rows["supcon"] == "contrastive, 2 views"
+    assert rows["probmcl"].startswith("contrastive, 2 views; presets: default, paper")
+    assert len(lines) <= 3 * len(METHODS)  # a description takes one or two lines
 
 
 def test_a_wrong_name_is_answered_with_the_nearest() -> None:

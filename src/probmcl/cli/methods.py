@@ -1,4 +1,4 @@
-"""`probmcl methods`: what can be trained, and what each setting of a method means."""
+"""`probmcl methods`: the methods that can be trained, and the settings of each."""
 
 from __future__ import annotations
 
@@ -14,25 +14,22 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from probmcl.console import Console
     from probmcl.methods import Method
 
-INDENT = " " * 4
-
-NOBODY_SAYS = "(not described)"
-"""In the place of a meaning that a method from elsewhere does not give."""
+UNDESCRIBED = "(not described)"
+"""Shown for a setting that a method outside this package does not describe."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting of a method, as a person reads it.
+    """One setting of a method, as text.
 
     Attributes:
-        name: what `--set NAME=VALUE` calls it.
-        choices: what it may be.
-        values: what it is in each preset.
-        meaning: from the docstring of the method's `Config`.
+        name: the NAME of `--set NAME=VALUE`.
+        choices: the values that it may have.
+        values: its value in each preset.
+        meaning: its description in the docstring of the method's `Config`.
     """
 
     name: str
@@ -45,7 +42,7 @@ def methods(
     name: Annotated[str | None, Parameter(help="one of them; or my_package.my_file:MyMethod")] = None,
     /,
 ) -> None:
-    """Show the methods there are or, with a name, what can be set in one of them.
+    """List the methods that can be trained; with a name, show the settings of that method.
 
     Example: probmcl methods probmcl
     """
@@ -53,56 +50,53 @@ def methods(
     from probmcl.methods import METHODS, find_method
 
     console = Console()
-    if name is None:
-        console.rich.print(_overview({known: find_method(known) for known in METHODS}))
-        console.print("the settings of one: probmcl methods NAME")
+    if name is not None:
+        _show_settings(console, name, find_method(name))
         return
-    method = find_method(name)
-    console.print(_what_it_is(name, method))
-    for setting in settings(method):
-        console.print(f"\n{_values(setting)}")
-        for text in (setting.meaning, f"→ {setting.choices}"):
-            console.print(textwrap.fill(text, console.rich.width, initial_indent=INDENT, subsequent_indent=INDENT))
-    if settings(method):
-        console.print(f"\nto change one: probmcl train DATA --method {name} --set NAME=VALUE")
+    for known in METHODS:
+        method = find_method(known)
+        presets = "" if len(method.presets) == 1 else f"; presets: {', '.join(method.presets)}"
+        console.print(f"{known}: {_kind(method)}, {_views(method)}{presets}")
+        _print_indented(console, _first_sentence(method))
+    console.print("the settings of one: probmcl methods NAME")
 
 
 def settings(method: type[Method]) -> list[Setting]:
-    """What can be set in a method, in the order of its `Config`."""
+    """Return the settings of a method, in the order of its `Config`."""
     config = type(method.presets["default"])
-    hints, said = typing.get_type_hints(config), meanings(config)
+    hints, descriptions = typing.get_type_hints(config), meanings(config)
     return [
         Setting(
             field.name,
             choices(hints[field.name]),
-            {preset: shown(getattr(values, field.name)) for preset, values in method.presets.items()},
-            said.get(field.name, NOBODY_SAYS),
+            {preset: as_text(getattr(values, field.name)) for preset, values in method.presets.items()},
+            descriptions.get(field.name, UNDESCRIBED),
         )
         for field in fields(config)
     ]
 
 
-def meanings(kind: type[Any]) -> dict[str, str]:
-    """What the `Attributes:` section of a docstring says of each name.
+def meanings(described: type[Any]) -> dict[str, str]:
+    """Return the `Attributes:` section of a docstring as a dictionary.
 
     >>> class Config:
     ...     '''Settings.
     ...
     ...     Attributes:
-    ...         floor: the least that it may be,
-    ...             and no less.
+    ...         floor: lowest value
+    ...             that is allowed.
     ...     '''
     >>> meanings(Config)
-    {'floor': 'the least that it may be, and no less.'}
+    {'floor': 'lowest value that is allowed.'}
     """
-    _, _, section = inspect.cleandoc(kind.__doc__ or "").partition("\nAttributes:\n")
-    section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]  # up to where the indentation ends
+    _, _, section = inspect.cleandoc(described.__doc__ or "").partition("\nAttributes:\n")
+    section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]  # until the indentation ends
     entries = re.split(r"^ {4}(\w+): ", section, flags=re.MULTILINE)[1:]
     return {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}
 
 
 def choices(hint: Any) -> str:
-    """What a value of a type may be, in a person's words.
+    """Return the values that a type allows, in words.
 
     >>> choices(float | Literal["balanced"])
     'a number, balanced'
@@ -111,7 +105,7 @@ def choices(hint: Any) -> str:
     """
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
-        return ", ".join(map(shown, parts))
+        return ", ".join(map(as_text, parts))
     if origin in (typing.Union, types.UnionType):
         return ", ".join(map(choices, parts))
     if origin in (tuple, list):
@@ -120,55 +114,49 @@ def choices(hint: Any) -> str:
     return words.get(hint, str(getattr(hint, "__name__", hint)))
 
 
-def shown(value: object) -> str:
-    """A value as it is written in a recipe, text without its quotes.
+def as_text(value: object) -> str:
+    """Return a value as it is written in a recipe, text without its quotes.
 
-    >>> shown((2048, 128)), shown(None), shown(True), shown(0.1)
+    >>> as_text((2048, 128)), as_text(None), as_text(True), as_text(0.1)
     ('[2048, 128]', 'none', 'true', '0.1')
     """
     if value is None or isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(map(shown, value))}]"
-    return str(value)
+    return f"[{', '.join(map(as_text, value))}]" if isinstance(value, tuple | list) else str(value)
+
+
+def _show_settings(console: Console, name: str, method: type[Method]) -> None:
+    predicts = {
+        "classifier": "It predicts by itself",
+        "contrastive": "It trains the encoder; a linear probe on it predicts",
+    }
+    others = [preset for preset in method.presets if preset != "default"]
+    shown = "its settings" if settings(method) else "no settings of its own"
+    differing = f", and {', '.join(others)} where it differs" if others else ""
+    console.print(f"{name}: {_first_sentence(method)}")
+    console.print(f"{predicts[_kind(method)]}; {_views(method)} of each image in a step; {shown}{differing}.")
+    for setting in settings(method):
+        default = setting.values["default"]
+        presets = [f"{preset}: {value}" for preset, value in setting.values.items() if value != default]
+        console.print(f"\n{setting.name} = {default}" + (f"   ({', '.join(presets)})" if presets else ""))
+        _print_indented(console, setting.meaning)
+        _print_indented(console, f"→ {setting.choices}")
+    if settings(method):
+        console.print(f"\nto change one: probmcl train DATA --method {name} --set NAME=VALUE")
+
+
+def _print_indented(console: Console, text: str) -> None:
+    indent = " " * 4
+    console.print(textwrap.fill(text, console.rich.width, initial_indent=indent, subsequent_indent=indent))
 
 
 def _kind(method: type[Method]) -> str:
     return "classifier" if method.has_own_head(method.presets["default"]) else "contrastive"
 
 
+def _views(method: type[Method]) -> str:
+    return f"{method.n_views} view{'s' if method.n_views > 1 else ''}"
+
+
 def _first_sentence(method: type[Method]) -> str:
-    return inspect.cleandoc(method.__doc__ or NOBODY_SAYS).splitlines()[0]
-
-
-def _overview(found: Mapping[str, type[Method]]) -> Table:
-    from rich.table import Table
-
-    table = Table()
-    table.add_column("method", no_wrap=True)
-    for column in ("what it is", "kind", "views", "presets"):
-        table.add_column(column, justify="right" if column == "views" else "left")
-    for name, method in found.items():
-        table.add_row(
-            name, _first_sentence(method), _kind(method), str(method.n_views), ", ".join(map(str, method.presets))
-        )
-    return table
-
-
-def _what_it_is(name: str, method: type[Method]) -> str:
-    predicts = {
-        "classifier": "It predicts by itself",
-        "contrastive": "It trains the encoder, and a linear probe on that predicts",
-    }
-    views = f"{method.n_views} view{'s' if method.n_views > 1 else ''} of each image in a step"
-    others = [preset for preset in method.presets if preset != "default"]
-    own = "its settings" if settings(method) else "no settings of its own"
-    differing = f", and {', '.join(others)} where it differs" if others else ""
-    return f"{name}: {_first_sentence(method)}\n{predicts[_kind(method)]}; {views}; {own}{differing}."
-
-
-def _values(setting: Setting) -> str:
-    """The default, and what other presets have instead."""
-    default = setting.values["default"]
-    others = [f"{preset}: {value}" for preset, value in setting.values.items() if value != default]
-    return f"{setting.name} = {default}" + (f"   ({', '.join(others)})" if others else "")
+    return inspect.cleandoc(method.__doc__ or UNDESCRIBED).splitlines()[0]
