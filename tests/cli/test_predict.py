@@ -107,7 +107,7 @@ def test_a_wrong_folder_is_one_sentence_and_exit_code_1(run: Path, photos: Path)
     command = [sys.executable, "-c", RUN, "predict", str(photos), str(photos)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.returncode == 1
-    assert answer.stderr.startswith(f"probmcl: {photos} is no run folder: it has no run.json")
+    assert answer.stderr.startswith(f"probmcl: {photos} is not a run folder: it has no run.json")
     assert answer.stderr.count("\n") == 1
 
 

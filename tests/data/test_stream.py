@@ -222,7 +222,7 @@ def test_an_image_in_memory_whose_file_is_cut_off_is_an_error_of_its_own(photos:
     assert batch.rows == []
 
 
-@pytest.mark.parametrize(("batch_size", "workers", "said"), [(0, 0, "batch size 0"), (1, -1, "workers -1")])
+@pytest.mark.parametrize(("batch_size", "workers", "said"), [(0, 0, "`batch_size=0`"), (1, -1, "`workers=-1`")])
 def test_impossible_numbers_are_refused_at_once(photos: Path, batch_size: int, workers: int, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         decode(photos, PLAIN, batch_size=batch_size, workers=workers)

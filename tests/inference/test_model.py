@@ -103,7 +103,7 @@ def test_the_threshold_decides(model: Model, records: Records) -> None:
     said = model.predict(list(records.paths), threshold=0.9, workers=0)
     np.testing.assert_array_equal(said.labels, said.scores > 0.9)
     for threshold in (-0.1, 1.5, float("nan")):
-        with pytest.raises(ValueError, match="a probability is between 0 and 1"):
+        with pytest.raises(ValueError, match="must be a probability between 0 and 1"):
             model.stream(list(records.paths), threshold=threshold)
 
 
@@ -124,7 +124,7 @@ def test_features_are_the_encoders(model: Model, records: Records) -> None:
 
 def test_embedding_a_broken_image_is_an_error_that_names_it(model: Model, records: Records) -> None:
     records.paths[3].write_bytes(b"")
-    with pytest.raises(ImageError, match=r"3\.png: the file is empty; mend it, or leave it out"):
+    with pytest.raises(ImageError, match=r"3\.png: the file is empty; repair it, or leave it out"):
         model.embed(list(records.paths), workers=0)
 
 
@@ -249,7 +249,7 @@ def test_a_run_without_data_asks_for_some(tmp_path: Path) -> None:
 
 def test_an_empty_split_says_what_there_is(tmp_path: Path, records: Records) -> None:
     data = table(tmp_path, records, split=["train"] * 40 + ["test"] * 2)
-    with pytest.raises(DataError, match=r"no image belongs to the val split \(train 40, val 0, test 2\)"):
+    with pytest.raises(DataError, match=r"the val split has no images \(train 40, val 0, test 2\)"):
         of_run(tmp_path).evaluate(data, "val")
 
 
@@ -263,7 +263,7 @@ def test_a_broken_image_among_the_scored_is_an_error_that_names_it(tmp_path: Pat
 
 def test_a_split_that_does_not_exist_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as outside of the tests
-    with pytest.raises(ValueError, match=r"split 'valid' is none of train, val, test"):
+    with pytest.raises(ValueError, match=r"`split=valid` must be one of train, val, test"):
         of_run(tmp_path).evaluate(split="valid")  # type: ignore[arg-type]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probmcl.inference.predictions import Predictions, joined, part, refuse, write
+from probmcl.inference.predictions import Predictions, partial_path, refuse_output, write_predictions
 
 NAMES = ("cat", 'sofa, "red"', "ünlü")
 
@@ -57,19 +57,19 @@ def test_json_has_the_same_and_null_for_what_is_not_there(tmp_path: Path) -> Non
 @pytest.mark.parametrize("suffix", [".csv", ".json", ".CSV"])
 def test_writing_block_by_block_gives_the_same_file_as_writing_all_at_once(tmp_path: Path, suffix: str) -> None:
     blocks = [block("a.jpg", "b.jpg", broken=0), block("c.jpg")]
-    write(tmp_path / f"parts{suffix}", blocks)
-    write(tmp_path / f"whole{suffix}", [joined(NAMES, 0.5, blocks)])
+    write_predictions(tmp_path / f"parts{suffix}", blocks)
+    write_predictions(tmp_path / f"whole{suffix}", [Predictions.concatenate(NAMES, 0.5, blocks)])
     assert (tmp_path / f"parts{suffix}").read_bytes() == (tmp_path / f"whole{suffix}").read_bytes()
     assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_blocks_are_joined_in_order() -> None:
     blocks = [block("a.jpg", "b.jpg", broken=0), block("c.jpg")]
-    said = joined(NAMES, 0.5, blocks)
+    said = Predictions.concatenate(NAMES, 0.5, blocks)
     assert said.paths == (Path("a.jpg"), Path("b.jpg"), Path("c.jpg"))
     np.testing.assert_array_equal(said.scores, np.concatenate([blocks[0].scores, blocks[1].scores]))
     assert said.errors == {Path("a.jpg"): "the file is empty"}
-    assert joined(NAMES, 0.5, []).scores.shape == (0, 3)
+    assert Predictions.concatenate(NAMES, 0.5, []).scores.shape == (0, 3)
 
 
 def test_a_file_name_that_is_no_text_keeps_its_bytes(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
         with pytest.raises(FileExistsError, match=said):
             block("a.jpg").to_csv(tmp_path / name)
         with pytest.raises(FileExistsError, match=said):
-            refuse(tmp_path / name)
+            refuse_output(tmp_path / name)
     assert (tmp_path / "said.csv").read_text() == "precious"
     assert (tmp_path / "begun.csv.part").read_text() == "precious too"
 
@@ -105,15 +105,15 @@ def test_a_file_that_appears_meanwhile_is_not_written_over(tmp_path: Path) -> No
         yield block("a.jpg")
         (tmp_path / "said.csv").write_text("precious")
 
-    with pytest.raises(FileExistsError, match=r"what was written is in .*said\.csv\.part"):
-        write(tmp_path / "said.csv", blocks())
+    with pytest.raises(FileExistsError, match=r"the predictions are in .*said\.csv\.part"):
+        write_predictions(tmp_path / "said.csv", blocks())
     assert (tmp_path / "said.csv").read_text() == "precious"
-    assert "a.jpg" in part(tmp_path / "said.csv").read_text()
+    assert "a.jpg" in partial_path(tmp_path / "said.csv").read_text()
 
 
 def test_another_suffix_is_refused_with_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"said\.xlsx: its name has to end in \.csv or \.json"):
-        write(tmp_path / "said.xlsx", [block("a.jpg")])
+        write_predictions(tmp_path / "said.xlsx", [block("a.jpg")])
 
 
 def test_what_goes_wrong_at_once_leaves_no_file_and_later_a_part(tmp_path: Path) -> None:
@@ -123,9 +123,9 @@ def test_what_goes_wrong_at_once_leaves_no_file_and_later_a_part(tmp_path: Path)
         raise OSError("the disk is gone")
 
     with pytest.raises(OSError, match="gone"):
-        write(tmp_path / "deep" / "said.csv", failing(0))
+        write_predictions(tmp_path / "deep" / "said.csv", failing(0))
     assert not list(tmp_path.iterdir())
     with pytest.raises(OSError, match="gone"):
-        write(tmp_path / "deep" / "said.csv", failing(2))
+        write_predictions(tmp_path / "deep" / "said.csv", failing(2))
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["said.csv.part"]
-    assert part(tmp_path / "deep" / "said.csv").read_text().count("a.jpg") == 2
+    assert partial_path(tmp_path / "deep" / "said.csv").read_text().count("a.jpg") == 2

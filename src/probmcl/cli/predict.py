@@ -44,10 +44,10 @@ def predict(
 
     from probmcl.console import Console
     from probmcl.inference import load
-    from probmcl.inference.predictions import refuse
+    from probmcl.inference.predictions import refuse_output
 
     if out is not None:
-        refuse(out)
+        refuse_output(out)
     console = Console(RichConsole(stderr=True, emoji=False))
     blocks = load(run, device=device).stream(
         images, threshold=threshold, below_parents=below_parents, batch_size=batch_size, workers=workers
@@ -106,15 +106,15 @@ def _show(blocks: Iterator[Predictions], console: Console) -> None:
 
 def _save(blocks: Iterator[Predictions], images: list[str], out: Path, console: Console) -> None:
     from probmcl.data.stream import find
-    from probmcl.inference.predictions import part, write
+    from probmcl.inference.predictions import partial_path, write_predictions
 
     counted = _Counted(blocks)
     try:
         with console.progress("predicting", sum(1 for _ in find(images))) as bar:
-            write(out, _shown(counted, bar))
+            write_predictions(out, _shown(counted, bar))
     except BaseException:
-        if part(out).exists():
-            console.print(f"stopped after {counted.images:,} images; what was reached is in {part(out)}")
+        if partial_path(out).exists():
+            console.print(f"stopped after {counted.images:,} images; what was reached is in {partial_path(out)}")
         raise
     console.print(f"{counted.images:,} images: {out}")
     counted.report(console, f"the reasons are in {out}")

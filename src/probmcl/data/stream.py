@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from probmcl.data.image_files import expand, is_one_image, refuse_without_image
 from probmcl.data.images import Preprocessing, read_image
-from probmcl.errors import DataError, ImageError
+from probmcl.errors import DataError, ImageError, OptionError
 from probmcl.runtime.workers import default_workers, ignore_interrupts, start_method
 
 Source = str | Path | Image.Image
@@ -81,12 +81,26 @@ def decode(
         start: how processes are started; None leaves it to `start_method`, which forks them on Linux, where a script
             then needs no `if __name__ == "__main__"`.
     """
+    workers = 0 if _has_images_in_memory(images) else workers
+    return _checked_batches(find(images), preprocessing, batch_size, workers, start)
+
+
+def decode_files(
+    paths: Iterable[Path], preprocessing: Preprocessing, *, batch_size: int, workers: int | None = None
+) -> Iterator[Decoded]:
+    """Decode exactly these files, in batches as `decode` does; a folder or a list of paths is an error of its own."""
+    return _checked_batches(map(Item, paths), preprocessing, batch_size, workers, None)
+
+
+def _checked_batches(
+    items: Iterator[Item], preprocessing: Preprocessing, batch_size: int, workers: int | None, start: str | None
+) -> Iterator[Decoded]:
     if batch_size < 1:
-        raise ValueError(f"batch size {batch_size}: a batch has at least one image")
+        raise OptionError("batch_size", batch_size, "must be at least 1")
     if workers is not None and workers < 0:
-        raise ValueError(f"workers {workers}: 0 decodes in the main process, 2 beside it")
-    workers = 0 if _has_images_in_memory(images) else default_workers() if workers is None else workers
-    return _batches(find(images), preprocessing, batch_size, workers, start or start_method())
+        raise OptionError("workers", workers, "must be 0, to decode in the main process, or more")
+    workers = default_workers() if workers is None else workers
+    return _batches(items, preprocessing, batch_size, workers, start or start_method())
 
 
 def _batches(

@@ -13,32 +13,29 @@ from numpy import ndarray
 from torch import Tensor
 
 from probmcl.console import Console
-from probmcl.data import Preprocessing, Records, Split
+from probmcl.data import BadImage, Preprocessing, Records, Split, without_bad
 from probmcl.data.hierarchy import below_parents as below_parents_of
 from probmcl.data.hierarchy import parents_of
 from probmcl.data.options import DataSource, ReadOptions, refuse_share
 from probmcl.data.read import read_source
 from probmcl.data.records import SPLITS
-from probmcl.data.stream import Decoded, Source, decode
-from probmcl.errors import DataError, ImageError
+from probmcl.data.stream import Decoded, Source, decode, decode_files
+from probmcl.errors import DataError, ImageError, OptionError
 from probmcl.evaluation.groups import Aggregate, EvaluationOptions, ScoredRows, evaluate_rows
-from probmcl.inference.classes import levels_of_classes, match, truth
-from probmcl.inference.predictions import Predictions, joined
-from probmcl.inference.reading import images_of, read_split
-from probmcl.inference.renaming import read_renames
-from probmcl.inference.scoring import Scored, score
-from probmcl.inference.trained_on import trained_on
+from probmcl.inference.class_mapping import class_levels, match_classes, read_renames
+from probmcl.inference.predictions import Predictions
+from probmcl.inference.splits import count_trained_on, read_split, select_split
 from probmcl.methods.base import Classifier
 from probmcl.run.image_batches import CPU_PIXELS, GPU_PIXELS
 
 
 @final
 class Model:
-    """What a run has kept: says of any image which classes are in it.
+    """The classifier that a run has kept.
 
-    Images are given as files, folders, patterns (`photos/**/*.jpg`), `.txt` lists of paths, or images of Pillow, one or
-    a list of them. They are decoded in `workers` processes (None: one a core, up to eight; 0: in this one) and pass the
-    network `batch_size` at a time (None: as many as are fastest on this device). On Linux a script needs no
+    Images are given as files, folders, patterns (`photos/**/*.jpg`), `.txt` lists of paths, or Pillow images, one or a
+    list of them. They are decoded in `workers` processes (None: one per core, up to eight; 0: in this one) and go
+    through the network `batch_size` at a time (None: the fastest number for this device). On Linux a script needs no
     `if __name__ == "__main__"`.
 
     Attributes:
@@ -46,8 +43,8 @@ class Model:
         names: the classes, in the order of the scores.
         preprocessing: from an image to the network's input, as in training.
         device: where it is computed.
-        folder: the run that it comes from.
-        hierarchy: the parent of each class that has one; None for classes without.
+        folder: the run folder.
+        hierarchy: the parent of each class that has one; None without a hierarchy.
     """
 
     def __init__(
@@ -61,9 +58,9 @@ class Model:
         source: DataSource | None,
         hierarchy: Mapping[str, str] | None = None,
     ) -> None:
-        # Images are laid out so too, and convolutions are faster for it.
-        there = classifier.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.classifier: Classifier = there.eval()
+        # The memory format of the images, too: it makes convolutions faster.
+        moved = classifier.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.classifier: Classifier = moved.eval()
         self.names, self.preprocessing, self.device = names, preprocessing, device
         self.folder, self.hierarchy, self._source = folder, hierarchy, source
 
@@ -80,14 +77,14 @@ class Model:
         batch_size: int | None = None,
         workers: int | None = None,
     ) -> Predictions:
-        """A probability and a decision for each class of each image; one that cannot be read is in `errors`.
+        """Return a probability and a decision for each class of each image; unreadable images are in `errors`.
 
-        `below_parents` lowers the score of a class to that of its parent where it is higher.
+        `below_parents` lowers the score of a class to that of its parent if it is higher.
         """
         blocks = self.stream(
             images, threshold=threshold, below_parents=below_parents, batch_size=batch_size, workers=workers
         )
-        return joined(self.names, threshold, blocks)
+        return Predictions.concatenate(self.names, threshold, blocks)
 
     def stream(
         self,
@@ -98,12 +95,12 @@ class Model:
         batch_size: int | None = None,
         workers: int | None = None,
     ) -> Iterator[Predictions]:
-        """The same in blocks, as they are computed: a million images need no more memory than a thousand."""
+        """Yield the same in blocks, as they are computed: memory does not grow with the number of images."""
         if not 0 <= threshold <= 1:
-            raise ValueError(f"threshold {threshold}: a probability is between 0 and 1")
-        caps = self._caps(below_parents)
-        batches = self._decoded(images, batch_size, workers)
-        return (self._block(batch, threshold, caps) for batch in batches)
+            raise OptionError("threshold", threshold, "must be a probability between 0 and 1")
+        parents, size = self._parents(below_parents), self._batch_size(batch_size)
+        batches = decode(images, self.preprocessing, batch_size=size, workers=workers)
+        return (self._predict_batch(batch, threshold, parents) for batch in batches)
 
     def embed(
         self,
@@ -112,9 +109,13 @@ class Model:
         batch_size: int | None = None,
         workers: int | None = None,
     ) -> Float[ndarray, "N D"]:
-        """The encoder's features of each image, as they come; one that cannot be read is an error."""
-        batches = self._decoded(images, batch_size, workers)
-        return np.concatenate([self._features(_all_of(batch)) for batch in batches])
+        """Return the encoder's features of each image, without normalization; an unreadable image is an error."""
+        features = []
+        for batch in decode(images, self.preprocessing, batch_size=self._batch_size(batch_size), workers=workers):
+            if batch.errors:
+                raise ImageError(batch.errors[0].path, f"{batch.errors[0].reason}; repair it, or leave it out")
+            features.append(self._features(batch.images))
+        return np.concatenate(features)
 
     def evaluate(
         self,
@@ -134,52 +135,59 @@ class Model:
         workers: int | None = None,
         console: Console | None = None,
     ) -> dict[str, Any]:
-        """How good it is on one split of labeled data: what evaluation.json holds, intervals, classes not in common.
+        """Score one split of labeled data: the metrics of a run's evaluation, with intervals.
 
-        Without `data`, on the data it was trained with. An image that the run has had keeps the split it had there; a
-        new one, in data without val and test, counts as the split asked for. `images` and `read` are those of
-        `probmcl.data.read`; without `data` they change how the data of the run are read. Classes are matched by name,
-        and `rename`, a file or a mapping, says which class of the data is which of the model.
+        Images of the run keep their split there. New images have the split that the data give them; if the data have
+        neither val nor test, they count as `split`. Classes are matched by name. The result also has the classes that
+        are not in common, the `skipped` images, and as `trained_on` the number of images that the run was trained on;
+        copies of such images under other paths are a warning.
 
-        `by` names a column, each value of which is also judged by itself. `aggregate` judges groups instead of images,
-        each by the mean or the maximum of its images' scores. With `below_parents` no class scores above its parent.
-        Images that cannot be read are all named in one error, or left out where they are no larger share of those that
-        are scored than `skip_bad`; the result then lists them as `skipped`. It counts as `trained_on` the images that
-        the run was trained on, and warns of copies of such under other paths.
-        Intervals come from so many `draws` of groups, where the data has them, or of images.
+        Args:
+            data: table or folder; None for the data of the run.
+            split: train, val or test.
+            images: folder that image paths are relative to.
+            read: how the data are read; without `data`, changes of how the run read them.
+            rename: names in the model of classes of the data, as a file or a mapping.
+            by: a column; each of its values is also scored by itself.
+            aggregate: score groups instead of images, by the mean or the maximum of their images' scores.
+            below_parents: lower the score of a class to that of its parent if it is higher.
+            skip_bad: largest share of unreadable images to skip; by default any is an error that names them all.
+            draws: resamples for the intervals, of groups if the data have them, otherwise of images; 0 for none.
+            seed: random seed of the resamples.
+            batch_size: see the class.
+            workers: see the class.
+            console: shows progress.
         """
         if split not in SPLITS:
-            raise ValueError(f"split {split!r} is none of {', '.join(SPLITS)}")
+            raise OptionError("split", split, f"must be one of {', '.join(SPLITS)}")
         refuse_share(skip_bad)
         options = EvaluationOptions(by=by, aggregate=aggregate, draws=draws, seed=seed)
-        caps = self._caps(below_parents)
+        parents, console = self._parents(below_parents), console or Console.quiet()
         records = read_source(self._evaluation_source(data, images, read), keep=() if by is None else (by,))
         renames = read_renames(rename, model=self.names, data=records.label_space.names)
-        classes = match(self.names, records.label_space.names, renames)
-        had = read_split(self.folder / "split.csv")
-        chosen = images_of(split, records, had)
-        options.values(chosen)  # any problem is an error before anything is scored
-        console = console or Console.quiet()
-        trained = trained_on(chosen.paths, had, split)
-        kept, scores, bad = self._scores(chosen, skip_bad, batch_size, workers, console)
-        scores = below_parents_of(scores, caps)
-        scored = ScoredRows.of_images(scores[:, classes.in_model], *truth(kept.states, classes.in_data), kept.group)
+        mapping = match_classes(self.names, records.label_space.names, renames)
+        run_splits = read_split(self.folder / "split.csv")  # RUNFILE
+        records = select_split(records, split, run_splits)
+        options.values(records)  # any problem is an error before anything is scored
+        trained_on = count_trained_on(records.paths, run_splits, split)
+        records, scores, bad = self._score(records, skip_bad, batch_size, workers, console)
+        scores = below_parents_of(scores, parents)[:, mapping.in_model]
         result = evaluate_rows(
-            scored,
+            ScoredRows.of_images(scores, *mapping.labels(records.states), records.group),
             options,
-            options.values(kept),
+            options.values(records),
             console,
-            names=classes.common,
+            names=mapping.common,
             split=split,
             note=self.classifier.note,
-            levels=levels_of_classes(classes.in_model, self.names, self.hierarchy),
+            levels=class_levels(mapping.in_model, self.names, self.hierarchy),
         )
         return {
             **result,
-            "classes_only_in_model": classes.only_in_model,
-            "classes_only_in_data": classes.only_in_data,
+            "classes_only_in_model": mapping.only_in_model,
+            "classes_only_in_data": mapping.only_in_data,
             "renamed": renames,
-            "trained_on": trained,
+            "trained_on": trained_on,
             "skipped": [{"path": str(image.path), "reason": image.reason} for image in bad],
         }
 
@@ -190,56 +198,56 @@ class Model:
             raise DataError("this run was trained on records that no file holds; name the data to evaluate on")
         return self._source.with_changes(images, read)
 
-    def _scores(
+    def _score(
         self, records: Records, skip_bad: float | None, batch_size: int | None, workers: int | None, console: Console
-    ) -> Scored:
+    ) -> tuple[Records, Float[ndarray, "N C"], list[BadImage]]:
+        """Score the readable images; once too many are bad, the rest is decoded only to name all bad ones."""
+        scores: list[ndarray] = []
+        bad: list[BadImage] = []
+        size, first = self._batch_size(batch_size), 0
         with console.progress("scoring", len(records)) as bar:
-            return score(
-                records,
-                lambda paths: self._decoded(paths, batch_size, workers),
-                self._probabilities,
-                skip_bad=skip_bad,
-                advance=lambda images: bar.advance(images, steps=images),
-            )
+            for batch in decode_files(records.paths, self.preprocessing, batch_size=size, workers=workers):
+                unreadable = sorted(set(range(len(batch.paths))) - set(batch.rows))
+                bad += [
+                    BadImage(first + row, error.path, error.reason)
+                    for row, error in zip(unreadable, batch.errors, strict=True)
+                ]
+                if batch.rows and len(bad) / len(records) <= (skip_bad or 0.0):
+                    scores.append(self._probabilities(batch.images))
+                first += len(batch.paths)
+                bar.advance(len(batch.paths), steps=len(batch.paths))
+        kept = without_bad(records, bad, share=skip_bad)
+        return kept, np.concatenate(scores), bad
 
-    def _caps(self, below_parents: bool) -> Int[ndarray, "C"]:
+    def _parents(self, below_parents: bool) -> Int[ndarray, "C"]:
         """The parent above which each class must not score, −1 for none."""
         if below_parents and not self.hierarchy:
-            raise ValueError(f"{self.folder}: its classes have no parents, below which they could be kept")
+            raise OptionError("below_parents", True, f"needs a hierarchy: the classes of {self.folder} have no parents")
         return parents_of(self.names, self.hierarchy if below_parents else None)
 
-    def _decoded(
-        self, images: Source | Sequence[Source], batch_size: int | None, workers: int | None
-    ) -> Iterator[Decoded]:
+    def _batch_size(self, batch_size: int | None) -> int:
         pixels = CPU_PIXELS if self.device.type == "cpu" else GPU_PIXELS
-        size = batch_size if batch_size is not None else max(1, pixels // self.preprocessing.size**2)
-        return decode(images, self.preprocessing, batch_size=size, workers=workers)
+        return max(1, pixels // self.preprocessing.size**2) if batch_size is None else batch_size
 
-    def _block(self, batch: Decoded, threshold: float, caps: Int[ndarray, "C"]) -> Predictions:
+    def _predict_batch(self, batch: Decoded, threshold: float, parents: Int[ndarray, "C"]) -> Predictions:
         scores = np.full((len(batch.paths), len(self.names)), np.nan, dtype=np.float32)
         if batch.rows:
-            scores[batch.rows] = below_parents_of(self._probabilities(batch.images), caps)
+            scores[batch.rows] = below_parents_of(self._probabilities(batch.images), parents)
         errors = {error.path: error.reason for error in batch.errors}
         return Predictions(self.names, tuple(batch.paths), scores, threshold, errors)
 
     @torch.inference_mode()
     def _probabilities(self, images: Float[Tensor, "N 3 S S"]) -> Float[ndarray, "N C"]:
-        return _numbers(self.classifier.logits(self._there(images)).float().sigmoid())
+        return _to_numpy(self.classifier.logits(self._to_device(images)).float().sigmoid())
 
     @torch.inference_mode()
     def _features(self, images: Float[Tensor, "N 3 S S"]) -> Float[ndarray, "N D"]:
-        return _numbers(self.classifier.encoder(self._there(images)))
+        return _to_numpy(self.classifier.encoder(self._to_device(images)))
 
-    def _there(self, images: Float[Tensor, "N 3 S S"]) -> Float[Tensor, "N 3 S S"]:
-        return images.to(self.device, memory_format=torch.channels_last)  # as the classifier is
+    def _to_device(self, images: Float[Tensor, "N 3 S S"]) -> Float[Tensor, "N 3 S S"]:
+        return images.to(self.device, memory_format=torch.channels_last)
 
 
-def _numbers(rows: Float[Tensor, "N K"]) -> Float[ndarray, "N K"]:
+def _to_numpy(rows: Float[Tensor, "N K"]) -> Float[ndarray, "N K"]:
     array: ndarray[Any, Any] = rows.float().cpu().numpy()
     return array
-
-
-def _all_of(batch: Decoded) -> Float[Tensor, "N 3 S S"]:
-    if batch.errors:
-        raise ImageError(batch.errors[0].path, f"{batch.errors[0].reason}; mend it, or leave it out")
-    return batch.images

@@ -1,4 +1,4 @@
-"""What a model says of images, and the files that hold it."""
+"""Predictions for images, and the files that hold them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -26,11 +26,11 @@ class Predictions:
         names: the classes.
         paths: the images, in the order in which they were found.
         scores: probabilities; NaN for an image that could not be read.
-        threshold: a class is decided for where its probability is greater.
+        threshold: a class is decided for if its probability is greater.
         errors: why an image could not be read.
 
-    >>> said = Predictions(("cat", "dog"), (Path("a.jpg"),), np.array([[0.9, 0.5]], dtype=np.float32), 0.5, {})
-    >>> said.labels.tolist()
+    >>> predictions = Predictions(("cat", "dog"), (Path("a.jpg"),), np.array([[0.9, 0.5]], dtype=np.float32), 0.5, {})
+    >>> predictions.labels.tolist()
     [[True, False]]
     """
 
@@ -43,6 +43,18 @@ class Predictions:
     def __len__(self) -> int:
         return len(self.paths)
 
+    @classmethod
+    def concatenate(cls, names: Sequence[str], threshold: float, blocks: Iterable[Predictions]) -> Predictions:
+        """Join blocks into one."""
+        paths: list[Path] = []
+        errors: dict[Path, str] = {}
+        scores = [np.empty((0, len(names)), dtype=np.float32)]
+        for block in blocks:
+            paths += block.paths
+            errors |= block.errors
+            scores.append(block.scores)
+        return cls(tuple(names), tuple(paths), np.concatenate(scores), threshold, errors)
+
     @property
     def labels(self) -> Bool[ndarray, "N C"]:
         """Decisions: whether the probability is greater than the threshold."""
@@ -50,82 +62,65 @@ class Predictions:
 
     def to_csv(self, path: Path | str) -> None:
         """Write a table: path, error, for each class its probability, then `NAME:decision` as 0 or 1."""
-        _write(Path(path), _csv, iter([self]))
+        _write(Path(path), _write_csv, iter([self]))
 
     def to_json(self, path: Path | str) -> None:
         """Write an object: names, threshold, and for each image path, error, probabilities and decisions by name."""
-        _write(Path(path), _json, iter([self]))
+        _write(Path(path), _write_json, iter([self]))
 
 
-def write(path: Path, blocks: Iterable[Predictions]) -> None:
-    """Write predictions as they come, as CSV or JSON by the file's suffix, whole under its name or not at all.
+def write_predictions(path: Path, blocks: Iterable[Predictions]) -> None:
+    """Write predictions as they come, as CSV or JSON by the file's suffix.
 
-    Until they are whole, they stand in `part(path)`, which stays there if something goes wrong on the way.
+    Until they are complete they are in `partial_path(path)`, which remains if something goes wrong.
     """
-    refuse(path)
+    refuse_output(path)
     _write(path, WRITERS[path.suffix.lower()], iter(blocks))
 
 
-def part(path: Path) -> Path:
-    """Where predictions stand until they are whole.
+def partial_path(path: Path) -> Path:
+    """Return the file that holds predictions until they are complete.
 
-    >>> part(Path("said.csv")).name
-    'said.csv.part'
+    >>> partial_path(Path("predictions.csv")).name
+    'predictions.csv.part'
     """
     return path.with_name(f"{path.name}.part")
 
 
-def refuse(path: Path) -> None:
-    """Refuse a file that cannot be written, before anything is computed for it."""
+def refuse_output(path: Path) -> None:
+    """Refuse a file that cannot be written, before anything is computed."""
     if path.suffix.lower() not in WRITERS:
-        raise ValueError(f"{path}: its name has to end in {' or '.join(WRITERS)}, which says what is written")
-    _refuse_what_exists(path)
+        raise ValueError(f"{path}: its name has to end in {' or '.join(WRITERS)}, which decides the format")
+    _refuse_existing(path)
 
 
-def joined(names: Sequence[str], threshold: float, blocks: Iterable[Predictions]) -> Predictions:
-    """All blocks in one."""
-    paths: list[Path] = []
-    errors: dict[Path, str] = {}
-    scores = [np.empty((0, len(names)), dtype=np.float32)]
-    for block in blocks:
-        paths += block.paths
-        errors |= block.errors
-        scores.append(block.scores)
-    return Predictions(tuple(names), tuple(paths), np.concatenate(scores), threshold, errors)
-
-
-def _refuse_what_exists(path: Path) -> None:
+def _refuse_existing(path: Path) -> None:
     if path.exists():
         raise FileExistsError(f"{path} exists already; choose another name, or delete it")
-    if part(path).exists():
-        begun = "another command writes it now, or an earlier one was stopped"
-        raise FileExistsError(f"{part(path)} exists already: {begun}; choose another name, or delete it")
+    if partial_path(path).exists():
+        cause = "another command writes it now, or an earlier one was stopped"
+        raise FileExistsError(f"{partial_path(path)} exists already: {cause}; choose another name, or delete it")
 
 
 def _write(
-    path: Path, lines: Callable[[TextIO, Predictions, Iterator[Predictions]], None], blocks: Iterator[Predictions]
+    path: Path, write: Callable[[TextIO, Predictions, Iterator[Predictions]], None], blocks: Iterator[Predictions]
 ) -> None:
-    _refuse_what_exists(path)
-    first = next(blocks)  # whatever is wrong from the start shows here, before there is a file
-    if lines is _csv:
-        _refuse_ambiguous_columns(path, first.names)
+    _refuse_existing(path)
+    first = next(blocks)  # an error at the start leaves no file
+    columns = {PATH, ERROR, *(f"{name}{DECISION}" for name in first.names)}
+    ambiguous = [name for name in first.names if name in columns]
+    if ambiguous and write is _write_csv:
+        raise ValueError(f"{path}: class {ambiguous[0]!r} has the name of another column; write .json instead")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A file's name may be no text at all; then its bytes are written as they are.
-    with part(path).open("x", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        lines(file, first, itertools.chain([first], blocks))
+    # A file name that is not valid text is written as its bytes.
+    with partial_path(path).open("x", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        write(file, first, itertools.chain([first], blocks))
     if path.exists():
-        raise FileExistsError(f"{path} has come into being meanwhile; what was written is in {part(path)}")
-    part(path).replace(path)
+        raise FileExistsError(f"{path} was created meanwhile; the predictions are in {partial_path(path)}")
+    partial_path(path).replace(path)
 
 
-def _refuse_ambiguous_columns(path: Path, names: Sequence[str]) -> None:
-    taken = {PATH, ERROR, *(f"{name}{DECISION}" for name in names)}
-    both = [name for name in names if name in taken]
-    if both:
-        raise ValueError(f"{path}: class {both[0]!r} has the name of another column; write .json instead")
-
-
-def _csv(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
+def _write_csv(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
     table = csv.writer(file)
     table.writerow([PATH, ERROR, *first.names, *(f"{name}{DECISION}" for name in first.names)])
     for block in blocks:
@@ -136,8 +131,8 @@ def _csv(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> Non
                 table.writerow([path, "", *(f"{score:.{DIGITS}g}" for score in scores), *map(int, labels)])
 
 
-def _json(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
-    """One line an image, so that any number of them can be written as they come."""
+def _write_json(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
+    """Write one line per image, so that any number of them can be written as they come."""
     head = json.dumps({"names": first.names, "threshold": first.threshold})
     file.write(f'{head[:-1]}, "images": [')
     separator = "\n"
@@ -147,15 +142,16 @@ def _json(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> No
     file.write("\n]}\n")
 
 
-def _objects(block: Predictions) -> Iterator[dict[str, Any]]:
+def _objects(block: Predictions) -> Iterator[dict[str, object]]:
     for path, scores, labels in zip(block.paths, block.scores.tolist(), block.labels.tolist(), strict=True):
-        if path in block.errors:
-            said: dict[str, Any] = {"error": block.errors[path], "probabilities": None, "decisions": None}
-        else:
-            rounded = [float(f"{score:.{DIGITS}g}") for score in scores]
-            probabilities, decisions = (dict(zip(block.names, x, strict=True)) for x in (rounded, labels))
-            said = {"error": None, "probabilities": probabilities, "decisions": decisions}
-        yield {"path": str(path), **said}
+        error = block.errors.get(path)
+        rounded = [float(f"{score:.{DIGITS}g}") for score in scores]
+        yield {
+            "path": str(path),
+            "error": error,
+            "probabilities": None if error is not None else dict(zip(block.names, rounded, strict=True)),
+            "decisions": None if error is not None else dict(zip(block.names, labels, strict=True)),
+        }
 
 
-WRITERS = {".csv": _csv, ".json": _json}
+WRITERS = {".csv": _write_csv, ".json": _write_json}

@@ -19,7 +19,7 @@ from helpers.run_folders import made_run
 from probmcl.data import Records
 from probmcl.data.image_files import PIECE
 from probmcl.inference import Model, load
-from probmcl.inference.trained_on import copies, trained_on
+from probmcl.inference.splits import copies, count_trained_on
 
 
 @pytest.fixture
@@ -100,9 +100,9 @@ def test_images_are_counted_by_path_and_by_content(tmp_path: Path, records: Reco
     everything = [*records.paths[:2], *twins]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert trained_on(everything, had, "train") == 3  # who asks for train gets it without a word
+        assert count_trained_on(everything, had, "train") == 3  # who asks for train gets it without a word
     with pytest.warns(UserWarning, match=r"1 of 4 images are byte by byte"):
-        assert trained_on(everything, had, "test") == 3
+        assert count_trained_on(everything, had, "test") == 3
 
 
 # What `evaluate` says of them.

@@ -1,0 +1,156 @@
+"""Classes of a model and classes of data: which are the same, and the labels of the common ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+from numpy import ndarray
+
+from probmcl.data.formats.table.sheet import load, quoted, read_text
+from probmcl.data.hierarchy import levels_of, parents_of
+from probmcl.data.labels import ROWS_AT_ONCE, LabelStates
+from probmcl.errors import DataError, suggestion
+
+HEADERS = (("data", "model"), ("from", "to"))
+"""Names of the two columns of a rename file, in any order; other names are in the order of the first pair."""
+
+
+@dataclass(frozen=True)
+class ClassMapping:
+    """The classes that a model and data have in common, and those that only one of them has.
+
+    Attributes:
+        common: names in the model, in its order.
+        in_model: index of each common class in the model.
+        in_data: indices of each common class in the data; several classes of the data may be one of the model.
+    """
+
+    common: tuple[str, ...]
+    in_model: list[int]
+    in_data: list[list[int]]
+    only_in_model: list[str]
+    only_in_data: list[str]
+
+    def labels(self, states: LabelStates) -> tuple[Float[ndarray, "N K"], Bool[ndarray, "N K"]]:
+        """Return the 0/1 labels of the common classes, and which are known.
+
+        A class with several in the data is present if any of them is, absent if all of them are, otherwise unknown.
+
+        >>> states = LabelStates.from_states(np.array([[0, 1], [0, 0], [0, 2]], dtype=np.uint8))
+        >>> labels, known = match_classes(["cat"], ["tabby", "cat"], {"tabby": "cat"}).labels(states)
+        >>> labels.ravel().tolist(), known.ravel().tolist()
+        ([1.0, 0.0, 0.0], [True, True, False])
+        """
+        columns = states.of_classes(np.concatenate([np.array(indices, dtype=np.int64) for indices in self.in_data]))
+        starts = np.cumsum([0, *(len(indices) for indices in self.in_data[:-1])])
+        labels = np.empty((len(states), len(self.in_data)), dtype=np.float32)
+        known = np.empty(labels.shape, dtype=np.bool_)
+        for first in range(0, len(states), ROWS_AT_ONCE):
+            rows = np.arange(first, min(first + ROWS_AT_ONCE, len(states)))
+            values, mask = columns.labels_and_known(rows)
+            present = np.logical_or.reduceat((values > 0) & mask, starts, axis=1)
+            absent = np.logical_and.reduceat((values == 0) & mask, starts, axis=1)
+            labels[rows], known[rows] = present, present | absent
+        return labels, known
+
+
+def match_classes(model: Sequence[str], data: Sequence[str], renames: Mapping[str, str] | None = None) -> ClassMapping:
+    """Match classes by name, in the model's order; `renames` maps names in the data to names in the model.
+
+    >>> match_classes(["cat", "dog"], ["emu", "dog"])
+    ClassMapping(common=('dog',), in_model=[1], in_data=[[1]], only_in_model=['cat'], only_in_data=['emu'])
+    >>> match_classes(["cat", "dog"], ["puppy", "dog"], {"puppy": "dog"}).in_data
+    [[0, 1]]
+    """
+    sources: dict[str, list[int]] = {}
+    for index, name in enumerate(data):
+        sources.setdefault((renames or {}).get(name, name), []).append(index)
+    common = tuple(name for name in model if name in sources)
+    if not common:
+        near = "; ".join(f"{name!r}: {suggestion(name, model)}" for name in data[:3])
+        remedy = "map them with `rename`"
+        raise DataError(f"the data and the model have no class in common; {remedy}. Of the data's classes, {near}")
+    return ClassMapping(
+        common,
+        [index for index, name in enumerate(model) if name in sources],
+        [sources[name] for name in common],
+        [name for name in model if name not in sources],
+        [data[index] for name, indices in sources.items() if name not in model for index in indices],
+    )
+
+
+def class_levels(indices: Sequence[int], names: Sequence[str], hierarchy: Mapping[str, str] | None) -> list[int] | None:
+    """Return the levels of some classes of a model in its hierarchy; None without a hierarchy.
+
+    >>> class_levels([1], ["cat", "kitten"], {"kitten": "cat"})
+    [2]
+    """
+    if not hierarchy:
+        return None
+    levels = levels_of(parents_of(names, hierarchy))
+    return [int(levels[index]) for index in indices]
+
+
+class _Rename(NamedTuple):
+    location: str
+    data: str
+    model: str
+
+
+def read_renames(
+    renames: Path | str | Mapping[str, str] | None, *, model: Sequence[str], data: Sequence[str]
+) -> dict[str, str]:
+    """Return the names in the model of classes of the data, from a file or a mapping.
+
+    A file is a CSV of two columns with a header, the name in the data and the name in the model, or a JSON object.
+    Several names in the data may have one name in the model. A name that does not exist, or one with two meanings, is
+    an error.
+
+    >>> read_renames({"Infiltrate": "Infiltration"}, model=["Infiltration"], data=["Infiltrate", "Mass"])
+    {'Infiltrate': 'Infiltration'}
+    """
+    if renames is None or isinstance(renames, Mapping):
+        entries = [_Rename("rename", *pair) for pair in (renames or {}).items()]
+    else:
+        path = Path(renames)
+        entries = _read_object(path) if path.suffix.lower() == ".json" else _read_table(path, model, data)
+    result: dict[str, str] = {}
+    for location, old, new in entries:
+        for side, name, names in (("data", old, data), ("model", new, model)):
+            if name not in names:
+                raise DataError(f"{location}: the {side} has no class {name!r}; {suggestion(name, names)}")
+        if result.setdefault(old, new) != new:
+            raise DataError(f"{location}: {old!r} is mapped to {quoted([result[old], new])}; choose one of them")
+    return result
+
+
+def _read_table(path: Path, model: Sequence[str], data: Sequence[str]) -> list[_Rename]:
+    table = load(path, lambda columns: len(columns) == 2, row="class")
+    if len(table.columns) != 2:
+        columns = f"{len(table.columns)} columns ({quoted(table.columns)})"
+        raise DataError(f"{path}: {columns}; renames have two, the name in the data and the name in the model")
+    first, second = table.columns
+    if first in data and second in model:
+        raise DataError(f"{path}: row 1 is a rename; put a header above it: {','.join(HEADERS[0])}")
+    if (second.lower(), first.lower()) in HEADERS:
+        first, second = second, first
+    pairs = zip(table.cells(first), table.cells(second), strict=True)
+    return [_Rename(f"{path}: row {old.line}", old.text, new.text) for old, new in pairs]
+
+
+def _read_object(path: Path) -> list[_Rename]:
+    try:
+        # A list of pairs, since a dictionary would silently keep only the last of two equal names.
+        pairs: Any = json.loads(read_text(path), object_pairs_hook=list)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}: row {error.lineno}: {error.msg}; renames are one object of names") from error
+    if not isinstance(pairs, list) or not all(isinstance(pair, tuple) and isinstance(pair[1], str) for pair in pairs):
+        example = '{"name in the data": "name in the model"}'
+        raise DataError(f"{path}: renames are one object of names, as in {example}")
+    return [_Rename(str(path), *pair) for pair in pairs]

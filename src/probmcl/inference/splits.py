@@ -1,0 +1,101 @@
+"""The split of each image in an evaluation, and training images under other names, whose scores say nothing."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from probmcl.data.image_files import equal_files
+from probmcl.data.records import SPLITS, Records, Split
+from probmcl.errors import DataError, RunError
+
+
+def read_split(path: Path) -> dict[str, Split]:
+    """Return the split of every image of a run, by its resolved path."""
+    if not path.is_file():
+        raise RunError(
+            f"{path.parent} has no {path.name}, which says what was trained on; nothing is scored without it"
+        )
+    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
+        rows = list(csv.DictReader(file))
+    for number, row in enumerate(rows, start=2):
+        if not row.get("path") or row.get("split") not in SPLITS:
+            raise RunError(f"{path}: row {number}: {row}; a row has a path and a split ({', '.join(SPLITS)})")
+    return {os.path.realpath(row["path"]): cast(Split, row["split"]) for row in rows}
+
+
+def select_split(records: Records, split: Split, run_splits: Mapping[str, Split]) -> Records:
+    """Return the images of a split.
+
+    An image of the run keeps its split there, so that training images are never tested on. A new image has its split
+    in the data; if the data have neither val nor test, it counts as the requested split.
+
+    Args:
+        records: the data.
+        split: the requested split.
+        run_splits: what `read_split` returns for the run.
+    """
+    has_splits = any(own != "train" for own in records.split)
+    known = [run_splits.get(os.path.realpath(path)) for path in records.paths]
+    splits = [past or (own if has_splits else split) for past, own in zip(known, records.split, strict=True)]
+    rows = np.flatnonzero(np.array(splits, dtype=str) == split)
+    if len(rows) == 0:
+        counts = ", ".join(f"{other} {splits.count(other)}" for other in SPLITS)
+        raise DataError(f"the {split} split has no images ({counts}); choose another with `split`")
+    return dataclasses.replace(records.take(rows), split=(split,) * len(rows))
+
+
+def count_trained_on(paths: Sequence[Path], run_splits: Mapping[str, Split], split: Split) -> int:
+    """Return how many images of a split the run was trained on, by their path or their bytes.
+
+    Unless the split is train, copies of training images under new paths are a warning, and so are new images with the
+    file name of a training image.
+    """
+    resolved = [os.path.realpath(path) for path in paths]
+    trained = [path for path, past in run_splits.items() if past == "train"]
+    new = [path for path in resolved if path not in run_splits]
+    copied = copies(new, trained)
+    if split != "train":
+        _warn_about_copies(copied, new, len(paths))
+        _warn_about_names([path for path in new if path not in copied], trained)
+    return sum(path in copied or run_splits.get(path) == "train" for path in resolved)
+
+
+def copies(new: Iterable[str], old: Iterable[str]) -> dict[str, str]:
+    """Return, for every new file with the bytes of an old one, the first such old file."""
+    new = list(new)
+    if not new:
+        return {}
+    ours, theirs = equal_files(new, old)
+    first = {digest: path for path, digest in reversed(theirs.items())}
+    return {path: first[digest] for path, digest in ours.items()}
+
+
+def _warn_about_copies(copied: Mapping[str, str], new: Sequence[str], images: int) -> None:
+    if copied:
+        count = sum(path in copied for path in new)
+        copy, original = next(iter(copied.items()))
+        warnings.warn(
+            f"{count:,} of {images:,} images are byte by byte images that this run was trained on ({copy} is "
+            f"{original}); their scores are too good: leave them out",
+            stacklevel=2,
+        )
+
+
+def _warn_about_names(new: Sequence[str], trained: Sequence[str]) -> None:
+    """Warn about training images that were moved or saved again, so that their bytes cannot be compared."""
+    names = set(map(os.path.basename, trained))
+    alike = [path for path in new if os.path.basename(path) in names]  # noqa: PTH119
+    if alike:
+        warnings.warn(
+            f"{len(alike):,} of {len(new):,} images that are new to this run have the file name of one it was trained "
+            f"on ({alike[0]}); if they are the same, moved or saved again, this score is too good: leave them out",
+            stacklevel=2,
+        )
