@@ -75,9 +75,7 @@ def load(run: Path | str, *, device: str = "auto") -> Model:
         raise RunError(f"{folder} is not a folder; give the folder that `probmcl train` has written")
     metadata = _read(folder / "run.json", _Metadata)  # RUNFILE
     if metadata.model is None or not (folder / MODEL).is_file():
-        raise RunError(
-            f"{folder}: this run has saved no model yet ({MODEL} is missing); see its status in run.json"
-        )  # RUNFILE
+        raise RunError(f"{folder}: this run has saved no model yet ({MODEL} is missing); see its status")
     labels = _read(folder / "labels.json", _Labels)  # RUNFILE
     preprocessing = _read(folder / "preprocessing.json", Preprocessing)  # RUNFILE
     config = _read(folder / "config.json", _Config)  # RUNFILE
@@ -95,9 +93,7 @@ def load(run: Path | str, *, device: str = "auto") -> Model:
 
 def _read(path: Path, schema: type[T]) -> T:
     if not path.is_file():
-        raise RunError(
-            f"{path.parent} is not a run folder: it has no {path.name}; give what `probmcl train` has written"
-        )
+        raise RunError(f"{path.parent} is not a run folder: it has no {path.name}; give one that `probmcl train` wrote")
     try:
         return msgspec.json.decode(path.read_bytes(), type=schema)
     except (msgspec.MsgspecError, ValueError) as error:
