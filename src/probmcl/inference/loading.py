@@ -19,14 +19,14 @@ from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder
 from probmcl.errors import RunError, suggestion
 from probmcl.inference.model import Model
+from probmcl.legacy import upgrade_tensor_names
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier
+from probmcl.run_folder import CONFIG, LABELS, METADATA, MODEL, PREPROCESSING, RunFolder
 from probmcl.runtime.device import find_device
 from probmcl.settings import method_settings
 
 T = TypeVar("T")
-
-MODEL = "model.safetensors"  # RUNFILE
 
 
 @dataclass(frozen=True)
@@ -70,39 +70,36 @@ def load(run: Path | str, *, device: str = "auto") -> Model:
         run: the run folder.
         device: where it is computed; `auto` takes a CUDA device if there is one, otherwise the CPU.
     """
-    folder = Path(run)
-    if not folder.is_dir():
-        raise RunError(f"{folder} is not a folder; give the folder that `probmcl train` has written")
-    metadata = _read(folder / "run.json", _Metadata)  # RUNFILE
-    if metadata.model is None or not (folder / MODEL).is_file():
-        raise RunError(f"{folder}: this run has saved no model yet ({MODEL} is missing); see its status")
-    labels = _read(folder / "labels.json", _Labels)  # RUNFILE
-    preprocessing = _read(folder / "preprocessing.json", Preprocessing)  # RUNFILE
-    config = _read(folder / "config.json", _Config)  # RUNFILE
-    encoder = Encoder(config.encoder.name, image_size=preprocessing.size)
+    folder = RunFolder.existing(run)
+    metadata = _read(folder, METADATA, _Metadata)
+    if metadata.model is None or not folder.has(MODEL):
+        raise RunError(
+            f"{folder.path}: this run has saved no model yet ({MODEL} is missing); see its status in {METADATA}"
+        )
+    labels, preprocessing = _read(folder, LABELS, _Labels), _read(folder, PREPROCESSING, Preprocessing)
+    encoder = Encoder(_read(folder, CONFIG, _Config).encoder.name, image_size=preprocessing.size)
     return Model(
         _load_classifier(folder, metadata.model, encoder, labels),
         names=labels.names,
         hierarchy=labels.hierarchy,
         preprocessing=preprocessing,
         device=torch.device(find_device(device)),
-        folder=folder,
+        folder=folder.path,
         source=None if metadata.data is None else DataSource.parse(metadata.data),
     )
 
 
-def _read(path: Path, schema: type[T]) -> T:
-    if not path.is_file():
-        raise RunError(f"{path.parent} is not a run folder: it has no {path.name}; give one that `probmcl train` wrote")
+def _read(folder: RunFolder, name: str, schema: type[T]) -> T:
+    content = folder.read(name)
     try:
-        return msgspec.json.decode(path.read_bytes(), type=schema)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise RunError(f"{path}: {error}; the file is not as `probmcl train` writes it") from error
+        return msgspec.convert(content, schema)
+    except ValueError as error:
+        raise RunError(f"{folder.path / name}: {error}; the file is not as `probmcl train` writes it") from error
 
 
-def _load_classifier(folder: Path, kept: _KeptModel, encoder: Encoder, labels: _Labels) -> Classifier:
+def _load_classifier(folder: RunFolder, kept: _KeptModel, encoder: Encoder, labels: _Labels) -> Classifier:
     """Build a method of this package: a folder from elsewhere must not be able to name code that is then run."""
-    path = folder / "run.json"  # RUNFILE
+    path = folder.path / METADATA
     if kept.method not in METHODS:
         near = suggestion(kept.method, METHODS)
         raise RunError(f"{path}: method {kept.method!r} is not part of this package, and no other is loaded; {near}")
@@ -118,15 +115,17 @@ def _load_classifier(folder: Path, kept: _KeptModel, encoder: Encoder, labels: _
         classifier = method(encoder, label_space, settings)
     except ValueError as error:
         raise RunError(f"{path}: {error}") from error
-    _load_state(classifier, folder / MODEL)
+    _load_state(classifier, folder)
     return classifier
 
 
-def _load_state(classifier: Classifier, path: Path) -> None:
+def _load_state(classifier: Classifier, folder: RunFolder) -> None:
+    path = folder.path / MODEL
     try:
-        classifier.load_state_dict(load_file(path), strict=True)
+        state = load_file(path)
+        classifier.load_state_dict(upgrade_tensor_names(state) if folder.schema == 1 else state, strict=True)
     except (OSError, SafetensorError) as error:
         raise RunError(f"{path}: cannot be read ({error}); the file is damaged, copy or train it again") from error
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
-        raise RunError(f"{path}: does not fit config.json, labels.json and run.json: {first}") from error  # RUNFILE
+        raise RunError(f"{path}: does not fit {CONFIG}, {LABELS} and {METADATA}: {first}") from error

@@ -24,7 +24,7 @@ from probmcl.errors import DataError, ImageError, OptionError
 from probmcl.evaluation.groups import Aggregate, EvaluationOptions, ScoredRows, evaluate_rows
 from probmcl.inference.class_mapping import class_levels, match_classes, read_renames
 from probmcl.inference.predictions import Predictions
-from probmcl.inference.splits import count_trained_on, read_split, select_split
+from probmcl.inference.splits import count_trained_on, read_run_splits, select_split
 from probmcl.methods.base import Classifier
 from probmcl.run.image_batches import CPU_PIXELS, GPU_PIXELS
 
@@ -166,7 +166,7 @@ class Model:
         records = read_source(self._evaluation_source(data, images, read), keep=() if by is None else (by,))
         renames = read_renames(rename, model=self.names, data=records.label_space.names)
         mapping = match_classes(self.names, records.label_space.names, renames)
-        run_splits = read_split(self.folder / "split.csv")  # RUNFILE
+        run_splits = read_run_splits(self.folder)
         records = select_split(records, split, run_splits)
         options.values(records)  # any problem is an error before anything is scored
         trained_on = count_trained_on(records.paths, run_splits, split)

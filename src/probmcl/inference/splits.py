@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import os
 import warnings
@@ -14,21 +13,13 @@ import numpy as np
 
 from probmcl.data.image_files import equal_files
 from probmcl.data.records import SPLITS, Records, Split
-from probmcl.errors import DataError, RunError
+from probmcl.errors import DataError
+from probmcl.run_folder import RunFolder
 
 
-def read_split(path: Path) -> dict[str, Split]:
+def read_run_splits(folder: Path) -> dict[str, Split]:
     """Return the split of every image of a run, by its resolved path."""
-    if not path.is_file():
-        raise RunError(
-            f"{path.parent} has no {path.name}, which says what was trained on; nothing is scored without it"
-        )
-    with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-        rows = list(csv.DictReader(file))
-    for number, row in enumerate(rows, start=2):
-        if not row.get("path") or row.get("split") not in SPLITS:
-            raise RunError(f"{path}: row {number}: {row}; a row has a path and a split ({', '.join(SPLITS)})")
-    return {os.path.realpath(row["path"]): cast(Split, row["split"]) for row in rows}
+    return {os.path.realpath(path): cast(Split, split) for path, split in RunFolder(folder).read_split().items()}
 
 
 def select_split(records: Records, split: Split, run_splits: Mapping[str, Split]) -> Records:
@@ -40,7 +31,7 @@ def select_split(records: Records, split: Split, run_splits: Mapping[str, Split]
     Args:
         records: the data.
         split: the requested split.
-        run_splits: what `read_split` returns for the run.
+        run_splits: what `read_run_splits` returns.
     """
     has_splits = any(own != "train" for own in records.split)
     known = [run_splits.get(os.path.realpath(path)) for path in records.paths]

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probmcl.cost.speed import an_example, seconds_per_row, seconds_per_step
+from probmcl.cost.speed import random_batch, seconds_per_row, seconds_per_step
 from probmcl.data.records import SPLITS
 from probmcl.methods.base import Method
 from probmcl.run.activation_cache import ActivationCache
@@ -145,5 +145,5 @@ def example_step(
     method, size = w.backbone.build(job.method, job.settings, w.records.label_space), w.backbone.encoder.image_size
     images = max(1, min(job.training.batch_size, len(w.records.rows("train"))) // world_size())
     shape = w.batches.shape if isinstance(w.batches, ActivationCache) else (3, size, size)
-    views, labels = an_example(method.n_views, images, shape, len(w.records.label_space), device)
+    views, labels = random_batch(method.n_views, images, shape, len(w.records.label_space), device)
     return method.to(device), views, labels
