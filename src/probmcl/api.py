@@ -18,11 +18,10 @@ from probmcl.errors import OptionError, ProbmclError, RunError, RunWarning, Sett
 
 if TYPE_CHECKING:
     from probmcl.data.records import Records
-    from probmcl.experiments.protocol import MethodSpec
-    from probmcl.experiments.rows import Comparison
-    from probmcl.experiments.runner import ComparisonSpec
+    from probmcl.experiments.protocol import ComparisonSpec
+    from probmcl.experiments.results import Comparison
     from probmcl.run.results import Run
-    from probmcl.settings import Settings, Tune
+    from probmcl.settings import MethodSpec, Settings, Tune
 
 NAMED_WEIGHTS = ("pretrained", "none")
 
@@ -378,8 +377,7 @@ def _start_comparison(
 def _comparison_spec(options: Mapping[str, Any]) -> ComparisonSpec:
     """Return what is compared; whatever can be refused is refused here, before any image is read."""
     from probmcl.encoders import describe_encoder
-    from probmcl.experiments.protocol import TRIALS, parse_methods
-    from probmcl.experiments.runner import ComparisonSpec
+    from probmcl.experiments.protocol import TRIALS, ComparisonSpec, parse_methods
     from probmcl.settings import make_settings, parse_duration
 
     numbers = _drop_none({name: options[name] for name in ("seeds", "trials", "epochs", "batch_size")})
@@ -415,13 +413,12 @@ def _resume_comparison(
 ) -> Comparison:
     from probmcl import legacy
     from probmcl.data.audit import read_again
-    from probmcl.experiments.protocol import MethodSpec, parse_methods
-    from probmcl.experiments.runner import ComparisonSpec
+    from probmcl.experiments.protocol import ComparisonSpec, parse_methods
     from probmcl.files import read_json, write_json
     from probmcl.run_folder import COMPARISON, SPLIT
     from probmcl.runtime.device import find_device
     from probmcl.runtime.distributed import barrier, is_main_process
-    from probmcl.settings import load_settings
+    from probmcl.settings import MethodSpec, load_settings
 
     if is_main_process():
         legacy.upgrade_comparison(folder, folder / COMPARISON)

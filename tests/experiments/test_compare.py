@@ -15,10 +15,11 @@ import probmcl
 from helpers.images import folder_of_photographs
 from probmcl.data.options import ReadOptions
 from probmcl.experiments import runner as work
-from probmcl.experiments.rows import Comparison
+from probmcl.experiments.results import Comparison
 from probmcl.methods import METHODS
 from probmcl.methods.pla import PLA
 from probmcl.run import candidates
+from probmcl.run.results import CandidateId, Head
 from probmcl.training import fit
 
 SMALL: dict[str, Any] = {"encoder": "test_resnet", "weights": "none", "image_size": 32, "probe_epochs": 2, "workers": 0}
@@ -78,7 +79,7 @@ def test_all_methods_saw_exactly_as_many_images(comparison: Comparison, folder: 
             for line in csv.DictReader(file):
                 counted[line["stage"]] = int(line["step"])
         config = json.loads((folder / f"seed-{seed}" / "config.json").read_text())
-        for job in config["contenders"]:
+        for job in config["jobs"]:
             n_views = 2 if job["name"] == "supcon" else 1
             batch = min(job["training"]["batch_size"], images)
             assert counted[job["name"]] * batch * n_views == seen
@@ -113,7 +114,7 @@ def test_a_finished_comparison_is_never_trained_again(
     comparison: Comparison, folder: Path, loss: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(candidates, "fit", forbidden)
-    monkeypatch.setattr(work, "expense", forbidden)
+    monkeypatch.setattr(work, "measure", forbidden)
     again = probmcl.compare(resume=folder, methods=f"asl, supcon, {loss}:mine", device="auto", workers=0)
     assert {r.title: r.mAP for r in again.rows} == {r.title: r.mAP for r in comparison.rows}
 
@@ -172,11 +173,12 @@ def test_trials_are_chosen_on_validation_and_only_the_chosen_go_on(photographs: 
     found = probmcl.compare(photographs, **SMALL, methods="bce", epochs=1, seeds=2, trials=3, out=tmp_path / "trials")
     first, second = (json.loads((tmp_path / "trials" / f"seed-{seed}" / "run.json").read_text()) for seed in (0, 1))
     best = max(first["candidates"][1:], key=lambda c: c["validation_mAP"])
-    chosen = best["name"].rpartition(", ")[0]
     assert len(first["candidates"]) == 1 + 3 * 2
-    assert [c["name"] for c in second["candidates"][1:]] == [f"{chosen}, own head", f"{chosen}, re-probed"]
+    heads: tuple[Head, ...] = ("own head", "re-probed")
+    chosen = [CandidateId("bce", head, best["trial"]) for head in heads]
+    assert [c["name"] for c in second["candidates"][1:]] == [identity.name for identity in chosen]
     tested = {path.name for path in (tmp_path / "trials" / "seed-0" / "candidates").iterdir()}
-    assert tested == {f"{chosen}, own head", f"{chosen}, re-probed"}  # test scores of the others are not even computed
+    assert tested == {identity.key for identity in chosen}  # test scores of the others are not even computed
     assert found.trials == 3
     assert "untuned" not in (tmp_path / "trials" / "comparison.md").read_text()
 
@@ -312,10 +314,10 @@ def test_data_on_which_nothing_can_be_compared_are_refused(
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"methods": "bce", "epochs": 1, "budget": "1h"}, "both given"),
-        ({"methods": "bce", "seeds": 0}, "--seeds 0: give 1 or more"),
-        ({"methods": "bce", "trials": 99}, "--trials 99: give at most"),
-        ({"methods": "bce", "add": [Path("nowhere.jsonl")]}, "nowhere.jsonl: cannot be read"),
+        ({"methods": "bce", "epochs": 1, "budget": "1h"}, "`budget` and `epochs` cannot be combined"),
+        ({"methods": "bce", "seeds": 0}, "`seeds=0` must be at least 1"),
+        ({"methods": "bce", "trials": 99}, "`trials=99` must be at most"),
+        ({"methods": "bce", "add": [Path("nowhere.jsonl")]}, "nowhere.jsonl` cannot be read"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_trained(
@@ -327,11 +329,11 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(
 
 
 def test_resume_takes_nothing_else(comparison: Comparison, folder: Path) -> None:
-    with pytest.raises(ValueError, match="no place for --epochs"):
+    with pytest.raises(ValueError, match="cannot be combined with `epochs`"):
         probmcl.compare(resume=folder, epochs=3)
-    with pytest.raises(ValueError, match="beside --resume say the same, or nothing"):
+    with pytest.raises(ValueError, match=r"`methods=bce` differs from what .* compares"):
         probmcl.compare(resume=folder, methods="bce")
-    with pytest.raises(ValueError, match="is no comparison that can be resumed"):
+    with pytest.raises(ValueError, match="is not a comparison that can be resumed"):
         probmcl.compare(resume=folder.parent)
 
 

@@ -6,39 +6,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from probmcl.data.loader import Order
-from probmcl.errors import SettingsError
+from probmcl.errors import OptionError, SettingsError
 from probmcl.experiments.protocol import (
     SAFETY,
     TRIALS,
-    MethodSpec,
     chosen_trials,
     equal_views,
     fair_steps,
     make_jobs,
     parse_methods,
     planner,
-    round_of,
+    views_per_round,
 )
 from probmcl.methods import METHODS
 from probmcl.run.budget import Costs, JobCost
-from probmcl.run.results import Candidate, CandidateId, Head
-from probmcl.settings import EncoderSettings, Settings, TrainingJob
+from probmcl.run.results import Candidate, CandidateId
+from probmcl.settings import EncoderSettings, MethodSpec, Settings, TrainingJob
 
 
 def settings() -> Settings:
     return Settings("comparison", (), EncoderSettings("test_resnet", weights=None), workers=0)
 
 
-def candidate(name: str, head: Head, validation: float, trial: int = 1) -> Candidate:
-    return Candidate(CandidateId(name, head, trial), "bce", None, {}, {}, {"mAP": validation}, 1.0)
-
-
-def costs(shared: float, *jobs: JobCost) -> Costs:
-    return Costs(shared, jobs)
-
-
-def job(name: str, epoch: float, once: float, n_views: int, tested: float = 0.0) -> JobCost:
-    return JobCost(name, name, epoch, once, n_views, 1, tested)
+def cost(key: str, epoch: float, once: float, n_views: int, tested: float = 0.0) -> JobCost:
+    return JobCost(key, key, epoch, once, n_views, epochs=1, tested=tested)
 
 
 def test_all_is_everybody_but_the_probe_and_nobody_comes_twice() -> None:
@@ -52,7 +43,7 @@ def test_all_is_everybody_but_the_probe_and_nobody_comes_twice() -> None:
         (["probmlc"], "did you mean 'probmcl'"),
         (["probmcl:papre"], "no preset 'papre'"),
         (["probe"], "part of every comparison"),
-        ([], "say who is compared"),
+        ([], "no methods to compare"),
     ],
 )
 def test_whoever_is_not_there_is_refused(said: list[str], message: str) -> None:
@@ -114,7 +105,7 @@ def test_two_of_one_name_are_refused(tmp_path: Path) -> None:
         )
     with pytest.raises(SettingsError, match="are both called mine; rename one"):
         parse_methods([f"{tmp_path}/a/loss.py:mine", f"{tmp_path}/b/loss.py:mine"])
-    with pytest.raises(SettingsError, match="is called as the method bce here"):
+    with pytest.raises(SettingsError, match="has the name of the method bce"):
         parse_methods([f"{tmp_path}/a/loss.py:bce"])
 
 
@@ -123,7 +114,7 @@ def test_each_has_as_many_trials_and_the_first_is_the_usual_one() -> None:
     one, three = (
         make_jobs(asked, settings(), images=640, views=4, trials=trials, batch_size=None) for trials in (1, 3)
     )
-    assert [c.name for c in three] == [
+    assert [job.title for job in three] == [
         "bce",
         "bce, trial 2",
         "bce, trial 3",
@@ -141,32 +132,33 @@ def test_each_has_as_many_trials_and_the_first_is_the_usual_one() -> None:
 
 
 def test_too_many_trials_are_refused() -> None:
-    with pytest.raises(SettingsError, match="trials=99"):
+    with pytest.raises(OptionError, match=r"`trials=99` must be between 1 and 9"):
         make_jobs((MethodSpec("bce"),), settings(), images=64, views=2, trials=99, batch_size=None)
 
 
 def test_the_trial_that_counts_is_the_best_on_validation_by_its_better_head() -> None:
-    there = [
-        candidate("bce", "own head", 0.5),
-        candidate("bce", "re-probed", 0.6),
-        candidate("bce", "own head", 0.7, trial=2),
-        candidate("bce", "re-probed", 0.4, trial=2),
-        candidate("supcon", "re-probed", 0.9),
-    ]
-    trials = chosen_trials({c.id: c for c in there}, ["bce", "supcon", "asl"], trials=2)
-    assert trials == {"bce": 2, "supcon": 1}  # asl diverged and has no candidates
+    scores = {
+        CandidateId("bce", "own head"): 0.5,
+        CandidateId("bce", "re-probed"): 0.6,
+        CandidateId("bce", "own head", trial=2): 0.7,
+        CandidateId("bce", "re-probed", trial=2): 0.4,
+        CandidateId("supcon", "re-probed"): 0.9,
+    }
+    candidates = {key: Candidate(key, "bce", None, {}, {}, {"mAP": score}, 1.0) for key, score in scores.items()}
+    # asl diverged, so that it has no candidates
+    assert chosen_trials(candidates, ["bce", "supcon", "asl"], trials=2) == {"bce": 2, "supcon": 1}
 
 
 def test_a_budget_becomes_one_number_of_images_for_everybody() -> None:
     asked = parse_methods(["bce", "supcon"])
-    measured = costs(7.0, job("bce", 10.0, 5.0, 1), job("supcon", 30.0, 5.0, 2))
+    costs = Costs(7.0, (cost("bce", 10.0, 5.0, 1), cost("supcon", 30.0, 5.0, 2)))
 
-    def remake(views: int) -> tuple[TrainingJob, ...]:
+    def make(views: int) -> tuple[TrainingJob, ...]:
         return make_jobs(asked, settings(), images=640, views=views, trials=1, batch_size=None)
 
     per_round = 3 * 2 * (10.0 + 15.0)  # three seeds, two views
     fixed = 3 * (20.0 + 7.0) + 3 * 10.0
-    plan = planner(SAFETY * (fixed + 4.5 * per_round), seeds=3, taking_part=asked, remake=remake)(measured, 20.0)
+    plan = planner(SAFETY * (fixed + 4.5 * per_round), seeds=3, methods=asked, make=make)(costs, 20.0)
     assert plan.epochs == {"bce": 8, "supcon": 4}
     assert plan.views == 640 * 8
     assert "every method sees 5,120 images, 8 views of each" in plan.messages[0]
@@ -174,36 +166,36 @@ def test_a_budget_becomes_one_number_of_images_for_everybody() -> None:
 
 def test_trials_are_paid_for_in_the_first_run_only() -> None:
     asked = parse_methods(["bce"])
-    measured = costs(0.0, *(job(key, 10.0, 0.0, 1) for key in ("bce", "bce.trial2", "bce.trial3")))
+    costs = Costs(0.0, tuple(cost(key, 10.0, 0.0, 1) for key in ("bce", "bce.trial2", "bce.trial3")))
 
-    def remake(views: int) -> tuple[TrainingJob, ...]:
+    def make(views: int) -> tuple[TrainingJob, ...]:
         return make_jobs(asked, settings(), images=640, views=views, trials=3, batch_size=None)
 
-    plan = planner(SAFETY * (3 + 1) * 20.0 * 5.01, seeds=2, taking_part=asked, remake=remake)(measured, 0.0)
+    plan = planner(SAFETY * (3 + 1) * 20.0 * 5.01, seeds=2, methods=asked, make=make)(costs, 0.0)
     assert plan.epochs["bce"] == 10  # three trainings with the first seed, one with the second
 
 
 def test_a_budget_that_is_too_small_says_what_is_needed() -> None:
     asked = parse_methods(["bce"])
-    plan = planner(60.0, seeds=3, taking_part=asked, remake=lambda views: ())
+    plan = planner(60.0, seeds=3, methods=asked, make=lambda views: ())
     with pytest.raises(SettingsError, match=r"a budget of 60 s|a budget of 1 min is too small.*take about"):
-        plan(costs(7.0, job("bce", 100.0, 5.0, 1)), 20.0)
+        plan(Costs(7.0, (cost("bce", 100.0, 5.0, 1),)), 20.0)
 
 
 def test_a_round_has_two_views() -> None:
-    assert round_of([MethodSpec("bce")]) == 2
-    assert round_of([MethodSpec("bce"), MethodSpec("supcon")]) == 2
+    assert views_per_round([MethodSpec("bce")]) == 2
+    assert views_per_round([MethodSpec("bce"), MethodSpec("supcon")]) == 2
 
 
 def test_the_time_before_the_first_run_and_of_testing_is_part_of_the_budget() -> None:
     asked = parse_methods(["bce"])
 
-    def remake(views: int) -> tuple[TrainingJob, ...]:
+    def make(views: int) -> tuple[TrainingJob, ...]:
         return make_jobs(asked, settings(), images=640, views=views, trials=1, batch_size=None)
 
     def epochs(before: float, tested: float) -> int:
-        plan = planner(SAFETY * 1000.0, seeds=2, taking_part=asked, remake=remake, before=before)
-        return plan(costs(0.0, job("bce", 10.0, 5.0, 1, tested)), 0.0).epochs["bce"]
+        plan = planner(SAFETY * 1000.0, seeds=2, methods=asked, make=make, spent_before=before)
+        return plan(Costs(0.0, (cost("bce", 10.0, 5.0, 1, tested),)), 0.0).epochs["bce"]
 
     assert epochs(0.0, 0.0) == 48
     assert epochs(200.0, 0.0) == 38  # 200 s less, for both seeds

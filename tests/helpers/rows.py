@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from probmcl.experiments.rows import Comparison, Row
+from probmcl.experiments.results import Comparison, Row
 
 
 def made_row(name: str = "bce", head: str = "own head", mAP: float = 0.80, **other: Any) -> Row:  # noqa: N803

@@ -11,7 +11,7 @@ from matplotlib.text import Annotation, Text
 from matplotlib.transforms import Bbox
 
 from helpers.rows import demo_comparison, made_best, made_comparison, made_frozen, made_row
-from probmcl.experiments.rows import Comparison
+from probmcl.experiments.results import Comparison
 from probmcl.report.comparison_plot import COLORS, TICKS, draw, place_label, to_svg
 
 SVG = "{http://www.w3.org/2000/svg}"

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from helpers.rows import demo_comparison, made_best, made_comparison, made_frozen, made_row, stored_comparison
-from probmcl.experiments.rows import Comparison, Row
+from probmcl.experiments.results import Comparison, Row
 from probmcl.report.comparison_tables import (
     SECTIONS,
     comparison_tables,

@@ -11,7 +11,7 @@ from probmcl.cli import command_console, options
 from probmcl.data.options import DataChecks, ReadOptions
 
 if TYPE_CHECKING:
-    from probmcl.experiments.rows import Comparison
+    from probmcl.experiments.results import Comparison
 
 
 def compare(

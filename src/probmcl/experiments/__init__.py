@@ -1,1 +1,1 @@
-"""Methods side by side on one protocol; what came of it as tables, a plot and a verdict."""
+"""Comparisons of methods under one protocol."""

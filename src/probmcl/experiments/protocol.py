@@ -1,60 +1,82 @@
-"""What makes a comparison fair: who takes part, and one number of images that all of them see."""
+"""The protocol of a fair comparison: the methods, one number of images that all of them see, and its fingerprint."""
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from probmcl.errors import SettingsError
+from probmcl.cost import rows as cost
+from probmcl.data.records import Records
+from probmcl.errors import OptionError, SettingsError
+from probmcl.files import json_line, load_tensors
 from probmcl.methods import METHODS, find_method
 from probmcl.run.budget import MAX_VIEWS, Costs, Plan, Planner
 from probmcl.run.results import Candidate, CandidateId, Head
 from probmcl.runtime.distributed import world_size
-from probmcl.settings import MethodSpec as MethodSpec
-from probmcl.settings import Settings, TrainingJob, default_training
+from probmcl.settings import MethodSpec, Settings, TrainingJob, default_training
 from probmcl.tables import rough_duration
 from probmcl.training.optimizer import Training
 
 TRIALS = tuple((rate, decay) for decay in (1.0, 10.0, 0.0) for rate in (1.0, 1 / 3, 3.0))
-"""Factors of the usual learning rate and weight decay: what each trial multiplies them by, the usual ones first."""
+"""Factors of the default learning rate and weight decay in each trial, the defaults first."""
 
 SAFETY = 1.15
-"""Times what was measured: a machine is rarely as quiet later as in the first minutes."""
+"""Factor on measured times: a machine is rarely as idle later as in the first minutes."""
 
 WORTH = 0.9
-"""Share of the views there could be that equal steps must reach; below it, all methods take the smallest batch."""
+"""Share of the possible views that equal steps must reach; below it, all methods take the smallest batch."""
 
 
-def parse_methods(methods: Sequence[str]) -> tuple[MethodSpec, ...]:
-    """Who is meant by `all`, NAME, NAME:PRESET or the place of a method or loss of one's own; nobody twice.
+@dataclass(frozen=True)
+class ComparisonSpec:
+    """What is compared.
 
-    >>> [entrant.name for entrant in parse_methods(["bce", "probmcl:paper"])]
+    Attributes:
+        settings: of every run, except its seed and its jobs.
+        methods: the methods to compare.
+        all_methods: whether `all` was given: then a method that cannot run here is left out, else it is an error.
+        seeds: number of runs of each method.
+        trials: number of learning rates and weight decays tried for each method in the first run.
+        epochs: rounds over the images, of two views each; None if a budget decides.
+        budget: seconds for the whole comparison; None if `epochs` decides.
+        batch_size: images in a step; None for the default of each method.
+    """
+
+    settings: Settings
+    methods: tuple[MethodSpec, ...]
+    all_methods: bool = False
+    seeds: int = 3
+    trials: int = 1
+    epochs: int | None = None
+    budget: float | None = None
+    batch_size: int | None = None
+
+
+def parse_methods(texts: Sequence[str]) -> tuple[MethodSpec, ...]:
+    """Parse `all`, NAME, NAME:PRESET or the place of a method or loss outside this package; duplicates are dropped.
+
+    >>> [spec.name for spec in parse_methods(["bce", "probmcl:paper"])]
     ['bce', 'probmcl:paper']
     """
-    found: dict[str, MethodSpec] = {}
-    for said in methods:
-        everyone = [name for name in METHODS if name != "probe"] if said == "all" else [said]
-        for entrant in map(_entrant, everyone):
-            other = found.setdefault(entrant.name, entrant)
-            if other != entrant:
-                raise SettingsError(f"{other.method} and {entrant.method} are both called {entrant.name}; rename one")
-    if not found:
-        raise SettingsError("say who is compared: --methods bce,asl,probmcl, or --methods all")
-    return tuple(found.values())
-
-
-def _entrant(said: str) -> MethodSpec:
-    if said.partition(":")[0] == "probe":
+    everything = [name for name in METHODS if name != "probe"]
+    names = [name for text in texts for name in (everything if text == "all" else [text])]
+    if not names:
+        raise SettingsError("no methods to compare; give `methods=bce,asl,probmcl` or `methods=all`")
+    if any(name.partition(":")[0] == "probe" for name in names):
         raise SettingsError("the frozen probe is part of every comparison; leave 'probe' out")
-    entrant = MethodSpec.parse(said)
-    if entrant.method not in METHODS and entrant.name in METHODS:
-        raise SettingsError(f"{entrant.method} is called as the method {entrant.name} here; rename it")
-    return entrant
+    specs = cost.parse_methods(names)
+    for spec in specs:
+        if spec.method not in METHODS and spec.name in METHODS:
+            raise SettingsError(f"{spec.method} has the name of the method {spec.name} of this package; rename it")
+    return specs
 
 
 def make_jobs(
-    taking_part: Sequence[MethodSpec],
+    methods: Sequence[MethodSpec],
     settings: Settings,
     *,
     images: int,
@@ -62,45 +84,47 @@ def make_jobs(
     trials: int,
     batch_size: int | None,
 ) -> tuple[TrainingJob, ...]:
-    """Every entrant, with `trials` learning rates and weight decays each, on the same number of views.
+    """Return the trainings of every method, one for each trial, all on the same number of views.
 
-    `images` are those to train on, `views` how often each of them is seen at most.
+    Args:
+        methods: the methods to compare.
+        settings: of the run.
+        images: number of training images.
+        views: how often each of them is seen at most.
+        trials: number of learning rates and weight decays for each method.
+        batch_size: images in a step; None for the default of each method.
     """
     if not 1 <= trials <= len(TRIALS):
-        raise SettingsError(
-            f"trials={trials}: give 1 to {len(TRIALS)} learning rates and weight decays for each method"
-        )
-    usual = {e.name: Training(**default_training(e.method, settings.tune)) for e in taking_part}
-    n_views = {e.name: find_method(e.method).n_views for e in taking_part}
-    steps = fair_steps(images, views, [(t.batch_size, n_views[name]) for name, t in usual.items()], batch_size)
+        raise OptionError("trials", trials, f"must be between 1 and {len(TRIALS)}")
+    default = {spec.name: Training(**default_training(spec.method, settings.tune)) for spec in methods}
+    n_views = {spec.name: find_method(spec.method).n_views for spec in methods}
+    steps = fair_steps(images, views, [(t.batch_size, n_views[name]) for name, t in default.items()], batch_size)
     seen = equal_views(images, views, list(steps.values()))
-    made = []
-    for entrant in taking_part:
-        name, training = entrant.name, usual[entrant.name]
-        batch, _ = steps[training.batch_size, n_views[name]]
-        fixed = replace(training, epochs=views // n_views[name], views=seen, batch_size=batch)
+    jobs = []
+    for spec in methods:
+        training = default[spec.name]
+        batch, _ = steps[training.batch_size, n_views[spec.name]]
+        fixed = replace(training, epochs=views // n_views[spec.name], views=seen, batch_size=batch)
         for trial, (rate, decay) in enumerate(TRIALS[:trials], start=1):
-            tried = replace(
-                fixed, learning_rate=training.learning_rate * rate, weight_decay=training.weight_decay * decay
-            )
-            made.append(TrainingJob(entrant.method, entrant.settings, tried, name, trial))
-    return tuple(made)
+            tried = replace(fixed, learning_rate=fixed.learning_rate * rate, weight_decay=fixed.weight_decay * decay)
+            jobs.append(TrainingJob(spec.method, spec.settings, tried, spec.name, trial))
+    return tuple(jobs)
 
 
-def round_of(taking_part: Sequence[MethodSpec]) -> int:
-    """Views of each image in a round: two, or what every method can take in whole steps."""
-    return math.lcm(2, *(find_method(e.method).n_views for e in taking_part))
+def views_per_round(methods: Sequence[MethodSpec]) -> int:
+    """Return the views of each image in a round: two, or the least that every method can take in whole steps."""
+    return math.lcm(2, *(find_method(spec.method).n_views for spec in methods))
 
 
 StepSize = tuple[int, int]
 """Images in a step, and views of each."""
 
-USUAL_STEPS: tuple[StepSize, ...] = ((64, 1), (64, 2), (128, 2))
-"""Of a classifier, one with two views, a contrast: reckoned with whoever takes part, so that rows can be added."""
+DEFAULT_STEPS: tuple[StepSize, ...] = ((64, 1), (64, 2), (128, 2))
+"""Of a classifier, of one with two views, of a contrastive method: they always count, so that rows can be added."""
 
 
 def equal_views(images: int, views: int, steps: Sequence[StepSize]) -> int:
-    """The most views in all, at most `views` of each image, that whole steps of every size make up exactly.
+    """Return the largest number of views, at most `views` of each image, that whole steps of every size make up.
 
     >>> equal_views(1690, 12, [(64, 1), (128, 2)])  # 312 steps of 64 views, or 78 of 256
     19968
@@ -111,12 +135,12 @@ def equal_views(images: int, views: int, steps: Sequence[StepSize]) -> int:
 
 
 def fair_steps(
-    images: int, views: int, usual: Sequence[StepSize], batch_size: int | None = None, *, processes: int | None = None
+    images: int, views: int, steps: Sequence[StepSize], batch_size: int | None = None, *, processes: int | None = None
 ) -> dict[StepSize, StepSize]:
-    """What becomes of each usual size of a step, and of those in `usual`.
+    """Map each default step size, and those in `steps`, to the one that is used.
 
-    A batch is a multiple of the number of processes, and no larger than there are images. Where equal steps would waste
-    many images, the smallest batch is everybody's; `batch_size` is everybody's in any case.
+    A batch is a multiple of the number of processes, and not larger than the number of images. If equal steps would
+    waste many images, all methods take the smallest batch; `batch_size` replaces every batch size.
 
     >>> fair_steps(100, 12, [])[128, 2]
     (64, 2)
@@ -124,75 +148,119 @@ def fair_steps(
     processes = processes or world_size()
     if images < processes:
         raise SettingsError(f"{processes} processes for {images} images; start fewer processes")
-
-    def whole(batch: int) -> int:
-        return max(1, min(batch_size or batch, images) // processes) * processes
-
-    kinds = dict.fromkeys([*USUAL_STEPS, *usual])
-    made = {(batch, n_views): (whole(batch), n_views) for batch, n_views in kinds}
-    if equal_views(images, views, list(made.values())) >= WORTH * images * views:
-        return made
-    smallest = min(batch for batch, _ in made.values())
-    return {kind: (smallest, kind[1]) for kind in kinds}
+    used = {}
+    for batch, n_views in (*DEFAULT_STEPS, *steps):
+        used[batch, n_views] = max(1, min(batch_size or batch, images) // processes) * processes, n_views
+    if equal_views(images, views, list(used.values())) >= WORTH * images * views:
+        return used
+    smallest = min(batch for batch, _ in used.values())
+    return {step: (smallest, step[1]) for step in used}
 
 
 def planner(
     budget: float,
     *,
     seeds: int,
-    taking_part: Sequence[MethodSpec],
-    remake: Callable[[int], Sequence[TrainingJob]],
-    before: float = 0.0,
+    methods: Sequence[MethodSpec],
+    make: Callable[[int], Sequence[TrainingJob]],
+    spent_before: float = 0.0,
 ) -> Planner:
-    """Turn a budget for everything into views of each image, once the first run has measured what everything costs.
+    """Return a planner that turns the budget of a comparison into views of each image.
 
-    `remake` gives the contenders for a number of views. The first run has all trials; those after it have one for each
-    method. `before` are the seconds that had passed when the first run began.
+    It is called in the first run, which has all trials and has measured their costs; later runs have one trial of each
+    method. `make` returns the jobs for a number of views; `spent_before` are the seconds before the first run.
     """
-    views_in_round, names = round_of(taking_part), {spec.name for spec in taking_part}
+    round_views, names = views_per_round(methods), {spec.name for spec in methods}
 
     def plan(costs: Costs, spent: float) -> Plan:
         later = [job for job in costs.jobs if job.key in names]  # the first trials
         once, tested = sum(job.once for job in costs.jobs), sum(job.tested for job in later)
-        fixed = before + seeds * (spent + costs.shared + tested) + once + (seeds - 1) * sum(job.once for job in later)
-        views = sum(job.epoch / job.n_views for job in costs.jobs)
-        views += (seeds - 1) * sum(job.epoch / job.n_views for job in later)
-        rounds = int((budget / SAFETY - fixed) // (views * views_in_round))
+        fixed = spent_before + seeds * (spent + costs.shared + tested) + once
+        fixed += (seeds - 1) * sum(job.once for job in later)
+        per_view = sum(job.epoch / job.n_views for job in costs.jobs)
+        per_view += (seeds - 1) * sum(job.epoch / job.n_views for job in later)
+        rounds = int((budget / SAFETY - fixed) // (per_view * round_views))
         if rounds < 1:
-            needed = rough_duration(60.0 * math.ceil(SAFETY * (fixed + views * views_in_round) / 60))
+            needed = rough_duration(60.0 * math.ceil(SAFETY * (fixed + per_view * round_views) / 60))
             raise SettingsError(
                 f"a budget of {rough_duration(budget)} is too small for {len(names)} methods and {seeds} seeds: "
-                f"{views_in_round} views of each image take about {needed}; give that, or fewer methods or seeds"
+                f"{round_views} views of each image take about {needed}; give that, or fewer methods or seeds"
             )
-        shown = views_in_round * min(rounds, MAX_VIEWS // views_in_round)
-        made = remake(shown)
-        seen = made[0].training.views
-        messages = (
-            f"plan: every method sees {seen:,} images, {shown} views of each; {len(costs.jobs)} trainings and "
-            f"{seeds} seeds take about {rough_duration(fixed + views * shown)}",
+        views = round_views * min(rounds, MAX_VIEWS // round_views)
+        jobs = make(views)
+        seen = jobs[0].training.views
+        message = (
+            f"plan: every method sees {seen:,} images, {views} views of each; {len(costs.jobs)} trainings and {seeds} "
+            f"seeds take about {rough_duration(fixed + per_view * views)}"
         )
-        return Plan({job.key: job.training.epochs for job in made}, messages, seen)
+        return Plan({job.key: job.training.epochs for job in jobs}, (message,), seen)
 
     return plan
 
 
 def chosen_trials(candidates: Mapping[CandidateId, Candidate], names: Sequence[str], trials: int) -> dict[str, int]:
-    """Return the trial of each method whose better head is best on validation; a method without candidates has none."""
+    """Return for each method that has candidates the trial whose better head is best on validation."""
     best: dict[str, int] = {}
     for name in names:
-        scores = {trial: _best_head(candidates, name, trial) for trial in range(1, trials + 1)}
-        scored = {trial: score for trial, score in scores.items() if score is not None}
-        if scored:
-            best[name] = max(scored, key=lambda trial: scored[trial])
+        scores = {}
+        for trial in range(1, trials + 1):
+            heads = [candidates[identity] for identity in heads_of(name, trial) if identity in candidates]
+            if heads:
+                scores[trial] = max(head.validation_map for head in heads)
+        if scores:
+            best[name] = max(scores, key=lambda trial: scores[trial])
     return best
-
-
-def _best_head(candidates: Mapping[CandidateId, Candidate], name: str, trial: int) -> float | None:
-    heads = [candidates[identity] for identity in heads_of(name, trial) if identity in candidates]
-    return max((head.validation_map for head in heads), default=None)
 
 
 def heads_of(name: str, trial: int) -> list[CandidateId]:
     """Return the candidates that a method may have in a trial."""
     heads: tuple[Head, ...] = ("own head", "re-probed")
     return [CandidateId(name, head, trial) for head in heads]
+
+
+def fingerprint(records: Records, settings: Settings, frozen: Path, budget: object) -> dict[str, str]:
+    """Return a hash of each part of the protocol, and one of `all` parts. Only rows with equal hashes are comparable.
+
+    The seed is not a part. Images count by their path below their common folder and by their size in bytes.
+
+    Args:
+        records: the images with their labels and splits.
+        settings: of the runs, with the image size and the tuned part of the encoder.
+        frozen: the checkpoint of the frozen probe, which has the encoder's weights; random weights, which follow the
+            seed, count as random.
+        budget: what each method has: views, batches, trials.
+    """
+    encoder = settings.encoder
+    weights = "random" if encoder.weights is None else _hash_weights(frozen)
+    parts = {
+        "data": _hash(_files(records), records.label_space.names, records.states.digest()),
+        "split": _hash(records.split),
+        "encoder": _hash(encoder.name, encoder.image_size, encoder.statistics, settings.tune, weights),
+        "augmentation": _hash(settings.augment, settings.stored_views),
+        "budget": _hash(budget, settings.probe),
+    }
+    return parts | {"all": _hash(parts)}
+
+
+def _hash(*parts: object) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else json_line(part).encode())
+        digest.update(b"\0")
+    return digest.hexdigest()[:12]
+
+
+def _files(records: Records) -> list[tuple[str, int]]:
+    paths = [path.resolve() for path in records.paths]
+    common = Path(os.path.commonpath(paths)) if len(paths) > 1 else paths[0].parent
+    return [(path.relative_to(common).as_posix(), path.stat().st_size) for path in paths]
+
+
+def _hash_weights(checkpoint: Path) -> str:
+    tensors, _ = load_tensors(checkpoint)
+    digest = hashlib.sha256()
+    for name in sorted(tensors):
+        if name.startswith("state.encoder."):
+            digest.update(name.encode())
+            digest.update(tensors[name].contiguous().cpu().numpy().tobytes())
+    return digest.hexdigest()

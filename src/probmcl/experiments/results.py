@@ -1,81 +1,50 @@
-"""What every classifier of every run reached: one line each in results.jsonl, from which all tables are made."""
+"""The results of a comparison: one per classifier and run, their summary rows, and the file results.jsonl."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal
 
 import msgspec
-import numpy as np
-import torch
-from jaxtyping import Bool, Float
-from torch import Tensor
 
-from probmcl.evaluation.metrics import multilabel_metrics
-from probmcl.evaluation.retrieval import retrieval
-from probmcl.evaluation.thresholds import best_thresholds
-from probmcl.experiments.expense import Expense
-from probmcl.experiments.fingerprint import difference
-from probmcl.experiments.protocol import MethodSpec, heads_of
-from probmcl.experiments.rows import Head
-from probmcl.files import json_line, read_json, write_text
-from probmcl.methods import find_method
-from probmcl.methods.base import Classifier
-from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
-from probmcl.run_folder import PREDICTIONS, RETRIEVAL, RunFolder
-from probmcl.settings import TrainingJob
+from probmcl.errors import OptionError
+from probmcl.files import json_line, write_text
 
-Retrieval = Mapping[str, float | None]
+RESULTS = "results.jsonl"
+
+Head = Literal["frozen", "own head", "re-probed"]  # as in run.results, which loads torch
 
 
-@dataclass(frozen=True)
-class Result:
-    """One classifier of one run; scores are fractions, of the test split unless it says otherwise.
+@dataclass(frozen=True, kw_only=True)
+class ComparedClassifier:
+    """A classifier of a comparison: what does not depend on the seed.
 
     Attributes:
-        name: of the entrant, or the frozen probe's.
-        head: what predicts.
-        method: a key of METHODS or a place elsewhere; None for the frozen probe.
-        seed: of its run.
-        validation: mAP on the validation split.
-        test: what evaluation.json holds.
-        macro_F1: mean F1 of the classes, each at its best threshold on validation, or at 0.5 where it emits a set.
-        by_embedding: retrieval by the encoder's features.
-        by_probabilities: retrieval by predicted probabilities.
-        learning_rate: None where nothing was trained.
-        weight_decay: None where nothing was trained.
-        trials: among how many that rate and decay were chosen.
+        name: method and preset: `bce`, `probmcl:paper`, `frozen probe`. Both heads of a method share it.
+        head: the probe on the untouched encoder, the method's own head, or a probe on the encoder that it trained.
+        method: a key of METHODS, or the place of a method outside this package; None for the frozen probe.
+        learning_rate: None for the frozen probe.
+        weight_decay: None for the frozen probe.
         images_seen: in training, each view counted.
-        seconds: of training, and of the probe where there is one.
-        parameters: of the classifier.
-        gmac: multiply-adds of one image, in 10⁹.
-        training_speed: views a second.
-        prediction_speed: images a second.
+        parameters: of the classifier, encoder included.
+        gmac: multiply-adds for one image, in 10⁹.
+        training_speed: views per second.
+        prediction_speed: images per second.
         peak_memory: bytes of a training step.
-        fidelity: see `probmcl.methods.base.Origin`; `own` for a method from outside.
+        fidelity: what it was checked against, see `probmcl.methods.base.Origin`; `own` for a method from outside.
         reference: a key of references.bib, or empty.
-        fingerprint: of each part of the protocol, and of `all`.
-        predictions: the file of its test scores, from the folder of results.jsonl.
-        note: what has to be said beside its mAP, see `probmcl.methods.base.Classifier`; empty for most.
-        emits_set: whether its decisions know no threshold, see there.
+        note: a remark that belongs to its mAP, see `probmcl.methods.base.Classifier`; empty for most.
+        emits_set: whether it decides without thresholds, see there.
     """
 
     name: str
     head: Head
     method: str | None
-    seed: int
-    validation: float
-    test: dict[str, Any]
-    macro_F1: float | None  # noqa: N815  # as everybody writes it
-    by_embedding: dict[str, float | None]
-    by_probabilities: dict[str, float | None]
     learning_rate: float | None
     weight_decay: float | None
-    trials: int
     images_seen: int
-    seconds: float
     parameters: int
     gmac: float | None
     training_speed: float | None
@@ -83,149 +52,217 @@ class Result:
     peak_memory: int | None
     fidelity: str
     reference: str
-    fingerprint: dict[str, str]
-    predictions: str
     note: str = ""
     emits_set: bool = False
+
+    @property
+    def title(self) -> str:
+        """The name and the head, which no two classifiers of a comparison share."""
+        return self.name if self.head == "frozen" else f"{self.name}, {self.head}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result(ComparedClassifier):
+    """One classifier of one run, a line of results.jsonl; scores are fractions on the test split unless stated.
+
+    Attributes:
+        seed: number of the run.
+        validation: mAP on the validation split.
+        test: the content of evaluation.json.
+        macro_F1: mean F1 of the classes, each at its best threshold on validation; at 0.5 if it emits a set.
+        by_embedding: retrieval by the encoder's features.
+        by_probabilities: retrieval by predicted probabilities.
+        trials: number of learning rates and weight decays that were tried.
+        seconds: duration of the training, and of fitting the probe.
+        fingerprint: of each part of the protocol, and of `all`.
+        predictions: the file of its test scores, relative to `folder`.
+        folder: the folder of results.jsonl; not stored.
+    """
+
+    seed: int
+    validation: float
+    test: dict[str, Any]
+    macro_F1: float | None  # noqa: N815  # the usual spelling
+    by_embedding: dict[str, float | None]
+    by_probabilities: dict[str, float | None]
+    trials: int
+    seconds: float
+    fingerprint: dict[str, str]
+    predictions: str
     folder: Path = field(default_factory=Path)
 
     @property
-    def title(self) -> tuple[str, str]:
-        """What the results of several seeds have in common."""
-        return self.name, self.head
-
-    def scores(self) -> Predicted | None:
-        """Its test scores, where their file is still there."""
-        path = self.folder / self.predictions
-        return read_predictions(path) if path.is_file() else None
+    def test_map(self) -> float:
+        """Test mAP; 0 if no class could be scored."""
+        return self.test["mAP"] or 0.0
 
 
-class Predicted(NamedTuple):
-    """What was predicted and what is true of the images of a split."""
+@dataclass(frozen=True, kw_only=True)
+class Row(ComparedClassifier):
+    """One classifier over all seeds; scores are mean fractions on the test split unless stated.
 
-    scores: Float[Tensor, "N C"]
-    labels: Float[Tensor, "N C"]
-    known: Bool[Tensor, "N C"]
+    Attributes:
+        seeds: number of runs.
+        best_head: whether this row represents its method: it is better on validation than the method's other row.
+        validation: mAP on the validation split, which decides all choices.
+        mAP: mean average precision.
+        interval: 95 % interval of mAP by the bootstrap over test images or groups; None without the predictions.
+        over_seeds: standard deviation of mAP over seeds; None for one seed.
+        gain: mAP minus that of the frozen probe over the seeds that both have; None for the probe, or without one.
+        gain_interval: its interval by the paired bootstrap.
+        gain_p: its p-value, adjusted by Holm over methods; None without an interval, or if `best_head` is false.
+        behind: mAP of the method that is best on validation minus this one, over the seeds that both have; None for
+            that method, for the frozen probe, and without a common seed.
+        behind_interval: its interval by the paired bootstrap.
+        behind_p: its p-value, adjusted by Holm over methods; None as for `gain_p`.
+        CP: precision, averaged over classes; this and the next five decide at a probability of 0.5.
+        CR: recall, averaged over classes.
+        CF1: harmonic mean of CP and CR.
+        OP: precision over all decisions.
+        OR: recall over all decisions.
+        OF1: harmonic mean of OP and OR.
+        macro_F1: mean F1 of the classes, as in `Result`.
+        jaccard_at_10: mean label overlap with the ten nearest test images by the embedding.
+        retrieval_mAP: mAP of ranking test images by the embedding; an overlap of at least 0.5 is relevant.
+        probability_jaccard_at_10: as `jaccard_at_10`, by predicted probabilities.
+        probability_mAP: as `retrieval_mAP`, by predicted probabilities.
+        seconds: duration of the training, and of fitting the probe.
+        fingerprint: of the protocol, 12 hexadecimal digits; only rows that share it are comparable.
+    """
+
+    seeds: int
+    best_head: bool
+    validation: float
+    mAP: float  # noqa: N815
+    interval: tuple[float, float] | None
+    over_seeds: float | None
+    gain: float | None
+    gain_interval: tuple[float, float] | None
+    gain_p: float | None
+    behind: float | None
+    behind_interval: tuple[float, float] | None
+    behind_p: float | None
+    CP: float | None
+    CR: float | None
+    CF1: float | None
+    OP: float | None
+    OR: float | None
+    OF1: float | None
+    macro_F1: float | None  # noqa: N815
+    jaccard_at_10: float | None
+    retrieval_mAP: float | None  # noqa: N815
+    probability_jaccard_at_10: float | None
+    probability_mAP: float | None  # noqa: N815
+    seconds: float
+    fingerprint: str
 
 
-def read_predictions(path: Path) -> Predicted:
-    """The file that a run writes for a split."""
-    with np.load(path) as file:
-        scores, labels, known = (torch.from_numpy(file[key]) for key in ("scores", "labels", "known"))
-    return Predicted(scores, labels.float(), known)
+@dataclass(frozen=True)
+class Comparison:
+    """All rows of a comparison and their common conditions.
 
+    Attributes:
+        rows: in any order; `ordered` is the order of the tables.
+        seeds: number of runs of each method.
+        trials: number of learning rates and weight decays tried for each method; 1 means untuned.
+        images_seen: by each method in training, each view counted.
+        test_images: number of images that the scores are from.
+        groups: number of groups that the bootstrap drew from; None if it drew images.
+        classes: number of classes.
+        encoder: its name in timm.
+        data: the name of the data set.
+        left_out: sentences on methods that diverged or could not run.
+        draws: of the bootstrap.
+    """
 
-class Circumstances(NamedTuple):
-    """What the results of one run share."""
-
-    folder: Path  # of the comparison
-    seed: int
+    rows: tuple[Row, ...]
+    seeds: int
     trials: int
     images_seen: int
-    fingerprint: Mapping[str, str]
-    expenses: Mapping[str, Expense]
+    test_images: int
+    groups: int | None
+    classes: int
+    encoder: str
+    data: str
+    left_out: tuple[str, ...]
+    draws: int
 
+    @property
+    def ordered(self) -> tuple[Row, ...]:
+        """The frozen probe, then the rows by validation mAP; among equals the one that others are compared with."""
+        rows = sorted(self.rows, key=lambda row: (-row.validation, row.behind is not None, row.title))
+        return tuple(sorted(rows, key=lambda row: row.head != "frozen"))
 
-def results_of(
-    run: Run, chosen: Mapping[str, tuple[MethodSpec, TrainingJob]], shared: Circumstances
-) -> Iterator[Result]:
-    """Every tested classifier of a run: the frozen probe, and both heads of each entrant by name."""
-    yield _result(run, run.candidates[FROZEN_PROBE], "frozen", shared)
-    for name, (entrant, job) in chosen.items():
-        for identity in heads_of(job.name, job.trial):
-            if identity in run.candidates:
-                yield _result(run, run.candidates[identity], identity.head, shared, name, entrant, job)
+    @property
+    def frozen(self) -> Row:
+        """The linear probe on the untouched encoder."""
+        frozen = [row for row in self.rows if row.head == "frozen"]
+        if len(frozen) != 1:
+            raise ValueError(f"a comparison has one frozen probe, and this one has {len(frozen)}")
+        return frozen[0]
 
+    @property
+    def methods(self) -> tuple[Row, ...]:
+        """The better head of each method; the best on validation comes first."""
+        return tuple(row for row in self.ordered if row.head != "frozen" and row.best_head)
 
-def _result(
-    run: Run,
-    candidate: Candidate,
-    head: Any,
-    shared: Circumstances,
-    name: str = FROZEN_PROBE.name,
-    entrant: MethodSpec | None = None,
-    job: TrainingJob | None = None,
-) -> Result:
-    folder = RunFolder(run.folder)
-    place = folder.results(candidate.id.key)
-    val, test = (read_predictions(place / PREDICTIONS / f"{split}.npz") for split in ("val", "test"))
-    probed = FROZEN_PROBE if job is None else CandidateId(job.name, "re-probed", job.trial)
-    expense = shared.expenses[name]
-    predicting = expense.own_head if head == "own head" and expense.own_head else expense.probe
-    origin = None if entrant is None else find_method(entrant.method).origin
-    kind = find_method(candidate.method)
-    emits_set = issubclass(kind, Classifier) and kind.emits_set
-    assert candidate.test is not None
-    return Result(
-        name=name,
-        head=head,
-        method=None if entrant is None else entrant.method,
-        seed=shared.seed,
-        validation=candidate.validation_map,
-        test=dict(candidate.test),
-        macro_F1=_macro_f1(val, test, emits_set),
-        by_embedding=read_json(folder.results(probed.key) / RETRIEVAL),
-        by_probabilities=dict(retrieval(test.scores, test.labels, test.known)),
-        learning_rate=None if job is None else job.training.learning_rate,
-        weight_decay=None if job is None else job.training.weight_decay,
-        trials=shared.trials,
-        images_seen=0 if job is None else shared.images_seen,
-        seconds=candidate.seconds,
-        parameters=predicting.parameters,
-        gmac=predicting.gmac,
-        training_speed=expense.training_speed,
-        prediction_speed=predicting.speed,
-        peak_memory=expense.peak_memory,
-        fidelity="standard" if entrant is None else origin.of(entrant.preset) if origin else "own",
-        reference=origin.reference if origin else "",
-        fingerprint=dict(shared.fingerprint),
-        predictions=(place / PREDICTIONS / "test.npz").relative_to(shared.folder).as_posix(),
-        note=candidate.note,
-        emits_set=emits_set,
-        folder=shared.folder,
-    )
-
-
-def _macro_f1(val: Predicted, test: Predicted, emits_set: bool) -> float | None:
-    at = 0.5 if emits_set else best_thresholds(*val)  # within the scores of a set, it would decide for another one
-    found = multilabel_metrics(*test, threshold=at, f1="per_class")["CF1"]
-    return None if found != found else found
-
-
-# The file.
+    @property
+    def protocol(self) -> str:
+        """The conditions of all rows in one line."""
+        drawn = "images" if self.groups is None else f"{self.groups:,} groups"
+        return " · ".join(
+            (
+                f"{self.data}, test split: {self.test_images:,} images, {self.classes:,} classes",
+                self.encoder,
+                f"{self.images_seen:,} images seen",
+                "1 seed" if self.seeds == 1 else f"{self.seeds:,} seeds",
+                "untuned" if self.trials == 1 else f"best of {self.trials:,} trials on validation",
+                f"intervals: 95 %, {self.draws:,} draws of {drawn}",
+            )
+        )
 
 
 def write_results(path: Path, results: Sequence[Result]) -> None:
-    """One line each; where they lie is not part of it."""
-    lines = ({k: v for k, v in vars(result).items() if k != "folder"} for result in results)
+    """Write one line of JSON for each result."""
+    lines = ({key: value for key, value in vars(result).items() if key != "folder"} for result in results)
     write_text(path, "".join(f"{json_line(line)}\n" for line in lines))
 
 
 def read_results(path: Path) -> list[Result]:
-    """The lines of such a file, or of the one in a comparison's folder."""
-    path = path / "results.jsonl" if path.is_dir() else path
-    found = []
+    """Read a results.jsonl, or the one in a comparison's folder."""
+    path = path / RESULTS if path.is_dir() else path
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"--add {path}: cannot be read ({error}); give the results.jsonl of a comparison") from error
+        problem = f"cannot be read ({error}); give the {RESULTS} of a comparison"
+        raise OptionError("add", str(path), problem) from error
+    results = []
     for number, line in enumerate(lines, start=1):
         try:
-            content = msgspec.json.decode(line)
-            found.append(msgspec.convert({**content, "folder": path.parent}, Result, dec_hook=lambda kind, x: kind(x)))
+            content = {**msgspec.json.decode(line), "folder": path.parent}
+            results.append(msgspec.convert(content, Result, dec_hook=lambda kind, value: kind(value)))
         except (msgspec.MsgspecError, TypeError) as error:
-            raise ValueError(f"{path}: line {number}: {error}; give the results.jsonl of a comparison") from error
-    return found
+            raise ValueError(f"{path}: line {number}: {error}; give the {RESULTS} of a comparison") from error
+    return results
 
 
-def merged(results: Sequence[Result], others: Sequence[Result], said: Path) -> list[Result]:
-    """Our results and those of another comparison of the same protocol; a row that both have is ours."""
-    mine = {result.title for result in results}
-    for other in others:
-        parts = difference(results[0].fingerprint, other.fingerprint)
-        if parts:
-            raise ValueError(
-                f"--add {said}: its {' and '.join(parts)} differ from this comparison's, so its rows cannot stand in "
-                f"one table with these ({other.fingerprint.get('all')} and {results[0].fingerprint['all']})"
+def merge_results(results: Sequence[Result], others: Sequence[Result], path: Path) -> list[Result]:
+    """Add the results in `path`, of another comparison with the same protocol; a classifier that both have is ours."""
+    ours, titles = results[0].fingerprint, {result.title for result in results}
+    for theirs in (other.fingerprint for other in others):
+        if parts := differing_parts(ours, theirs):
+            problem = (
+                f"has rows that cannot be compared with these: its {' and '.join(parts)} differ from this comparison's "
+                f"({theirs.get('all')} and {ours['all']})"
             )
-    return [*results, *(other for other in others if other.title not in mine)]
+            raise OptionError("add", str(path), problem)
+    return [*results, *(other for other in others if other.title not in titles)]
+
+
+def differing_parts(a: Mapping[str, str], b: Mapping[str, str]) -> list[str]:
+    """Return the parts in which the fingerprints of two protocols differ.
+
+    >>> differing_parts({"data": "a", "split": "b", "all": "c"}, {"data": "a", "split": "x", "all": "y"})
+    ['split']
+    """
+    return [part for part in a if part != "all" and a[part] != b.get(part)]

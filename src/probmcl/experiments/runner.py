@@ -1,12 +1,11 @@
-"""The comparison itself: a run for each seed with everybody in it, then the rows that come of them."""
+"""A comparison: one run for each seed with all methods in it, then the summary of their results."""
 
 from __future__ import annotations
 
 import shutil
 import time
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -15,86 +14,54 @@ from probmcl.console import Console
 from probmcl.data.options import DataSource
 from probmcl.data.records import Records
 from probmcl.errors import RunWarning
-from probmcl.experiments.expense import Expense, expense, of_the_frozen_probe
-from probmcl.experiments.fingerprint import fingerprint
+from probmcl.evaluation.metrics import multilabel_metrics
+from probmcl.evaluation.retrieval import retrieval
+from probmcl.evaluation.thresholds import best_thresholds
+from probmcl.experiments.measure import Measurements, measure
 from probmcl.experiments.protocol import (
-    MethodSpec,
+    ComparisonSpec,
     chosen_trials,
     fair_steps,
+    fingerprint,
     heads_of,
     make_jobs,
     planner,
-    round_of,
+    views_per_round,
 )
-from probmcl.experiments.results import Circumstances, Result, merged, read_results, results_of, write_results
-from probmcl.experiments.rows import Comparison
-from probmcl.experiments.statistics import DRAWS, rows_of
+from probmcl.experiments.results import RESULTS, Comparison, Result, merge_results, read_results, write_results
+from probmcl.experiments.statistics import DRAWS, Predictions, read_predictions, summarize
 from probmcl.files import read_json, write_json
 from probmcl.methods import find_method
+from probmcl.methods.base import Classifier
 from probmcl.run.backbone import build_encoder
 from probmcl.run.budget import Planner
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.state import read_plan
 from probmcl.run.train import CandidateFilter, all_candidates, train_run
 from probmcl.run.workspace import Workspace
-from probmcl.run_folder import METADATA, RunFolder
+from probmcl.run_folder import METADATA, PREDICTIONS, RETRIEVAL, RunFolder
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
-from probmcl.settings import Settings, TrainingJob, Tune
-
-
-@dataclass(frozen=True)
-class ComparisonSpec:
-    """What is compared.
-
-    Attributes:
-        settings: of every run, but for its seed and its contenders.
-        methods: who takes part.
-        all_methods: all methods were requested: one that cannot run here is left out; otherwise it is an error.
-        seeds: runs of each entrant.
-        trials: learning rates and weight decays tried for each of them in the first run.
-        epochs: rounds over the images, of two views each; None where a budget decides.
-        budget: seconds for everything; None where the epochs decide.
-        batch_size: images in a step; None takes each method's usual one.
-    """
-
-    settings: Settings
-    methods: tuple[MethodSpec, ...]
-    all_methods: bool = False
-    seeds: int = 3
-    trials: int = 1
-    epochs: int | None = None
-    budget: float | None = None
-    batch_size: int | None = None
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What is found out once, before anything is trained.
-
-    Attributes:
-        tune: how much of the encoder learns.
-        image_size: side of its images.
-        expenses: what the frozen probe and each entrant cost, by name.
-        cannot: why those that are not there cannot run on this encoder, by name.
-    """
-
-    tune: Tune
-    image_size: int
-    expenses: dict[str, Expense]
-    cannot: dict[str, str]
+from probmcl.settings import MethodSpec, TrainingJob
 
 
 class ComparisonRunner:
-    """A comparison in the making; `folder` has a run folder for each seed.
+    """Runs a comparison, or continues an interrupted one: finished runs in `folder` are not repeated.
 
-    `source` says how the records were read, `alarms` what is known to be wrong with them, `began` when it all began, by
-    `time.perf_counter`.
+    Args:
+        records: the images, each in its split.
+        spec: what is compared.
+        folder: has a run folder for each seed.
+        console: for messages and progress.
+        name: of the data set.
+        source: how the records were read, stored with each run.
+        warnings: what is known to be wrong with the records.
+        started: the start of the comparison by `time.perf_counter` (default: now).
     """
 
     def __init__(
         self,
         records: Records,
-        asked: ComparisonSpec,
+        spec: ComparisonSpec,
         folder: Path,
         console: Console,
         name: str,
@@ -103,75 +70,66 @@ class ComparisonRunner:
         warnings: Sequence[RunWarning] = (),
         started: float | None = None,
     ) -> None:
-        self.records, self.asked, self.folder, self.console, self.name = records, asked, folder, console, name
+        self.records, self.spec, self.folder, self.console, self.name = records, spec, folder, console, name
         self.source, self.warnings = source, list(warnings)
         self.started = time.perf_counter() if started is None else started
         self.measured = self._measure()
         self.left_out = [f"{name} cannot run here: {why}" for name, why in self.measured.cannot.items()]
-        self.entrants = tuple(e for e in asked.methods if e.name in self.measured.expenses)
+        self.methods = tuple(method for method in spec.methods if method.name in self.measured.expenses)
 
     def run(self, add: Sequence[Path] = ()) -> Comparison:
-        """All runs that are not there yet, then tables, plot and verdict."""
-        others = [(path, read_results(path)) for path in add]  # before anything is trained
-        found: list[Result] = []
-        trial: dict[str, int] = {}
-        for seed in range(self.asked.seeds):
-            run = self._run(seed, trial)
+        """Run all seeds that are not finished and summarize them, together with the results in the files of `add`."""
+        others = [(path, read_results(path)) for path in add]  # refused before anything is trained
+        results: list[Result] = []
+        trials: dict[str, int] = {}
+        for seed in range(self.spec.seeds):
+            run = self._run(seed, trials)
             if seed == 0:
-                trial = chosen_trials(run.candidates, [e.name for e in self.entrants], self.asked.trials)
-            found += self._results(seed, run, trial)
+                trials = chosen_trials(run.candidates, [method.name for method in self.methods], self.spec.trials)
+            results += self._results(seed, run, trials)
             self.left_out += [f"seed {seed}: {w.message}" for w in run.warnings if w.kind == "diverged"]
             if is_main_process():
-                write_results(self.folder / "results.jsonl", found)
-            together = _with(found, others)  # after the first seed already, so that what does not fit is refused then
-        return self._comparison(together)
+                write_results(self.folder / RESULTS, results)
+            merged = results
+            for path, lines in others:  # a different protocol is refused after the first seed
+                merged = merge_results(merged, lines, path)
+        return self._summarize(merged)
 
-    # What is found out once.
-
-    def _measure(self) -> Measured:
-        """What everybody costs; who cannot run on this encoder is found out here, before hours have passed."""
+    def _measure(self) -> Measurements:
+        """Measure the costs, or read them; a method that cannot run on this encoder is found here, not hours later."""
         path = self.folder / "measured.json"
-        there = broadcast(read_json(path) if is_main_process() and path.exists() else None)
-        if there is not None:
-            found: Measured = msgspec.convert(there, Measured)
-            return found
+        stored = broadcast(read_json(path) if is_main_process() and path.exists() else None)
+        if stored is not None:
+            measured: Measurements = msgspec.convert(stored, Measurements)
+            return measured
         self.console.print("measuring what each method costs …")
-        made = self._contenders(self.asked.methods, self._asked_views())
-        settings = replace(self.asked.settings, jobs=made)
-        encoder = build_encoder(settings, self.console)
-        workspace = Workspace.open(self.records, settings, encoder, self.folder, self.console)
-        expenses, cannot = {FROZEN_PROBE.name: of_the_frozen_probe(workspace)}, {}
-        for entrant, job in zip(self.asked.methods, made[:: self.asked.trials], strict=True):
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # they are said when it is trained
-                    expenses[entrant.name] = expense(job, workspace, expenses[FROZEN_PROBE.name].probe)
-            except ValueError as error:
-                if not self.asked.all_methods:
-                    raise
-                cannot[entrant.name] = str(error)
-                self.console.print(f"  note: {entrant.name} cannot run here: {error}")
-        measured = Measured(workspace.backbone.tune, encoder.image_size, expenses, cannot)
+        jobs = self._jobs(self.spec.methods, self._first_views())
+        settings = replace(self.spec.settings, jobs=jobs)
+        workspace = Workspace.open(
+            self.records, settings, build_encoder(settings, self.console), self.folder, self.console
+        )
+        first_trials = {job.name: job for job in jobs if job.trial == 1}
+        measured = measure(first_trials, workspace, leave_out=self.spec.all_methods)
+        for name, problem in measured.cannot.items():
+            self.console.print(f"  note: {name} cannot run here: {problem}")
         if is_main_process():
             write_json(path, measured)
         return measured
 
-    # The runs.
-
-    def _run(self, seed: int, trial: Mapping[str, int]) -> Run:
-        """The run of a seed: the first has all trials of everybody, the others the one of each that counts."""
-        settings = replace(self.asked.settings, seed=self.asked.settings.seed + seed)
-        self.console.print(f"seed {seed + 1} of {self.asked.seeds}")
+    def _run(self, seed: int, trials: Mapping[str, int]) -> Run:
+        """Run one seed: the first has all trials of each method, the others the chosen one."""
+        settings = replace(self.spec.settings, seed=self.spec.settings.seed + seed)
+        self.console.print(f"seed {seed + 1} of {self.spec.seeds}")
         test: CandidateFilter = all_candidates
         plan: Planner | None = None
         if seed == 0:
-            settings = replace(settings, jobs=self._contenders(self.entrants, self._asked_views()))
-            test, plan = self._best_trials, self._planner()
+            settings = replace(settings, jobs=self._jobs(self.methods, self._first_views()))
+            test, plan = self._chosen_heads, self._planner()
         else:
-            planned = self._contenders(self.entrants, self._planned_views())
-            settings = replace(settings, jobs=tuple(job for job in planned if trial.get(job.name) == job.trial))
+            jobs = self._jobs(self.methods, self._planned_views())
+            settings = replace(settings, jobs=tuple(job for job in jobs if trials.get(job.name) == job.trial))
         folder = RunFolder(self.folder / f"seed-{seed}")
-        if not folder.has(METADATA):  # at most the beginning of one that was killed
+        if not folder.has(METADATA):  # empty, or killed while it was created
             if is_main_process():
                 shutil.rmtree(folder.path, ignore_errors=True)
             barrier()
@@ -186,75 +144,129 @@ class ComparisonRunner:
             planner=plan,
         )
 
-    def _contenders(self, taking_part: Sequence[MethodSpec], views: int) -> tuple[TrainingJob, ...]:
-        a, images = self.asked, len(self.records.rows("train"))
-        return make_jobs(taking_part, a.settings, images=images, views=views, trials=a.trials, batch_size=a.batch_size)
-
-    def _asked_views(self) -> int:
-        """Views of each image as the first run's settings have them; with a budget its plan decides."""
-        return round_of(self.asked.methods) * (self.asked.epochs or 1)
-
-    def _planned_views(self) -> int:
-        """Views of each image that the first run was planned with, and every other run is."""
-        plan = read_plan(RunFolder(self.folder / "seed-0"))
-        one = self.entrants[0]
-        return plan.epochs[one.name] * find_method(one.method).n_views
-
-    def _planner(self) -> Planner | None:
-        a = self.asked
-        if a.budget is None:
-            return None
-        return planner(
-            a.budget,
-            seeds=a.seeds,
-            taking_part=self.entrants,
-            remake=lambda views: self._contenders(self.entrants, views),
-            before=time.perf_counter() - self.started,
+    def _jobs(self, methods: Sequence[MethodSpec], views: int) -> tuple[TrainingJob, ...]:
+        spec, images = self.spec, len(self.records.rows("train"))
+        return make_jobs(
+            methods, spec.settings, images=images, views=views, trials=spec.trials, batch_size=spec.batch_size
         )
 
-    def _best_trials(self, candidates: Mapping[CandidateId, Candidate]) -> Iterator[CandidateId]:
-        """Both heads of the trial that counts, of everybody."""
-        names = [e.name for e in self.entrants]
-        for name, number in chosen_trials(candidates, names, self.asked.trials).items():
-            yield from (identity for identity in heads_of(name, number) if identity in candidates)
+    def _first_views(self) -> int:
+        """Return the views of each image in the settings of the first run; with a budget its plan decides."""
+        return views_per_round(self.spec.methods) * (self.spec.epochs or 1)
 
-    # What comes of them.
+    def _planned_views(self) -> int:
+        """Return the views of each image in the plan of the first run, which holds for all runs."""
+        first = self.methods[0]
+        return read_plan(RunFolder(self.folder / "seed-0")).epochs[first.name] * find_method(first.method).n_views
 
-    def _results(self, seed: int, run: Run, trial: Mapping[str, int]) -> Iterator[Result]:
-        a, m, of_each = self.asked, self.measured, self._planned_views()
-        planned = {(job.name, job.trial): job for job in self._contenders(self.entrants, of_each)}
-        views = next(c.training.views for c in planned.values())
-        assert views is not None
-        encoder = replace(a.settings.encoder, image_size=m.image_size)
-        settings = replace(a.settings, encoder=encoder, tune=m.tune)
-        steps = fair_steps(len(self.records.rows("train")), of_each, (), a.batch_size)
-        budget = {"views": views, "trials": a.trials, "steps": [*steps.values()]}
-        frozen = RunFolder(run.folder).checkpoints / f"{FROZEN_PROBE.key}.safetensors"
-        print_of = fingerprint(self.records, settings, frozen, budget)
-        chosen = {e.name: (e, planned[e.name, trial[e.name]]) for e in self.entrants if e.name in trial}
-        return results_of(run, chosen, Circumstances(self.folder, seed, a.trials, views, print_of, m.expenses))
+    def _planner(self) -> Planner | None:
+        if self.spec.budget is None:
+            return None
+        return planner(
+            self.spec.budget,
+            seeds=self.spec.seeds,
+            methods=self.methods,
+            make=lambda views: self._jobs(self.methods, views),
+            spent_before=time.perf_counter() - self.started,
+        )
 
-    def _comparison(self, results: Sequence[Result]) -> Comparison:
+    def _chosen_heads(self, candidates: Mapping[CandidateId, Candidate]) -> Iterator[CandidateId]:
+        """Yield both heads of the chosen trial of each method."""
+        names = [method.name for method in self.methods]
+        for name, trial in chosen_trials(candidates, names, self.spec.trials).items():
+            yield from (identity for identity in heads_of(name, trial) if identity in candidates)
+
+    def _results(self, seed: int, run: Run, trials: Mapping[str, int]) -> Iterator[Result]:
+        """Yield the result of every tested classifier of a run: the frozen probe, then the heads of each method."""
+        views = self._planned_views()
+        jobs = {(job.name, job.trial): job for job in self._jobs(self.methods, views)}
+        protocol = self._fingerprint(run, views, next(iter(jobs.values())))
+        yield self._result(seed, run, FROZEN_PROBE, protocol, None, None)
+        for method in self.methods:
+            for identity in heads_of(method.name, trials[method.name]) if method.name in trials else ():
+                if identity in run.candidates:
+                    job = jobs[method.name, identity.trial]
+                    yield self._result(seed, run, identity, protocol, method, job)
+
+    def _fingerprint(self, run: Run, views: int, job: TrainingJob) -> dict[str, str]:
+        spec = self.spec
+        encoder = replace(spec.settings.encoder, image_size=self.measured.image_size)
+        settings = replace(spec.settings, encoder=encoder, tune=self.measured.tune)
+        steps = fair_steps(len(self.records.rows("train")), views, (), spec.batch_size)
+        budget = {"views": job.training.views, "trials": spec.trials, "steps": [*steps.values()]}
+        checkpoint = RunFolder(run.folder).checkpoints / f"{FROZEN_PROBE.key}.safetensors"
+        return fingerprint(self.records, settings, checkpoint, budget)
+
+    def _result(
+        self,
+        seed: int,
+        run: Run,
+        identity: CandidateId,
+        protocol: dict[str, str],
+        method: MethodSpec | None,
+        job: TrainingJob | None,
+    ) -> Result:
+        candidate, folder = run.candidates[identity], RunFolder(run.folder)
+        files = folder.results(identity.key) / PREDICTIONS
+        val, test = (read_predictions(files / f"{split}.npz") for split in ("val", "test"))
+        probe = identity if job is None else identity._replace(head="re-probed")
+        cost = self.measured.expenses[FROZEN_PROBE.name if method is None else method.name]
+        prediction = cost.prediction(identity.head)
+        origin = None if method is None else find_method(method.method).origin
+        predictor = find_method(candidate.method)
+        emits_set = issubclass(predictor, Classifier) and predictor.emits_set
+        assert candidate.test is not None
+        return Result(
+            name=FROZEN_PROBE.name if method is None else method.name,
+            head=identity.head,
+            method=None if method is None else method.method,
+            learning_rate=None if job is None else job.training.learning_rate,
+            weight_decay=None if job is None else job.training.weight_decay,
+            images_seen=0 if job is None else job.training.views or 0,
+            parameters=prediction.parameters,
+            gmac=prediction.gmac,
+            training_speed=cost.training_speed,
+            prediction_speed=prediction.speed,
+            peak_memory=cost.peak_memory,
+            fidelity="standard" if method is None else origin.of(method.preset) if origin else "own",
+            reference=origin.reference if origin else "",
+            note=candidate.note,
+            emits_set=emits_set,
+            seed=seed,
+            validation=candidate.validation_map,
+            test=dict(candidate.test),
+            macro_F1=_macro_f1(val, test, emits_set=emits_set),
+            by_embedding=read_json(folder.results(probe.key) / RETRIEVAL),
+            by_probabilities=dict(retrieval(test.scores, test.labels, test.known)),
+            trials=self.spec.trials,
+            seconds=candidate.seconds,
+            fingerprint=protocol,
+            predictions=(files / "test.npz").relative_to(self.folder).as_posix(),
+            folder=self.folder,
+        )
+
+    def _summarize(self, results: Sequence[Result]) -> Comparison:
         rows = self.records.rows("test")
         groups = None if self.records.group is None else [self.records.group[row] for row in rows]
         with self.console.progress(f"{DRAWS:,} resamples of the test images", len(results)) as bar:
-            made = rows_of(results, groups, lambda steps: bar.advance(steps=steps))
+            summary = summarize(results, groups, bar.advance)
         return Comparison(
-            rows=made,
-            seeds=self.asked.seeds,
-            trials=self.asked.trials,
+            rows=summary,
+            seeds=self.spec.seeds,
+            trials=self.spec.trials,
             images_seen=max(result.images_seen for result in results),
             test_images=len(rows),
             groups=None if groups is None else len(set(groups)),
             classes=len(self.records.label_space),
-            encoder=self.asked.settings.encoder.name,
+            encoder=self.spec.settings.encoder.name,
             data=self.name,
             left_out=tuple(self.left_out),
             draws=DRAWS,
         )
 
 
-def _with(results: list[Result], others: Sequence[tuple[Path, list[Result]]]) -> list[Result]:
-    for path, lines in others:
-        results = merged(results, lines, path)
-    return results
+def _macro_f1(val: Predictions, test: Predictions, *, emits_set: bool) -> float | None:
+    """Return macro F1 at thresholds chosen on validation; for a set of labels at 0.5, where the set is decided."""
+    threshold = 0.5 if emits_set else best_thresholds(*val)
+    score = multilabel_metrics(*test, threshold=threshold, f1="per_class")["CF1"]
+    return None if score != score else score

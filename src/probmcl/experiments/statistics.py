@@ -1,29 +1,46 @@
-"""From the results of all runs to the rows of a table: means over seeds, intervals over images, corrected p-values."""
+"""From the results of all runs to summary rows: means over seeds, intervals over images, corrected p-values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 from statistics import fmean, stdev
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float64
+import torch
+from jaxtyping import Bool, Float, Float64
 from numpy import ndarray
+from torch import Tensor
 
 from probmcl.evaluation.bootstrap import bootstrapped_map, centered, holm, interval, p_value, resamples
-from probmcl.experiments.results import Result
-from probmcl.experiments.rows import Row
+from probmcl.experiments.results import ComparedClassifier, Result, Row
 
 DRAWS = 2000
 """Resamples of the test images; with so many, p can fall below 0.05 even when corrected for 50 methods."""
 
 Samples = Float64[ndarray, " B"]
-Title = tuple[str, str]
+
+
+class Predictions(NamedTuple):
+    """Scores and labels of the images of a split."""
+
+    scores: Float[Tensor, "N C"]
+    labels: Float[Tensor, "N C"]
+    known: Bool[Tensor, "N C"]
+
+
+def read_predictions(path: Path) -> Predictions:
+    """Read the file that a run writes for a split."""
+    with np.load(path) as file:
+        scores, labels, known = (torch.from_numpy(file[key]) for key in ("scores", "labels", "known"))
+    return Predictions(scores, labels.float(), known)
 
 
 @dataclass(frozen=True)
-class _Standing:
-    """One classifier, by seed; `samples` are its mAP on each resample, for the seeds whose predictions are there."""
+class _Seeds:
+    """The results of a classifier by seed; `samples` has its mAP on each resample for seeds with stored predictions."""
 
     results: Mapping[int, Result]
     samples: Mapping[int, Samples]
@@ -33,159 +50,137 @@ class _Standing:
         return fmean(result.validation for result in self.results.values())
 
     def test(self, seeds: Collection[int]) -> float:
-        return fmean(self.results[seed].test["mAP"] or 0.0 for seed in seeds)
+        return fmean(self.results[seed].test_map for seed in seeds)
 
     def mean_samples(self, seeds: Collection[int]) -> Samples | None:
-        """The mean over these seeds on each resample; None if one of them has no predictions."""
+        """Return the mean over these seeds on each resample; None if one of them has no predictions."""
         if any(seed not in self.samples for seed in seeds):
             return None
         mean: Samples = np.mean([self.samples[seed] for seed in seeds], axis=0)
         return mean
 
 
-@dataclass(frozen=True)
-class _Difference:
-    """One classifier less another, of the same seeds and on the same images."""
+class _Difference(NamedTuple):
+    """The mAP of one classifier minus that of another, with the same seeds and on the same images."""
 
-    mean: float
-    samples: Samples | None
-
-    @property
-    def interval(self) -> tuple[float, float] | None:
-        return _interval(self.samples)
-
-    @property
-    def p(self) -> float | None:
-        return None if self.samples is None or np.isnan(self.samples).all() else p_value(self.samples)
+    mean: float | None = None
+    interval: tuple[float, float] | None = None
+    p: float | None = None
 
 
-def rows_of(
-    results: Sequence[Result], groups: Sequence[str] | None, done: Callable[[int], object] = lambda steps: None
+def summarize(
+    results: Sequence[Result], groups: Sequence[str] | None, advance: Callable[[], object] = lambda: None
 ) -> tuple[Row, ...]:
-    """One row for each classifier; `groups` are those of the test images, `done` hears of every bootstrapped result."""
-    standings = _standings(results, groups, done)
-    frozen = next(s for (_, head), s in standings.items() if head == "frozen")
-    stand_for = _better_heads(standings)  # the title that represents each method
-    best = max(stand_for.values(), key=lambda title: standings[title].validation, default=None)
-    gains = {title: _less(s, frozen) for title, s in standings.items() if s is not frozen}
-    behind = {
-        title: _less(standings[best], s)
-        for title, s in standings.items()
-        if best is not None and title != best and s is not frozen
-    }
-    gain_p, behind_p = (_corrected(differences, stand_for.values()) for differences in (gains, behind))
-    return tuple(
-        _row(
-            s, title in stand_for.values(), gains.get(title), gain_p.get(title), behind.get(title), behind_p.get(title)
-        )
-        for title, s in standings.items()
-    )
+    """Return one row for each classifier.
+
+    Args:
+        results: of all runs, those of the frozen probe included.
+        groups: the group of each test image, if the bootstrap draws groups.
+        advance: called after each result, for a progress bar.
+    """
+    classifiers = _by_title(results, groups, advance)
+    frozen = next(title for title, seeds in classifiers.items() if _any(seeds).head == "frozen")
+    others = [title for title in classifiers if title != frozen]
+    representing = _better_heads({title: classifiers[title] for title in others})
+    best = max(representing, key=lambda title: classifiers[title].validation, default=None)
+    gains = {title: _difference(classifiers[title], classifiers[frozen]) for title in others}
+    behind = {title: _difference(classifiers[best], classifiers[title]) for title in others if best and title != best}
+    gain_p, behind_p = _corrected(gains, representing), _corrected(behind, representing)
+    rows = []
+    for title, seeds in classifiers.items():
+        gain, gap = gains.get(title, _Difference()), behind.get(title, _Difference())
+        gain, gap = gain._replace(p=gain_p.get(title)), gap._replace(p=behind_p.get(title))
+        rows.append(_row(seeds, title in representing, gain, gap))
+    return tuple(rows)
 
 
-def _standings(
-    results: Sequence[Result], groups: Sequence[str] | None, done: Callable[[int], object]
-) -> dict[Title, _Standing]:
-    by_title: dict[Title, list[Result]] = {}
+def _by_title(
+    results: Sequence[Result], groups: Sequence[str] | None, advance: Callable[[], object]
+) -> dict[str, _Seeds]:
+    by_title: dict[str, list[Result]] = {}
     for result in results:
         by_title.setdefault(result.title, []).append(result)
     weights = None
-    found: dict[Title, _Standing] = {}
+    classifiers: dict[str, _Seeds] = {}
     for title, of_seeds in by_title.items():
         samples: dict[int, Samples] = {}
         for result in of_seeds:
-            predicted = result.scores()
-            if predicted is not None:
-                weights = resamples(len(predicted.scores), groups, draws=DRAWS) if weights is None else weights
-                found_again = bootstrapped_map(predicted.scores, predicted.labels, predicted.known, weights)
-                samples[result.seed] = centered(found_again, result.test["mAP"] or 0.0)
-            done(1)
-        found[title] = _Standing({result.seed: result for result in of_seeds}, samples)
-    return found
+            path = result.folder / result.predictions
+            if path.is_file():
+                predictions = read_predictions(path)
+                if weights is None:
+                    weights = resamples(len(predictions.scores), groups, draws=DRAWS)
+                samples[result.seed] = centered(bootstrapped_map(*predictions, weights), result.test_map)
+            advance()
+        classifiers[title] = _Seeds({result.seed: result for result in of_seeds}, samples)
+    return classifiers
 
 
-def _better_heads(standings: Mapping[Title, _Standing]) -> dict[str, Title]:
-    """For each method the row that is better on validation; of equals the first, its own head."""
-    better: dict[str, Title] = {}
-    for title, standing in standings.items():
-        name, head = title
-        if head != "frozen" and (name not in better or standing.validation > standings[better[name]].validation):
-            better[name] = title
-    return better
+def _any(seeds: _Seeds) -> Result:
+    return next(iter(seeds.results.values()))
 
 
-def _less(a: _Standing, b: _Standing) -> _Difference | None:
-    """Over the seeds that both have, since seeds differ as methods do; None where they share none."""
+def _better_heads(classifiers: Mapping[str, _Seeds]) -> list[str]:
+    """Return for each method the title that is better on validation; among equals the first, its own head."""
+    better: dict[str, str] = {}
+    for title, seeds in classifiers.items():
+        current = better.setdefault(_any(seeds).name, title)
+        if seeds.validation > classifiers[current].validation:
+            better[_any(seeds).name] = title
+    return list(better.values())
+
+
+def _difference(a: _Seeds, b: _Seeds) -> _Difference:
+    """Compare two classifiers over the seeds that both have: seeds differ as methods do."""
     shared = sorted(a.results.keys() & b.results.keys())
     if not shared:
-        return None
+        return _Difference()
     of_a, of_b = a.mean_samples(shared), b.mean_samples(shared)
-    return _Difference(a.test(shared) - b.test(shared), None if of_a is None or of_b is None else of_a - of_b)
+    samples = None if of_a is None or of_b is None else of_a - of_b
+    p = None if samples is None or np.isnan(samples).all() else p_value(samples)
+    return _Difference(a.test(shared) - b.test(shared), _interval(samples), p)
 
 
 def _interval(samples: Samples | None) -> tuple[float, float] | None:
-    """None without samples, and where no resample could be scored."""
     return None if samples is None or np.isnan(samples).all() else interval(samples)
 
 
-def _corrected(differences: Mapping[Title, _Difference | None], titles: Collection[Title]) -> dict[Title, float]:
-    """p-values of the rows that stand for their methods, corrected for their number by Holm."""
-    asked = {title: d.p for title, d in differences.items() if title in titles and d is not None}
-    known = {title: p for title, p in asked.items() if p is not None}
-    return dict(zip(known, holm(list(known.values())), strict=True))
+def _corrected(differences: Mapping[str, _Difference], titles: Collection[str]) -> dict[str, float]:
+    """Return the p-values of the rows that represent their methods, corrected for their number by Holm."""
+    p = {title: d.p for title, d in differences.items() if title in titles and d.p is not None}
+    return dict(zip(p, holm(list(p.values())), strict=True))
 
 
-def _row(
-    standing: _Standing,
-    best_head: bool,
-    gain: _Difference | None,
-    gain_p: float | None,
-    behind: _Difference | None,
-    behind_p: float | None,
-) -> Row:
-    seeds, results = list(standing.results), list(standing.results.values())
+def _row(seeds: _Seeds, best_head: bool, gain: _Difference, behind: _Difference) -> Row:
+    results = list(seeds.results.values())
     last = results[-1]
-    decided = {
-        key: _mean([r.test["at"]["0.5"][key] for r in results]) for key in ("CP", "CR", "CF1", "OP", "OR", "OF1")
-    }
+    numbers: dict[str, Any] = {field.name: getattr(last, field.name) for field in fields(ComparedClassifier)}
+    for key in ("CP", "CR", "CF1", "OP", "OR", "OF1"):
+        numbers[key] = _mean(r.test["at"]["0.5"][key] for r in results)
     return Row(
-        name=last.name,
-        head=last.head,
-        method=last.method,
+        **numbers,
         seeds=len(results),
         best_head=best_head,
-        validation=standing.validation,
-        mAP=standing.test(seeds),
-        interval=_interval(standing.mean_samples(seeds)),
-        over_seeds=stdev(r.test["mAP"] or 0.0 for r in results) if len(results) > 1 else None,
-        gain=None if gain is None else gain.mean,
-        gain_interval=None if gain is None else gain.interval,
-        gain_p=gain_p,
-        behind=None if behind is None else behind.mean,
-        behind_interval=None if behind is None else behind.interval,
-        behind_p=behind_p,
-        **decided,
-        macro_F1=_mean([r.macro_F1 for r in results]),
-        jaccard_at_10=_mean([r.by_embedding["jaccard_at_10"] for r in results]),
-        retrieval_mAP=_mean([r.by_embedding["mAP"] for r in results]),
-        probability_jaccard_at_10=_mean([r.by_probabilities["jaccard_at_10"] for r in results]),
-        probability_mAP=_mean([r.by_probabilities["mAP"] for r in results]),
-        learning_rate=last.learning_rate,
-        weight_decay=last.weight_decay,
-        images_seen=last.images_seen,
+        validation=seeds.validation,
+        mAP=seeds.test(list(seeds.results)),
+        interval=_interval(seeds.mean_samples(list(seeds.results))),
+        over_seeds=stdev(r.test_map for r in results) if len(results) > 1 else None,
+        gain=gain.mean,
+        gain_interval=gain.interval,
+        gain_p=gain.p,
+        behind=behind.mean,
+        behind_interval=behind.interval,
+        behind_p=behind.p,
+        macro_F1=_mean(r.macro_F1 for r in results),
+        jaccard_at_10=_mean(r.by_embedding["jaccard_at_10"] for r in results),
+        retrieval_mAP=_mean(r.by_embedding["mAP"] for r in results),
+        probability_jaccard_at_10=_mean(r.by_probabilities["jaccard_at_10"] for r in results),
+        probability_mAP=_mean(r.by_probabilities["mAP"] for r in results),
         seconds=fmean(r.seconds for r in results),
-        parameters=last.parameters,
-        gmac=last.gmac,
-        training_speed=last.training_speed,
-        prediction_speed=last.prediction_speed,
-        peak_memory=last.peak_memory,
-        fidelity=last.fidelity,
-        reference=last.reference,
         fingerprint=last.fingerprint["all"],
-        note=last.note,
-        emits_set=last.emits_set,
     )
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    there = [value for value in values if value is not None]
-    return fmean(there) if there else None
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

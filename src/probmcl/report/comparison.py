@@ -7,7 +7,7 @@ from pathlib import Path
 
 from probmcl.console import Console
 from probmcl.errors import RunWarning
-from probmcl.experiments.rows import Comparison
+from probmcl.experiments.results import Comparison
 from probmcl.files import write_text
 from probmcl.report import comparison_plot, comparison_tables
 from probmcl.report.verdict import verdict
@@ -31,7 +31,7 @@ def write_comparison(comparison: Comparison, folder: Path, warnings: Sequence[Ru
 def print_comparison(comparison: Comparison, folder: Path, warnings: Sequence[RunWarning], console: Console) -> None:
     """Print the tables and the verdict of a comparison."""
     for table in comparison_tables.comparison_tables(comparison).values():
-        console.rich.print(to_rich(table))
+        console.rich.print(to_rich(table), "")
     for line in (verdict(comparison), *_alarms(warnings)):
         console.print(line)
     console.print(f"tables, plot, references and every prediction are in {folder}")

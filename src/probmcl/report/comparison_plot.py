@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from probmcl.experiments.rows import Comparison, Row
+from probmcl.experiments.results import Comparison, Row
 from probmcl.report.comparison_tables import SECTIONS, mean_and_interval, notes
 from probmcl.tables import duration
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
-from probmcl.experiments.rows import Comparison, Row
+from probmcl.experiments.results import Comparison, Row
 from probmcl.report.comparison_tables import gain_and_interval, mean_and_interval
 from probmcl.tables import duration, percent, points, probability
 

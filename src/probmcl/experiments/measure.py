@@ -1,0 +1,106 @@
+"""The measured cost of each method on the encoder of a comparison: parameters, multiply-adds, speed and memory."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from probmcl.cost.operations import count_parameters, prediction_operations
+from probmcl.cost.speed import seconds_per_image, seconds_per_step, step_memory
+from probmcl.methods import find_method
+from probmcl.methods.base import Classifier
+from probmcl.methods.probe import Probe
+from probmcl.run.budget import example_step
+from probmcl.run.results import FROZEN_PROBE, Head
+from probmcl.run.workspace import Workspace
+from probmcl.runtime.distributed import world_size
+from probmcl.settings import TrainingJob, Tune
+
+
+@dataclass(frozen=True)
+class PredictionCost:
+    """The parameters of a classifier, its multiply-adds for one image in 10⁹, and its images per second."""
+
+    parameters: int
+    gmac: float
+    speed: float
+
+
+@dataclass(frozen=True)
+class MethodCost:
+    """The cost of a method.
+
+    Attributes:
+        own_head: of predicting by its own head; None if it has none.
+        probe: of predicting by a linear probe on its encoder.
+        training_speed: views per second of a training step; None for the frozen probe.
+        peak_memory: bytes of tensors that a step holds at once, beyond the method itself; None for the frozen probe.
+    """
+
+    own_head: PredictionCost | None
+    probe: PredictionCost
+    training_speed: float | None
+    peak_memory: int | None
+
+    def prediction(self, head: Head) -> PredictionCost:
+        """Return the cost of predicting by a head."""
+        return self.own_head if head == "own head" and self.own_head else self.probe
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """What is measured before anything is trained, stored in measured.json.
+
+    Attributes:
+        tune: the trained part of the encoder.
+        image_size: side of its images.
+        expenses: the cost of the frozen probe and of each method, by name.
+        cannot: why methods cannot run on this encoder, by name.
+    """
+
+    tune: Tune
+    image_size: int
+    expenses: dict[str, MethodCost]
+    cannot: dict[str, str]
+
+
+def measure(jobs: Mapping[str, TrainingJob], workspace: Workspace, *, leave_out: bool) -> Measurements:
+    """Measure the frozen probe and one job of each method; with `leave_out`, a method that cannot run is left out."""
+    encoder, labels = workspace.backbone.encoder, workspace.records.label_space
+    probe = _prediction_cost(Probe(copy.deepcopy(encoder), labels), workspace)
+    costs, cannot = {FROZEN_PROBE.name: MethodCost(None, probe, None, None)}, {}
+    for name, job in jobs.items():
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # they are shown when it is trained
+                costs[name] = _method_cost(job, workspace, probe)
+        except ValueError as error:
+            if not leave_out:
+                raise
+            cannot[name] = str(error)
+    return Measurements(workspace.backbone.tune, encoder.image_size, costs, cannot)
+
+
+def _method_cost(job: TrainingJob, workspace: Workspace, probe: PredictionCost) -> MethodCost:
+    method_class, own_head = find_method(job.method), None
+    if method_class.has_own_head(job.settings):
+        encoder = copy.deepcopy(workspace.backbone.encoder)
+        classifier = method_class(encoder, workspace.records.label_space, job.settings)
+        assert isinstance(classifier, Classifier)
+        own_head = _prediction_cost(classifier.to(workspace.settings.device), workspace)
+    method, views, labels = example_step(workspace, job)
+    memory = step_memory(method, views, labels, job.training)
+    seconds = seconds_per_step(method, views, labels, job.training)
+    return MethodCost(own_head, probe, world_size() * views.shape[0] * views.shape[1] / seconds, memory)
+
+
+def _prediction_cost(classifier: Classifier, workspace: Workspace) -> PredictionCost:
+    size, device = workspace.backbone.encoder.image_size, workspace.settings.device
+    batch_size = max(1, workspace.images.pixels_at_once // size**2)
+    images = torch.rand(batch_size, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
+    gmac = prediction_operations(classifier, size).gmac
+    return PredictionCost(count_parameters(classifier), gmac, 1 / seconds_per_image(classifier, images))

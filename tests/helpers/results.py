@@ -1,0 +1,67 @@
+"""Results of a comparison for the tests, with their files of predictions."""
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from probmcl.evaluation.evaluate import evaluate
+from probmcl.experiments.results import Result
+
+IMAGES, CLASSES = 300, 4
+FINGERPRINT = {"data": "d", "split": "s", "encoder": "e", "augmentation": "a", "budget": "b", "all": "0123456789ab"}
+
+
+def labels() -> torch.Tensor:
+    return (torch.rand(IMAGES, CLASSES, generator=torch.Generator().manual_seed(0)) < 0.4).float()
+
+
+def made_result(folder: Path, name: str, head: Any, *, noise: float, seed: int = 0, validation: float = 0.5) -> Result:
+    """A classifier that sees the labels through so much noise; its file of predictions is written."""
+    truth = labels()
+    generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {head} {seed}".encode()))
+    scores = torch.sigmoid(truth + noise * torch.randn(truth.shape, generator=generator))
+    place = folder / f"{name} {head} {seed}.npz"
+    np.savez(place, scores=scores.numpy(), labels=truth.numpy(), known=np.ones(truth.shape, dtype=bool))
+    return Result(
+        name=name,
+        head=head,
+        method=None if head == "frozen" else name,
+        seed=seed,
+        validation=validation,
+        test=evaluate(scores, truth, None, names=list("abcd"), split="test"),
+        macro_F1=0.5,
+        by_embedding={"jaccard_at_10": 0.2, "mAP": 0.1},
+        by_probabilities={"jaccard_at_10": 0.3, "mAP": None},
+        learning_rate=None if head == "frozen" else 1e-3,
+        weight_decay=None if head == "frozen" else 1e-4,
+        trials=1,
+        images_seen=1000,
+        seconds=10.0 + seed,
+        parameters=5,
+        gmac=1.0,
+        training_speed=None,
+        prediction_speed=2.0,
+        peak_memory=None,
+        fidelity="standard",
+        reference="",
+        fingerprint=FINGERPRINT,
+        predictions=place.name,
+        folder=folder,
+    )
+
+
+def made_results(folder: Path) -> list[Result]:
+    """A good method with two heads, one that is as the probe, one that is worse; two seeds of each."""
+    results = []
+    for seed in (0, 1):
+        results += [
+            made_result(folder, "frozen probe", "frozen", noise=1.5, seed=seed),
+            made_result(folder, "good", "own head", noise=0.5, seed=seed, validation=0.8),
+            made_result(folder, "good", "re-probed", noise=0.6, seed=seed, validation=0.7),
+            made_result(folder, "same", "re-probed", noise=1.5, seed=seed, validation=0.6),
+            made_result(folder, "bad", "own head", noise=4.0, seed=seed, validation=0.3),
+        ]
+    return results
