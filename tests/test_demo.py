@@ -6,6 +6,7 @@ import pytest
 from rich.console import Console as RichConsole
 
 from probmcl import demo
+from probmcl.cli import app
 from probmcl.cli.demo import demo as command
 from probmcl.console import Console
 from probmcl.data.formats.digits import write_digits
@@ -33,6 +34,10 @@ def test_the_command_leaves_scenes_a_run_and_a_comparison(tmp_path: Path, capsys
     said = capsys.readouterr().out
     assert all(f"{100 * row['mAP']:.1f}" in said for row in rows)
     assert said.rstrip().endswith(f"everything is in {tmp_path / 'out'}")
+    # The run knows where its data are, so that it can be evaluated.
+    app()(["evaluate", str(tmp_path / "out" / "run"), "--device", "cpu", "--workers", "0", "--draws", "0"])
+    (kept,) = (row for row in rows if row["kept"])
+    assert f"test: mAP {100 * kept['mAP']:.1f} %" in capsys.readouterr().out
 
 
 def test_every_method_sees_the_same_number_of_images(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from helpers.images import NAMES, colored_records
 from helpers.run_folders import made_run
 from probmcl.cli import app
-from probmcl.cli.evaluate import aggregation
+from probmcl.cli.evaluate import parse_aggregate
 from probmcl.errors import DataError
 from probmcl.inference import load
 
@@ -107,12 +107,12 @@ def test_patients_are_scored_whole(run: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_how_groups_are_joined_is_one_of_two_words() -> None:
-    assert aggregation(None, None) is None
-    assert aggregation("patient=mean", "patient") == "mean"
-    with pytest.raises(ValueError, match=r"--aggregate group=median: say group=mean or group=max"):
-        aggregation("group=median", None)
-    with pytest.raises(ValueError, match=r"but --group is slide; say --group patient --aggregate group=max"):
-        aggregation("patient=max", "slide")
+    assert parse_aggregate(None, None) is None
+    assert parse_aggregate("patient=mean", "patient") == "mean"
+    with pytest.raises(ValueError, match=r"--aggregate group=median: give group=mean or group=max"):
+        parse_aggregate("group=median", None)
+    with pytest.raises(ValueError, match=r"but --group is slide; give --group patient --aggregate group=max"):
+        parse_aggregate("patient=max", "slide")
 
 
 def test_classes_without_parents_cannot_be_kept_below_them(run: Path) -> None:
@@ -140,4 +140,4 @@ def test_bad_images_are_refused_together_or_skipped_and_said(run: Path, capsys: 
 def test_the_help_says_when_a_group_lacks_a_class(capsys: pytest.CaptureFixture[str]) -> None:
     app()(["evaluate", "--help"])
     words = " ".join(word for word in capsys.readouterr().out.split() if word not in "│╭╮╰╯")
-    assert "a class is absent where at least one image of the group is known and none is present" in words
+    assert "a class is absent if at least one image of the group is known and none is present" in words

@@ -127,7 +127,7 @@ def test_an_interrupt_leaves_a_part_under_another_name_and_says_where(run: Path,
             process.kill()
     assert process.returncode == 130, errors
     assert not out.exists()
-    assert f"what was reached is in {part}" in errors
+    assert f"images; they are in {part}" in errors
     assert "Traceback" not in errors
     with part.open(newline="") as file:
         assert next(csv.reader(file))[:2] == ["path", "error"]

@@ -1,65 +1,63 @@
-"""`probmcl evaluate`: how good a trained model is on labeled images."""
+"""`probmcl evaluate`: score a trained model on labeled images."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 from cyclopts import Group, Parameter
 
-from probmcl.cli import options as flags
+from probmcl.cli import command_console, options
 from probmcl.data.options import ReadOptions
 
 if TYPE_CHECKING:
     from probmcl.evaluation.groups import Aggregate
 
-JUDGED = Group.create_ordered("What is judged")
+SCORED = Group.create_ordered("What is scored")
 
 
 def evaluate(
     run: Annotated[Path, Parameter(help="the run folder of a trained model")],
-    data: Annotated[Path | None, Parameter(help="a table or a folder; by default what it was trained with")] = None,
+    data: Annotated[Path | None, Parameter(help="a table or a folder (default: the data of the run)")] = None,
     /,
     *,
-    split: Annotated[Literal["train", "val", "test"], Parameter(help="which images", group=JUDGED)] = "test",
+    split: Annotated[Literal["train", "val", "test"], Parameter(help="which images", group=SCORED)] = "test",
     rename: Annotated[
-        Path | None,
-        Parameter(help="a CSV (columns data,model) or JSON: what the data's classes are here", group=JUDGED),
+        Path | None, Parameter(help="names in the model of the data's classes: CSV (data,model) or JSON", group=SCORED)
     ] = None,
     by: Annotated[
-        str | None, Parameter(help="a column (site, scanner, sex); each value is also scored by itself", group=JUDGED)
+        str | None, Parameter(help="a column (site, scanner, sex); each value is also scored by itself", group=SCORED)
     ] = None,
     aggregate: Annotated[
         str | None,
         Parameter(
-            help="group=mean or group=max: score whole groups (patients, slides); a class is absent where at least one "
+            help="group=mean or group=max: score whole groups (patients, slides); a class is absent if at least one "
             "image of the group is known and none is present",
-            group=JUDGED,
+            group=SCORED,
         ),
     ] = None,
     below_parents: Annotated[
-        bool, Parameter(help="no class scores above its parent", negative="", group=JUDGED)
+        bool, Parameter(help="no class scores above its parent", negative="", group=SCORED)
     ] = False,
-    draws: Annotated[int, Parameter(help="resamples for the intervals; 0 for none", group=JUDGED)] = 1000,
-    seed: Annotated[int, Parameter(help="of the resamples", group=JUDGED)] = 0,
-    json: Annotated[Path | None, Parameter(help="a new file for all numbers, as fractions", group=JUDGED)] = None,
-    images: flags.Images = None,
-    read: flags.Read = ReadOptions(),
-    skip_bad: flags.SkipBad = None,
-    device: Annotated[str, Parameter(help="auto, cpu, cuda or mps", group=flags.WHERE)] = "auto",
-    workers: flags.Workers = None,
+    draws: Annotated[int, Parameter(help="resamples for the intervals; 0 for none", group=SCORED)] = 1000,
+    seed: Annotated[int, Parameter(help="random seed of the resamples", group=SCORED)] = 0,
+    json: Annotated[Path | None, Parameter(help="a new file for all numbers, as fractions", group=SCORED)] = None,
+    images: options.Images = None,
+    read: options.Read = ReadOptions(),
+    skip_bad: options.SkipBad = None,
+    device: Annotated[str, Parameter(help="auto, cpu, cuda or mps", group=options.COMPUTE)] = "auto",
+    workers: options.Workers = None,
     batch_size: Annotated[
-        int | None, Parameter(help="images at once; by default what is fastest", group=flags.WHERE)
+        int | None, Parameter(help="images at once (default: the fastest number)", group=options.COMPUTE)
     ] = None,
 ) -> None:
     """Score a trained model on one split of labeled images.
 
-    An image that the run has had keeps the split it had there. One that is new has the split that the data gives it, or
-    counts as the split asked for where the data has neither val nor test. Classes are matched by name. A label that is
-    not known takes no part. Of a group that is scored whole, a class is present where any image has it, absent where at
-    least one image of the group is known and none is present, else unknown.
+    An image of the run keeps its split there. A new image has the split that the data give it; if the data have
+    neither val nor test, it counts as the requested split. Classes are matched by name. Unknown labels take no part.
+    For a group that is scored as a whole, a class is present if any image has it, absent if at least one image of the
+    group is known and none is present, otherwise unknown.
 
     Example: probmcl evaluate runs/2026-11-15-photos other/labels.csv --json other.json
 
@@ -67,19 +65,18 @@ def evaluate(
 
     Patients instead of images: probmcl evaluate runs/chest other.csv --group patient --aggregate group=max
     """
-    from rich.console import Console as RichConsole
-
-    from probmcl.console import Console
     from probmcl.files import write_json
     from probmcl.inference import load
+    from probmcl.report import evaluation_tables as tables
+    from probmcl.tables import to_rich
 
     if json is not None and json.exists():
         raise FileExistsError(f"{json} exists already; choose another name, or delete it")
-    how = aggregation(aggregate, read.group)
-    console = Console(RichConsole(stderr=True, emoji=False))
+    how = parse_aggregate(aggregate, read.group)
+    progress, output = command_console(stderr=True), command_console()
     model = load(run, device=device)
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_: console.print(f"note: {message}")
+        warnings.showwarning = lambda message, *_: progress.print(f"note: {message}")
         result = model.evaluate(
             data,
             split,
@@ -94,41 +91,30 @@ def evaluate(
             seed=seed,
             workers=workers,
             batch_size=batch_size,
-            console=console,
+            console=progress,
         )
-    show(result)
+    output.rich.print(to_rich(tables.overall(result)))
+    for line in tables.lines(result):
+        output.print(line)
+    for table in (tables.by_class, *([tables.by_value] if "by" in result else [])):
+        output.rich.print(to_rich(table(result)))
     if json is not None:
         write_json(json, result)
-        console.print(f"all numbers: {json}")
+        progress.print(f"all numbers: {json}")
 
 
-def aggregation(said: str | None, group: str | None) -> Aggregate | None:
-    """What --aggregate says: `mean` or `max`, alone or behind what it is over.
+def parse_aggregate(text: str | None, group: str | None) -> Aggregate | None:
+    """Parse `mean` or `max`, alone or after the groups: `group=max`, `patient=max`.
 
-    >>> aggregation("group=max", None), aggregation("mean", None), aggregation("patient=mean", "patient")
+    >>> parse_aggregate("group=max", None), parse_aggregate("mean", None), parse_aggregate("patient=mean", "patient")
     ('max', 'mean', 'mean')
     """
-    if said is None:
+    if text is None:
         return None
-    over, _, how = said.rpartition("=")
+    over, _, how = text.rpartition("=")
     if over not in ("", "group", group):
         other = "" if group is None else f", but --group is {group}"
-        raise ValueError(f"--aggregate {said}{other}; say --group {over} --aggregate group={how}")
+        raise ValueError(f"--aggregate {text}{other}; give --group {over} --aggregate group={how}")
     if how not in ("mean", "max"):
-        raise ValueError(f"--aggregate {said}: say group=mean or group=max")
+        raise ValueError(f"--aggregate {text}: give group=mean or group=max")
     return cast("Aggregate", how)
-
-
-def show(result: Mapping[str, Any]) -> None:
-    """Print what was found."""
-    from probmcl.console import Console
-    from probmcl.report import evaluation_tables as tables
-    from probmcl.tables import to_rich
-
-    shown = Console()
-    shown.rich.print(to_rich(tables.overall(result)))
-    for line in tables.lines(result):
-        shown.print(line)
-    shown.rich.print(to_rich(tables.by_class(result)))
-    if "by" in result:
-        shown.rich.print(to_rich(tables.by_value(result)))

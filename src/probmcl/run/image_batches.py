@@ -11,10 +11,8 @@ from probmcl.data.cache import ImageCache
 from probmcl.data.images import Preprocessing
 from probmcl.data.loader import ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
+from probmcl.runtime.device import CPU_PIXELS
 from probmcl.runtime.distributed import rank, shard, world_size
-
-CPU_PIXELS, GPU_PIXELS = 400_000, 12_000_000
-"""Size of a batch where nothing is learned: small on a CPU, whose cache then holds what passes from layer to layer."""
 
 
 @dataclass(frozen=True, eq=False)

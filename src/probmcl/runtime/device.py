@@ -4,6 +4,9 @@ import torch
 
 from probmcl.errors import OptionError
 
+CPU_PIXELS, GPU_PIXELS = 400_000, 12_000_000
+"""Pixels of a batch in inference: few on a CPU, so that its cache holds the activations between layers."""
+
 
 def find_device(name: str) -> str:
     """Return the device of a name; `auto` is a CUDA device if there is one, otherwise the CPU.
