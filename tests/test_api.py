@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 import probmcl
 from helpers import photographs as pictures
 from helpers.images import NAMES, folder_of_photographs
-from probmcl.cli.train import key_values
+from probmcl.cli.options import key_values
 from probmcl.data.options import DataChecks, ReadOptions
 from probmcl.run.results import FROZEN_PROBE, Run
 
@@ -93,7 +93,7 @@ def test_the_command_says_what_it_understood_what_it_does_and_what_it_kept(photo
     ("changes", "message"),
     [
         ({"budget": "10m", "epochs": 3}, "give one|cannot be combined"),
-        ({"epochs": 0}, "epochs=0 is out of range"),
+        ({"epochs": 0}, "epochs=0 must be at least 1"),
         ({"method": "probmcl", "settings": {"temperature": -1.0}}, "above 0"),
         ({"method": "probmlc"}, "did you mean 'probmcl'"),
         ({"encoder": "test_resnett"}, "did you mean 'test_resnet'"),
@@ -320,6 +320,6 @@ def test_a_fold_is_tested_and_its_file_gives_the_same_folds_back(tmp_path: Path)
 
 def test_a_cache_inside_the_data_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     table = pictures.folder(tmp_path / "photos", 12)
-    with pytest.raises(ValueError, match="where your images are"):
+    with pytest.raises(ValueError, match="which has your images"):
         probmcl.train(table, **SMALL, method="probe", out=tmp_path / "run", cache=table.parent / "cache")
     assert not (table.parent / "cache").exists()

@@ -103,7 +103,7 @@ def test_the_probe_alone_has_no_contender_and_its_own_loss() -> None:
         ({"workers": -1}, "workers=-1"),
         ({"seed": -1}, "seed=-1"),
         ({"stored_views": 0}, "stored_views=0"),
-        ({"jobs": []}, "no key 'contenders'"),
+        ({"jobs": []}, "no key 'jobs'"),
         ({"augment": "strong"}, "augment"),
     ],
 )

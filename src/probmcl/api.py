@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from probmcl.console import Console
 from probmcl.data.options import DataChecks, DataSource, ReadOptions
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from probmcl.experiments.protocol import ComparisonSpec
     from probmcl.experiments.results import Comparison
     from probmcl.run.results import Run
-    from probmcl.settings import MethodSpec, Settings, Tune
+    from probmcl.settings import MethodSpec, Settings
 
 NAMED_WEIGHTS = ("pretrained", "none")
 
@@ -36,17 +36,17 @@ def train(
     loss: str | None = None,
     preset: str | None = None,
     settings: Mapping[str, Any] | None = None,
-    recipe: Path | str | None = None,
+    recipe: str | None = None,
     encoder: str | None = None,
     weights: Path | str | None = None,
     image_size: int | None = None,
-    tune: Tune | None = None,
+    tune: Literal["all", "last", "none"] | None = None,
     epochs: int | None = None,
     budget: str | None = None,
     probe_epochs: int | None = None,
     batch_size: int | None = None,
     lr: float | None = None,
-    augment: str | None = None,
+    augment: Literal["light", "paper", "none"] | None = None,
     seed: int | None = None,
     device: str | None = None,
     workers: int | None = None,
@@ -62,32 +62,32 @@ def train(
     test split decides nothing.
 
     Args:
-        data: a table of labels, or a folder with a recognizable layout.
-        images: folder that image paths are relative to (default: the table's folder).
-        read: how the data are read.
-        checks: what is required of the data, and how they are split.
-        method: auto (default: the frozen probe, bce and probmcl) or a name in `METHODS`.
-        loss: your own loss instead of a method, FILE.py:FUNCTION.
+        data: a table of labels, or a folder with a recognizable layout
+        images: folder that image paths are relative to (default: the table's folder)
+        read: how the data are read
+        checks: what is required of the data, and how they are split
+        method: auto (default: the frozen probe, bce and probmcl) or one method; `probmcl methods` lists them
+        loss: your own loss instead of a method, FILE.py:FUNCTION
         preset: named settings of the method: default, paper, …
-        settings: single settings of the method, by name.
-        recipe: a TOML file, or the name of one that comes with probmcl; options take precedence.
-        encoder: any timm model.
-        weights: pretrained (default), none, a safetensors file, or an earlier run.
-        image_size: side of the square input (default: the encoder's own).
-        tune: how much of the encoder learns: all, last or none (default: last on a CPU, all on a GPU).
-        epochs: passes over the images; with auto, of two views each.
-        budget: time for the whole run, as in 30m; it decides the epochs.
-        probe_epochs: epochs of the linear probes.
-        batch_size: images per step, over all processes.
-        lr: peak learning rate.
-        augment: how views are made: light (default), paper or none.
-        seed: random seed (default: 0).
-        device: auto, cpu, cuda or mps.
-        workers: processes that decode images (default: one per core).
-        cache: folder for decoded images, or auto; faster from the second time on.
-        out: a new or empty folder (default: runs/DATE-NAME).
-        resume: an interrupted run to continue; combines only with `device`, `workers` and `loss`.
-        console: for messages and progress; by default stdout.
+        settings: settings of the method, KEY=VALUE …
+        recipe: a TOML file, or the name of one that comes with probmcl; options take precedence
+        encoder: any timm model; `probmcl encoders` lists them
+        weights: pretrained (default), none, a safetensors file, or an earlier run
+        image_size: side of the square input (default: the encoder's own)
+        tune: how much of the encoder learns: all, last or none (default: last on a CPU, all on a GPU)
+        epochs: passes over the images; with auto, of two views each
+        budget: time for the whole run, as in 30m; it decides the epochs
+        probe_epochs: epochs of the linear probes
+        batch_size: images per step, over all processes
+        lr: peak learning rate
+        augment: how views are made: light (default), paper or none
+        seed: random seed (default: 0)
+        device: auto, cpu, cuda or mps
+        workers: processes that decode images (default: one per core)
+        cache: folder for decoded images, or auto; faster from the second time on
+        out: a new or empty folder (default: runs/DATE-NAME)
+        resume: an interrupted run to continue; combines only with `device`, `workers` and `loss`
+        console: for messages and progress; by default stdout
     """
     options = {
         "method": method,
@@ -259,19 +259,19 @@ def compare(
     encoder: str | None = None,
     weights: Path | str | None = None,
     image_size: int | None = None,
-    tune: Tune | None = None,
+    tune: Literal["all", "last", "none"] | None = None,
     epochs: int | None = None,
     budget: str | None = None,
     seeds: int | None = None,
     trials: int | None = None,
     probe_epochs: int | None = None,
     batch_size: int | None = None,
-    augment: str | None = None,
+    augment: Literal["light", "paper", "none"] | None = None,
     device: str | None = None,
     workers: int | None = None,
     cache: Path | str | None = None,
     out: Path | str | None = None,
-    add: Sequence[Path | str] | Path | str | None = None,
+    add: Sequence[Path] | Path | None = None,
     resume: Path | str | None = None,
     console: Console | None = None,
 ) -> Comparison:
@@ -281,29 +281,29 @@ def compare(
     the frozen encoder is always there. Tables, a plot and a verdict are written into the folder.
 
     Args:
-        data: a table of labels, or a folder with a recognizable layout.
-        images: folder that image paths are relative to (default: the table's folder).
-        read: how the data are read.
-        checks: what is required of the data, and how they are split.
-        methods: all (default), or a comma-separated list: bce,probmcl:paper,my_losses.py:my_loss.
-        encoder: any timm model.
-        weights: pretrained (default), none, a safetensors file, or an earlier run.
-        image_size: side of the square input (default: the encoder's own).
-        tune: how much of the encoder learns: all, last or none (default: last on a CPU, all on a GPU).
-        epochs: passes over the images, of two views each (default: 6).
-        budget: time for everything, as in 2h; it decides the number of images seen.
-        seeds: runs of each method (default: 3).
-        trials: learning rates and weight decays tried for each method (default: 1, untuned).
-        probe_epochs: epochs of the linear probes.
-        batch_size: images per step, over all processes.
-        augment: how views are made: light (default), paper or none.
-        device: auto, cpu, cuda or mps.
-        workers: processes that decode images (default: one per core).
-        cache: folder for decoded images, or auto; faster from the second time on.
-        out: a new or empty folder (default: runs/DATE-NAME-comparison).
-        add: results.jsonl of other comparisons with the same protocol, or their folders.
-        resume: an interrupted comparison to continue; combines only with `device`, `workers`, `add` and `methods`.
-        console: for messages and progress; by default stdout.
+        data: a table of labels, or a folder with a recognizable layout
+        images: folder that image paths are relative to (default: the table's folder)
+        read: how the data are read
+        checks: what is required of the data, and how they are split
+        methods: all (default), or a comma-separated list: bce,probmcl:paper,my_losses.py:my_loss
+        encoder: any timm model; `probmcl encoders` lists them
+        weights: pretrained (default), none, a safetensors file, or an earlier run
+        image_size: side of the square input (default: the encoder's own)
+        tune: how much of the encoder learns: all, last or none (default: last on a CPU, all on a GPU)
+        epochs: passes over the images, of two views each (default: 6)
+        budget: time for everything, as in 2h; it decides the number of images seen
+        seeds: runs of each method (default: 3)
+        trials: learning rates and weight decays tried for each method (default: 1, untuned)
+        probe_epochs: epochs of the linear probes
+        batch_size: images per step, over all processes
+        augment: how views are made: light (default), paper or none
+        device: auto, cpu, cuda or mps
+        workers: processes that decode images (default: one per core)
+        cache: folder for decoded images, or auto; faster from the second time on
+        out: a new or empty folder (default: runs/DATE-NAME-comparison)
+        add: results.jsonl of other comparisons with the same protocol, or their folders
+        resume: an interrupted comparison to continue; combines only with `device`, `workers`, `add` and `methods`
+        console: for messages and progress; by default stdout
     """
     started = time.perf_counter()
     options = {
@@ -494,13 +494,13 @@ def check(
     """Read every image and label, and report what is there and what is wrong; no file is changed.
 
     Args:
-        data: a table of labels, or a folder with a recognizable layout.
-        images: folder that image paths are relative to (default: the table's folder).
-        read: how the data are read.
-        checks: what is required of the data, and how they are split.
-        seed: random seed of the split that `train` would make.
-        workers: processes that decode images (default: one per core).
-        console: for messages and progress; by default stdout.
+        data: a table of labels, or a folder with a recognizable layout
+        images: folder that image paths are relative to (default: the table's folder)
+        read: how the data are read
+        checks: what is required of the data, and how they are split
+        seed: random seed of the split that `train` would make
+        workers: processes that decode images (default: one per core)
+        console: for messages and progress; by default stdout
 
     Returns:
         Counts, statistics and duplicates, the list `findings`, and a `verdict`: fine, warnings or blocked.

@@ -1,7 +1,7 @@
 """Errors with a message for the user, and suggestions for a misspelled name.
 
 A message names an option as the keyword argument that it is in Python, in backticks: `skip_bad` or `skip_bad=0.05`. The
-command line prints it as the user types it, --skip-bad 0.05.
+command line prints it as the user types it.
 """
 
 from __future__ import annotations

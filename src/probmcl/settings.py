@@ -18,6 +18,7 @@ from probmcl.augment import AUGMENTATIONS
 from probmcl.data.intensity import IntensityRange
 from probmcl.errors import OptionError, SettingsError, suggestion
 from probmcl.methods import METHODS, find_method, full_name
+from probmcl.run_folder import CONFIG
 from probmcl.runtime.device import find_device
 from probmcl.training.optimizer import Training
 
@@ -341,14 +342,14 @@ def load_settings(config: Mapping[str, Any]) -> Settings:
         TrainingJob(
             job["method"],
             method_settings(job["method"], changes=job["settings"]),
-            _convert(job["training"], Training, where="config.json, training"),
+            _convert(job["training"], Training, where=f"{CONFIG}, training"),
             job["name"],
             job["trial"],
         )
         for job in config["jobs"]
     )
     stored = {key: value for key, value in config.items() if key != "schema"}
-    settings: Settings = _convert({**stored, "jobs": jobs}, Settings, where="config.json")
+    settings: Settings = _convert({**stored, "jobs": jobs}, Settings, where=CONFIG)
     return settings
 
 

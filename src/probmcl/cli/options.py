@@ -1,52 +1,98 @@
-"""Options that several commands share: their types, groups and help texts."""
+"""Turns public functions into commands, so that an option is declared once: as a parameter with its line of help."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated, Literal
+import functools
+import inspect
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar, get_type_hints
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, Token
 
+from probmcl.console import Console
 from probmcl.data.options import DataChecks, ReadOptions
+
+T = TypeVar("T")
 
 DATA = Group.create_ordered("Data")
 METHOD = Group.create_ordered("Method and encoder")
 TRAINING = Group.create_ordered("Training")
 COMPUTE = Group.create_ordered("Computing and files")
 
-Data = Annotated[Path | None, Parameter(help="a table, or a folder with one; MS-COCO, PASCAL VOC or ADP", group=DATA)]
-Images = Annotated[
-    Path | None,
-    Parameter(help="folder that image paths are relative to (default: the table's folder)", group=DATA),
-]
 Read = Annotated[ReadOptions, Parameter(name="*", group=DATA, consume_multiple=True, negative="", show_default=False)]
 Checks = Annotated[DataChecks, Parameter(name="*", group=DATA, negative="", show_default=False)]
 
-EncoderName = Annotated[str | None, Parameter(help="any timm model; see encoders", group=METHOD)]
-Weights = Annotated[
-    Path | str | None,
-    Parameter(help="pretrained (default), none, a safetensors file, or an earlier run", group=METHOD),
-]
-ImageSize = Annotated[int | None, Parameter(help="side of the square input (default: the encoder's own)", group=METHOD)]
-Tune = Annotated[
-    Literal["all", "last", "none"] | None,
-    Parameter(help="how much of the encoder learns (default: last on a CPU, all on a GPU)", group=METHOD),
-]
+GROUPS: Mapping[Group, str] = {
+    DATA: "data images",
+    METHOD: "method methods loss preset recipe encoder weights image_size tune",
+    TRAINING: "epochs budget seeds trials probe_epochs batch_size lr augment seed",
+    COMPUTE: "device workers cache out add resume",
+}
+"""The group of each parameter in the help of a command."""
 
-ProbeEpochs = Annotated[int | None, Parameter(help="epochs of the linear probes", group=TRAINING)]
-BatchSize = Annotated[int | None, Parameter(help="images per step, over all processes", group=TRAINING)]
-Augment = Annotated[
-    Literal["light", "paper", "none"] | None, Parameter(help="how views are made (default: light)", group=TRAINING)
-]
 
-Device = Annotated[str | None, Parameter(help="auto, cpu, cuda or mps", group=COMPUTE)]
-Workers = Annotated[int | None, Parameter(help="processes that decode images (default: one per core)", group=COMPUTE)]
-Cache = Annotated[
-    Path | None,
-    Parameter(help="folder for decoded images, or auto; faster from the second time on", group=COMPUTE),
-]
-Out = Annotated[Path | None, Parameter(help="a new or empty folder (default: runs/DATE-NAME)", group=COMPUTE)]
-SkipBad = Annotated[
-    float | None, Parameter(help="largest share of unreadable images to skip; by default any is an error", group=DATA)
-]
-WHAT, HOW, WHERE = METHOD, TRAINING, COMPUTE
+def key_values(_: Any, tokens: Sequence[Token]) -> dict[str, Any]:
+    """Parse pairs such as temperature=0.1: a value is read as TOML, or taken as text if it is not TOML."""
+    pairs = {}
+    for token in tokens:
+        key, equals, value = token.value.partition("=")
+        if not equals:
+            raise ValueError(f"--set {token.value}: expected KEY=VALUE, as in --set temperature=0.1")
+        try:
+            pairs[key] = tomllib.loads(f"x = {value}")["x"]
+        except tomllib.TOMLDecodeError:
+            pairs[key] = value
+    return pairs
+
+
+SPECIAL: Mapping[str, Any] = {
+    "read": Read,
+    "checks": Checks,
+    "settings": Annotated[
+        Mapping[str, Any] | None,
+        Parameter(
+            name="--set",
+            converter=key_values,
+            n_tokens=-1,
+            consume_multiple=True,
+            accepts_keys=False,
+            group=METHOD,
+        ),
+    ],
+}
+"""Parameters that are not simply an option of their name."""
+
+
+def as_command(
+    function: Callable[..., T], finish: Callable[[T, Console], object], help_text: str
+) -> Callable[..., None]:
+    """Return a command with the parameters of a public function, which is given a console that prints as commands do.
+
+    Args:
+        function: its docstring has the help of every option.
+        finish: called with the result and the console.
+        help_text: shown above the options.
+    """
+    from probmcl.cli import command_console, spell_options
+
+    group_of = {name: group for group, names in GROUPS.items() for name in names.split()}
+    hints = get_type_hints(function, localns={function.__annotations__["return"]: None})  # its module is heavy
+    parameters = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name != "console":
+            option = Parameter(group=group_of.get(name), negative="", show_default=False)
+            kind = parameter.POSITIONAL_ONLY if name == "data" else parameter.KEYWORD_ONLY
+            annotation = SPECIAL.get(name, Annotated[hints[name], option])
+            parameters.append(parameter.replace(kind=kind, annotation=annotation))
+
+    @functools.wraps(function)
+    def command(*arguments: Any, **options: Any) -> None:
+        console = command_console()
+        finish(function(*arguments, **options, console=console), console)
+
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    arguments = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")[2]
+    command.__doc__ = f"{inspect.cleandoc(help_text)}\n\nArgs:\n{spell_options(arguments)}"
+    return command

@@ -80,8 +80,8 @@ class DataChecks:
 
     Attributes:
         range: gray levels of 16-bit and float images that become black and white: auto, full or LOW,HIGH
-        split_file: split.csv of an earlier run, or folds.csv with `fold`, to use again
-        folds: number of folds to divide the images into; `fold` is the test fold
+        split_file: split.csv of an earlier run to use again, or its folds.csv together with a test fold
+        folds: number of folds to divide the images into, one of which is the test fold
         fold: number of the test fold, from 1
         skip_bad: largest share of unreadable images to skip; by default any is an error
         allow_leaks: train even if images or groups of train are also in val or test
