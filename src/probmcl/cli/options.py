@@ -6,6 +6,7 @@ import functools
 import inspect
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
 from cyclopts import Group, Parameter, Token
@@ -22,6 +23,16 @@ COMPUTE = Group.create_ordered("Computing and files")
 
 Read = Annotated[ReadOptions, Parameter(name="*", group=DATA, consume_multiple=True, negative="", show_default=False)]
 Checks = Annotated[DataChecks, Parameter(name="*", group=DATA, negative="", show_default=False)]
+
+Images = Annotated[
+    Path | None, Parameter(help="folder that image paths are relative to (default: the table's folder)", group=DATA)
+]
+SkipBad = Annotated[
+    float | None, Parameter(help="largest share of unreadable images to skip; by default any is an error", group=DATA)
+]
+Device = Annotated[str | None, Parameter(help="auto, cpu, cuda or mps", group=COMPUTE)]
+Workers = Annotated[int | None, Parameter(help="processes that decode images (default: one per core)", group=COMPUTE)]
+WHAT, HOW, WHERE = METHOD, TRAINING, COMPUTE
 
 GROUPS: Mapping[Group, str] = {
     DATA: "data images",
