@@ -34,11 +34,7 @@ def find_bad_images(
 ) -> list[BadImage]:
     """Decode the images of all splits and return those that are missing, truncated or unreadable.
 
-    Args:
-        records: the images.
-        intensity: gray levels of 16-bit and float images.
-        workers: number of processes; 0 decodes in this one.
-        advance: called with the number of images decoded since the last call.
+    The other arguments are those of `fingerprints`.
     """
     return bad_images(records, fingerprints(records.paths, intensity=intensity, workers=workers, advance=advance))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,32 +17,18 @@ from probmcl.data.labels import State
 from probmcl.data.records import SPLITS, Records
 
 Level = Literal["blocked", "warning", "note"]
-Kind = Literal[
-    "data",
-    "empty_split",
-    "unreadable",
-    "leak",
-    "doubtful_leak",
-    "nearly_constant",
-    "conflicting_labels",
-    "exact_duplicates",
-    "near_duplicates",
-    "reading",
-    "no_positive",
-    "no_train_positive",
-    "few_train_positives",
-    "no_negative",
-    "no_test_positive",
-    "imbalance",
-    "nothing_known",
-]
+BlockingKind = Literal["data", "empty_split", "unreadable", "leak", "doubtful_leak"]
+ImageKind = Literal["nearly_constant", "conflicting_labels", "exact_duplicates", "near_duplicates"]
+ClassKind = Literal["no_positive", "no_train_positive", "few_train_positives", "no_negative", "no_test_positive"]
+Kind = BlockingKind | ImageKind | ClassKind | Literal["reading", "imbalance", "nothing_known"]
 
 IMBALANCE = 100.0
 """Ratio of the positives of the most and the least frequent class above which a warning is given."""
 
 MIN_TRAIN_POSITIVES = 10
-COOCCURRENCES = 20
-"""Number of pairs of classes listed, the most frequent first."""
+NO_NEGATIVE = "without a known negative, which cannot be learned"
+NO_TEST_POSITIVE = "without a positive in test, which cannot be scored"
+COOCCURRENCES = 20  # pairs of classes listed, the most frequent first
 
 
 @dataclass(frozen=True)
@@ -193,27 +179,17 @@ def _about_labels(records: Records, content: Mapping[str, Any]) -> list[Finding]
     positives, negatives = _totals(per_class, State.PRESENT), _totals(per_class, State.ABSENT)
     train, test = ({name: x["present"][split] for name, x in per_class.items()} for split in ("train", "test"))
     few = MIN_TRAIN_POSITIVES
-    listed: dict[Kind, tuple[str, list[str]]] = {
-        "no_positive": ("classes without any positive", [n for n in per_class if not positives[n]]),
-        "no_train_positive": (
-            "classes without a positive in train",
-            [n for n in per_class if not train[n] and positives[n]],
-        ),
-        "few_train_positives": (
-            f"classes with fewer than {few} positives in train",
-            [n for n in per_class if 0 < train[n] < few],
-        ),
-        "no_negative": (
-            "classes without a known negative, which cannot be learned",
-            [n for n in per_class if not negatives[n] and positives[n]],
-        ),
-        "no_test_positive": (
-            "classes without a positive in test, which cannot be scored",
-            [n for n in per_class if train[n] and not test[n]],
-        ),
-    }
+    lists: list[tuple[ClassKind, str, Callable[[str], bool]]] = [
+        ("no_positive", "without any positive", lambda n: not positives[n]),
+        ("no_train_positive", "without a positive in train", lambda n: not train[n] and positives[n] > 0),
+        ("few_train_positives", f"with fewer than {few} positives in train", lambda n: 0 < train[n] < few),
+        ("no_negative", NO_NEGATIVE, lambda n: not negatives[n] and positives[n] > 0),
+        ("no_test_positive", NO_TEST_POSITIVE, lambda n: train[n] > 0 and not test[n]),
+    ]
     found = [Finding("warning", "reading", text) for text in (records.origin.warnings if records.origin else ())]
-    found += [Finding("warning", kind, f"{text}: {_first(names)}") for kind, (text, names) in listed.items() if names]
+    for kind, problem, applies in lists:
+        names = [name for name in per_class if applies(name)]
+        found += [Finding("warning", kind, f"classes {problem}: {_first(names)}")] if names else []
     if content["imbalance"] and content["imbalance"]["ratio"] > IMBALANCE:
         (most, more), (least, fewer) = content["imbalance"]["most"], content["imbalance"]["least"]
         text = f"{most!r} is in {more:,} images and {least!r} in {fewer:,}"

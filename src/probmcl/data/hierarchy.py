@@ -1,4 +1,4 @@
-"""Classes that have parents: whose child each is, at which level it stands, and scores that agree with that."""
+"""Hierarchies of classes: parents, levels, and scores that agree with them."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from numpy import ndarray
 
 
 def parents_of(names: Sequence[str], hierarchy: Mapping[str, str] | None) -> Int[ndarray, "C"]:
-    """The place of each class's parent among the names, −1 where it has none or that is no class itself.
+    """Return the index of each class's parent, −1 if it has none or the parent is not a class.
 
     >>> parents_of(["E", "E.M", "C"], {"E.M": "E"}).tolist()
     [-1, 0, -1]
     """
-    place = {name: k for k, name in enumerate(names)}
-    parents = np.array([place.get((hierarchy or {}).get(name, ""), -1) for name in names], dtype=np.int64)
+    index = {name: k for k, name in enumerate(names)}
+    parents = np.array([index.get((hierarchy or {}).get(name, ""), -1) for name in names], dtype=np.int64)
     _refuse_a_circle(names, parents)
     return parents
 
 
 def levels_of(parents: Int[ndarray, "C"]) -> Int[ndarray, "C"]:
-    """The level of each class: 1 without a parent, one more than its parent's with one.
+    """Return the level of each class: 1 without a parent, otherwise one more than its parent.
 
     >>> levels_of(np.array([-1, 0, 1, -1])).tolist()
     [1, 2, 3, 1]
@@ -35,7 +35,7 @@ def levels_of(parents: Int[ndarray, "C"]) -> Int[ndarray, "C"]:
 
 
 def from_the_top(parents: Int[ndarray, "C"]) -> list[tuple[int, int]]:
-    """Pairs (class, parent), every parent before its children.
+    """Return pairs (class, parent), every parent before its children.
 
     >>> from_the_top(np.array([1, -1, 0]))
     [(0, 1), (2, 0)]
@@ -45,7 +45,7 @@ def from_the_top(parents: Int[ndarray, "C"]) -> list[tuple[int, int]]:
 
 
 def below_parents(scores: Float[ndarray, "N C"], parents: Int[ndarray, "C"]) -> Float[ndarray, "N C"]:
-    """Scores of which no child's is above its parent's: each is the least of its own and all those above it.
+    """Return scores of which no child's exceeds its parent's: the minimum over a class and its ancestors.
 
     >>> below_parents(np.array([[0.3, 0.9, 0.5]]), np.array([-1, 0, -1])).tolist()
     [[0.3, 0.3, 0.5]]
@@ -61,4 +61,6 @@ def _refuse_a_circle(names: Sequence[str], parents: Int[ndarray, "C"]) -> None:
     for _ in names:
         above = np.where(above >= 0, parents[above], -1)
     if (above >= 0).any():
-        raise ValueError(f"class {names[int(np.flatnonzero(above >= 0)[0])]!r} is its own ancestor; mend the hierarchy")
+        raise ValueError(
+            f"class {names[int(np.flatnonzero(above >= 0)[0])]!r} is its own ancestor; correct the hierarchy"
+        )

@@ -1,4 +1,4 @@
-"""What is known about classes beside the data: a table whose rows each join two of them, such as ConceptNet's edges."""
+"""Relations between classes from a table whose rows each join two of them, such as ConceptNet's edges."""
 
 import re
 import warnings
@@ -20,21 +20,19 @@ WEIGHT = ("weight", "strength", "score")
 
 OR_WITHOUT = "or leave out the file: then the graph is made of co-occurrence alone"
 
-CONCEPTNET = b"/a/["
-"""What the first row of ConceptNet's own file begins with."""
+CONCEPTNET = b"/a/["  # the first bytes of ConceptNet's own file
 
 
 def label_knowledge(path: Path, names: Sequence[str]) -> Float64[ndarray, "C C"]:
-    """How strongly classes are related, from 0 to 1, the same both ways and 0 on the diagonal.
+    """Return how strongly classes are related: a symmetric matrix from 0 to 1, 0 on the diagonal.
 
-    Each row of the table joins two labels; the columns are found by name, and others, such as the relation, are left
-    alone. Without a column of weights each row weighs 1. Rows for the same two classes, in whatever order, are
-    averaged; where a weight is then above 1, all are divided by the largest. Rows that do not join two classes of the
-    data are counted and said.
+    Each row of the table joins two labels; columns are found by name, and others, such as the relation, are ignored.
+    Without a column of weights each row has weight 1. Rows for the same two classes, in any order, are averaged; if a
+    weight is then above 1, all are divided by the largest. A warning counts the rows that do not join two classes.
 
     Args:
         path: a table, .csv or .tsv.
-        names: of the classes. A label of the table is a class if its words are the same: `/c/en/traffic_light` of
+        names: the classes. A label of the table is a class if its words are the same: `/c/en/traffic_light` of
             ConceptNet is `Traffic light`.
     """
     _refuse_conceptnet(path)
@@ -46,7 +44,7 @@ def label_knowledge(path: Path, names: Sequence[str]) -> Float64[ndarray, "C C"]
         i, j = find(a.text), find(b.text)
         if i is not None and j is not None and i != j:
             found[min(i, j), max(i, j)].append(weights[row])
-    _say_what_is_left_out(table, sum(map(len, found.values())), len(found), (one, other), names)
+    _warn_of_unused_rows(table, sum(map(len, found.values())), len(found), (one, other), names)
     related = np.zeros((len(names), len(names)))
     for (i, j), values in found.items():
         related[i, j] = related[j, i] = np.mean(values)
@@ -55,9 +53,9 @@ def label_knowledge(path: Path, names: Sequence[str]) -> Float64[ndarray, "C C"]
 
 
 def _refuse_conceptnet(path: Path) -> None:
-    """Its own file is said to be that before its gigabytes are read; it has no header."""
+    """Refuse ConceptNet's own file, which has no header, before its gigabytes are read."""
     if not path.is_file():
-        return  # which is said by whoever reads it
+        return  # reported when it is read
     with path.open("rb") as file:
         if file.read(len(CONCEPTNET)) == CONCEPTNET:
             raise DataError(
@@ -96,16 +94,16 @@ def _weight(table: Table, cell: Cell) -> float:
 
 
 def _finder(names: Sequence[str]) -> Callable[[str], int | None]:
-    """Says which class a label is: by its name, else by its words, where no two classes have the same."""
+    """Return a function from a label to its class: by its name or, if no two classes share them, by its words."""
     words = [tuple(words_of(name)) for name in names]
     times = Counter(words)
-    by_words = {of_name: place for place, of_name in enumerate(words) if of_name and times[of_name] == 1}
-    by_name = {name: place for place, name in enumerate(names)}
+    by_words = {of_name: index for index, of_name in enumerate(words) if of_name and times[of_name] == 1}
+    by_name = {name: index for index, name in enumerate(names)}
     return lambda label: by_name.get(label, by_words.get(tuple(words_of(_term(label)))))
 
 
 def _term(label: str) -> str:
-    """The words of a ConceptNet address; any other label as it is.
+    """Return the words of a ConceptNet address; any other label as it is.
 
     >>> _term("/c/en/traffic_light/n"), _term("traffic light")
     ('traffic_light', 'traffic light')
@@ -114,7 +112,7 @@ def _term(label: str) -> str:
     return address[1] if address else label
 
 
-def _say_what_is_left_out(table: Table, used: int, pairs: int, columns: tuple[str, str], names: Sequence[str]) -> None:
+def _warn_of_unused_rows(table: Table, used: int, pairs: int, columns: tuple[str, str], names: Sequence[str]) -> None:
     rows = len(table.rows)
     if not used:
         a, b = (table.cells(column)[0] for column in columns)

@@ -1,6 +1,6 @@
-"""What is said of every class in every image, in four states, and held where it differs from what is usual.
+"""The state of every class in every image, stored sparsely: only entries that differ from the usual state of a class.
 
-A million images with ten thousand classes are ten thousand million states; what is said of them is a few millions.
+A million images with ten thousand classes have ten billion states, of which a few million differ.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
@@ -20,31 +20,29 @@ from probmcl.data.hierarchy import from_the_top
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-ROWS_AT_ONCE = 4096
-"""Images that are laid out densely at once where a rule looks at whole rows."""
+ROWS_AT_ONCE = 4096  # images whose states are dense at the same time
 
 
 class State(IntEnum):
-    """What is said of a class in an image."""
+    """The state of a class in an image; an uncertain one counts as unknown unless its chance is given."""
 
     ABSENT = 0
     PRESENT = 1
     UNKNOWN = 2
     UNCERTAIN = 3
-    """Somebody looked and could not say. Counts as unknown unless a chance is given."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelStates:
-    """The states of C classes in N images, in rows that name only what is not usual.
+    """The states of C classes in N images, as sparse rows.
 
     Attributes:
-        usual: the state of each class in an image that says nothing else of it.
-        starts: where each image's entries begin among all, and where the last ones end.
+        usual: the state of each class in images without an entry for it.
+        starts: the index of each image's first entry, and the number of entries.
         classes: the class of each entry, ascending within an image.
         states: its state.
-        chance: how likely an uncertain label is present: NaN for not known at all, 0 for absent, 1 for present; in
-            between it is drawn whenever an image is trained on, and not known wherever images are judged.
+        chance: probability that an uncertain label is present: NaN for unknown, 0 for absent, 1 for present; in between
+            it is drawn whenever an image is trained on, and unknown in evaluation.
 
     >>> states = LabelStates.from_states(np.array([[1, 0, 0], [0, 0, 3], [0, 2, 0]], dtype=np.uint8))
     >>> labels, known = states.labels_and_known()
@@ -72,12 +70,12 @@ class LabelStates:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Images and classes."""
+        """The numbers of images and classes."""
         return len(self), len(self.usual)
 
     @property
     def nbytes(self) -> int:
-        """Memory that is held."""
+        """The memory in use."""
         return sum(array.nbytes for array in (self.usual, self.starts, self.classes, self.states, self.chance))
 
     @classmethod
@@ -91,12 +89,12 @@ class LabelStates:
         usual: UInt8[ndarray, "C"] | None = None,
         chance: Float[ndarray, "C"] | None = None,
     ) -> LabelStates:
-        """Entries in any order; one that is said twice counts once, and one that is said in two ways is an error."""
+        """Build from entries in any order; a repeated entry counts once, a contradicting one is an error."""
         order = np.lexsort((classes, rows))
         rows, classes, states = rows[order], classes[order], states[order]
         again = (np.diff(rows, prepend=-1) == 0) & (np.diff(classes, prepend=-1) == 0)
         if (again & (np.diff(states.astype(np.int16), prepend=-1) != 0)).any():
-            raise ValueError("a class is said to be in two states in one image; say one")
+            raise ValueError("a class has two states in one image; give one")
         rows, classes, states = rows[~again], classes[~again].astype(np.int32), states[~again]
         starts = np.zeros(shape[0] + 1, dtype=np.int64)
         np.cumsum(np.bincount(rows, minlength=shape[0]), out=starts[1:])
@@ -105,7 +103,7 @@ class LabelStates:
 
     @classmethod
     def from_states(cls, states: UInt8[ndarray, "N C"], *, chance: Float[ndarray, "C"] | None = None) -> LabelStates:
-        """All states as a matrix; what is usual in each class is the state that most images have."""
+        """Build from a matrix; the usual state of a class is its most frequent one."""
         counts = np.stack([(states == state).sum(axis=0) for state in State])
         usual = counts.argmax(axis=0).astype(np.uint8)
         rows, classes = np.nonzero(states != usual)
@@ -114,7 +112,7 @@ class LabelStates:
 
     @classmethod
     def from_labels(cls, labels: Float[ndarray, "N C"], known: Bool[ndarray, "N C"] | None = None) -> LabelStates:
-        """Labels 0 and 1 as matrices; what is not known is unknown."""
+        """Build from labels 0 and 1 and the mask of known labels."""
         states = np.where(labels > 0, np.uint8(State.PRESENT), np.uint8(State.ABSENT))
         if known is not None:
             states[~known] = State.UNKNOWN
@@ -122,7 +120,7 @@ class LabelStates:
 
     @classmethod
     def joined(cls, parts: Sequence[LabelStates]) -> LabelStates:
-        """The images of several, which have the same classes and the same chances, one after the other."""
+        """Concatenate the images of several, which have the same classes and chances."""
         usual = parts[0].usual
         if all((part.usual == usual).all() for part in parts):
             starts = np.concatenate([[0], *(np.diff(part.starts) for part in parts)]).cumsum()
@@ -133,19 +131,19 @@ class LabelStates:
         return cls.from_states(np.concatenate([part.dense() for part in parts]), chance=parts[0].chance)
 
     def take(self, rows: Int[ndarray, "K"]) -> LabelStates:
-        """Some images, in the order given."""
+        """Return some images, in the given order."""
         entries, starts = self._entries(rows)
         return replace(self, starts=starts, classes=self.classes[entries], states=self.states[entries])
 
     def of_classes(self, classes: Int[ndarray, "K"]) -> LabelStates:
-        """Some classes, in the order given."""
-        place = np.full(len(self.usual), -1)
-        place[classes] = np.arange(len(classes))
-        kept = place[self.classes] >= 0
+        """Return some classes, in the given order."""
+        index = np.full(len(self.usual), -1)
+        index[classes] = np.arange(len(classes))
+        kept = index[self.classes] >= 0
         rows = np.repeat(np.arange(len(self)), np.diff(self.starts))[kept]
         return LabelStates.from_entries(
             rows,
-            place[self.classes][kept],
+            index[self.classes][kept],
             self.states[kept],
             (len(self), len(classes)),
             usual=self.usual[classes],
@@ -153,7 +151,7 @@ class LabelStates:
         )
 
     def dense(self, rows: Int[ndarray, "K"] | None = None) -> UInt8[ndarray, "K C"]:
-        """The states of some images as a matrix, by default of all."""
+        """Return the states of some images, by default all, as a matrix."""
         rows = np.arange(len(self)) if rows is None else rows
         entries, starts = self._entries(rows)
         states = np.tile(self.usual, (len(rows), 1))
@@ -163,7 +161,7 @@ class LabelStates:
     def labels_and_known(
         self, rows: Int[ndarray, "K"] | None = None
     ) -> tuple[Float[ndarray, "K C"], Bool[ndarray, "K C"]]:
-        """Labels 0 and 1 of some images, and which of them are known: what images are judged by."""
+        """Return labels 0 and 1 of some images, and which of them are known, for evaluation."""
         labels, known = self.targets_and_known(rows)
         soft = (labels > 0) & (labels < 1)
         labels[soft], known[soft] = 0.0, False
@@ -172,7 +170,7 @@ class LabelStates:
     def targets_and_known(
         self, rows: Int[ndarray, "K"] | None = None
     ) -> tuple[Float[ndarray, "K C"], Bool[ndarray, "K C"]]:
-        """The same for training: an uncertain label that has a chance is known, and that is its number."""
+        """Return the same for training: the target of an uncertain label with a chance is that chance, and is known."""
         states = self.dense(rows)
         uncertain = (states == State.UNCERTAIN) & ~np.isnan(self.chance)
         labels = (states == State.PRESENT).astype(np.float32)
@@ -180,7 +178,7 @@ class LabelStates:
         return labels, (states <= State.PRESENT) | uncertain
 
     def present(self) -> csr_array:
-        """Where a label is known to be present, as a sparse matrix of True."""
+        """Return a sparse matrix that is True for labels known to be present."""
         from scipy.sparse import csr_array
 
         if (self._state_of_usual() == State.PRESENT).any():
@@ -189,19 +187,17 @@ class LabelStates:
         sure = (self.states == State.UNCERTAIN) & (self.chance[self.classes] == 1)
         kept = (self.states == State.PRESENT) | sure
         rows = np.repeat(np.arange(len(self)), np.diff(self.starts))[kept]
-        found: csr_array = csr_array((np.ones(len(rows), dtype=bool), (rows, self.classes[kept])), shape=self.shape)
-        return found
+        return csr_array((np.ones(len(rows), dtype=bool), (rows, self.classes[kept])), shape=self.shape)
 
     def counts(self) -> Int[ndarray, "4 C"]:
-        """How many images have each state, as they were read and before any chance is applied."""
-        classes, named = self.shape[1], np.diff(self.starts)
-        found = np.stack([np.bincount(self.classes[self.states == state], minlength=classes) for state in State])
-        silent = len(named) - found.sum(axis=0)
-        found[self.usual, np.arange(classes)] += silent
-        return found
+        """Return how many images have each state, before any chance is applied."""
+        images, classes = self.shape
+        counts = np.stack([np.bincount(self.classes[self.states == state], minlength=classes) for state in State])
+        counts[self.usual, np.arange(classes)] += images - counts.sum(axis=0)
+        return counts
 
     def settled_counts(self) -> Int[ndarray, "4 C"]:
-        """The same once a chance of 1 counts as present and a chance of 0 as absent."""
+        """Return the same with a chance of 1 counted as present and a chance of 0 as absent."""
         counts = self.counts()
         for state, chance in ((State.PRESENT, 1), (State.ABSENT, 0)):
             settled = np.where(self.chance == chance, counts[State.UNCERTAIN], 0)
@@ -210,28 +206,28 @@ class LabelStates:
         return counts
 
     def known_share(self) -> float:
-        """The share of all labels that are known where images are judged."""
+        """Return the share of labels that are known in evaluation."""
         counts = self.settled_counts()
         return float(counts[: State.UNKNOWN].sum() / max(counts.sum(), 1))
 
     def any_known(self) -> Bool[ndarray, "N"]:
-        """Whether anything at all is known of each image."""
+        """Return whether any label of each image is known."""
         blocks = range(0, len(self), ROWS_AT_ONCE)
         found = [self.labels_and_known(_block(start, len(self)))[1].any(axis=1) for start in blocks]
         return np.concatenate(found) if found else np.zeros(0, dtype=bool)
 
     def digest(self) -> bytes:
-        """The same for the same states and chances, however they are held."""
+        """Return a digest of states and chances that does not depend on how they are stored."""
         digest = hashlib.sha256(self.chance.astype("<f4").tobytes())
         for start in range(0, len(self), ROWS_AT_ONCE):
             digest.update(self.dense(_block(start, len(self))).tobytes())
         return digest.digest()
 
     def with_parents(self, parents: Int[ndarray, "C"]) -> LabelStates:
-        """The same with what a hierarchy implies: who has a child has its parents, who lacks a parent lacks its kin.
+        """Return the states that a hierarchy implies.
 
-        A label that is present makes its parents present, whatever was said of them; of a parent that is then absent,
-        children that are unknown or uncertain are absent.
+        A present label makes its parents present, whatever their state; unknown and uncertain children of a parent that
+        is then absent are absent.
         """
         pairs = from_the_top(parents)
         if not pairs or not len(self):
@@ -240,7 +236,7 @@ class LabelStates:
         return LabelStates.joined([self._implied(_block(start, len(self)), pairs) for start in blocks])
 
     def contradicted(self, parents: Int[ndarray, "C"]) -> Int[ndarray, "K"]:
-        """Rows of images of which a child is said to be present and its parent absent."""
+        """Return the rows in which a child is present and its parent absent."""
         pairs = from_the_top(parents)
         found = [np.zeros(0, dtype=np.int64)]
         for start in range(0, len(self) if pairs else 0, ROWS_AT_ONCE):
@@ -265,7 +261,7 @@ class LabelStates:
         return LabelStates.from_entries(places, classes, entries, shape, usual=self.usual, chance=self.chance)
 
     def _settled(self, states: UInt8[ndarray, "K C"]) -> tuple[Bool[ndarray, "K C"], Bool[ndarray, "K C"]]:
-        """What is present for certain and what is absent: as it was read, or because a chance of 1 or 0 says so."""
+        """Return what is present and what is absent, including uncertain labels with a chance of 1 or 0."""
         uncertain = states == State.UNCERTAIN
         present = (states == State.PRESENT) | (uncertain & (self.chance == 1))
         return present, (states == State.ABSENT) | (uncertain & (self.chance == 0))
@@ -275,17 +271,17 @@ class LabelStates:
         return np.where(self.usual == State.UNCERTAIN, certain, self.usual)
 
     def _entries(self, rows: Int[ndarray, "K"]) -> tuple[Int[ndarray, "F"], Int[ndarray, "K1"]]:
-        """Which entries belong to some images, and where each image's begin among those."""
+        """Return the entries of some images, and the index of each image's first one."""
         lengths = self.starts[rows + 1] - self.starts[rows]
         starts = np.concatenate([[0], lengths.cumsum()])
         return np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], lengths), starts
 
 
 def drawn(targets: Float[ndarray, "*shape"], *seed: int) -> Float[ndarray, "*shape"]:
-    """Targets in which whatever lies between 0 and 1 is drawn: 1 with that chance, else 0; the same for the same seed.
+    """Return targets in which values between 0 and 1 are drawn: 1 with that chance, else 0.
 
-    The expected loss is that of the chance as a soft target wherever a loss is linear in the label, as cross-entropies
-    are, and what is drawn is a label like any other for everything else (docs/decisions/0007).
+    If a loss is linear in the label, as cross-entropies are, its expectation is that of a soft target; for everything
+    else a drawn label is a label like any other (docs/decisions/0007).
 
     >>> drawn(np.array([0.0, 1.0, 0.5]), 3).tolist()
     [0.0, 1.0, 0.0]
@@ -294,8 +290,7 @@ def drawn(targets: Float[ndarray, "*shape"], *seed: int) -> Float[ndarray, "*sha
     if not soft.any():
         return targets
     lots = np.random.default_rng(seed).random(targets.shape)
-    found: ndarray[Any, Any] = np.where(soft, lots < targets, targets).astype(targets.dtype)
-    return found
+    return np.where(soft, lots < targets, targets).astype(targets.dtype)
 
 
 def _no_chance(classes: int) -> Float[ndarray, "C"]:

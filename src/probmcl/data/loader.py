@@ -1,4 +1,4 @@
-"""Batches of views: decoded, augmented and made into tensors, in as many processes as one likes."""
+"""Batches of views, decoded, augmented and converted to tensors by worker processes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,13 @@ from probmcl.errors import ImageError
 from probmcl.runtime.workers import ignore_interrupts, start_method
 
 MakeView = Callable[[Image.Image, int, int, int], Image.Image]
-"""From an image, the epoch, the image's number and the view's number to the view."""
+"""Maps an image, the epoch, the row and the number of the view to a view."""
 
-ROOM = 1.5
-"""How much larger than the encoder's input an image is decoded, so that a crop of half its area stays sharp."""
+ROOM = 1.5  # an image is decoded larger than the encoder's input, so that a crop of half its area stays sharp
 
 
 class Batch(NamedTuple):
-    """V views of N images, with their labels; `rows` are the images' numbers in the records."""
+    """V views of N images, with their labels and their rows in the records."""
 
     views: Float[Tensor, "V N *image"]
     labels: Float[Tensor, "N C"]
@@ -37,11 +36,11 @@ class Batch(NamedTuple):
 
 
 class Order:
-    """The images of every epoch in batches, as pairs (epoch, image): shuffled, seeded, without a last, smaller batch.
+    """The shuffled batches of all epochs, as pairs (epoch, row), without a last, smaller batch.
 
-    `batch_size` counts the images of a step in all processes; `share` says which of how many processes this is. With
-    `images` it ends, within its epochs, before a step that would go beyond so many. With `weights` an epoch is as long,
-    but an image comes as often as its weight compared with the mean, rounded up or down at random.
+    `batch_size` counts the images of a step in all processes; `share` is the rank and the world size. With `images` it
+    ends before a step that would exceed this number of images. With `weights` an epoch has the same length, but an
+    image occurs in proportion to its weight, rounded up or down at random.
 
     >>> list(Order(np.arange(4), batch_size=2, epochs=1, seed=0))
     [[(0, 2), (0, 0)], [(0, 1), (0, 3)]]
@@ -79,7 +78,7 @@ class Order:
         return self.starting(0)
 
     def starting(self, step: int) -> Iterator[list[tuple[int, int]]]:
-        """The batches from a step on, the same as if all before had been taken."""
+        """Yield the batches from a step on, which do not depend on where iteration starts."""
         own = self.batch_size // self.processes
         reached, order = -1, []
         for number in range(step, self.steps):
@@ -90,7 +89,6 @@ class Order:
             yield [(epoch, row) for row in order[first : first + own]]
 
     def _epoch(self, epoch: int) -> list[int]:
-        """The images of an epoch, as many as there are: each once or, where they have weights, by its weight."""
         rng = np.random.default_rng((self.seed, epoch))
         rows = self.rows if self.weights is None else self.rows[_by_weight(self.weights, rng.random())]
         shuffled: list[int] = rng.permutation(rows).tolist()
@@ -98,17 +96,17 @@ class Order:
 
 
 class ImageBatches:
-    """Batches of views in a given order: of each image the plain view first, where it is wanted, then augmented ones.
+    """Batches of views in a given order: of each image the plain view first, then augmented ones.
 
     Args:
-        records: where the images are and what is in them.
-        order: an `Order`, or any list of batches of (epoch, image).
-        preprocessing: from a view to a tensor.
+        records: the images and their labels.
+        order: an `Order`, or any list of batches of (epoch, row).
+        preprocessing: converts a view to a tensor.
         n_plain: 1 for the plain view, 0 without it.
-        n_augmented: how many augmented views.
+        n_augmented: number of augmented views.
         make_view: makes an augmented view.
-        workers: processes that decode and augment; 0 does it in this one.
-        cache: keeps decoded images on disk, where that is wanted.
+        workers: processes that decode and augment; 0 works in this one.
+        cache: cache of decoded images on disk.
     """
 
     def __init__(
@@ -135,7 +133,7 @@ class ImageBatches:
         return self.starting(0)
 
     def starting(self, step: int) -> Iterator[Batch]:
-        """The batches from a step on; none before it is decoded."""
+        """Yield the batches from a step on; earlier ones are not decoded."""
         loader = DataLoader(
             self.views,
             batch_sampler=_Rest(self.order, step),  # type: ignore[arg-type]  # pairs, which our dataset takes
@@ -154,7 +152,7 @@ class ImageBatches:
 
 
 def in_order(rows: Int[ndarray, "K"], batch_size: int) -> list[list[tuple[int, int]]]:
-    """Every image once, in the order given, all of them.
+    """Return batches of every image once, in the given order.
 
     >>> in_order(np.array([5, 6, 7]), batch_size=2)
     [[(0, 5), (0, 6)], [(0, 7)]]
@@ -165,7 +163,7 @@ def in_order(rows: Int[ndarray, "K"], batch_size: int) -> list[list[tuple[int, i
 
 
 def _by_weight(weights: Float[ndarray, "K"], start: float) -> Int[ndarray, "K"]:
-    """As many places as there are weights, each as often as its weight over the mean, give or take less than one.
+    """Return as many indices as there are weights, each in proportion to its weight, up to rounding.
 
     >>> _by_weight(np.array([1.0, 2.0, 0.0]), 0.5).tolist()
     [0, 1, 1]
@@ -176,7 +174,7 @@ def _by_weight(weights: Float[ndarray, "K"], start: float) -> Int[ndarray, "K"]:
 
 
 class _Rest:
-    """What is left of an order from a step on."""
+    """The batches of an order from a step on."""
 
     def __init__(self, order: Order | Sequence[Sequence[tuple[int, int]]], step: int) -> None:
         self.order, self.step = order, step

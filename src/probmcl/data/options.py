@@ -76,7 +76,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class DataChecks:
-    """What is required of data before a run starts, and how they are split.
+    """Requirements on data before a run starts, and how they are split.
 
     Attributes:
         range: gray levels of 16-bit and float images that become black and white: auto, full or LOW,HIGH

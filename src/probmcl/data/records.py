@@ -1,4 +1,4 @@
-"""What is in each image: the one form that every reader produces and every later stage takes."""
+"""Records: paths, labels, splits and groups of images, produced by every reader and used by every later stage."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 Missing = Literal["error", "keep"]
-"""What a reader does about an image that is not there: refuse the data, or leave it to `probmcl.data.check`."""
+"""What a reader does about a missing file: raise an error, or keep the image for the audit to report."""
 
 
 @dataclass(frozen=True, eq=False)
 class LabelSpace:
-    """The classes, and how often they stand alone and together in the training split.
+    """The classes, and their counts and co-occurrences in the training split.
 
-    `counts` (C,) and `cooccurrence` (C, C, zero diagonal) count positives that are known. `hierarchy` maps a class to
-    its parent, where there is one.
+    `counts` (C,) and `cooccurrence` (C, C, zero diagonal) count known positives. `hierarchy` maps a class to its
+    parent, if it has one.
     """
 
     names: tuple[str, ...]
@@ -70,7 +70,7 @@ class LabelSpace:
     def from_states(
         cls, names: Sequence[str], states: LabelStates, hierarchy: Mapping[str, str] | None = None
     ) -> LabelSpace:
-        """The same from states."""
+        """Count the positives of label states."""
         present = states.present().astype(np.int32)
         together = (present.T @ present).toarray()  # int32: with 10,000 classes twice as much would be 800 MB
         counts = together.diagonal().astype(np.int64)
@@ -80,7 +80,7 @@ class LabelSpace:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where records were read from, what was understood there, in a table the line of each image, and what is wrong.
+    """The file or folder of records, how it was understood, the line of each image in a table, and warnings.
 
     >>> print(Origin(Path("labels.csv"), "path column 'file', labels 'tags'", lines=(2, 3)))
     labels.csv: path column 'file', labels 'tags'
@@ -97,12 +97,11 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """N images: where each is, what is said of each class in it, and the split it belongs to.
+    """N images: path, label states and split of each.
 
-    A label that is not known takes part in nothing: no loss, overlap, count or score depends on its value. `group` (a
-    patient, a slide, a place) keeps images together that must not be divided over splits. An image of `weight` 2 is
-    trained on twice as often as one of weight 1; scores know no weight. `columns` holds further columns of a table, by
-    name. `origin` serves messages only.
+    No loss, overlap, count or score depends on the value of an unknown label. Images of one `group` (a patient, a
+    slide) stay in one split. An image of `weight` 2 is trained on twice as often as one of weight 1; scores ignore
+    weights. `columns` holds further columns of a table, by name. `origin` is for messages only.
     """
 
     paths: tuple[Path, ...]
@@ -145,8 +144,8 @@ class Records:
     ) -> Records:
         """Make records whose label space counts their training split.
 
-        Labels are states, or a matrix of 0 and 1 beside one that says which are known. What a hierarchy implies is
-        added to them.
+        Labels are states, or a matrix of 0 and 1 with the mask of known labels. Labels that the hierarchy implies are
+        added.
 
         >>> labels = np.array([[1.0], [1.0]])
         >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "test"], labels)
@@ -171,24 +170,24 @@ class Records:
 
     @cached_property
     def labels(self) -> Float[ndarray, "N C"]:
-        """All labels as a matrix of 0 and 1; those that are not known are 0."""
+        """All labels as a matrix of 0 and 1; unknown labels are 0."""
         return self.states.labels_and_known()[0]
 
     @cached_property
     def known(self) -> Bool[ndarray, "N C"]:
-        """Which of them are known."""
+        """The mask of known labels."""
         return self.states.labels_and_known()[1]
 
     def present(self) -> csr_array:
-        """Where a label is known to be present, as a sparse matrix of True."""
+        """Return a sparse matrix that is True for labels known to be present."""
         return self.states.present()
 
     def rows(self, split: Split) -> Int[ndarray, "K"]:
-        """Indices of the images of one split, in order."""
+        """Return the rows of one split, in order."""
         return np.flatnonzero(np.array(self.split, dtype=str) == split)
 
     def take(self, rows: Int[ndarray, "K"]) -> Records:
-        """The images of these rows alone; the label space counts those of them that train."""
+        """Return the records of some rows; the label space counts those in train."""
         origin = self.origin
         if origin is not None and origin.lines is not None:
             origin = replace(origin, lines=tuple(origin.lines[row] for row in rows))
@@ -211,7 +210,7 @@ class Records:
         return replace(self, origin=replace(self.origin, understood=f"{self.origin.understood}; {note}"))
 
     def without(self, paths: Collection[str]) -> Records:
-        """The images whose paths are not among these.
+        """Return the records without these paths.
 
         >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "test"], np.ones((2, 1)))
         >>> records.without(["a.jpg"]).paths
@@ -221,14 +220,13 @@ class Records:
         return self.take(np.flatnonzero([str(path) not in left_out for path in self.paths]))
 
     def where(self, row: int) -> str:
-        """An image as a message names it: its path, in a table with the row that has it."""
+        """Return the path of an image, with its row in a table, for a message."""
         if self.origin is None or self.origin.lines is None:
             return str(self.paths[row])
         return f"{self.origin.place}: row {self.origin.lines[row]}: {self.paths[row]}"
 
 
 def _with_contradictions(origin: Origin | None, rows: Int[ndarray, "K"]) -> Origin | None:
-    """What is said of images that have a child and, by their labels, not its parent."""
     if origin is None or not len(rows):
         return origin
     first = f", first in row {origin.lines[rows[0]]}" if origin.lines is not None else ""
@@ -242,7 +240,6 @@ def _refuse_other_values(
     labels: Float[ndarray, "N C"],
     known: Bool[ndarray, "N C"] | None,
 ) -> None:
-    """A matrix of labels has 0 and 1 wherever they are known, one row an image."""
     if len(labels) != len(paths):
         raise ValueError(f"records of unequal length: {{'paths': {len(paths)}, 'labels': {len(labels)}}}")
     if known is not None and known.shape != labels.shape:
@@ -251,4 +248,4 @@ def _refuse_other_values(
     if len(wrong):
         row, column = wrong[0]
         label = f"label {names[column]!r} is {labels[row, column]}"
-        raise ValueError(f"{paths[row]}: {label}; a known label is 0 or 1, any other is marked as not known")
+        raise ValueError(f"{paths[row]}: {label}; a known label is 0 or 1; mark any other as unknown")

@@ -1,4 +1,4 @@
-"""Images without labels: found one after the other wherever somebody keeps them, and decoded in several processes."""
+"""Unlabeled images: found in files, folders, patterns and lists, and decoded by worker processes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ Source = str | Path | Image.Image
 
 
 class Item(NamedTuple):
-    """One image to decode: its path or, where it was given as an image, its number and the image."""
+    """One image to decode: its path or, if it was given as an image, its number and the image."""
 
     path: Path
     image: Image.Image | None = None
 
 
 class Decoded(NamedTuple):
-    """Some images, in the order in which they were found.
+    """A batch of images, in the order of the sources.
 
-    `images` has those that could be read; `rows` are their places in `paths`. `errors` has the others.
+    `images` are those that could be decoded, `rows` their indices in `paths`, and `errors` the others.
     """
 
     paths: list[Path]
@@ -134,7 +134,6 @@ class _Plain(Dataset[tuple[Path, Tensor | ImageError]]):
 
 
 def _upright(image: Image.Image, path: Path) -> Image.Image:
-    """An image that was given as such, turned as a file would be."""
     if image.mode != "RGB":
         raise ImageError(path, f"its mode is {image.mode}; give its file instead, or image.convert('RGB')")
     try:

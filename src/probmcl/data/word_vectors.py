@@ -1,4 +1,4 @@
-"""Word vectors for class names, from a text file in GloVe's format: in each line a word, then its numbers."""
+"""Word vectors for class names, from a text file in GloVe's format: on each line a word and its vector."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ OR_LEARN = "or leave out the file of vectors: then they are learned"
 
 
 def label_vectors(path: Path, names: Sequence[str], *, size: int) -> Float32[ndarray, "C size"]:
-    """A vector for each class: the mean of its words' vectors, whatever their case.
+    """Return a vector for each class: the mean of its words' vectors, whatever their case.
 
     Args:
         path: the text file; it is read line by line, and only as far as needed.
-        names: of the classes; space, `_` and `-` divide a name into words.
-        size: how many numbers a vector has.
+        names: the classes; space, `_` and `-` divide a name into words.
+        size: length of a vector.
     """
     words = {name: words_of(name) for name in names}
     found = _find(path, {word for of_name in words.values() for word in of_name}, size)
@@ -30,7 +30,7 @@ def label_vectors(path: Path, names: Sequence[str], *, size: int) -> Float32[nda
 
 
 def words_of(name: str) -> list[str]:
-    """The words of a class's name, in lower case.
+    """Return the words of a class name, in lower case.
 
     >>> words_of("Traffic light"), words_of("hand_bag"), words_of("T-shirt")
     (['traffic', 'light'], ['hand', 'bag'], ['t', 'shirt'])
@@ -39,7 +39,7 @@ def words_of(name: str) -> list[str]:
 
 
 def _find(path: Path, wanted: Collection[str], size: int) -> dict[str, ndarray]:
-    """The vectors of the wanted words; of several spellings the one in lower case, else the first."""
+    """Return the vectors of the wanted words; of several spellings that in lower case, or else the first."""
     found: dict[str, ndarray] = {}
     open_words = set(wanted)  # those that a better line may still come for
     try:

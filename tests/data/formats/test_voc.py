@@ -129,7 +129,7 @@ def test_the_order_of_images_in_a_class_file_does_not_matter(tmp_path: Path) -> 
         ("000017  2", "row 2: '000017  2'; write an image id and 1, 0 or -1"),
         ("000017", "row 2: '000017'; write an image id and 1, 0 or -1"),
         ("000017 1 1", "row 2: '000017 1 1'; write an image id and 1, 0 or -1"),
-        ("000012  1", "row 2: image 000012 is there twice; remove one"),
+        ("000012  1", "row 2: image 000012 occurs twice; remove one"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, message: str) -> None:
@@ -152,7 +152,7 @@ def test_a_class_without_a_file_for_one_split_is_named(tmp_path: Path) -> None:
     (main(write(tmp_path)) / "train_val.txt").unlink()
     with pytest.raises(ValueError, match=": ") as caught:
         read_voc(tmp_path)
-    assert str(caught.value) == f"{main(tmp_path)}: no file of 'train' for val, beside aeroplane_val.txt; add it"
+    assert str(caught.value) == f"{main(tmp_path)}: no file of 'train' for val, but aeroplane_val.txt; add it"
 
 
 def test_sets_without_class_files_are_refused(tmp_path: Path) -> None:

@@ -100,15 +100,9 @@ def near_duplicates(
 ) -> list[NearPair]:
     """Return the pairs that show the same picture, confirmed or doubtful, in the order of their rows.
 
-    Images with similar hashes are read again, small, and registered. Of files with the same bytes the first stands for
-    all; nearly constant images are never duplicates. At most the 200 most similar doubtful pairs are returned.
-
-    Args:
-        paths: the images.
-        found: their fingerprints.
-        intensity: gray levels of 16-bit and float images.
-        workers: number of processes; 0 works in this one.
-        advance: called with a number of images; the sum over all calls is the number of paths.
+    `found` are the fingerprints of `paths`. Images with similar hashes are read again, small, and registered. Of files
+    with the same bytes only the first is compared; nearly constant images are never duplicates. At most the 200 most
+    similar doubtful pairs are returned. `advance` is called with numbers of images that add up to that of the paths.
     """
     rows = _comparable(found)
     hashes = np.array([(found[row].phash, found[row].inner_phash) for row in rows], dtype=np.uint64).reshape(-1, 2)

@@ -26,13 +26,12 @@ SPLIT_FOLDERS: Mapping[str, Split] = {
     "test": "test",
     "testing": "test",
 }
-"""The names of folders of splits, in small letters."""
-FOLDER = "folder of the split"
-"""The column that says from which folder a row comes."""
+"""Names of folders of splits, in lower case."""
+FOLDER = "folder of the split"  # name of the added column
 
 
 def recognizes(folder: Path) -> bool:
-    """Whether the folder has a folder of a split with a table of its images.
+    """Return whether the folder has a folder of a split with a table of its images.
 
     >>> recognizes(Path("nowhere"))
     False
@@ -48,7 +47,7 @@ def read_hugging_face(
     keep: Sequence[str] = (),
     missing: Missing = "error",
 ) -> Records:
-    """Read the tables of all splits as one, whose splits are those of the folders."""
+    """Read the tables of all splits as one; splits are those of the folders."""
     tables = _tables(folder)
     if not tables:
         raise DataError(f"{folder}: has no {' or '.join(f'{name}/metadata.csv' for name in SPLIT_FOLDERS)}; name it")
@@ -63,7 +62,6 @@ def read_hugging_face(
 
 
 def _tables(folder: Path) -> list[Path]:
-    """The tables in the folders of splits."""
     order = list(SPLIT_FOLDERS)
     found = [place for place in folder.glob("*") if place.name.lower() in order and place.is_dir()]
     found.sort(key=lambda place: (order.index(place.name.lower()), place.name))
@@ -84,7 +82,7 @@ def _loaded(path: Path, options: ReadOptions) -> Table:
 
 
 def _joined(folder: Path, tables: Sequence[Table], options: ReadOptions) -> Table:
-    """All rows in one, their paths from the folder above, and a column of the split."""
+    """Return all rows in one table, with paths from the folder above and a column of the split."""
     first = tables[0]
     place = first.columns.index(_path_column(first, options))
     rows: list[tuple[str, ...]] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Int
 from numpy import ndarray
 
 from probmcl.data.image_files import named_images
@@ -19,7 +19,7 @@ MARKS = ("1", "0", "-1")  # present, present but difficult to see, absent
 
 
 def recognizes(folder: Path) -> bool:
-    """Whether the folder is, or has in it, a year of the VOC devkit.
+    """Return whether the folder is, or contains, a year of the VOC devkit.
 
     >>> recognizes(Path("nowhere"))
     False
@@ -30,10 +30,10 @@ def recognizes(folder: Path) -> bool:
 def read_voc(folder: Path, *, missing: Missing = "error") -> Records:
     """Read one year of PASCAL VOC, from its own folder (`VOC2007/`), from `VOCdevkit/` or from the one above.
 
-    `ImageSets/Main/<class>_<split>.txt` gives each image 1 (present), -1 (absent) or 0: what is there can hardly be
-    seen. As in the challenge, such a label is not known, in training and in scoring. Classes come in alphabetical
-    order. Splits are train, val and test, as far as they are there; without train files, trainval is train. With
-    `missing="keep"`, images whose file is not there stay.
+    `ImageSets/Main/<class>_<split>.txt` gives each image 1 (present), -1 (absent) or 0 (difficult). As in the
+    challenge, a difficult label is unknown, in training and in scoring. Classes are in alphabetical order. Splits are
+    train, val and test, as far as they exist; without train files, trainval is train. With `missing="keep"`, images
+    whose file does not exist stay.
     """
     year = _one_year(folder)
     sets = {split: files for split in SPLITS if (files := _class_files(year, split))}
@@ -47,19 +47,12 @@ def read_voc(folder: Path, *, missing: Missing = "error") -> Records:
         ids += of_split
         splits += [split] * len(of_split)
         marks.append(values)
-    return _records(names, _paths(year, ids, missing), splits, np.concatenate(marks), _origin(year, sets))
-
-
-def _records(
-    names: list[str], paths: list[Path], splits: list[Split], marks: Int[ndarray, "N C"], origin: Origin
-) -> Records:
-    labels: Float[ndarray, "N C"] = (marks == 1).astype(np.float32)
-    known: Bool[ndarray, "N C"] = marks != 0
-    return Records.from_labels(names, paths, splits, labels, known, origin=origin)
+    every, paths = np.concatenate(marks), _paths(year, ids, missing)
+    labels = (every == 1).astype(np.float32)
+    return Records.from_labels(names, paths, splits, labels, every != 0, origin=_origin(year, sets))
 
 
 def _origin(year: Path, sets: dict[Split, dict[str, Path]]) -> Origin:
-    """The lists that were read, by their ends: those of train may be train's or trainval's."""
     ends = (next(iter(files.values())).stem.rpartition("_")[2] for files in sets.values())
     return Origin(year, f"PASCAL VOC, ImageSets/Main/<class>_{{{','.join(ends)}}}.txt; difficult objects are not known")
 
@@ -79,7 +72,7 @@ def _one_year(folder: Path) -> Path:
 
 
 def _class_files(year: Path, split: Split) -> dict[str, Path]:
-    """The files of a split by class. The class named train has `train_val.txt`, which is no list of train and val."""
+    """Return the files of a split by class. The class train has `train_val.txt`, which is not a list of trainval."""
     main = year / "ImageSets" / "Main"
     files = sorted(main.glob(f"*_{split}.txt"))
     if not files and split == "train":
@@ -95,13 +88,13 @@ def _classes(year: Path, sets: dict[Split, dict[str, Path]]) -> list[str]:
     for split, files in sets.items():
         for name in names:
             if name not in files:
-                beside = next(iter(files.values()))
-                raise DataError(f"{main}: no file of {name!r} for {split}, beside {beside.name}; add it")
+                other = next(iter(files.values()))
+                raise DataError(f"{main}: no file of {name!r} for {split}, but {other.name}; add it")
     return names
 
 
 def _marks(files: list[Path]) -> tuple[list[str], Int[ndarray, "N C"]]:
-    """The ids of a split, in the order of its first class, and the mark of each image for each class."""
+    """Return the ids of a split, in the order of its first class, and the mark of each image for each class."""
     columns = [_column(path) for path in files]
     ids = list(columns[0])
     for path, column in zip(files, columns, strict=True):
@@ -122,7 +115,7 @@ def _column(path: Path) -> dict[str, int]:
         if len(fields) != 2 or fields[1] not in MARKS:
             raise DataError(f"{path}: row {row}: {line!r}; write an image id and 1, 0 or -1")
         if fields[0] in marks:
-            raise DataError(f"{path}: row {row}: image {fields[0]} is there twice; remove one")
+            raise DataError(f"{path}: row {row}: image {fields[0]} occurs twice; remove one")
         marks[fields[0]] = int(fields[1])
     return marks
 

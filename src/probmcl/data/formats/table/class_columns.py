@@ -48,9 +48,9 @@ def states_of_columns(columns: Sequence[UInt8[ndarray, "N"]], chance: ndarray) -
 
 
 def meanings(policy: LabelPolicy, blanks: int, uncertain: int, otherwise: str) -> list[str]:
-    """What blanks and −1 were taken for, how many there are, and which flag says otherwise.
+    """What blanks and −1 were taken for, how many there are, and which option says otherwise.
 
-    >>> meanings(LabelPolicy.of(None, "positive"), 3, 2, "unknown")
+    >>> meanings(LabelPolicy.of([], ["positive"]), 3, 2, "unknown")
     ['blank = unknown (3 cells; `blank=negative` says otherwise)', '-1 = positive (2 cells)']
     """
     said = {"blank": (policy.blank, policy.blank_of), "-1": (policy.minus_one, policy.minus_one_of)}

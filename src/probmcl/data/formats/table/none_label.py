@@ -51,7 +51,7 @@ def refuse_none_beside_others(where: str, label: str, other: str, said: str | No
     if said:
         raise DataError(
             f"{where}: {label!r} stands beside {other!r}, but `none_label` says that it means none; mend the row, "
-            f"or leave the flag out"
+            f"or leave the option out"
         )
     raise DataError(
         f"{where}: {label!r} stands beside {other!r}, so that it can hardly mean none of them; `none_label=''` reads "
