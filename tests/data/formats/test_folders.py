@@ -126,7 +126,9 @@ def test_folders_of_runs_are_no_classes_and_said(tmp_path: Path) -> None:
     fill(tmp_path, compared__asked_dot_json="{}", compared__figures__bars_dot_png="d", cat__deep__run_dot_txt="e")
     records = read(tmp_path, seed=None)
     assert records.label_space.names == ("cat", "dog")
-    assert str(records.origin).endswith("; left out, as it holds runs: compared/, runs/")
+    fill(tmp_path, other__spec_dot_json="{}", other__bars_dot_png="f")
+    records = read(tmp_path, seed=None)
+    assert str(records.origin).endswith("; left out, as it holds runs: compared/, other/, runs/")
 
 
 def test_a_run_beside_splits_is_left_out(tmp_path: Path) -> None:

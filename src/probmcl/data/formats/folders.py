@@ -24,8 +24,8 @@ NOT_A_CLASS = re.compile(
     re.IGNORECASE,
 )
 """Names of folders that hold images of many classes."""
-RUN_FILES = ("run.json", "asked.json")  # RUNFILE
-"""Files of a folder that training or comparing has written; its images are figures."""
+RUN_FILES = ("run.json", "spec.json", "asked.json")  # RUNFILE
+"""Files of a run, and of a comparison now and in version 0.1; the images in such a folder are figures."""
 
 
 class _File(NamedTuple):
