@@ -53,7 +53,7 @@ class MethodCost:
 
 @dataclass(frozen=True)
 class Measurements:
-    """What is measured before anything is trained, stored in measured.json.
+    """The measurements before anything is trained, stored in measured.json.
 
     Attributes:
         tune: the trained part of the encoder.

@@ -33,7 +33,7 @@ WORTH = 0.9
 
 @dataclass(frozen=True)
 class ComparisonSpec:
-    """What is compared.
+    """The methods of a comparison and its conditions.
 
     Attributes:
         settings: of every run, except its seed and its jobs.

@@ -35,7 +35,7 @@ class ComparedClassifier:
         peak_memory: bytes of a training step.
         fidelity: what it was checked against, see `probmcl.methods.base.Origin`; `own` for a method from outside.
         reference: a key of references.bib, or empty.
-        note: a remark that belongs to its mAP, see `probmcl.methods.base.Classifier`; empty for most.
+        note: a remark on its mAP, see `probmcl.methods.base.Classifier`; empty for most.
         emits_set: whether it decides without thresholds, see there.
     """
 
@@ -108,24 +108,17 @@ class Row(ComparedClassifier):
         mAP: mean average precision.
         interval: 95 % interval of mAP by the bootstrap over test images or groups; None without the predictions.
         over_seeds: standard deviation of mAP over seeds; None for one seed.
-        gain: mAP minus that of the frozen probe over the seeds that both have; None for the probe, or without one.
-        gain_interval: its interval by the paired bootstrap.
-        gain_p: its p-value, adjusted by Holm over methods; None without an interval, or if `best_head` is false.
-        behind: mAP of the method that is best on validation minus this one, over the seeds that both have; None for
-            that method, for the frozen probe, and without a common seed.
-        behind_interval: its interval by the paired bootstrap.
-        behind_p: its p-value, adjusted by Holm over methods; None as for `gain_p`.
-        CP: precision, averaged over classes; this and the next five decide at a probability of 0.5.
-        CR: recall, averaged over classes.
-        CF1: harmonic mean of CP and CR.
-        OP: precision over all decisions.
-        OR: recall over all decisions.
-        OF1: harmonic mean of OP and OR.
+        gain, gain_interval, gain_p: mAP minus that of the frozen probe over the seeds that both have, its interval by
+            the paired bootstrap, and its p-value, adjusted by Holm over methods. None for the frozen probe and without
+            a common seed; the p-value also without an interval, and if `best_head` is false.
+        behind, behind_interval, behind_p: the same for mAP of the method that is best on validation minus this one;
+            None also for that method.
+        CP, CR, CF1, OP, OR, OF1: precision, recall and F1 at a probability of 0.5, averaged over classes (C) and over
+            all decisions (O).
         macro_F1: mean F1 of the classes, as in `Result`.
-        jaccard_at_10: mean label overlap with the ten nearest test images by the embedding.
-        retrieval_mAP: mAP of ranking test images by the embedding; an overlap of at least 0.5 is relevant.
-        probability_jaccard_at_10: as `jaccard_at_10`, by predicted probabilities.
-        probability_mAP: as `retrieval_mAP`, by predicted probabilities.
+        jaccard_at_10, retrieval_mAP: mean label overlap with the ten nearest test images by the embedding, and mAP of
+            ranking test images by it; an overlap of at least 0.5 is relevant.
+        probability_jaccard_at_10, probability_mAP: the same by predicted probabilities.
         seconds: duration of the training, and of fitting the probe.
         fingerprint: of the protocol, 12 hexadecimal digits; only rows that share it are comparable.
     """

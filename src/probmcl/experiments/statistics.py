@@ -18,7 +18,7 @@ from probmcl.evaluation.bootstrap import bootstrapped_map, centered, holm, inter
 from probmcl.experiments.results import ComparedClassifier, Result, Row
 
 DRAWS = 2000
-"""Resamples of the test images; with so many, p can fall below 0.05 even when corrected for 50 methods."""
+"""Resamples of the test images; with this number, p can fall below 0.05 even when corrected for 50 methods."""
 
 Samples = Float64[ndarray, " B"]
 

@@ -145,13 +145,17 @@ def _draw_labels(axes: Axes, comparison: Comparison, colors: dict[str, str]) -> 
     points = axes.transData.transform([(_seconds(row), 100 * row.mAP) for row in (frozen, *rows)])
     marks = np.hstack([points[1:] - MARK - 1, points[1:] + MARK + 1])
     line = points[0, 1]
-    lines = np.vstack([(frame[0], line - 1, frame[2], line + 1), *_interval_boxes(axes, rows)])
+    lines = [(frame[0], line - 1, frame[2], line + 1)]
+    for row in rows:
+        if row.interval is not None:
+            (x, low), (_, high) = axes.transData.transform([(_seconds(row), 100 * end) for end in row.interval])
+            lines.append((x - 3, low, x + 3, high))
 
     name = f"{frozen.name}, {duration(frozen.seconds)}"
     width, height = size = _text_size(name, "normal")
     corners = [(x, y) for x in (frame[0] + 4, frame[2] - 4 - width) for y in (line + 2, line - 2 - height)]
     boxes = np.hstack([corners, np.add(corners, size)])
-    box = boxes[_overlaps(boxes, np.vstack([marks, lines[1:]])).argmin()]
+    box = boxes[_overlaps(boxes, np.vstack([marks, *lines[1:]])).argmin()]
     _write(axes, name, box, None, {"color": "#444"})
 
     taken = np.vstack([marks, box])
@@ -159,18 +163,9 @@ def _draw_labels(axes: Axes, comparison: Comparison, colors: dict[str, str]) -> 
         row, point = rows[number], points[1 + number]
         name = _printable(row.name if len(row.name) <= LONGEST else row.name[: LONGEST - 1] + "…")
         weight = "bold" if row in comparison.methods[:1] else "normal"
-        box = place_label(point, _text_size(name, weight), frame, taken, lines)
+        box = place_label(point, _text_size(name, weight), frame, taken, np.array(lines))
         taken = np.vstack([taken, box])
         _write(axes, name, box, point, {"color": colors[row.name], "fontweight": weight})
-
-
-def _interval_boxes(axes: Axes, rows: Sequence[Row]) -> list[tuple[float, float, float, float]]:
-    boxes = []
-    for row in rows:
-        if row.interval is not None:
-            (x, low), (_, high) = axes.transData.transform([(_seconds(row), 100 * end) for end in row.interval])
-            boxes.append((x - 3, low, x + 3, high))
-    return boxes
 
 
 def _write(

@@ -88,7 +88,7 @@ def _title(row: CostRow) -> str:
 
 
 def _problems(rows: Sequence[CostRow]) -> list[str]:
-    """Return why rows have no numbers, or no measured ones; the same reason once."""
+    """Return the reasons for missing numbers or measurements, each with its methods."""
     methods: dict[str, list[str]] = {}
     for row in rows:
         if problem := row.problem or row.unmeasured:
@@ -110,7 +110,7 @@ def paper_table(networks: Sequence[PaperNetwork]) -> Table:
 
 
 def record(row: CostRow) -> dict[str, Any]:
-    """Return a row as plain numbers under stable keys; those of a measurement are None where nothing was measured."""
+    """Return a row as plain numbers under stable keys; those of a measurement are None without one."""
     numbers = dataclasses.asdict(row)
     speed = numbers.pop("speed") or dict.fromkeys(field.name for field in dataclasses.fields(Speed))
     return numbers | speed

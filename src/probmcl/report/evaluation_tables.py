@@ -18,7 +18,8 @@ def overall(result: Mapping[str, Any]) -> Table:
     """Return the scores of a split for each decision rule."""
     classes = f"{result['classes_scored']} of {result['classes']} classes"
     title = f"{result['split']}: mAP {percent(result['mAP'])} %{_bracketed(result.get('mAP_interval'))} "
-    title += f"({_scored(result)}, {classes} with a positive)"
+    groups = f"{result['groups']:,} groups by the {result['aggregate']} of " if result.get("aggregate") else ""
+    title += f"({groups}{result['images']:,} images, {classes} with a positive)"
     decisions = {f"probability > {threshold}": numbers for threshold, numbers in result["at"].items()}
     decisions["… > 0.5, three best"] = result["top3"]
     rows = [[name, *map(percent, numbers.values())] for name, numbers in decisions.items()]
@@ -78,7 +79,9 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     texts = [*(f"note: {note}" for note in _notes(result)), auroc, decisions_line(result)]
     if result.get("mAP_interval") is not None:
         texts.append(f"intervals: the middle 95 % of {result['draws']:,} resamples of {result['resampled']}")
-    texts += [_level(number, part) for number, part in result.get("levels", {}).items()]
+    for number, part in result.get("levels", {}).items():
+        scores = f"mAP {percent(part['mAP'])}, macro AUROC {percent(part['macro_auroc'])}"
+        texts.append(f"level {number}: {scores} ({part['classes_scored']} of {part['classes']} classes)")
     scored = {name: ap for name, ap in result["ap"].items() if ap is not None}
     if len(result["ap"]) > ROWS:
         best = sorted(scored, key=lambda name: -scored[name])[:SHOWN]
@@ -86,7 +89,8 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     if result.get("renamed"):
         texts.append(f"renamed: {_some([f'{data} → {model}' for data, model in result['renamed'].items()])}")
     for side in ("model", "data"):
-        if names := result[f"classes_only_in_{side}"]:
+        names = result[f"classes_only_in_{side}"]
+        if names:
             texts.append(f"not scored, {_count(len(names), 'class', 'classes')} only in the {side}: {_some(names)}")
     return texts
 
@@ -110,18 +114,6 @@ def _notes(result: Mapping[str, Any]) -> list[str]:
     if skipped:
         notes.append(f"skipped, {_count(len(skipped), 'image', 'images')} that cannot be used: {_some(skipped)}")
     return notes
-
-
-def _scored(result: Mapping[str, Any]) -> str:
-    images = f"{result['images']:,} images"
-    if result.get("aggregate") is None:
-        return images
-    return f"{result['groups']:,} groups by the {result['aggregate']} of {images}"
-
-
-def _level(number: str, part: Mapping[str, Any]) -> str:
-    scored = f"{part['classes_scored']} of {part['classes']} classes"
-    return f"level {number}: mAP {percent(part['mAP'])}, macro AUROC {percent(part['macro_auroc'])} ({scored})"
 
 
 def _bracketed(interval: Sequence[float] | None) -> str:

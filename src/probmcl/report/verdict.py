@@ -1,4 +1,4 @@
-"""What a comparison says to somebody who must decide: plain sentences, no stronger than the numbers."""
+"""The verdict of a comparison: plain sentences, no stronger than the numbers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from probmcl.report.comparison_tables import gain_and_interval, mean_and_interva
 from probmcl.tables import duration, percent, points, probability
 
 CHANCE = 0.05
-"""Adjusted p-values below this are taken for a difference."""
+"""An adjusted p-value below this counts as a difference."""
 
 CLEARLY_LESS = 0.75
 """A method costs clearly less than another if it takes at most this share of its time."""
 
 FEW_IMAGES, FEW_GROUPS = 500, 30
-"""Below so many test images, or groups of them, an interval is itself uncertain."""
+"""With fewer test images, or groups of them, an interval is itself uncertain."""
 
 WIDE = 0.03
-"""Width of a gain's interval from which on the gain counts as not well known; the probe is enough only where every
-gain as large as this is ruled out."""
+"""A gain with an interval this wide is uncertain; the probe is enough only if every gain this large is ruled out."""
 
 RECONSTRUCTED = "partly reconstructed"
-"""How the fidelity begins of a method that is not all its authors'."""
+"""Start of the fidelity of a method that is only partly the one of its authors."""
 
 
 def verdict(comparison: Comparison) -> str:
-    """Whether any method is better than the linear probe, which to take, and what is uncertain; a thought a line.
+    """Return whether any method beats the linear probe, which one to take, and what is uncertain.
 
-    A method is chosen by its validation scores. Test scores say only how sure one may be of the choice.
+    A method is chosen by its validation scores; test scores only show how certain the choice is.
     """
     methods = comparison.methods
     if not methods:
@@ -42,7 +41,13 @@ def verdict(comparison: Comparison) -> str:
         lines = list(_best_is_better(comparison))
     else:
         lines = list(_best_is_unclear(comparison))
-    lines += [*_against_the_probe(methods), *_noted(methods), *_uncertain(comparison), *_left_out(comparison)]
+    lines += _against_the_probe(methods)
+    for note in dict.fromkeys(row.note for row in methods if row.note):
+        lines.append(f"Note on {_all([row for row in methods if row.note == note])}: {note}.")
+    if doubts := [*_doubts_of_the_protocol(comparison), *_doubts_of_the_rows(comparison)]:
+        lines.append(f"Uncertain: {' '.join(doubts)}")
+    if comparison.left_out:
+        lines.append(f"Left out: {' '.join(comparison.left_out)}")
     return "\n".join(lines)
 
 
@@ -51,11 +56,7 @@ def _probe(comparison: Comparison) -> str:
 
 
 def _is_better(row: Row) -> bool:
-    return row.gain is not None and row.gain > 0 and row.gain_p is not None and row.gain_p < CHANCE
-
-
-def _is_worse(row: Row) -> bool:
-    return row.gain is not None and row.gain < 0 and row.gain_p is not None and row.gain_p < CHANCE
+    return (row.gain or 0) > 0 and row.gain_p is not None and row.gain_p < CHANCE
 
 
 def _is_level_with_best(row: Row) -> bool:
@@ -183,7 +184,7 @@ def _best_is_unclear(comparison: Comparison) -> Iterator[str]:
 def _against_the_probe(methods: Sequence[Row]) -> Iterator[str]:
     if all(row.gain_p is None for row in methods):
         return
-    worse = [row for row in methods if _is_worse(row)]
+    worse = [row for row in methods if (row.gain or 0) < 0 and row.gain_p is not None and row.gain_p < CHANCE]
     missing = [row for row in methods if row.gain_p is None]
     unclear = [row for row in methods if row not in worse + missing and not _is_better(row)]
     if worse:
@@ -192,18 +193,6 @@ def _against_the_probe(methods: Sequence[Row]) -> Iterator[str]:
         yield f"Neither better nor worse than the probe by more than chance: {_all(unclear)}."
     if missing:
         yield f"Not compared with the probe, for want of a p-value: {_all(missing)}."
-
-
-def _noted(methods: Sequence[Row]) -> Iterator[str]:
-    """All of the above rests on mAP: what some of them have to say of theirs."""
-    for note in dict.fromkeys(row.note for row in methods if row.note):
-        yield f"Note on {_all([row for row in methods if row.note == note])}: {note}."
-
-
-def _uncertain(comparison: Comparison) -> Iterator[str]:
-    doubts = [*_doubts_of_the_protocol(comparison), *_doubts_of_the_rows(comparison)]
-    if doubts:
-        yield f"Uncertain: {' '.join(doubts)}"
 
 
 def _doubts_of_the_protocol(comparison: Comparison) -> Iterator[str]:
@@ -240,12 +229,6 @@ def _doubts_of_the_rows(comparison: Comparison) -> Iterator[str]:
 
 
 def _is_corrected_away(row: Row) -> bool:
-    """Whether its interval leaves out zero, although its p-value, corrected for the other methods, does not."""
-    if row.gain_interval is None or row.gain_p is None:
-        return False
-    return (row.gain_interval[0] > 0 or row.gain_interval[1] < 0) and row.gain_p >= CHANCE
-
-
-def _left_out(comparison: Comparison) -> Iterator[str]:
-    if comparison.left_out:
-        yield f"Left out: {' '.join(comparison.left_out)}"
+    """Return whether the interval excludes zero, but the p-value, corrected for the other methods, is not small."""
+    low, high = row.gain_interval or (0, 0)
+    return (low > 0 or high < 0) and row.gain_p is not None and row.gain_p >= CHANCE

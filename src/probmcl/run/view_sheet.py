@@ -28,11 +28,8 @@ TILE = 160
 SAMPLE = 20_000
 """Training images, drawn at random, among which those are chosen that are shown."""
 
-GAP, LINE, FONT = 4, 24, 12
-"""Pixels between views, of a line of text, and of its font."""
-
-CHARACTER = 0.602 * FONT
-"""Width of a character of the monospaced font."""
+GAP, LINE, FONT, CHARACTER = 4, 24, 12, 7.23
+"""Pixels between views, of a line of text, of its monospaced font, and of the width of a character."""
 
 LONGEST_NAME = 40
 BLACK, GRAY = "#000000", "#6e6e6e"
@@ -54,24 +51,24 @@ def views_sheet(feed: ImageBatchSource, *, n_images: int = 16, n_views: int = 4)
     figure = Figure(figsize=(page.shape[1] / 72, page.shape[0] / 72), dpi=72)  # so that a point is a pixel
 
     def write(x: float, y: int, text: str, color: str) -> None:
-        style: dict[str, Any] = {
-            "family": "DejaVu Sans Mono",
-            "fontsize": FONT,
-            "color": color,
-            "va": "center_baseline",
-        }
-        figure.text(x / page.shape[1], 1 - (y + LINE / 2) / page.shape[0], text, parse_math=False, **style)
+        style: dict[str, Any] = {"family": "DejaVu Sans Mono", "fontsize": FONT, "va": "center_baseline"}
+        place = x / page.shape[1], 1 - (y + LINE / 2) / page.shape[0]
+        figure.text(*place, text, color=color, parse_math=False, **style)
 
     for left in range(GAP, page.shape[1] if rows else 0, width):
         write(left, 0, "plain view"[: int(tile / CHARACTER)], GRAY)
         write(left + tile + GAP, 0, "views as training makes them"[: int(n_views * tile / CHARACTER)], GRAY)
-    for number, (row, views) in enumerate(zip(rows, _views(feed, rows, n_views), strict=True)):
+    order = [[(0, row)] for row in rows]
+    batches = ImageBatches(feed.records, order, feed.preprocessing, n_augmented=n_views, make_view=feed.view)
+    for number, (row, batch) in enumerate(zip(rows, batches, strict=True)):
         x, y = number % 2 * width + GAP, LINE + number // 2 * height
         for text, start, color in _caption(feed.records, row, names, int((width - 3 * GAP) / CHARACTER)):
             write(x + start * CHARACTER, y, text, color)
-        for view, tensor in enumerate(views):
+        for view, tensor in enumerate(batch.views[:, 0]):
             left, top = x + view * (tile + GAP), y + LINE
-            page[top : top + tile, left : left + tile] = _resized(pixels(tensor, feed.preprocessing), tile)
+            image = Image.fromarray(pixels(tensor, feed.preprocessing))
+            method = Image.Resampling.NEAREST if tile >= image.width else Image.Resampling.LANCZOS
+            page[top : top + tile, left : left + tile] = np.asarray(image.resize((tile, tile), method))
     figure.figimage(page, zorder=-1)
     drawn = io.BytesIO()
     figure.savefig(drawn, format="rgba", dpi=72)
@@ -96,12 +93,6 @@ def choose(records: Records, n_images: int, seed: int) -> list[int]:
     return chosen
 
 
-def _views(feed: ImageBatchSource, rows: Sequence[int], n_views: int) -> list[Float[Tensor, "V 3 S S"]]:
-    order = [[(0, row)] for row in rows]
-    batches = ImageBatches(feed.records, order, feed.preprocessing, n_augmented=n_views, make_view=feed.view)
-    return [batch.views[:, 0] for batch in batches]
-
-
 def pixels(view: Float[Tensor, "3 S S"], preprocessing: Preprocessing) -> UInt8[ndarray, "S S 3"]:
     """Return the pixels that a tensor was made of.
 
@@ -113,11 +104,6 @@ def pixels(view: Float[Tensor, "3 S S"], preprocessing: Preprocessing) -> UInt8[
     scaled = ((view * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
     image: UInt8[ndarray, "S S 3"] = scaled.permute(1, 2, 0).numpy()
     return image
-
-
-def _resized(image: UInt8[ndarray, "S S 3"], tile: int) -> UInt8[ndarray, "T T 3"]:
-    method = Image.Resampling.NEAREST if tile >= len(image) else Image.Resampling.LANCZOS
-    return np.asarray(Image.fromarray(image).resize((tile, tile), method))
 
 
 def _caption(records: Records, row: int, names: Sequence[str], room: int) -> list[tuple[str, int, str]]:
