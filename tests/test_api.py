@@ -7,8 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +17,13 @@ from safetensors.torch import load_file
 
 import probmcl
 from helpers import photographs as pictures
+from helpers.commands import PROBMCL, TORCHRUN, finished, wait_until
 from helpers.images import NAMES, folder_of_photographs
 from probmcl.cli.options import key_values
 from probmcl.data.options import DataChecks, ReadOptions
 from probmcl.run.results import FROZEN_PROBE, Run
+
+pytestmark = pytest.mark.slow
 
 SMALL: dict[str, Any] = {"encoder": "test_resnet", "weights": "none", "image_size": 32, "probe_epochs": 3, "workers": 0}
 FLAGS = [
@@ -38,12 +39,6 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(photographs: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     return probmcl.train(photographs, **SMALL, epochs=1, out=tmp_path_factory.mktemp("runs") / "run")
-
-
-def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "probmcl", *words], capture_output=True, text=True, cwd=cwd, check=False, timeout=300
-    )
 
 
 def test_auto_tries_the_probe_bce_and_probmcl_and_the_result_predicts(run: Run, photographs: Path) -> None:
@@ -67,7 +62,7 @@ def test_evaluating_on_the_training_table_scores_the_runs_own_test_images(run: R
 
 def test_the_command_says_what_it_understood_what_it_does_and_what_it_kept(photographs: Path, tmp_path: Path) -> None:
     words = ["train", str(photographs), *FLAGS, "--method", "probmcl", "--set", "temperature=0.2", "mean_size=8"]
-    answer = command(*words, "--epochs", "1", "--workers", "0", cwd=tmp_path)
+    answer = finished(*PROBMCL, *words, "--epochs", "1", "--workers", "0", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     (made,) = (tmp_path / "runs").iterdir()
     assert made.name.endswith("-photos")
@@ -194,34 +189,21 @@ def test_a_run_and_its_model_are_shown_in_a_line(run: Run) -> None:
     assert {"load", "train"} <= set(dir(probmcl))
 
 
-def wait(until: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 200
-    while not until() and process.poll() is None and time.monotonic() < end:
-        time.sleep(0.02)
-
-
 def test_a_killed_command_is_resumed_to_the_scores_of_an_undisturbed_one(photographs: Path, tmp_path: Path) -> None:
+    whole = probmcl.train(photographs, **SMALL, method="bce", epochs=150, out=tmp_path / "whole")
     words = ["train", str(photographs), *FLAGS, "--method", "bce", "--epochs", "150", "--workers", "0"]
-    whole = command(*words, "--out", "whole", cwd=tmp_path)
-    assert whole.returncode == 0, whole.stderr
-    metrics = tmp_path / "killed" / "metrics.jsonl"
-    with subprocess.Popen(
-        [sys.executable, "-m", "probmcl", *words, "--out", "killed"],
-        cwd=tmp_path,
-        text=True,
-        stdout=subprocess.DEVNULL,
-    ) as process:
-        wait(lambda: metrics.exists() and '"stage": "bce"' in metrics.read_text(), process)
+    killed = tmp_path / "killed"
+    metrics = killed / "metrics.jsonl"
+    with subprocess.Popen([*PROBMCL, *words, "--out", str(killed)], text=True, stdout=subprocess.DEVNULL) as process:
+        wait_until(lambda: metrics.exists() and '"stage": "bce"' in metrics.read_text(), process)
         os.kill(process.pid, signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
-    assert json.loads((tmp_path / "killed" / "run.json").read_text())["status"] == "running"
-    predicted = command("predict", "killed", str(photographs.parent / "0.png"), cwd=tmp_path)
-    assert predicted.returncode == 0, predicted.stderr  # the frozen probe was saved already
-    resumed = command("train", "--resume", "killed", cwd=tmp_path)
-    assert resumed.returncode == 0, resumed.stderr
-    one, other = (json.loads((tmp_path / name / "evaluation.json").read_text()) for name in ("whole", "killed"))
+    assert json.loads((killed / "run.json").read_text())["status"] == "running"
+    assert probmcl.load(killed).predict(photographs.parent / "0.png").scores.shape == (1, 3)  # of the frozen probe
+    probmcl.train(resume=killed)
+    one, other = (json.loads((folder / "evaluation.json").read_text()) for folder in (whole.folder, killed))
     assert one == other
-    about = [json.loads((tmp_path / name / "run.json").read_text()) for name in ("whole", "killed")]
+    about = [json.loads((folder / "run.json").read_text()) for folder in (whole.folder, killed)]
     assert about[0]["candidates"] == about[1]["candidates"]
 
 
@@ -234,7 +216,7 @@ def test_it_works_in_a_script_without_a_main_guard(photographs: Path, tmp_path: 
     script = tmp_path / "script.py"
     given = {**SMALL, "workers": 2, "method": "probe", "out": str(tmp_path / "run")}
     script.write_text(f"import probmcl\nrun = probmcl.train({str(photographs)!r}, **{given!r})\nprint(run.kept.name)\n")
-    answer = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=200)
+    answer = finished(sys.executable, script)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.splitlines()[-1] == "frozen probe"
 
@@ -242,37 +224,18 @@ def test_it_works_in_a_script_without_a_main_guard(photographs: Path, tmp_path: 
 @pytest.mark.parametrize("tune", ["last", "all"])
 def test_two_processes_end_in_the_model_of_one(photographs: Path, tmp_path: Path, tune: str) -> None:
     # An encoder without batch statistics, since these are a process's own.
-    encoder = ["--encoder", "test_convnext", "--weights", "none", "--image-size", "32", "--probe-epochs", "3"]
-    words = [
-        "train",
-        str(photographs),
-        *encoder,
-        "--tune",
-        tune,
-        "--epochs",
-        "2",
-        "--batch-size",
-        "8",
-        "--workers",
-        "0",
-    ]
-    one = command(*words, "--out", "one", cwd=tmp_path)
-    assert one.returncode == 0, one.stderr
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    two = subprocess.run(
-        [*torchrun, "-m", "probmcl", *words, "--out", "two"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        check=False,
-        timeout=300,
-    )
-    assert two.returncode == 0, two.stderr
-    assert two.stdout.count("kept: ") == 1
+    given: dict[str, Any] = {**SMALL, "encoder": "test_convnext", "tune": tune, "epochs": 2, "batch_size": 8}
+    one = probmcl.train(photographs, **given, out=tmp_path / "one").folder
+    words = [word for key, value in given.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+    answer = finished(*TORCHRUN, "train", photographs, *words, "--out", tmp_path / "two")
+    assert answer.returncode == 0, answer.stderr
+    printed = [line for line in answer.stdout.splitlines() if line.strip()]
+    assert printed
+    assert len(printed) == len(set(printed))  # by one process
     for split in ("val", "test"):
-        alone, together = (np.load(tmp_path / n / "predictions" / f"{split}.npz")["scores"] for n in ("one", "two"))
+        alone, together = (np.load(run / "predictions" / f"{split}.npz")["scores"] for run in (one, tmp_path / "two"))
         np.testing.assert_allclose(alone, together, atol=2e-3)
-    candidates = [json.loads((tmp_path / n / "run.json").read_text())["candidates"] for n in ("one", "two")]
+    candidates = [json.loads((run / "run.json").read_text())["candidates"] for run in (one, tmp_path / "two")]
     assert [c["name"] for c in candidates[0]] == [c["name"] for c in candidates[1]]
 
 
