@@ -18,6 +18,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(demo, name, value)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_the_command_leaves_scenes_a_run_and_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command(out=tmp_path / "out")

@@ -12,6 +12,8 @@ from probmcl.methods import find_method
 from probmcl.methods.custom_loss import CustomContrast, CustomLoss
 from probmcl.run.results import CandidateId
 
+pytestmark = pytest.mark.slow  # it trains, or starts processes
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SMALL = {"encoder": "test_resnet", "weights": "none", "image_size": 32, "probe_epochs": 2, "workers": 0, "epochs": 1}
 
@@ -78,7 +80,7 @@ def test_the_example_runs_as_a_script(photographs: Path, tmp_path: Path) -> None
         f"sys.argv = ['own_loss.py', {str(photographs)!r}]\n"
         f"runpy.run_path({str(EXAMPLES / 'own_loss.py')!r}, run_name='__main__')\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=300)
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     verdict = (tmp_path / "out" / "comparison.csv").read_text()
     assert "soft_contrast" in verdict
     assert "smoothed" in verdict

@@ -19,10 +19,10 @@ def command(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         cwd=cwd,
         check=False,
-        timeout=300,
     )
 
 
+@pytest.mark.slow
 def test_fine_data_ends_with_0_and_a_file_of_all_that_was_found(tmp_path: Path) -> None:
     photographs.folder(tmp_path / "photos", 40, splits=GIVEN)
     before = {path.name: path.read_bytes() for path in (tmp_path / "photos").iterdir()}
@@ -35,6 +35,7 @@ def test_fine_data_ends_with_0_and_a_file_of_all_that_was_found(tmp_path: Path) 
     assert command("photos", cwd=tmp_path).returncode == 0  # its own file is written anew
 
 
+@pytest.mark.slow
 def test_warnings_end_with_3_and_leaks_with_4(tmp_path: Path) -> None:
     table = photographs.folder(tmp_path / "photos", 40, splits=GIVEN)
     table.write_text(table.read_text().replace("\n0.jpg,", "\n0.jpg,dragon|"))
@@ -48,6 +49,7 @@ def test_warnings_end_with_3_and_leaks_with_4(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "other.json").read_text())["verdict"] == "blocked"
 
 
+@pytest.mark.slow
 def test_a_flag_that_is_wrong_is_no_finding(tmp_path: Path) -> None:
     photographs.folder(tmp_path / "photos", 4)
     answer = command("photos", "--group", "nobody", cwd=tmp_path)
@@ -56,6 +58,7 @@ def test_a_flag_that_is_wrong_is_no_finding(tmp_path: Path) -> None:
     assert not (tmp_path / "check.json").exists()
 
 
+@pytest.mark.slow
 def test_a_file_of_somebody_elses_is_not_written_over(tmp_path: Path) -> None:
     photographs.folder(tmp_path / "photos", 4)
     (tmp_path / "check.json").write_text("{}")

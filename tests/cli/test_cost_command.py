@@ -23,6 +23,7 @@ def cost(*words: str) -> None:
     app()(["cost", *words], exit_on_error=False, print_error=False)
 
 
+@pytest.mark.slow
 def test_without_any_argument_every_method_has_a_row(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,6 +103,7 @@ def test_a_list_that_cannot_be_is_named_with_its_option(option: str, value: str,
     assert answer in str(caught.value)
 
 
+@pytest.mark.slow
 def test_an_error_is_said_and_nothing_else() -> None:
     words = [sys.executable, "-c", RUN, "cost", "bce", "--classes", "none"]
     found = subprocess.run(words, capture_output=True, text=True, check=False)

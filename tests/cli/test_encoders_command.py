@@ -50,6 +50,7 @@ def test_a_pattern_with_a_dot_finds_weights() -> None:
     assert command.matching("tresnet_l.miil_in1k*") == ["tresnet_l.miil_in1k", "tresnet_l.miil_in1k_448"]
 
 
+@pytest.mark.slow
 def test_nothing_that_fits_is_answered_with_the_nearest_names() -> None:
     words = [sys.executable, "-c", RUN, "encoders", "resnt50"]
     answer = subprocess.run(words, capture_output=True, text=True, check=False)

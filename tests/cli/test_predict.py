@@ -3,12 +3,12 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from helpers.commands import HANGS, wait_until
 from helpers.images import colored_records
 from helpers.run_folders import made_run
 from probmcl.cli import app
@@ -103,6 +103,7 @@ def test_no_image_leaves_no_file(run: Path) -> None:
     assert not list(run.parent.glob("said*"))
 
 
+@pytest.mark.slow
 def test_a_wrong_folder_is_one_sentence_and_exit_code_1(run: Path, photos: Path) -> None:
     command = [sys.executable, "-c", RUN, "predict", str(photos), str(photos)]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -111,18 +112,17 @@ def test_a_wrong_folder_is_one_sentence_and_exit_code_1(run: Path, photos: Path)
     assert answer.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_a_part_under_another_name_and_says_where(run: Path, photos: Path) -> None:
     listed, out = run.parent / "list.txt", run.parent / "said.csv"
-    listed.write_text(f"{photos / '0.png'}\n" * 200_000)
+    listed.write_text(f"{photos / '0.png'}\n" * 50_000)
     command = [sys.executable, "-c", RUN, "predict", str(run), str(listed), "--out", str(out), "--batch-size", "2"]
     part = out.with_name("said.csv.part")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            until = time.monotonic() + 120
-            while not (part.exists() and part.stat().st_size) and time.monotonic() < until:
-                time.sleep(0.05)
+            wait_until(lambda: part.exists() and part.stat().st_size > 0, process)
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=60)
+            _, errors = process.communicate(timeout=HANGS)
         finally:
             process.kill()
     assert process.returncode == 130, errors

@@ -10,6 +10,7 @@ def found() -> dict[tuple[str, str, int], PaperNetwork]:
     return {(one.printed.name, f"{one.row.method} {one.row.encoder}", one.row.classes): one for one in paper_networks()}
 
 
+@pytest.mark.slow
 def test_every_network_can_be_counted(found: dict[tuple[str, str, int], PaperNetwork]) -> None:
     assert len(found) == PAPER_ROWS
     assert [one.row.problem for one in found.values()] == [None] * len(found)

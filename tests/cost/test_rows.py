@@ -213,7 +213,7 @@ def test_what_is_measured_is_of_this_method_and_batch(said: str) -> None:
     assert speed is not None
     assert (speed.device, speed.batch_size) == ("cpu", 4)
     assert speed.views_per_second == pytest.approx(found.views / speed.step_seconds)
-    assert 0 < speed.prediction_seconds < 60
+    assert speed.prediction_seconds > 0
     assert found.training_parameters is not None
     assert speed.peak_memory > 3 * 4 * found.training_parameters  # gradients and Adam's two averages
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -109,18 +108,17 @@ def test_an_interrupt_ends_at_once_and_quietly(tmp_path: Path) -> None:
         "def slow(path, intensity): time.sleep(0.05); return hashing.Fingerprint(None)\n"
         "hashing.fingerprint = slow\n"
         "made = records.Records.from_labels(['a'], [Path('a')] * 20_000, ['train'] * 20_000, np.ones((20_000, 1)))\n"
-        "bad_images.find_bad_images(made, workers=2, advance=lambda n: print('going', flush=True))\n"
+        "bad_images.find_bad_images(made, workers=2, advance=lambda n: print(n, flush=True))\n"
     )
     script = [sys.executable, str(tmp_path / "script.py")]
     with subprocess.Popen(
         script, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as run:
         assert run.stdout is not None
-        assert run.stdout.readline() == "going\n"
-        began = time.monotonic()
+        first = int(run.stdout.readline())
         os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to this process and to all of its workers
-        _, errors = run.communicate(timeout=60)
-    assert time.monotonic() - began < 20  # all images would take 500 s
+        rest, errors = run.communicate()
+    assert first + sum(map(int, rest.split())) < 20_000
     assert run.returncode == -signal.SIGINT
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert errors.count("Traceback") == 1, errors

@@ -1,7 +1,6 @@
 import http.server
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -268,12 +267,11 @@ def test_weights_are_downloaded_once(cache: Path, tmp_path: Path, hub: type[Hub]
         (503, "the hub cannot be reached"),
     ],
 )
-def test_a_hub_that_refuses_is_a_clear_error_within_five_seconds(hub: type[Hub], status: int, complaint: str) -> None:
+def test_a_hub_that_refuses_is_a_clear_error_at_once(hub: type[Hub], status: int, complaint: str) -> None:
     hub.status = status
-    start = time.monotonic()
     with pytest.raises(WeightsError, match=f"(?s)^test_resnet: .*{complaint}.*; give a safetensors file"):
         Encoder("test_resnet", weights="pretrained")
-    assert time.monotonic() - start < 5
+    assert sum("model.safetensors" in line for line in hub.asked) <= 2, hub.asked  # no new tries
 
 
 @pytest.mark.parametrize(("status", "expected"), [(200, True), (403, True), (404, True), (429, False), (500, False)])
@@ -284,13 +282,11 @@ def test_whoever_answers_can_be_reached(hub: type[Hub], status: int, expected: b
 
 
 @pytest.mark.usefixtures("cache")
-def test_a_hub_that_never_answers_is_a_clear_error_within_five_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_never_answers_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         hub_at(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
-        start = time.monotonic()
         with pytest.raises(WeightsError, match=r"^test_resnet: .* the hub cannot be reached; give a safetensors file"):
             Encoder("test_resnet", weights="pretrained")
-        assert time.monotonic() - start < 5
 
 
 @pytest.mark.usefixtures("cache")
@@ -298,16 +294,16 @@ def test_a_name_server_that_never_answers_is_not_waited_for(monkeypatch: pytest.
     over = threading.Event()
 
     def hang(*_: object) -> None:
-        over.wait(60)
+        over.wait()
         raise socket.gaierror("too late")
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
     monkeypatch.setattr(weights, "PATIENCE", 0.2)
-    start = time.monotonic()
-    with pytest.raises(WeightsError, match="the hub cannot be reached"):
-        Encoder("test_resnet", weights="pretrained")
-    assert time.monotonic() - start < 5
-    over.set()
+    try:
+        with pytest.raises(WeightsError, match="the hub cannot be reached"):
+            Encoder("test_resnet", weights="pretrained")
+    finally:
+        over.set()
 
 
 def test_a_closed_door_nonsense_and_a_bad_address_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,5 @@
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -120,10 +121,17 @@ def test_an_entry_that_is_not_known_changes_nothing(table: Table, score: float, 
     assert torch.equal(best_thresholds(*changed), best_thresholds(*table))
 
 
-def test_many_classes_take_seconds() -> None:
-    """A twentieth of 9,605 classes of 4,000 images, which take 3 s."""
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.rand(4000, 480, generator=generator)
-    started = time.process_time()
-    best_thresholds(scores, scores > 0.98)
-    assert time.process_time() - started < 2
+def test_it_takes_about_as_long_as_sorting() -> None:
+    """4,000 images of 9,605 classes take seconds; a comparison of every score with every other would take an hour."""
+    scores = torch.rand(4000, 480, generator=torch.Generator().manual_seed(0))
+    assert cpu_seconds(lambda: best_thresholds(scores, scores > 0.98)) < 100 * cpu_seconds(lambda: scores.sort(dim=0))
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """The least of three measurements."""
+    spent = []
+    for _ in range(3):
+        start = time.process_time()
+        work()
+        spent.append(time.process_time() - start)
+    return min(spent)

@@ -22,6 +22,8 @@ from probmcl.run import candidates
 from probmcl.run.results import CandidateId, Head
 from probmcl.training import fit
 
+pytestmark = pytest.mark.slow  # it trains, or starts processes
+
 SMALL: dict[str, Any] = {"encoder": "test_resnet", "weights": "none", "image_size": 32, "probe_epochs": 2, "workers": 0}
 LOSS = """
 def mine(logits, labels, known):
@@ -339,7 +341,7 @@ def test_resume_takes_nothing_else(comparison: Comparison, folder: Path) -> None
 
 def test_no_code_is_run_because_a_comparison_names_it(comparison: Comparison, folder: Path) -> None:
     words = [sys.executable, "-m", "probmcl", "compare", "--resume", str(folder)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "no code runs because a folder names it" in done.stderr
     assert "Traceback" not in done.stderr

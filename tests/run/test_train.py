@@ -31,6 +31,8 @@ from probmcl.run_folder import RunFolder
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, Tune, method_settings
 from probmcl.training import Checkpoint, Training, features
 
+pytestmark = pytest.mark.slow  # it trains, or starts processes
+
 
 def settings(*methods: str, **changes: object) -> Settings:
     small = Settings(
