@@ -132,11 +132,17 @@ def test_no_function_takes_its_locals_as_data_or_relays_keyword_arguments(path: 
     calls = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
     assert not [node.lineno for node in calls if isinstance(node.func, ast.Name) and node.func.id == "locals"]
     functions = [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
-    relays = [node.name for node in functions if node.args.kwarg is not None and not _is_decorator(node)]
-    assert not relays
+    assert not [node.name for node in functions if relays(node) and not is_wrapper(node)]
 
 
-def _is_decorator(function: ast.FunctionDef) -> bool:
+def relays(function: ast.FunctionDef) -> bool:
+    """True if a function passes its own **kwargs on to another call."""
+    name = function.args.kwarg and function.args.kwarg.arg
+    passed = [k for node in ast.walk(function) if isinstance(node, ast.Call) for k in node.keywords if k.arg is None]
+    return name is not None and any(isinstance(k.value, ast.Name) and k.value.id == name for k in passed)
+
+
+def is_wrapper(function: ast.FunctionDef) -> bool:
     """True for the wrapper that a decorator returns, which takes whatever the wrapped function takes."""
     return any("wraps" in ast.unparse(decorator) for decorator in function.decorator_list)
 

@@ -167,7 +167,7 @@ def _warning(message: str) -> dict[str, str]:
     kinds = {
         " is left out: ": "diverged",
         "collapsed: ": "collapse",
-        "allowed by --allow-leaks": "leak",
+        "-allow-leaks:": "leak",
         " were trained on in ": "seen_before",
     }
     kind = next((kind for words, kind in kinds.items() if words in message), "collapse")

@@ -13,12 +13,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from probmcl.errors import WeightsError
+from probmcl.run_folder import MODEL
 from probmcl.runtime import torchvision_compat  # noqa: F401  # before timm, which imports torchvision
 
 import timm  # isort: skip
-
-OF_A_RUN = "model.safetensors"
-"""The file of a run folder that has its encoder."""
 
 PATIENCE = 4.0
 """Seconds to wait for the model hub before saying that it cannot be reached."""
@@ -37,13 +35,13 @@ def pretrained(name: str, cfg: dict[str, Any], size: dict[str, Any]) -> Any:
 
 def load(model: nn.Module, path: Path, cfg: dict[str, Any]) -> None:
     """Fill a model from a safetensors file in timm's own keys, or from the folder of a run."""
-    path = path / OF_A_RUN if path.is_dir() else path
+    path = path / MODEL if path.is_dir() else path
     try:
         state = load_file(path)
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"{path}: cannot be read ({error}); give a whole safetensors file, or a run") from error
     within = "encoder.model."  # in the file of a run, beside what sits on the encoder
-    if path.name == OF_A_RUN and any(key.startswith(within) for key in state):
+    if path.name == MODEL and any(key.startswith(within) for key in state):
         state = {key.removeprefix(within): value for key, value in state.items() if key.startswith(within)}
     head = cfg["classifier"] or ()  # its keys belong to a layer that an encoder does not have
     heads = tuple(f"{name}." for name in ((head,) if isinstance(head, str) else head))

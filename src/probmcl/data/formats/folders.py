@@ -17,6 +17,7 @@ from probmcl.data.image_files import equal_files, images_below, is_image
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import Missing, Origin, Records, Split
 from probmcl.errors import DataError
+from probmcl.run_folder import is_run
 
 NOT_A_CLASS = re.compile(
     r"(images?|imgs?|photos?|pictures?|data|masks?|annotations?|labels?|train(ing|val)?|val(id|idation)?|dev|test(ing)?)"
@@ -24,8 +25,6 @@ NOT_A_CLASS = re.compile(
     re.IGNORECASE,
 )
 """Names of folders that hold images of many classes."""
-RUN_FILES = ("run.json", "spec.json", "asked.json")  # RUNFILE
-"""Files of a run, and of a comparison now and in version 0.1; the images in such a folder are figures."""
 
 
 class _File(NamedTuple):
@@ -132,7 +131,7 @@ def _with_images(folder: Path) -> list[Path]:
 
 
 def _holds_runs(folder: Path) -> bool:
-    return any((place / name).is_file() for place in (folder, *_subfolders(folder)) for name in RUN_FILES)
+    return any(map(is_run, (folder, *_subfolders(folder))))
 
 
 def _subfolders(folder: Path) -> list[Path]:
