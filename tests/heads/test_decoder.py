@@ -208,5 +208,5 @@ def test_the_number_of_parameters(classes: int, groups: int | None, learned_quer
 
 @pytest.mark.parametrize("groups", [0, 8])
 def test_groups_that_are_none_or_too_many_are_refused(groups: int) -> None:
-    with pytest.raises(ValueError, match=rf"^groups={groups}: give a number from 1 to that of the classes, 7$"):
+    with pytest.raises(ValueError, match=rf"^groups={groups}: give a number from 1 to the number of classes, 7$"):
         GroupDecoder(5, 7, groups=groups)

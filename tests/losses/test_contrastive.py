@@ -178,7 +178,7 @@ class TestRectangle:
         assert measured.item() == pytest.approx(sum(expected) / 3)
 
     def test_without_a_diagonal_the_own_column_must_be_said(self) -> None:
-        with pytest.raises(ValueError, match="2 rows and 3 columns has no diagonal; say self_column"):
+        with pytest.raises(ValueError, match="2 rows and 3 columns has no diagonal; give self_column"):
             contrastive(torch.rand(2, 3), torch.ones(2, 3), threshold=0.5, temperature=0.1)
 
 

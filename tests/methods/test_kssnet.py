@@ -12,8 +12,7 @@ from helpers.images import label_space
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder, PrecomputedFeatures, at_entrances, split_encoder, stages
 from probmcl.errors import DataError
-from probmcl.heads.graph import normalized, superimposed_graph
-from probmcl.heads.lateral import LateralConnection
+from probmcl.heads.graph import LateralConnection, normalized, superimposed_graph
 from probmcl.losses import binary_cross_entropy
 from probmcl.methods.kssnet import Config, KSSNet
 

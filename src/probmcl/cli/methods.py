@@ -15,7 +15,7 @@ from cyclopts import Parameter
 
 if TYPE_CHECKING:
     from probmcl.console import Console
-    from probmcl.methods import Method
+    from probmcl.methods.base import Method
 
 UNDESCRIBED = "(not described)"
 """Shown for a setting that a method outside this package does not describe."""

@@ -1,4 +1,4 @@
-"""Queries that look at a feature map: one layer of cross-attention, and the logits of a group of classes from each."""
+"""The head of ML-Decoder: queries attend to a feature map, and each query predicts the logits of a group of classes."""
 
 import math
 
@@ -9,18 +9,18 @@ from torch.nn.functional import relu
 
 from probmcl.runtime.precision import full_precision
 
-USUAL_GROUPS = 100
-"""Queries where nothing is said, unless there are fewer classes."""
+DEFAULT_GROUPS = 100
+"""Default number of queries, unless there are fewer classes."""
 
 
 class CrossAttention(nn.Module):
-    """One layer of a transformer's decoder, without self-attention: queries gather what they need from tokens.
+    """One transformer decoder layer without self-attention: queries attend to tokens.
 
     q ← norm(2q),  q ← norm(q + attention(q, x, x)),  q ← norm(q + W₂ relu(W₁ q)), where x are the tokens and attention
-    has several heads. Queries do not see each other, so that each could be computed alone. In training there is dropout
-    on one of the two q, on attention, on what each block adds, and between W₁ and W₂.
+    has several heads. Queries do not attend to each other. In training there is dropout on one of the two q, on the
+    attention, on the output of each block, and between W₁ and W₂.
 
-    Reference: Ridnik et al., ML-Decoder, WACV 2023; norm(2q) is what is left of its self-attention.
+    Reference: Ridnik et al., ML-Decoder, WACV 2023; norm(2q) remains of its self-attention.
 
     >>> layer = CrossAttention(width=8, heads=2, feed_forward=16, dropout=0.1)
     >>> layer(torch.zeros(2, 3, 8), torch.zeros(2, 49, 8)).shape
@@ -37,33 +37,30 @@ class CrossAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, queries: Float[Tensor, "N Q W"], tokens: Float[Tensor, "N P W"]) -> Float[Tensor, "N Q W"]:
-        """What each query has found."""
+        """Return the output of each query."""
         before, between, after = self.norms
         queries = before(queries + self.dropout(queries))
-        seen = self.attention(queries, tokens, tokens, need_weights=False)[0]
-        queries = between(queries + self.dropout(seen))
-        found: Tensor = after(queries + self.dropout(self.feed_forward(queries)))
-        return found
+        attended = self.attention(queries, tokens, tokens, need_weights=False)[0]
+        queries = between(queries + self.dropout(attended))
+        outputs: Tensor = after(queries + self.dropout(self.feed_forward(queries)))
+        return outputs
 
 
 class GroupDecoder(nn.Module):
-    """Logits from feature maps, by queries of which each answers for a group of classes.
+    """Logits from feature maps, by queries that each predict a group of classes.
 
-    logit_c = h_q · w_c + b_c with q = ⌊c/g⌋, where g = ⌈C/G⌉ is the size of a group and h_q is what query q found
-    among the positions of the map, see `CrossAttention`; these are first mapped to its width, with a ReLU. There are
-    ⌈C/g⌉ queries: any further ones would answer for no class. Positions are not told apart by where they are.
+    logit_c = h_q · w_c + b_c with q = ⌊c/g⌋, where g = ⌈C/G⌉ is the size of a group and h_q is the output of query q,
+    see `CrossAttention`. Its tokens are the positions of the map, mapped to its width with a ReLU and without position
+    embedding. There are ⌈C/g⌉ queries: any further ones would have no class.
 
     Reference: Ridnik et al., ML-Decoder, WACV 2023, and the initialization of its code.
 
     Args:
         channels: K of the maps.
         classes: C.
-        groups: G, at most C; None is one for each class, up to 100.
-        width: of queries and tokens, a multiple of the heads.
-        heads: of the attention.
-        feed_forward: units between the two linear layers that follow the attention.
-        dropout: in training.
-        learned_queries: whether the queries are learned, or stay as they were drawn; then they are part of the state.
+        groups: G, at most C; None means one for each class, up to 100.
+        width: of queries and tokens, a multiple of `heads`; `feed_forward` and `dropout` as in `CrossAttention`.
+        learned_queries: whether the queries are learned, or a fixed random buffer in the state.
 
     >>> head = GroupDecoder(channels=5, classes=7, groups=3, width=8, heads=2)
     >>> head(torch.zeros(2, 5, 4, 4)).shape, head.group_size
@@ -85,9 +82,9 @@ class GroupDecoder(nn.Module):
         learned_queries: bool = False,
     ) -> None:
         super().__init__()
-        groups = min(USUAL_GROUPS, classes) if groups is None else groups
+        groups = min(DEFAULT_GROUPS, classes) if groups is None else groups
         if not 1 <= groups <= classes:
-            raise ValueError(f"groups={groups}: give a number from 1 to that of the classes, {classes}")
+            raise ValueError(f"groups={groups}: give a number from 1 to the number of classes, {classes}")
         self.group_size = math.ceil(classes / groups)
         n_queries = math.ceil(classes / self.group_size)
         self.embedding = nn.Linear(channels, width)
@@ -101,7 +98,7 @@ class GroupDecoder(nn.Module):
         self.bias = nn.Parameter(torch.zeros(classes))
 
     def forward(self, maps: Float[Tensor, "N K h w"]) -> Float[Tensor, "N C"]:
-        """What the queries say of each class."""
+        """Return one logit for each class."""
         tokens = relu(self.embedding(maps.flatten(2).transpose(1, 2)))  # (N, P, W)
         queries = self.queries.expand(maps.shape[0], -1, -1)
         return group_logits(self.layer(queries, tokens), self.weight, self.bias)
@@ -109,15 +106,15 @@ class GroupDecoder(nn.Module):
 
 @full_precision
 def group_logits(
-    found: Float[Tensor, "N Q W"], weight: Float[Tensor, "Q W g"], bias: Float[Tensor, "C"]
+    outputs: Float[Tensor, "N Q W"], weight: Float[Tensor, "Q W g"], bias: Float[Tensor, "C"]
 ) -> Float[Tensor, "N C"]:
-    """Each query's logits of its g classes, one group after the other; what goes beyond the C classes is cut off.
+    """Return each query's logits of its g classes, one group after the other, without those beyond the C classes.
 
     Reference: Ridnik et al., ML-Decoder, WACV 2023, the group fully-connected layer.
 
-    >>> found = torch.tensor([[[1.0], [10.0]]])  # one image, two queries
-    >>> group_logits(found, torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]), torch.zeros(3))
+    >>> outputs = torch.tensor([[[1.0], [10.0]]])  # one image, two queries
+    >>> group_logits(outputs, torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]), torch.zeros(3))
     tensor([[ 1.,  2., 30.]])
     """
-    logits = torch.einsum("nqw,qwg->nqg", found, weight).flatten(1)  # (N, Q·g)
+    logits = torch.einsum("nqw,qwg->nqg", outputs, weight).flatten(1)  # (N, Q·g)
     return logits[:, : bias.shape[0]] + bias

@@ -1,4 +1,4 @@
-"""The labels as nodes of a graph: their vectors, edges from how often they come together, convolutions along them."""
+"""Label graphs: vectors as nodes, edges from co-occurrence and knowledge, convolutions, and the heads of KSSNet."""
 
 import math
 from collections.abc import Sequence
@@ -10,23 +10,23 @@ import torch
 from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor, nn
-from torch.nn.functional import leaky_relu
+from torch.nn.functional import conv2d, leaky_relu
 
 from probmcl.data.word_vectors import label_vectors
 from probmcl.errors import check_range
 from probmcl.runtime.precision import full_precision
 
 SLOPE = 0.2
-"""Of the leaky ReLU between graph convolutions."""
+"""Negative slope of the leaky ReLU between graph convolutions."""
 
 LEARNED_DEVIATION = 0.3
-"""Of the numbers that learned label vectors start from: about that of word vectors."""
+"""Standard deviation of the initial label vectors if they are learned: about that of word vectors."""
 
 
 def label_nodes(names: Sequence[str], *, size: int, file: str | None = None) -> nn.Parameter | nn.Buffer:
-    """What the nodes of a label graph start from: the word vectors of a file, fixed, or new ones to be learned.
+    """Return the vectors of the labels: fixed word vectors of a file, or new ones to be learned.
 
-    As an attribute of a module both have the same place in its state.
+    As an attribute of a module both have the same key in its state.
 
     >>> label_nodes(["cat", "traffic light"], size=300).shape
     torch.Size([2, 300])
@@ -39,7 +39,7 @@ def label_nodes(names: Sequence[str], *, size: int, file: str | None = None) -> 
 def label_graph(
     counts: Int[ndarray, "C"], cooccurrence: Int[ndarray, "C C"], *, threshold: float, neighbor_share: float
 ) -> Float[Tensor, "C C"]:
-    """Edges from each class to those that it seldom comes without, re-weighted so that a class keeps most of itself.
+    """Return edges from each class to those that it rarely occurs without, re-weighted to keep most of each class.
 
     A = p B / Σ_i B_ij + (1−p) I, where B_ij = 1 if P(j|i) = M_ij / N_i ≥ t and else 0, N are the `counts`, M is
     `cooccurrence`, t `threshold` and p `neighbor_share`. A class that never occurs has no edges.
@@ -70,7 +70,7 @@ def superimposed_graph(
     smallest_edge: float,
     neighbor_share: float,
 ) -> Float[Tensor, "C C"]:
-    """Edges between classes that occur together, laid over edges of what is known about them; the same both ways.
+    """Return the symmetric superposition of a co-occurrence graph and a knowledge graph.
 
     A = η ⌊λ S + (1−λ) K⌋ + (1−η) I, where S_ij = M_ij / √(N_i N_j), N are the `counts`, M is `cooccurrence`, K is
     `knowledge` with numbers from 0 to 1, λ `cooccurrence_weight`, η `neighbor_share`, and ⌊·⌋ makes numbers below
@@ -95,7 +95,7 @@ def superimposed_graph(
 
 
 def normalized(adjacency: Float[Tensor, "C C"]) -> Float[Tensor, "C C"]:
-    """The graph that is multiplied with: D^−½ Aᵀ D^−½, where D has the sums of A's rows. A symmetric one stays so.
+    """Return the normalized graph D^−½ Aᵀ D^−½, where D has the row sums of A. Symmetry is preserved.
 
     Reference: Chen et al., ML-GCN, CVPR 2019; transposed as in its code.
 
@@ -108,9 +108,7 @@ def normalized(adjacency: Float[Tensor, "C C"]) -> Float[Tensor, "C C"]:
 
 
 class GraphConvolution(nn.Module):
-    """Every node becomes a linear image of its neighbors: X ↦ G X W, without a bias.
-
-    W is drawn from U(±1/√out). It is small, and computed in full precision.
+    """Graph convolution without a bias: X ↦ G X W, in full precision. W is drawn from U(±1/√out).
 
     Reference: Chen et al., ML-GCN, CVPR 2019, and the initialization of its code.
 
@@ -126,18 +124,17 @@ class GraphConvolution(nn.Module):
 
     @full_precision
     def forward(self, nodes: Float[Tensor, "C in"], graph: Float[Tensor, "C C"]) -> Float[Tensor, "C out"]:
-        """One step along the edges."""
+        """Apply the convolution to the nodes."""
         return graph @ (nodes @ self.weight)
 
 
 class LowRankConvolution(nn.Module):
-    """Every node becomes a linear image of its neighbors through a narrow layer: X ↦ G X W₁ W₂ + b.
+    """Graph convolution of low rank: X ↦ G X W₁ W₂ + b, in full precision.
 
-    The inner width is an eighth of both sizes together, and at least 32. It is small, and computed in full precision.
-
-    Where it is `even`, weights are drawn so that nodes after a leaky ReLU keep their size, W₁ from U(±√(6/(1+0.2²)/in))
-    and W₂ from U(±√(3/inner)), and b is 0. Otherwise W₁ is from U(±1/√inner), W₂ and b from U(±1/√out): nodes become
-    smaller with each convolution, until most of what is left is the bias, the same for all.
+    The rank is an eighth of both sizes together, and at least 32. With `even`, weights are drawn so that nodes after a
+    leaky ReLU keep their variance, W₁ from U(±√(6/(1+0.2²)/in)) and W₂ from U(±√(3/inner)), and b is 0. Otherwise W₁ is
+    from U(±1/√inner), W₂ and b from U(±1/√out): nodes become smaller with each convolution, until mostly the bias is
+    left, which is the same for all.
 
     Reference: Wang et al., KSSNet, AAAI 2020: its code has this width, and is not even.
 
@@ -156,7 +153,7 @@ class LowRankConvolution(nn.Module):
 
     @full_precision
     def forward(self, nodes: Float[Tensor, "C in"], graph: Float[Tensor, "C C"]) -> Float[Tensor, "C out"]:
-        """One step along the edges."""
+        """Apply the convolution to the nodes."""
         return graph @ (nodes @ self.first @ self.second) + self.bias
 
 
@@ -165,16 +162,12 @@ def _uniform(bound: float, *shape: int) -> nn.Parameter:
 
 
 class LabelEmbeddings(nn.Module):
-    """The classes at several sizes: graph convolutions one after another, each of which shows its tanh.
+    """Label embeddings of several sizes, by successive graph convolutions.
 
     E_l = tanh(X_l) with X_l = G σ(X_{l−1}) W_l + b_l, where W_l has low rank, σ is a leaky ReLU, and the first
-    convolution takes the label vectors as they are.
+    convolution takes the label vectors themselves. `sizes` are those of a label vector and of each E_l.
 
     Reference: Wang et al., KSSNet, AAAI 2020.
-
-    Args:
-        sizes: of a label vector, and of what each convolution makes of it.
-        even: how the convolutions start, see `LowRankConvolution`.
 
     >>> first, second = LabelEmbeddings([300, 16, 64])(torch.zeros(5, 300), torch.eye(5))
     >>> first.shape, second.shape
@@ -188,10 +181,64 @@ class LabelEmbeddings(nn.Module):
         )
 
     def forward(self, vectors: Float[Tensor, "C S"], graph: Float[Tensor, "C C"]) -> list[Tensor]:
-        """The embeddings after each convolution."""
+        """Return the embeddings after each convolution."""
         nodes = vectors
-        seen: list[Tensor] = []
+        embeddings: list[Tensor] = []
         for convolution in self.convolutions:
-            nodes = convolution(leaky_relu(nodes, SLOPE) if seen else nodes, graph)
-            seen.append(nodes.tanh())
-        return seen
+            nodes = convolution(leaky_relu(nodes, SLOPE) if embeddings else nodes, graph)
+            embeddings.append(nodes.tanh())
+        return embeddings
+
+
+class LateralConnection(nn.Module):
+    """Maps plus a residual from their similarity to each class.
+
+    y = x + V s(x), where s_c = γ x · e_c at every position, e_c is the embedding of class c, γ is `scale`, and V a
+    linear layer from the C classes back to the K channels, without a bias. V starts at zero, so that the maps are
+    initially unchanged.
+
+    Reference: Wang et al., KSSNet, AAAI 2020. There V starts from torch's random numbers.
+
+    >>> import torch
+    >>> maps = torch.rand(2, 5, 7, 7)
+    >>> torch.equal(LateralConnection(channels=5, classes=3)(maps, torch.rand(3, 5)), maps)
+    True
+    """
+
+    def __init__(self, channels: int, classes: int, *, scale: float = 1.0) -> None:
+        super().__init__()
+        self.scale = scale
+        self.back = nn.Conv2d(classes, channels, 1, bias=False)
+        nn.init.zeros_(self.back.weight)
+
+    def forward(self, maps: Float[Tensor, "N K h w"], embeddings: Float[Tensor, "C K"]) -> Float[Tensor, "N K h w"]:
+        """Return the maps with the residual added."""
+        shared = conv2d(maps, self.scale * embeddings[:, :, None, None])  # (N, C, h, w)
+        added: Tensor = self.back(shared)
+        return maps + added
+
+
+class EmbeddingClassifier(nn.Module):
+    """Logits from pooled features, as the sum of a linear layer and products with the embeddings of the classes.
+
+    logit_c = γ f · e_c + w_c · f + b_c, where e_c is the embedding of class c, γ is `scale` and f are the features
+    after dropout.
+
+    Reference: Wang et al., KSSNet, AAAI 2020.
+
+    >>> import torch
+    >>> EmbeddingClassifier(features=5, classes=3)(torch.rand(2, 5), torch.rand(3, 5)).shape
+    torch.Size([2, 3])
+    """
+
+    def __init__(self, features: int, classes: int, *, scale: float = 1.0, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.scale = scale
+        self.dropout = nn.Dropout(dropout)
+        self.linear = nn.Linear(features, classes)
+
+    def forward(self, features: Float[Tensor, "N D"], embeddings: Float[Tensor, "C D"]) -> Float[Tensor, "N C"]:
+        """Return one logit for each class."""
+        kept = self.dropout(features)
+        logits: Tensor = self.linear(kept) + kept @ (self.scale * embeddings).T
+        return logits

@@ -1,4 +1,4 @@
-"""From a score at every position of a feature map to one logit for each class: class-specific residual attention."""
+"""Class-specific residual attention (CSRA): from scores at every position of a feature map to logits."""
 
 import math
 from typing import Literal
@@ -19,23 +19,17 @@ TEMPERATURES: dict[Heads, tuple[float, ...]] = {
     6: (1.0, 2.0, 3.0, 4.0, 5.0, math.inf),
     8: (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, math.inf),
 }
-"""How sharply each head attends, for each number of heads; an infinite temperature takes the maximum."""
+"""Temperatures of the heads for each number of heads; an infinite temperature takes the maximum."""
 
 
 class ResidualAttention(nn.Module):
-    """Logits from feature maps, by heads that each have a vector for every class and a temperature of their own.
+    """Logits from feature maps, by heads with a vector for every class and a temperature each.
 
     logit_c = Σ_h base_c(s_h) + λ att_c(s_h), where s_h = x·w_hc / ‖w_hc‖ at every position x of the map, `base` is the
-    mean over positions and `att` the mean weighted by attention, see `residual_attention`.
+    mean over positions, `att` the mean weighted by attention, see `residual_attention`, and λ is `attention_weight`.
+    Without `normalize` scores are not divided by ‖w_hc‖.
 
     Reference: Zhu and Wu, Residual Attention, ICCV 2021, and the temperatures of its code.
-
-    Args:
-        channels: K of the maps.
-        classes: C.
-        heads: how many; with more than one, the last takes the maximum.
-        attention_weight: λ.
-        normalize: whether scores are divided by the length of the class's vector.
 
     >>> head = ResidualAttention(channels=5, classes=3, heads=4)
     >>> head(torch.zeros(2, 5, 7, 7)).shape
@@ -53,7 +47,7 @@ class ResidualAttention(nn.Module):
         self.weight = nn.Parameter(torch.empty(heads, classes, channels).uniform_(-bound, bound))
 
     def forward(self, maps: Float[Tensor, "N K h w"]) -> Float[Tensor, "N C"]:
-        """The sum of what the heads say."""
+        """Return the sum of the heads' logits."""
         logits = [
             residual_attention(scores, temperature=temperature, weight=self.attention_weight)
             for scores, temperature in zip(self.scores(maps).flatten(3).unbind(1), self.temperatures, strict=True)
@@ -61,14 +55,14 @@ class ResidualAttention(nn.Module):
         return torch.stack(logits).sum(0)
 
     def scores(self, maps: Float[Tensor, "N K h w"]) -> Float[Tensor, "N H C h w"]:
-        """Each head's score of each class at each position."""
+        """Return each head's score of each class at each position."""
         vectors = normalize(self.weight, dim=2) if self.normalize else self.weight
         scores = conv2d(maps, vectors.flatten(0, 1)[:, :, None, None])  # (N, H·C, h, w)
         return scores.reshape(maps.shape[0], *vectors.shape[:2], *maps.shape[2:])
 
 
 def residual_attention(scores: Float[Tensor, "N C P"], *, temperature: float, weight: float) -> Float[Tensor, "N C"]:
-    """The mean over positions, and on top of it, weighted by λ, the mean over those that matter for the class.
+    """Return the mean score over positions plus, weighted by λ, the mean over those that matter for the class.
 
     logit = 1/P Σ_p s_p + λ Σ_p a_p s_p, where a = softmax(T s) over the P positions.
 
@@ -82,7 +76,7 @@ def residual_attention(scores: Float[Tensor, "N C P"], *, temperature: float, we
 
 
 def attended(scores: Float[Tensor, "N C P"], temperature: float) -> Float[Tensor, "N C"]:
-    """The mean of the scores, weighted by their own softmax: Σ_p softmax(T s)_p s_p.
+    """Return the mean of the scores, weighted by their own softmax: Σ_p softmax(T s)_p s_p.
 
     T = 0 is the plain mean and T = ∞ the maximum.
 

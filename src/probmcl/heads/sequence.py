@@ -1,4 +1,4 @@
-"""Labels one after another: a recurrent decoder that looks at a feature map, and the set of labels that it emits."""
+"""The head of PLA: a recurrent decoder with attention that emits one label after another."""
 
 import math
 
@@ -10,14 +10,14 @@ from torch.nn.functional import relu, rms_norm
 from probmcl.runtime.precision import full_precision
 
 ODDS = 9.0
-"""For and against: a label that was emitted has a probability of at least 0.9, any other one of at most 0.1."""
+"""An emitted label has a probability of at least 0.9 (odds of 9), any other one of at most 0.1."""
 
 State = tuple[Tensor, Tensor]
-"""What an LSTM remembers: h and c, both (N, H)."""
+"""The state of an LSTM: h and c, both (N, H)."""
 
 
 class AdditiveAttention(nn.Module):
-    """The mean of a map's positions, weighted by how well each fits a query.
+    """The mean of a map's positions, weighted by additive attention to a query.
 
     context = Σ_p a_p x_p with a = softmax over positions of v · relu(W x_p + U h), where x_p are the positions and h is
     the query. W x_p are the `keys`, which all queries of an image share.
@@ -40,29 +40,28 @@ class AdditiveAttention(nn.Module):
     def forward(
         self, positions: Float[Tensor, "N P K"], keys: Float[Tensor, "N P A"], query: Float[Tensor, "N H"]
     ) -> Float[Tensor, "N K"]:
-        """The context of a query."""
+        """Return the context of a query."""
         fit = self.weight(relu(keys + self.query(query)[:, None]))  # (N, P, 1)
         context: Tensor = (fit.softmax(1) * positions).sum(1)
         return context
 
 
 class LabelDecoder(nn.Module):
-    """An LSTM that emits a label at each step, the most probable one, and is told which it was at the next.
+    """An LSTM that emits the most probable label at each step and receives it as input at the next.
 
     (h, c) ← LSTM([e | g ⊙ context(h)], (h, c)),  p = softmax(W h + b), where e is the vector of the label that was
-    emitted last (at first that of a start token), g = sigmoid(G h) and context is `AdditiveAttention`. Both h and c
-    start as linear images of the mean of the positions. There are C + 1 answers: the classes, and last the end. After
-    the end it runs on, so that every image has as many steps. In training too it is fed what it has emitted.
+    emitted last (initially that of a start token), g = sigmoid(G h) and context is `AdditiveAttention`. Both h and c
+    start as linear functions of the mean of the positions. There are C + 1 answers: the classes, and last the end.
+    Decoding continues after the end, so that every image has the same number of steps. In training, too, the input is
+    the label that was emitted.
 
     Reference: Yazici et al., Orderless Recurrent Models for Multi-label Classification, CVPR 2020. There, maps are not
-    normalized, and dropout is drawn anew at each step.
+    normalized, and a new dropout mask is drawn at each step.
 
     Args:
         channels: K of the maps.
         classes: C.
-        hidden: size of h and c.
-        embedding: size of a label's vector.
-        attention: width of the attention.
+        hidden: size of h and c; `embedding` is the size of a label's vector, `attention` the width of the attention.
         dropout: of the positions, in training.
         normalize: whether the maps of an image are first divided by their root mean square: encoders differ in scale,
             and a cell that starts far from 0 hardly learns.
@@ -99,9 +98,9 @@ class LabelDecoder(nn.Module):
     def forward(
         self, maps: Float[Tensor, "N K h w"], steps: int, allowed: Bool[Tensor, "N C"] | None = None
     ) -> Float[Tensor, "N T E"]:
-        """Log-probabilities of the C classes and the end at each step, −∞ where a class cannot be emitted.
+        """Return log-probabilities of the C classes and the end at each step, −∞ for a class that cannot be emitted.
 
-        Classes that are not `allowed` (by default all are) are never emitted and have no part in the softmax.
+        Classes that are not `allowed` (by default all are) are never emitted and take no part in the softmax.
         """
         maps = rms_norm(maps, maps.shape[1:]) if self.normalize else maps
         positions = maps.flatten(2).transpose(1, 2)  # (N, P, K)
@@ -113,15 +112,15 @@ class LabelDecoder(nn.Module):
         possible = torch.ones_like(emitted[:, None] > answers)
         if allowed is not None:
             possible = torch.cat([allowed, possible[:, -1:]], 1)
-        said = []
+        log_probabilities: list[Tensor] = []
         for _ in range(steps):
             state = self._next(emitted, state, positions, keys)
             scores = self.answer(state[0]).masked_fill(~possible, -math.inf)
-            said.append(scores.log_softmax(1))
-            emitted = said[-1].argmax(1)  # not of the scores: two that differ can have the same log-probability
+            log_probabilities.append(scores.log_softmax(1))
+            emitted = log_probabilities[-1].argmax(1)  # different scores can have equal log-probabilities
             if not self.repeats:
                 possible = possible & ((answers != emitted[:, None]) | (answers == end))
-        return torch.stack(said, 1)
+        return torch.stack(log_probabilities, 1)
 
     def _next(self, emitted: Int[Tensor, " N"], state: State, positions: Tensor, keys: Tensor) -> State:
         hidden, _ = state
@@ -131,7 +130,7 @@ class LabelDecoder(nn.Module):
 
 
 def emitted_labels(log_probabilities: Float[Tensor, "N T E"]) -> Bool[Tensor, "N C"]:
-    """The set of labels that a decoder emits: those most probable at some step before the end.
+    """Return the set of labels that a decoder emits: those most probable at some step before the end.
 
     >>> steps = torch.tensor([[[0.2, 0.7, 0.1], [0.1, 0.2, 0.7], [0.8, 0.1, 0.1]]])  # the second, the end, the first
     >>> emitted_labels(steps.log())
@@ -145,11 +144,11 @@ def emitted_labels(log_probabilities: Float[Tensor, "N T E"]) -> Bool[Tensor, "N
 
 
 def set_logits(log_probabilities: Float[Tensor, "N T E"]) -> Float[Tensor, "N C"]:
-    """A logit for each class, from a decoder that says no more than which labels there are.
+    """Return a logit for each class from a decoder that only emits a set of labels.
 
     odds = 9 / (1−q) for a label that was emitted and q / 9 for any other, where q is the largest probability that the
     class had at any step up to the end. So the probability is above 0.9 or below 0.1, any threshold between the two
-    gives the set that was emitted, and q ranks the images within it. Exact however sure the decoder is.
+    gives the set that was emitted, and q ranks the images within it. Exact for probabilities close to 0 and 1.
 
     >>> steps = torch.tensor([[[0.2, 0.7, 0.1], [0.1, 0.2, 0.7], [0.8, 0.1, 0.1]]])
     >>> set_logits(steps.log()).sigmoid()  # q is 0.2 and 0.7; after the end nothing counts
@@ -159,10 +158,10 @@ def set_logits(log_probabilities: Float[Tensor, "N T E"]) -> Float[Tensor, "N C"
     is_end = (answers == end).long()
     past = is_end.cumsum(1) > is_end  # (N, T, 1)
     of_classes, of_end = log_probabilities[..., :-1], log_probabilities[..., -1:]
-    said = answers == torch.arange(end, device=answers.device)
+    emitted = answers == torch.arange(end, device=answers.device)
     # log(1−p): of what is less probable than something else by itself, of the most probable by the sum of all others.
-    others = of_classes.masked_fill(said, -math.inf)
-    rest = torch.cat([others, of_end], 2).logsumexp(2, keepdim=True).where(said, (-others.exp()).log1p())
+    others = of_classes.masked_fill(emitted, -math.inf)
+    rest = torch.cat([others, of_end], 2).logsumexp(2, keepdim=True).where(emitted, (-others.exp()).log1p())
     highest, least_rest = of_classes.masked_fill(past, -math.inf).amax(1), rest.masked_fill(past, 0).amin(1)
     apart = math.log(ODDS)
     return (apart - least_rest).where(emitted_labels(log_probabilities), highest - apart)

@@ -1,4 +1,4 @@
-"""The asymmetric loss, with which ProbMCL's linear classifier and most of its rivals are trained."""
+"""The asymmetric loss, which trains ProbMCL's linear classifier and most methods it is compared with."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -21,10 +21,10 @@ def asymmetric(
     focusing_gradient: bool = False,
     reduction: Reduction = "sum",
 ) -> Float[Tensor, ""]:
-    """Binary cross-entropy that pays less attention to easy entries, above all to easy negatives.
+    """Return the binary cross-entropy with less weight on easy entries, above all on easy negatives.
 
-    L = −Σ y (1−p)^γ₊ log p + (1−y) q^γ₋ log(1−q), where p = sigmoid(logit) and q = max(p − clip, 0). Computed from
-    log-sigmoids, so that no clamp is needed at either end.
+    L = −Σ y (1−p)^γ₊ log p + (1−y) q^γ₋ log(1−q) over known entries, where p = sigmoid(logit), q = max(p − clip, 0),
+    γ₊ is `gamma_positive` and γ₋ `gamma_negative`. Computed from log-sigmoids, which need no clamp at either end.
 
     Reference: Ridnik et al., Asymmetric Loss for Multi-Label Classification, ICCV 2021; its published values are the
     defaults here (decision 0001, point 17).
@@ -33,9 +33,9 @@ def asymmetric(
         logits: before the sigmoid.
         labels: 0 or 1.
         known: entries that count; None means all.
-        gamma_negative: γ₋, how strongly easy negatives are passed over.
-        gamma_positive: γ₊, the same for positives.
-        clip: probability below which a negative is worth nothing at all.
+        gamma_negative: focusing exponent for negatives.
+        gamma_positive: the same for positives.
+        clip: probability below which a negative has no loss.
         focusing_gradient: whether the factors (1−p)^γ₊ and q^γ₋ are differentiated too; the published code does not.
         reduction: over the known entries.
 

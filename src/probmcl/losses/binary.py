@@ -16,7 +16,9 @@ def binary_cross_entropy(
     *,
     reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
-    """Negative log-likelihood of independent labels, L = −Σ y log p + (1−y) log(1−p) with p = sigmoid(logit).
+    """Return the negative log-likelihood of independent labels.
+
+    L = −Σ y log p + (1−y) log(1−p) over the known entries, with p = sigmoid(logit).
 
     >>> import torch
     >>> binary_cross_entropy(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]))  # log 2

@@ -1,4 +1,4 @@
-"""The focal loss: binary cross-entropy that passes over what is easy, for positives and negatives alike."""
+"""The focal loss: binary cross-entropy with less weight on easy positives and negatives."""
 
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -19,20 +19,13 @@ def focal(
     positive_weight: float | None = 0.25,
     reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
-    """Binary cross-entropy in which an entry counts the less, the more probable its label already is.
+    """Return the binary cross-entropy in which an entry counts less, the more probable its label already is.
 
-    L = −Σ α y (1−p)^γ log p + (1−α) (1−y) p^γ log(1−p), where p = sigmoid(logit). The powers are taken in log space,
-    so that value and slope are finite for every logit and every γ from 0 on.
+    L = −Σ α y (1−p)^γ log p + (1−α) (1−y) p^γ log(1−p) over the known entries, where p = sigmoid(logit), γ is `gamma`
+    and α `positive_weight`; None weighs neither. The powers are taken in log space, so that value and slope are finite
+    for every logit and every γ ≥ 0.
 
     Reference: Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, Eqs. 4 and 5; its values are the defaults.
-
-    Args:
-        logits: before the sigmoid.
-        labels: 0 or 1.
-        known: entries that count; None means all.
-        gamma: γ, how strongly easy entries are passed over; 0 passes over none.
-        positive_weight: α of the positives, 1−α of the negatives; None weighs neither.
-        reduction: over the known entries.
 
     >>> import torch
     >>> focal(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]), reduction="sum")  # 0.5² log 2

@@ -1,4 +1,4 @@
-"""Pull together the kernels of the labels that two images share: L_KMCL of KMCL."""
+"""The contrastive loss of KMCL (L_KMCL), between the kernels of the labels that two images share."""
 
 import math
 
@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from probmcl.errors import check_range
-from probmcl.losses.contrastive import is_self
+from probmcl.losses.contrastive import is_self, masked_logsumexp
 from probmcl.losses.reduction import Reduction, reduce_rows
 from probmcl.runtime.precision import full_precision
 
@@ -25,7 +25,7 @@ def kernel_contrastive(
     share_offset: float = 0.0,
     reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
-    """Contrastive loss over the labels that two images share, class by class.
+    """Return the contrastive loss over the labels that two images share, class by class.
 
     L_KMCL = Σ_i −1/|A(i)| Σ_{j∈A(i)} Σ_{k shared} log[ J_ij exp(BC_ijk/τ) / Σ_{l≠i} exp(BC_ilk/τ) + ε ], where BC is
     `similarity`, J `overlap`, τ `temperature`, ε `share_offset`, and A(i) are all j ≠ i that share a label with i; l
@@ -59,8 +59,7 @@ def kernel_contrastive(
     seen = other[anchor] if known_in_columns is None else other[anchor] & known_in_columns.T[label]  # (T, P)
     shared = columns.T[label] & seen
     logits = similarity / temperature
-    # The most negative finite number, not −∞, whose gradient would be NaN for a row that has no other.
-    log_denominator = logits.masked_fill(~seen, torch.finfo(logits.dtype).min).logsumexp(1, keepdim=True)
+    log_denominator = masked_logsumexp(logits, seen)
     log_share = overlap[anchor].where(shared, 1).log() + logits - log_denominator
     if share_offset > 0:
         log_share = torch.logaddexp(log_share, log_share.new_tensor(math.log(share_offset)))

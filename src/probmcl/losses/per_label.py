@@ -1,13 +1,12 @@
-"""Each label of an image is an anchor of its own: the contrast of MulSupCon."""
+"""The contrastive loss of MulSupCon, in which each label of an image is an anchor of its own."""
 
 from typing import Literal, get_args
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from probmcl.errors import check_range
-from probmcl.losses.contrastive import is_self
+from probmcl.losses.contrastive import is_self, masked_logsumexp
 from probmcl.runtime.precision import full_precision
 
 Average = Literal["labels", "images"]
@@ -25,7 +24,7 @@ def per_label_contrastive(
     self_column: Int[Tensor, "M"] | None = None,
     average: Average = "labels",
 ) -> Float[Tensor, ""]:
-    """Supervised contrastive loss of every label of every row, averaged.
+    """Return the supervised contrastive loss of every label of every row, averaged.
 
     L_ik = −1/|A(i,k)| Σ_{j∈A(i,k)} log[ exp(Sim_ij/τ) / Σ_l exp(Sim_il/τ) ],  A(i,k) = {j ≠ i : k ∈ y_j},
     for the labels k ∈ y_i, where l runs over all columns but i itself of which it is known whether they have k. A row
@@ -57,8 +56,7 @@ def per_label_contrastive(
     seen = other if known_b is None else other & known_b.T[classes]
     positive = present_b.T[classes] & other
     logits = similarity[rows] / temperature
-    # The most negative finite number, not −∞, whose gradient would be NaN for a row that has no other.
-    log_denominator = logits.masked_fill(~seen, torch.finfo(logits.dtype).min).logsumexp(1, keepdim=True)
+    log_denominator = masked_logsumexp(logits, seen)
     loss = (log_denominator - logits).where(positive, 0).sum(1) / positive.sum(1).clamp(min=1)  # (R)
     if average == "labels":
         return loss.sum() / max(1, len(loss))
@@ -67,7 +65,7 @@ def per_label_contrastive(
 
 
 def present(labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None) -> Bool[Tensor, "M C"]:
-    """Labels that an image is known to have.
+    """Mark the labels that an image is known to have.
 
     >>> present(torch.tensor([[1.0, 1.0, 0.0]]), torch.tensor([[True, False, True]]))
     tensor([[ True, False, False]])

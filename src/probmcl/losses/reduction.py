@@ -1,4 +1,4 @@
-"""From one number a row or an entry to one number a batch."""
+"""Reduction of a loss over the rows, or over the known entries, of a batch."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ Reduction = Literal["mean", "sum"]
 
 
 def reduce_rows(loss: Float[Tensor, "M"], reduction: Reduction) -> Float[Tensor, ""]:
-    """Sum or mean over all rows.
+    """Return the sum or mean over all rows.
 
     >>> import torch
     >>> reduce_rows(torch.tensor([1.0, 3.0]), "mean")
@@ -22,7 +22,7 @@ def reduce_rows(loss: Float[Tensor, "M"], reduction: Reduction) -> Float[Tensor,
 def reduce_known(
     loss: Float[Tensor, "N C"], known: Bool[Tensor, "N C"] | None, reduction: Reduction
 ) -> Float[Tensor, ""]:
-    """Sum or mean over the entries whose label is known; 0 where none is.
+    """Return the sum or mean over the entries whose label is known; 0 if none is.
 
     >>> import torch
     >>> reduce_known(torch.tensor([[1.0, 5.0]]), torch.tensor([[True, False]]), "mean")

@@ -1,18 +1,18 @@
-"""Stage 7: one file a method. `METHODS` names them all; importing this package loads none of them.
+"""Stage 7: one file per method. `METHODS` lists them all; importing this package loads none of them.
 
-Adding a method: write its file beside these, and one line here. Every test in tests/contracts/ then runs over it.
+To add a method, write its file here and add one line to `METHODS`. Every test in tests/contracts/ then runs over it.
 """
 
 from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from probmcl.errors import suggestion
 
 if TYPE_CHECKING:
-    from probmcl.methods.base import Classifier, Method, Step
+    from probmcl.methods.base import Method
 
 METHODS: dict[str, str] = {
     "probe": "probmcl.methods.probe:Probe",
@@ -33,11 +33,9 @@ METHODS: dict[str, str] = {
     "joint": "probmcl.methods.joint:Joint",
 }
 
-__all__ = ["METHODS", "Classifier", "Method", "Step", "find_method", "full_name"]
-
 
 def full_name(name: str) -> str:
-    """A method as a run remembers it: a file of one's own by its whole path, anything else as it is.
+    """Return a method's name as stored in a run: a Python file by its absolute path, anything else unchanged.
 
     >>> full_name("bce")
     'bce'
@@ -47,13 +45,12 @@ def full_name(name: str) -> str:
 
 
 def find_method(name: str) -> type[Method]:
-    """The class of a method, by its name here, as `my_package.my_file:MyMethod`, or as `my_file.py:my_loss`.
+    """Return the class of a method, given as a name, as `my_package.my_file:MyMethod` or as `my_file.py:my_loss`.
 
     >>> find_method("bce").__name__
     'BCE'
     """
-    place = METHODS.get(name, name)
-    module, _, attribute = place.partition(":")
+    module, _, attribute = METHODS.get(name, name).partition(":")
     if module.endswith(".py"):
         from probmcl.methods.custom_loss import custom_loss
 
@@ -61,13 +58,7 @@ def find_method(name: str) -> type[Method]:
     if not attribute:
         raise ValueError(f"no method {name!r}; {suggestion(name, METHODS)}")
     try:
-        found: type[Method] = getattr(importlib.import_module(module), attribute)
+        method: type[Method] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"method {name!r} cannot be loaded: {error}") from error
-    return found
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(importlib.import_module("probmcl.methods.base"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return method

@@ -12,8 +12,14 @@ from probmcl.data.knowledge import label_knowledge
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder, Encoder, Stage, at_entrances, is_part, stages, with_stages
 from probmcl.errors import check_range
-from probmcl.heads.graph import LabelEmbeddings, label_nodes, normalized, superimposed_graph
-from probmcl.heads.lateral import EmbeddingClassifier, LateralConnection
+from probmcl.heads.graph import (
+    EmbeddingClassifier,
+    LabelEmbeddings,
+    LateralConnection,
+    label_nodes,
+    normalized,
+    superimposed_graph,
+)
 from probmcl.methods.base import LogitClassifier, Logits, Origin
 
 

@@ -1,6 +1,6 @@
-"""How alike two mixtures with scalar means are: Sim(p_i, p_j) of ProbMCL, section 2.2.
+"""Similarity of mixtures with scalar means: Sim(p_i, p_j) of ProbMCL, section 2.2, and the Bhattacharyya coefficient.
 
-It is built from the correlation of two components,
+Sim is built from the correlation of two components,
 
     κ = ⟨N, N'⟩ / (‖N‖ ‖N'‖) = (2σσ'/S)^(n/2) exp(−‖m − m'‖² / 2S),   S = σ² + σ'²,
 
@@ -73,7 +73,7 @@ class Plan:
 @outside_of_graphs
 @full_precision
 def correlation(p: IsotropicMixture, q: IsotropicMixture | None = None, *, way: Way = "auto") -> Float[Tensor, "M P"]:
-    """Correlation coefficient of two mixtures with scalar means, over all pairs of components.
+    """Return the correlation coefficient of two mixtures with scalar means, over all pairs of components.
 
     Sim(p, q) = ∫pq / √(∫p² ∫q²). With weights w_k = π_k σ_k^(−n/2), which are the norms ‖π_k N_k‖ up to a factor that
     cancels, ∫pq = Σ_kl w_k w'_l κ_kl. Symmetric, in [0, 1], and 1 between equal mixtures. Where all mixtures are nearly
@@ -86,8 +86,8 @@ def correlation(p: IsotropicMixture, q: IsotropicMixture | None = None, *, way: 
         q: P mixtures; None compares p with itself.
         way: how it is computed, equal up to rounding. `tiled` walks over all pairs of components; `features` compares
             feature vectors, which takes time linear in the components; `compiled` is the same through torch.compile,
-            which needs a compiler on the machine. `auto` takes the cheaper of the first two; `plan` tells which. A way
-            that is asked for is taken or refused, but for a pass in float64 that would not fit: that one is tiled.
+            which needs a compiler on the machine. `auto` takes the cheaper of the first two; `plan` returns which. A
+            requested way is taken or refused, except that a pass in float64 that does not fit into memory is tiled.
 
     >>> p = IsotropicMixture(torch.zeros(2, 1), torch.tensor([[0.0], [2.0]]), torch.ones(2, 1), dim=1)
     >>> correlation(p)  # exp(−n d²/4)
@@ -110,7 +110,7 @@ def correlation(p: IsotropicMixture, q: IsotropicMixture | None = None, *, way: 
 
 @full_precision
 def plan(p: IsotropicMixture, q: IsotropicMixture | None = None, *, way: Way = "auto") -> Plan:
-    """How `correlation` would go about it.
+    """Return how `correlation` would compute it.
 
     >>> p = IsotropicMixture(torch.zeros(2, 1), torch.zeros(2, 1), torch.ones(2, 1), dim=128)
     >>> plan(p).way
@@ -132,9 +132,12 @@ def _is_empty(p: IsotropicMixture, q: IsotropicMixture | None) -> bool:
 def _check(p: IsotropicMixture, q: IsotropicMixture | None, way: Way) -> None:
     if way not in get_args(Way):
         raise ValueError(f"way={way!r}; there are {', '.join(map(repr, get_args(Way)))}")
-    for mixture in (p, q or p):
-        if mixture.has_vector_means:
-            raise ValueError("correlation() is for scalar means; for vector means there is aligned_correlation()")
+    _check_scalar_means(p, q)
+
+
+def _check_scalar_means(p: IsotropicMixture, q: IsotropicMixture | None) -> None:
+    if p.has_vector_means or (q is not None and q.has_vector_means):
+        raise ValueError("only for scalar means; for vector means there is aligned_correlation()")
     check_same_space(p, q or p)
 
 
@@ -197,3 +200,36 @@ def _warn_that_the_grid_is_too_large() -> None:
         f"{MEMORY / 1e9:.1f} GB; their similarity is computed from all pairs of components instead, which is slower",
         stacklevel=2,
     )
+
+
+@outside_of_graphs
+@full_precision
+def bhattacharyya(p: IsotropicMixture, q: IsotropicMixture | None = None, *, step: float = 0.5) -> Float[Tensor, "M P"]:
+    """Return the Bhattacharyya coefficient ∫√(pq) of two mixtures with scalar means, from 0 to 1 for equal mixtures.
+
+    There is no closed form. The roots of the densities are sampled on the grid of the feature map, and their inner
+    product is the trapezoidal rule for the integral. The change when `step` is halved estimates the error.
+
+    Args:
+        p: M mixtures.
+        q: P mixtures; None compares p with itself.
+        step: distance of the nodes relative to those of `correlation`, which suffice for squares but not for roots;
+            half of it takes four times as many nodes.
+
+    >>> p = IsotropicMixture(torch.zeros(2, 1), torch.tensor([[0.0], [2.0]]), torch.ones(2, 1), dim=1)
+    >>> bhattacharyya(p)  # exp(−n d²/8)
+    tensor([[1.0000, 0.6065],
+            [0.6065, 1.0000]])
+    """
+    _check_scalar_means(p, q)
+    if _is_empty(p, q):
+        return of_nothing(p, q or p)
+    sides = [Components(m.log_weight.log_softmax(1), m.mean, m.variance) for m in ((p,) if q is None else (p, q))]
+    grid = grid_for(sides, p.dim, kind="mass", step=step)
+    if grid is None:
+        raise ValueError("a mean or a variance is not finite")
+    refuse_above(MEMORY, sides, grid, remedy="give a larger step")
+    # The smallest normal number keeps the slope of the root finite where a density has vanished.
+    roots = [(density + torch.finfo(torch.float32).tiny).sqrt() for density in (features(s, grid) for s in sides)]
+    # Their lengths are one, up to the error.
+    return at_most_one(one_with_itself(cosines(roots[0], None)) if q is None else cosines(*roots))

@@ -32,21 +32,13 @@ class TrainingState:
 
 @dataclass(eq=False)
 class Checkpoint:
-    """A safetensors file with the state of a training stage after some step, and JSON in its header.
-
-    Attributes:
-        path: the file.
-        seconds_apart: seconds between two checkpoints.
-        started: time at which this attempt started.
-        saved: time of the last save.
-        seconds_before: duration of earlier attempts.
-    """
+    """A safetensors file with the state of a training stage after some step, and JSON in its header."""
 
     path: Path
     seconds_apart: float = SECONDS_APART
     started: float = field(default_factory=time.perf_counter)
     saved: float = field(default_factory=time.perf_counter)
-    seconds_before: float = 0.0
+    seconds_before: float = 0.0  # of earlier attempts
 
     def seconds(self) -> float:
         """Return how long the stage has taken, over all attempts."""
