@@ -54,7 +54,7 @@ def test_a_flag_that_is_wrong_is_no_finding(tmp_path: Path) -> None:
     photographs.folder(tmp_path / "photos", 4)
     answer = command("photos", "--group", "nobody", cwd=tmp_path)
     assert answer.returncode == 1
-    assert "is not a column of" in answer.stderr
+    assert "--group nobody is not a column of" in answer.stderr
     assert not (tmp_path / "check.json").exists()
 
 

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from probmcl.cli import command_console
 from probmcl.cli.options import DATA, WHERE, Checks, Read, Workers
 from probmcl.data.options import DataChecks, ReadOptions
+from probmcl.data.records import SPLITS
+from probmcl.tables import Column, Table, to_rich
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from probmcl.console import Console
 
 EXIT = {"fine": 0, "warnings": 3, "blocked": 4}
@@ -55,13 +56,12 @@ def check(
         workers: processes that decode images (default: one per core)
         out: JSON file for the complete report
     """
-    from probmcl.console import Console
     from probmcl.data.audit import check as audit
     from probmcl.files import write_json
     from probmcl.runtime.workers import default_workers
 
     refuse_other_file(out)
-    console, workers = Console(), default_workers() if workers is None else workers
+    console, workers = command_console(), default_workers() if workers is None else workers
     report = audit(data, images, read, checks, seed=seed, workers=workers, console=console)
     show(report, console)
     write_json(out, report)
@@ -80,7 +80,7 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     if "images" in report:
         for line in (report["summary"], *_lines(report)):
             console.print(line)
-        console.rich.print(_table(report["per_class"]))
+        console.rich.print(to_rich(_table(report["per_class"])))
     for finding in report["findings"]:
         console.print(f"{finding['level']}: {finding['text']}")
     warnings = sum(finding["level"] == "warning" for finding in report["findings"])
@@ -108,20 +108,14 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
 
 def _table(per_class: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Table:
     """Return a table of the positives of each class in each split, and of its unknown labels."""
-    from rich.table import Table
+    columns = [Column.of_names("class"), *map(Column, (*SPLITS, "unknown", "uncertain"))]
+    rows = [[name, *_numbers(per_class[name])] if name else ["…", *[""] * 5] for name in _chosen(per_class)]
+    return Table("images with each class", columns, rows, framed=True)
 
-    table = Table(title="images with each class", title_justify="left", title_style="bold")
-    table.add_column("class")
-    for column in ("train", "val", "test", "unknown", "uncertain"):
-        table.add_column(column, justify="right")
-    for name in _chosen(per_class):
-        if not name:
-            table.add_row("…")
-            continue
-        states = per_class[name]
-        numbers = [*states["present"].values(), sum(states["unknown"].values()), sum(states["uncertain"].values())]
-        table.add_row(name, *(f"{number:,}" for number in numbers))
-    return table
+
+def _numbers(states: Mapping[str, Mapping[str, int]]) -> list[str]:
+    counts = [*states["present"].values(), sum(states["unknown"].values()), sum(states["uncertain"].values())]
+    return [f"{count:,}" for count in counts]
 
 
 def _chosen(per_class: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Sequence[str]:

@@ -188,7 +188,8 @@ def audit_data(records: Records, checks: DataChecks, seed: int, workers: int, co
     duplicates = find_duplicates(records.paths, intensity=intensity, workers=workers, console=console)
     bad = bad_images(records, duplicates.fingerprints)
     rows = usable_rows(records, bad)
-    together = _renumbered(duplicates.together(), rows)
+    index = {row: number for number, row in enumerate(rows.tolist())}
+    together = [[index[row] for row in same] for same in duplicates.together()]
     splits = _split(records.take(rows), checks, seed, together, [image.path for image in bad])
     split = np.array(records.split, dtype="<U5")
     split[rows] = splits.records.split
@@ -222,12 +223,6 @@ def _audited(records: Records, checks: DataChecks, seed: int, workers: int, cons
         "fold_of": None if fold_of is None else fold_of.tolist(),
         "leaks": ["\n".join(["allowed by `allow_leaks`:", *lines])] if audit.leaks.blocks else [],
     }
-
-
-def _renumbered(sets: Sequence[Sequence[int]], rows: Int[ndarray, "K"]) -> list[tuple[int, ...]]:
-    """Return sets of rows by their place among `rows`."""
-    index = {int(row): number for number, row in enumerate(rows)}
-    return [tuple(index[row] for row in one) for one in sets]
 
 
 def _split(

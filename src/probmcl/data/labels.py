@@ -99,7 +99,8 @@ class LabelStates:
         starts = np.zeros(shape[0] + 1, dtype=np.int64)
         np.cumsum(np.bincount(rows, minlength=shape[0]), out=starts[1:])
         usual = np.full(shape[1], State.ABSENT, dtype=np.uint8) if usual is None else usual
-        return cls(usual, starts, classes, states, _no_chance(shape[1]) if chance is None else chance)
+        chance = np.full(shape[1], np.nan, dtype=np.float32) if chance is None else chance
+        return cls(usual, starts, classes, states, chance)
 
     @classmethod
     def from_states(cls, states: UInt8[ndarray, "N C"], *, chance: Float[ndarray, "C"] | None = None) -> LabelStates:
@@ -291,10 +292,6 @@ def drawn(targets: Float[ndarray, "*shape"], *seed: int) -> Float[ndarray, "*sha
         return targets
     lots = np.random.default_rng(seed).random(targets.shape)
     return np.where(soft, lots < targets, targets).astype(targets.dtype)
-
-
-def _no_chance(classes: int) -> Float[ndarray, "C"]:
-    return np.full(classes, np.nan, dtype=np.float32)
 
 
 def _block(start: int, end: int) -> Int[ndarray, "K"]:

@@ -108,7 +108,7 @@ def _batches(
 ) -> Iterator[Decoded]:
     yield from DataLoader(
         _Plain(preprocessing),
-        batch_sampler=_in_batches(items, batch_size),
+        batch_sampler=iter(lambda: list(itertools.islice(items, batch_size)), []),
         collate_fn=_collate,
         num_workers=workers,
         worker_init_fn=ignore_interrupts,
@@ -147,11 +147,6 @@ def _collate(decoded: list[tuple[Path, Tensor | ImageError]]) -> Decoded:
     errors = [error for _, error in decoded if isinstance(error, ImageError)]
     images = torch.stack(list(whole.values())) if whole else torch.empty(0, 3, 0, 0)
     return Decoded([path for path, _ in decoded], list(whole), images, errors)
-
-
-def _in_batches(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    while batch := list(itertools.islice(items, size)):
-        yield batch
 
 
 def _has_images_in_memory(images: Source | Sequence[Source]) -> bool:

@@ -92,11 +92,8 @@ def fingerprints(
 ) -> list[Fingerprint]:
     """Return the fingerprints of many files, in their order.
 
-    Args:
-        paths: the files.
-        intensity: gray levels of 16-bit and float images.
-        workers: number of processes; 0 decodes in this one.
-        advance: called with the number of images decoded since the last call.
+    `intensity` is that of `read_image`. Images are decoded by `workers` processes; 0 decodes in this one. `advance` is
+    called with the number of images decoded since the last call.
     """
     parts = [paths[start : start + IMAGES_AT_ONCE] for start in range(0, len(paths), IMAGES_AT_ONCE)]
     found: list[Fingerprint] = []
@@ -135,19 +132,14 @@ def _hashes(pixels: Float[ndarray, "S S"]) -> tuple[int, int]:
     >>> [one ^ other == FLIP_MASK for one, other in zip(_hashes(noise), _hashes(noise[:, ::-1]), strict=True)]
     [True, True]
     """
-    cosines = _cosines()
+    cosines = np.concatenate([_cosines(0.0), _cosines(MARGIN)])  # of the whole rows, and within the margins
     signs = (cosines @ pixels @ cosines.T).take(_lowest()) > 0
     bits = np.packbits(signs).tobytes()
     return int.from_bytes(bits[: BITS // 8], "big"), int.from_bytes(bits[BITS // 8 :], "big")
 
 
 @lru_cache
-def _cosines() -> Float[ndarray, "W S"]:
-    """Return cosines over a whole row, then over the part within its margins."""
-    return np.concatenate([_cosines_within(0.0), _cosines_within(MARGIN)])
-
-
-def _cosines_within(margin: float) -> Float[ndarray, "F S"]:
+def _cosines(margin: float) -> Float[ndarray, "F S"]:
     """Return cosines of which each but the first sums to zero, so that brightness does not count."""
     edges = np.arange(SIZE + 1) / SIZE
     share = np.clip(np.minimum(edges[1:], 1 - margin) - np.maximum(edges[:-1], margin), 0, None) * SIZE

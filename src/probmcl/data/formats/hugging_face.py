@@ -52,7 +52,8 @@ def read_hugging_face(
     if not tables:
         raise DataError(f"{folder}: has no {' or '.join(f'{name}/metadata.csv' for name in SPLIT_FOLDERS)}; name it")
     _refuse_two_of_a_split(tables)
-    joined = _joined(folder, [_loaded(path, options) for path in tables], options)
+    loaded = [load(path, lambda names: has_a_path_column(names, options.path_column)) for path in tables]
+    joined = _joined(folder, loaded, options)
     said = "Hugging Face, " + " and ".join(f"{path.relative_to(folder)}" for path in tables)
     split = FOLDER if options.split_column is None else options.split_column
     records = records_of(joined, replace(options, split_column=split), images, keep, missing)
@@ -63,10 +64,10 @@ def read_hugging_face(
 
 def _tables(folder: Path) -> list[Path]:
     order = list(SPLIT_FOLDERS)
-    found = [place for place in folder.glob("*") if place.name.lower() in order and place.is_dir()]
-    found.sort(key=lambda place: (order.index(place.name.lower()), place.name))
-    places = [place / f"metadata{ending}" for place in found for ending in SUFFIXES]
-    return [path for path in places if path.is_file() and is_of_images(path)]
+    splits = [path for path in folder.glob("*") if path.name.lower() in order and path.is_dir()]
+    splits.sort(key=lambda path: (order.index(path.name.lower()), path.name))
+    tables = [path / f"metadata{ending}" for path in splits for ending in SUFFIXES]
+    return [path for path in tables if path.is_file() and is_of_images(path)]
 
 
 def _refuse_two_of_a_split(tables: Sequence[Path]) -> None:
@@ -77,14 +78,10 @@ def _refuse_two_of_a_split(tables: Sequence[Path]) -> None:
             raise DataError(f"{first[split]} and {path} are both of {split}; join them into one")
 
 
-def _loaded(path: Path, options: ReadOptions) -> Table:
-    return load(path, lambda names: has_a_path_column(names, options.path_column))
-
-
 def _joined(folder: Path, tables: Sequence[Table], options: ReadOptions) -> Table:
     """Return all rows in one table, with paths from the folder above and a column of the split."""
     first = tables[0]
-    place = first.columns.index(_path_column(first, options))
+    path = first.columns.index(_path_column(first, options))
     rows: list[tuple[str, ...]] = []
     lines: list[int] = []
     files: list[tuple[int, Path]] = []
@@ -95,14 +92,11 @@ def _joined(folder: Path, tables: Sequence[Table], options: ReadOptions) -> Tabl
         files.append((len(rows), table.path))
         for row in table.rows:
             cells = [row[column] for column in order]
-            cells[place] = _from_above(name, cells[place])
+            if cells[path] and not cells[path].startswith("/"):
+                cells[path] = f"{name}/{cells[path]}"
             rows.append((*cells, SPLIT_FOLDERS[name.lower()]))
         lines += table.lines
     return Table(folder, (*first.columns, FOLDER), tuple(rows), tuple(lines), tuple(files))
-
-
-def _from_above(name: str, text: str) -> str:
-    return f"{name}/{text}" if text and not text.startswith("/") else text
 
 
 def _path_column(table: Table, options: ReadOptions) -> str:
