@@ -45,7 +45,7 @@ _UNITS = {
 TICKS = {seconds * count: f"{count:g} {unit}" for unit, (seconds, counts) in _UNITS.items() for count in counts}
 """Seconds at which the time axis may have a tick, and its label."""
 
-Boxes = Float[ndarray, "B 4"]
+Boxes = Float[ndarray, "_ 4"]
 """Left, bottom, right and top of rectangles, in points."""
 
 
@@ -190,7 +190,7 @@ def _text_size(text: str, weight: str) -> tuple[float, float]:
 
     measured = "".join("W" if unicodedata.east_asian_width(sign) in "WF" else sign for sign in text)
     font = FontProperties(size=FONT, weight=weight)
-    return text_to_path.get_text_width_height_descent(measured, font, False)[0] + 4, FONT + 4
+    return text_to_path.get_text_width_height_descent(measured, font, False)[0] + 4, FONT + 4.0
 
 
 def place_label(
@@ -215,9 +215,9 @@ def place_label(
     return best
 
 
-def _overlaps(boxes: Boxes, others: Boxes) -> Int[ndarray, "B"]:
+def _overlaps(boxes: Boxes, others: Boxes) -> Int[ndarray, " B"]:
     """Count the others that each box overlaps."""
-    count: Int[ndarray, "B"] = np.zeros(len(boxes), dtype=int)
+    count: Int[ndarray, " B"] = np.zeros(len(boxes), dtype=int)
     for left, bottom, right, top in others:
         across = (boxes[:, 0] < right) & (left < boxes[:, 2])
         count += across & (boxes[:, 1] < top) & (bottom < boxes[:, 3])

@@ -50,7 +50,7 @@ def views_sheet(feed: ImageBatchSource, *, n_images: int = 16, n_views: int = 4)
     page = np.full((LINE + (len(rows) + 1) // 2 * height, max(1, min(2, len(rows))) * width, 3), 255, dtype=np.uint8)
     figure = Figure(figsize=(page.shape[1] / 72, page.shape[0] / 72), dpi=72)  # so that a point is a pixel
 
-    def write(x: float, y: int, text: str, color: str) -> None:
+    def write(x: int | float, y: int, text: str, color: str) -> None:
         style: dict[str, Any] = {"family": "DejaVu Sans Mono", "fontsize": FONT, "va": "center_baseline"}
         place = x / page.shape[1], 1 - (y + LINE / 2) / page.shape[0]
         figure.text(*place, text, color=color, parse_math=False, **style)
