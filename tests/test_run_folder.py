@@ -24,10 +24,10 @@ def test_the_environment_has_versions_and_no_path_of_the_machine() -> None:
 
 
 def test_an_interrupt_is_noted_where_a_run_was_begun(tmp_path: Path) -> None:
-    run_folder.note_interrupt(tmp_path)
+    RunFolder(tmp_path).note_interrupt()
     assert not list(tmp_path.iterdir())
     (tmp_path / "run.json").write_text('{"status": "running", "seed": 3}')
-    run_folder.note_interrupt(tmp_path)
+    RunFolder(tmp_path).note_interrupt()
     assert json.loads((tmp_path / "run.json").read_text()) == {"status": "interrupted", "seed": 3}
 
 

@@ -131,12 +131,12 @@ def _start_run(
     from probmcl.data.audit import prepare_data
     from probmcl.encoders import describe_encoder
     from probmcl.run.train import train_run
-    from probmcl.run_folder import METADATA
+    from probmcl.run_folder import METADATA, refuse_used
 
     # Options are checked first: reading every image of a large data set takes minutes.
     settings = _run_settings(options)
     describe_encoder(settings.encoder.name)
-    _refuse_used_folder(options["out"])
+    refuse_used(options["out"])
     prepared = prepare_data(data, images, read, checks, seed=settings.seed, workers=settings.workers, console=console)
     settings = replace(settings, intensity=prepared.intensity)
     warnings = [*prepared.warnings, *_reused_images(prepared.records, settings.encoder.weights)]
@@ -352,11 +352,11 @@ def _start_comparison(
     from probmcl.data.audit import prepare_data, refuse_unscorable
     from probmcl.files import write_json
     from probmcl.run.state import write_split
-    from probmcl.run_folder import COMPARISON
+    from probmcl.run_folder import COMPARISON, refuse_used
     from probmcl.runtime.distributed import is_main_process
 
     spec = _comparison_spec(options)
-    _refuse_used_folder(options["out"])
+    refuse_used(options["out"])
     prepared = prepare_data(data, images, read, checks, workers=spec.settings.workers, console=console)
     refuse_unscorable(prepared.records)
     spec = replace(spec, settings=replace(spec.settings, intensity=prepared.intensity))
@@ -565,13 +565,6 @@ def _reused_images(records: Records, weights: str | None) -> list[RunWarning]:
             )
             warnings.append(RunWarning("seen_before", message))
     return warnings
-
-
-def _refuse_used_folder(out: Path | str | None) -> None:
-    from probmcl.run_folder import refuse_used
-
-    if out is not None:
-        refuse_used(Path(out))
 
 
 @contextmanager

@@ -90,6 +90,11 @@ class RunFolder:
         """Write a JSON file of the run atomically."""
         write_json(self.path / name, content)
 
+    def note_interrupt(self) -> None:
+        """Record that the run was interrupted, if it had started."""
+        if self.has(METADATA):
+            write_json(self.path / METADATA, read_json(self.path / METADATA) | {"status": "interrupted"})
+
     def upgrade(self) -> None:
         """Bring a run of an older schema version to the current one, so that it can be resumed."""
         if self.schema < SCHEMA:
@@ -133,8 +138,11 @@ def claim(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
 
 
-def refuse_used(folder: Path) -> None:
+def refuse_used(folder: Path | str | None) -> None:
     """Raise an error for a folder that is not empty."""
+    if folder is None:
+        return
+    folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder}: a file, not a folder; choose another name")
     if folder.is_dir() and any(folder.iterdir()):
@@ -152,12 +160,6 @@ def new_folder(parent: Path, name: str) -> Path:
             continue
         return folder
     raise FileExistsError(f"{parent}: ten thousand runs of today; choose another folder")
-
-
-def note_interrupt(folder: Path) -> None:
-    """Record that a run was interrupted, if it had started."""
-    if (folder / METADATA).is_file():
-        write_json(folder / METADATA, read_json(folder / METADATA) | {"status": "interrupted"})
 
 
 def write_rows(path: Path, header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:

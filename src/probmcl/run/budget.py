@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float
@@ -61,6 +61,13 @@ class Plan:
     epochs: Mapping[str, int]
     messages: tuple[str, ...]
     views: int | None = None
+
+    def jobs(self, jobs: Sequence[TrainingJob]) -> Iterator[TrainingJob]:
+        """Yield the jobs that are trained, as long as planned."""
+        for job in jobs:
+            if job.key in self.epochs:
+                views = self.views or job.training.views
+                yield replace(job, training=replace(job.training, epochs=self.epochs[job.key], views=views))
 
 
 Planner = Callable[[Costs, float], Plan]

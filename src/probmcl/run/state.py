@@ -218,7 +218,6 @@ def create_run(
     folder: RunFolder,
     records: Records,
     settings: Settings,
-    *,
     source: DataSource | None,
     warnings: Sequence[RunWarning],
     fold_of: Int[ndarray, "N"] | None,

@@ -37,7 +37,7 @@ from probmcl.run.workspace import Workspace
 from probmcl.run_folder import RunFolder
 from probmcl.runtime.device import find_device
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
-from probmcl.settings import Settings, TrainingJob, load_settings
+from probmcl.settings import Settings, load_settings
 from probmcl.tables import rough_duration
 
 CandidateFilter = Callable[[Mapping[CandidateId, Candidate]], Iterable[CandidateId]]
@@ -88,13 +88,17 @@ def train_run(
     if run.has(run_folder.METADATA):
         _refuse_other_run(run, records, settings)
         if run.read(run_folder.METADATA)["status"] == "finished":
-            return _finished_run(RunState(run, records, settings.seed, console))
+            RunState(run, records, settings.seed, console).tidy_up()
+            console.print(f"{folder} is finished; nothing is left to do")
+            return read_run(run)
         encoder = build_encoder(settings, console)
     else:
         refuse_empty_splits(records)
         encoder = build_encoder(settings, console)  # before anything is written: it may be missing
         refuse_unbuildable(settings, encoder, records.label_space)
-        _create(run, records, settings, source, data_warnings, fold_of)
+        create = functools.partial(create_run, run, records, settings, source, data_warnings, fold_of)
+        with _interrupt_noted(run):
+            _on_main_process(create)
     with _recorded_status(run, records, settings, console) as state:
         workspace = Workspace.open(records, settings, encoder, run.checkpoints, console)
         return _run_phases(state, workspace, planner or functools.partial(plan_epochs, budget=settings.budget), test)
@@ -115,7 +119,7 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: C
     plan = state.once("plan", make_plan, json_format(Plan))
     for message in plan.messages:
         state.console.print(message)
-    for job in _planned_jobs(workspace.settings.jobs, plan):
+    for job in plan.jobs(workspace.settings.jobs):
         train_job(state, workspace, job)
 
     tested = [FROZEN_PROBE, *test(state.candidates)]
@@ -140,25 +144,6 @@ def _refuse_other_run(run: RunFolder, records: Records, settings: Settings) -> N
     _on_main_process(run.upgrade)
 
 
-def _create(
-    run: RunFolder,
-    records: Records,
-    settings: Settings,
-    source: DataSource | None,
-    data_warnings: Sequence[RunWarning],
-    fold_of: Int[ndarray, "N"] | None,
-) -> None:
-    def create() -> None:
-        create_run(run, records, settings, source=source, warnings=data_warnings, fold_of=fold_of)
-
-    try:
-        _on_main_process(create)
-    except (KeyboardInterrupt, SystemExit):
-        if is_main_process():
-            run_folder.note_interrupt(run.path)
-        raise
-
-
 def _on_main_process(work: Callable[[], None]) -> None:
     """Let rank 0 work while the others wait; an error is raised on every process."""
     problem = None
@@ -173,14 +158,21 @@ def _on_main_process(work: Callable[[], None]) -> None:
 
 
 @contextmanager
-def _recorded_status(run: RunFolder, records: Records, settings: Settings, console: Console) -> Iterator[RunState]:
-    """Open the state of a run; if it ends with an exception, record that in run.json."""
+def _interrupt_noted(run: RunFolder) -> Iterator[None]:
+    """Record an interrupt that comes before the state of the run can do so."""
     try:
-        state = RunState(run, records, settings.seed, console)
+        yield
     except (KeyboardInterrupt, SystemExit):
         if is_main_process():
-            run_folder.note_interrupt(run.path)
+            run.note_interrupt()
         raise
+
+
+@contextmanager
+def _recorded_status(run: RunFolder, records: Records, settings: Settings, console: Console) -> Iterator[RunState]:
+    """Open the state of a run; if it ends with an exception, record that in run.json."""
+    with _interrupt_noted(run):
+        state = RunState(run, records, settings.seed, console)
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: console.print(f"  note: {message}")
@@ -190,13 +182,6 @@ def _recorded_status(run: RunFolder, records: Records, settings: Settings, conso
     except BaseException as error:
         state.record("interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed")
         raise
-
-
-def _finished_run(state: RunState) -> Run:
-    """Return a finished run from its folder; tested candidates have their metrics."""
-    state.tidy_up()
-    state.console.print(f"{state.folder.path} is finished; nothing is left to do")
-    return read_run(state.folder)
 
 
 def read_run(folder: RunFolder) -> Run:
@@ -226,13 +211,6 @@ def _write_preprocessing(state: RunState, workspace: Workspace) -> None:
         state.folder.write(run_folder.PREPROCESSING, workspace.images.preprocessing)
         sheet = views_sheet(workspace.images)
         atomic_write(state.folder.path / run_folder.VIEWS, lambda part: sheet.save(part, format="PNG"))
-
-
-def _planned_jobs(jobs: Sequence[TrainingJob], plan: Plan) -> Iterator[TrainingJob]:
-    for job in jobs:
-        if job.key in plan.epochs:
-            views = plan.views or job.training.views
-            yield replace(job, training=replace(job.training, epochs=plan.epochs[job.key], views=views))
 
 
 def _write_results(state: RunState, tested: Sequence[CandidateId]) -> None:
