@@ -95,7 +95,8 @@ def test_working_in_blocks_changes_nothing_and_every_class_is_told(monkeypatch: 
     for count in (1, 60, 100):
         told: list[int] = []
         monkeypatch.setattr(entries, "BLOCK_ENTRIES", count)
-        np.testing.assert_array_equal(bootstrapped_map(scores, labels, None, weights, advance=told.append), whole)
+        areas = bootstrapped_areas(scores, labels, None, weights, advance=told.append)
+        np.testing.assert_array_equal(areas.mean_precision, whole)
         assert sum(told) == 7
 
 

@@ -21,13 +21,14 @@ def slides() -> ScoredRows:
     scores = np.array([[0.25, 0.5], [0.75, 0.5], [0.5, 0.0], [0.0, 1.0], [0.5, 0.25], [1.0, 0.75]], dtype=np.float32)
     labels = np.array([[0, 0], [1, 0], [0, 1], [0, 0], [0, 0], [0, 0]], dtype=np.float32)
     known = np.array([[1, 1], [1, 0], [0, 0], [1, 0], [0, 1], [0, 0]], dtype=np.bool_)
-    return ScoredRows.of_images(scores, labels, known, ("b", "b", "b", "b", "a", "a"))
+    return ScoredRows(scores, labels, known, ("b", "b", "b", "b", "a", "a"))
 
 
 def test_a_slide_has_the_mean_of_its_images() -> None:
     found = slides().aggregate("mean")
     assert found.scores.tolist() == [[0.75, 0.5], [0.375, 0.5]]
     assert found.group == ("a", "b")
+    assert found.images is not None
     assert found.images.tolist() == [2, 4]
     assert (len(found), found.groups) == (2, 2)
 
@@ -56,7 +57,7 @@ def test_groups_may_be_scattered() -> None:
 def test_without_groups_there_is_nothing_to_aggregate() -> None:
     whole = slides()
     with pytest.raises(ValueError, match="the rows have none"):
-        ScoredRows.of_images(whole.scores, whole.labels, whole.known).aggregate("mean")
+        ScoredRows(whole.scores, whole.labels, whole.known).aggregate("mean")
 
 
 def test_a_group_has_the_value_of_its_images() -> None:
@@ -69,7 +70,7 @@ def made(images: int = 60, group: tuple[str, ...] | None = None) -> ScoredRows:
     generator = np.random.default_rng(0)
     labels = (generator.random((images, 3)) < 0.4).astype(np.float32)
     scores = generator.random(labels.shape) * 0.7 + 0.3 * labels
-    return ScoredRows.of_images(scores, labels, generator.random(labels.shape) < 0.7, group)
+    return ScoredRows(scores, labels, generator.random(labels.shape) < 0.7, group)
 
 
 def test_the_interval_is_that_of_resampled_images_moved_to_what_was_found() -> None:
@@ -113,13 +114,13 @@ def test_one_group_alone_and_no_draws_have_no_interval() -> None:
 def test_an_interval_stays_within_0_and_1() -> None:
     labels = np.array([[1.0], [0.0]] * 4 + [[1.0]])
     scores = np.array([[0.9], [0.1]] * 4 + [[0.05]])
-    low, high = with_interval(ScoredRows.of_images(scores, labels, labels >= 0), draws=300, seed=0)["mAP_interval"]
+    low, high = with_interval(ScoredRows(scores, labels, labels >= 0), draws=300, seed=0)["mAP_interval"]
     assert 0 <= low < high <= 1
 
 
 def test_nothing_to_score_is_none_and_fits_into_json() -> None:
     judged = made()
-    nothing = ScoredRows.of_images(judged.scores, np.zeros_like(judged.labels), judged.known)
+    nothing = ScoredRows(judged.scores, np.zeros_like(judged.labels), judged.known)
     found = with_interval(nothing, draws=20, seed=0)
     assert (found["mAP"], found["mAP_interval"], found["macro_auroc"], found["classes_scored"]) == (None, None, None, 0)
     json.dumps(found, allow_nan=False)

@@ -99,7 +99,7 @@ def test_each_site_is_scored_by_itself_with_its_patients_resampled(model: Model,
     for number, value in enumerate(("north", "south", "(blank)")):
         rows = np.flatnonzero(np.arange(42) // 15 == number)
         known = np.ones((len(rows), 3), dtype=np.bool_)
-        alone = ScoredRows.of_images(scores[rows], records.labels[rows], known, tuple(PATIENTS[row] for row in rows))
+        alone = ScoredRows(scores[rows], records.labels[rows], known, tuple(PATIENTS[row] for row in rows))
         assert found["by"]["values"][value] == with_interval(alone, draws=40, seed=2)
     assert [part["groups"] for part in found["by"]["values"].values()] == [5, 5, 4]
     assert (found["resampled"], found["groups"], found["draws"]) == ("groups", 14, 40)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
@@ -32,16 +31,8 @@ MAX_COUNTED = 12
 """Most models whose parameters are counted: each has to be built, which takes a tenth of a second or more."""
 
 
-@dataclass(frozen=True)
-class Weights:
-    """A timm model with one set of weights.
-
-    Attributes:
-        model: its name without a tag.
-        name: its name with the tag of the weights, if there are any.
-        image_size: size of the images that it was made for.
-        license: license of the weights.
-    """
+class Weights(NamedTuple):
+    """A timm model with one set of weights; `name` has the tag of the weights, `model` has none."""
 
     model: str
     name: str
@@ -119,12 +110,9 @@ def _table(found: Sequence[Weights], reasons: Mapping[str, str]) -> Table:
 
     models = {weights.model for weights in found}
     counts = {model: f"{millions(model):.1f}" for model in models} if len(models) <= MAX_COUNTED else {}
-    columns = [Column.of_names("encoder"), Column("params (M)"), Column("pixels"), Column.of_names("license")]
+    columns = [*([Column("params (M)")] if counts else []), Column("pixels"), Column.of_names("license")]
     rows = []
-    for weights in found:
-        reason = f"\n  {reasons[weights.model]}" if weights.model in reasons else ""
-        cells = [weights.name + reason, counts.get(weights.model, ""), str(weights.image_size), weights.license]
-        rows.append(cells)
-    if not counts:
-        columns, rows = [columns[0], *columns[2:]], [[row[0], *row[2:]] for row in rows]
-    return Table("", columns, rows, framed=True)
+    for model, name, size, license_name in found:
+        reason = f"\n  {reasons[model]}" if model in reasons else ""
+        rows.append([name + reason, *([counts[model]] if counts else []), str(size), license_name])
+    return Table("", [Column.of_names("encoder"), *columns], rows, framed=True)

@@ -177,29 +177,24 @@ def _normalization(weight: int) -> Rule:
     return rule
 
 
-def _rules(rule: Rule, *names: str) -> dict[Any, Rule]:
-    """The rule for each operation of these names, in place or not, that this torch has."""
-    both = itertools.chain.from_iterable((name, f"{name}_") for name in names)
+def _rules(rule: Rule, names: str) -> dict[Any, Rule]:
+    """The rule for each operation of these names, in place or not, that this torch has; * is 1d, 2d and 3d."""
+    expanded = (name.replace("*", dims) for name in names.split() for dims in ("1d", "2d", "3d"))
+    both = itertools.chain.from_iterable((name, f"{name}_") for name in expanded)
     available = (getattr(torch.ops.aten, name, None) for name in both)
     return {operation: rule for operation in available if operation is not None}
 
 
-DIMENSIONS = ("1d", "2d", "3d")
-
 RULES: dict[Any, Rule] = {
     **_rules(_convolution_bias, "convolution"),
-    **_rules(_outputs, "addmm", "baddbmm"),
-    **_rules(_normalization(1), "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "native_group_norm"),
-    **_rules(_normalization(1), "_native_batch_norm_legit", "_native_batch_norm_legit_no_training"),
-    **_rules(_normalization(1), "_batch_norm_with_update", "_batch_norm_no_update"),
+    **_rules(_normalization(1), "native_batch_norm cudnn_batch_norm miopen_batch_norm native_group_norm"),
+    **_rules(_normalization(1), "_native_batch_norm_legit _native_batch_norm_legit_no_training"),
+    **_rules(_normalization(1), "_batch_norm_with_update _batch_norm_no_update"),
     **_rules(_normalization(2), "native_layer_norm"),
-    **_rules(_outputs, "relu", "leaky_relu", "hardtanh", "elu", "_prelu_kernel", "gelu", "silu"),
-    **_rules(_outputs, "_softmax", "_safe_softmax"),
-    **_rules(_pooling, "mean", "amax"),
-    **_rules(_inputs, *(f"avg_pool{d}" for d in DIMENSIONS), *(f"_adaptive_avg_pool{d}" for d in DIMENSIONS)),
-    **_rules(_inputs, *(f"max_pool{d}_with_indices" for d in DIMENSIONS)),
-    **_rules(_inputs, *(f"adaptive_max_pool{d}" for d in DIMENSIONS)),
-    **_rules(_outputs, *(f"upsample_nearest{d}" for d in DIMENSIONS), "upsample_linear1d", "upsample_trilinear3d"),
-    **_rules(_outputs, "upsample_bilinear2d", "upsample_bicubic2d", "_upsample_bilinear2d_aa"),
+    **_rules(_outputs, "addmm baddbmm relu leaky_relu hardtanh elu _prelu_kernel gelu silu _softmax _safe_softmax"),
+    **_rules(_pooling, "mean amax"),
+    **_rules(_inputs, "avg_pool* _adaptive_avg_pool* max_pool*_with_indices adaptive_max_pool*"),
+    **_rules(_outputs, "upsample_nearest* upsample_linear1d upsample_bilinear2d upsample_trilinear3d"),
+    **_rules(_outputs, "upsample_bicubic2d _upsample_bilinear2d_aa"),
 }
 """Counts in addition to products, by operation."""

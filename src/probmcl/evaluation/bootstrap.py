@@ -33,7 +33,7 @@ def resamples(
     array([[0, 0, 2, 2],
            [1, 1, 1, 1]], dtype=int32)
     """
-    rows = _drawn(_members(images, groups, draws), draws, seed)
+    rows = _draw(images, groups, draws, seed)
     return np.fromiter(rows, dtype=np.dtype((np.int32, images)), count=draws)
 
 
@@ -41,32 +41,24 @@ def resamples_in_blocks(
     images: int, groups: Sequence[str] | None, *, draws: int, seed: int
 ) -> Iterator[Int32[np.ndarray, "_ N"]]:
     """Yield the same resamples in blocks of `MAX_WEIGHTS`, so that memory is bounded for any number of images."""
-    rows = _drawn(_members(images, groups, draws), draws, seed)
+    rows = _draw(images, groups, draws, seed)
     while block := list(itertools.islice(rows, max(1, MAX_WEIGHTS // images))):
         yield np.stack(block)
 
 
-def _members(images: int, groups: Sequence[str] | None, draws: int) -> Int[np.ndarray, " N"]:
+def _draw(images: int, groups: Sequence[str] | None, draws: int, seed: int) -> Iterator[Int32[np.ndarray, " N"]]:
     if images < 1 or draws < 1:
         raise ValueError(f"{images} images, {draws} draws: give at least one of each")
     if groups is not None and len(groups) != images:
         raise ValueError(f"{len(groups)} groups for {images} images: name the group of every image, or give None")
-    return np.arange(images) if groups is None else np.unique(np.array(groups), return_inverse=True)[1]
-
-
-def _drawn(member: Int[np.ndarray, " N"], draws: int, seed: int) -> Iterator[Int32[np.ndarray, " N"]]:
+    member = np.arange(images) if groups is None else np.unique(np.array(groups), return_inverse=True)[1]
     count, generator = int(member.max()) + 1, np.random.default_rng(seed)
-    for _ in range(draws):
-        yield np.bincount(generator.integers(count, size=count), minlength=count)[member].astype(np.int32)
+    draw = (np.bincount(generator.integers(count, size=count), minlength=count) for _ in range(draws))
+    return (times[member].astype(np.int32) for times in draw)
 
 
 def bootstrapped_map(
-    scores: Array,
-    labels: Array,
-    known: Array | None,
-    weights: Int[np.ndarray, "B _"],
-    *,
-    advance: Callable[[int], None] | None = None,
+    scores: Array, labels: Array, known: Array | None, weights: Int[np.ndarray, "B _"]
 ) -> Float64[np.ndarray, " B"]:
     """Return the mAP of each resample, from scores and 0/1 labels of shape (N, C) and the weights of `resamples`.
 
@@ -74,13 +66,13 @@ def bootstrapped_map(
 
     where resample b draws a_s positives that score s, A_s that score s or more, and D_s known images that do. This is
     the mean `average_precision` of images that are repeated as often as they are drawn. A class without a positive
-    among them is left out of that resample's mean; NaN if there is none in any class. `advance` is called per class.
+    among them is left out of that resample's mean; NaN if there is none in any class.
 
     >>> scores, labels = torch.tensor([[0.9], [0.6], [0.1]]), torch.tensor([[1], [0], [1]])
     >>> bootstrapped_map(scores, labels, None, np.array([[1, 1, 1], [0, 2, 1]]))  # (1 + 2/3) / 2, and 1/3
     array([0.83333333, 0.33333333])
     """
-    return bootstrapped_areas(scores, labels, known, weights, advance=advance).mean_precision
+    return bootstrapped_areas(scores, labels, known, weights).mean_precision
 
 
 class Areas(NamedTuple):
@@ -104,6 +96,7 @@ def bootstrapped_areas(
 
     where resample b draws P positives and Q negatives of class c, a_s positives that score s, B_s negatives that score
     less and E_s that score the same. A class without positives or negatives is left out of that resample's mean.
+    `advance` is called with 1 after each class.
 
     >>> scores, labels = torch.tensor([[0.9], [0.6], [0.1]]), torch.tensor([[1], [0], [1]])
     >>> bootstrapped_areas(scores, labels, None, np.array([[1, 1, 1], [0, 2, 1]])).mean_auroc

@@ -32,25 +32,14 @@ class ScoredRows:
 
     Attributes:
         group: the group of each row (a patient, a slide); images of one group are not independent evidence.
-        images: the number of images of each row: 1, or the size of a group.
+        images: the number of images of each row; None for one each.
     """
 
     scores: Float[ndarray, "N C"]
     labels: Float[ndarray, "N C"]
     known: Bool[ndarray, "N C"]
-    group: tuple[str, ...] | None
-    images: Int[ndarray, "N"]
-
-    @classmethod
-    def of_images(
-        cls,
-        scores: Float[ndarray, "N C"],
-        labels: Float[ndarray, "N C"],
-        known: Bool[ndarray, "N C"],
-        group: tuple[str, ...] | None = None,
-    ) -> ScoredRows:
-        """Return one row per image."""
-        return cls(scores, labels, known, group, np.ones(len(scores), dtype=np.int64))
+    group: tuple[str, ...] | None = None
+    images: Int[ndarray, "N"] | None = None
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -63,16 +52,17 @@ class ScoredRows:
     def take(self, rows: Int[ndarray, "K"]) -> ScoredRows:
         """Return a selection of the rows."""
         group = None if self.group is None else tuple(self.group[row] for row in rows)
-        return ScoredRows(self.scores[rows], self.labels[rows], self.known[rows], group, self.images[rows])
+        images = None if self.images is None else self.images[rows]
+        return ScoredRows(self.scores[rows], self.labels[rows], self.known[rows], group, images)
 
     def aggregate(self, how: Aggregate) -> ScoredRows:
-        """Return one row per group, in the order of their names.
+        """Return one row per group of images, in the order of their names.
 
         A score is the mean or the maximum over the images of the group. A label is present if it is present in any
         image; absent if it is known in any image, and absent in all in which it is known; otherwise unknown.
 
         >>> labels, known = np.array([[0.0], [1.0], [0.0]]), np.array([[True], [True], [False]])
-        >>> tiles = ScoredRows.of_images(np.array([[0.2], [0.6], [0.9]]), labels, known, ("a", "a", "b"))
+        >>> tiles = ScoredRows(np.array([[0.2], [0.6], [0.9]]), labels, known, ("a", "a", "b"))
         >>> slides = tiles.aggregate("mean")
         >>> slides.scores.tolist(), slides.labels.tolist(), slides.known.tolist()
         ([[0.4], [0.9]], [[1.0], [0.0]], [[True], [False]])
@@ -89,7 +79,7 @@ class ScoredRows:
             labels=np.maximum.reduceat(np.where(self.known, self.labels, 0)[order], starts),
             known=np.logical_or.reduceat(self.known[order], starts),
             group=tuple(names.tolist()),
-            images=np.add.reduceat(self.images[order], starts),
+            images=sizes,
         )
 
 
@@ -193,7 +183,7 @@ def with_interval(
     and for a single group or image. `advance` is called with the number of classes that are done.
 
     >>> labels = np.array([[1.0], [0.0]])
-    >>> rows = ScoredRows.of_images(np.array([[0.9], [0.1]]), labels, labels > -1)
+    >>> rows = ScoredRows(np.array([[0.9], [0.1]]), labels, labels > -1)
     >>> result = with_interval(rows, draws=100, seed=0)
     >>> result["images"], result["mAP"], result["mAP_interval"]
     (2, 1.0, [1.0, 1.0])
@@ -203,7 +193,7 @@ def with_interval(
     mean_ap, mean_auroc = ap.nanmean().item(), auroc.nanmean().item()
     samples = _resample(rows, draws, seed, advance)
     return {
-        "images": int(rows.images.sum()),
+        "images": len(rows) if rows.images is None else int(rows.images.sum()),
         "groups": rows.groups,
         "classes_scored": int((~ap.isnan()).sum()),
         "classes_with_auroc": int((~auroc.isnan()).sum()),
@@ -225,7 +215,7 @@ def by_value(
     """Return `with_interval` of the rows of each value; rows without a value are `(blank)` and come last.
 
     >>> labels = np.array([[1.0], [0.0], [1.0]])
-    >>> rows = ScoredRows.of_images(np.array([[0.9], [0.1], [0.5]]), labels, labels > -1)
+    >>> rows = ScoredRows(np.array([[0.9], [0.1], [0.5]]), labels, labels > -1)
     >>> {value: part["images"] for value, part in by_value(rows, ["b", "a", ""], draws=0, seed=0).items()}
     {'a': 1, 'b': 1, '(blank)': 1}
     """

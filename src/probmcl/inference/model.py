@@ -173,7 +173,7 @@ class Model:
         records, scores, bad = self._score(records, skip_bad, batch_size, workers, console)
         scores = below_parents_of(scores, parents)[:, mapping.in_model]
         result = evaluate_rows(
-            ScoredRows.of_images(scores, *mapping.labels(records.states), records.group),
+            ScoredRows(scores, *mapping.labels(records.states), records.group),
             options,
             options.values(records),
             console,
