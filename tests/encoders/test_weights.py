@@ -277,7 +277,7 @@ def test_a_hub_that_refuses_is_a_clear_error_at_once(hub: type[Hub], status: int
 @pytest.mark.parametrize(("status", "expected"), [(200, True), (403, True), (404, True), (429, False), (500, False)])
 def test_whoever_answers_can_be_reached(hub: type[Hub], status: int, expected: bool) -> None:
     hub.status = status
-    assert weights._reachable(constants.ENDPOINT) is expected
+    assert weights.is_reachable(constants.ENDPOINT) is expected
     assert hub.asked == ["HEAD /"]
 
 
@@ -319,10 +319,10 @@ def test_a_closed_door_nonsense_and_a_bad_address_cannot_be_reached(monkeypatch:
 
         thread = threading.Thread(target=babble)
         thread.start()
-        assert not weights._reachable(address)
+        assert not weights.is_reachable(address)
         thread.join()
-    assert not weights._reachable(address)
-    assert not weights._reachable("hub")
+    assert not weights.is_reachable(address)
+    assert not weights.is_reachable("hub")
 
 
 def test_weights_of_a_run_are_its_encoders(tmp_path: Path) -> None:

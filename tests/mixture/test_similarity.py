@@ -1,4 +1,3 @@
-import inspect
 import json
 import math
 import os
@@ -135,10 +134,11 @@ class TestCorrelation:
             correlation(mixture_of(draw(), 2), mixture_of(draw(size=(2,)), 2))
 
     @pytest.mark.parametrize("function", [correlation, plan])
-    def test_an_unknown_way_is_an_error(self, function: Callable[..., object], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(similarity, "_check", inspect.unwrap(similarity._check))  # types are checked in tests only
+    def test_an_unknown_way_is_an_error(self, function: Callable[..., object], pytestconfig: pytest.Config) -> None:
+        if pytestconfig.getoption("jaxtyping_packages"):
+            pytest.skip("the checker of types answers first")
         with pytest.raises(ValueError, match="way='fast'; there are 'auto', 'tiled', 'features', 'compiled'"):
-            inspect.unwrap(function)(mixture_of(draw(), 2), way="fast")
+            function(mixture_of(draw(), 2), way="fast")
 
     @each_way
     @pytest.mark.parametrize("parameter", [0, 1, 2], ids=["log_weight", "mean", "variance"])

@@ -89,7 +89,7 @@ def test_any_other_error_passes_through_untouched(tmp_path: Path, error: str) ->
 def test_only_modules_of_torchvision_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = dict.fromkeys(["torchvision", "torchvision.io.image", "torchvision_extra", "torch", "my.torchvision"])
     monkeypatch.setattr(sys, "modules", modules)
-    torchvision_compat._forget_torchvision()
+    torchvision_compat.forget_torchvision()
     assert list(modules) == ["torchvision_extra", "torch", "my.torchvision"]
 
 

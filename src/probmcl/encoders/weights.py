@@ -70,7 +70,7 @@ def _fetch(name: str, cfg: dict[str, Any]) -> Path:
     remedy = "give a safetensors file (`weights=FILE`), or start from random numbers (`weights=none`)"
     if constants.HF_HUB_OFFLINE:
         raise WeightsError(f"{name}: the weights are not in the local cache and HF_HUB_OFFLINE is set; {remedy}")
-    if not _reachable(hf_hub_url(repository, file)):
+    if not is_reachable(hf_hub_url(repository, file)):
         raise WeightsError(f"{name}: the weights are not in the local cache and the hub cannot be reached; {remedy}")
     try:
         return Path(hf_hub_download(repository, file))
@@ -78,7 +78,7 @@ def _fetch(name: str, cfg: dict[str, Any]) -> Path:
         raise WeightsError(f"{name}: the hub does not give the weights ({error}); {remedy}") from error
 
 
-def _reachable(address: str) -> bool:
+def is_reachable(address: str) -> bool:
     """Whether somebody answers, within `PATIENCE` seconds; a name server that hangs counts as no."""
     answers: list[bool] = []
 

@@ -38,12 +38,13 @@ def import_torchvision() -> torch.library.Library | None:
     library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
     for declaration in DECLARATIONS:
         library.define(declaration)  # type: ignore[no-untyped-call]
-    _forget_torchvision()
+    forget_torchvision()
     importlib.import_module("torchvision")
     return library
 
 
-def _forget_torchvision() -> None:
+def forget_torchvision() -> None:
+    """Remove torchvision and its submodules from the imported modules."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "torchvision"]:
         del sys.modules[name]
 
