@@ -198,8 +198,8 @@ def place_label(
 ) -> Float[ndarray, "4"]:
     """Return the nearest box for a label inside the frame, over nothing that is `taken`, if possible over no line.
 
-    >>> nothing = np.zeros((0, 4))
-    >>> place_label(np.array([50.0, 50.0]), (30.0, 10.0), np.array([0.0, 0.0, 200.0, 100.0]), nothing, nothing)
+    >>> mark, no_lines = np.array([[43.0, 43.0, 57.0, 57.0]]), np.zeros((0, 4))
+    >>> place_label(np.array([50.0, 50.0]), (30.0, 10.0), np.array([0.0, 0.0, 200.0, 100.0]), mark, no_lines)
     array([57., 45., 87., 55.])
     """
     (x, y), (width, height), away = point, size, MARK + 2
