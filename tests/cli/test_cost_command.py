@@ -171,3 +171,9 @@ def test_the_paper_is_written_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     rows = list(csv.DictReader((tmp_path / "table_3.csv").read_text().splitlines()))
     assert [row["printed_method"] for row in rows] == ["CSRA"] * 4
     assert rows[0]["training_parameters"] == "42518592"
+
+
+def test_a_problem_of_one_method_names_options_as_they_are_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    cost("bce", "csra", "--encoders", "pit_ti_224", "--classes", "2")
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "choose another encoder or --image-size" in shown

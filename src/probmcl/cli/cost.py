@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number
 
+from probmcl.cli import command_console, spell_options
 from probmcl.errors import suggestion
 
 if TYPE_CHECKING:
@@ -87,9 +89,7 @@ def cost(
     if not measure and (batch_size is not None or device is not None):
         raise ValueError("--batch-size and --device are for a measurement; add --measure")
     _refuse_file(out)
-    from probmcl.console import Console
-
-    console = Console()
+    console = command_console()
     if paper:
         _show_paper(console, out)
         return
@@ -112,6 +112,7 @@ def cost(
     rows = _collect(console, cost_rows(specs, encoders, sizes, numbers, options), total)
     if len(rows) == total and all(row.problem for row in rows):
         raise ValueError(rows[0].problem)
+    rows = [replace(row, problem=row.problem and spell_options(row.problem)) for row in rows]
     _show(console, cost_tables(rows), [record(row) for row in rows], total, out)
 
 

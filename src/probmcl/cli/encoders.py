@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
+from probmcl.cli import command_console
 from probmcl.errors import suggestion
 
 if TYPE_CHECKING:
@@ -51,10 +52,9 @@ def encoders(
 
     Example: probmcl encoders "convnext_*"
     """
-    from probmcl.console import Console
     from probmcl.tables import to_rich
 
-    console = Console()
+    console = command_console()
     names = matching(pattern) if pattern else list(RECOMMENDED)
     weights = [describe_weights(name) for name in names[:MAX_ROWS]]
     console.rich.print(to_rich(_table(weights, {} if pattern else RECOMMENDED)))

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from probmcl.cli import command_console
+
 if TYPE_CHECKING:
-    from probmcl.console import Console
     from probmcl.methods.base import Method
 
 UNDESCRIBED = "(not described)"
@@ -46,10 +47,9 @@ def methods(
 
     Example: probmcl methods probmcl
     """
-    from probmcl.console import Console
     from probmcl.methods import METHODS, find_method
 
-    console = Console()
+    console = command_console()
     if name is not None:
         _show_settings(console, name, find_method(name))
         return
