@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from probmcl.data.records import Records
     from probmcl.experiments.protocol import ComparisonSpec
     from probmcl.experiments.results import Comparison
+    from probmcl.experiments.runner import ComparisonRunner
     from probmcl.run.results import Run
     from probmcl.settings import MethodSpec, Settings
 
@@ -350,6 +351,7 @@ def _start_comparison(
     console: Console,
 ) -> Comparison:
     from probmcl.data.audit import prepare_data, refuse_unscorable
+    from probmcl.experiments.runner import ComparisonRunner
     from probmcl.files import write_json
     from probmcl.run.state import write_split
     from probmcl.run_folder import COMPARISON, refuse_used
@@ -363,15 +365,15 @@ def _start_comparison(
     warnings = [*prepared.warnings, *_reused_images(prepared.records, spec.settings.encoder.weights)]
     name = _data_name(data)
     stored = {"source": prepared.source.to_json(), "name": name, "spec": spec, "warnings": warnings, "add": add}
-    with (
-        _new_folder(options["out"], f"{name}-comparison") as folder,
-        _resume_hint("compare", folder / COMPARISON, console),
-    ):
+    with _new_folder(options["out"], f"{name}-comparison") as folder:
         if is_main_process():
             folder.mkdir(parents=True, exist_ok=True)
             write_split(folder, prepared.records, prepared.fold_of)
             write_json(folder / COMPARISON, stored)
-        return _run_comparison(prepared.records, spec, folder, name, prepared.source, warnings, add, started, console)
+        runner = ComparisonRunner(
+            prepared.records, spec, folder, console, name, source=prepared.source, warnings=warnings, started=started
+        )
+        return _run_comparison(runner, add)
 
 
 def _comparison_spec(options: Mapping[str, Any]) -> ComparisonSpec:
@@ -414,6 +416,7 @@ def _resume_comparison(
     from probmcl import legacy
     from probmcl.data.audit import read_again
     from probmcl.experiments.protocol import ComparisonSpec, parse_methods
+    from probmcl.experiments.runner import ComparisonRunner
     from probmcl.files import read_json, write_json
     from probmcl.run_folder import COMPARISON, SPLIT
     from probmcl.runtime.device import find_device
@@ -438,9 +441,10 @@ def _resume_comparison(
     if is_main_process():
         write_json(folder / COMPARISON, stored | {"add": added})
     spec, warnings = ComparisonSpec(settings, compared, **fields), [RunWarning(**w) for w in stored["warnings"]]
-    with _resume_hint("compare", folder / COMPARISON, console):
-        paths = [Path(path) for path in added]
-        return _run_comparison(records, spec, folder, stored["name"], source, warnings, paths, started, console)
+    runner = ComparisonRunner(
+        records, spec, folder, console, stored["name"], source=source, warnings=warnings, started=started
+    )
+    return _run_comparison(runner, [Path(path) for path in added])
 
 
 def _refuse_other_methods(
@@ -455,29 +459,20 @@ def _refuse_other_methods(
         refuse_unnamed(method.method, "the same `methods` again, with {method}")
 
 
-def _run_comparison(
-    records: Records,
-    spec: ComparisonSpec,
-    folder: Path,
-    name: str,
-    source: DataSource,
-    warnings: Sequence[RunWarning],
-    add: Sequence[Path],
-    started: float,
-    console: Console,
-) -> Comparison:
-    from probmcl.experiments.runner import ComparisonRunner
+def _run_comparison(runner: ComparisonRunner, add: Sequence[Path]) -> Comparison:
     from probmcl.report.comparison import print_comparison, write_comparison
+    from probmcl.run_folder import COMPARISON
     from probmcl.runtime.distributed import barrier, is_main_process
 
-    for warning in warnings:
+    folder, console = runner.folder, runner.console
+    for warning in runner.warnings:
         console.print(f"  ALARM: {warning.message}")
-    runner = ComparisonRunner(records, spec, folder, console, name, source=source, warnings=warnings, started=started)
-    comparison = runner.run(add)
-    if is_main_process():
-        write_comparison(comparison, folder, warnings)
-    barrier()
-    print_comparison(comparison, folder, warnings, console)
+    with _resume_hint("compare", folder / COMPARISON, console):
+        comparison = runner.run(add)
+        if is_main_process():
+            write_comparison(comparison, folder, runner.warnings)
+        barrier()
+    print_comparison(comparison, folder, runner.warnings, console)
     return comparison
 
 

@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -73,12 +74,15 @@ class ComparisonRunner:
         self.records, self.spec, self.folder, self.console, self.name = records, spec, folder, console, name
         self.source, self.warnings = source, list(warnings)
         self.started = time.perf_counter() if started is None else started
-        self.measured = self._measure()
-        self.left_out = [f"{name} cannot run here: {why}" for name, why in self.measured.cannot.items()]
-        self.methods = tuple(method for method in spec.methods if method.name in self.measured.expenses)
+
+    @cached_property
+    def methods(self) -> tuple[MethodSpec, ...]:
+        """The methods that can run here."""
+        return tuple(method for method in self.spec.methods if method.name in self.measured.expenses)
 
     def run(self, add: Sequence[Path] = ()) -> Comparison:
         """Run all seeds that are not finished and summarize them, together with the results in the files of `add`."""
+        self.left_out = [f"{name} cannot run here: {why}" for name, why in self.measured.cannot.items()]
         others = [(path, read_results(path)) for path in add]  # refused before anything is trained
         results: list[Result] = []
         trials: dict[str, int] = {}
@@ -95,8 +99,9 @@ class ComparisonRunner:
                 merged = merge_results(merged, lines, path)
         return self._summarize(merged)
 
-    def _measure(self) -> Measurements:
-        """Measure the costs, or read them; a method that cannot run on this encoder is found here, not hours later."""
+    @cached_property
+    def measured(self) -> Measurements:
+        """Costs of every method, and the reasons why some cannot run here; stored in the folder."""
         path = self.folder / "measured.json"
         stored = broadcast(read_json(path) if is_main_process() and path.exists() else None)
         if stored is not None:
