@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from probmcl.cli import command_console
-
 if TYPE_CHECKING:
+    from probmcl.console import Console
     from probmcl.methods.base import Method
 
 UNDESCRIBED = "(not described)"
@@ -47,9 +46,10 @@ def methods(
 
     Example: probmcl methods probmcl
     """
+    from probmcl.console import Console
     from probmcl.methods import METHODS, find_method
 
-    console = command_console()
+    console = Console()
     if name is not None:
         _show_settings(console, name, find_method(name))
         return
