@@ -179,7 +179,7 @@ def test_maps_follow_an_image_that_is_not_square() -> None:
 
 @pytest.mark.parametrize(
     ("name", "complaint"),
-    [("pit_ti_224", r"its tokens \(1\) are no square map"), ("efficientvim_m1", "maps of several sizes")],
+    [("pit_ti_224", r"its tokens \(1\) are not a square map"), ("efficientvim_m1", "maps of several sizes")],
 )
 def test_a_model_without_a_map_says_so(name: str, complaint: str) -> None:
     encoder = ready(name)

@@ -71,7 +71,7 @@ def test_with_maps_the_tail_of_an_encoder_is_treated_as_the_whole(name: str, sid
 
 @pytest.mark.parametrize(
     ("name", "complaint"),
-    [("pit_ti_224", r"its tokens \(1\) are no square map"), ("efficientvim_m1", "maps of several sizes")],
+    [("pit_ti_224", r"its tokens \(1\) are not a square map"), ("efficientvim_m1", "maps of several sizes")],
 )
 def test_a_method_that_needs_maps_refuses_a_model_without(name: str, complaint: str) -> None:
     said = rf"^ml_gcn needs feature maps, and {name} has none at \d+ pixels: choose another encoder or `image_size` "
@@ -187,7 +187,7 @@ def test_finding_stages_runs_and_draws_nothing() -> None:
 @pytest.mark.parametrize("name", ["hrnet_w18_small", "test_resnet"])
 def test_a_method_that_needs_stages_refuses_a_model_with_fewer(name: str) -> None:
     there = {"hrnet_w18_small": 0, "test_resnet": 5}[name]
-    said = rf"^srn needs the maps that enter the last 9 stages, and {name} shows {there} of them at 64 pixels"
+    said = rf"^srn needs the maps that enter the last 9 stages, and {name} has {there} at 64 pixels"
     with pytest.raises(ValueError, match=said):
         with_stages(ready(name, image_size=64), "srn", 9)
 

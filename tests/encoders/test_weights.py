@@ -260,9 +260,9 @@ def test_weights_are_downloaded_once(cache: Path, tmp_path: Path, hub: type[Hub]
 @pytest.mark.parametrize(
     ("status", "complaint"),
     [
-        (401, "the hub does not give the weights"),
-        (403, "the hub does not give the weights"),
-        (404, "the hub does not give the weights"),
+        (401, "the hub does not provide the weights"),
+        (403, "the hub does not provide the weights"),
+        (404, "the hub does not provide the weights"),
         (429, "the hub cannot be reached"),  # or else half a minute of new tries
         (503, "the hub cannot be reached"),
     ],
@@ -298,7 +298,7 @@ def test_a_name_server_that_never_answers_is_not_waited_for(monkeypatch: pytest.
         raise socket.gaierror("too late")
 
     monkeypatch.setattr(socket, "getaddrinfo", hang)
-    monkeypatch.setattr(weights, "PATIENCE", 0.2)
+    monkeypatch.setattr(weights, "HUB_TIMEOUT", 0.2)
     try:
         with pytest.raises(WeightsError, match="the hub cannot be reached"):
             Encoder("test_resnet", weights="pretrained")

@@ -146,5 +146,5 @@ def test_gpus_are_left_alone_where_something_else_computes(
 
 def test_more_processes_than_gpus_are_an_error_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     Joined(monkeypatch, gpus=1)
-    with pytest.raises(ValueError, match=r"process 1 .* there are 1; start torchrun with nproc-per-node=1"):
+    with pytest.raises(ValueError, match=r"no GPU for process 1 .*there are 1.; run torchrun with nproc-per-node=1"):
         distributed.process_group().__enter__()

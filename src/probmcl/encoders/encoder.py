@@ -1,4 +1,4 @@
-"""Any timm model as an encoder: its pooled features, and the maps that were pooled."""
+"""Any timm model as an encoder: its pooled features, and its last feature maps."""
 
 import functools
 import math
@@ -20,16 +20,16 @@ MODEL_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError,
 
 
 class Encoder(nn.Module):
-    """An image encoder: pooled features as they come, and the maps that were pooled.
+    """An image encoder with pooled features, not normalized, and the feature maps before pooling.
 
     Args:
         name: any model of timm, with or without its tag: `resnet50`, `tresnet_m.miil_in21k`.
-        weights: None starts from random numbers, `"pretrained"` takes timm's weights for that name (and tag), a path
-            takes a safetensors file in timm's own keys, or the folder of a run.
-        image_size: side of the square input; by default the one the model was made for.
+        weights: None for a random initialization, `"pretrained"` for timm's weights of that name (and tag), or the path
+            of a safetensors file in timm's own keys, or of a run folder.
+        image_size: side of the square input; by default that of the pretrained model.
 
-    `mean`, `std`, `image_size` and `interpolation` say how its images are to be prepared; `features` is D, and
-    `channels` is K, the number of its maps.
+    `mean`, `std`, `image_size` and `interpolation` define the preprocessing; `features` is D, and `channels` is K, the
+    number of its maps.
 
     Reference: ProbMCL, section 2.1, "Encoder Network".
 
@@ -46,7 +46,7 @@ class Encoder(nn.Module):
             _refuse_size(name, image_size, bool(cfg["fixed_input_size"]))
         self.model = _build(name, cfg, weights, image_size)
         self.fixed_statistics = False
-        # What comes out of the pooling; some heads widen the maps' `num_features` on the way.
+        # Some heads widen the maps' `num_features` after pooling.
         self.features: int = getattr(self.model, "head_hidden_size", self.model.num_features)
         self.channels: int = self.model.num_features
         self.image_size: int = image_size or cfg["input_size"][-1]
@@ -57,7 +57,7 @@ class Encoder(nn.Module):
         )
 
     def train(self, mode: bool = True) -> "Encoder":
-        """Training mode; with `fixed_statistics`, batch normalization keeps to the statistics it has."""
+        """Set training mode; with `fixed_statistics`, batch normalization keeps its running statistics."""
         super().train(mode)
         if self.fixed_statistics:
             for module in self.modules():
@@ -66,38 +66,38 @@ class Encoder(nn.Module):
         return self
 
     def forward(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N D"]:
-        """Pooled features."""
+        """Return the pooled features."""
         features: Tensor = self.model(images)
         if features.shape[1:] != (self.features,):
-            given = tuple(features.shape[1:])
+            shape = tuple(features.shape[1:])
             raise ValueError(
-                f"{self.name} gives {given} instead of {self.features} pooled features; choose another model"
+                f"{self.name} returns {shape} instead of {self.features} pooled features; choose another model"
             )
         return features
 
     def maps(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N K h w"]:
-        """The last feature maps before pooling, channels first whatever the model's own layout.
+        """Return the last feature maps before pooling, channels first whatever the model's own layout.
 
-        K = D, except for models that widen what they pooled, such as MobileNetV3.
+        K = D, except for models that widen the pooled features, such as MobileNetV3.
         """
         features: Any = self.model.forward_features(images)
         if not isinstance(features, Tensor):
-            raise ValueError(f"{self.name} keeps maps of several sizes; choose another model")
+            raise ValueError(f"{self.name} has maps of several sizes; choose another model")
         return self.laid_out(features)
 
     def laid_out(self, activation: Float[Tensor, "N ..."]) -> Float[Tensor, "N K h w"]:
-        """Maps with channels first, from an activation in the model's own layout: tokens, or channels last."""
+        """Return maps with channels first, from an activation in the model's own layout: tokens, or channels last."""
         if activation.ndim == 4:
             return activation.permute(0, 3, 1, 2) if self._channels_last else activation
         tokens = activation[:, self._before(activation) :]  # (N, h·w, K)
         side = math.isqrt(tokens.shape[1])
         if side**2 != tokens.shape[1] or side < 2:
-            raise ValueError(f"{self.name}: its tokens ({tokens.shape[1]}) are no square map; choose another model")
+            raise ValueError(f"{self.name}: its tokens ({tokens.shape[1]}) are not a square map; choose another model")
         # Not len(tokens), which would fix the number of images in an exported model.
         return tokens.transpose(1, 2).reshape(tokens.shape[0], -1, side, side)
 
     def laid_back(self, maps: Float[Tensor, "N K h w"], activation: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
-        """The activation with other maps in it: what `laid_out` shows of the result is `maps`."""
+        """Return the activation with its maps replaced: the inverse of `laid_out`."""
         if activation.ndim == 4:
             return maps.permute(0, 2, 3, 1) if self._channels_last else maps
         before = activation[:, : self._before(activation)]
@@ -108,20 +108,20 @@ class Encoder(nn.Module):
         return getattr(self.model, "output_fmt", "NCHW") == "NHWC"
 
     def _before(self, tokens: Float[Tensor, "N T K"]) -> int:
-        """How many tokens stand before those of the map; a model that does not say has none or one, the class token."""
+        """Return the number of prefix tokens; a model that does not define it has none or one, the class token."""
         one = int(math.isqrt(tokens.shape[1]) ** 2 < tokens.shape[1])
         return int(getattr(self.model, "num_prefix_tokens", one))
 
 
 class PrecomputedFeatures(nn.Module):
-    """Stands in for an encoder whose features were computed before: what goes in comes out."""
+    """The stand-in for an encoder whose features were computed before: the identity."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
         self.features = features
 
     def forward(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-        """The features themselves."""
+        """Return the features themselves."""
         return features
 
 
@@ -167,10 +167,10 @@ def _configuration(name: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _refuse_size(name: str, image_size: int, fixed: bool) -> None:
-    """An error for images of a size that a model cannot take, found without any numbers where that is possible."""
+    """Raise an error if a model does not accept images of a size; checked on the meta device if possible."""
     size: dict[str, Any] = {"img_size": image_size} if fixed else {}
     problem: Exception | None = None
-    for device in ("meta", "cpu"):  # a few models cannot do without numbers
+    for device in ("meta", "cpu"):  # a few models cannot run on the meta device
         try:
             with torch.device(device), torch.random.fork_rng(devices=[]), torch.no_grad():
                 model = timm.create_model(name, pretrained=False, num_classes=0, **size).eval()

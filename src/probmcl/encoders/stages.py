@@ -1,4 +1,4 @@
-"""The stages of an encoder, what enters them, and what of it maps depend on: found without any numbers."""
+"""The stages of an encoder and the maps that enter them, found on the meta device."""
 
 import contextlib
 import functools
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from probmcl.encoders.encoder import MODEL_ERRORS, Encoder, PrecomputedFeatures
 
 LEARNING_SHARE = 0.05
-"""Of an encoder's parameters, at least so many are in what counts as its last stage: a norm is none."""
+"""Smallest share of an encoder's parameters in and after its last stage: a final norm is not a stage."""
 
 Visit = Callable[[Float[Tensor, "N E h w"]], Float[Tensor, "N E h w"] | None]
-"""What is done with the maps that enter a stage: they are looked at, or replaced by others of the same shape."""
+"""A function of the maps that enter a stage: it reads them, or returns others of the same shape that replace them."""
 
 
 class Stage(NamedTuple):
@@ -23,7 +23,7 @@ class Stage(NamedTuple):
 
     Attributes:
         module: its name in the model.
-        channels: of the maps that enter it; 0 where what enters is no square map.
+        channels: of the maps that enter it; 0 if its input is not a square map.
         side: of the maps that enter it, in positions.
     """
 
@@ -40,7 +40,7 @@ class TwoMaps(NamedTuple):
 
 
 def stages(encoder: Encoder) -> tuple[Stage, ...]:
-    """The stages of an encoder up to its last that learns, where `halves` cuts; those of a tail are the whole's.
+    """Return the stages of an encoder, the last being the one that `split_encoder` splits off, also for a tail.
 
     >>> [(stage.module, stage.channels, stage.side) for stage in stages(Encoder("resnet101", image_size=448))][-2:]
     [('layer3', 512, 56), ('layer4', 1024, 28)]
@@ -49,13 +49,13 @@ def stages(encoder: Encoder) -> tuple[Stage, ...]:
 
 
 def is_part(encoder: Encoder, stage: Stage) -> bool:
-    """Whether an encoder has this stage; a tail has the last one alone."""
+    """True if an encoder has this stage; a tail has only the last one."""
     module = dict(encoder.model.named_modules()).get(stage.module)
     return module is not None and not isinstance(module, nn.Identity)
 
 
 def two_maps(encoder: Encoder, images: Float[Tensor, "N *image"]) -> TwoMaps:
-    """The maps before and after the last stage, in one pass.
+    """Return the maps before and after the last stage, in one forward pass.
 
     In most networks the first have twice the side; in an EfficientNet, whose last stage keeps the size, the same.
 
@@ -72,7 +72,7 @@ def two_maps(encoder: Encoder, images: Float[Tensor, "N *image"]) -> TwoMaps:
 
 @contextlib.contextmanager
 def at_entrances(encoder: Encoder, visits: Mapping[Stage, Visit]) -> Iterator[None]:
-    """While it lasts, whoever calls the encoder has the maps that enter these stages visited on their way.
+    """Call a function on the maps that enter each of these stages, in every forward pass inside the context.
 
     >>> encoder = Encoder("test_resnet", image_size=64).eval()
     >>> image, last = torch.rand(1, 3, 64, 64), stages(encoder)[-1]
@@ -98,10 +98,10 @@ def at_entrances(encoder: Encoder, visits: Mapping[Stage, Visit]) -> Iterator[No
 
 
 def with_maps(encoder: Encoder | PrecomputedFeatures, method: str) -> Encoder:
-    """The encoder, for a method that needs its maps and would rather know at once that there are none.
+    """Return the encoder for a method that needs its maps, or raise an error if it has none.
 
-    What the model computes from its maps only afterwards is frozen: no gradient will reach it. Nothing is run, since
-    the images of a tail are activations; an empty model of the same name tells what there is.
+    Parameters after the maps are frozen, since no gradient reaches them. They are found with a model of the same name
+    on the meta device, not with the encoder itself, since the images of a tail are activations.
 
     >>> with_maps(Encoder("test_resnet", image_size=64), "csra").channels
     96
@@ -128,7 +128,7 @@ def with_maps(encoder: Encoder | PrecomputedFeatures, method: str) -> Encoder:
 
 @functools.cache
 def _beyond_maps(name: str, image_size: int) -> frozenset[str]:
-    """Parameters that have no part in a model's maps, found without any numbers."""
+    """Return the parameters on which a model's maps do not depend, found on the meta device."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]), torch.enable_grad():
         empty = Encoder(name, image_size=image_size).eval()
         empty.maps(torch.empty(1, 3, image_size, image_size)).sum().backward()  # type: ignore[no-untyped-call]
@@ -136,45 +136,49 @@ def _beyond_maps(name: str, image_size: int) -> frozenset[str]:
 
 
 def with_stages(encoder: Encoder | PrecomputedFeatures, method: str, count: int = 1) -> Encoder:
-    """The encoder, for a method that needs its maps and those that enter its last `count` stages.
+    """Return the encoder for a method that needs its maps and those that enter its last `count` stages.
 
     >>> len(stages(with_stages(Encoder("test_resnet", image_size=64), "tdrg")))
     5
     """
     encoder = with_maps(encoder, method)
-    there = sum(stage.channels > 0 for stage in stages(encoder)[-count:])
-    if there < count:
+    available = sum(stage.channels > 0 for stage in stages(encoder)[-count:])
+    if available < count:
         raise ValueError(
-            f"{method} needs the maps that enter the last {count} stages, and {encoder.name} shows {there} of them at "
+            f"{method} needs the maps that enter the last {count} stages, and {encoder.name} has {available} at "
             f"{encoder.image_size} pixels: choose another encoder or `image_size`"
         )
     return encoder
 
 
-@functools.cache  # kept for good: a model is built with it, and must find it while it is exported
+@functools.cache  # never evicted: the result must be available while a model is exported
 def _stages(name: str, image_size: int) -> tuple[Stage, ...]:
-    for device in ("meta", "cpu"):  # a few models cannot do without numbers
+    for device in ("meta", "cpu"):  # a few models cannot run on the meta device
         with (
             contextlib.suppress(*MODEL_ERRORS),
             torch.device(device),
             torch.random.fork_rng(devices=[]),
             torch.no_grad(),
         ):
-            return _walked(Encoder(name, image_size=image_size).eval())
+            return _find_stages(Encoder(name, image_size=image_size).eval())
     return ()
 
 
-def _walked(encoder: Encoder) -> tuple[Stage, ...]:
-    """The stages that an image comes to, in their order, as long as enough of what learns is still before it."""
-    sizes = _sizes(encoder)
+def _find_stages(encoder: Encoder) -> tuple[Stage, ...]:
+    """Return the stages in the order of a forward pass, as long as enough of the parameters are still ahead."""
+    try:
+        unused = _beyond_maps(encoder.name, encoder.image_size)
+    except MODEL_ERRORS:  # there are no maps: all parameters count
+        unused = frozenset()
+    sizes = {key: p.numel() for key, p in encoder.model.named_parameters() if key not in unused}
     enough = LEARNING_SHARE * sum(sizes.values())
     finished: list[str] = []
-    found: list[Stage] = []
+    entered: list[Stage] = []
 
     def enter(name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         done = tuple(f"{other}." for other in finished)
         if sum(size for key, size in sizes.items() if not key.startswith(done)) >= enough:
-            found.append(_stage(encoder, name, inputs[0]))
+            entered.append(_stage(encoder, name, inputs[0]))
 
     for name, module in encoder.model.named_modules():
         module.register_forward_hook(lambda *_, name=name: finished.append(name))
@@ -182,7 +186,7 @@ def _walked(encoder: Encoder) -> tuple[Stage, ...]:
         name = info["module"]
         encoder.model.get_submodule(name).register_forward_pre_hook(functools.partial(enter, name))
     encoder(torch.empty(1, 3, encoder.image_size, encoder.image_size))
-    return tuple(found)
+    return tuple(entered)
 
 
 def _stage(encoder: Encoder, name: str, activation: Tensor) -> Stage:
@@ -191,12 +195,3 @@ def _stage(encoder: Encoder, name: str, activation: Tensor) -> Stage:
     except MODEL_ERRORS:
         return Stage(name, 0, 0)
     return Stage(name, channels, height) if height == width else Stage(name, 0, 0)
-
-
-def _sizes(encoder: Encoder) -> dict[str, int]:
-    """Of each parameter that feature maps depend on, which all methods train; of every one where there are no maps."""
-    try:
-        unused = _beyond_maps(encoder.name, encoder.image_size)
-    except MODEL_ERRORS:
-        unused = frozenset()
-    return {key: p.numel() for key, p in encoder.model.named_parameters() if key not in unused}

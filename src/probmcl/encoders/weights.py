@@ -1,4 +1,4 @@
-"""Where an encoder's weights come from: a file, a run, the local cache or the model hub."""
+"""Weights of an encoder: from a file, a run, the local cache or the model hub."""
 
 import http.client
 import threading
@@ -18,14 +18,14 @@ from probmcl.runtime import torchvision_compat  # noqa: F401  # before timm, whi
 
 import timm  # isort: skip
 
-PATIENCE = 4.0
-"""Seconds to wait for the model hub before saying that it cannot be reached."""
+HUB_TIMEOUT = 4.0
+"""Seconds to wait for the model hub before it counts as unreachable."""
 
 
 def pretrained(name: str, cfg: dict[str, Any], size: dict[str, Any]) -> Any:
-    """A model with timm's weights for its name and tag."""
+    """Return a model with timm's weights for its name and tag."""
     path = _fetch(name, cfg)
-    # The hub's file has torch's layout even where `custom_load` says that the original has another one.
+    # The hub's file has torch's layout even if `custom_load` is set for the original weights.
     overlay = {"file": str(path), "custom_load": False}
     try:
         return timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay, **size)
@@ -34,16 +34,16 @@ def pretrained(name: str, cfg: dict[str, Any], size: dict[str, Any]) -> Any:
 
 
 def load(model: nn.Module, path: Path, cfg: dict[str, Any]) -> None:
-    """Fill a model from a safetensors file in timm's own keys, or from the folder of a run."""
+    """Load the weights of a model from a safetensors file in timm's own keys, or from a run folder."""
     path = path / MODEL if path.is_dir() else path
     try:
         state = load_file(path)
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"{path}: cannot be read ({error}); give a whole safetensors file, or a run") from error
-    within = "encoder.model."  # in the file of a run, beside what sits on the encoder
+    within = "encoder.model."  # in the file of a run, which also contains the head
     if path.name == MODEL and any(key.startswith(within) for key in state):
         state = {key.removeprefix(within): value for key, value in state.items() if key.startswith(within)}
-    head = cfg["classifier"] or ()  # its keys belong to a layer that an encoder does not have
+    head = cfg["classifier"] or ()  # the encoder does not have this layer
     heads = tuple(f"{name}." for name in ((head,) if isinstance(head, str) else head))
     state = {key: value for key, value in state.items() if not key.startswith(heads)}
     wanted = {key: value.shape for key, value in model.state_dict().items()}
@@ -60,7 +60,7 @@ def load(model: nn.Module, path: Path, cfg: dict[str, Any]) -> None:
 
 
 def _fetch(name: str, cfg: dict[str, Any]) -> Path:
-    """The file of timm's weights: from the local cache, else downloaded."""
+    """Return the file of timm's weights, from the local cache or downloaded."""
     repository, file = cfg["hf_hub_id"], cfg["hf_hub_filename"] or "model.safetensors"
     if not repository:
         raise WeightsError(f"timm has no downloadable weights for {name}; choose a tag, or give a safetensors file")
@@ -75,25 +75,25 @@ def _fetch(name: str, cfg: dict[str, Any]) -> Path:
     try:
         return Path(hf_hub_download(repository, file))
     except OSError as error:
-        raise WeightsError(f"{name}: the hub does not give the weights ({error}); {remedy}") from error
+        raise WeightsError(f"{name}: the hub does not provide the weights ({error}); {remedy}") from error
 
 
 def is_reachable(address: str) -> bool:
-    """Whether somebody answers, within `PATIENCE` seconds; a name server that hangs counts as no."""
+    """True if the server answers within `HUB_TIMEOUT` seconds; a name server that hangs counts as no answer."""
     answers: list[bool] = []
 
     def ask() -> None:
         try:
-            with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=PATIENCE):
+            with urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=HUB_TIMEOUT):
                 answers.append(True)
         except urllib.error.HTTPError as error:
             error.close()
-            # A refusal is an answer; "later" is none, since the download would try again for half a minute.
+            # A refusal is an answer; "try again later" is not, since the download would retry for half a minute.
             answers.append(error.code < 500 and error.code != 429)
         except (OSError, http.client.HTTPException, ValueError):
             answers.append(False)
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(PATIENCE)
+    thread.join(HUB_TIMEOUT)
     return answers == [True]

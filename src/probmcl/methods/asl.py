@@ -1,6 +1,6 @@
 """The asymmetric loss end to end, the strongest rival of the paper's tables."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import final
 
 from jaxtyping import Float
@@ -41,14 +41,4 @@ class ASL(LinearClassifier):
 
     def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
         """Sum over the known entries."""
-        c = self.config
-        return asymmetric(
-            logits,
-            labels,
-            known,
-            gamma_negative=c.gamma_negative,
-            gamma_positive=c.gamma_positive,
-            clip=c.clip,
-            focusing_gradient=c.focusing_gradient,
-            reduction=self.reduction,
-        )
+        return asymmetric(logits, labels, known, **asdict(self.config), reduction=self.reduction)

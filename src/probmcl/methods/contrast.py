@@ -80,7 +80,10 @@ class ProjectedContrast(Method, ABC):
         similarity = full_precision(torch.matmul)(projected, distributed.gather(projected).T)  # (M, P)
         loss = self.contrast(similarity, labels, known, len(views))
         local = similarity[:, distributed.local_rows(len(similarity))]  # each process monitors its own rows
-        return Step(loss, {"contrastive": loss, **_statistics(features, local, labels, known, len(views))})
+        overlaps = _overlap(labels, labels, known, known, "jaccard").fill_diagonal_(1).repeat(len(views), len(views))
+        positive = positives(overlaps, threshold=POSITIVE_OVERLAP)
+        statistics = collapse.collapse_statistics(features, None, local, positive, n_views=len(views))
+        return Step(loss, {"contrastive": loss, **statistics})
 
     @abstractmethod
     def contrast(
@@ -155,15 +158,3 @@ def _overlap(
     if kind == "jaccard":
         return overlap.jaccard(a, b, known_a=known_a, known_b=known_b)
     return overlap.cosine(a, b, known_a=known_a, known_b=known_b, literal=kind == "cosine_literal")
-
-
-def _statistics(
-    features: Float[Tensor, "M D"],
-    similarity: Float[Tensor, "M M"],
-    labels: Float[Tensor, "N C"],
-    known: Bool[Tensor, "N C"] | None,
-    n_views: int,
-) -> dict[str, Tensor]:
-    overlaps = _overlap(labels, labels, known, known, "jaccard").fill_diagonal_(1)
-    positive = positives(overlaps.repeat(n_views, n_views), threshold=POSITIVE_OVERLAP)
-    return collapse.collapse_statistics(features, None, similarity, positive, n_views=n_views)

@@ -129,24 +129,19 @@ class KMCL(Classifier):
         )
         terms = {
             "classification": rescale_for_ddp(classification, "sum"),
-            "reconstruction": self._reconstruction(mixture, z, present(all_labels, all_known), all_known),
+            "reconstruction": reconstruction(
+                mixture.log_weight,
+                mixture.log_kernels(z),
+                present(all_labels, all_known),
+                all_known,
+                kernel_floor=KERNEL_FLOOR if c.clamps else 0.0,
+                ratio_floor=SHARE_FLOOR if c.clamps else 0.0,
+            ),
             "contrast": self._contrast(mixture, labels, known, n_views),
         }
         weights = (c.classification_weight, c.reconstruction_weight, c.contrastive_weight)
         loss = torch.stack([weight * term for weight, term in zip(weights, terms.values(), strict=True)]).sum()
         return Step(loss, terms)
-
-    def _reconstruction(
-        self, mixture: KernelMixture, z: Tensor, there: Tensor, known: Tensor | None
-    ) -> Float[Tensor, ""]:
-        return reconstruction(
-            mixture.log_weight,
-            mixture.log_kernels(z),
-            there,
-            known,
-            kernel_floor=KERNEL_FLOOR if self.config.clamps else 0.0,
-            ratio_floor=SHARE_FLOOR if self.config.clamps else 0.0,
-        )
 
     def _contrast(
         self, mixture: KernelMixture, labels: Tensor, known: Tensor | None, n_views: int

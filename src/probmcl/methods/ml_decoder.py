@@ -89,11 +89,5 @@ class MLDecoder(LogitClassifier):
         """The asymmetric loss, summed over the known entries."""
         c = self.config
         return asymmetric(
-            logits,
-            labels,
-            known,
-            gamma_negative=c.gamma_negative,
-            gamma_positive=c.gamma_positive,
-            clip=c.clip,
-            reduction=self.reduction,
+            logits, labels, known, gamma_negative=c.gamma_negative, gamma_positive=c.gamma_positive, clip=c.clip
         )

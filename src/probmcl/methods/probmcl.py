@@ -130,17 +130,13 @@ class ProbMCL(Classifier):
 
     def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
-        self.config = config or Config()
+        self.config = c = config or Config()
         self.encoder = encoder
-        self.network = _network(encoder.features, len(label_space), self.config)
-        self.anchors = (
-            LabelAnchors(
-                len(label_space), dim=self.network.dim, mean_size=self.config.mean_size, floor=self.config.floor
-            )
-            if self.config.anchors == "labels"
-            else None
-        )
-        if self.config.target == "feature":
+        self.network = _network(encoder.features, len(label_space), c)
+        self.anchors: LabelAnchors | None = None
+        if c.anchors == "labels":
+            self.anchors = LabelAnchors(len(label_space), dim=self.network.dim, mean_size=c.mean_size, floor=c.floor)
+        if c.target == "feature":
             warnings.warn(
                 "probmcl with target 'feature' (the paper's z = h) collapsed in every trial of ours: its likelihood "
                 "outweighs the contrast by thousands. Watch the alarm; see docs/decisions/0002",
@@ -170,7 +166,10 @@ class ProbMCL(Classifier):
         positive = positives(shared[:, own], threshold=c.threshold)
         watched = collapse.collapse_statistics(features, mixture, similarity[:, own], positive, n_views=len(views))
         likelihood = rescale_for_ddp(self._likelihood(mixture, features, hidden), c.reduction)
-        weight = self._contrastive_weight(likelihood, contrast, features)
+        balanced = c.contrastive_weight == "balanced"
+        weight = (
+            _balanced_weight(likelihood, contrast, features) if balanced else contrast.new_tensor(c.contrastive_weight)
+        )
         loss = objective(likelihood, contrast, contrastive_weight=weight)
         terms = {"likelihood": likelihood, "contrastive": contrast, "contrastive_weight": weight}
         return Step(loss, terms | parts | watched)
@@ -218,11 +217,6 @@ class ProbMCL(Classifier):
         return negative_log_likelihood(
             mixture, z, reduction=self.config.reduction, per_dimension=self.config.likelihood_per_dimension
         )
-
-    def _contrastive_weight(self, likelihood: Tensor, contrast: Tensor, features: Tensor) -> Float[Tensor, ""]:
-        if self.config.contrastive_weight == "balanced":
-            return _balanced_weight(likelihood, contrast, features)
-        return contrast.new_tensor(self.config.contrastive_weight)
 
 
 def _balanced_weight(likelihood: Tensor, contrast: Tensor, features: Tensor) -> Float[Tensor, ""]:

@@ -90,8 +90,7 @@ class KernelHeads(nn.Module):
         classes: number C of kernels.
         covariance: whether a kernel has one mean and one variance, or one of each for every dimension of z.
         reduced_size: dimensions of z where kernels are anisotropic.
-        initialization: `paper` draws mean weights from U(0, 0.1) and sets variance weights to 1, both biases to 0 (the
-            logits keep PyTorch's draw); `torch` keeps PyTorch's draw for all three.
+        initialization: of the mean and variance heads; `paper` is `initialize_as_paper`, `torch` keeps PyTorch's draw.
 
     >>> heads = KernelHeads(in_features=8, classes=3, covariance="anisotropic", reduced_size=4)
     >>> mixture = heads(torch.zeros(2, 8))
@@ -137,11 +136,7 @@ class KernelHeads(nn.Module):
 
 @full_precision
 def kernel_bhattacharyya(
-    p: KernelMixture,
-    q: KernelMixture | None = None,
-    *,
-    present: Bool[Tensor, "M C"],
-    distance_scale: float = 1.0,
+    p: KernelMixture, q: KernelMixture | None = None, *, present: Bool[Tensor, "M C"], distance_scale: float = 1.0
 ) -> Float[Tensor, "T P"]:
     """Bhattacharyya coefficients of chosen kernels of p with the kernels of the same class in every mixture of q.
 

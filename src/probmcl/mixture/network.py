@@ -31,8 +31,7 @@ class MixtureDensityNetwork(nn.Module):
         hidden: sizes of the hidden layers.
         activation: what follows each hidden layer. The text points to heads with ReLU, the figure draws none.
         floor: what ELU(a) + 2 is: the variance (the paper's "for the variances") or the standard deviation.
-        initialization: `paper` draws mean weights from U(0, 0.1) and sets variance weights to 1, both biases to 0 (π
-            keeps PyTorch's uniform draw); `torch` keeps PyTorch's draw for all three.
+        initialization: of the mean and variance heads; `paper` is `initialize_as_paper`, `torch` keeps PyTorch's draw.
 
     >>> import torch
     >>> network = MixtureDensityNetwork(in_features=8, classes=3, hidden=(16,))

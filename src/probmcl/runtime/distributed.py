@@ -1,8 +1,8 @@
-"""Several processes under torchrun, or one: in one, nothing here does anything.
+"""Collective operations for several processes under torchrun; with a single process they do nothing.
 
-Each process holds its own images. Losses know nothing of this; methods gather what they compare, and scale what they
-sum so that the mean over processes, which DistributedDataParallel takes of the gradients, is the loss of all images.
-Every function here that exchanges something has to be called by all processes, in the same order.
+Each process holds its own images. Losses are free of torch.distributed: methods gather the rows that they compare, and
+scale sums so that the mean over processes, which DistributedDataParallel takes of the gradients, is the loss of all
+images. All processes have to call the collective functions, in the same order.
 """
 
 import gc
@@ -24,18 +24,18 @@ from torch.autograd.function import once_differentiable
 T = TypeVar("T")
 
 TIMEOUT = timedelta(hours=2)
-"""How long a process waits for another that scores or saves meanwhile. One that dies ends torchrun at once."""
+"""How long a process waits for another that evaluates or saves. If one dies, torchrun ends all of them at once."""
 
 MAX_DIMS = 8
-"""More axes than any tensor here has: shapes travel as vectors of one length."""
+"""Length of the vector in which the shape of a tensor is gathered; larger than any number of axes here."""
 
 
 @contextmanager
 def process_group(device: str | None = None) -> Iterator[None]:
-    """Join the processes that torchrun started, each on its own GPU where there are GPUs, and leave them at the end.
+    """Initialize the process group of torchrun, with one GPU per process if there are GPUs, and destroy it at the end.
 
-    Nothing happens in a single process, nor where a script of one's own has joined them already. Where `device` says
-    that another kind of device computes, GPUs are left alone.
+    Does nothing in a single process, or if the calling script has initialized the group already. GPUs are not used if
+    `device` is of another type.
 
     >>> with process_group():
     ...     rank(), world_size(), is_main_process()
@@ -46,7 +46,7 @@ def process_group(device: str | None = None) -> Iterator[None]:
         return
     on_gpus = (device is None or device == "auto" or device.startswith("cuda")) and torch.cuda.is_available()
     if on_gpus:
-        torch.cuda.set_device(_own_gpu())
+        torch.cuda.set_device(_local_gpu())
     dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpus else "gloo", timeout=TIMEOUT)
     try:
         yield
@@ -55,33 +55,30 @@ def process_group(device: str | None = None) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _own_gpu() -> int:
-    number, there = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if number >= there:
-        raise ValueError(
-            f"process {number} of this machine has no GPU of its own, there are {there}; "
-            f"start torchrun with nproc-per-node={there}"
-        )
-    return number
+def _local_gpu() -> int:
+    rank, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if rank >= gpus:
+        raise ValueError(f"no GPU for process {rank} (there are {gpus}); run torchrun with nproc-per-node={gpus}")
+    return rank
 
 
 def rank() -> int:
-    """The number of this process, from 0."""
+    """Return the rank of this process, from 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
-    """How many processes there are."""
+    """Return the number of processes."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def is_main_process() -> bool:
-    """Whether this is the process that writes and speaks."""
+    """True on rank 0, the only process that writes files and prints."""
     return rank() == 0
 
 
 def local_rows(count: int) -> slice:
-    """Where this process's `count` rows are among the gathered rows of all.
+    """Return the slice of this process's `count` rows among the gathered rows of all processes.
 
     >>> local_rows(4)
     slice(0, 4, None)
@@ -90,9 +87,9 @@ def local_rows(count: int) -> slice:
 
 
 def gather(rows: Shaped[Tensor, "M *rest"]) -> Shaped[Tensor, "P *rest"]:
-    """The rows of all processes, in the order of the processes, with gradient; each has as many.
+    """Return the rows of all processes in the order of ranks, with gradient; every process has the same number.
 
-    What comes back is the gradient of the sum of all processes' losses, as it has to be before gradients are averaged.
+    The gradient is that of the sum of all processes' losses, as required before gradients are averaged.
 
     >>> gather(torch.tensor([1.0, 2.0]))
     tensor([1., 2.])
@@ -114,14 +111,14 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        total = grad.clone(memory_format=torch.contiguous_format)  # not in place: others may read what came in
+        total = grad.clone(memory_format=torch.contiguous_format)  # autograd may reuse the incoming one
         dist.all_reduce(total)
         return total[local_rows(len(total) // world_size())]
 
 
 @torch.no_grad()
 def gather_unequal(rows: Shaped[Tensor, "M *rest"]) -> Shaped[Tensor, "P *others"]:
-    """The rows of all processes, in the order of the processes, without gradient; each has any number, or none.
+    """Return the rows of all processes in the order of ranks, without gradient; each has any number, or none.
 
     >>> gather_unequal(torch.tensor([1.0, 2.0]))
     tensor([1., 2.])
@@ -129,7 +126,7 @@ def gather_unequal(rows: Shaped[Tensor, "M *rest"]) -> Shaped[Tensor, "P *others
     if world_size() == 1:
         return rows.detach()
     shapes = _shapes(rows)
-    # A process without rows cannot know what a row looks like.
+    # A process without rows does not know the shape of a row.
     rest = next((shape[1:] for shape in shapes if shape[0] > 0), rows.shape[1:])
     padded = rows.new_zeros(max(shape[0] for shape in shapes), *rest)
     padded[: len(rows)] = rows.reshape(len(rows), *rest)
@@ -138,7 +135,7 @@ def gather_unequal(rows: Shaped[Tensor, "M *rest"]) -> Shaped[Tensor, "P *others
 
 @torch.no_grad()
 def all_reduce_mean(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """The mean over processes of a tensor that each of them has, without gradient.
+    """Return the mean of a tensor over all processes, without gradient.
 
     >>> all_reduce_mean(torch.tensor(3.0))
     tensor(3.)
@@ -151,7 +148,7 @@ def all_reduce_mean(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def broadcast(value: T) -> T:
-    """What the first process has, in all of them: numbers, text, lists and dictionaries, as JSON carries them.
+    """Return the value of rank 0 on all processes; it is sent as JSON.
 
     >>> broadcast({"epochs": 3})
     {'epochs': 3}
@@ -164,13 +161,13 @@ def broadcast(value: T) -> T:
 
 
 def barrier() -> None:
-    """Wait until all processes are here."""
+    """Wait until all processes have called this function."""
     if world_size() > 1:
         dist.all_reduce(torch.zeros(1))
 
 
 def shard(items: Sequence[T]) -> Sequence[T]:
-    """Items rank, rank + world, rank + 2·world and so on: a part for each process, and all of them in one.
+    """Return the shard of this process: items rank, rank + world size, rank + 2·world size and so on.
 
     >>> shard(["a", "b", "c"])
     ['a', 'b', 'c']
@@ -179,7 +176,7 @@ def shard(items: Sequence[T]) -> Sequence[T]:
 
 
 def unshard(parts: Sequence[Float32[Tensor, "_ *rest"]]) -> Float32[Tensor, "P *others"]:
-    """What all processes made of their shares: a tensor on the CPU for each item; their rows in the order of the items.
+    """Gather the results of all shards, a CPU tensor for each item, and return their rows in the order of the items.
 
     >>> unshard([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
     tensor([1., 2., 3.])
@@ -193,14 +190,13 @@ def unshard(parts: Sequence[Float32[Tensor, "_ *rest"]]) -> Float32[Tensor, "P *
 
 
 def _shapes(x: Tensor) -> list[tuple[int, ...]]:
-    """The shape of this tensor in every process."""
-    said = torch.zeros(MAX_DIMS, dtype=torch.long, device=x.device)
-    said[: x.ndim + 1] = torch.tensor([x.ndim, *x.shape])
-    return [tuple(shape[1 : 1 + shape[0]]) for shape in torch.stack(_all_gather(said)).tolist()]
+    local = torch.zeros(MAX_DIMS, dtype=torch.long, device=x.device)
+    local[: x.ndim + 1] = torch.tensor([x.ndim, *x.shape])
+    return [tuple(shape[1 : 1 + shape[0]]) for shape in torch.stack(_all_gather(local)).tolist()]
 
 
 def _all_gather(x: Tensor) -> list[Tensor]:
-    sent = x.to(torch.uint8) if x.dtype == torch.bool else x.contiguous()  # gloo knows no booleans
+    sent = x.to(torch.uint8) if x.dtype == torch.bool else x.contiguous()  # gloo does not support booleans
     received = [torch.empty_like(sent) for _ in range(world_size())]
     dist.all_gather(received, sent)
     return [part.to(x.dtype) for part in received]

@@ -1,21 +1,20 @@
-"""Memory that a process has used stays its own."""
+"""A setting of glibc's malloc that keeps freed memory in the process."""
 
 import ctypes
 import sys
 
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
-"""What glibc's malloc.h calls them: how much free memory may stay, and how many blocks get a mapping of their own."""
+"""Parameters of mallopt in glibc's malloc.h: how much free memory to keep, and how many blocks to allocate by mmap."""
 
 
 def keep_freed_memory() -> bool:
-    """Have the C library keep what is freed, for the next tensor of that size; says whether it could be told so.
+    """Tell glibc to keep freed memory instead of returning it to the OS; return whether that succeeded.
 
-    By default glibc gives every large block back to the system at once, and the system hands it out again page by page,
-    zeroed: on a CPU that took half of the processor time of a forward pass, and a quarter of a training step's. The
-    price is a fifth more memory at the peak. It concerns the whole process: the command asks for it, the library leaves
-    it to whoever owns the process.
+    By default glibc returns every large block to the OS at once, which hands it out again page by page, zeroed: on a
+    CPU that took half of the processor time of a forward pass, and a quarter of a training step's. The price is a fifth
+    more memory at the peak. It affects the whole process, so only the command line calls it, not the library.
     """
     if sys.platform != "linux":
         return False
-    tell = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries have none
-    return tell is not None and bool(tell(TRIM_THRESHOLD, 2**31 - 1)) and bool(tell(MMAP_MAX, 0))
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries do not have it
+    return mallopt is not None and bool(mallopt(TRIM_THRESHOLD, 2**31 - 1)) and bool(mallopt(MMAP_MAX, 0))

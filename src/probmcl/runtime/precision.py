@@ -1,4 +1,4 @@
-"""Formulas are computed in float32 or better, whatever precision the network around them runs in."""
+"""Formulas in float32 or better, whatever the precision of the network around them."""
 
 import contextlib
 import functools
@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 def at_least_float32(x: Tensor) -> Tensor:
-    """Raise half-precision floats to float32; leave float32, float64, integers and booleans as they are.
+    """Convert half-precision floats to float32; leave float32, float64, integers and booleans unchanged.
 
     >>> at_least_float32(torch.ones(1, dtype=torch.bfloat16)).dtype
     torch.float32
@@ -22,7 +22,7 @@ def at_least_float32(x: Tensor) -> Tensor:
 
 
 def to_float64(x: Tensor) -> Tensor:
-    """Raise to float64 where the device has it; Apple's GPUs stop at float32.
+    """Convert to float64 if the device supports it; Apple's GPUs do not.
 
     >>> to_float64(torch.ones(1)).dtype
     torch.float64
@@ -34,10 +34,10 @@ def to_float64(x: Tensor) -> Tensor:
 def _float32_matmul() -> Iterator[None]:
     """Multiply float32 matrices in float32, whatever torch.set_float32_matmul_precision allows elsewhere.
 
-    Torch has one such setting for all threads: another one that multiplies meanwhile is held to float32, too.
+    The setting is global: other threads multiply in float32 meanwhile, too.
     """
-    # Since 2.9 each backend has a setting of its own beside the common one, and torch refuses to read the common one
-    # where somebody has set the two against each other.
+    # Since 2.9 each backend has its own setting in addition to the common one, and torch raises an error when the
+    # common one is read while the two contradict each other.
     matmul: Any = [getattr(b, "matmul", None) for b in (torch.backends.cuda, torch.backends.mkldnn)]
     backends = [backend for backend in matmul if hasattr(backend, "fp32_precision")]
     allowed = [backend.fp32_precision for backend in backends]

@@ -1,4 +1,4 @@
-"""Processes that decode images: how many, how they are started, and who answers Ctrl-C."""
+"""Worker processes that decode images: their number, start method and handling of Ctrl-C."""
 
 import multiprocessing
 import os
@@ -15,34 +15,34 @@ MOST_WORKERS = 8
 
 
 def default_workers() -> int:
-    """One for each core that this process may use, up to eight; none where Python cannot fork safely.
+    """Return one worker for each core that this process may use, up to eight; 0 if Python cannot fork safely.
 
-    On macOS and Windows a worker starts the user's script again, which without `if __name__ == "__main__"` never ends.
+    On macOS and Windows a worker runs the user's script again, which never ends without `if __name__ == "__main__"`.
     """
     return min(len(os.sched_getaffinity(0)), MOST_WORKERS) if sys.platform == "linux" else 0
 
 
 def start_method() -> str:
-    """How workers are started: forked on Linux, elsewhere as Python does it, or as the user has chosen.
+    """Return the start method of workers: the user's choice, otherwise fork on Linux and Python's default elsewhere.
 
-    A choice that is Python's own default counts as none: it is also noted down where a library merely makes a lock.
+    A choice equal to Python's default is ignored: it is also recorded when a library only creates a lock.
     """
-    usual = multiprocessing.get_all_start_methods()[0]
+    default = multiprocessing.get_all_start_methods()[0]
     chosen = multiprocessing.get_start_method(allow_none=True)
-    if chosen not in (None, usual):
+    if chosen not in (None, default):
         return chosen
-    return "fork" if sys.platform == "linux" else usual
+    return "fork" if sys.platform == "linux" else default
 
 
 def ignore_interrupts(_: int = 0) -> None:
-    """In a worker, as its first act: a terminal sends Ctrl-C to all processes, and only the parent answers it."""
+    """Ignore Ctrl-C in a worker: a terminal sends it to all processes, and only the parent should handle it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def map_in_order(work: Callable[[Part], Result], parts: Sequence[Part], workers: int) -> Generator[Result, None, None]:
-    """What `work` makes of each part, in order; `workers` processes share them, 0 does all in this one.
+    """Yield `work(part)` for each part in order, computed by `workers` processes, or in this one if 0.
 
-    Wrap it in `contextlib.closing`: whoever stops early, as an interrupt does, then waits for no part still to come.
+    Wrap it in `contextlib.closing`, so that stopping early, as on an interrupt, does not wait for the remaining parts.
 
     >>> list(map_in_order(len, ["a", "bc"], workers=0))
     [1, 2]

@@ -1,7 +1,5 @@
 """The metrics of a run, step by step: metrics.jsonl, metrics.csv, and the collapse monitor."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -35,7 +33,7 @@ class MetricsLog:
         self.path, self.every, self.on_warning = path, every, on_warning
         self.warnings: list[RunWarning] = []
 
-    def stage(self, name: str) -> StageLog:
+    def stage(self, name: str) -> "StageLog":
         """Return the callback of one stage."""
         return StageLog(self, name)
 
