@@ -29,17 +29,7 @@ if TYPE_CHECKING:
     from probmcl.inference import Model, load
     from probmcl.run.results import Run
 
-__all__ = [
-    "DataChecks",
-    "Model",
-    "ReadOptions",
-    "Run",
-    "__version__",
-    "check",
-    "compare",
-    "load",
-    "train",
-]
+__all__ = ["DataChecks", "Model", "ReadOptions", "Run", "__version__", "check", "compare", "load", "train"]
 __version__ = "0.1.0"
 
 _MODULES = {

@@ -42,8 +42,7 @@ class Weights(NamedTuple):
 
 
 def encoders(
-    pattern: Annotated[str | None, Parameter(help="part of a name, or a name with * and ? (default: a few)")] = None,
-    /,
+    pattern: Annotated[str | None, Parameter(help="part of a name, or a name with * and ? (default: a few)")] = None, /
 ) -> None:
     """Show the encoders that --encoder takes: all timm models that match a pattern.
 

@@ -39,8 +39,7 @@ class Setting:
 
 
 def methods(
-    name: Annotated[str | None, Parameter(help="one of them; or my_package.my_file:MyMethod")] = None,
-    /,
+    name: Annotated[str | None, Parameter(help="one of them; or my_package.my_file:MyMethod")] = None, /
 ) -> None:
     """List the methods that can be trained; with a name, show the settings of that method.
 

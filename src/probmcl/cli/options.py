@@ -63,12 +63,7 @@ SPECIAL: Mapping[str, Any] = {
     "settings": Annotated[
         Mapping[str, Any] | None,
         Parameter(
-            name="--set",
-            converter=key_values,
-            n_tokens=-1,
-            consume_multiple=True,
-            accepts_keys=False,
-            group=METHOD,
+            name="--set", converter=key_values, n_tokens=-1, consume_multiple=True, accepts_keys=False, group=METHOD
         ),
     ],
 }

@@ -235,10 +235,7 @@ def _with_contradictions(origin: Origin | None, rows: Int[ndarray, "K"]) -> Orig
 
 
 def _refuse_other_values(
-    names: Sequence[str],
-    paths: Sequence[Path],
-    labels: Float[ndarray, "N C"],
-    known: Bool[ndarray, "N C"] | None,
+    names: Sequence[str], paths: Sequence[Path], labels: Float[ndarray, "N C"], known: Bool[ndarray, "N C"] | None
 ) -> None:
     if len(labels) != len(paths):
         raise ValueError(f"records of unequal length: {{'paths': {len(paths)}, 'labels': {len(labels)}}}")

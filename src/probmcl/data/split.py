@@ -28,12 +28,7 @@ LISTED = 5
 
 
 def make_splits(
-    records: Records,
-    *,
-    seed: int = 0,
-    val: float = 0.1,
-    test: float = 0.2,
-    together: Sequence[Sequence[int]] = (),
+    records: Records, *, seed: int = 0, val: float = 0.1, test: float = 0.2, together: Sequence[Sequence[int]] = ()
 ) -> Records:
     """Take a random part of train for test, and one for val, if they have no images.
 

@@ -205,12 +205,7 @@ def with_interval(
 
 
 def by_value(
-    rows: ScoredRows,
-    values: Sequence[str],
-    *,
-    draws: int,
-    seed: int,
-    advance: Callable[[int], None] | None = None,
+    rows: ScoredRows, values: Sequence[str], *, draws: int, seed: int, advance: Callable[[int], None] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Return `with_interval` of the rows of each value; rows without a value are `(blank)` and come last.
 

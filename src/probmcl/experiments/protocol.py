@@ -76,13 +76,7 @@ def parse_methods(texts: Sequence[str]) -> tuple[MethodSpec, ...]:
 
 
 def make_jobs(
-    methods: Sequence[MethodSpec],
-    settings: Settings,
-    *,
-    images: int,
-    views: int,
-    trials: int,
-    batch_size: int | None,
+    methods: Sequence[MethodSpec], settings: Settings, *, images: int, views: int, trials: int, batch_size: int | None
 ) -> tuple[TrainingJob, ...]:
     """Return the trainings of every method, one for each trial, all on the same number of views.
 

@@ -103,11 +103,7 @@ class Model:
         return (self._predict_batch(batch, threshold, parents) for batch in batches)
 
     def embed(
-        self,
-        images: Source | Sequence[Source],
-        *,
-        batch_size: int | None = None,
-        workers: int | None = None,
+        self, images: Source | Sequence[Source], *, batch_size: int | None = None, workers: int | None = None
     ) -> Float[ndarray, "N D"]:
         """Return the encoder's features of each image, without normalization; an unreadable image is an error."""
         features = []

@@ -69,10 +69,7 @@ SECTIONS: dict[str, Section] = {
     ),
     "decisions": Section(
         "Decisions: yes above 0.5; for macro F1, above thresholds chosen on validation",
-        (
-            *(_score(name, name) for name in ("CP", "CR", "CF1", "OP", "OR", "OF1")),
-            _score("macro F1", "macro_F1"),
-        ),
+        (*(_score(name, name) for name in ("CP", "CR", "CF1", "OP", "OR", "OF1")), _score("macro F1", "macro_F1")),
         note=lambda row: (
             "a set of labels has no threshold to choose, so that macro F1 is at 0.5 too" if row.emits_set else ""
         ),

@@ -22,10 +22,7 @@ IMAGES_AT_ONCE = 1024
 
 
 def screen(
-    tiles: UInt8[ndarray, "M T T"],
-    ones: Int[ndarray, "P"],
-    others: Int[ndarray, "P"],
-    flipped: Bool[ndarray, "P"],
+    tiles: UInt8[ndarray, "M T T"], ones: Int[ndarray, "P"], others: Int[ndarray, "P"], flipped: Bool[ndarray, "P"]
 ) -> Bool[ndarray, "P"]:
     """Return which pairs are, for one of their images, among the few with the smallest residual.
 

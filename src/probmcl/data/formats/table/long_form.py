@@ -90,12 +90,7 @@ def _said(what: str, lists: Lists, notes: list[str]) -> str:
 
 
 def _said_of_long_form(
-    table: Table,
-    columns: Columns,
-    images: Images,
-    lists: Lists,
-    flags: UInt8[ndarray, "R"],
-    policy: LabelPolicy,
+    table: Table, columns: Columns, images: Images, lists: Lists, flags: UInt8[ndarray, "R"], policy: LabelPolicy
 ) -> str:
     what = f"one row a label: {len(table.rows):,} rows, {len(images.first):,} images, labels {columns.labels!r}"
     notes = [f"{columns.presence!r} says which are there"] if columns.presence else []

@@ -152,12 +152,7 @@ def _lines(table: Table, images: Images) -> tuple[int, ...] | None:
 
 def _understood(columns: Columns, written: str, notes: Sequence[str]) -> str:
     """Which column was taken for what, to be said back."""
-    others = {
-        "split": columns.split,
-        "difficult": columns.difficult,
-        "group": columns.group,
-        "weight": columns.weight,
-    }
+    others = {"split": columns.split, "difficult": columns.difficult, "group": columns.group, "weight": columns.weight}
     said = [f"{role} {column!r}" for role, column in others.items() if column]
     unread = [f"not read: {listing(map(repr, columns.unread))}"] if columns.unread else []
     return "; ".join([", ".join([f"path column {columns.path!r}", written, *said]), *unread, *notes])
