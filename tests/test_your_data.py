@@ -10,7 +10,8 @@ import pytest
 from probmcl.api import train
 from probmcl.cli.evaluate import evaluate
 from probmcl.data.options import ReadOptions
-from probmcl.data.read import describe, read
+from probmcl.data.read import read
+from probmcl.data.records import describe
 from probmcl.errors import DataError, OptionError
 
 PAGE = (Path(__file__).parent.parent / "docs" / "your_data.md").read_text(encoding="utf-8")

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probmcl.data import Records, read
+from probmcl.data import Records, describe, read
 from probmcl.data.formats.digits import write_digits
 from probmcl.data.options import ReadOptions
-from probmcl.data.read import FORMATS, VARIANTS, describe
+from probmcl.data.read import FORMATS, VARIANTS
 from probmcl.data.records import Split
 from probmcl.errors import DataError, OptionError
 

@@ -95,7 +95,7 @@ def main() -> None:
         app()()
     except KeyboardInterrupt as interrupt:
         if _is_main_process():
-            print(f"interrupted; {str(interrupt) or 'what was reached is kept'}", file=sys.stderr)  # noqa: T201
+            print("; ".join(["interrupted", *map(str, interrupt.args)]), file=sys.stderr)  # noqa: T201
         sys.exit(INTERRUPTED)
     except (ValueError, OSError, FloatingPointError) as error:
         _fail(spell_options(str(error)))

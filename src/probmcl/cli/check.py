@@ -12,7 +12,6 @@ from cyclopts import Parameter
 from probmcl.cli import command_console
 from probmcl.cli.options import DATA, WHERE, Checks, Read, Workers
 from probmcl.data.options import DataChecks, ReadOptions
-from probmcl.data.records import SPLITS
 from probmcl.tables import Column, Table, to_rich
 
 if TYPE_CHECKING:
@@ -108,6 +107,8 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
 
 def _table(per_class: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Table:
     """Return a table of the positives of each class in each split, and of its unknown labels."""
+    from probmcl.data.records import SPLITS
+
     columns = [Column.of_names("class"), *map(Column, (*SPLITS, "unknown", "uncertain"))]
     rows = [[name, *_numbers(per_class[name])] if name else ["…", *[""] * 5] for name in _chosen(per_class)]
     return Table("images with each class", columns, rows, framed=True)

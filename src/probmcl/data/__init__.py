@@ -1,34 +1,25 @@
-"""Stage 1: images and labels, from files to records, and from an image to a tensor."""
+"""Stage 1: images and labels, from files to records, and from an image to a tensor.
 
-from probmcl.data.bad_images import BadImage, find_bad_images, without_bad
-from probmcl.data.formats.digits import write_digits
-from probmcl.data.images import Preprocessing, read_image
-from probmcl.data.intensity import IntensityRange
-from probmcl.data.labels import LabelStates, State
-from probmcl.data.options import DataChecks, DataSource, ReadOptions
-from probmcl.data.read import describe, read
-from probmcl.data.records import LabelSpace, Origin, Records, Split
-from probmcl.errors import DataError, ImageError
+What needs numpy is loaded when it is first used: importing this package loads no other library.
+"""
 
-__all__ = [
-    "BadImage",
-    "DataChecks",
-    "DataError",
-    "DataSource",
-    "ImageError",
-    "IntensityRange",
-    "LabelSpace",
-    "LabelStates",
-    "Origin",
-    "Preprocessing",
-    "ReadOptions",
-    "Records",
-    "Split",
-    "State",
-    "describe",
-    "find_bad_images",
-    "read",
-    "read_image",
-    "without_bad",
-    "write_digits",
-]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from probmcl.data.options import DataChecks, ReadOptions
+from probmcl.data.read import read
+
+if TYPE_CHECKING:
+    from probmcl.data.images import Preprocessing, read_image
+    from probmcl.data.records import LabelSpace, Records, describe
+
+__all__ = ["DataChecks", "LabelSpace", "Preprocessing", "ReadOptions", "Records", "describe", "read", "read_image"]
+
+_MODULES = {"images": ("Preprocessing", "read_image"), "records": ("LabelSpace", "Records", "describe")}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"probmcl.data.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

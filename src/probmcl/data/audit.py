@@ -24,8 +24,8 @@ from probmcl.data.formats.table.image_columns import RepeatedRowsError
 from probmcl.data.formats.table.sheet import names_of_columns
 from probmcl.data.intensity import IntensityRange, find_intensity_range, parse_range
 from probmcl.data.options import DataChecks, DataSource, ReadOptions, SkippedImage
-from probmcl.data.read import describe, read_source
-from probmcl.data.records import SPLITS, Records
+from probmcl.data.read import read_source
+from probmcl.data.records import SPLITS, Records, describe
 from probmcl.data.split import (
     folds,
     given_folds,

@@ -1,21 +1,20 @@
-"""Reading of data: detects the format of a file or folder and returns its records."""
+"""Reading of data: detects the format of a file or folder and returns its records.
+
+Importing this module loads neither numpy nor any format, because `probmcl.data` and the command line import it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from probmcl.data.formats.hugging_face import read_hugging_face
-from probmcl.data.formats.table.sheet import SUFFIXES
-from probmcl.data.formats.table.table import files_of_tables, find_tables, read_table
-from probmcl.data.labels import State
 from probmcl.data.options import DataSource, ReadOptions
-from probmcl.data.records import SPLITS, Missing, Records
-from probmcl.data.split import make_splits, taken_from_train
 from probmcl.errors import DataError, OptionError, suggestion
+
+if TYPE_CHECKING:
+    from probmcl.data.records import Missing, Records
 
 FORMATS: Mapping[str, str] = {
     "table": "probmcl.data.formats.table.table",
@@ -66,6 +65,7 @@ def read(
             `find_bad_images` to report, as long as any image exists.
 
     >>> from tempfile import TemporaryDirectory
+    >>> from probmcl.data import describe
     >>> from probmcl.data.formats.digits import write_digits
     >>> with TemporaryDirectory() as folder:
     ...     written = write_digits(Path(folder), train=3, val=1, test=1)
@@ -75,6 +75,8 @@ def read(
     5 images: train 3 · val 1 · test 1; 10 classes, 2.4 labels per image, 0.0 % not known
     images without labels: 0; classes without training positives: 3 of 10 (one, four, nine)
     """
+    from probmcl.data.split import make_splits, taken_from_train
+
     data = Path(data)
     name = _format(data, options.format)
     root = None if images is None else Path(images)
@@ -94,43 +96,6 @@ def read_source(source: DataSource, *, keep: Sequence[str] = ()) -> Records:
     return records.without([image.path for image in source.skipped])
 
 
-def describe(records: Records) -> str:
-    """Return a summary: the file and its columns, if known, then the number of images, classes and labels."""
-    present = records.present()
-    splits = " · ".join(f"{split} {len(records.rows(split)):,}" for split in SPLITS)
-    names = records.label_space.names
-    never = [names[i] for i in np.flatnonzero(records.label_space.counts == 0)]
-    unknown = 100 * (1 - records.states.known_share()) if len(records) and names else 0.0
-    listed = ", ".join(never[:5]) + (", …" if len(never) > 5 else "")
-    without = int((np.diff(present.indptr) == 0).sum())
-    lines = [
-        str(records.origin) if records.origin else "",
-        f"{len(records):,} images: {splits}; {len(names):,} classes, "
-        f"{present.nnz / max(len(records), 1):.1f} labels per image, {unknown:.1f} % not known",
-        _label_notes(records),
-        f"images without labels: {without:,}; classes without training positives: "
-        + (f"{len(never):,} of {len(names):,} ({listed})" if never else "none"),
-    ]
-    return "\n".join(line for line in lines if line)
-
-
-def _label_notes(records: Records) -> str:
-    counts = records.states.counts()
-    counts[State.UNCERTAIN, np.isin(records.states.chance, (0.0, 1.0))] = 0  # taken for absent or present
-    parts = [
-        f"{counts[state].sum():,} {state.name.lower()}"
-        for state in (State.UNKNOWN, State.UNCERTAIN)
-        if counts[state].any()
-    ]
-    notes = [f"labels: {', '.join(parts)}"] if parts else []
-    if records.group is not None:
-        groups = len(set(records.group))
-        notes.append(f"{groups:,} {'group' if groups == 1 else 'groups'}")
-    if records.weight is not None:
-        notes.append(f"weights from {records.weight.min():g} to {records.weight.max():g}")
-    return "; ".join(notes)
-
-
 def _format(data: Path, name: str | None) -> str:
     if name is not None and name not in {**FORMATS, **VARIANTS}:
         raise OptionError("format", name, f"is not a format; {suggestion(name, {**FORMATS, **VARIANTS})}")
@@ -144,6 +109,8 @@ def _format(data: Path, name: str | None) -> str:
 
 
 def _recognized(folder: Path) -> str:
+    from probmcl.data.formats.table.table import files_of_tables
+
     fit = [name for name, module in FORMATS.items() if name != LAST and import_module(module).recognizes(folder)]
     if len(fit) > 1:
         flags = " or ".join(f"`format={name}`" for name in fit)
@@ -159,6 +126,9 @@ def _recognized(folder: Path) -> str:
 
 def _table(data: Path) -> Path:
     """Return the only table of a folder with a path column or, if none has one, the only table."""
+    from probmcl.data.formats.table.sheet import SUFFIXES
+    from probmcl.data.formats.table.table import files_of_tables, find_tables
+
     if not data.is_dir():
         return data
     tables = find_tables(data) or files_of_tables(data)
@@ -172,13 +142,12 @@ def _table(data: Path) -> Path:
 def _read(
     name: str, data: Path, options: ReadOptions, images: Path | None, keep: Sequence[str], missing: Missing
 ) -> Records:
-    if name == "table":
-        return read_table(_table(data), options, images=images, keep=keep, missing=missing)
-    if name == "hugging_face":
-        return read_hugging_face(data, options, images=images, keep=keep, missing=missing)
-    _refuse_table_options(name, data, options, images, keep)
     format_name, arguments = VARIANTS.get(name, (name, {}))
     reader: Callable[..., Records] = getattr(import_module(FORMATS[format_name]), f"read_{format_name}")
+    if name in ("table", "hugging_face"):
+        table = _table(data) if name == "table" else data
+        return reader(table, options, images=images, keep=keep, missing=missing)
+    _refuse_table_options(name, data, options, images, keep)
     return reader(data, missing=missing, **arguments)
 
 

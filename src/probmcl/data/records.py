@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
 from probmcl.data.hierarchy import parents_of
-from probmcl.data.labels import LabelStates
+from probmcl.data.labels import LabelStates, State
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -224,6 +224,43 @@ class Records:
         if self.origin is None or self.origin.lines is None:
             return str(self.paths[row])
         return f"{self.origin.place}: row {self.origin.lines[row]}: {self.paths[row]}"
+
+
+def describe(records: Records) -> str:
+    """Return a summary: the file and its columns, if known, then the number of images, classes and labels."""
+    present = records.present()
+    splits = " · ".join(f"{split} {len(records.rows(split)):,}" for split in SPLITS)
+    names = records.label_space.names
+    never = [names[i] for i in np.flatnonzero(records.label_space.counts == 0)]
+    unknown = 100 * (1 - records.states.known_share()) if len(records) and names else 0.0
+    listed = ", ".join(never[:5]) + (", …" if len(never) > 5 else "")
+    without = int((np.diff(present.indptr) == 0).sum())
+    lines = [
+        str(records.origin) if records.origin else "",
+        f"{len(records):,} images: {splits}; {len(names):,} classes, "
+        f"{present.nnz / max(len(records), 1):.1f} labels per image, {unknown:.1f} % not known",
+        _label_notes(records),
+        f"images without labels: {without:,}; classes without training positives: "
+        + (f"{len(never):,} of {len(names):,} ({listed})" if never else "none"),
+    ]
+    return "\n".join(line for line in lines if line)
+
+
+def _label_notes(records: Records) -> str:
+    counts = records.states.counts()
+    counts[State.UNCERTAIN, np.isin(records.states.chance, (0.0, 1.0))] = 0  # taken for absent or present
+    parts = [
+        f"{counts[state].sum():,} {state.name.lower()}"
+        for state in (State.UNKNOWN, State.UNCERTAIN)
+        if counts[state].any()
+    ]
+    notes = [f"labels: {', '.join(parts)}"] if parts else []
+    if records.group is not None:
+        groups = len(set(records.group))
+        notes.append(f"{groups:,} {'group' if groups == 1 else 'groups'}")
+    if records.weight is not None:
+        notes.append(f"weights from {records.weight.min():g} to {records.weight.max():g}")
+    return "; ".join(notes)
 
 
 def _with_contradictions(origin: Origin | None, rows: Int[ndarray, "K"]) -> Origin | None:

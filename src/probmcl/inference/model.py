@@ -13,12 +13,13 @@ from numpy import ndarray
 from torch import Tensor
 
 from probmcl.console import Console
-from probmcl.data import BadImage, Preprocessing, Records, Split, without_bad
+from probmcl.data.bad_images import BadImage, without_bad
 from probmcl.data.hierarchy import below_parents as below_parents_of
 from probmcl.data.hierarchy import parents_of
+from probmcl.data.images import Preprocessing
 from probmcl.data.options import DataSource, ReadOptions, refuse_share
 from probmcl.data.read import read_source
-from probmcl.data.records import SPLITS
+from probmcl.data.records import SPLITS, Records, Split
 from probmcl.data.stream import Decoded, Source, decode, decode_files
 from probmcl.errors import DataError, ImageError, OptionError
 from probmcl.evaluation.groups import Aggregate, EvaluationOptions, ScoredRows, evaluate_rows
