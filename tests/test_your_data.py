@@ -1,6 +1,7 @@
 """Every example of docs/your_data.md prints what the page shows."""
 
 import re
+from dataclasses import fields
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ from typing import Any
 import pytest
 
 from probmcl.api import train
+from probmcl.cli import spell_options
 from probmcl.cli.evaluate import evaluate
-from probmcl.data.options import ReadOptions
+from probmcl.data.options import DataChecks, ReadOptions
 from probmcl.data.read import read
 from probmcl.data.records import describe
 from probmcl.errors import DataError, OptionError
@@ -35,10 +37,11 @@ def written(folder: Path, match: re.Match[str]) -> tuple[Path, dict[str, Any]]:
 
 
 def printed(data: Path, flags: dict[str, Any]) -> str:
+    """What the command line prints of the data, or the error that it ends with."""
     try:
-        return describe(read(data, options=ReadOptions(**flags), seed=None))
+        return spell_options(describe(read(data, options=ReadOptions(**flags), seed=None)))
     except (DataError, OptionError) as error:
-        return str(error)
+        return spell_options(str(error))
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -56,4 +59,5 @@ def test_no_example_is_left_out() -> None:
 def test_every_flag_that_the_page_names_is_one_of_a_command() -> None:
     named = {flag.replace("-", "_") for flag in re.findall(r"--([a-z][a-z-]+)", PAGE)}
     flags = {name for command in (train, evaluate) for name in signature(command).parameters}
+    flags |= {field.name for options in (ReadOptions, DataChecks) for field in fields(options)}
     assert named - flags == set()
