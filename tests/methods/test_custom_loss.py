@@ -111,7 +111,7 @@ def test_a_label_that_is_not_known_reaches_no_loss(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("unlike", r"takes \(predictions, targets\); a loss of one's own is loss\(logits, labels, known\)"),
+        ("unlike", r"takes \(predictions, targets\); a custom loss is loss\(logits, labels, known\)"),
         ("absent", "there is no function 'absent'"),
         ("not_a_function", "there is no function 'not_a_function'"),
     ],
@@ -122,7 +122,7 @@ def test_what_is_no_loss_is_refused_by_name(file: Path, name: str, said: str) ->
 
 
 def test_a_file_that_is_not_there_or_fails_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere.py: there is no such file"):
+    with pytest.raises(ValueError, match=r"nowhere.py: the file does not exist"):
         find_method(f"{tmp_path / 'nowhere.py'}:loss")
     (tmp_path / "broken.py").write_text("1 / 0")
     with pytest.raises(ValueError, match=r"broken.py cannot be loaded: ZeroDivisionError"):
@@ -146,7 +146,7 @@ def test_a_relative_path_means_the_same_file(file: Path, monkeypatch: pytest.Mon
 def test_no_file_is_run_because_a_folder_names_it(file: Path) -> None:
     place = f"{file.resolve()}:on_logits"
     config = {"jobs": [{"method": place, "settings": {}, "training": {}, "name": "on_logits"}]}
-    with pytest.raises(SettingsError, match="no code runs because a folder names it; say --loss"):
+    with pytest.raises(SettingsError, match="no code runs because a folder names it; give `loss="):
         load_settings(config)
     assert str(file.resolve()) not in sys.modules
 

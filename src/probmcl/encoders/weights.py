@@ -60,7 +60,6 @@ def load(model: nn.Module, path: Path, cfg: dict[str, Any]) -> None:
 
 
 def _fetch(name: str, cfg: dict[str, Any]) -> Path:
-    """Return the file of timm's weights, from the local cache or downloaded."""
     repository, file = cfg["hf_hub_id"], cfg["hf_hub_filename"] or "model.safetensors"
     if not repository:
         raise WeightsError(f"timm has no downloadable weights for {name}; choose a tag, or give a safetensors file")

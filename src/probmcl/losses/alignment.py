@@ -1,4 +1,4 @@
-"""Labels have no order, a sequence has one: which label each step of a sequence should have said."""
+"""Alignment of labels, which have no order, with the steps of a sequence, and the loss of the sequence."""
 
 from typing import Literal
 
@@ -26,7 +26,7 @@ def aligned_targets(
     *,
     alignment: Alignment = "predicted",
 ) -> Int[Tensor, "N T"]:
-    """What each step should have said: the n labels of the image in its first n steps, then the end, then anything.
+    """Return the target of each step: the n labels of the image in its first n steps, then the end, then none.
 
     `predicted`: a label that is the most probable answer of one of these n steps stays there, at the first of them.
     The others have the remaining steps, so that −Σ_t log p_t(target_t) is least. `minimal`: the sum is least over all
@@ -56,7 +56,6 @@ def aligned_targets(
 
 
 def _aligned(scores: Float[ndarray, "T E"], labels: Int[ndarray, " L"], alignment: Alignment) -> Int[ndarray, " S"]:
-    """The labels in order, and the end if there is a step left for it."""
     steps = min(len(labels), len(scores))
     targets = np.full(min(steps + 1, len(scores)), scores.shape[1] - 1)
     targets[:steps] = IGNORED
@@ -65,7 +64,7 @@ def _aligned(scores: Float[ndarray, "T E"], labels: Int[ndarray, " L"], alignmen
             if answer in labels and answer not in targets[:steps]:
                 targets[step] = answer
     free, left = np.flatnonzero(targets[:steps] == IGNORED), np.setdiff1d(labels, targets)
-    # What is no number is found in the loss, not here.
+    # NaN is reported by the check of the loss, not here.
     cost = np.nan_to_num(-scores[free][:, left], nan=0.0, posinf=np.inf)
     at, which = linear_sum_assignment(cost)
     targets[free[at]] = left[which]

@@ -1,7 +1,7 @@
-"""Signs that a contrastive run has stopped telling images apart, and an alarm in plain words.
+"""The collapse monitor of contrastive methods: statistics of each step, and a warning.
 
-A falling loss is no proof of better features: the paper's own objective can drive all images into one place while both
-of its terms go down (decision 0002). These numbers show it, in every contrastive run.
+A falling loss does not prove better features: the paper's own objective can map all images to one point while both of
+its terms decrease (decision 0002). These statistics show it.
 """
 
 from collections.abc import Mapping
@@ -15,8 +15,7 @@ from probmcl.mixture import IsotropicMixture
 from probmcl.runtime.precision import full_precision
 
 SMALLEST_GAP = 0.02
-"""Similarity of positives less that of negatives, below which a mixture tells them no longer apart."""
-
+"""Smallest difference between the mean similarities of positives and of negatives without a warning."""
 
 STATISTICS = (
     "effective_components",
@@ -38,13 +37,13 @@ def collapse_statistics(
     *,
     n_views: int,
 ) -> dict[str, Tensor]:
-    """What to watch in a contrastive step, each a number; rows in the order v·N + i.
+    """Return the statistics of a contrastive step, each a number; rows in the order v·N + i.
 
-    - effective_components: inverse Simpson index of the mixture weights, from 1 to C; only where there is a mixture;
+    - effective_components: inverse Simpson index of the mixture weights, from 1 to C; only with a mixture;
     - mean_coordinate: |mean coordinate of h|·√D with ‖h‖ = 1; at 1 every feature is the same direction ±1/√D;
     - feature_cosine: mean cosine between the features of different images;
     - similarity_positive, similarity_negative: mean Sim of positive pairs and of the others;
-    - rows_without_positives: share of rows that have no positive but the views of their own image.
+    - rows_without_positives: share of rows whose only positives are views of their own image.
     """
     unit = normalize(features, dim=1)
     images = torch.arange(len(features), device=features.device) % (len(features) // n_views)
@@ -60,21 +59,21 @@ def collapse_statistics(
     }
 
 
-def collapse_warning(seen: Mapping[str, float]) -> str | None:
-    """What is wrong with the signs of a run that has left its warm-up, or None.
+def collapse_warning(statistics: Mapping[str, float]) -> str | None:
+    """Return a warning if the statistics of a run after its warm-up show a collapse, otherwise None.
 
     >>> collapse_warning({"similarity_positive": 0.8, "similarity_negative": 0.4, "effective_components": 9.0})
     >>> print(collapse_warning({"similarity_positive": 1.0, "similarity_negative": 1.0, "effective_components": 1.0}))
     collapsed: mixtures of images that share labels are no more alike than others (similarity 1.000 against 1.000, 1.0 \
 effective components). What the encoder learns from here on does not tell images apart; see docs/decisions/0002.
     """
-    if "similarity_positive" not in seen:
+    if "similarity_positive" not in statistics:
         return None
-    positive, negative = seen["similarity_positive"], seen["similarity_negative"]
-    if not positive - negative < SMALLEST_GAP:  # also where one is NaN: a batch without negatives says nothing
+    positive, negative = statistics["similarity_positive"], statistics["similarity_negative"]
+    if not positive - negative < SMALLEST_GAP:  # also if one is NaN, as in a batch without negatives
         return None
-    of_mixtures = "effective_components" in seen
-    components = f", {seen['effective_components']:.1f} effective components" if of_mixtures else ""
+    of_mixtures = "effective_components" in statistics
+    components = f", {statistics['effective_components']:.1f} effective components" if of_mixtures else ""
     return (
         f"collapsed: {'mixtures of images' if of_mixtures else 'images'} that share labels are no more alike than "
         f"others (similarity {positive:.3f} against {negative:.3f}{components}). "

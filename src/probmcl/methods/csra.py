@@ -1,4 +1,4 @@
-"""CSRA: each class looks at the positions of the feature map that speak for it."""
+"""CSRA: class-specific residual attention over the positions of the feature map."""
 
 from dataclasses import dataclass
 from typing import final
@@ -19,7 +19,7 @@ class Config:
 
     Attributes:
         heads: how many, each with its own classifier and its own temperature.
-        attention_weight: of the attended mean beside the plain one (λ).
+        attention_weight: of the attended mean, relative to the plain one (λ).
         normalize: whether scores are divided by the length of the class's vector.
     """
 
@@ -60,6 +60,6 @@ class CSRA(LogitClassifier):
         )
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
-        """Residual attention on the encoder's maps."""
+        """Apply residual attention to the encoder's maps."""
         logits: Tensor = self.attention(self.encoder.maps(images))
         return logits

@@ -34,7 +34,7 @@ class Config:
     Attributes:
         classification: loss of the linear layer, binary cross-entropy or the asymmetric loss with its published values.
         contrast: method whose contrast is added, with its default settings.
-        contrast_weight: of the contrast beside the classification, which counts all classes of an image.
+        contrast_weight: of the contrast, relative to the classification loss, a sum over the classes of an image.
     """
 
     classification: Literal["asl", "bce"] = "bce"

@@ -80,7 +80,7 @@ class Config:
 
 
 PAPER = Config(covariance="anisotropic", initialization="paper", repeated_dimensions=True, clamps=True)
-"""What the published training scripts do where nothing is said."""
+"""The defaults of the published training scripts."""
 
 
 @final

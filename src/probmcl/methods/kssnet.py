@@ -1,4 +1,4 @@
-"""KSSNet: a graph of the labels reaches into the encoder, and makes classifiers beside the linear ones."""
+"""KSSNet: label embeddings from a graph, connected to the stages of the encoder and added to the linear classifier."""
 
 import functools
 from dataclasses import dataclass
@@ -25,16 +25,16 @@ from probmcl.methods.base import LogitClassifier, Logits, Origin
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `kssnet`; the defaults are those of the published code for videos where it has any.
+    """Settings of `kssnet`; the defaults are those of the published code for videos, if it has them.
 
     Attributes:
         knowledge: table whose rows join two classes, with a weight; none leaves co-occurrence alone.
         vectors: text file of word vectors in GloVe's format, which then stay as they are; none learns them.
         vector_size: numbers in a label vector, which is that of the file.
-        connections: lateral ones, at the entrances of so many of the encoder's last stages.
-        cooccurrence_weight: of the co-occurrence graph beside the knowledge (λ).
+        connections: number of lateral connections, each into one of the encoder's last stages.
+        cooccurrence_weight: of the co-occurrence graph; the rest is that of the knowledge (λ).
         smallest_edge: of the two together; what is below is no edge.
-        neighbor_share: weight of a class's neighbors, beside its own.
+        neighbor_share: weight of a class's neighbors; the rest is its own.
         scale: `even` draws weights with which label embeddings keep their size from layer to layer, and divides
             products with them by the root of their size; `published` does neither.
         dropout: of the pooled features, in training.
@@ -59,7 +59,7 @@ class Config:
 
 @final
 class KSSNet(LogitClassifier):
-    """Encoder with lateral connections from a label graph, and classifiers from the graph beside linear ones.
+    """Encoder with lateral connections from a label graph, and the sum of a graph and a linear classifier.
 
     logits = f E₄ᵀ + linear(f), where f are the pooled features of an encoder whose last three stages each take the maps
     that enter them with a `LateralConnection` to E₁, E₂ and E₃, and E₁ to E₄ are the `LabelEmbeddings` on the

@@ -81,7 +81,7 @@ class MLDecoder(LogitClassifier):
         )
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
-        """What the decoder finds in the encoder's maps."""
+        """Apply the decoder to the encoder's maps."""
         logits: Tensor = self.decoder(self.encoder.maps(images))
         return logits
 

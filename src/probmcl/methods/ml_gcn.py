@@ -1,4 +1,4 @@
-"""ML-GCN: the classifiers of all classes come out of a graph, along which classes that occur together share."""
+"""ML-GCN: a graph convolution over co-occurring classes computes the classifier of each class."""
 
 from dataclasses import dataclass
 from typing import final
@@ -22,8 +22,8 @@ class Config:
         vectors: text file of word vectors in GloVe's format, which then stay as they are; none learns them.
         vector_size: numbers in a label vector, which is that of the file.
         hidden: size of a label between the two graph convolutions.
-        threshold: share of a class's images from which on another class in them is its neighbor (t).
-        neighbor_share: weight of all neighbors of a class together, beside its own (p).
+        threshold: smallest share of a class's images that contain a neighbor of the class (t).
+        neighbor_share: weight of all neighbors of a class together; the rest is its own (p).
     """
 
     vectors: str | None = None
@@ -69,11 +69,11 @@ class MLGCN(LogitClassifier):
         self.second = GraphConvolution(c.hidden, self.encoder.channels)
 
     def class_vectors(self) -> Float[Tensor, "C K"]:
-        """The classifier of each class, W."""
+        """Return the classifier of each class, W."""
         hidden = leaky_relu(self.first(self.vectors, self.graph), SLOPE)
         vectors: Tensor = self.second(hidden, self.graph)
         return vectors
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
-        """The class vectors on the maxima of the encoder's maps."""
+        """Apply the class vectors to the maxima of the encoder's maps."""
         return self.encoder.maps(images).amax((2, 3)) @ self.class_vectors().T

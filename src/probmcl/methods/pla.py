@@ -1,4 +1,4 @@
-"""PLA: a recurrent decoder emits a set of labels, and learns them in the order in which it says them itself."""
+"""PLA: a recurrent decoder that emits a set of labels, trained in the order of its own predictions."""
 
 from dataclasses import dataclass
 from typing import final
@@ -30,7 +30,7 @@ class Config:
     """Settings of `pla`; the defaults are the published ones, but for the last two.
 
     Attributes:
-        alignment: the order of labels; `predicted` leaves one where it was emitted, `minimal` is that of least loss.
+        alignment: the order of labels; `predicted` keeps the emitted ones in place, `minimal` has the least loss.
         steps: the longest sequence, the end included; one of all classes and the end is never longer.
         hidden: size of the LSTM.
         embedding: size of the vector of the label that was emitted last.

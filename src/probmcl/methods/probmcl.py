@@ -47,10 +47,10 @@ class Config:
         dim: dimensions n of the mixture; None means the size of the target, or of the means.
         likelihood_per_dimension: divide the likelihood by n.
         overlap: how label sets are compared; `cosine_literal` is the formula as printed.
-        threshold: overlap from which on two images are positives (α).
+        threshold: smallest overlap of positives (α).
         temperature: of the contrast (τ).
-        contrastive_weight: of the contrast beside the likelihood (λ); `balanced` sets it in each step so that both pull
-            equally hard at the features.
+        contrastive_weight: of the contrast, relative to the likelihood (λ); `balanced` sets it in each step so that
+            both have gradients of equal norm at the features.
         reduction: over the rows of a batch, for both terms.
         anchors: `labels` also contrasts images with mixtures of the batch's label sets, whose Gaussians are learned for
             each class; the mixture then predicts by itself. With `aligned` only.
@@ -102,7 +102,7 @@ PAPER = Config(
     contrastive_weight=0.3,
     reduction="sum",
 )
-"""The paper as printed, where it is printed (its α for MS-COCO; ADP has 0.5)."""
+"""The published values (α for MS-COCO; ADP has 0.5)."""
 
 
 @final
@@ -207,8 +207,8 @@ class ProbMCL(Classifier):
         similarity = label_set_correlation(
             mixture, self.anchors(), sets[there], component_weight=self.config.component_weight
         )
-        nobody = torch.full((len(shared),), -1, device=shared.device)  # no column is the row itself
-        return self._contrast(similarity, shared[:, there], nobody)
+        no_column = torch.full((len(shared),), -1, device=shared.device)  # no column is the row itself
+        return self._contrast(similarity, shared[:, there], no_column)
 
     def _likelihood(self, mixture: IsotropicMixture, features: Tensor, hidden: Tensor) -> Float[Tensor, ""]:
         if self.config.target == "none":
@@ -220,7 +220,6 @@ class ProbMCL(Classifier):
 
 
 def _balanced_weight(likelihood: Tensor, contrast: Tensor, features: Tensor) -> Float[Tensor, ""]:
-    """`balanced_weight` at the features of all processes."""
     if distributed.world_size() == 1:
         return balanced_weight(likelihood, contrast, features)
     norms = [torch.autograd.grad(loss, features, retain_graph=True)[0].norm() for loss in (likelihood, contrast)]

@@ -1,4 +1,4 @@
-"""SRN: where the classes are looked for, all together, corrects what a plain classifier says of each."""
+"""SRN: a classifier whose logits are regularized by the attention maps of all classes together."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, final
@@ -30,8 +30,8 @@ class Config:
     Attributes:
         width: channels within the attention and within the regularization.
         filters: for each channel of the regularization, as large as the map.
-        regularized_share: of the regularized logits beside the plain ones.
-        branch_weight: of the losses of the plain logits and of attention alone, beside that of the prediction.
+        regularized_share: share of the regularized logits in the prediction; the rest is that of the plain ones.
+        branch_weight: of the losses of the plain logits and of attention alone; that of the prediction has weight 1.
     """
 
     width: int = 512
@@ -46,7 +46,7 @@ class Config:
 
 
 class Branches(NamedTuple):
-    """Three kinds of logits: of the pooled feature, of attention alone, and of what it looks like on the whole map."""
+    """Three kinds of logits: of the pooled feature, of attention alone, and of the spatial regularization."""
 
     plain: Float[Tensor, "M C"]
     attended: Float[Tensor, "M C"]
@@ -57,8 +57,8 @@ class Branches(NamedTuple):
 class SRN(Classifier):
     """Encoder with a linear layer, and a spatial regularization network on the maps that enter its last stage.
 
-    logits = (1−α) plain + α regularized. The loss is the binary cross-entropy of these, of the plain ones, and of what
-    attention says alone: so attention learns where to look, and the regularized logits what the plain ones lack.
+    logits = (1−α) plain + α regularized. The loss is the sum of the binary cross-entropies of these, of the plain ones
+    and of attention alone.
 
     Reference: Zhu et al., Learning Spatial Regularization with Image-level Supervisions for Multi-label Image
     Classification, CVPR 2017.
@@ -81,7 +81,7 @@ class SRN(Classifier):
         self.regularization = SpatialRegularization(classes, side=self.stage.side, width=c.width, filters=c.filters)
 
     def branches(self, images: Float[Tensor, "M *image"]) -> Branches:
-        """All logits, in one pass through the encoder."""
+        """Return all logits, in one pass through the encoder."""
         entering: list[Tensor] = []
         with at_entrances(self.encoder, {self.stage: entering.append}):
             plain = self.linear(self.encoder(images))
@@ -90,7 +90,7 @@ class SRN(Classifier):
         return Branches(plain, attended_confidence(attention, confidence), regularized)
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
-        """The plain logits and the regularized ones, mixed."""
+        """Return the weighted mean of the plain and the regularized logits."""
         return self._mixed(self.branches(images))
 
     def _mixed(self, branches: Branches) -> Float[Tensor, "M C"]:
@@ -98,7 +98,7 @@ class SRN(Classifier):
         return (1 - share) * branches.plain + share * branches.regularized
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
-        """The losses of the prediction, of the plain logits and of attention, over all views of all images."""
+        """Return the losses of the prediction, of the plain logits and of attention, over all views of all images."""
         branches = self.branches(views.flatten(0, 1))
         learning = {"classification": self._mixed(branches), "plain": branches.plain, "attended": branches.attended}
         terms = cross_entropies(learning, *repeat_for_views(len(views), labels, known))

@@ -19,7 +19,7 @@ class Config:
     Attributes:
         projection: sizes of the layers between feature and sphere; () compares the features themselves.
         overlap: how label sets are compared; `cosine_literal` is the formula as ProbMCL prints it.
-        threshold: overlap from which on two images are positives.
+        threshold: smallest overlap of positives.
         temperature: divides the cosines.
     """
 
@@ -37,7 +37,7 @@ class Config:
 class SupCon(ProjectedContrast):
     """Contrast between projected images on the sphere, weighted by the labels they share.
 
-    Reference: Khosla et al., Supervised Contrastive Learning, NeurIPS 2020, for one label an image; for several,
+    Reference: Khosla et al., Supervised Contrastive Learning, NeurIPS 2020, for one label per image; for several,
     ProbMCL, Eq. 3 with a cosine in place of the mixtures' correlation.
     """
 

@@ -1,4 +1,4 @@
-"""TDRG: a transformer over three scales of an image, and a graph of the classes that it draws for each image."""
+"""TDRG: a transformer over three scales of an image, and a graph of the classes for each image."""
 
 from dataclasses import dataclass
 from typing import final
@@ -95,23 +95,23 @@ class TDRG(Classifier):
         )
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
-        """The sum of four cross-entropies over all views, each a term of its own."""
+        """Return the sum of four cross-entropies over all views, each of them a term."""
         relations = self.relations(views.flatten(0, 1))
         logits = {"fused": self.fused(relations), **relations._asdict()}
         terms = cross_entropies(logits, *repeat_for_views(len(views), labels, known))
         return Step(sum(terms.values(), start=labels.new_zeros(())), terms)
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
-        """The fused logits."""
+        """Return the fused logits."""
         return self.fused(self.relations(images))
 
     def relations(self, images: Float[Tensor, "N *image"]) -> Relations:
-        """What the head says of the encoder's maps."""
+        """Apply the head to the encoder's maps."""
         relations: Relations = self.relation(*two_maps(self.encoder, images))
         return relations
 
     def fused(self, relations: Relations) -> Float[Tensor, "N C"]:
-        """Structural and semantic logits together."""
+        """Return the weighted mean of structural and semantic logits."""
         share = self.config.structural_share
         fused: Tensor = share * relations.structural + (1 - share) * relations.semantic
         return fused

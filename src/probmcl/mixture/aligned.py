@@ -64,9 +64,9 @@ def means_by_class(p: IsotropicMixture) -> Float[Tensor, "C M d"]:
 def squared_distance(a: Float[Tensor, "C M d"], b: Float[Tensor, "C P d"]) -> Float[Tensor, "C M P"]:
     """‖a − b‖² = ‖a‖² + ‖b‖² − 2ab: one product of matrices for each class, and no tensor of C·M·P·d numbers.
 
-    What is lost to cancellation are digits that float64 has to spare. A common offset is taken off first.
+    Cancellation costs digits that float64 can spare. A common offset is subtracted first.
     """
-    center = a.where(a.isfinite(), 0).mean(1, keepdim=True).detach()  # what is no number stays in its row
+    center = a.where(a.isfinite(), 0).mean(1, keepdim=True).detach()  # NaN and inf stay in their row
     a, b = a - center, b - center
     squares = a.square().sum(2)[:, :, None] + b.square().sum(2)[:, None, :]
     return torch.baddbmm(squares, a, b.mT, alpha=-2).clamp(min=0)

@@ -1,4 +1,4 @@
-"""What a similarity needs to know of mixtures: the norm, the place and the width of each component."""
+"""Components of mixtures as similarities need them: their norms, means and variances."""
 
 import math
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from probmcl.mixture.density import IsotropicMixture
 from probmcl.runtime.precision import to_float64
 
 LEFT_OUT = {torch.float32: 1e-8, torch.float64: 1e-17}
-"""What the norms of all components that are left out may sum to, beside the largest."""
+"""Largest sum of the norms of all components that are left out, relative to the largest norm."""
 
 
 class Components(NamedTuple):
@@ -58,7 +58,7 @@ def components_that_count(p: IsotropicMixture, dtype: torch.dtype) -> Components
         return everything
     heaviest = everything.log_norm.topk(most).indices
     log_norm, mean, variance = (x.gather(1, heaviest) for x in everything)
-    return Components(log_norm + 0 * p.mean.sum(1, keepdim=True), mean, variance)  # a mean that is no number must show
+    return Components(log_norm + 0 * p.mean.sum(1, keepdim=True), mean, variance)  # a mean that is NaN must propagate
 
 
 def spread(v_a: Tensor, v_b: Tensor) -> Tensor:

@@ -232,7 +232,6 @@ def _moments(
 
 @cache
 def _mapped_by(compiled: bool) -> tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, ...]]]:
-    """The two functions above, as they are or compiled."""
     if not compiled:
         return _map, _moments
     return torch.compile(_map, dynamic=True), torch.compile(_moments, dynamic=True)

@@ -37,7 +37,8 @@ from probmcl.run.workspace import Workspace
 from probmcl.run_folder import CONTRASTIVE, MODEL
 from probmcl.runtime.distributed import is_main_process
 from probmcl.settings import TrainingJob
-from probmcl.training import Callback, Checkpoint, StoredViews, extract, fit
+from probmcl.training import Callback, Checkpoint, fit
+from probmcl.training.features import StoredViews, extract
 from probmcl.training.fit import check_weights
 
 
