@@ -43,6 +43,7 @@ def per_label_contrastive(
         average: over all `labels` of all rows, so that a row counts as often as it has labels, or over `images`: the
             labels of each row first, then all rows.
 
+    >>> import torch
     >>> labels = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
     >>> per_label_contrastive(torch.zeros(3, 3), labels, labels, temperature=1.0)  # one of two others, each time
     tensor(0.6931)
