@@ -68,6 +68,7 @@ def per_label_contrastive(
 def present(labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None) -> Bool[Tensor, "M C"]:
     """Mark the labels that an image is known to have.
 
+    >>> import torch
     >>> present(torch.tensor([[1.0, 1.0, 0.0]]), torch.tensor([[True, False, True]]))
     tensor([[ True, False, False]])
     """

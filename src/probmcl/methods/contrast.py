@@ -30,16 +30,12 @@ Mixture = TypeVar("Mixture", IsotropicMixture, KernelMixture)
 
 
 class ProjectionHead(nn.Module):
-    """From a feature to a point on the unit sphere, where cosines are taken.
+    """A projection of features onto the unit sphere, on which cosines are computed.
 
     Linear layers of the given sizes with ReLU between them and none after the last, then division by the length.
     Without sizes the feature itself is divided by its length.
 
     Reference: Khosla et al., Supervised Contrastive Learning, section 3.1.
-
-    Args:
-        in_features: size D of the feature.
-        sizes: of the layers; the last one is the size of what is compared.
 
     >>> head = ProjectionHead(8, (16, 4))
     >>> head(torch.ones(2, 8)).shape, bool(head(torch.ones(2, 8)).norm(dim=1).allclose(torch.ones(2)))

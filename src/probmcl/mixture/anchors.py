@@ -15,14 +15,8 @@ class LabelAnchors(nn.Module):
     """A Gaussian N(m_k, v_k I) for each class, in the space of the images' component k.
 
     The mixture of a label set y is q_y = Σ_{k∈y} N(m_k, v_k I)/|y|. All means start at zero and all variances at two,
-    where those of a network with PyTorch's initialization are about. Classes need no telling apart at the start, since
-    component k meets component k only.
-
-    Args:
-        classes: number C of components.
-        dim: dimensions of the space.
-        mean_size: None for scalar means μ·1, or the size of a mean vector, as in the network.
-        floor: whether the variance or the standard deviation is at least one, as in the network.
+    close to those of a network with PyTorch's initialization. Classes need not differ at the start, since component k
+    is compared with component k only. `dim`, `mean_size` and `floor` are as in `MixtureDensityNetwork`.
 
     >>> LabelAnchors(3, dim=2, mean_size=2)().mean.shape
     torch.Size([1, 3, 2])

@@ -86,8 +86,6 @@ class KernelHeads(nn.Module):
     Reference: KMCL, its published code.
 
     Args:
-        in_features: size D of the feature.
-        classes: number C of kernels.
         covariance: whether a kernel has one mean and one variance, or one of each for every dimension of z.
         reduced_size: dimensions of z where kernels are anisotropic.
         initialization: of the mean and variance heads; `paper` is `initialize_as_paper`, `torch` keeps PyTorch's draw.
