@@ -10,7 +10,7 @@ from probmcl.errors import OptionError, SettingsError
 from probmcl.experiments.protocol import (
     SAFETY,
     TRIALS,
-    chosen_trials,
+    chosen_heads,
     equal_views,
     fair_steps,
     make_jobs,
@@ -146,7 +146,11 @@ def test_the_trial_that_counts_is_the_best_on_validation_by_its_better_head() ->
     }
     candidates = {key: Candidate(key, "bce", None, {}, {}, {"mAP": score}, 1.0) for key, score in scores.items()}
     # asl diverged, so that it has no candidates
-    assert chosen_trials(candidates, ["bce", "supcon", "asl"], trials=2) == {"bce": 2, "supcon": 1}
+    assert chosen_heads(candidates, ["bce", "supcon", "asl"]) == [
+        CandidateId("bce", "own head", trial=2),
+        CandidateId("bce", "re-probed", trial=2),
+        CandidateId("supcon", "re-probed"),
+    ]
 
 
 def test_a_budget_becomes_one_number_of_images_for_everybody() -> None:

@@ -1,7 +1,5 @@
 """The measured cost of each method on the encoder of a comparison: parameters, multiply-adds, speed and memory."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Mapping
@@ -32,19 +30,12 @@ class PredictionCost:
 
 @dataclass(frozen=True)
 class MethodCost:
-    """The cost of a method.
+    """The cost of a method; for the frozen probe, only that of predicting."""
 
-    Attributes:
-        own_head: of predicting by its own head; None if it has none.
-        probe: of predicting by a linear probe on its encoder.
-        training_speed: views per second of a training step; None for the frozen probe.
-        peak_memory: bytes of tensors that a step holds at once, beyond the method itself; None for the frozen probe.
-    """
-
-    own_head: PredictionCost | None
-    probe: PredictionCost
-    training_speed: float | None
-    peak_memory: int | None
+    own_head: PredictionCost | None  # of predicting by its own head, if it has one
+    probe: PredictionCost  # of predicting by a linear probe on its encoder
+    training_speed: float | None  # views per second of a training step
+    peak_memory: int | None  # bytes of tensors that a step holds at once, beyond the method itself
 
     def prediction(self, head: Head) -> PredictionCost:
         """Return the cost of predicting by a head."""
@@ -53,19 +44,12 @@ class MethodCost:
 
 @dataclass(frozen=True)
 class Measurements:
-    """The measurements before anything is trained, stored in measured.json.
+    """The measurements before anything is trained, stored in measured.json."""
 
-    Attributes:
-        tune: the trained part of the encoder.
-        image_size: side of its images.
-        expenses: the cost of the frozen probe and of each method, by name.
-        cannot: why methods cannot run on this encoder, by name.
-    """
-
-    tune: Tune
+    tune: Tune  # the trained part of the encoder
     image_size: int
-    expenses: dict[str, MethodCost]
-    cannot: dict[str, str]
+    expenses: dict[str, MethodCost]  # the cost of the frozen probe and of each method, by name
+    cannot: dict[str, str]  # why methods cannot run on this encoder, by name
 
 
 def measure(jobs: Mapping[str, TrainingJob], workspace: Workspace, *, leave_out: bool) -> Measurements:

@@ -1,7 +1,5 @@
 """The protocol of a fair comparison: the methods, one number of images that all of them see, and its fingerprint."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 import os
@@ -15,7 +13,7 @@ from probmcl.errors import OptionError, SettingsError
 from probmcl.files import json_line, load_tensors
 from probmcl.methods import METHODS, find_method
 from probmcl.run.budget import MAX_VIEWS, Costs, Plan, Planner
-from probmcl.run.results import Candidate, CandidateId, Head
+from probmcl.run.results import Candidate, CandidateId
 from probmcl.runtime.distributed import world_size
 from probmcl.settings import MethodSpec, Settings, TrainingJob, default_training
 from probmcl.tables import rough_duration
@@ -33,27 +31,16 @@ WORTH = 0.9
 
 @dataclass(frozen=True)
 class ComparisonSpec:
-    """The methods of a comparison and its conditions.
+    """The methods of a comparison and its conditions."""
 
-    Attributes:
-        settings: of every run, except its seed and its jobs.
-        methods: the methods to compare.
-        all_methods: whether `all` was given: then a method that cannot run here is left out, else it is an error.
-        seeds: number of runs of each method.
-        trials: number of learning rates and weight decays tried for each method in the first run.
-        epochs: rounds over the images, of two views each; None if a budget decides.
-        budget: seconds for the whole comparison; None if `epochs` decides.
-        batch_size: images in a step; None for the default of each method.
-    """
-
-    settings: Settings
+    settings: Settings  # of every run, except its seed and its jobs
     methods: tuple[MethodSpec, ...]
-    all_methods: bool = False
-    seeds: int = 3
-    trials: int = 1
-    epochs: int | None = None
-    budget: float | None = None
-    batch_size: int | None = None
+    all_methods: bool = False  # `all` was given: then a method that cannot run here is left out, else it is an error
+    seeds: int = 3  # number of runs of each method
+    trials: int = 1  # number of learning rates and weight decays tried for each method in the first run
+    epochs: int | None = None  # rounds over the images, of two views each; None if a budget decides
+    budget: float | None = None  # seconds for the whole comparison; None if `epochs` decides
+    batch_size: int | None = None  # images in a step; None for the default of each method
 
 
 def parse_methods(texts: Sequence[str]) -> tuple[MethodSpec, ...]:
@@ -80,13 +67,7 @@ def make_jobs(
 ) -> tuple[TrainingJob, ...]:
     """Return the trainings of every method, one for each trial, all on the same number of views.
 
-    Args:
-        methods: the methods to compare.
-        settings: of the run.
-        images: number of training images.
-        views: how often each of them is seen at most.
-        trials: number of learning rates and weight decays for each method.
-        batch_size: images in a step; None for the default of each method.
+    Each of the training `images` is seen at most `views` times.
     """
     if not 1 <= trials <= len(TRIALS):
         raise OptionError("trials", trials, f"must be between 1 and {len(TRIALS)}")
@@ -96,9 +77,8 @@ def make_jobs(
     seen = equal_views(images, views, list(steps.values()))
     jobs = []
     for spec in methods:
-        training = default[spec.name]
-        batch, _ = steps[training.batch_size, n_views[spec.name]]
-        fixed = replace(training, epochs=views // n_views[spec.name], views=seen, batch_size=batch)
+        training, n = default[spec.name], n_views[spec.name]
+        fixed = replace(training, epochs=views // n, views=seen, batch_size=steps[training.batch_size, n][0])
         for trial, (rate, decay) in enumerate(TRIALS[:trials], start=1):
             tried = replace(fixed, learning_rate=fixed.learning_rate * rate, weight_decay=fixed.weight_decay * decay)
             jobs.append(TrainingJob(spec.method, spec.settings, tried, spec.name, trial))
@@ -168,11 +148,10 @@ def planner(
 
     def plan(costs: Costs, spent: float) -> Plan:
         later = [job for job in costs.jobs if job.key in names]  # the first trials
-        once, tested = sum(job.once for job in costs.jobs), sum(job.tested for job in later)
-        fixed = spent_before + seeds * (spent + costs.shared + tested) + once
-        fixed += (seeds - 1) * sum(job.once for job in later)
-        per_view = sum(job.epoch / job.n_views for job in costs.jobs)
-        per_view += (seeds - 1) * sum(job.epoch / job.n_views for job in later)
+        trained = [*costs.jobs, *later * (seeds - 1)]
+        fixed = spent_before + seeds * (spent + costs.shared + sum(job.tested for job in later))
+        fixed += sum(job.once for job in trained)
+        per_view = sum(job.epoch / job.n_views for job in trained)
         rounds = int((budget / SAFETY - fixed) // (per_view * round_views))
         if rounds < 1:
             needed = rough_duration(60.0 * math.ceil(SAFETY * (fixed + per_view * round_views) / 60))
@@ -192,42 +171,31 @@ def planner(
     return plan
 
 
-def chosen_trials(candidates: Mapping[CandidateId, Candidate], names: Sequence[str], trials: int) -> dict[str, int]:
-    """Return for each method that has candidates the trial whose better head is best on validation."""
-    best: dict[str, int] = {}
+def chosen_heads(candidates: Mapping[CandidateId, Candidate], names: Sequence[str]) -> list[CandidateId]:
+    """Return both heads of each method that has candidates, in the trial whose better head is best on validation."""
+    chosen = []
     for name in names:
-        scores = {}
-        for trial in range(1, trials + 1):
-            heads = [candidates[identity] for identity in heads_of(name, trial) if identity in candidates]
-            if heads:
-                scores[trial] = max(head.validation_map for head in heads)
-        if scores:
-            best[name] = max(scores, key=lambda trial: scores[trial])
-    return best
-
-
-def heads_of(name: str, trial: int) -> list[CandidateId]:
-    """Return the candidates that a method may have in a trial."""
-    heads: tuple[Head, ...] = ("own head", "re-probed")
-    return [CandidateId(name, head, trial) for head in heads]
+        tried = [identity for identity in candidates if identity.method == name]
+        if tried:
+            trial = max(tried, key=lambda identity: (candidates[identity].validation_map, -identity.trial)).trial
+            chosen += sorted(identity for identity in tried if identity.trial == trial)  # its own head first
+    return chosen
 
 
 def fingerprint(records: Records, settings: Settings, frozen: Path, budget: object) -> dict[str, str]:
     """Return a hash of each part of the protocol, and one of `all` parts. Only rows with equal hashes are comparable.
 
-    The seed is not a part. Images count by their path below their common folder and by their size in bytes.
-
-    Args:
-        records: the images with their labels and splits.
-        settings: of the runs, with the image size and the tuned part of the encoder.
-        frozen: the checkpoint of the frozen probe, which has the encoder's weights; random weights, which follow the
-            seed, count as random.
-        budget: what each method has: views, batches, trials.
+    Images count by their path below their common folder and by their size in bytes. The encoder's weights are those of
+    the `frozen` probe's checkpoint. The seed is not a part, so random weights, which follow it, count as random.
+    `budget` is what each method has: views, batches, trials.
     """
+    paths = [path.resolve() for path in records.paths]
+    common = Path(os.path.commonpath(paths)) if len(paths) > 1 else paths[0].parent
+    files = [(path.relative_to(common).as_posix(), path.stat().st_size) for path in paths]
     encoder = settings.encoder
     weights = "random" if encoder.weights is None else _hash_weights(frozen)
     parts = {
-        "data": _hash(_files(records), records.label_space.names, records.states.digest()),
+        "data": _hash(files, records.label_space.names, records.states.digest()),
         "split": _hash(records.split),
         "encoder": _hash(encoder.name, encoder.image_size, encoder.statistics, settings.tune, weights),
         "augmentation": _hash(settings.augment, settings.stored_views),
@@ -239,15 +207,8 @@ def fingerprint(records: Records, settings: Settings, frozen: Path, budget: obje
 def _hash(*parts: object) -> str:
     digest = hashlib.sha256()
     for part in parts:
-        digest.update(part if isinstance(part, bytes) else json_line(part).encode())
-        digest.update(b"\0")
+        digest.update((part if isinstance(part, bytes) else json_line(part).encode()) + b"\0")
     return digest.hexdigest()[:12]
-
-
-def _files(records: Records) -> list[tuple[str, int]]:
-    paths = [path.resolve() for path in records.paths]
-    common = Path(os.path.commonpath(paths)) if len(paths) > 1 else paths[0].parent
-    return [(path.relative_to(common).as_posix(), path.stat().st_size) for path in paths]
 
 
 def _hash_weights(checkpoint: Path) -> str:
@@ -255,6 +216,5 @@ def _hash_weights(checkpoint: Path) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         if name.startswith("state.encoder."):
-            digest.update(name.encode())
-            digest.update(tensors[name].contiguous().cpu().numpy().tobytes())
+            digest.update(name.encode() + tensors[name].contiguous().cpu().numpy().tobytes())
     return digest.hexdigest()

@@ -1,12 +1,10 @@
 """A comparison: one run for each seed with all methods in it, then the summary of their results."""
 
-from __future__ import annotations
-
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property, partial
 from pathlib import Path
 
 import msgspec
@@ -18,17 +16,9 @@ from probmcl.errors import RunWarning
 from probmcl.evaluation.metrics import multilabel_metrics
 from probmcl.evaluation.retrieval import retrieval
 from probmcl.evaluation.thresholds import best_thresholds
+from probmcl.experiments import protocol
 from probmcl.experiments.measure import Measurements, measure
-from probmcl.experiments.protocol import (
-    ComparisonSpec,
-    chosen_trials,
-    fair_steps,
-    fingerprint,
-    heads_of,
-    make_jobs,
-    planner,
-    views_per_round,
-)
+from probmcl.experiments.protocol import ComparisonSpec
 from probmcl.experiments.results import RESULTS, Comparison, Result, merge_results, read_results, write_results
 from probmcl.experiments.statistics import DRAWS, Predictions, read_predictions, summarize
 from probmcl.files import read_json, write_json
@@ -38,47 +28,31 @@ from probmcl.run.backbone import build_encoder
 from probmcl.run.budget import Planner
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.state import read_plan
-from probmcl.run.train import CandidateFilter, all_candidates, train_run
+from probmcl.run.train import all_candidates, train_run
 from probmcl.run.workspace import Workspace
 from probmcl.run_folder import METADATA, PREDICTIONS, RETRIEVAL, RunFolder
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
 from probmcl.settings import MethodSpec, TrainingJob
 
 
+@dataclass(eq=False)
 class ComparisonRunner:
-    """Runs a comparison, or continues an interrupted one: finished runs in `folder` are not repeated.
+    """Runs a comparison, or continues an interrupted one: finished runs in `folder` are not repeated."""
 
-    Args:
-        records: the images, each in its split.
-        spec: what is compared.
-        folder: has a run folder for each seed.
-        console: for messages and progress.
-        name: of the data set.
-        source: how the records were read, stored with each run.
-        warnings: what is known to be wrong with the records.
-        started: the start of the comparison by `time.perf_counter` (default: now).
-    """
-
-    def __init__(
-        self,
-        records: Records,
-        spec: ComparisonSpec,
-        folder: Path,
-        console: Console,
-        name: str,
-        *,
-        source: DataSource | None = None,
-        warnings: Sequence[RunWarning] = (),
-        started: float | None = None,
-    ) -> None:
-        self.records, self.spec, self.folder, self.console, self.name = records, spec, folder, console, name
-        self.source, self.warnings = source, list(warnings)
-        self.started = time.perf_counter() if started is None else started
+    records: Records  # the images, each in its split
+    spec: ComparisonSpec
+    folder: Path  # has a run folder for each seed
+    console: Console
+    name: str  # of the data set
+    _: KW_ONLY
+    source: DataSource | None = None  # how the records were read, stored with each run
+    warnings: Sequence[RunWarning] = ()  # what is known to be wrong with the records
+    started: float = field(default_factory=time.perf_counter)
 
     @cached_property
-    def methods(self) -> tuple[MethodSpec, ...]:
-        """The methods that can run here."""
-        return tuple(method for method in self.spec.methods if method.name in self.measured.expenses)
+    def methods(self) -> dict[str, MethodSpec]:
+        """The methods that can run here, by name."""
+        return {method.name: method for method in self.spec.methods if method.name in self.measured.expenses}
 
     def run(self, add: Sequence[Path] = ()) -> Comparison:
         """Run all seeds that are not finished and summarize them, together with the results in the files of `add`."""
@@ -88,9 +62,8 @@ class ComparisonRunner:
         trials: dict[str, int] = {}
         for seed in range(self.spec.seeds):
             run = self._run(seed, trials)
-            if seed == 0:
-                trials = chosen_trials(run.candidates, [method.name for method in self.methods], self.spec.trials)
-            results += self._results(seed, run, trials)
+            trials = trials or {head.method: head.trial for head in self._chosen_heads(run.candidates)}
+            results += self._results(seed, run)
             self.left_out += [f"seed {seed}: {w.message}" for w in run.warnings if w.kind == "diverged"]
             if is_main_process():
                 write_results(self.folder / RESULTS, results)
@@ -110,9 +83,8 @@ class ComparisonRunner:
         self.console.print("measuring what each method costs …")
         jobs = self._jobs(self.spec.methods, self._first_views())
         settings = replace(self.spec.settings, jobs=jobs)
-        workspace = Workspace.open(
-            self.records, settings, build_encoder(settings, self.console), self.folder, self.console
-        )
+        encoder = build_encoder(settings, self.console)
+        workspace = Workspace.open(self.records, settings, encoder, self.folder, self.console)
         first_trials = {job.name: job for job in jobs if job.trial == 1}
         measured = measure(first_trials, workspace, leave_out=self.spec.all_methods)
         for name, problem in measured.cannot.items():
@@ -123,106 +95,80 @@ class ComparisonRunner:
 
     def _run(self, seed: int, trials: Mapping[str, int]) -> Run:
         """Run one seed: the first has all trials of each method, the others the chosen one."""
-        settings = replace(self.spec.settings, seed=self.spec.settings.seed + seed)
         self.console.print(f"seed {seed + 1} of {self.spec.seeds}")
-        test: CandidateFilter = all_candidates
-        plan: Planner | None = None
-        if seed == 0:
-            settings = replace(settings, jobs=self._jobs(self.methods, self._first_views()))
-            test, plan = self._chosen_heads, self._planner()
-        else:
-            jobs = self._jobs(self.methods, self._planned_views())
-            settings = replace(settings, jobs=tuple(job for job in jobs if trials.get(job.name) == job.trial))
+        first = seed == 0
+        jobs = self._jobs(self.methods.values(), self._first_views() if first else self._planned_views())
+        jobs = tuple(job for job in jobs if first or trials.get(job.name) == job.trial)
+        settings = replace(self.spec.settings, seed=self.spec.settings.seed + seed, jobs=jobs)
         folder = RunFolder(self.folder / f"seed-{seed}")
         if not folder.has(METADATA):  # empty, or killed while it was created
             if is_main_process():
                 shutil.rmtree(folder.path, ignore_errors=True)
             barrier()
-        return train_run(
-            self.records,
-            settings,
-            folder.path,
-            self.console,
-            source=self.source,
-            data_warnings=self.warnings,
-            test=test,
-            planner=plan,
-        )
+        train = partial(train_run, self.records, settings, folder.path, self.console)
+        train = partial(train, source=self.source, data_warnings=self.warnings)
+        return train(test=self._chosen_heads, planner=self._planner()) if first else train(test=all_candidates)
 
-    def _jobs(self, methods: Sequence[MethodSpec], views: int) -> tuple[TrainingJob, ...]:
+    def _jobs(self, methods: Iterable[MethodSpec], views: int) -> tuple[TrainingJob, ...]:
         spec, images = self.spec, len(self.records.rows("train"))
-        return make_jobs(
-            methods, spec.settings, images=images, views=views, trials=spec.trials, batch_size=spec.batch_size
+        return protocol.make_jobs(
+            list(methods), spec.settings, images=images, views=views, trials=spec.trials, batch_size=spec.batch_size
         )
 
     def _first_views(self) -> int:
         """Return the views of each image in the settings of the first run; with a budget its plan decides."""
-        return views_per_round(self.spec.methods) * (self.spec.epochs or 1)
+        return protocol.views_per_round(self.spec.methods) * (self.spec.epochs or 1)
 
     def _planned_views(self) -> int:
         """Return the views of each image in the plan of the first run, which holds for all runs."""
-        first = self.methods[0]
-        return read_plan(RunFolder(self.folder / "seed-0")).epochs[first.name] * find_method(first.method).n_views
+        name, first = next(iter(self.methods.items()))
+        return read_plan(RunFolder(self.folder / "seed-0")).epochs[name] * find_method(first.method).n_views
 
     def _planner(self) -> Planner | None:
         if self.spec.budget is None:
             return None
-        return planner(
-            self.spec.budget,
-            seeds=self.spec.seeds,
-            methods=self.methods,
-            make=lambda views: self._jobs(self.methods, views),
-            spent_before=time.perf_counter() - self.started,
+        methods, before = list(self.methods.values()), time.perf_counter() - self.started
+        make = partial(self._jobs, methods)
+        return protocol.planner(
+            self.spec.budget, seeds=self.spec.seeds, methods=methods, make=make, spent_before=before
         )
 
-    def _chosen_heads(self, candidates: Mapping[CandidateId, Candidate]) -> Iterator[CandidateId]:
-        """Yield both heads of the chosen trial of each method."""
-        names = [method.name for method in self.methods]
-        for name, trial in chosen_trials(candidates, names, self.spec.trials).items():
-            yield from (identity for identity in heads_of(name, trial) if identity in candidates)
+    def _chosen_heads(self, candidates: Mapping[CandidateId, Candidate]) -> list[CandidateId]:
+        return protocol.chosen_heads(candidates, list(self.methods))
 
-    def _results(self, seed: int, run: Run, trials: Mapping[str, int]) -> Iterator[Result]:
+    def _results(self, seed: int, run: Run) -> Iterator[Result]:
         """Yield the result of every tested classifier of a run: the frozen probe, then the heads of each method."""
         views = self._planned_views()
-        jobs = {(job.name, job.trial): job for job in self._jobs(self.methods, views)}
-        protocol = self._fingerprint(run, views, next(iter(jobs.values())))
-        yield self._result(seed, run, FROZEN_PROBE, protocol, None, None)
-        for method in self.methods:
-            for identity in heads_of(method.name, trials[method.name]) if method.name in trials else ():
-                if identity in run.candidates:
-                    job = jobs[method.name, identity.trial]
-                    yield self._result(seed, run, identity, protocol, method, job)
+        jobs = {(job.name, job.trial): job for job in self._jobs(self.methods.values(), views)}
+        fingerprint = self._fingerprint(run, views, next(iter(jobs.values())))
+        yield self._result(seed, run, FROZEN_PROBE, fingerprint, None)
+        for identity in self._chosen_heads(run.candidates):
+            yield self._result(seed, run, identity, fingerprint, jobs[identity.method, identity.trial])
 
     def _fingerprint(self, run: Run, views: int, job: TrainingJob) -> dict[str, str]:
         spec = self.spec
         encoder = replace(spec.settings.encoder, image_size=self.measured.image_size)
         settings = replace(spec.settings, encoder=encoder, tune=self.measured.tune)
-        steps = fair_steps(len(self.records.rows("train")), views, (), spec.batch_size)
+        steps = protocol.fair_steps(len(self.records.rows("train")), views, (), spec.batch_size)
         budget = {"views": job.training.views, "trials": spec.trials, "steps": [*steps.values()]}
         checkpoint = RunFolder(run.folder).checkpoints / f"{FROZEN_PROBE.key}.safetensors"
-        return fingerprint(self.records, settings, checkpoint, budget)
+        return protocol.fingerprint(self.records, settings, checkpoint, budget)
 
     def _result(
-        self,
-        seed: int,
-        run: Run,
-        identity: CandidateId,
-        protocol: dict[str, str],
-        method: MethodSpec | None,
-        job: TrainingJob | None,
+        self, seed: int, run: Run, identity: CandidateId, fingerprint: dict[str, str], job: TrainingJob | None
     ) -> Result:
         candidate, folder = run.candidates[identity], RunFolder(run.folder)
         files = folder.results(identity.key) / PREDICTIONS
         val, test = (read_predictions(files / f"{split}.npz") for split in ("val", "test"))
         probe = identity if job is None else identity._replace(head="re-probed")
-        cost = self.measured.expenses[FROZEN_PROBE.name if method is None else method.name]
+        name, method = (FROZEN_PROBE.name, None) if job is None else (job.name, self.methods[job.name])
+        origin = method and find_method(method.method).origin
+        cost, predictor = self.measured.expenses[name], find_method(candidate.method)
         prediction = cost.prediction(identity.head)
-        origin = None if method is None else find_method(method.method).origin
-        predictor = find_method(candidate.method)
         emits_set = issubclass(predictor, Classifier) and predictor.emits_set
         assert candidate.test is not None
         return Result(
-            name=FROZEN_PROBE.name if method is None else method.name,
+            name=name,
             head=identity.head,
             method=None if method is None else method.method,
             learning_rate=None if job is None else job.training.learning_rate,
@@ -245,7 +191,7 @@ class ComparisonRunner:
             by_probabilities=dict(retrieval(test.scores, test.labels, test.known)),
             trials=self.spec.trials,
             seconds=candidate.seconds,
-            fingerprint=protocol,
+            fingerprint=fingerprint,
             predictions=(files / "test.npz").relative_to(self.folder).as_posix(),
             folder=self.folder,
         )

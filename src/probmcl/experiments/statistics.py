@@ -1,9 +1,7 @@
 """From the results of all runs to summary rows: means over seeds, intervals over images, corrected p-values."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
@@ -38,12 +36,11 @@ def read_predictions(path: Path) -> Predictions:
     return Predictions(scores, labels.float(), known)
 
 
-@dataclass(frozen=True)
-class _Seeds:
+class _Seeds(NamedTuple):
     """The results of a classifier by seed; `samples` has its mAP on each resample for seeds with stored predictions."""
 
-    results: Mapping[int, Result]
-    samples: Mapping[int, Samples]
+    results: dict[int, Result]
+    samples: dict[int, Samples]
 
     @property
     def validation(self) -> float:
@@ -53,11 +50,11 @@ class _Seeds:
         return fmean(self.results[seed].test_map for seed in seeds)
 
     def mean_samples(self, seeds: Collection[int]) -> Samples | None:
-        """Return the mean over these seeds on each resample; None if one of them has no predictions."""
+        """Return the mean over these seeds on each resample; None if one has no predictions, or none can be scored."""
         if any(seed not in self.samples for seed in seeds):
             return None
         mean: Samples = np.mean([self.samples[seed] for seed in seeds], axis=0)
-        return mean
+        return None if np.isnan(mean).all() else mean
 
 
 class _Difference(NamedTuple):
@@ -71,62 +68,48 @@ class _Difference(NamedTuple):
 def summarize(
     results: Sequence[Result], groups: Sequence[str] | None, advance: Callable[[], object] = lambda: None
 ) -> tuple[Row, ...]:
-    """Return one row for each classifier.
+    """Return one row for each classifier in the results of all runs, those of the frozen probe included.
 
-    Args:
-        results: of all runs, those of the frozen probe included.
-        groups: the group of each test image, if the bootstrap draws groups.
-        advance: called after each result, for a progress bar.
+    If the bootstrap draws groups, `groups` has that of each test image. `advance` is called after each result.
     """
     classifiers = _by_title(results, groups, advance)
-    frozen = next(title for title, seeds in classifiers.items() if _any(seeds).head == "frozen")
+    frozen = next(result.title for result in results if result.head == "frozen")
     others = [title for title in classifiers if title != frozen]
     representing = _better_heads({title: classifiers[title] for title in others})
     best = max(representing, key=lambda title: classifiers[title].validation, default=None)
     gains = {title: _difference(classifiers[title], classifiers[frozen]) for title in others}
     behind = {title: _difference(classifiers[best], classifiers[title]) for title in others if best and title != best}
-    gain_p, behind_p = _corrected(gains, representing), _corrected(behind, representing)
-    rows = []
-    for title, seeds in classifiers.items():
-        gain, gap = gains.get(title, _Difference()), behind.get(title, _Difference())
-        gain, gap = gain._replace(p=gain_p.get(title)), gap._replace(p=behind_p.get(title))
-        rows.append(_row(seeds, title in representing, gain, gap))
-    return tuple(rows)
+    gains, behind = _corrected(gains, representing), _corrected(behind, representing)
+    none = _Difference()
+    return tuple(
+        _row(seeds, title in representing, gains.get(title, none), behind.get(title, none))
+        for title, seeds in classifiers.items()
+    )
 
 
 def _by_title(
     results: Sequence[Result], groups: Sequence[str] | None, advance: Callable[[], object]
 ) -> dict[str, _Seeds]:
-    by_title: dict[str, list[Result]] = {}
+    weights, classifiers = None, {result.title: _Seeds({}, {}) for result in results}
     for result in results:
-        by_title.setdefault(result.title, []).append(result)
-    weights = None
-    classifiers: dict[str, _Seeds] = {}
-    for title, of_seeds in by_title.items():
-        samples: dict[int, Samples] = {}
-        for result in of_seeds:
-            path = result.folder / result.predictions
-            if path.is_file():
-                predictions = read_predictions(path)
-                if weights is None:
-                    weights = resamples(len(predictions.scores), groups, draws=DRAWS)
-                samples[result.seed] = centered(bootstrapped_map(*predictions, weights), result.test_map)
-            advance()
-        classifiers[title] = _Seeds({result.seed: result for result in of_seeds}, samples)
+        seeds, path = classifiers[result.title], result.folder / result.predictions
+        seeds.results[result.seed] = result
+        if path.is_file():
+            predictions = read_predictions(path)
+            if weights is None:
+                weights = resamples(len(predictions.scores), groups, draws=DRAWS)
+            seeds.samples[result.seed] = centered(bootstrapped_map(*predictions, weights), result.test_map)
+        advance()
     return classifiers
-
-
-def _any(seeds: _Seeds) -> Result:
-    return next(iter(seeds.results.values()))
 
 
 def _better_heads(classifiers: Mapping[str, _Seeds]) -> list[str]:
     """Return for each method the title that is better on validation; among equals the first, its own head."""
     better: dict[str, str] = {}
     for title, seeds in classifiers.items():
-        current = better.setdefault(_any(seeds).name, title)
-        if seeds.validation > classifiers[current].validation:
-            better[_any(seeds).name] = title
+        name = next(iter(seeds.results.values())).name
+        if name not in better or seeds.validation > classifiers[better[name]].validation:
+            better[name] = title
     return list(better.values())
 
 
@@ -135,24 +118,21 @@ def _difference(a: _Seeds, b: _Seeds) -> _Difference:
     shared = sorted(a.results.keys() & b.results.keys())
     if not shared:
         return _Difference()
-    of_a, of_b = a.mean_samples(shared), b.mean_samples(shared)
-    samples = None if of_a is None or of_b is None else of_a - of_b
-    p = None if samples is None or np.isnan(samples).all() else p_value(samples)
-    return _Difference(a.test(shared) - b.test(shared), _interval(samples), p)
+    mean, of_a, of_b = a.test(shared) - b.test(shared), a.mean_samples(shared), b.mean_samples(shared)
+    if of_a is None or of_b is None or np.isnan(of_a - of_b).all():
+        return _Difference(mean)
+    return _Difference(mean, interval(of_a - of_b), p_value(of_a - of_b))
 
 
-def _interval(samples: Samples | None) -> tuple[float, float] | None:
-    return None if samples is None or np.isnan(samples).all() else interval(samples)
-
-
-def _corrected(differences: Mapping[str, _Difference], titles: Collection[str]) -> dict[str, float]:
-    """Return the p-values of the rows that represent their methods, corrected for their number by Holm."""
+def _corrected(differences: Mapping[str, _Difference], titles: Collection[str]) -> dict[str, _Difference]:
+    """Correct the p-values of the rows that represent their methods by Holm for their number; others have none."""
     p = {title: d.p for title, d in differences.items() if title in titles and d.p is not None}
-    return dict(zip(p, holm(list(p.values())), strict=True))
+    corrected = dict(zip(p, holm(list(p.values())), strict=True))
+    return {title: d._replace(p=corrected.get(title)) for title, d in differences.items()}
 
 
 def _row(seeds: _Seeds, best_head: bool, gain: _Difference, behind: _Difference) -> Row:
-    results = list(seeds.results.values())
+    results, samples = list(seeds.results.values()), seeds.mean_samples(list(seeds.results))
     last = results[-1]
     numbers: dict[str, Any] = {field.name: getattr(last, field.name) for field in fields(ComparedClassifier)}
     for key in ("CP", "CR", "CF1", "OP", "OR", "OF1"):
@@ -163,7 +143,7 @@ def _row(seeds: _Seeds, best_head: bool, gain: _Difference, behind: _Difference)
         best_head=best_head,
         validation=seeds.validation,
         mAP=seeds.test(list(seeds.results)),
-        interval=_interval(seeds.mean_samples(list(seeds.results))),
+        interval=None if samples is None else interval(samples),
         over_seeds=stdev(r.test_map for r in results) if len(results) > 1 else None,
         gain=gain.mean,
         gain_interval=gain.interval,
