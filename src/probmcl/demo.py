@@ -1,12 +1,10 @@
 """The demo: scenes of handwritten digits, one small encoder from scratch, four ways to train it on one budget."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+import rich.table
 
 from probmcl import run_folder
 from probmcl.console import Console
@@ -17,18 +15,13 @@ from probmcl.methods import find_method
 from probmcl.run.results import Run
 from probmcl.run.train import all_candidates, train_run
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, method_settings
+from probmcl.tables import Column, Table, percent, to_rich
 from probmcl.training.optimizer import Training
 
-TRAIN, VAL, TEST = 2000, 400, 800
-"""Number of scenes in each split."""
-
-IMAGES_SEEN = 12_000
-"""Views that each method is trained on: the unit in which the budgets are equal."""
-
-LEARNING_RATE = 3e-3
-"""For this encoder from scratch: the better of 3e-3 and 1e-2 on validation, with ProbMCL."""
-
 METHODS = ("probmcl", "asl", "bce")
+TRAIN, VAL, TEST = 2000, 400, 800  # number of scenes in each split
+IMAGES_SEEN = 12_000  # views that each method is trained on: the unit in which the budgets are equal
+LEARNING_RATE = 3e-3  # for this encoder from scratch: the better of 3e-3 and 1e-2 on validation, with ProbMCL
 
 
 def run_demo(folder: Path, console: Console) -> Run:
@@ -60,9 +53,8 @@ def _job(method: str, images: int) -> TrainingJob:
     n_views = find_method(method).n_views
     if IMAGES_SEEN % (images * n_views):
         raise ValueError(f"{images} scenes in {n_views} views do not divide {IMAGES_SEEN:,}: the budgets would differ")
-    training = Training(
-        epochs=IMAGES_SEEN // (images * n_views), batch_size=128 // n_views, learning_rate=LEARNING_RATE
-    )
+    epochs = IMAGES_SEEN // (images * n_views)
+    training = Training(epochs=epochs, batch_size=128 // n_views, learning_rate=LEARNING_RATE)
     return TrainingJob(method, method_settings(method), training)
 
 
@@ -83,14 +75,12 @@ def comparison(run: Run) -> list[dict[str, Any]]:
     ]
 
 
-def table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def table(rows: Sequence[Mapping[str, Any]]) -> rich.table.Table:
     """Return the scores as a table, in percent."""
-    shown = Table(
-        title=f"test split, percent; each method has seen {IMAGES_SEEN:,} views; one seed", title_justify="left"
-    )
-    for column in ("classifier", "mAP", "CF1", "OF1", "seconds"):
-        shown.add_column(column, justify="left" if column == "classifier" else "right")
-    for row in rows:
-        percent = [f"{100 * row[key]:.1f}" for key in ("mAP", "CF1", "OF1")]
-        shown.add_row(row["classifier"], *percent, f"{row['seconds']:.0f}")
-    return shown
+    columns = [Column.of_names("classifier"), *map(Column, ("mAP", "CF1", "OF1", "seconds"))]
+    cells = [
+        [row["classifier"], *(percent(row[key]) for key in ("mAP", "CF1", "OF1")), f"{row['seconds']:.0f}"]
+        for row in rows
+    ]
+    title = f"test split, percent; each method has seen {IMAGES_SEEN:,} views; one seed"
+    return to_rich(Table(title, columns, cells, framed=True))

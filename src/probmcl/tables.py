@@ -1,14 +1,12 @@
 """Tables for the terminal, Markdown, LaTeX and CSV, and how numbers are written in them."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 import rich.table
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD
@@ -16,26 +14,19 @@ from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.text import Text
 
-MISSING = "–"
-"""Written where a number does not exist."""
+MISSING = "–"  # written where a number does not exist
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table.
-
-    Attributes:
-        header: its name.
-        align: side on which the cells are aligned.
-        words: True for text, which may take several lines and is escaped; numbers always stay on one line.
-    """
+    """A column of a table."""
 
     header: str
     align: Literal["left", "right"] = "right"
-    words: bool = False
+    words: bool = False  # True for text, which may take several lines and is escaped; numbers stay on one line
 
     @classmethod
-    def of_names(cls, header: str) -> Column:
+    def of_names(cls, header: str) -> Self:
         """Return a left-aligned column of text."""
         return cls(header, "left", words=True)
 
@@ -51,23 +42,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, independent of how it is written.
+    """A table, independent of how it is written."""
 
-    Attributes:
-        title: heading above the table; may be empty.
-        columns: one for each cell of a row.
-        rows: text, or a `Cell` for what is bold or cited.
-        caption: one line below the table that holds for all rows.
-        notes: sentences on some of the rows, below the caption.
-        framed: draw lines between the cells in the terminal; without them a table is narrower, and headers may wrap.
-    """
-
-    title: str
+    title: str  # above the table; may be empty
     columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell | str]]
-    caption: str = ""
-    notes: Sequence[str] = ()
-    framed: bool = False
+    rows: Sequence[Sequence[Cell | str]]  # text, or a `Cell` for what is bold or cited
+    caption: str = ""  # one line below the table that holds for all rows
+    notes: Sequence[str] = ()  # sentences on some of the rows, below the caption
+    framed: bool = False  # lines between the cells in the terminal; without them it is narrower, and headers may wrap
 
     def cells(self) -> Iterator[list[tuple[Column, Cell]]]:
         """Yield every row as pairs of a column and its cell."""
@@ -96,13 +78,9 @@ def to_rich(table: Table) -> rich.table.Table:
     rows = list(table.cells())
     for number, column in enumerate(table.columns):
         parts = [*column.header.split(), *(row[number][1].text for row in rows)]
-        shown.add_column(
-            column.header,
-            justify=column.align,
-            overflow="fold",
-            no_wrap=table.framed and not column.words,
-            width=None if column.words or table.framed else max(map(len, parts)),
-        )
+        width = None if column.words or table.framed else max(map(len, parts))
+        no_wrap = table.framed and not column.words
+        shown.add_column(column.header, justify=column.align, overflow="fold", no_wrap=no_wrap, width=width)
     for row in rows:
         texts = ((column, Text(cell.text, "bold" if cell.bold else "")) for column, cell in row)
         shown.add_row(*(_Wrapped(text) if column.words else text for column, text in texts))
@@ -119,8 +97,9 @@ class _Wrapped:
         return Measurement.get(console, options, self.text)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        lines = (_Wrapper(options.max_width, break_on_hyphens=False).wrap(line) for line in self.text.plain.split("\n"))
-        yield Text("\n".join("\n".join(wrapped) for wrapped in lines), self.text.style, overflow="fold")
+        wrapper = _Wrapper(options.max_width, break_on_hyphens=False)
+        lines = (wrapper.fill(line) for line in self.text.plain.split("\n"))
+        yield Text("\n".join(lines), self.text.style, overflow="fold")
 
 
 class _Wrapper(textwrap.TextWrapper):
@@ -131,14 +110,11 @@ def to_markdown(table: Table) -> str:
     """Return a heading, a pipe table, then the caption and the notes as paragraphs."""
     lines = [[column.header for column in table.columns]]
     lines.append(["---" if column.align == "left" else "---:" for column in table.columns])
-    lines += [[_markdown_cell(column, cell) for column, cell in row] for row in table.cells()]
+    for row in table.cells():
+        texts = ((markdown_text(cell.text) if column.words else cell.text, cell.bold) for column, cell in row)
+        lines.append([f"**{text}**" if bold else text for text, bold in texts])
     below = [part for text in table.below for part in (markdown_text(text), "")]
     return "\n".join([f"### {table.title}", "", *(f"| {' | '.join(line)} |" for line in lines), "", *below])
-
-
-def _markdown_cell(column: Column, cell: Cell) -> str:
-    text = markdown_text(cell.text) if column.words else cell.text
-    return f"**{text}**" if cell.bold else text
 
 
 def markdown_text(text: str) -> str:
@@ -153,25 +129,13 @@ def markdown_text(text: str) -> str:
 def to_latex(table: Table, *, label: str, caption: str) -> str:
     """Return a floating environment over the width of the page; it needs the package booktabs."""
     columns = "".join("l" if column.align == "left" else "r" for column in table.columns)
-    lines = [
-        r"\begin{table*}[t]",
-        r"\centering",
-        r"\footnotesize",
-        r"\setlength{\tabcolsep}{3pt}",
-        rf"\caption{{{latex_text(caption)}}}",
-        rf"\label{{{label}}}",
-        rf"\begin{{tabular}}{{{columns}}}",
-        r"\toprule",
-        " & ".join(latex_text(column.header) for column in table.columns) + r" \\",
-        r"\midrule",
-        *(" & ".join(_latex_cell(cell) for _, cell in row) + r" \\" for row in table.cells()),
-        r"\bottomrule",
-        r"\end{tabular}",
-        *(rf"\par\smallskip {latex_text(note)}." for note in table.notes),
-        r"\end{table*}",
-        "",
-    ]
-    return "\n".join(lines)
+    start = [r"\begin{table*}[t]", r"\centering", r"\footnotesize", r"\setlength{\tabcolsep}{3pt}"]
+    start += [rf"\caption{{{latex_text(caption)}}}", rf"\label{{{label}}}", rf"\begin{{tabular}}{{{columns}}}"]
+    header = " & ".join(latex_text(column.header) for column in table.columns)
+    rows = [" & ".join(_latex_cell(cell) for _, cell in row) for row in table.cells()]
+    body = [r"\toprule", rf"{header} \\", r"\midrule", *(rf"{row} \\" for row in rows), r"\bottomrule"]
+    notes = [rf"\par\smallskip {latex_text(note)}." for note in table.notes]
+    return "\n".join([*start, *body, r"\end{tabular}", *notes, r"\end{table*}", ""])
 
 
 def _latex_cell(cell: Cell) -> str:

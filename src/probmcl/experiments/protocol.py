@@ -19,14 +19,14 @@ from probmcl.settings import MethodSpec, Settings, TrainingJob, default_training
 from probmcl.tables import rough_duration
 from probmcl.training.optimizer import Training
 
+# Factors of the default learning rate and weight decay in each trial, the defaults first.
 TRIALS = tuple((rate, decay) for decay in (1.0, 10.0, 0.0) for rate in (1.0, 1 / 3, 3.0))
-"""Factors of the default learning rate and weight decay in each trial, the defaults first."""
+SAFETY = 1.15  # factor on measured times: a machine is rarely as idle later as in the first minutes
+WORTH = 0.9  # share of the possible views that equal steps must reach; below it, all take the smallest batch
 
-SAFETY = 1.15
-"""Factor on measured times: a machine is rarely as idle later as in the first minutes."""
-
-WORTH = 0.9
-"""Share of the possible views that equal steps must reach; below it, all methods take the smallest batch."""
+StepSize = tuple[int, int]  # images in a step, and views of each
+# Of a classifier, of one with two views, of a contrastive method: they always count, so that rows can be added.
+DEFAULT_STEPS: tuple[StepSize, ...] = ((64, 1), (64, 2), (128, 2))
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,6 @@ def make_jobs(
 def views_per_round(methods: Sequence[MethodSpec]) -> int:
     """Return the views of each image in a round: two, or the least that every method can take in whole steps."""
     return math.lcm(2, *(find_method(spec.method).n_views for spec in methods))
-
-
-StepSize = tuple[int, int]
-"""Images in a step, and views of each."""
-
-DEFAULT_STEPS: tuple[StepSize, ...] = ((64, 1), (64, 2), (128, 2))
-"""Of a classifier, of one with two views, of a contrastive method: they always count, so that rows can be added."""
 
 
 def equal_views(images: int, views: int, steps: Sequence[StepSize]) -> int:

@@ -15,9 +15,7 @@ from torch import Tensor
 from probmcl.evaluation.bootstrap import bootstrapped_map, centered, holm, interval, p_value, resamples
 from probmcl.experiments.results import ComparedClassifier, Result, Row
 
-DRAWS = 2000
-"""Resamples of the test images; with this number, p can fall below 0.05 even when corrected for 50 methods."""
-
+DRAWS = 2000  # resamples of the test images: p can fall below 0.05 even when corrected for 50 methods
 Samples = Float64[ndarray, " B"]
 
 

@@ -23,30 +23,21 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH, HEIGHT = 860, 488
-"""Points of the figure without its caption; with many rows it is higher."""
-
-LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 64
-FONT, LINE, MARK = 12, 16, 5
-"""Points: margins, font size, height of a line of the caption, half of the width of a mark."""
-
-LONGEST = 40
-"""Characters of a label; the tooltip of the mark has the whole name."""
-
+WIDTH, HEIGHT = 860, 488  # points of the figure without its caption; with many rows it is higher
+LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 64  # points of the margins
+FONT, LINE, MARK = 12, 16, 5  # points: font size, height of a line of the caption, half of the width of a mark
+LONGEST = 40  # characters of a label; the tooltip of the mark has the whole name
+# Colors of the methods, in turn; text in each of them is readable on white.
 COLORS = ("#1b62a5", "#b3400b", "#1d7a3a", "#8a2aa5", "#8a6100", "#b0184d", "#0b7285", "#5b4bc4", "#5c6b00", "#7a4a2b")
-"""Colors of the methods, in turn; text in each of them is readable on white."""
-
 _UNITS = {
     "s": (1, (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30)),
     "min": (60, (1, 2, 5, 10, 20, 30)),
     "h": (3600, (1, 2, 5, 10)),
     "d": (86_400, (1, 2, 5, 10, 20, 50, 100)),
 }
+# Seconds at which the time axis may have a tick, and its label.
 TICKS = {seconds * count: f"{count:g} {unit}" for unit, (seconds, counts) in _UNITS.items() for count in counts}
-"""Seconds at which the time axis may have a tick, and its label."""
-
-Boxes = Float[ndarray, "_ 4"]
-"""Left, bottom, right and top of rectangles, in points."""
+Boxes = Float[ndarray, "_ 4"]  # left, bottom, right and top of rectangles, in points
 
 
 def to_svg(comparison: Comparison) -> str:

@@ -1,7 +1,5 @@
 """The tables of a comparison: for the terminal, Markdown, LaTeX with its bibliography, and CSV."""
 
-from __future__ import annotations
-
 import importlib.resources
 import re
 from collections.abc import Callable, Iterator
@@ -43,16 +41,12 @@ def _score(header: str, field: str) -> Quantity:
     return Quantity(header, lambda row: percent(getattr(row, field)), lambda row: getattr(row, field))
 
 
-def _cost(header: str, field: str, unit: float = 1.0) -> Quantity:
-    def cell(row: Row) -> str:
-        value = getattr(row, field)
-        return MISSING if value is None else figures(value / unit)
-
-    return Quantity(header, cell)
+def _number(header: str, field: str, write: Callable[[float], str]) -> Quantity:
+    return Quantity(header, lambda row: MISSING if (value := getattr(row, field)) is None else write(value))
 
 
-def _exactly(value: float | None) -> str:
-    return MISSING if value is None else f"{value:g}"
+def _millions(value: float) -> str:
+    return figures(value / 1e6)
 
 
 SECTIONS: dict[str, Section] = {
@@ -61,7 +55,7 @@ SECTIONS: dict[str, Section] = {
         (
             _score("validation", "validation"),
             Quantity("mAP", mean_and_interval, lambda row: row.mAP),
-            Quantity("over seeds", lambda row: MISSING if row.over_seeds is None else f"± {percent(row.over_seeds)}"),
+            _number("over seeds", "over_seeds", lambda spread: f"± {percent(spread)}"),
             Quantity("gain over frozen", gain_and_interval, lambda row: row.gain),
             Quantity("p", lambda row: probability(row.gain_p)),
         ),
@@ -87,22 +81,22 @@ SECTIONS: dict[str, Section] = {
     "cost": Section(
         "What it costs",
         (
-            Quantity("training", lambda row: duration(row.seconds)),
-            _cost("trained images/s", "training_speed"),
-            _cost("predicted images/s", "prediction_speed"),
-            _cost("peak memory, MB", "peak_memory", 1e6),
-            _cost("parameters, M", "parameters", 1e6),
-            _cost("GMAC", "gmac"),
+            _number("training", "seconds", duration),
+            _number("trained images/s", "training_speed", figures),
+            _number("predicted images/s", "prediction_speed", figures),
+            _number("peak memory, MB", "peak_memory", _millions),
+            _number("parameters, M", "parameters", _millions),
+            _number("GMAC", "gmac", figures),
         ),
     ),
     "origin": Section(
         "What was compared",
         (
             Quantity("fidelity", lambda row: row.fidelity, words=True),
-            Quantity("seeds", lambda row: f"{row.seeds}"),
-            Quantity("images seen", lambda row: f"{row.images_seen:,}"),
-            Quantity("learning rate", lambda row: _exactly(row.learning_rate)),
-            Quantity("weight decay", lambda row: _exactly(row.weight_decay)),
+            _number("seeds", "seeds", str),
+            _number("images seen", "images_seen", "{:,}".format),
+            _number("learning rate", "learning_rate", "{:g}".format),
+            _number("weight decay", "weight_decay", "{:g}".format),
             Quantity("fingerprint", lambda row: row.fingerprint),
         ),
     ),
@@ -116,21 +110,14 @@ def comparison_tables(comparison: Comparison) -> dict[str, Table]:
 
 
 def _table(section: Section, comparison: Comparison) -> Table:
-    rows, known = comparison.ordered, references()
-    bold = [_best_rows(quantity, rows) for quantity in section.quantities]
-    return Table(
-        section.title,
-        [Column.of_names("classifier"), *(Column(q.header, words=q.words) for q in section.quantities)],
-        [
-            [
-                Cell(row.title, citation=row.reference if row.reference in known else ""),
-                *(Cell(q.cell(row), number in best) for q, best in zip(section.quantities, bold, strict=True)),
-            ]
-            for number, row in enumerate(rows)
-        ],
-        caption=comparison.protocol,
-        notes=notes(section, comparison),
-    )
+    rows, known, columns = comparison.ordered, references(), [Column.of_names("classifier")]
+    cells = [[Cell(row.title, citation=row.reference if row.reference in known else "")] for row in rows]
+    for quantity in section.quantities:
+        columns.append(Column(quantity.header, words=quantity.words))
+        best = _best_rows(quantity, rows)
+        for number, row in enumerate(rows):
+            cells[number].append(Cell(quantity.cell(row), bold=number in best))
+    return Table(section.title, columns, cells, comparison.protocol, notes(section, comparison))
 
 
 def _best_rows(quantity: Quantity, rows: tuple[Row, ...]) -> set[int]:
@@ -205,7 +192,6 @@ def references() -> dict[str, str]:
 
 def to_bibtex(comparison: Comparison) -> str:
     """Return the entries that the rows cite, each once, in the order of the rows."""
-    known = references()
-    cited = dict.fromkeys(row.reference for row in comparison.ordered if row.reference)
+    known, cited = references(), dict.fromkeys(row.reference for row in comparison.ordered if row.reference)
     # BibTeX skips text between entries.
     return "\n\n".join([known.get(key, f"% no entry for {key} in references.bib") for key in cited] + [""])

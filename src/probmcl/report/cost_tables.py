@@ -1,11 +1,9 @@
 """The tables of `probmcl cost`, and the same numbers as records for CSV and JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from probmcl.cost.paper import PaperNetwork
 from probmcl.cost.rows import CostRow
@@ -31,60 +29,42 @@ def giga(count: float | None) -> str:
     return MISSING if count is None else f"{count:.2f}" if count >= 1 else f"{count:.3f}"
 
 
-class Quantity(NamedTuple):
-    """A column and its cell for each row."""
-
-    column: Column
-    cell: Callable[[CostRow], str]
-
-
-def _measured(header: str, cell: Callable[[Speed], str]) -> Quantity:
-    return Quantity(Column(header), lambda row: MISSING if row.speed is None else cell(row.speed))
-
-
-NETWORK = (
-    Quantity(Column("params M training"), lambda row: millions(row.training_parameters)),
-    Quantity(Column("params M predicting"), lambda row: millions(row.prediction_parameters)),
-    Quantity(Column("GMAC torch"), lambda row: giga(row.gmac)),
-    Quantity(Column("GMAC ptflops"), lambda row: giga(row.gmac_ptflops)),
-)
-COUNTED = (
-    *NETWORK[:2],
-    Quantity(Column.of_names("head"), lambda row: "own" if row.own_head else "probe"),
-    *NETWORK[2:],
-    Quantity(Column("views"), lambda row: f"{row.views}"),
-    Quantity(Column("GMAC training"), lambda row: giga(row.training_gmac)),
-)
-MEASURED = (
-    _measured("training ms/image", lambda speed: f"{1000 * speed.step_seconds:,.1f}"),
-    _measured("training views/s", lambda speed: f"{speed.views_per_second:,.1f}"),
-    _measured("predicting ms/image", lambda speed: f"{1000 * speed.prediction_seconds:,.1f}"),
-    _measured("peak MB", lambda speed: f"{speed.peak_memory / 1e6:,.0f}"),
-)
+NETWORK = [*map(Column, ("params M training", "params M predicting", "GMAC torch", "GMAC ptflops"))]
+COUNTED = [*NETWORK[:2], Column.of_names("head"), *NETWORK[2:], Column("views"), Column("GMAC training")]
+MEASURED = [*map(Column, ("training ms/image", "training views/s", "predicting ms/image", "peak MB"))]
 
 
 def cost_tables(rows: Sequence[CostRow]) -> list[Table]:
     """Return a table for each encoder, size and number of classes, and another for the measurements, if any."""
     tables = []
-    for _, group in itertools.groupby(rows, lambda row: (row.encoder, row.image_size, row.classes)):
-        together = tuple(group)
-        tables.append(_table(_title(together[0]), COUNTED, together, _problems(together)))
-        speeds = [row.speed for row in together if row.speed]
+    for (encoder, size, classes), group in itertools.groupby(rows, lambda r: (r.encoder, r.image_size, r.classes)):
+        together, name = tuple(group), Column.of_names("method")
+        title = f"{encoder}{f', {size} px' if size else ''}, {classes} class{'es' if classes > 1 else ''}"
+        cells = [[row.method, *_counted(row)] for row in together]
+        tables.append(Table(title, [name, *COUNTED], cells, notes=_problems(together)))
+        speeds = [(row.method, row.speed) for row in together if row.speed]
         if speeds:
-            title = f"measured on {speeds[0].device}, {speeds[0].batch_size} images at once"
-            tables.append(_table(title, MEASURED, [row for row in together if row.speed], ()))
+            title = f"measured on {speeds[0][1].device}, {speeds[0][1].batch_size} images at once"
+            tables.append(Table(title, [name, *MEASURED], [[method, *_measured(speed)] for method, speed in speeds]))
     return tables
 
 
-def _table(title: str, quantities: Sequence[Quantity], rows: Sequence[CostRow], notes: Sequence[str]) -> Table:
-    columns = [Column.of_names("method"), *(quantity.column for quantity in quantities)]
-    cells = [[row.method, *(MISSING if row.problem else q.cell(row) for q in quantities)] for row in rows]
-    return Table(title, columns, cells, notes=notes)
+def _network(row: CostRow) -> list[str]:
+    parameters = millions(row.training_parameters), millions(row.prediction_parameters)
+    return [*parameters, giga(row.gmac), giga(row.gmac_ptflops)]
 
 
-def _title(row: CostRow) -> str:
-    size = f", {row.image_size} px" if row.image_size else ""
-    return f"{row.encoder}{size}, {row.classes} class{'es' if row.classes > 1 else ''}"
+def _counted(row: CostRow) -> list[str]:
+    if row.problem:
+        return [MISSING] * len(COUNTED)
+    training, prediction, *gmac = _network(row)
+    head = "own" if row.own_head else "probe"
+    return [training, prediction, head, *gmac, f"{row.views}", giga(row.training_gmac)]
+
+
+def _measured(speed: Speed) -> list[str]:
+    numbers = 1000 * speed.step_seconds, speed.views_per_second, 1000 * speed.prediction_seconds
+    return [*(f"{number:,.1f}" for number in numbers), f"{speed.peak_memory / 1e6:,.0f}"]
 
 
 def _problems(rows: Sequence[CostRow]) -> list[str]:
@@ -98,12 +78,12 @@ def _problems(rows: Sequence[CostRow]) -> list[str]:
 
 def paper_table(networks: Sequence[PaperNetwork]) -> Table:
     """Return Table 3 of the paper and ours: the printed numbers of each method, then our networks."""
-    columns = [*map(Column.of_names, ("method", "encoder")), Column("classes"), *(q.column for q in NETWORK)]
+    columns = [*map(Column.of_names, ("method", "encoder")), Column("classes"), *NETWORK]
     cells: list[list[str]] = []
     for printed, group in itertools.groupby(networks, lambda network: network.printed):
         cells.append([f"{printed.name}, printed", "", "", f"{printed.parameters:.2f}", "", "", f"{printed.gmac:.2f}"])
         rows = (network.row for network in group)
-        cells += [[row.method, row.encoder, f"{row.classes}", *(q.cell(row) for q in NETWORK)] for row in rows]
+        cells += [[row.method, row.encoder, f"{row.classes}", *_network(row)] for row in rows]
     notes = dict.fromkeys(f"{network.printed.name}: {network.printed.note}" for network in networks)
     problems = _problems([network.row for network in networks])
     return Table("Table 3 of the paper, and ours at 448 px", columns, cells, notes=[*notes, *problems])
@@ -118,9 +98,6 @@ def record(row: CostRow) -> dict[str, Any]:
 
 def paper_record(network: PaperNetwork) -> dict[str, Any]:
     """Return the record of a network next to the numbers printed in the paper."""
-    printed = {
-        "printed_method": network.printed.name,
-        "printed_parameters_millions": network.printed.parameters,
-        "printed_gmac": network.printed.gmac,
-    }
-    return printed | record(network.row) | {"note": network.printed.note}
+    printed = network.printed
+    numbers = {"printed_parameters_millions": printed.parameters, "printed_gmac": printed.gmac}
+    return {"printed_method": printed.name} | numbers | record(network.row) | {"note": printed.note}

@@ -1,17 +1,12 @@
 """The tables and lines of `probmcl evaluate`, in percent."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probmcl.tables import MISSING, Column, Table, percent
 
-SHOWN = 5
-"""Names in a line: the best classes, those not in common, those renamed."""
-
-ROWS = 20
-"""Classes or values in a table; the file of all numbers has the rest."""
+SHOWN = 5  # names in a line: the best classes, those not in common, those renamed
+ROWS = 20  # classes or values in a table; the file of all numbers has the rest
 
 
 def overall(result: Mapping[str, Any]) -> Table:
@@ -37,35 +32,23 @@ def by_class(result: Mapping[str, Any]) -> Table:
         shares = [rates[key] for key in ("sensitivity", "specificity", "ppv", "npv")]
         numbers = map(percent, (result["ap"][name], result["auroc"][name], *shares))
         rows.append([name, f"{rates['n']:,}", f"{rates['positives']:,}", *numbers])
-    return _table(
-        f"{some}classes, worst AP first; sens., spec., PPV and NPV at probability > {threshold}",
-        ("class", "known", "positive", "AP", "AUROC", "sens.", "spec.", "PPV", "NPV"),
-        rows,
-    )
+    title = f"{some}classes, worst AP first; sens., spec., PPV and NPV at probability > {threshold}"
+    return _table(title, ("class", "known", "positive", "AP", "AUROC", "sens.", "spec.", "PPV", "NPV"), rows)
 
 
 def by_value(result: Mapping[str, Any]) -> Table:
     """Return the scores for each value of a column."""
     values = result["by"]["values"]
     some = "" if len(values) <= ROWS else f", the first {ROWS} of {len(values)} values"
-    rows = [
-        [
-            value,
-            f"{part['images']:,}",
-            MISSING if part["groups"] is None else f"{part['groups']:,}",
-            str(part["classes_scored"]),
-            percent(part["mAP"]),
-            _interval(part["mAP_interval"]),
-            percent(part["macro_auroc"]),
-            _interval(part["macro_auroc_interval"]),
-        ]
-        for value, part in list(values.items())[:ROWS]
-    ]
-    return _table(
-        f"by {result['by']['column']}{some}; 95 %: the middle of resamples",
-        ("value", "images", "groups", "classes", "mAP", "95 %", "AUROC", "95 %"),
-        rows,
-    )
+    rows = []
+    for value, part in list(values.items())[:ROWS]:
+        groups = MISSING if part["groups"] is None else f"{part['groups']:,}"
+        row = [value, f"{part['images']:,}", groups, str(part["classes_scored"])]
+        for key in ("mAP", "macro_auroc"):
+            row += [percent(part[key]), _interval(part[f"{key}_interval"])]
+        rows.append(row)
+    title = f"by {result['by']['column']}{some}; 95 %: the middle of resamples"
+    return _table(title, ("value", "images", "groups", "classes", "mAP", "95 %", "AUROC", "95 %"), rows)
 
 
 def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:

@@ -1,7 +1,5 @@
 """The verdict of a comparison: plain sentences, no stronger than the numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -9,20 +7,10 @@ from probmcl.experiments.results import Comparison, Row
 from probmcl.report.comparison_tables import gain_and_interval, mean_and_interval
 from probmcl.tables import duration, percent, points, probability
 
-CHANCE = 0.05
-"""An adjusted p-value below this counts as a difference."""
-
-CLEARLY_LESS = 0.75
-"""A method costs clearly less than another if it takes at most this share of its time."""
-
-FEW_IMAGES, FEW_GROUPS = 500, 30
-"""With fewer test images, or groups of them, an interval is itself uncertain."""
-
-WIDE = 0.03
-"""A gain with an interval this wide is uncertain; the probe is enough only if every gain this large is ruled out."""
-
-RECONSTRUCTED = "partly reconstructed"
-"""Start of the fidelity of a method that is only partly the one of its authors."""
+CHANCE = 0.05  # an adjusted p-value below this counts as a difference
+CLEARLY_LESS = 0.75  # a method costs clearly less than another if it takes at most this share of its time
+FEW_IMAGES, FEW_GROUPS = 500, 30  # with fewer test images, or groups of them, an interval is itself uncertain
+WIDE = 0.03  # an interval this wide is uncertain; the probe is enough only if every gain this large is ruled out
 
 
 def verdict(comparison: Comparison) -> str:
@@ -81,44 +69,33 @@ def _all(rows: Sequence[Row], what: Callable[[Row], str] = lambda row: "") -> st
 
 
 def _none_is_better(comparison: Comparison) -> Iterator[str]:
-    methods = comparison.methods
-    unknown = [row for row in methods if row.gain_interval is None]
-    wide = [row for row in methods if row.gain_interval is not None and row.gain_interval[1] >= WIDE]
-    if unknown or wide:
-        yield _cannot_tell(comparison, wide, unknown)
+    methods, reasons = comparison.methods, []
+    widest = max(methods, key=_most)
+    if _most(widest) >= WIDE:
+        reasons.append(f"a gain of up to {percent(_most(widest))} points is not ruled out for {_called(widest)}")
+    if unknown := [row for row in methods if row.gain_interval is None]:
+        reasons.append(f"there is no interval of the gain of {_all(unknown)}")
+    if reasons:
+        yield (
+            f"This comparison cannot tell whether any method is better than the linear probe ({_probe(comparison)}): "
+            f"none is shown to be, but {', and '.join(reasons)}."
+        )
     else:
         yield (
             "The linear probe is enough: no method is better by more than chance than a linear probe on the untouched "
             f"encoder, which has {_probe(comparison)}, and a gain of {percent(WIDE)} points is ruled out for each."
         )
-    yield from _gains(methods)
-    if wide:
-        yield "More test images would make the intervals narrower, and more seeds the means steadier."
-
-
-def _cannot_tell(comparison: Comparison, wide: Sequence[Row], unknown: Sequence[Row]) -> str:
-    reasons = []
-    if wide:
-        widest = max(wide, key=_most)
-        reasons.append(f"a gain of up to {percent(_most(widest))} points is not ruled out for {_called(widest)}")
-    if unknown:
-        reasons.append(f"there is no interval of the gain of {_all(unknown)}")
-    return (
-        f"This comparison cannot tell whether any method is better than the linear probe ({_probe(comparison)}): none "
-        f"is shown to be, but {', and '.join(reasons)}."
-    )
-
-
-def _most(row: Row) -> float:
-    """The largest gain that is not ruled out."""
-    return -math.inf if row.gain_interval is None else row.gain_interval[1]
-
-
-def _gains(methods: Sequence[Row]) -> Iterator[str]:
     best, largest = methods[0], max(methods, key=lambda row: -math.inf if row.gain is None else row.gain)
     yield f"The best on validation, {_called(best)}, gains {_gain(best, methods)}{_not_ruled_out(best)}."
     if largest is not best and largest.gain is not None and largest.gain > 0:
         yield f"The largest gain on test has {_called(largest)}: {_gain(largest, methods)}{_not_ruled_out(largest)}."
+    if _most(widest) >= WIDE:
+        yield "More test images would make the intervals narrower, and more seeds the means steadier."
+
+
+def _most(row: Row) -> float:
+    """Return the largest gain that is not ruled out."""
+    return -math.inf if row.gain_interval is None else row.gain_interval[1]
 
 
 def _not_ruled_out(row: Row) -> str:
@@ -140,18 +117,17 @@ def _best_is_better(comparison: Comparison) -> Iterator[str]:
 
 def _against_the_best(others: Sequence[Row]) -> Iterator[str]:
     level = [row for row in others if _is_level_with_best(row)]
-    told_apart = [row for row in others if row.behind_p is not None and not _is_level_with_best(row)]
-    ahead = [row for row in told_apart if row.behind is not None and row.behind < 0]
+    missing = [row for row in others if row.behind_p is None]
+    ahead = [row for row in others if row not in level + missing and (row.behind or 0) < 0]
     if level:
         yield f"Cannot be told apart from it on these images: {_all(level)}."
-    elif told_apart and len(told_apart) == len(others) and not ahead:
+    elif others and not missing and not ahead:
         yield "Every other method is behind it there by more than chance."
     if ahead:
         yield (
             f"Ahead of it on test by more than chance: {_all(ahead)}. Validation did not show that, and who chooses "
             "by test has no test left."
         )
-    missing = [row for row in others if row.behind_p is None]
     if missing:
         yield f"Not compared with it, for want of a p-value: {_all(missing)}."
 
@@ -171,10 +147,8 @@ def _recommended(best: Row, others: Sequence[Row]) -> str:
 
 def _best_is_unclear(comparison: Comparison) -> Iterator[str]:
     methods = comparison.methods
-    better = [row for row in methods if _is_better(row)]
-    yield (
-        f"Better than the linear probe ({_probe(comparison)}): {_all(better, lambda row: f', {_gain(row, methods)}')}."
-    )
+    better = _all([row for row in methods if _is_better(row)], lambda row: f", {_gain(row, methods)}")
+    yield f"Better than the linear probe ({_probe(comparison)}): {better}."
     yield (
         f"But the best on validation is {_called(methods[0])}, with a gain of {_gain(methods[0], methods)}. So this "
         "comparison does not settle which to take; more seeds or more images may."
@@ -210,22 +184,20 @@ def _doubts_of_the_rows(comparison: Comparison) -> Iterator[str]:
     if not comparison.methods:
         return
     best, frozen = comparison.methods[0], comparison.frozen
-    if best.gain_interval is not None and best.gain_interval[1] - best.gain_interval[0] >= WIDE:
-        width = percent(best.gain_interval[1] - best.gain_interval[0])
-        yield f"The interval of {_called(best)}'s gain is {width} points wide."
+    low, high = best.gain_interval or (0.0, 0.0)
+    if high - low >= WIDE:
+        yield f"The interval of {_called(best)}'s gain is {percent(high - low)} points wide."
     if best.gain is not None and best.over_seeds is not None and best.over_seeds >= abs(best.gain):
         yield f"Over seeds {_called(best)} varies by ± {percent(best.over_seeds)} points, no less than its gain."
     if _is_better(best) and best.validation <= frozen.validation:
         lead = points(best.validation - frozen.validation)
         yield f"On validation it is not ahead of the probe ({lead} points): the two splits disagree."
-    fewer = [row for row in comparison.methods if row.seeds < comparison.seeds]
-    if fewer:
+    if fewer := [row for row in comparison.methods if row.seeds < comparison.seeds]:
         yield f"Fewer than {comparison.seeds:,} seeds: {_all(fewer, lambda row: f', {row.seeds:,}')}."
-    if any(_is_corrected_away(row) for row in comparison.methods):
+    if any(map(_is_corrected_away, comparison.methods)):
         yield "Where an interval leaves out 0 and p is not small: only p is corrected for the number of methods."
-    reconstructed = [row for row in comparison.methods if row.fidelity.startswith(RECONSTRUCTED)]
-    if reconstructed:
-        yield f"Partly reconstructed, and so no judgment of what their authors had: {_all(reconstructed)}."
+    if partly := [row for row in comparison.methods if row.fidelity.startswith("partly reconstructed")]:
+        yield f"Partly reconstructed, and so no judgment of what their authors had: {_all(partly)}."
 
 
 def _is_corrected_away(row: Row) -> bool:

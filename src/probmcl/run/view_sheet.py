@@ -1,9 +1,4 @@
-"""A sheet of training images: the plain view that the encoder receives, augmented views, and the labels.
-
-It reveals crops that cut off the object, unnatural colors and labels that do not fit the image.
-"""
-
-from __future__ import annotations
+"""A sheet of training images with their labels: it reveals bad crops, unnatural colors and labels that do not fit."""
 
 import io
 import unicodedata
@@ -22,15 +17,9 @@ from probmcl.data.loader import ImageBatches
 from probmcl.data.records import Records
 from probmcl.run.image_batches import ImageBatchSource
 
-TILE = 160
-"""Width of a view in pixels, about: a smaller one is enlarged by a whole number, a larger one reduced."""
-
-SAMPLE = 20_000
-"""Training images, drawn at random, among which those are chosen that are shown."""
-
-GAP, LINE, FONT, CHARACTER = 4, 24, 12, 7.23
-"""Pixels between views, of a line of text, of its monospaced font, and of the width of a character."""
-
+TILE = 160  # pixels, about the width of a view: a smaller one is enlarged by a whole number, a larger one reduced
+SAMPLE = 20_000  # training images, drawn at random, among which those are chosen that are shown
+GAP, LINE, FONT, CHARACTER = 4, 24, 12, 7.23  # pixels: between views, line of text, monospaced font, character width
 LONGEST_NAME = 40
 BLACK, GRAY = "#000000", "#6e6e6e"
 
