@@ -1,3 +1,4 @@
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -111,6 +112,16 @@ def test_a_training_step_holds_gradients_and_activations() -> None:
     assert with_gradient >= 6 * activations
 
 
+@pytest.fixture
+def _one_thread() -> Iterator[None]:
+    """Attention takes scratch memory in each further thread, and the profiler counts it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("_one_thread")
 def test_it_agrees_with_the_profiler_but_for_scratch_memory() -> None:
     classifier = linear_on("test_vit", image_size=160).train()
     views, labels = torch.rand(1, 2, 3, 160, 160), torch.ones(2, 9)
