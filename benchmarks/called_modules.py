@@ -46,27 +46,21 @@ def called_modules(words: list[str]) -> list[str]:
 
     source = Path(cli.__file__).parents[1]
     called: set[str] = set()
+    imports = 0  # modules that are being imported: what they call meanwhile is part of their import
 
     def profile(frame: FrameType, event: str, _: object) -> None:
-        path = frame.f_code.co_filename
-        if event == "call" and path.startswith(str(source)) and path not in called and not _is_import(frame):
-            called.add(path)
+        nonlocal imports
+        if frame.f_code.co_name == "<module>":
+            imports += {"call": 1, "return": -1}.get(event, 0)
+        elif event == "call" and imports == 0:
+            called.add(frame.f_code.co_filename)
 
     sys.setprofile(profile)
     try:
         cli.app()(words)
     finally:
         sys.setprofile(None)
-    return sorted(str(Path(path).relative_to(source)) for path in called)
-
-
-def _is_import(frame: FrameType | None) -> bool:
-    """True if a call belongs to the import of a module: its body, a class body, or a decorator."""
-    while frame is not None:
-        if frame.f_code.co_name == "<module>" and "importlib" in str(frame.f_back and frame.f_back.f_code.co_filename):
-            return True
-        frame = frame.f_back
-    return False
+    return sorted(str(Path(path).relative_to(source)) for path in called if path.startswith(str(source)))
 
 
 def main() -> None:
