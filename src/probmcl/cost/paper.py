@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probmcl.cost.rows import CostRow, cost_row, label_space, meta_encoder
-from probmcl.data.word_vectors import words_of
+from probmcl.data.class_knowledge import words_of
 from probmcl.settings import MethodSpec
 
 CLASSES = (9, 80)

@@ -8,7 +8,7 @@ from typing import Literal, final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probmcl.data.knowledge import label_knowledge
+from probmcl.data.class_knowledge import label_knowledge
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder, Encoder, Stage, at_entrances, is_part, stages, with_stages
 from probmcl.errors import check_range
