@@ -210,7 +210,8 @@ def labels(_: Path, args: argparse.Namespace) -> None:
     batch = timer(lambda path: held.targets_and_known(rng.integers(0, images, 256)), [Path()], 20)()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     print(f"\nlabels of {images:,} images × {classes:,} classes, {entries} said of an image:")
-    print(f"  {held.nbytes / 1e6:,.0f} MB held (below 1,000 is wanted), made in {seconds:.2f} s")
+    size = sum(array.nbytes for array in vars(held).values())
+    print(f"  {size / 1e6:,.0f} MB held (below 1,000 is wanted), made in {seconds:.2f} s")
     print(f"  256 images laid out in {batch:.1f} ms; the process took at most {peak:.2f} GiB")
 
 

@@ -138,7 +138,8 @@ def _start_run(
     settings = _run_settings(options)
     describe_encoder(settings.encoder.name)
     refuse_used(options["out"])
-    prepared = prepare_data(data, images, read, checks, seed=settings.seed, workers=settings.workers, console=console)
+    source = DataSource.of(data, images, read)
+    prepared = prepare_data(source, checks, seed=settings.seed, workers=settings.workers, console=console)
     settings = replace(settings, intensity=prepared.intensity)
     warnings = [*prepared.warnings, *_reused_images(prepared.records, settings.encoder.weights)]
     for warning in warnings[len(prepared.warnings) :]:
@@ -359,7 +360,8 @@ def _start_comparison(
 
     spec = _comparison_spec(options)
     refuse_used(options["out"])
-    prepared = prepare_data(data, images, read, checks, workers=spec.settings.workers, console=console)
+    source = DataSource.of(data, images, read)
+    prepared = prepare_data(source, checks, workers=spec.settings.workers, console=console)
     refuse_unscorable(prepared.records)
     spec = replace(spec, settings=replace(spec.settings, intensity=prepared.intensity))
     warnings = [*prepared.warnings, *_reused_images(prepared.records, spec.settings.encoder.weights)]

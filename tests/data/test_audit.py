@@ -13,7 +13,7 @@ from rich.console import Console as RichConsole
 from helpers import photographs
 from probmcl.console import Console
 from probmcl.data.audit import PreparedData, check, prepare_data, read_again
-from probmcl.data.options import DataChecks, ReadOptions
+from probmcl.data.options import DataChecks, DataSource, ReadOptions
 from probmcl.data.records import SPLITS
 from probmcl.errors import DataError, OptionError
 from probmcl.run.state import write_split
@@ -31,7 +31,8 @@ def text_of(console: Console) -> str:
 
 
 def prepared(table: Path, *, console: Console | None = None, seed: int = 0, **checks: Any) -> PreparedData:
-    return prepare_data(table, checks=DataChecks(**checks), seed=seed, console=console or shown())
+    source = DataSource.of(table, None, ReadOptions())
+    return prepare_data(source, DataChecks(**checks), seed=seed, console=console or shown())
 
 
 def split_of(found: PreparedData, name: str) -> str:

@@ -44,6 +44,7 @@ def fakes(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, split in (("coco", whole), ("voc", ("train",) * 4)):
         monkeypatch.setitem(sys.modules, f"fake_{name}", Fake(name, split))
     formats = {"table": "probmcl.data.formats.table.table", "coco": "fake_coco", "voc": "fake_voc"}
+    formats["folders"] = "probmcl.data.formats.folders"
     monkeypatch.setattr(sys.modules["probmcl.data.read"], "FORMATS", formats)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from probmcl.data.bad_images import find_bad_images, without_bad
+from probmcl.data.findings import find_bad_images, without_bad
 from probmcl.data.images import Preprocessing, read_image
 from probmcl.data.records import Records
 from probmcl.data.stream import decode

@@ -4,10 +4,8 @@ Every image is decoded once. Unreadable images are skipped or refused, a given s
 that is made here keeps groups and copies together, so that it cannot leak.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,101 +14,43 @@ from jaxtyping import Int
 from numpy import ndarray
 
 from probmcl.console import Console
-from probmcl.data.bad_images import BadImage, bad_images, listing, refusal, usable_rows
 from probmcl.data.duplicates.leaks import REMEDY, Leaks, leaks
 from probmcl.data.duplicates.search import Duplicates, find_duplicates
-from probmcl.data.findings import Finding, findings, statistics, verdict
+from probmcl.data.findings import BadImage, Finding, bad_images, findings, statistics, unreadable, usable_rows, verdict
 from probmcl.data.formats.table.image_columns import RepeatedRowsError
-from probmcl.data.formats.table.sheet import names_of_columns
 from probmcl.data.intensity import IntensityRange, find_intensity_range, parse_range
 from probmcl.data.options import DataChecks, DataSource, ReadOptions, SkippedImage
 from probmcl.data.read import read_source
 from probmcl.data.records import SPLITS, Records, describe
-from probmcl.data.split import (
-    folds,
-    given_folds,
-    given_split,
-    make_splits,
-    taken_from_train,
-    units_of,
-    with_fold,
-    with_split,
-)
+from probmcl.data.split import SplitRecords, given_split, split_as_required, units_of, with_split
 from probmcl.errors import DataError, OptionError, RunWarning
 from probmcl.runtime.distributed import broadcast, is_main_process
 
 
-class SplitRecords(NamedTuple):
-    """Records in their splits, how these were made ('' if they were given), and the fold of every image."""
-
-    records: Records
-    note: str
-    fold_of: Int[ndarray, "N"] | None = None
-
-
-@dataclass(frozen=True)
-class DataAudit:
-    """The result of an audit.
-
-    Attributes:
-        records: all images, each in its split; unreadable ones in the split that the data give.
-        intensity: gray levels of 16-bit and float images.
-        duplicates: fingerprints and duplicates, by rows of `records`.
-        bad: unreadable images.
-        splits: the other images in their splits.
-        leaks: duplicates and groups that are in two splits.
-        findings: problems that decide whether a run may start.
-    """
-
-    records: Records
-    intensity: IntensityRange | None
-    duplicates: Duplicates
-    bad: list[BadImage]
-    splits: SplitRecords
-    leaks: Leaks
-    findings: list[Finding]
-
-
 @dataclass(frozen=True)
 class PreparedData:
-    """Data that a run can start with.
-
-    Attributes:
-        records: readable images, each in its split.
-        source: how to read them again.
-        intensity: gray levels of 16-bit and float images; None if there are none.
-        fold_of: the fold of every image, from 1; None without folds.
-        warnings: leaks that were allowed.
-    """
+    """Data that a run can start with: readable images in their splits, and how to read them again."""
 
     records: Records
     source: DataSource
-    intensity: IntensityRange | None
-    fold_of: Int[ndarray, "N"] | None
-    warnings: list[RunWarning]
+    intensity: IntensityRange | None  # of 16-bit and float images; None if there are none
+    fold_of: Int[ndarray, "N"] | None  # from 1; None without folds
+    warnings: list[RunWarning]  # about leaks that were allowed
 
 
 def prepare_data(
-    data: Path | str,
-    images: Path | str | None = None,
-    options: ReadOptions = ReadOptions(),
-    checks: DataChecks = DataChecks(),
-    *,
-    seed: int = 0,
-    workers: int = 0,
-    console: Console,
+    source: DataSource, checks: DataChecks = DataChecks(), *, seed: int = 0, workers: int = 0, console: Console
 ) -> PreparedData:
     """Read and audit data; every finding that `check` reports as blocked is an error.
 
     With several processes rank 0 does the audit and sends its result to the others.
     """
-    source = DataSource.of(data, images, options)
     records = read_source(source)
     result: dict[str, Any] = {}
     failure: Exception | None = None
     if is_main_process():
         try:
-            result = _audited(records, checks, seed, workers, console)
+            result = _accepted(_audit(records, checks, seed, workers, console), console)
         except (ValueError, OSError) as error:  # raised below: the other processes wait for the broadcast
             failure, result = error, {"error": str(error)}
     result = broadcast(result)
@@ -121,8 +61,9 @@ def prepare_data(
     records = records.without([image.path for image in skipped])
     records = with_split(records, np.array(result["split"])).with_note(result["note"])
     intensity = result["intensity"] and IntensityRange(**result["intensity"])
-    for text in (describe(records), *([str(intensity)] if intensity else [])):
-        console.print(text)
+    console.print(describe(records))
+    if intensity:
+        console.print(str(intensity))
     fold_of = None if result["fold_of"] is None else np.array(result["fold_of"])
     return PreparedData(records, source, intensity, fold_of, [RunWarning("leak", text) for text in result["leaks"]])
 
@@ -143,7 +84,7 @@ def check(
     """
     about: dict[str, Any] = {"data": str(data)}
     try:
-        audit = audit_data(read_source(DataSource.of(data, images, options)), checks, seed, workers, console)
+        audit = _audit(read_source(DataSource.of(data, images, options)), checks, seed, workers, console)
     except DataError as error:
         if isinstance(error, RepeatedRowsError):
             about |= {"duplicated_rows": error.same, "conflicting_rows": error.different}
@@ -164,11 +105,9 @@ def read_again(source: DataSource, split_file: Path) -> Records:
 def refuse_empty_splits(records: Records) -> None:
     """Refuse records without an image in one of the splits."""
     for split in SPLITS:
-        if len(records.rows(split)) == 0:
-            raise DataError(
-                f"of {len(records)} images no image belongs to the {split} split; a run needs some in each of "
-                f"{', '.join(SPLITS)}"
-            )
+        if split not in records.split:
+            needed = f"a run needs some in each of {', '.join(SPLITS)}"
+            raise DataError(f"of {len(records)} images no image belongs to the {split} split; {needed}")
 
 
 def refuse_unscorable(records: Records) -> None:
@@ -180,7 +119,18 @@ def refuse_unscorable(records: Records) -> None:
             raise DataError(f"none of the {len(rows)} {split} images is known to have a label: nothing can be scored")
 
 
-def audit_data(records: Records, checks: DataChecks, seed: int, workers: int, console: Console) -> DataAudit:
+class _Audit(NamedTuple):
+    """The result of an audit: `records` are all images, `splits` the readable ones in their splits."""
+
+    records: Records
+    intensity: IntensityRange | None
+    duplicates: Duplicates
+    bad: list[BadImage]
+    splits: SplitRecords
+    findings: list[Finding]
+
+
+def _audit(records: Records, checks: DataChecks, seed: int, workers: int, console: Console) -> _Audit:
     """Decode every image, split the readable ones, and look for leaks."""
     if seed < 0:
         raise OptionError("seed", seed, "must be at least 0")
@@ -188,83 +138,54 @@ def audit_data(records: Records, checks: DataChecks, seed: int, workers: int, co
     duplicates = find_duplicates(records.paths, intensity=intensity, workers=workers, console=console)
     bad = bad_images(records, duplicates.fingerprints)
     rows = usable_rows(records, bad)
-    index = {row: number for number, row in enumerate(rows.tolist())}
-    together = [[index[row] for row in same] for same in duplicates.together()]
-    splits = _split(records.take(rows), checks, seed, together, [image.path for image in bad])
+    together = [np.searchsorted(rows, same).tolist() for same in duplicates.together()]
+    splits = split_as_required(records.take(rows), checks, seed, together, [image.path for image in bad])
     split = np.array(records.split, dtype="<U5")
     split[rows] = splits.records.split
     audited = with_split(records, split).with_note(splits.note)
     leaking = leaks(audited.split, audited.group, duplicates.exact, duplicates.near, rows.tolist())
     blocking = [
         *_empty_splits(splits.records, together),
-        *_unreadable(records, bad, checks.skip_bad),
+        *unreadable(records, bad, checks.skip_bad),
         *_leaking(records, leaking, checks.allow_leaks),
     ]
-    return DataAudit(audited, intensity, duplicates, bad, splits, leaking, blocking)
+    return _Audit(audited, intensity, duplicates, bad, splits, blocking)
 
 
-def _audited(records: Records, checks: DataChecks, seed: int, workers: int, console: Console) -> dict[str, Any]:
+def _accepted(audit: _Audit, console: Console) -> dict[str, Any]:
     """Return the result of an audit as JSON, or raise an error with all blocked findings."""
-    audit = audit_data(records, checks, seed, workers, console)
     blocked = [finding.text for finding in audit.findings if finding.level == "blocked"]
     if blocked:
         raise DataError("\n".join(blocked))
-    for image in audit.bad:
-        console.print(f"  skipped: {image.path}: {image.reason}")
-    lines = audit.leaks.lines([records.where(row) for row in range(len(records))])
-    for line in lines:
+    skipped = [{"path": str(image.path), "reason": image.reason} for image in audit.bad]
+    for image in skipped:
+        console.print(f"  skipped: {image['path']}: {image['reason']}")
+    leaking = [finding for finding in audit.findings if finding.kind in ("leak", "doubtful_leak")]
+    for line in (line for finding in leaking for line in finding.text.split("\n")):
         console.print(f"  {line}")
-    divided, note, fold_of = audit.splits
+    readable, note, fold_of = audit.splits
     return {
-        "skipped": [{"path": str(image.path), "reason": image.reason} for image in audit.bad],
-        "split": list(divided.split),
+        "skipped": skipped,
+        "split": readable.split,
         "note": note,
-        "intensity": None if audit.intensity is None else vars(audit.intensity),
+        "intensity": audit.intensity and asdict(audit.intensity),
         "fold_of": None if fold_of is None else fold_of.tolist(),
-        "leaks": ["\n".join(["allowed by `allow_leaks`:", *lines])] if audit.leaks.blocks else [],
+        "leaks": [f"allowed by `allow_leaks`:\n{finding.text}" for finding in leaking if finding.kind == "leak"],
     }
 
 
-def _split(
-    records: Records, checks: DataChecks, seed: int, together: Sequence[Sequence[int]], left_out: Sequence[Path]
-) -> SplitRecords:
-    file = checks.split_file
-    if checks.fold is not None:
-        if file is not None:
-            fold_of = given_folds(records, file, left_out=left_out)
-        else:
-            fold_of = folds(records, checks.folds or 0, seed=seed, together=together)
-        divided = with_fold(records, fold_of, checks.fold, seed=seed, together=together)
-        note = f"fold {checks.fold} of {fold_of.max()} is test, val taken from the others with seed {seed}"
-        return SplitRecords(divided, note, fold_of)
-    if file is None:
-        divided = make_splits(records, seed=seed, together=together)
-        return SplitRecords(divided, taken_from_train(records, divided, seed))
-    columns = names_of_columns(file, lambda names: "path" in names)
-    if "fold" in columns and "split" not in columns:
-        raise OptionError("split_file", file, "has folds; `fold=K` says which of them is the test fold")
-    return SplitRecords(given_split(records, file, left_out=left_out), f"split of {file}")
-
-
 def _empty_splits(records: Records, together: Sequence[Sequence[int]]) -> list[Finding]:
-    empty = [split for split in SPLITS if not len(records.rows(split))]
+    empty = [split for split in SPLITS if split not in records.split]
     if not empty:
         return []
     units = len(np.unique(units_of(records, together)))
-    counts = ", ".join(f"{split} {len(records.rows(split)):,}" for split in SPLITS)
+    counts = ", ".join(f"{split} {records.split.count(split):,}" for split in SPLITS)
     text = f"no image belongs to the {' or '.join(empty)} split ({counts}); a run needs some in each of them"
     if units < len(SPLITS):
         text += f", and groups and copies join the images into {units} that cannot be divided; add others"
     else:
         text += f"; give {' and '.join(empty)} some, or leave the split to probmcl with `split_column=''`"
     return [Finding("blocked", "empty_split", text)]
-
-
-def _unreadable(records: Records, bad: Sequence[BadImage], share: float | None) -> list[Finding]:
-    if not bad:
-        return []
-    problem = refusal(records, bad, share)
-    return [Finding("blocked" if problem else "warning", "unreadable", problem or listing(records, bad))]
 
 
 def _leaking(records: Records, leaking: Leaks, allowed: bool) -> list[Finding]:

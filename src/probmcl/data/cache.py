@@ -1,10 +1,7 @@
 """A cache of decoded images on disk: optional, and safe to delete in part or as a whole at any time.
 
-An entry is what `read_image` returns, pixel by pixel, for one size. A changed file, another size and other gray levels
-are other entries, so that no entry is ever updated.
+A changed file, another size and other gray levels are other entries, so that no entry is ever updated.
 """
-
-from __future__ import annotations
 
 import hashlib
 import os
@@ -31,10 +28,9 @@ SHARE_TO_LEAVE = 0.1
 
 @dataclass(frozen=True)
 class ImageCache:
-    """A cache of decoded images; make one with `open_cache`, which refuses a folder of the user's images.
+    """A cache of decoded images, made by `open_cache`; several processes may read and write it at once.
 
-    Several processes may read and write it at once. It stores nothing while fewer than `keep_free` bytes of the disk
-    are free, by default a tenth of it.
+    It stores nothing while fewer than `keep_free` bytes of the disk are free, by default a tenth of it.
     """
 
     folder: Path
@@ -86,47 +82,44 @@ def open_cache(
     ...
     probmcl.errors.OptionError: `cache=photos/cache` lies in photos, which has your images; name a folder elsewhere
     """
-    folder = default_folder() if folder is None else folder
-    real = folder.resolve()
-    for place in apart_from:
-        if real.is_relative_to(place.resolve()):
-            raise OptionError("cache", folder, f"lies in {place}, which has your images; name a folder elsewhere")
+    folder = folder or default_folder()
+    for images in apart_from:
+        if folder.resolve().is_relative_to(images.resolve()):
+            raise OptionError("cache", folder, f"lies in {images}, which has your images; name a folder elsewhere")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise OptionError("cache", folder, f"cannot be written ({error.strerror}); name another folder") from error
-    return ImageCache(real, keep_free)
+    return ImageCache(folder.resolve(), keep_free)
 
 
-def _load(place: Path) -> Image.Image | None:
+def _load(entry: Path) -> Image.Image | None:
     """Return a cached image, or None if it is missing, truncated or damaged."""
     try:
-        data = place.read_bytes()
-    except OSError:
+        data = entry.read_bytes()
+        mark, width, height, checksum = HEADER.unpack_from(data)
+    except (OSError, struct.error):
         return None
-    if len(data) < HEADER.size:
-        return None
-    mark, width, height, checksum = HEADER.unpack_from(data)
     pixels = data[HEADER.size :]
     if mark != MARK or len(pixels) != 3 * width * height or zlib.crc32(pixels) != checksum:
         return None
     return Image.frombytes("RGB", (width, height), pixels)
 
 
-def _store(place: Path, image: Image.Image) -> None:
+def _store(entry: Path, image: Image.Image) -> None:
     """Write an entry atomically. If that fails, as on a full disk, the image is decoded again the next time."""
     pixels = image.tobytes()
     header = HEADER.pack(MARK, image.width, image.height, zlib.crc32(pixels))
     part: Path | None = None
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
+        entry.parent.mkdir(parents=True, exist_ok=True)
         # A name of its own: two processes may come to the same image at once.
-        descriptor, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=place.parent)
+        descriptor, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=entry.parent)
         part = Path(name)
         with os.fdopen(descriptor, "wb") as file:
             file.writelines((header, pixels))
-        part.replace(place)
+        part.replace(entry)
     except OSError:
         if part is not None:
             part.unlink(missing_ok=True)

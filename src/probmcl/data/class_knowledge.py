@@ -155,17 +155,12 @@ def _finder(names: Sequence[str]) -> Callable[[str], int | None]:
     times = Counter(words)
     by_words = {of_name: index for index, of_name in enumerate(words) if of_name and times[of_name] == 1}
     by_name = {name: index for index, name in enumerate(names)}
-    return lambda label: by_name.get(label, by_words.get(tuple(words_of(_term(label)))))
 
+    def find(label: str) -> int | None:
+        address = re.match(r"/c/[^/]+/([^/]+)", label)  # ConceptNet's, as /c/en/traffic_light/n
+        return by_name.get(label, by_words.get(tuple(words_of(address[1] if address else label))))
 
-def _term(label: str) -> str:
-    """Return the words of a ConceptNet address; any other label as it is.
-
-    >>> _term("/c/en/traffic_light/n"), _term("traffic light")
-    ('traffic_light', 'traffic light')
-    """
-    address = re.match(r"/c/[^/]+/([^/]+)", label)
-    return address[1] if address else label
+    return find
 
 
 def _warn_of_unused_rows(table: Table, used: int, pairs: int, columns: tuple[str, str], names: Sequence[str]) -> None:

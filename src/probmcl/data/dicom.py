@@ -9,7 +9,7 @@ NEMA PS3.3, C.11.1 (modality LUT) and C.11.2 (VOI LUT).
 from __future__ import annotations
 
 import math
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float, Shaped, UInt8
@@ -25,9 +25,6 @@ MARK = b"DICM"
 HEAD = 132  # bytes: a preamble of 128, then the mark
 REMEDY = "is a DICOM file, which pydicom reads; pip install 'probmcl[dicom]'"
 COLORS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420", "YBR_PARTIAL_422")
-# Multi-frame files keep in these sequences what others have at the top level.
-FRAME_GROUPS = ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence")
-FRAME_FACTS = ("PixelValueTransformationSequence", "FrameVOILUTSequence")
 
 
 def is_dicom(head: bytes) -> bool:
@@ -44,7 +41,10 @@ def read_dicom(file: IO[bytes], intensity: IntensityRange | None = None) -> Imag
     data, stored = _read(file)
     kind = data.PhotometricInterpretation
     if kind == "PALETTE COLOR":
-        return Image.fromarray(_palette(data, stored))
+        from pydicom.pixels.processing import apply_color_lut
+
+        colors = apply_color_lut(stored, data)
+        return Image.fromarray(_eight_bits(colors[..., :3], 8 * colors.dtype.itemsize))
     if kind in COLORS:
         return Image.fromarray(_eight_bits(stored, data.BitsStored))
     if not kind.startswith("MONOCHROME"):
@@ -70,7 +70,8 @@ def _read(file: IO[bytes]) -> tuple[Dataset, Shaped[ndarray, "*frame"]]:
     data = pydicom.dcmread(file)
     if "PixelData" not in data:
         raise ValueError("is a DICOM file without an image; leave it out")
-    _refuse_too_large(data)
+    if Image.MAX_IMAGE_PIXELS is not None and data.Rows * data.Columns > Image.MAX_IMAGE_PIXELS:
+        raise Image.DecompressionBombError(f"{data.Columns:,} × {data.Rows:,} pixels")
     _lift_frame_facts(data)
     try:
         return data, pixel_array(data, index=0)
@@ -80,19 +81,13 @@ def _read(file: IO[bytes]) -> tuple[Dataset, Shaped[ndarray, "*frame"]]:
         raise ValueError(f"its pixels are stored as {name}, which needs more than pydicom; {remedy}") from error
 
 
-def _refuse_too_large(data: Dataset) -> None:
-    pixels, most = data.Rows * data.Columns, Image.MAX_IMAGE_PIXELS
-    if most is not None and pixels > most:
-        raise Image.DecompressionBombError(f"{data.Columns:,} × {data.Rows:,} pixels")
-
-
 def _lift_frame_facts(data: Dataset) -> None:
-    """Copy the first frame's rescale and window to the top level."""
-    for groups in FRAME_GROUPS:
-        for fact in FRAME_FACTS:
-            found = data.get(groups) or [{}]
-            if fact in found[0]:
-                data.update({element.tag: element for element in found[0][fact].value[0]})
+    """Copy the rescale and the window of the first frame of a multi-frame file to the top level."""
+    for groups in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
+        first = (data.get(groups) or [{}])[0]
+        for fact in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
+            if fact in first:
+                data.update({element.tag: element for element in first[fact].value[0]})
 
 
 def _gray(data: Dataset, stored: Shaped[ndarray, "H W"], intensity: IntensityRange | None) -> UInt8[ndarray, "H W"]:
@@ -100,12 +95,10 @@ def _gray(data: Dataset, stored: Shaped[ndarray, "H W"], intensity: IntensityRan
     if data.get("VOILUTSequence"):
         from pydicom.pixels.processing import apply_voi
 
-        bits = int(data.VOILUTSequence[0].LUTDescriptor[2])
-        return _eight_bits(apply_voi(values, data, index=0), bits)
+        return _eight_bits(apply_voi(values, data, index=0), int(data.VOILUTSequence[0].LUTDescriptor[2]))
     if _has_window(data):
         return IntensityRange(0.0, 1.0).gray(_window(values.astype(np.float64), data))
-    own = intensity if intensity is not None and _needs_range(data) else _full(data)
-    return own.gray(values)
+    return (intensity if intensity is not None and _needs_range(data) else _full(data)).gray(values)
 
 
 def _modality(data: Dataset, stored: Shaped[ndarray, "H W"]) -> Shaped[ndarray, "H W"]:
@@ -124,7 +117,9 @@ def _needs_range(data: Dataset) -> bool:
 
 def _window(values: Float[ndarray, "H W"], data: Dataset) -> Float[ndarray, "H W"]:
     """Apply the first window (C.11.2.1.2 and C.11.2.1.3); the result is from 0 to 1."""
-    center, width = _first(data.WindowCenter), _first(data.WindowWidth)
+    center, width = (
+        float(x if isinstance(x, (int, float, str)) else x[0]) for x in (data.WindowCenter, data.WindowWidth)
+    )
     function = data.get("VOILUTFunction") or "LINEAR"
     if not width > 0 or not math.isfinite(center):
         raise ValueError(f"its window has center {center:g} and width {width:g}; give it a width above 0")
@@ -139,10 +134,6 @@ def _window(values: Float[ndarray, "H W"], data: Dataset) -> Float[ndarray, "H W
     return np.clip((values - (center - 0.5)) / (width - 1) + 0.5, 0, 1)
 
 
-def _first(value: Any) -> float:
-    return float(value if isinstance(value, (int, float, str)) else value[0])
-
-
 def _full(data: Dataset) -> IntensityRange:
     """Return the range of the stored bits, through the modality LUT or rescale."""
     if data.get("ModalityLUTSequence"):
@@ -152,13 +143,6 @@ def _full(data: Dataset) -> IntensityRange:
     slope, intercept = float(data.get("RescaleSlope", 1)), float(data.get("RescaleIntercept", 0))
     low, high = sorted(slope * end + intercept for end in ends)
     return IntensityRange(low, high)
-
-
-def _palette(data: Dataset, stored: Shaped[ndarray, "H W"]) -> UInt8[ndarray, "H W 3"]:
-    from pydicom.pixels.processing import apply_color_lut
-
-    colors = apply_color_lut(stored, data)
-    return _eight_bits(colors[..., :3], 8 * colors.dtype.itemsize)
 
 
 def _eight_bits(values: Shaped[ndarray, "*shape"], bits: int) -> UInt8[ndarray, "*shape"]:

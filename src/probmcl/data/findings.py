@@ -1,34 +1,39 @@
-"""Statistics of data, and the findings that follow from them, for people and as JSON."""
-
-from __future__ import annotations
+"""Findings: unreadable images, statistics of images and labels, and the problems that follow from them."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
-from probmcl.data.duplicates.hashing import Fingerprint
+from probmcl.data.duplicates.hashing import Fingerprint, fingerprints
 from probmcl.data.duplicates.search import Duplicates, NearPair
+from probmcl.data.intensity import IntensityRange
 from probmcl.data.labels import State
+from probmcl.data.options import refuse_share
 from probmcl.data.records import SPLITS, Records
+from probmcl.errors import DataError
 
 Level = Literal["blocked", "warning", "note"]
-BlockingKind = Literal["data", "empty_split", "unreadable", "leak", "doubtful_leak"]
-ImageKind = Literal["nearly_constant", "conflicting_labels", "exact_duplicates", "near_duplicates"]
-ClassKind = Literal["no_positive", "no_train_positive", "few_train_positives", "no_negative", "no_test_positive"]
-Kind = BlockingKind | ImageKind | ClassKind | Literal["reading", "imbalance", "nothing_known"]
+Kind = (
+    Literal["data", "empty_split", "unreadable", "leak", "doubtful_leak", "reading", "imbalance", "nothing_known"]
+    | Literal["nearly_constant", "conflicting_labels", "exact_duplicates", "near_duplicates"]
+    | Literal["no_positive", "no_train_positive", "few_train_positives", "no_negative", "no_test_positive"]
+)
+Advance = Callable[[int], None]
+PerClass = Mapping[str, Mapping[str, Mapping[str, int]]]
+"""The number of images by class, state and split."""
 
 IMBALANCE = 100.0
 """Ratio of the positives of the most and the least frequent class above which a warning is given."""
 
 MIN_TRAIN_POSITIVES = 10
-NO_NEGATIVE = "without a known negative, which cannot be learned"
-NO_TEST_POSITIVE = "without a positive in test, which cannot be scored"
 COOCCURRENCES = 20  # pairs of classes listed, the most frequent first
+LISTED = 10  # unreadable images in a message
 
 
 @dataclass(frozen=True)
@@ -50,12 +55,105 @@ def verdict(findings: Sequence[Finding]) -> Literal["fine", "warnings", "blocked
     return "blocked" if "blocked" in levels else "warnings" if "warning" in levels else "fine"
 
 
+class BadImage(NamedTuple):
+    """An image that cannot be used: its row in the records, its path, and the reason."""
+
+    row: int
+    path: Path
+    reason: str
+
+
+def find_bad_images(
+    records: Records, *, intensity: IntensityRange | None = None, workers: int = 0, advance: Advance | None = None
+) -> list[BadImage]:
+    """Decode the images of all splits, as `fingerprints` does, and return those that are missing or unreadable."""
+    return bad_images(records, fingerprints(records.paths, intensity=intensity, workers=workers, advance=advance))
+
+
+def bad_images(records: Records, fingerprints: Sequence[Fingerprint]) -> list[BadImage]:
+    """Return the images that could not be decoded when their fingerprints were computed.
+
+    >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "train"], np.ones((2, 1)))
+    >>> bad_images(records, [Fingerprint(None, (4, 3)), Fingerprint("the file is empty")])
+    [BadImage(row=1, path=PosixPath('b.jpg'), reason='the file is empty')]
+    """
+    reasons = enumerate(fingerprint.reason for fingerprint in fingerprints)
+    return [BadImage(row, records.paths[row], reason) for row, reason in reasons if reason is not None]
+
+
+def without_bad(records: Records, bad: Sequence[BadImage], *, share: float | None = None) -> Records:
+    """Return the records without bad images, unless `refusal` has a reason against it.
+
+    >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "train"], np.ones((2, 1)))
+    >>> bad = [BadImage(1, Path("b.jpg"), "the file is empty")]
+    >>> without_bad(records, bad, share=0.5).paths
+    (PosixPath('a.jpg'),)
+    >>> without_bad(records, bad)
+    Traceback (most recent call last):
+    ...
+    probmcl.errors.DataError: 1 of 2 images cannot be used:
+      b.jpg: the file is empty
+    repair or remove them; `skip_bad=0.5` goes on without them
+    """
+    refuse_share(share)
+    if not bad:
+        return records
+    problem = refusal(records, bad, share)
+    if problem:
+        raise DataError(problem)
+    return records.take(usable_rows(records, bad))
+
+
+def usable_rows(records: Records, bad: Sequence[BadImage]) -> Int[ndarray, "K"]:
+    """Return the rows that are not bad."""
+    return np.setdiff1d(np.arange(len(records)), [image.row for image in bad])
+
+
+def unreadable(records: Records, bad: Sequence[BadImage], share: float | None) -> list[Finding]:
+    """Return the finding about bad images, which blocks unless they can be skipped."""
+    if not bad:
+        return []
+    problem = refusal(records, bad, share)
+    return [Finding("blocked" if problem else "warning", "unreadable", problem or listing(records, bad))]
+
+
+def refusal(records: Records, bad: Sequence[BadImage], share: float | None) -> str:
+    """Return why bad images cannot be skipped, or an empty text if they can.
+
+    They cannot if `share` is None, if a larger share of all images is bad, or if a split would lose its last image.
+    """
+    if share is None or len(bad) / len(records) > share:
+        beyond = "" if share is None else f", more than `skip_bad={share:g}` allows"
+        enough = _round_up(len(bad) / len(records))
+        skip = f"; `skip_bad={enough:g}` goes on without them" if len(bad) < len(records) else ""
+        return f"{listing(records, bad, beyond)}\nrepair or remove them{skip}"
+    usable = {records.split[row] for row in usable_rows(records, bad)}
+    for split in SPLITS:
+        if split in records.split and split not in usable:
+            return f"{listing(records, bad)}\nwithout them {split} has no image left; repair some, or add others"
+    return ""
+
+
+def listing(records: Records, bad: Sequence[BadImage], beyond: str = "") -> str:
+    """Return the number of bad images, and the first ten with their rows and reasons, as lines of text."""
+    lines = [f"{len(bad):,} of {len(records):,} images cannot be used{beyond}:"]
+    lines += [f"  {records.where(image.row)}: {image.reason}" for image in bad[:LISTED]]
+    lines += [f"  and {len(bad) - LISTED:,} more"] if len(bad) > LISTED else []
+    return "\n".join(lines)
+
+
+def _round_up(share: float) -> float:
+    """Return the smallest share of one digit that is large enough; above nine tenths, of some nines."""
+    digits = [digit / 10**n for n in (6, 5, 4, 3, 2, 1) for digit in range(1, 10)]
+    nines = [(10**n - 1) / 10**n for n in (2, 3, 4, 5, 6)]
+    return next((enough for enough in (*digits, *nines) if share <= enough), nines[-1])
+
+
 def statistics(records: Records, duplicates: Duplicates) -> dict[str, Any]:
     """Return counts, sizes, unreadable images and duplicates, as JSON."""
-    fingerprints, exact, near = duplicates
-    per_class, present = _per_class(records), records.present()
-    seen = list(enumerate(fingerprints))
-    conflicts = [_conflict(records, rows) for rows in exact]
+    per_class, present, where = _per_class(records), records.states.present(), records.where
+    bad = bad_images(records, duplicates.fingerprints)
+    conflicts = [_conflict(records, rows) for rows in duplicates.exact]
     return {
         "images": len(records),
         "classes": len(records.label_space),
@@ -67,21 +165,16 @@ def statistics(records: Records, duplicates: Duplicates) -> dict[str, Any]:
         "not_known": 1 - records.states.known_share(),
         "imbalance": _imbalance(per_class),
         "together": _cooccurrences(records),
-        "sizes": _sizes(fingerprints),
-        "unreadable": [{"image": records.where(row), "reason": x.reason} for row, x in seen if x.reason is not None],
-        "nearly_constant": [records.where(row) for row, x in seen if x.nearly_constant],
-        "exact_duplicates": [[records.where(row) for row in rows] for rows in exact],
+        "sizes": _sizes([seen for seen in duplicates.fingerprints if seen.reason is None]),
+        "unreadable": [{"image": where(image.row), "reason": image.reason} for image in bad],
+        "nearly_constant": [where(row) for row, seen in enumerate(duplicates.fingerprints) if seen.nearly_constant],
+        "exact_duplicates": [[where(row) for row in rows] for rows in duplicates.exact],
         "conflicting_labels": [conflict for conflict in conflicts if conflict["classes"]],
-        "near_duplicates": [_pair(records, pair) for pair in near],
+        "near_duplicates": [_pair(records, pair) for pair in duplicates.near],
     }
 
 
-def findings(records: Records, content: Mapping[str, Any]) -> list[Finding]:
-    """Return warnings and notes about the images and labels that `statistics` describes."""
-    return [*_about_images(content), *_about_labels(records, content)]
-
-
-def _per_class(records: Records) -> dict[str, dict[str, Any]]:
+def _per_class(records: Records) -> PerClass:
     by_split = {split: records.states.take(records.rows(split)).settled_counts() for split in SPLITS}
     return {
         name: {
@@ -91,16 +184,16 @@ def _per_class(records: Records) -> dict[str, dict[str, Any]]:
     }
 
 
-def _totals(per_class: Mapping[str, Mapping[str, Any]], state: State) -> dict[str, int]:
-    return {name: sum(counts[state.name.lower()].values()) for name, counts in per_class.items()}
+def _totals(per_class: PerClass, state: str) -> dict[str, int]:
+    return {name: sum(counts[state].values()) for name, counts in per_class.items()}
 
 
-def _imbalance(per_class: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
+def _imbalance(per_class: PerClass) -> dict[str, Any] | None:
     """Return the most and the least frequent of the classes that have a positive."""
-    positives = {name: count for name, count in _totals(per_class, State.PRESENT).items() if count}
+    positives = {name: count for name, count in _totals(per_class, "present").items() if count}
     if not positives:
         return None
-    most, least = (choose(positives, key=lambda name: positives[name]) for choose in (max, min))
+    most, least = max(positives, key=positives.__getitem__), min(positives, key=positives.__getitem__)
     ratio = positives[most] / positives[least]
     return {"most": [most, positives[most]], "least": [least, positives[least]], "ratio": ratio}
 
@@ -109,31 +202,21 @@ def _cooccurrences(records: Records) -> list[dict[str, Any]]:
     """Return the pairs of classes with most images in common, and these as a share of the rarer class's images."""
     from scipy.sparse import triu
 
-    present = records.present().astype(np.int64)
+    present, names = records.states.present().astype(np.int64), records.label_space.names
     counts = present.sum(axis=0)
     pairs = triu(present.T @ present, k=1).tocoo()
     order = np.argsort(-pairs.data, kind="stable")[:COOCCURRENCES]
-    names = records.label_space.names
     return [
-        {
-            "classes": [names[pairs.row[i]], names[pairs.col[i]]],
-            "images": int(pairs.data[i]),
-            "share": float(pairs.data[i] / min(counts[pairs.row[i]], counts[pairs.col[i]])),
-        }
-        for i in order
+        {"classes": [names[a], names[b]], "images": int(images), "share": float(images / min(counts[a], counts[b]))}
+        for a, b, images in zip(pairs.row[order], pairs.col[order], pairs.data[order], strict=True)
     ]
 
 
-def _sizes(fingerprints: Sequence[Fingerprint]) -> dict[str, Any]:
-    sizes = np.array([seen.size for seen in fingerprints if seen.reason is None], dtype=np.int64).reshape(-1, 2)
-    modes = Counter(seen.mode for seen in fingerprints if seen.reason is None)
-    return {"width": _spread(sizes[:, 0]), "height": _spread(sizes[:, 1]), "modes": dict(modes.most_common())}
-
-
-def _spread(values: Int[ndarray, "K"]) -> dict[str, int] | None:
-    if not len(values):
-        return None
-    return {"least": int(values.min()), "median": int(np.median(values)), "most": int(values.max())}
+def _sizes(readable: Sequence[Fingerprint]) -> dict[str, Any]:
+    sizes = dict(zip(("width", "height"), zip(*(seen.size for seen in readable), strict=True), strict=False))
+    spread = {side: {"least": min(x), "median": int(np.median(x)), "most": max(x)} for side, x in sizes.items()}
+    modes = Counter(seen.mode for seen in readable)
+    return {"width": None, "height": None, **spread, "modes": dict(modes.most_common())}
 
 
 def _conflict(records: Records, rows: Sequence[int]) -> dict[str, Any]:
@@ -145,60 +228,58 @@ def _conflict(records: Records, rows: Sequence[int]) -> dict[str, Any]:
 
 
 def _pair(records: Records, pair: NearPair) -> dict[str, Any]:
-    return {
-        "images": [records.where(pair.one), records.where(pair.other)],
-        "splits": [records.split[pair.one], records.split[pair.other]],
-        "distance": pair.distance,
-        "correlation": pair.correlation,
-        "confirmed": pair.confirmed,
-    }
+    rows = (pair.one, pair.other)
+    about = {"distance": pair.distance, "correlation": pair.correlation, "confirmed": pair.confirmed}
+    return {"images": [records.where(row) for row in rows], "splits": [records.split[row] for row in rows], **about}
 
 
-def _about_images(content: Mapping[str, Any]) -> list[Finding]:
-    found: list[Finding] = []
+def findings(records: Records, content: Mapping[str, Any]) -> list[Finding]:
+    """Return warnings and notes about the images and labels that `statistics` describes."""
+    return [*_about_images(content), *_about_labels(records, content)]
+
+
+def _about_images(content: Mapping[str, Any]) -> Iterator[Finding]:
     constant, conflicts = content["nearly_constant"], content["conflicting_labels"]
     if constant:
         text = f"images that are nearly of one color: {len(constant):,} ({constant[0]}, …)"
-        found.append(Finding("warning", "nearly_constant", text))
+        yield Finding("warning", "nearly_constant", text)
     if conflicts:
         pair, classes = " and ".join(conflicts[0]["images"][:2]), ", ".join(conflicts[0]["classes"])
         text = f"equal images with different labels: {len(conflicts):,} times; {pair}: {classes}"
-        found.append(Finding("warning", "conflicting_labels", text))
+        yield Finding("warning", "conflicting_labels", text)
     copies = sum(len(rows) - 1 for rows in content["exact_duplicates"])
     if copies:
-        text = f"images that are byte-for-byte copies of others: {copies:,}"
-        found.append(Finding("note", "exact_duplicates", text))
+        yield Finding("note", "exact_duplicates", f"images that are byte-for-byte copies of others: {copies:,}")
     within = sum(pair["confirmed"] and len(set(pair["splits"])) == 1 for pair in content["near_duplicates"])
     if within:
-        found.append(Finding("note", "near_duplicates", f"pairs of nearly equal images within a split: {within:,}"))
-    return found
+        yield Finding("note", "near_duplicates", f"pairs of nearly equal images within a split: {within:,}")
 
 
-def _about_labels(records: Records, content: Mapping[str, Any]) -> list[Finding]:
-    per_class = content["per_class"]
-    positives, negatives = _totals(per_class, State.PRESENT), _totals(per_class, State.ABSENT)
+def _about_labels(records: Records, content: Mapping[str, Any]) -> Iterator[Finding]:
+    for text in records.origin.warnings if records.origin else ():
+        yield Finding("warning", "reading", text)
+    for kind, problem, applies in _class_problems(content["per_class"]):
+        names = [name for name in content["per_class"] if applies(name)]
+        if names:
+            listed = f"{len(names):,} ({', '.join(names[:8])}{', …' if len(names) > 8 else ''})"
+            yield Finding("warning", kind, f"classes {problem}: {listed}")
+    if content["imbalance"] and content["imbalance"]["ratio"] > IMBALANCE:
+        (most, more), (least, fewer) = content["imbalance"]["most"], content["imbalance"]["least"]
+        yield Finding("warning", "imbalance", f"{most!r} is in {more:,} images and {least!r} in {fewer:,}")
+    unknown = int((~records.states.any_known()).sum())
+    if unknown:
+        yield Finding("warning", "nothing_known", f"images without any known label: {unknown:,}")
+
+
+def _class_problems(per_class: PerClass) -> list[tuple[Kind, str, Callable[[str], bool]]]:
+    positives, negatives = _totals(per_class, "present"), _totals(per_class, "absent")
     train, test = ({name: x["present"][split] for name, x in per_class.items()} for split in ("train", "test"))
     few = MIN_TRAIN_POSITIVES
-    lists: list[tuple[ClassKind, str, Callable[[str], bool]]] = [
+    unlearnable, unscorable = "a known negative, which cannot be learned", "a positive in test, which cannot be scored"
+    return [
         ("no_positive", "without any positive", lambda n: not positives[n]),
         ("no_train_positive", "without a positive in train", lambda n: not train[n] and positives[n] > 0),
         ("few_train_positives", f"with fewer than {few} positives in train", lambda n: 0 < train[n] < few),
-        ("no_negative", NO_NEGATIVE, lambda n: not negatives[n] and positives[n] > 0),
-        ("no_test_positive", NO_TEST_POSITIVE, lambda n: train[n] > 0 and not test[n]),
+        ("no_negative", f"without {unlearnable}", lambda n: not negatives[n] and positives[n] > 0),
+        ("no_test_positive", f"without {unscorable}", lambda n: train[n] > 0 and not test[n]),
     ]
-    found = [Finding("warning", "reading", text) for text in (records.origin.warnings if records.origin else ())]
-    for kind, problem, applies in lists:
-        names = [name for name in per_class if applies(name)]
-        found += [Finding("warning", kind, f"classes {problem}: {_first(names)}")] if names else []
-    if content["imbalance"] and content["imbalance"]["ratio"] > IMBALANCE:
-        (most, more), (least, fewer) = content["imbalance"]["most"], content["imbalance"]["least"]
-        text = f"{most!r} is in {more:,} images and {least!r} in {fewer:,}"
-        found.append(Finding("warning", "imbalance", text))
-    unknown = int((~records.states.any_known()).sum())
-    if unknown:
-        found.append(Finding("warning", "nothing_known", f"images without any known label: {unknown:,}"))
-    return found
-
-
-def _first(names: Sequence[str], most: int = 8) -> str:
-    return f"{len(names):,} ({', '.join(names[:most])}{', …' if len(names) > most else ''})"

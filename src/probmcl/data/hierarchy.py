@@ -1,7 +1,5 @@
 """Hierarchies of classes: parents, levels, and scores that agree with them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -17,7 +15,12 @@ def parents_of(names: Sequence[str], hierarchy: Mapping[str, str] | None) -> Int
     """
     index = {name: k for k, name in enumerate(names)}
     parents = np.array([index.get((hierarchy or {}).get(name, ""), -1) for name in names], dtype=np.int64)
-    _refuse_a_circle(names, parents)
+    above = parents
+    for _ in names:
+        above = np.where(above >= 0, parents[above], -1)
+    circle = np.flatnonzero(above >= 0)
+    if len(circle):
+        raise ValueError(f"class {names[circle[0]]!r} is its own ancestor; correct the hierarchy")
     return parents
 
 
@@ -54,13 +57,3 @@ def below_parents(scores: Float[ndarray, "N C"], parents: Int[ndarray, "C"]) -> 
     for child, parent in from_the_top(parents):
         np.minimum(capped[:, child], capped[:, parent], out=capped[:, child])
     return capped
-
-
-def _refuse_a_circle(names: Sequence[str], parents: Int[ndarray, "C"]) -> None:
-    above = parents
-    for _ in names:
-        above = np.where(above >= 0, parents[above], -1)
-    if (above >= 0).any():
-        raise ValueError(
-            f"class {names[int(np.flatnonzero(above >= 0)[0])]!r} is its own ancestor; correct the hierarchy"
-        )

@@ -1,13 +1,11 @@
 """Image files on disk: their suffixes, walking directories, and finding files with equal bytes."""
 
-from __future__ import annotations
-
 import glob
 import itertools
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b, file_digest
 from pathlib import Path
 
@@ -36,8 +34,7 @@ def is_image(name: str) -> bool:
 def walk(root: Path) -> Iterator[os.DirEntry[str]]:
     """Yield every file below a folder: those of a folder by name, then those of its subfolders.
 
-    A folder that several links lead to is visited once. Names that begin with a dot are skipped. A folder is listed
-    only when its first file is needed.
+    A folder that several links lead to is visited once, and names that begin with a dot are skipped.
     """
     waiting, visited = [str(root)], set()
     while waiting:
@@ -46,19 +43,16 @@ def walk(root: Path) -> Iterator[os.DirEntry[str]]:
         if (status.st_dev, status.st_ino) in visited:
             continue
         visited.add((status.st_dev, status.st_ino))
-        entries = sorted(_entries(folder), key=lambda entry: entry.name, reverse=True)
+        try:
+            with os.scandir(folder) as listed:
+                entries = [entry for entry in listed if not entry.name.startswith(".")]
+        except OSError as error:
+            raise DataError(f"{folder}: cannot be listed ({error.strerror}); check its permissions") from error
+        entries.sort(key=lambda entry: entry.name, reverse=True)
         waiting += [entry.path for entry in entries if entry.is_dir()]
         entries = [entry for entry in entries if not entry.is_dir()]
         while entries:
             yield entries.pop()  # frees memory as it goes, for folders of a million files
-
-
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return [entry for entry in entries if not entry.name.startswith(".")]
-    except OSError as error:
-        raise DataError(f"{folder}: cannot be listed ({error.strerror}); check its permissions") from error
 
 
 def images_below(folder: Path) -> Iterator[Path]:
@@ -147,38 +141,36 @@ def equal_files(*groups: Iterable[str]) -> list[dict[str, bytes]]:
     """
     keyed: list[dict[str, bytes]] = [dict.fromkeys(group, b"") for group in groups]
     for key in (_size, _pieces, _digest):
-        keyed = [{path: key(path) for path in group} for group in keyed]
+        keyed = [{path: _or_nothing(key, path) for path in group} for group in keyed]
         counted = (group.values() if len(groups) == 1 else set(group.values()) for group in keyed)
         times = Counter(itertools.chain.from_iterable(counted))
         keyed = [{path: value for path, value in group.items() if value and times[value] > 1} for group in keyed]
     return keyed
 
 
-def _size(path: str) -> bytes:
+def _or_nothing(key: Callable[[str], bytes], path: str) -> bytes:
     try:
-        status = os.stat(path)  # noqa: PTH116
+        return key(path)
     except (OSError, ValueError):
         return b""
+
+
+def _size(path: str) -> bytes:
+    status = os.stat(path)  # noqa: PTH116
     return str(status.st_size).encode() if stat.S_ISREG(status.st_mode) and status.st_size else b""
 
 
 def _pieces(path: str) -> bytes:
     """Return a digest of the size and of a few pieces."""
-    try:
-        with Path(path).open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            digest = blake2b(str(size).encode(), digest_size=16)
-            for start in (0, size // 2, max(0, size - PIECE)):
-                file.seek(start)
-                digest.update(file.read(PIECE))
-    except OSError:
-        return b""
+    with Path(path).open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        digest = blake2b(str(size).encode(), digest_size=16)
+        for start in (0, size // 2, max(0, size - PIECE)):
+            file.seek(start)
+            digest.update(file.read(PIECE))
     return digest.digest()
 
 
 def _digest(path: str) -> bytes:
-    try:
-        with Path(path).open("rb") as file:
-            return file_digest(file, lambda: blake2b(digest_size=16)).digest()
-    except OSError:
-        return b""
+    with Path(path).open("rb") as file:
+        return file_digest(file, lambda: blake2b(digest_size=16)).digest()

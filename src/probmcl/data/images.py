@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal, get_args
@@ -23,69 +25,51 @@ if TYPE_CHECKING:
 
 Interpolation = Literal["bilinear", "bicubic"]
 
-# The transposition that undoes each EXIF orientation from 2 to 8; 1 is upright.
-UPRIGHT = (
-    Image.Transpose.FLIP_LEFT_RIGHT,
-    Image.Transpose.ROTATE_180,
-    Image.Transpose.FLIP_TOP_BOTTOM,
-    Image.Transpose.TRANSPOSE,
-    Image.Transpose.ROTATE_270,
-    Image.Transpose.TRANSVERSE,
-    Image.Transpose.ROTATE_90,
-)
+# The transpositions that undo the EXIF orientations from 2 to 8; 1 is upright.
+UPRIGHT = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"]
 START_OF_JPEG, END_OF_JPEG = b"\xff\xd8\xff", b"\xff\xd9"
 
 
 def read_image(path: Path, size: int | None = None, *, intensity: IntensityRange | None = None) -> Image.Image:
     """Decode a file completely into an upright RGB image, or raise `ImageError`.
 
-    With `size`, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if no side falls below `size`; with the resize that
-    follows this is two to five times as fast. Gray, palette and CMYK images become RGB. Transparent pixels become
-    white: the color stored beneath them is arbitrary, and often black. Of several frames the first is taken. The image
-    carries no metadata, so that it is not rotated a second time.
+    With `size`, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if no side falls below `size`, which is two to five
+    times as fast. Transparent pixels become white: the color stored beneath them is arbitrary. Of several frames the
+    first is taken. The image carries no metadata, so that it is not rotated a second time.
 
     `intensity` scales gray images of 16 bits or more, or of floats. Without it 16-bit grays keep their high byte, and
-    images without a fixed range are an error. Images of 8 bits, and 16-bit colors, of which Pillow keeps the high byte,
-    are never scaled.
-
-    A decoded image has at most `PIL.Image.MAX_IMAGE_PIXELS` pixels, a stored one twice as many.
+    images without a fixed range are an error. Other images are never scaled; of 16-bit colors Pillow keeps the high
+    byte. A decoded image has at most `PIL.Image.MAX_IMAGE_PIXELS` pixels, a stored one twice as many.
 
     >>> read_image(Path("nowhere.jpg"))
     Traceback (most recent call last):
     ...
     probmcl.errors.ImageError: nowhere.jpg: does not exist
     """
-    _refuse_non_file(path)
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD)
-            file.seek(0)
-            return read_dicom(file, intensity) if is_dicom(head) else _decode(file, head, size, intensity)
-    except Exception as error:  # on a damaged file Pillow's decoders raise almost any type
-        raise ImageError(path, _reason(error)) from error
+    with _opened(path) as (file, head):
+        return read_dicom(file, intensity) if is_dicom(head) else _decode(file, head, size, intensity)
 
 
 def gray_values(path: Path) -> tuple[Kind, Shaped[ndarray, "H W"]] | None:
     """Return the stored pixels of a deep image; None for any other image, whose pixels are not read."""
-    _refuse_non_file(path)
-    try:
-        with path.open("rb") as file:
-            head = file.read(HEAD)
-            file.seek(0)
-            if is_dicom(head):
-                values = dicom_values(file)
-                return None if values is None else ("DICOM", values)
-            return None if head.startswith(START_OF_JPEG) else _deep_values(file)
-    except Exception as error:
-        raise ImageError(path, _reason(error)) from error
+    with _opened(path) as (file, head):
+        if is_dicom(head):
+            values = dicom_values(file)
+            return None if values is None else ("DICOM", values)
+        if head.startswith(START_OF_JPEG):
+            return None
+        with Image.open(file) as image:
+            if not _is_deep(image):
+                return None
+            _refuse_a_bomb(image)
+            return "float" if image.mode == "F" else "16-bit", np.array(image)
 
 
 @dataclass(frozen=True)
 class Preprocessing:
     """The preprocessing of an image to a tensor (3, S, S), the same in training and inference.
 
-    x = (RGB / 255 − mean) / std, of the image squashed to `size` × `size` with antialiasing. `intensity` is that of
-    `read_image`.
+    x = (RGB / 255 − mean) / std, of the image squashed to `size` × `size` with antialiasing.
 
     >>> gray = Image.new("RGB", (40, 30), (51, 51, 51))
     >>> Preprocessing(size=2, mean=(0.0, 0.1, 0.2), std=(1.0, 1.0, 0.5))(gray)[:, 0, 0]
@@ -96,7 +80,7 @@ class Preprocessing:
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
     interpolation: Interpolation = "bilinear"
-    intensity: IntensityRange | None = None
+    intensity: IntensityRange | None = None  # for `read_image`
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -152,20 +136,33 @@ def _pixels(image: Image.Image) -> UInt8[Tensor, "3 H W"]:
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[IO[bytes], bytes]]:
+    """Open a file and yield it with its first bytes; whatever is wrong with it is an `ImageError`."""
+    _refuse_non_file(path)
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD)
+            file.seek(0)
+            yield file, head
+    except Exception as error:  # on a damaged file Pillow's decoders raise almost any type
+        raise ImageError(path, _reason(error)) from error
+
+
 def _refuse_non_file(path: Path) -> None:
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is on, which lets half an image pass; set it to False")
     try:
-        found = path.stat()  # once: every call takes time on a network disk
+        status = path.stat()  # once: every call takes time on a network disk
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         raise ImageError(path, "does not exist") from error
     except OSError as error:
         raise ImageError(path, error.strerror or str(error)) from error
-    if stat.S_ISDIR(found.st_mode):
+    if stat.S_ISDIR(status.st_mode):
         raise ImageError(path, "is a folder, not a file")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise ImageError(path, "is not a regular file")
-    if found.st_size == 0:
+    if status.st_size == 0:
         raise ImageError(path, "the file is empty")
 
 
@@ -183,7 +180,9 @@ def _decode(file: IO[bytes], head: bytes, size: int | None, intensity: Intensity
             image.draft("RGB", (size, size))
         _refuse_a_bomb(image)
         image.load()
-        upright = _upright(image)
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+        turned = orientation in range(2, 9)
+        upright = image.transpose(Image.Transpose[UPRIGHT[orientation - 2]]) if turned else image
         rgb = upright if upright.mode == "RGB" and not upright.has_transparency_data else _rgb(upright, intensity)
     rgb.info = {}
     return rgb
@@ -206,35 +205,20 @@ def _refuse_a_bomb(image: Image.Image, times: int = 1) -> None:
         raise Image.DecompressionBombError
 
 
-def _deep_values(file: IO[bytes]) -> tuple[Kind, Shaped[ndarray, "H W"]] | None:
-    with Image.open(file) as image:
-        if not _is_deep(image):
-            return None
-        _refuse_a_bomb(image)
-        return "float" if image.mode == "F" else "16-bit", np.array(image)
-
-
 def _is_deep(image: Image.Image) -> bool:
     return image.mode == "F" or image.mode.startswith("I")
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-    return image.transpose(UPRIGHT[orientation - 2]) if orientation in range(2, 9) else image
-
-
 def _rgb(image: Image.Image, intensity: IntensityRange | None) -> Image.Image:
     if _is_deep(image):
-        gray = _high_byte(image) if intensity is None else Image.fromarray(intensity.gray(np.asarray(image)))
-        return gray.convert("RGB")
+        gray = _high_byte(image) if intensity is None else intensity.gray(np.asarray(image))
+        return Image.fromarray(gray).convert("RGB")
     if image.has_transparency_data:
-        colors = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, colors).convert("RGB")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return image.convert("RGB")
 
 
-def _high_byte(image: Image.Image) -> Image.Image:
+def _high_byte(image: Image.Image) -> UInt8[ndarray, "H W"]:
     """Return the high byte: Pillow's own conversion clips at 255, which makes most 16-bit images plain white."""
     remedy = "give those that become black and white as `range=LOW,HIGH`, or `range=auto`"
     if image.mode == "F":
@@ -242,4 +226,4 @@ def _high_byte(image: Image.Image) -> Image.Image:
     values = np.asarray(image)
     if values.min() < 0 or values.max() > 0xFFFF:
         raise ValueError(f"its levels reach from {values.min()} to {values.max()}, beyond 16 bits; {remedy}")
-    return Image.fromarray((values >> 8).astype(np.uint8))
+    return (values >> 8).astype(np.uint8)

@@ -1,7 +1,6 @@
 """Intensity ranges: which gray values of a 16-bit or floating-point image become black and white.
 
-An 8-bit image has a fixed range. That of a deeper one is not stored: a 12-bit camera writes 0 to 4095 into 16 bits, a
-thermal camera -40 to 120. So the option `range` states the rule, and the run keeps the range that was found.
+The range of a deep image is not stored in it: a 12-bit camera writes 0 to 4095 into 16 bits, a thermal one -40 to 120.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ PERCENTILES = (0.5, 99.5)  # a dead pixel or a burnt-in mark must not decide
 PIXELS_AN_IMAGE = 10_000
 NEVER_DEEP = (".jpg", ".jpeg", ".jfif", ".webp", ".gif", ".bmp", ".avif")  # formats of 8 bits
 
-NONE_DEEP = "none of the images looked at is deep"
 FULL: Mapping[Kind, tuple[float, float]] = {"16-bit": (0.0, 65535.0), "float": (0.0, 1.0)}
 
 
@@ -36,15 +34,13 @@ FULL: Mapping[Kind, tuple[float, float]] = {"16-bit": (0.0, 65535.0), "float": (
 class IntensityRange:
     """The gray values that become black and white: x -> 255 · clip((x - low) / (high - low), 0, 1).
 
-    `source` describes where they come from, and is ignored in comparisons.
-
     >>> print(IntensityRange(102.0, 3911.0, "0.5 and 99.5 percentiles of 200 images"))
     gray levels 102 to 3,911 of 16-bit and float images become black to white (0.5 and 99.5 percentiles of 200 images)
     """
 
     low: float
     high: float
-    source: str = field(default="as given", compare=False)
+    source: str = field(default="as given", compare=False)  # where they come from
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
@@ -84,10 +80,8 @@ def parse_range(text: str) -> Range:
     ...
     probmcl.errors.OptionError: `range=4095` must be auto, full, or LOW,HIGH as in 0,4095, the lower number first
     """
-    if text == "auto":
-        return "auto"
-    if text == "full":
-        return "full"
+    if text in ("auto", "full"):
+        return "auto" if text == "auto" else "full"
     try:
         low, high = map(float, text.split(","))
         return IntensityRange(low, high)
@@ -101,36 +95,31 @@ def find_intensity_range(
 ) -> IntensityRange | None:
     """Return the range that a rule gives for these images; None for `auto` and `full` if no image is deep.
 
-    The headers of a random sample of files are read, and all of those with 16 bits or more. Files whose suffix allows
+    Of a random sample of `sample` files the headers are read, and the pixels of deep ones. Files whose suffix allows
     deep pixels come first, so that a few among many JPEGs are not missed. Unreadable files are ignored here. DICOM
     files count only if they have no window; for them `full` is the range of their stored bits.
 
-    Args:
-        paths: the images.
-        rule: `auto` takes the 0.5 and 99.5 percentiles of the pixels; `full` takes 0 to 65535 for integers and 0 to 1
-            for floats, and refuses other values. Both refuse images of two kinds. A given range is returned, with a
-            remark in its source if no image of the sample needs it.
-        seed: random seed of the sample, and of the pixels in each image.
-        sample: number of files in the sample.
-        workers: number of processes; 0 reads in this one.
+    The rule `auto` takes the 0.5 and 99.5 percentiles of the pixels; `full` takes 0 to 65535 for integers and 0 to 1
+    for floats, and refuses other values. Both refuse images of two kinds. A given range is returned, with a remark in
+    its source if no image of the sample needs it.
     """
-    some = _sample(paths, seed, sample)
-    with closing(map_in_order(partial(_pixels_of, seed), some, workers)) as looks:
+    files = _sample(paths, seed, sample)
+    with closing(map_in_order(partial(_pixels_of, seed), files, workers)) as looks:
         deep = (seen for seen in looks if seen is not None)
         if isinstance(rule, IntensityRange):
-            return rule if any(True for _ in deep) else replace(rule, source=f"{rule.source}; {NONE_DEEP}")
-        found = list(deep)
-    if not found:
+            unused = replace(rule, source=f"{rule.source}; none of the images looked at is deep")
+            return unused if next(deep, None) is None else rule
+        samples = list(deep)
+    if not samples:
         return None
-    _refuse_two_kinds(found, rule)
-    return _percentiles(found) if rule == "auto" else _full(found)
+    _refuse_two_kinds(samples, rule)
+    return _percentiles(samples) if rule == "auto" else _full(samples)
 
 
 def _sample(paths: Sequence[Path], seed: int, size: int) -> list[Path]:
-    generator = np.random.default_rng(seed)
-    may_be_deep = np.array([path.suffix.lower() not in NEVER_DEEP for path in paths], dtype=np.bool_)
-    order = generator.permutation(len(paths))
-    drawn = order[np.argsort(~may_be_deep[order], kind="stable")][:size]
+    never_deep = np.array([path.suffix.lower() in NEVER_DEEP for path in paths], dtype=np.bool_)
+    order = np.random.default_rng(seed).permutation(len(paths))
+    drawn = order[np.argsort(never_deep[order], kind="stable")][:size]
     return [paths[row] for row in np.sort(drawn)]
 
 
@@ -148,12 +137,9 @@ def _pixels_of(seed: int, path: Path) -> DeepPixels | None:
     from probmcl.data.images import gray_values  # which needs this module for its own levels
 
     try:
-        found = gray_values(path)
+        kind, values = gray_values(path) or ("16-bit", np.empty(0))
     except ImageError:
         return None
-    if found is None:
-        return None
-    kind, values = found
     numbers = values[np.isfinite(values)].astype(np.float64)
     if len(numbers) == 0:
         return None
@@ -165,25 +151,21 @@ def _pixels_of(seed: int, path: Path) -> DeepPixels | None:
 def _refuse_two_kinds(deep: Sequence[DeepPixels], rule: Literal["auto", "full"]) -> None:
     first = {seen.kind: seen.path for seen in reversed(deep)}
     if len(first) > 1:
-        kinds = sorted(first)
-        examples = ", ".join(f"{first[kind]} is {kind}" for kind in kinds)
-        raise DataError(
-            f"`range={rule}`: there are {' and '.join(kinds)} images, which have no range in common ({examples}); "
-            "give `range=LOW,HIGH`"
-        )
+        examples = ", ".join(f"{first[kind]} is {kind}" for kind in sorted(first))
+        problem = f"there are {' and '.join(sorted(first))} images, which have no range in common ({examples})"
+        raise DataError(f"`range={rule}`: {problem}; give `range=LOW,HIGH`")
 
 
 def _percentiles(deep: Sequence[DeepPixels]) -> IntensityRange:
     pixels = np.concatenate([seen.pixels for seen in deep])
-    low = float(np.percentile(pixels, PERCENTILES[0], method="lower"))  # a value that occurs, not one between two
-    high = float(np.percentile(pixels, PERCENTILES[1], method="higher"))
+    first, last = PERCENTILES
+    low = float(np.percentile(pixels, first, method="lower"))  # a value that occurs, not one between two
+    high = float(np.percentile(pixels, last, method="higher"))
     if low == high:
         where = f"{deep[0].path} and {len(deep) - 1} more" if len(deep) > 1 else str(deep[0].path)
         raise DataError(f"`range=auto`: {where}: nearly all pixels are {_shown(low)}; give `range=LOW,HIGH`")
-    first, last = PERCENTILES
-    return IntensityRange(
-        low, high, f"{first:g} and {last:g} percentiles of {len(deep):,} image{'s' * (len(deep) > 1)}"
-    )
+    images = f"{len(deep):,} image{'s' * (len(deep) > 1)}"
+    return IntensityRange(low, high, f"{first:g} and {last:g} percentiles of {images}")
 
 
 def _full(deep: Sequence[DeepPixels]) -> IntensityRange | None:
@@ -199,9 +181,4 @@ def _full(deep: Sequence[DeepPixels]) -> IntensityRange | None:
 
 
 def _shown(value: float) -> str:
-    """Return a gray value as text.
-
-    >>> _shown(65535.0), _shown(0.0123456)
-    ('65,535', '0.01235')
-    """
     return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"

@@ -1,12 +1,9 @@
-"""The state of every class in every image, stored sparsely: only entries that differ from the usual state of a class.
-
-A million images with ten thousand classes have ten billion states, of which a few million differ.
-"""
+"""The state of every class in every image, stored sparsely: only entries that differ from a class's usual state."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TYPE_CHECKING
@@ -21,6 +18,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 ROWS_AT_ONCE = 4096  # images whose states are dense at the same time
+LabelsAndKnown = tuple[Float[ndarray, "K C"], Bool[ndarray, "K C"]]
 
 
 class State(IntEnum):
@@ -73,11 +71,6 @@ class LabelStates:
         """The numbers of images and classes."""
         return len(self), len(self.usual)
 
-    @property
-    def nbytes(self) -> int:
-        """The memory in use."""
-        return sum(array.nbytes for array in (self.usual, self.starts, self.classes, self.states, self.chance))
-
     @classmethod
     def from_entries(
         cls,
@@ -96,8 +89,7 @@ class LabelStates:
         if (again & (np.diff(states.astype(np.int16), prepend=-1) != 0)).any():
             raise ValueError("a class has two states in one image; give one")
         rows, classes, states = rows[~again], classes[~again].astype(np.int32), states[~again]
-        starts = np.zeros(shape[0] + 1, dtype=np.int64)
-        np.cumsum(np.bincount(rows, minlength=shape[0]), out=starts[1:])
+        starts = np.concatenate([[0], np.bincount(rows, minlength=shape[0]).cumsum()])
         usual = np.full(shape[1], State.ABSENT, dtype=np.uint8) if usual is None else usual
         chance = np.full(shape[1], np.nan, dtype=np.float32) if chance is None else chance
         return cls(usual, starts, classes, states, chance)
@@ -107,9 +99,14 @@ class LabelStates:
         """Build from a matrix; the usual state of a class is its most frequent one."""
         counts = np.stack([(states == state).sum(axis=0) for state in State])
         usual = counts.argmax(axis=0).astype(np.uint8)
+        return cls._from_dense(states, usual, chance)
+
+    @classmethod
+    def _from_dense(
+        cls, states: UInt8[ndarray, "N C"], usual: UInt8[ndarray, "C"], chance: Float[ndarray, "C"] | None
+    ) -> LabelStates:
         rows, classes = np.nonzero(states != usual)
-        entries = states[rows, classes]
-        return cls.from_entries(rows, classes, entries, states.shape, usual=usual, chance=chance)
+        return cls.from_entries(rows, classes, states[rows, classes], states.shape, usual=usual, chance=chance)
 
     @classmethod
     def from_labels(cls, labels: Float[ndarray, "N C"], known: Bool[ndarray, "N C"] | None = None) -> LabelStates:
@@ -125,10 +122,8 @@ class LabelStates:
         usual = parts[0].usual
         if all((part.usual == usual).all() for part in parts):
             starts = np.concatenate([[0], *(np.diff(part.starts) for part in parts)]).cumsum()
-            classes, states = (
-                np.concatenate(arrays) for arrays in zip(*((p.classes, p.states) for p in parts), strict=True)
-            )
-            return cls(usual, starts, classes, states, parts[0].chance)
+            classes, states = [part.classes for part in parts], [part.states for part in parts]
+            return cls(usual, starts, np.concatenate(classes), np.concatenate(states), parts[0].chance)
         return cls.from_states(np.concatenate([part.dense() for part in parts]), chance=parts[0].chance)
 
     def take(self, rows: Int[ndarray, "K"]) -> LabelStates:
@@ -140,16 +135,11 @@ class LabelStates:
         """Return some classes, in the given order."""
         index = np.full(len(self.usual), -1)
         index[classes] = np.arange(len(classes))
-        kept = index[self.classes] >= 0
+        columns = index[self.classes]
+        kept, shape = columns >= 0, (len(self), len(classes))
         rows = np.repeat(np.arange(len(self)), np.diff(self.starts))[kept]
-        return LabelStates.from_entries(
-            rows,
-            index[self.classes][kept],
-            self.states[kept],
-            (len(self), len(classes)),
-            usual=self.usual[classes],
-            chance=self.chance[classes],
-        )
+        usual, chance = self.usual[classes], self.chance[classes]
+        return LabelStates.from_entries(rows, columns[kept], self.states[kept], shape, usual=usual, chance=chance)
 
     def dense(self, rows: Int[ndarray, "K"] | None = None) -> UInt8[ndarray, "K C"]:
         """Return the states of some images, by default all, as a matrix."""
@@ -159,18 +149,14 @@ class LabelStates:
         states[np.repeat(np.arange(len(rows)), np.diff(starts)), self.classes[entries]] = self.states[entries]
         return states
 
-    def labels_and_known(
-        self, rows: Int[ndarray, "K"] | None = None
-    ) -> tuple[Float[ndarray, "K C"], Bool[ndarray, "K C"]]:
+    def labels_and_known(self, rows: Int[ndarray, "K"] | None = None) -> LabelsAndKnown:
         """Return labels 0 and 1 of some images, and which of them are known, for evaluation."""
         labels, known = self.targets_and_known(rows)
         soft = (labels > 0) & (labels < 1)
         labels[soft], known[soft] = 0.0, False
         return labels, known
 
-    def targets_and_known(
-        self, rows: Int[ndarray, "K"] | None = None
-    ) -> tuple[Float[ndarray, "K C"], Bool[ndarray, "K C"]]:
+    def targets_and_known(self, rows: Int[ndarray, "K"] | None = None) -> LabelsAndKnown:
         """Return the same for training: the target of an uncertain label with a chance is that chance, and is known."""
         states = self.dense(rows)
         uncertain = (states == State.UNCERTAIN) & ~np.isnan(self.chance)
@@ -182,11 +168,11 @@ class LabelStates:
         """Return a sparse matrix that is True for labels known to be present."""
         from scipy.sparse import csr_array
 
-        if (self._state_of_usual() == State.PRESENT).any():
+        certain = self.chance == 1
+        if ((self.usual == State.PRESENT) | ((self.usual == State.UNCERTAIN) & certain)).any():
             labels, known = self.labels_and_known()
             return csr_array((labels > 0) & known)
-        sure = (self.states == State.UNCERTAIN) & (self.chance[self.classes] == 1)
-        kept = (self.states == State.PRESENT) | sure
+        kept = (self.states == State.PRESENT) | ((self.states == State.UNCERTAIN) & certain[self.classes])
         rows = np.repeat(np.arange(len(self)), np.diff(self.starts))[kept]
         return csr_array((np.ones(len(rows), dtype=bool), (rows, self.classes[kept])), shape=self.shape)
 
@@ -213,38 +199,34 @@ class LabelStates:
 
     def any_known(self) -> Bool[ndarray, "N"]:
         """Return whether any label of each image is known."""
-        blocks = range(0, len(self), ROWS_AT_ONCE)
-        found = [self.labels_and_known(_block(start, len(self)))[1].any(axis=1) for start in blocks]
-        return np.concatenate(found) if found else np.zeros(0, dtype=bool)
+        known = [self.labels_and_known(rows)[1].any(axis=1) for rows in self._blocks()]
+        return np.concatenate([np.zeros(0, dtype=bool), *known])
 
     def digest(self) -> bytes:
         """Return a digest of states and chances that does not depend on how they are stored."""
         digest = hashlib.sha256(self.chance.astype("<f4").tobytes())
-        for start in range(0, len(self), ROWS_AT_ONCE):
-            digest.update(self.dense(_block(start, len(self))).tobytes())
+        for rows in self._blocks():
+            digest.update(self.dense(rows).tobytes())
         return digest.digest()
 
     def with_parents(self, parents: Int[ndarray, "C"]) -> LabelStates:
         """Return the states that a hierarchy implies.
 
-        A present label makes its parents present, whatever their state; unknown and uncertain children of a parent that
-        is then absent are absent.
+        A present label makes its parents present; unknown and uncertain children of absent parents become absent.
         """
         pairs = from_the_top(parents)
         if not pairs or not len(self):
             return self
-        blocks = range(0, len(self), ROWS_AT_ONCE)
-        return LabelStates.joined([self._implied(_block(start, len(self)), pairs) for start in blocks])
+        return LabelStates.joined([self._implied(rows, pairs) for rows in self._blocks()])
 
     def contradicted(self, parents: Int[ndarray, "C"]) -> Int[ndarray, "K"]:
         """Return the rows in which a child is present and its parent absent."""
         pairs = from_the_top(parents)
-        found = [np.zeros(0, dtype=np.int64)]
-        for start in range(0, len(self) if pairs else 0, ROWS_AT_ONCE):
-            rows = _block(start, len(self))
+        wrong = [np.zeros(0, dtype=np.int64)]
+        for rows in self._blocks() if pairs else ():
             present, absent = self._settled(self.dense(rows))
-            found.append(rows[np.any([present[:, child] & absent[:, parent] for child, parent in pairs], axis=0)])
-        return np.concatenate(found)
+            wrong.append(rows[np.any([present[:, child] & absent[:, parent] for child, parent in pairs], axis=0)])
+        return np.concatenate(wrong)
 
     def _implied(self, rows: Int[ndarray, "K"], pairs: Sequence[tuple[int, int]]) -> LabelStates:
         states = self.dense(rows)
@@ -256,10 +238,7 @@ class LabelStates:
         for child, parent in pairs:
             states[absent[:, parent] & ~present[:, child] & ~absent[:, child], child] = State.ABSENT
             absent[:, child] |= absent[:, parent] & ~present[:, child]
-        places, classes = np.nonzero(states != self.usual)
-        entries = states[places, classes]
-        shape = (len(rows), len(self.usual))
-        return LabelStates.from_entries(places, classes, entries, shape, usual=self.usual, chance=self.chance)
+        return LabelStates._from_dense(states, self.usual, self.chance)
 
     def _settled(self, states: UInt8[ndarray, "K C"]) -> tuple[Bool[ndarray, "K C"], Bool[ndarray, "K C"]]:
         """Return what is present and what is absent, including uncertain labels with a chance of 1 or 0."""
@@ -267,9 +246,9 @@ class LabelStates:
         present = (states == State.PRESENT) | (uncertain & (self.chance == 1))
         return present, (states == State.ABSENT) | (uncertain & (self.chance == 0))
 
-    def _state_of_usual(self) -> UInt8[ndarray, "C"]:
-        certain = np.where(self.chance == 1, State.PRESENT, State.UNKNOWN).astype(np.uint8)
-        return np.where(self.usual == State.UNCERTAIN, certain, self.usual)
+    def _blocks(self) -> Iterator[Int[ndarray, "K"]]:
+        starts = range(0, len(self), ROWS_AT_ONCE)
+        return (np.arange(start, min(start + ROWS_AT_ONCE, len(self))) for start in starts)
 
     def _entries(self, rows: Int[ndarray, "K"]) -> tuple[Int[ndarray, "F"], Int[ndarray, "K1"]]:
         """Return the entries of some images, and the index of each image's first one."""
@@ -281,8 +260,7 @@ class LabelStates:
 def drawn(targets: Float[ndarray, "*shape"], *seed: int) -> Float[ndarray, "*shape"]:
     """Return targets in which values between 0 and 1 are drawn: 1 with that chance, else 0.
 
-    If a loss is linear in the label, as cross-entropies are, its expectation is that of a soft target; for everything
-    else a drawn label is a label like any other (docs/decisions/0007).
+    The expectation of a loss that is linear in the label is then that of a soft target (docs/decisions/0007).
 
     >>> drawn(np.array([0.0, 1.0, 0.5]), 3).tolist()
     [0.0, 1.0, 0.0]
@@ -292,7 +270,3 @@ def drawn(targets: Float[ndarray, "*shape"], *seed: int) -> Float[ndarray, "*sha
         return targets
     lots = np.random.default_rng(seed).random(targets.shape)
     return np.where(soft, lots < targets, targets).astype(targets.dtype)
-
-
-def _block(start: int, end: int) -> Int[ndarray, "K"]:
-    return np.arange(start, min(start + ROWS_AT_ONCE, end))

@@ -1,8 +1,7 @@
 """Batches of views, decoded, augmented and converted to tensors by worker processes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -80,33 +79,23 @@ class Order:
     def starting(self, step: int) -> Iterator[list[tuple[int, int]]]:
         """Yield the batches from a step on, which do not depend on where iteration starts."""
         own = self.batch_size // self.processes
-        reached, order = -1, []
+        reached, order = -1, np.empty(0, dtype=np.int64)
         for number in range(step, self.steps):
-            epoch, place = divmod(number, self.steps_per_epoch)
+            epoch, index = divmod(number, self.steps_per_epoch)
             if epoch != reached:
                 reached, order = epoch, self._epoch(epoch)
-            first = place * self.batch_size + self.process * own
-            yield [(epoch, row) for row in order[first : first + own]]
+            first = index * self.batch_size + self.process * own
+            yield [(epoch, row) for row in order[first : first + own].tolist()]
 
-    def _epoch(self, epoch: int) -> list[int]:
+    def _epoch(self, epoch: int) -> Int[ndarray, "K"]:
         rng = np.random.default_rng((self.seed, epoch))
-        rows = self.rows if self.weights is None else self.rows[_by_weight(self.weights, rng.random())]
-        shuffled: list[int] = rng.permutation(rows).tolist()
-        return shuffled
+        return rng.permutation(self.rows if self.weights is None else self.rows[_by_weight(self.weights, rng.random())])
 
 
 class ImageBatches:
     """Batches of views in a given order: of each image the plain view first, then augmented ones.
 
-    Args:
-        records: the images and their labels.
-        order: an `Order`, or any list of batches of (epoch, row).
-        preprocessing: converts a view to a tensor.
-        n_plain: 1 for the plain view, 0 without it.
-        n_augmented: number of augmented views.
-        make_view: makes an augmented view.
-        workers: processes that decode and augment; 0 works in this one.
-        cache: cache of decoded images on disk.
+    `n_plain` is 1 or 0; `workers` processes decode and augment, 0 works in this one.
     """
 
     def __init__(
@@ -134,9 +123,10 @@ class ImageBatches:
 
     def starting(self, step: int) -> Iterator[Batch]:
         """Yield the batches from a step on; earlier ones are not decoded."""
+        order = self.order
         loader = DataLoader(
             self.views,
-            batch_sampler=_Rest(self.order, step),  # type: ignore[arg-type]  # pairs, which our dataset takes
+            batch_sampler=order.starting(step) if isinstance(order, Order) else order[step:],  # type: ignore[arg-type]
             collate_fn=_collate,
             num_workers=self.workers,
             worker_init_fn=ignore_interrupts,
@@ -157,9 +147,8 @@ def in_order(rows: Int[ndarray, "K"], batch_size: int) -> list[list[tuple[int, i
     >>> in_order(np.array([5, 6, 7]), batch_size=2)
     [[(0, 5), (0, 6)], [(0, 7)]]
     """
-    return [
-        [(0, row) for row in rows[start : start + batch_size].tolist()] for start in range(0, len(rows), batch_size)
-    ]
+    starts = range(0, len(rows), batch_size)
+    return [[(0, row) for row in rows[start : start + batch_size].tolist()] for start in starts]
 
 
 def _by_weight(weights: Float[ndarray, "K"], start: float) -> Int[ndarray, "K"]:
@@ -173,49 +162,29 @@ def _by_weight(weights: Float[ndarray, "K"], start: float) -> Int[ndarray, "K"]:
     return np.searchsorted(ends, np.arange(len(weights)) + start, side="right")
 
 
-class _Rest:
-    """The batches of an order from a step on."""
-
-    def __init__(self, order: Order | Sequence[Sequence[tuple[int, int]]], step: int) -> None:
-        self.order, self.step = order, step
-
-    def __len__(self) -> int:
-        return len(self.order) - self.step
-
-    def __iter__(self) -> Iterator[Sequence[tuple[int, int]]]:
-        return self.order.starting(self.step) if isinstance(self.order, Order) else iter(self.order[self.step :])
-
-
+@dataclass(frozen=True, eq=False)
 class _Views(Dataset[Batch | ImageError]):
-    def __init__(
-        self,
-        records: Records,
-        preprocessing: Preprocessing,
-        n_plain: int,
-        n_augmented: int,
-        make_view: MakeView | None,
-        seed: int,
-        cache: ImageCache | None,
-    ) -> None:
-        self.records, self.preprocessing = records, preprocessing
-        self.n_plain, self.n_augmented, self.make_view = n_plain, n_augmented, make_view
-        self.seed, self.cache = seed, cache
+    records: Records
+    preprocessing: Preprocessing
+    n_plain: int
+    n_augmented: int
+    make_view: MakeView | None
+    seed: int
+    cache: ImageCache | None
 
     def __getitem__(self, key: tuple[int, int]) -> Batch | ImageError:
         epoch, row = key
         try:
-            views = torch.stack([*self._plain(row), *self._augmented(epoch, row)])
+            views = torch.stack(list(self._views(epoch, row)))
         except ImageError as error:
             return error  # raised by the reader of the batches: a worker's exception would lose its kind on the way
         targets, known = self.records.states.targets_and_known(np.array([row]))
         labels = torch.from_numpy(drawn(targets[0], self.seed, epoch, row))
         return Batch(views, labels, torch.from_numpy(known[0]), torch.tensor(row))
 
-    def _plain(self, row: int) -> Iterator[Tensor]:
+    def _views(self, epoch: int, row: int) -> Iterator[Tensor]:
         for _ in range(self.n_plain):
             yield self.preprocessing(self._image(row, self.preprocessing.size))
-
-    def _augmented(self, epoch: int, row: int) -> Iterator[Tensor]:
         if self.n_augmented and self.make_view is not None:
             image = self._image(row, round(ROOM * self.preprocessing.size))
             for view in range(self.n_augmented):
@@ -227,10 +196,8 @@ class _Views(Dataset[Batch | ImageError]):
 
 
 def _collate(items: list[Batch | ImageError]) -> Batch | ImageError:
-    batches = []
     for item in items:
         if isinstance(item, ImageError):
             return item
-        batches.append(item)
-    views, labels, known, rows = zip(*batches, strict=True)
+    views, labels, known, rows = zip(*(item for item in items if isinstance(item, Batch)), strict=True)
     return Batch(torch.stack(views, dim=1), torch.stack(labels), torch.stack(known), torch.stack(rows))

@@ -1,14 +1,8 @@
-"""Options for reading and checking data, each declared once.
-
-`ReadOptions` and `DataChecks` are shared by `probmcl.data.read`, `train`, `compare`, `check`, `Model.evaluate` and the
-run folder. The command line turns every field into an option of the same name with the help text below. To add an
-option, add a field and use it.
-"""
+"""Options for reading and checking data, each declared once: the command line makes an option of every field."""
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -134,15 +128,7 @@ class SkippedImage:
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where the images of a run come from, so that they can be read again.
-
-    Attributes:
-        data: table or folder
-        images: folder that image paths are relative to
-        options: how they are read
-        skipped: images that could not be read and were allowed to be skipped
-        leaks_allowed: messages about leaks that were allowed
-    """
+    """Where the images of a run come from, so that they can be read again, and the problems that were allowed."""
 
     data: Path
     images: Path | None = None
@@ -153,21 +139,19 @@ class DataSource:
     @classmethod
     def of(cls, data: Path | str, images: Path | str | None, options: ReadOptions) -> DataSource:
         """Return a source with absolute paths, which mean the same from any working directory."""
-        hierarchy = options.hierarchy and Path(options.hierarchy).resolve()
-        absolute = None if images is None else Path(images).resolve()
-        return cls(Path(data).resolve(), absolute, dataclasses.replace(options, hierarchy=hierarchy))
+        options = replace(options, hierarchy=options.hierarchy and Path(options.hierarchy).resolve())
+        return cls(Path(data).resolve(), None if images is None else Path(images).resolve(), options)
 
     def with_changes(self, images: Path | str | None, options: ReadOptions) -> DataSource:
         """Return the same source with another folder of images, if given, and the options that are set."""
-        changed = dataclasses.replace(self.options, **options.set_options())
-        return dataclasses.replace(self, images=self.images if images is None else Path(images), options=changed)
+        changed = replace(self.options, **options.set_options())
+        return replace(self, images=self.images if images is None else Path(images), options=changed)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plain dict that `parse` reads, for JSON."""
         import msgspec
 
-        content: dict[str, Any] = msgspec.to_builtins(self, enc_hook=str)
-        return content
+        return dict(msgspec.to_builtins(self, enc_hook=str))
 
     @classmethod
     def parse(cls, content: Any) -> DataSource:
@@ -183,11 +167,8 @@ class DataSource:
             source = msgspec.convert(content, cls, dec_hook=lambda kind, value: kind(value))
         except (msgspec.ValidationError, TypeError) as error:
             raise DataError(f"the source of the data is not as a run writes it: {error}") from error
-        unknown = _unknown_keys(content, cls) + _unknown_keys(content.get("options", {}), ReadOptions)
-        if unknown:
-            raise DataError(f"the source of the data has an unknown key {unknown[0]!r}")
+        for keys, fields in ((content.keys(), vars(source)), (content.get("options", {}).keys(), vars(source.options))):
+            unknown = sorted(keys - fields.keys())
+            if unknown:
+                raise DataError(f"the source of the data has an unknown key {unknown[0]!r}")
         return source
-
-
-def _unknown_keys(content: dict[str, Any], kind: type[Any]) -> list[str]:
-    return sorted(content.keys() - {field.name for field in dataclasses.fields(kind)})

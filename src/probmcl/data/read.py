@@ -1,14 +1,12 @@
-"""Reading of data: detects the format of a file or folder and returns its records.
-
-Importing this module loads neither numpy nor any format, because `probmcl.data` and the command line import it.
-"""
+"""Reading of data: detects the format, and loads neither it nor numpy before it is needed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from probmcl.data.options import DataSource, ReadOptions
 from probmcl.errors import DataError, OptionError, suggestion
@@ -33,14 +31,6 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "adp-l3": ("adp", {"level": "L3"}),
 }
 """Formats that are read only on request, each with the format and the arguments of its reader."""
-
-LAST = "folders"
-"""Nearly any folder of images can be read like this, so that every other format comes first."""
-
-LOOKED_FOR = (
-    "one table (.csv, .tsv or .parquet) with a path column, metadata.csv in train/, validation/ and test/, MS-COCO's "
-    "annotations/instances_*.json, a PASCAL VOC devkit, ADP's released CSV, or one folder of images for each class"
-)
 
 
 def read(
@@ -77,10 +67,8 @@ def read(
     """
     from probmcl.data.split import make_splits, taken_from_train
 
-    data = Path(data)
-    name = _format(data, options.format)
-    root = None if images is None else Path(images)
-    records = _read(name, data, options, root, keep, missing)
+    data, root = Path(data), None if images is None else Path(images)
+    records = _read(_format(data, options.format), data, options, root, keep, missing)
     if seed is None:
         return records
     divided = make_splits(records, seed=seed)
@@ -111,7 +99,7 @@ def _format(data: Path, name: str | None) -> str:
 def _recognized(folder: Path) -> str:
     from probmcl.data.formats.table.table import files_of_tables
 
-    fit = [name for name, module in FORMATS.items() if name != LAST and import_module(module).recognizes(folder)]
+    fit = [name for name in FORMATS if name != "folders" and import_module(FORMATS[name]).recognizes(folder)]
     if len(fit) > 1:
         flags = " or ".join(f"`format={name}`" for name in fit)
         raise DataError(f"{folder} can be read in {len(fit)} ways; {flags} says which")
@@ -119,9 +107,13 @@ def _recognized(folder: Path) -> str:
         return fit[0]
     if files_of_tables(folder):
         return "table"  # whose reader says what its columns lack, or was told them
-    if LAST in FORMATS and import_module(FORMATS[LAST]).recognizes(folder):
-        return LAST
-    raise DataError(f"{folder} has no layout that is known here; looked for {LOOKED_FOR}")
+    if import_module(FORMATS["folders"]).recognizes(folder):  # last: nearly any folder of images can be read like this
+        return "folders"
+    raise DataError(
+        f"{folder} has no layout that is known here; looked for one table (.csv, .tsv or .parquet) with a path column, "
+        "metadata.csv in train/, validation/ and test/, MS-COCO's annotations/instances_*.json, a PASCAL VOC devkit, "
+        "ADP's released CSV, or one folder of images for each class"
+    )
 
 
 def _table(data: Path) -> Path:
@@ -147,19 +139,14 @@ def _read(
     if name in ("table", "hugging_face"):
         table = _table(data) if name == "table" else data
         return reader(table, options, images=images, keep=keep, missing=missing)
-    _refuse_table_options(name, data, options, images, keep)
+    for_tables = ({} if images is None else {"images": images}) | replace(options, format=None).set_options()
+    _refuse_table_options(name, data, for_tables | ({"by": ", ".join(keep)} if keep else {}))
     return reader(data, missing=missing, **arguments)
 
 
-def _refuse_table_options(
-    name: str, data: Path, options: ReadOptions, images: Path | None, keep: Sequence[str]
-) -> None:
-    for_tables = ({} if images is None else {"images": images}) | options.set_options()
-    for_tables |= {"by": ", ".join(keep)} if keep else {}
-    for_tables.pop("format", None)
-    if for_tables:
-        (option, value), *others = for_tables.items()
+def _refuse_table_options(name: str, data: Path, options: dict[str, Any]) -> None:
+    if options:
+        (option, value), *others = options.items()
         also = "".join(f", `{other}`" for other, _ in others)
-        raise OptionError(
-            option, value, f"cannot be used: {data} is read as {name}, and `{option}`{also} are for tables"
-        )
+        problem = f"cannot be used: {data} is read as {name}, and `{option}`{also} are for tables"
+        raise OptionError(option, value, problem)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -15,9 +15,6 @@ from numpy import ndarray
 
 from probmcl.data.hierarchy import parents_of
 from probmcl.data.labels import LabelStates, State
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -27,15 +24,11 @@ Missing = Literal["error", "keep"]
 
 @dataclass(frozen=True, eq=False)
 class LabelSpace:
-    """The classes, and their counts and co-occurrences in the training split.
-
-    `counts` (C,) and `cooccurrence` (C, C, zero diagonal) count known positives. `hierarchy` maps a class to its
-    parent, if it has one.
-    """
+    """The classes, the known positives in the training split, alone and in pairs, and the parents of classes."""
 
     names: tuple[str, ...]
     counts: Int[ndarray, "C"]
-    cooccurrence: Int[ndarray, "C C"]
+    cooccurrence: Int[ndarray, "C C"]  # its diagonal is 0
     hierarchy: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
@@ -54,7 +47,7 @@ class LabelSpace:
     def from_labels(
         cls,
         names: Sequence[str],
-        labels: Float[ndarray, "N C"],
+        labels: Float[ndarray, "N C"] | LabelStates,
         known: Bool[ndarray, "N C"] | None = None,
         hierarchy: Mapping[str, str] | None = None,
     ) -> LabelSpace:
@@ -64,13 +57,7 @@ class LabelSpace:
         >>> space.counts.tolist(), space.cooccurrence.tolist()
         ([1, 2], [[0, 1], [1, 0]])
         """
-        return cls.from_states(names, LabelStates.from_labels(labels, known), hierarchy)
-
-    @classmethod
-    def from_states(
-        cls, names: Sequence[str], states: LabelStates, hierarchy: Mapping[str, str] | None = None
-    ) -> LabelSpace:
-        """Count the positives of label states."""
+        states = labels if isinstance(labels, LabelStates) else LabelStates.from_labels(labels, known)
         present = states.present().astype(np.int32)
         together = (present.T @ present).toarray()  # int32: with 10,000 classes twice as much would be 800 MB
         counts = together.diagonal().astype(np.int64)
@@ -99,9 +86,8 @@ class Origin:
 class Records:
     """N images: path, label states and split of each.
 
-    No loss, overlap, count or score depends on the value of an unknown label. Images of one `group` (a patient, a
-    slide) stay in one split. An image of `weight` 2 is trained on twice as often as one of weight 1; scores ignore
-    weights. `columns` holds further columns of a table, by name. `origin` is for messages only.
+    Images of one `group` (a patient, a slide) stay in one split. An image of `weight` 2 is trained on twice as often
+    as one of weight 1; scores ignore weights. `columns` holds further columns of a table, `origin` is for messages.
     """
 
     paths: tuple[Path, ...]
@@ -142,27 +128,21 @@ class Records:
         weight: Float[ndarray, "N"] | None = None,
         columns: Mapping[str, tuple[str, ...]] | None = None,
     ) -> Records:
-        """Make records whose label space counts their training split.
+        """Make records whose label space counts their training split, with the labels that the hierarchy implies.
 
-        Labels are states, or a matrix of 0 and 1 with the mask of known labels. Labels that the hierarchy implies are
-        added.
+        Labels are states, or a matrix of 0 and 1 with the mask of known labels.
 
         >>> labels = np.array([[1.0], [1.0]])
         >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "test"], labels)
         >>> records.label_space.counts.tolist()
         [1]
         """
-        if isinstance(labels, LabelStates):
-            states = labels
-        else:
-            _refuse_other_values(names, paths, labels, known)
-            states = LabelStates.from_labels(labels, known)
+        states = labels if isinstance(labels, LabelStates) else _states(names, paths, labels, known)
         if hierarchy is not None and len(names) == states.shape[1]:
             parents = parents_of(names, hierarchy)
-            origin = _with_contradictions(origin, states.contradicted(parents))
-            states = states.with_parents(parents)
+            origin, states = _with_contradictions(origin, states.contradicted(parents)), states.with_parents(parents)
         train = states.take(np.flatnonzero(np.array(split, dtype=str) == "train"))
-        space = LabelSpace.from_states(names, train, hierarchy)
+        space = LabelSpace.from_labels(names, train, hierarchy=hierarchy)
         return cls(tuple(paths), states, tuple(split), group, space, origin, weight, columns or {})
 
     def __len__(self) -> int:
@@ -177,10 +157,6 @@ class Records:
     def known(self) -> Bool[ndarray, "N C"]:
         """The mask of known labels."""
         return self.states.labels_and_known()[1]
-
-    def present(self) -> csr_array:
-        """Return a sparse matrix that is True for labels known to be present."""
-        return self.states.present()
 
     def rows(self, split: Split) -> Int[ndarray, "K"]:
         """Return the rows of one split, in order."""
@@ -228,9 +204,8 @@ class Records:
 
 def describe(records: Records) -> str:
     """Return a summary: the file and its columns, if known, then the number of images, classes and labels."""
-    present = records.present()
-    splits = " · ".join(f"{split} {len(records.rows(split)):,}" for split in SPLITS)
-    names = records.label_space.names
+    present, names = records.states.present(), records.label_space.names
+    splits = " · ".join(f"{split} {records.split.count(split):,}" for split in SPLITS)
     never = [names[i] for i in np.flatnonzero(records.label_space.counts == 0)]
     unknown = 100 * (1 - records.states.known_share()) if len(records) and names else 0.0
     listed = ", ".join(never[:5]) + (", …" if len(never) > 5 else "")
@@ -249,11 +224,8 @@ def describe(records: Records) -> str:
 def _label_notes(records: Records) -> str:
     counts = records.states.counts()
     counts[State.UNCERTAIN, np.isin(records.states.chance, (0.0, 1.0))] = 0  # taken for absent or present
-    parts = [
-        f"{counts[state].sum():,} {state.name.lower()}"
-        for state in (State.UNKNOWN, State.UNCERTAIN)
-        if counts[state].any()
-    ]
+    states = [state for state in (State.UNKNOWN, State.UNCERTAIN) if counts[state].any()]
+    parts = [f"{counts[state].sum():,} {state.name.lower()}" for state in states]
     notes = [f"labels: {', '.join(parts)}"] if parts else []
     if records.group is not None:
         groups = len(set(records.group))
@@ -267,13 +239,13 @@ def _with_contradictions(origin: Origin | None, rows: Int[ndarray, "K"]) -> Orig
     if origin is None or not len(rows):
         return origin
     first = f", first in row {origin.lines[rows[0]]}" if origin.lines is not None else ""
-    said = f"a class is present and its parent absent in {len(rows):,} images{first}: the parent is taken as present"
-    return replace(origin, warnings=(*origin.warnings, said))
+    text = f"a class is present and its parent absent in {len(rows):,} images{first}: the parent is taken as present"
+    return replace(origin, warnings=(*origin.warnings, text))
 
 
-def _refuse_other_values(
+def _states(
     names: Sequence[str], paths: Sequence[Path], labels: Float[ndarray, "N C"], known: Bool[ndarray, "N C"] | None
-) -> None:
+) -> LabelStates:
     if len(labels) != len(paths):
         raise ValueError(f"records of unequal length: {{'paths': {len(paths)}, 'labels': {len(labels)}}}")
     if known is not None and known.shape != labels.shape:
@@ -283,3 +255,4 @@ def _refuse_other_values(
         row, column = wrong[0]
         label = f"label {names[column]!r} is {labels[row, column]}"
         raise ValueError(f"{paths[row]}: {label}; a known label is 0 or 1; mark any other as unknown")
+    return LabelStates.from_labels(labels, known)

@@ -7,24 +7,56 @@ from __future__ import annotations
 
 import os
 import re
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Shaped
 from numpy import ndarray
 
-from probmcl.data.formats.table.sheet import Cell, Table, load, only_column, quoted
+from probmcl.data.formats.table.sheet import Cell, Table, load, names_of_columns, only_column, quoted
+from probmcl.data.options import DataChecks
 from probmcl.data.records import SPLITS, Records, Split
 from probmcl.data.stratify import stratify
-from probmcl.errors import DataError
+from probmcl.errors import DataError, OptionError
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
 LISTED = 5
+
+
+class SplitRecords(NamedTuple):
+    """Records in their splits, how these were made ('' if they were given), and the fold of every image."""
+
+    records: Records
+    note: str
+    fold_of: Int[ndarray, "N"] | None = None
+
+
+def split_as_required(
+    records: Records, checks: DataChecks, seed: int, together: Sequence[Sequence[int]], left_out: Sequence[Path]
+) -> SplitRecords:
+    """Split records by the file or the folds that the checks name, otherwise as `make_splits` does."""
+    file = checks.split_file
+    if checks.fold is not None:
+        if file is not None:
+            fold_of = given_folds(records, file, left_out=left_out)
+        else:
+            fold_of = folds(records, checks.folds or 0, seed=seed, together=together)
+        divided = with_fold(records, fold_of, checks.fold, seed=seed, together=together)
+        note = f"fold {checks.fold} of {fold_of.max()} is test, val taken from the others with seed {seed}"
+        return SplitRecords(divided, note, fold_of)
+    if file is None:
+        divided = make_splits(records, seed=seed, together=together)
+        return SplitRecords(divided, taken_from_train(records, divided, seed))
+    columns = names_of_columns(file, lambda names: "path" in names)
+    if "fold" in columns and "split" not in columns:
+        raise OptionError("split_file", file, "has folds; `fold=K` says which of them is the test fold")
+    return SplitRecords(given_split(records, file, left_out=left_out), f"split of {file}")
 
 
 def make_splits(
@@ -37,7 +69,6 @@ def make_splits(
     others stay. Every class keeps a positive in train unless a split would stay empty for it; with too few images
     or groups one may stay empty. The counts of the label space are those of the new train.
 
-    >>> from pathlib import Path
     >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdefghij"], ["train"] * 10, np.ones((10, 1)))
     >>> [len(make_splits(records).rows(split)) for split in ("train", "val", "test")]
     [7, 1, 2]
@@ -45,7 +76,7 @@ def make_splits(
     if val < 0 or test < 0 or val + test >= 1:
         raise ValueError(f"val {val} and test {test} are shares of train, at least 0 and together below 1")
     wanted: dict[Split, float] = {"test": test, "val": val}
-    missing = {name: share for name, share in wanted.items() if share > 0 and not len(records.rows(name))}
+    missing = {name: share for name, share in wanted.items() if share > 0 and name not in records.split}
     split = np.array(records.split, dtype="<U5")
     train, unit = np.flatnonzero(split == "train"), units_of(records, together)
     stay = np.unique(unit[split != "train"]).tolist()
@@ -57,7 +88,7 @@ def make_splits(
 
 def taken_from_train(records: Records, divided: Records, seed: int) -> str:
     """Return a note on the splits that `make_splits` took from train, '' if all were given."""
-    taken = [split for split in SPLITS if len(divided.rows(split)) > len(records.rows(split))]
+    taken = [split for split in SPLITS if divided.split.count(split) > records.split.count(split)]
     return f"{' and '.join(taken)} taken from train with seed {seed}" if taken else ""
 
 
@@ -66,7 +97,6 @@ def folds(records: Records, k: int, *, seed: int = 0, together: Sequence[Sequenc
 
     Groups, and rows in one set of `together`, are in one fold.
 
-    >>> from pathlib import Path
     >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdef"], ["train"] * 6, np.ones((6, 1)))
     >>> np.bincount(folds(records, 3)).tolist()
     [0, 2, 2, 2]
@@ -91,7 +121,6 @@ def with_fold(
 ) -> Records:
     """Return records in which one fold is test, a share of the other images val, and the rest train.
 
-    >>> from pathlib import Path
     >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdef"], ["train"] * 6, np.ones((6, 1)))
     >>> with_fold(records, np.array([1, 1, 2, 2, 2, 2]), 1, val=0.25).split.count("val")
     1
@@ -130,10 +159,7 @@ def given_folds(records: Records, path: Path, *, left_out: Collection[Path] = ()
 
 def with_split(records: Records, split: Shaped[ndarray, "N"]) -> Records:
     """Return the same images in other splits; the label space counts the new train."""
-    changed = replace(records, split=tuple(split.tolist())).take(np.arange(len(records)))  # counts again
-    parts = np.concatenate([changed.rows(name) for name in SPLITS])
-    assert np.array_equal(np.sort(parts), np.arange(len(records))), "an image is in no split, or in two"
-    return changed
+    return replace(records, split=tuple(split.tolist())).take(np.arange(len(records)))  # counts again
 
 
 def units_of(records: Records, together: Sequence[Sequence[int]]) -> Int[ndarray, "N"]:
@@ -174,19 +200,11 @@ def _assign(
 ) -> Int[ndarray, "R"]:
     from scipy.sparse import csr_array
 
-    names, place = np.unique(unit[rows], return_inverse=True)
-    member = csr_array((np.ones(len(rows), dtype=np.int64), (place, np.arange(len(rows)))), (len(names), len(rows)))
+    names, index, sizes = np.unique(unit[rows], return_inverse=True, return_counts=True)
+    member = csr_array((np.ones(len(rows), dtype=np.int64), (index, np.arange(len(rows)))), (len(names), len(rows)))
     counts = member @ _stratified_columns(records)[rows]
-    part_of = stratify(
-        counts,
-        np.bincount(place, minlength=len(names)),
-        shares,
-        seed=seed,
-        keep=keep,
-        stay=np.flatnonzero(np.isin(names, stay)).tolist(),
-    )
-    _assert_undivided(place, part_of[place])
-    return part_of[place]
+    staying = np.flatnonzero(np.isin(names, stay)).tolist()
+    return stratify(counts, sizes, shares, seed=seed, keep=keep, stay=staying)[index]
 
 
 def _stratified_columns(records: Records) -> csr_array:
@@ -196,15 +214,10 @@ def _stratified_columns(records: Records) -> csr_array:
     """
     from scipy.sparse import csr_array, hstack
 
-    present, known = records.present().astype(np.int64), records.states.any_known()
+    present, known = records.states.present().astype(np.int64), records.states.any_known()
     if known.all() or not known.any():
         return present
     return csr_array(hstack([present, csr_array(known[:, None].astype(np.int64))], format="csr"))
-
-
-def _assert_undivided(unit: Int[ndarray, "R"], part: Int[ndarray, "R"]) -> None:
-    _, first, place = np.unique(unit, return_index=True, return_inverse=True)
-    assert (part == part[first][place]).all(), "what belongs together is divided"
 
 
 def _cells_of_images(records: Records, path: Path, column: str, left_out: Collection[Path]) -> list[Cell]:
@@ -212,7 +225,7 @@ def _cells_of_images(records: Records, path: Path, column: str, left_out: Collec
     gone = {os.path.realpath(image) for image in left_out}
     table = load(path, lambda columns: {"path", column} <= set(columns))
     names, values = (table.cells(_column(table, name)) for name in ("path", column))
-    said: dict[int, Cell] = {}
+    cells: dict[int, Cell] = {}
     for name, value, rows in zip(names, values, _rows(records, path, names), strict=True):
         if not rows and gone.intersection(_possible_paths(name, path)):
             continue
@@ -220,34 +233,34 @@ def _cells_of_images(records: Records, path: Path, column: str, left_out: Collec
             remedy = "remove the row, or write the path as the data has it"
             raise DataError(f"{path}: row {name.line}: {name.text!r} is none of the {len(records):,} images; {remedy}")
         for row in rows:
-            before = said.setdefault(row, value)
+            before = cells.setdefault(row, value)
             if before.text != value.text:
                 both = f"{before.text!r} in row {before.line}, but {value.text!r} in row {value.line}"
                 raise DataError(f"{path}: {column} of {name.text!r} is {both}; remove one of them")
-    unsaid = [row for row in range(len(records)) if row not in said]
-    if unsaid:
-        listed = ", ".join(str(records.paths[row]) for row in unsaid[:LISTED]) + (", …" if unsaid[LISTED:] else "")
+    unnamed = [str(image) for row, image in enumerate(records.paths) if row not in cells]
+    if unnamed:
+        listed = ", ".join(unnamed[:LISTED]) + (", …" if unnamed[LISTED:] else "")
         remedy = f"add a row for each, with its {column}"
-        raise DataError(f"{path}: {len(unsaid):,} of {len(records):,} images are not named: {listed}; {remedy}")
-    return [said[row] for row in range(len(records))]
+        raise DataError(f"{path}: {len(unnamed):,} of {len(records):,} images are not named: {listed}; {remedy}")
+    return [cells[row] for row in range(len(records))]
 
 
 def _column(table: Table, name: str) -> str:
-    found = only_column(table, [name], set(), "rename one")
-    if found is None:
+    column = only_column(table, [name], set(), "rename one")
+    if column is None:
         raise DataError(f"{table.path}: row 1: no column of {quoted(table.columns)} is named {name!r}; name one so")
-    return found
+    return column
 
 
 def _rows(records: Records, path: Path, names: Sequence[Cell]) -> list[list[int]]:
-    written = _rows_by_name(str(image) for image in records.paths)
+    written = _rows_by_name(map(str, records.paths))
     rows = [written.get(name.text, []) for name in names]
     if all(rows):  # a million files take a minute to resolve
         return rows
-    real = _rows_by_name(os.path.realpath(image) for image in records.paths)
+    real = _rows_by_name(map(os.path.realpath, records.paths))
     return [
-        found or next((real[at] for at in _possible_paths(name, path) if at in real), [])
-        for found, name in zip(rows, names, strict=True)
+        known or next((real[at] for at in _possible_paths(name, path) if at in real), [])
+        for known, name in zip(rows, names, strict=True)
     ]
 
 
@@ -256,7 +269,7 @@ def _possible_paths(name: Cell, path: Path) -> list[str]:
 
 
 def _rows_by_name(names: Iterable[str]) -> dict[str, list[int]]:
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        places.setdefault(name, []).append(place)
-    return places
+    rows: dict[str, list[int]] = defaultdict(list)
+    for row, name in enumerate(names):
+        rows[name].append(row)
+    return rows

@@ -1,8 +1,7 @@
 """Stratification: units are assigned to parts so that every part gets its share of each class and of the images.
 
-The iterative stratification of Sechidis, Tsoumakas and Vlahavas (2011) takes the rarest class first and gives each of
-its units to the part that lacks most of the class. Here all units of a class are assigned at once, and units that fit
-better elsewhere are moved afterwards.
+As in the iterative stratification of Sechidis, Tsoumakas and Vlahavas (2011) the rarest class comes first. Here all of
+its units are assigned at once, and units that fit better elsewhere are moved afterwards.
 """
 
 from __future__ import annotations
@@ -44,7 +43,10 @@ def stratify(
     >>> np.bincount(part[:5]).tolist(), np.bincount(part[5:]).tolist()
     ([4, 1], [8, 2])
     """
-    _refuse_wrong(counts, sizes, shares)
+    if counts.shape[0] != len(sizes) or (sizes < 1).any():
+        raise ValueError(f"counts of {counts.shape[0]} units, but {len(sizes)} sizes; each unit has at least an image")
+    if not len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
+        raise ValueError(f"shares {list(shares)} are not above 0 and together 1")
     units = len(sizes) - max(0, len(stay) - 1)  # those that stay are one part's, however many
     if min(units, len(shares)) < 2:
         return np.zeros(len(sizes), dtype=np.int64)
@@ -67,12 +69,12 @@ def stratify(
 class _Assignment:
     """The part of each unit so far, and how far the parts are from their shares.
 
-    Columns are the classes and, last, the images, which decide between parts that want a class alike, and by which
-    units without a label are dealt.
+    Columns are the classes and, last, the images, by which units without a label are assigned.
     """
 
     held: csr_array  # (U, C + 1)
     holders: csc_array  # the same by columns
+    sizes: Int[ndarray, "U"]
     part: Int[ndarray, "U"]
     excess: Float[ndarray, "K C1"]  # what a part has beyond what it wants; below 0 what it lacks
     left: Float[ndarray, "C1"]  # what the open units hold
@@ -87,7 +89,7 @@ class _Assignment:
         held.eliminate_zeros()
         total = held.sum(axis=0)
         wanted = np.outer(shares / shares.sum(), total)
-        return cls(held, held.tocsc(), np.full(len(sizes), UNASSIGNED), -wanted, total)
+        return cls(held, held.tocsc(), sizes, np.full(len(sizes), UNASSIGNED), -wanted, total)
 
     def members_of(self, column: int) -> tuple[Int[ndarray, "H"], Float[ndarray, "H"]]:
         """Return the units with something in a column, and how much."""
@@ -102,13 +104,9 @@ class _Assignment:
     def assign(self, units: Int[ndarray, "B"], parts: Int[ndarray, "B"]) -> None:
         """Assign units without a part."""
         self.part[units] = parts
-        starts = self.held.indptr[units]
-        lengths = self.held.indptr[units + 1] - starts
-        before = np.cumsum(lengths) - lengths
-        entries = np.arange(lengths.sum()) + np.repeat(starts - before, lengths)
-        columns, amounts = self.held.indices[entries], self.held.data[entries]
-        np.add.at(self.excess, (np.repeat(parts, lengths), columns), amounts)
-        np.subtract.at(self.left, columns, amounts)
+        held = self.held[units]
+        np.add.at(self.excess, (np.repeat(parts, np.diff(held.indptr)), held.indices), held.data)
+        np.subtract.at(self.left, held.indices, held.data)
 
     def move(self, unit: int, part: int) -> None:
         """Move a unit to another part."""
@@ -118,18 +116,8 @@ class _Assignment:
         self.part[unit] = part
 
 
-def _refuse_wrong(counts: csr_array, sizes: Int[ndarray, "U"], shares: Sequence[float]) -> None:
-    if counts.shape[0] != len(sizes) or (sizes < 1).any():
-        raise ValueError(f"counts of {counts.shape[0]} units, but {len(sizes)} sizes; each unit has at least an image")
-    if not len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
-        raise ValueError(f"shares {list(shares)} are not above 0 and together 1")
-
-
 def _similar_together(counts: csr_array, order: Int[ndarray, "U"]) -> Int[ndarray, "U"]:
-    """Units sorted by the most frequent class, within it by the next, and so on; where they are equal, in this order.
-
-    A class whose units are dealt in turn then spreads the more frequent ones as well.
-    """
+    """Return units sorted by the most frequent class, then by the next, so that a class spreads these as well."""
     rank = np.argsort(np.argsort(-counts.sum(axis=0), kind="stable"))
     return order[np.argsort((counts @ 0.5**rank)[order], kind="stable")]
 
@@ -157,10 +145,9 @@ def _interleaved(numbers: Int[ndarray, "K"], rng: np.random.Generator) -> Int[nd
 
 
 def _quotas(wants: Float[ndarray, "K"], first: Int[ndarray, "K"], number: int) -> Int[ndarray, "K"]:
-    """How many of `number` equal units each part gets if each goes to the part that wants most at that moment.
+    """Return how many of `number` equal units each part gets if each goes to the part that wants most at that moment.
 
-    All wants sink to one level, and parts that are below it get nothing. Of parts that want alike, the one that is
-    earlier in `first` comes first.
+    All wants sink to one level; of parts that want alike, the one that is earlier in `first` comes first.
 
     >>> _quotas(np.array([7.5, 2.5, 0.5]), np.array([2, 1, 0]), 8).tolist()
     [6, 2, 0]
@@ -176,28 +163,23 @@ def _quotas(wants: Float[ndarray, "K"], first: Int[ndarray, "K"], number: int) -
 
 
 def _refine(assignment: _Assignment, free: Bool[ndarray, "U"]) -> None:
-    """Move units where that lessens the sum over parts and columns of excess² / total.
+    """Move units if that lessens the sum over parts and columns of excess² / total.
 
-    Up to three passes count the images as one class; the last counts them as much as all classes, so that sizes come
-    out.
+    Up to three passes count the images as one class, the last as much as all classes.
     """
     total = assignment.held.sum(axis=0)
     for importance, passes in ((1, 3), (len(total), 1)):
         weight = 1 / np.maximum(total, 1)
         weight[-1] *= importance
         for _ in range(passes):
-            units = _best_candidates(assignment, weight, free)
+            units = _candidates(assignment, weight, free)
             _move_improving(assignment, weight, units)
             if not len(units):
                 break
 
 
-def _best_candidates(
-    assignment: _Assignment, weight: Float[ndarray, "C1"], free: Bool[ndarray, "U"]
-) -> Int[ndarray, "B"]:
-    pull = np.ascontiguousarray(
-        (assignment.held @ (weight * assignment.excess).T).T
-    )  # (K, U), contiguous for a fast minimum
+def _candidates(assignment: _Assignment, weight: Float[ndarray, "C1"], free: Bool[ndarray, "U"]) -> Int[ndarray, "B"]:
+    pull = np.ascontiguousarray((assignment.held @ (weight * assignment.excess).T).T)  # (K, U), for a fast minimum
     own = pull[assignment.part, np.arange(len(assignment.part))]
     rise = pull.min(axis=0) - own + assignment.held.power(2) @ weight
     gaining = np.flatnonzero(free & (rise < -TOLERANCE))
@@ -220,7 +202,7 @@ def _keep_positives(assignment: _Assignment, keep: int, free: Bool[ndarray, "U"]
         units = assignment.members_of(column)[0]
         units = units[free[units]]
         if has[column] == 0 and len(units):
-            unit = int(units[np.argmin(_sizes(assignment)[units])])
+            unit = int(units[np.argmin(assignment.sizes[units])])
             assignment.move(unit, keep)
             has[assignment.columns_of(unit)[0]] += 1
 
@@ -232,7 +214,7 @@ def _fill_empty_parts(assignment: _Assignment, keep: int | None, free: Bool[ndar
         donors = np.flatnonzero(free & (crowd[assignment.part] > 1))
         if crowd[part] == 0 and len(donors):
             costs = np.zeros(len(donors)) if keep is None else _loses_a_class(assignment, keep, donors)
-            assignment.move(int(donors[np.lexsort((_sizes(assignment)[donors], costs))[0]]), part)
+            assignment.move(int(donors[np.lexsort((assignment.sizes[donors], costs))[0]]), part)
 
 
 def _loses_a_class(assignment: _Assignment, keep: int, units: Int[ndarray, "B"]) -> Bool[ndarray, "B"]:
@@ -243,7 +225,3 @@ def _loses_a_class(assignment: _Assignment, keep: int, units: Int[ndarray, "B"])
     alone = rows.data == has[rows.indices]
     row = np.repeat(np.arange(len(units)), np.diff(rows.indptr))
     return np.asarray(inside[units] & (np.bincount(row, weights=alone, minlength=len(units)) > 0))
-
-
-def _sizes(assignment: _Assignment) -> Float[ndarray, "U"]:
-    return assignment.members_of(assignment.held.shape[1] - 1)[1]  # every unit has some, so that they are in order

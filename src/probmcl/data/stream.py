@@ -1,9 +1,8 @@
 """Unlabeled images: found in files, folders, patterns and lists, and decoded by worker processes."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,10 +29,7 @@ class Item(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """A batch of images, in the order of the sources.
-
-    `images` are those that could be decoded, `rows` their indices in `paths`, and `errors` the others.
-    """
+    """A batch in the order of the sources: the images that could be decoded, with their rows in `paths`."""
 
     paths: list[Path]
     rows: list[int]
@@ -44,8 +40,7 @@ class Decoded(NamedTuple):
 def find(images: Source | Sequence[Source]) -> Iterator[Item]:
     """Return every image that the sources name, one after the other, with at most the names of one folder in memory.
 
-    A folder is searched recursively, as `walk` does. A file that does not exist is returned like any other; reading it
-    fails later. A folder, pattern or list without any image is an error at once.
+    A file that does not exist is returned like any other. A folder, pattern or list without any image is an error.
 
     >>> [str(item.path) for item in find(["b.jpg", Path("a.png")])]
     ['b.jpg', 'a.png']
@@ -63,6 +58,14 @@ def find(images: Source | Sequence[Source]) -> Iterator[Item]:
     return _items(sources)
 
 
+def _items(sources: Sequence[Source]) -> Iterator[Item]:
+    for number, source in enumerate(sources):
+        if isinstance(source, Image.Image):
+            yield Item(Path(f"image {number}"), source)
+        else:
+            yield from map(Item, expand(source))
+
+
 def decode(
     images: Source | Sequence[Source],
     preprocessing: Preprocessing,
@@ -78,10 +81,10 @@ def decode(
         preprocessing: from an image to a tensor.
         batch_size: images in each batch; the last may have fewer.
         workers: processes that decode; 0 does it in this one, None takes as many as `default_workers` says.
-        start: how processes are started; None leaves it to `start_method`, which forks them on Linux, where a script
-            then needs no `if __name__ == "__main__"`.
+        start: how processes are started; None leaves it to `start_method`.
     """
-    workers = 0 if _has_images_in_memory(images) else workers
+    if any(isinstance(source, Image.Image) for source in ([images] if isinstance(images, Source) else images)):
+        workers = 0
     return _checked_batches(find(images), preprocessing, batch_size, workers, start)
 
 
@@ -117,20 +120,18 @@ def _batches(
     )
 
 
+@dataclass(frozen=True)
 class _Plain(Dataset[tuple[Path, Tensor | ImageError]]):
-    def __init__(self, preprocessing: Preprocessing) -> None:
-        self.preprocessing = preprocessing
+    preprocessing: Preprocessing
 
     def __getitem__(self, item: Item) -> tuple[Path, Tensor | ImageError]:
         try:
-            return item.path, self.preprocessing(self._image(item))
+            if item.image is not None:
+                return item.path, self.preprocessing(_upright(item.image, item.path))
+            image = read_image(item.path, self.preprocessing.size, intensity=self.preprocessing.intensity)
+            return item.path, self.preprocessing(image)
         except ImageError as error:
             return item.path, error
-
-    def _image(self, item: Item) -> Image.Image:
-        if item.image is None:
-            return read_image(item.path, self.preprocessing.size, intensity=self.preprocessing.intensity)
-        return _upright(item.image, item.path)
 
 
 def _upright(image: Image.Image, path: Path) -> Image.Image:
@@ -147,20 +148,3 @@ def _collate(decoded: list[tuple[Path, Tensor | ImageError]]) -> Decoded:
     errors = [error for _, error in decoded if isinstance(error, ImageError)]
     images = torch.stack(list(whole.values())) if whole else torch.empty(0, 3, 0, 0)
     return Decoded([path for path, _ in decoded], list(whole), images, errors)
-
-
-def _has_images_in_memory(images: Source | Sequence[Source]) -> bool:
-    if isinstance(images, Source):
-        return isinstance(images, Image.Image)
-    return any(isinstance(source, Image.Image) for source in images)
-
-
-# Where the images are.
-
-
-def _items(sources: Sequence[Source]) -> Iterator[Item]:
-    for number, source in enumerate(sources):
-        if isinstance(source, Image.Image):
-            yield Item(Path(f"image {number}"), source)
-        else:
-            yield from map(Item, expand(source))

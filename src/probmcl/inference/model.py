@@ -13,7 +13,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from probmcl.console import Console
-from probmcl.data.bad_images import BadImage, without_bad
+from probmcl.data.findings import BadImage, without_bad
 from probmcl.data.hierarchy import below_parents as below_parents_of
 from probmcl.data.hierarchy import parents_of
 from probmcl.data.images import Preprocessing

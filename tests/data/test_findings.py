@@ -16,8 +16,8 @@ from PIL import Image
 
 from helpers.images import colored_records
 from probmcl.data import read
-from probmcl.data.bad_images import BadImage, bad_images, find_bad_images, without_bad
 from probmcl.data.duplicates.hashing import IMAGES_AT_ONCE, fingerprints
+from probmcl.data.findings import BadImage, bad_images, find_bad_images, without_bad
 from probmcl.data.images import read_image
 from probmcl.data.options import refuse_share
 from probmcl.data.records import Origin, Records, Split
@@ -103,12 +103,12 @@ def test_an_interrupt_ends_at_once_and_quietly(tmp_path: Path) -> None:
         "import time\n"
         "from pathlib import Path\n"
         "import numpy as np\n"
-        "from probmcl.data import bad_images, records\n"
+        "from probmcl.data import findings, records\n"
         "from probmcl.data.duplicates import hashing\n"
         "def slow(path, intensity): time.sleep(0.05); return hashing.Fingerprint(None)\n"
         "hashing.fingerprint = slow\n"
         "made = records.Records.from_labels(['a'], [Path('a')] * 20_000, ['train'] * 20_000, np.ones((20_000, 1)))\n"
-        "bad_images.find_bad_images(made, workers=2, advance=lambda n: print(n, flush=True))\n"
+        "findings.find_bad_images(made, workers=2, advance=lambda n: print(n, flush=True))\n"
     )
     script = [sys.executable, str(tmp_path / "script.py")]
     with subprocess.Popen(
@@ -122,6 +122,15 @@ def test_an_interrupt_ends_at_once_and_quietly(tmp_path: Path) -> None:
     assert run.returncode == -signal.SIGINT
     assert errors.rstrip().endswith("KeyboardInterrupt")
     assert errors.count("Traceback") == 1, errors
+
+
+@pytest.mark.parametrize(
+    ("bad", "images", "enough"), [(1, 2, "0.5"), (123, 10_000, "0.02"), (1, 8000, "0.0002"), (95, 100, "0.99")]
+)
+def test_the_share_in_the_remedy_is_a_round_one_that_is_large_enough(bad: int, images: int, enough: str) -> None:
+    records = Records.from_labels(["a"], [Path("a")] * images, ["train"] * images, np.ones((images, 1)))
+    with pytest.raises(DataError, match=f"`skip_bad={enough}` goes on without them$"):
+        without_bad(records, [BadImage(row, Path("a"), "empty") for row in range(bad)])
 
 
 def test_bad_images_are_refused_with_their_rows_and_the_remedy(tmp_path: Path) -> None:
