@@ -1,11 +1,10 @@
 """Stage 2, image -> V views: how one image becomes several that still carry its labels.
 
 An augmentation takes an RGB image of any size and returns one of size x size (`none` leaves that to preprocessing). It
-draws from torch's global CPU generator and from nothing else, so that `draw` makes a view a function of its four
-numbers alone.
+draws only from torch's global CPU generator, so that `draw` makes a view a function of its four numbers alone.
 
-`paper` follows the published code of ASL and KMCL, which ProbMCL builds on, and for its operations the `randaugment`
-package that both call ("the package" below); a comment says where it was silent or where we differ.
+`paper` follows the published code of ASL and KMCL, which ProbMCL builds on, and the `randaugment` package that both
+call ("the package" below); a comment says where it was silent or where we differ.
 """
 
 import math
@@ -61,11 +60,8 @@ def none(size: int) -> Augmentation:
     >>> none(4)(Image.new("RGB", (8, 2))).size
     (8, 2)
     """
-    return _as_it_is
-
-
-def _as_it_is(image: Image.Image) -> Image.Image:
-    return image
+    identity: Augmentation = transforms.Identity()
+    return identity
 
 
 def light(
@@ -88,26 +84,25 @@ def light(
     (4, 4)
     """
     # The crop comes first: colors then change on size x size pixels and not on the whole photograph.
-    steps = [
-        partial(random_crop, size=size, scale=scale, ratio=ratio),
-        transforms.RandomHorizontalFlip(flip),
-        partial(color_jitter, brightness=brightness, contrast=contrast, saturation=saturation, hue=hue),
-    ]
-    augmentation: Augmentation = transforms.Compose(steps)
-    return augmentation
+    crop = partial(random_crop, size=size, scale=scale, ratio=ratio)
+    jitter = partial(color_jitter, brightness=brightness, contrast=contrast, saturation=saturation, hue=hue)
+    return _compose(crop, transforms.RandomHorizontalFlip(flip), jitter)
+
+
+def _compose(*steps: Augmentation) -> Augmentation:
+    composed: Augmentation = transforms.Compose(steps)
+    return composed
 
 
 def paper(size: int) -> Augmentation:
-    """The view that ASL, KMCL and ProbMCL train on: squash, half-size cutout, two operations of fifteen.
-
-    There is no flip. Every image is squashed first, whatever its shape.
+    """The view that ASL, KMCL and ProbMCL train on: squash, half-size cutout, two operations of fifteen; no flip.
 
     Reference: ProbMCL, section 3.1 ("RandAugment"), as published with ASL and KMCL.
 
     >>> paper(4)(Image.new("RGB", (9, 5))).size
     (4, 4)
     """
-    return partial(_paper_view, size=size)
+    return _compose(partial(squash, size=size), half_cutout, two_operations)
 
 
 AUGMENTATIONS: Mapping[str, Callable[[int], Augmentation]] = MappingProxyType(
@@ -181,8 +176,7 @@ def cutout(image: Image.Image, width: int, height: int, color: RGB) -> Image.Ima
     """
     left, top = _integer(image.width) - width // 2, _integer(image.height) - height // 2
     covered = image.copy()
-    box = (max(left, 0), max(top, 0), min(left + width, image.width), min(top + height, image.height))
-    covered.paste(color, box)
+    covered.paste(color, (max(left, 0), max(top, 0), min(left + width, image.width), min(top + height, image.height)))
     return covered
 
 
@@ -217,10 +211,8 @@ class Operation:
 
     def __call__(self, image: Image.Image, magnitude: int) -> Image.Image:
         """Apply it at a magnitude, to a random side where it has two."""
-        level = self.level(magnitude)
-        if self.either_sign and _integer(2):
-            level = -level
-        return self.apply(image, level)
+        sign = -1 if self.either_sign and _integer(2) else 1
+        return self.apply(image, sign * self.level(magnitude))
 
 
 def _shear(image: Image.Image, x: float, y: float) -> Image.Image:
@@ -234,11 +226,6 @@ def _translate(image: Image.Image, x: float, y: float) -> Image.Image:
     return image.transform(image.size, Image.Transform.AFFINE, rows, fillcolor=GRAY)
 
 
-def _cut(image: Image.Image, side: float) -> Image.Image:
-    # Exactly that many pixels; the package's square is one smaller where the number is odd.
-    return cutout(image, round(side), round(side), CUTOUT_GRAY)
-
-
 def _enhanced(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Operation:
     return Operation(lambda image, x: enhancer(image).enhance(1 + x), (0.0, 0.9), either_sign=True)
 
@@ -248,7 +235,8 @@ def _enhanced(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Opera
 OPERATIONS: Mapping[str, Operation] = MappingProxyType(
     {
         "Invert": Operation(lambda image, _: ImageOps.invert(image)),
-        "Cutout": Operation(_cut, (0.0, 20.0)),
+        # The package's square is one pixel smaller where the number is odd.
+        "Cutout": Operation(lambda image, side: cutout(image, round(side), round(side), CUTOUT_GRAY), (0.0, 20.0)),
         "Sharpness": _enhanced(ImageEnhance.Sharpness),
         "AutoContrast": Operation(lambda image, _: ImageOps.autocontrast(image)),
         "Posterize": Operation(lambda image, bits: ImageOps.posterize(image, round(bits)), (8.0, 4.0)),
@@ -280,10 +268,6 @@ def two_operations(image: Image.Image) -> Image.Image:
         if _integer(2):
             image = operation(image, magnitude)
     return image
-
-
-def _paper_view(image: Image.Image, size: int) -> Image.Image:
-    return two_operations(half_cutout(squash(image, size)))
 
 
 def _integer(bound: int) -> int:

@@ -30,11 +30,10 @@ def run_demo(folder: Path, console: Console) -> Run:
     console.print(
         f"Scenes of handwritten digits: 10 classes, 64 × 64 pixels, {TRAIN:,} to train on, {VAL} + {TEST} to judge by"
     )
+    data = folder / "data"
     with console.progress("drawing scenes", TRAIN + VAL + TEST) as bar:
-        records = write_digits(
-            folder / "data", train=TRAIN, val=VAL, test=TEST, progress=lambda _: bar.advance(images=1)
-        )
-    source = DataSource.of(folder / "data" / "labels.csv", None, ReadOptions())
+        records = write_digits(data, train=TRAIN, val=VAL, test=TEST, progress=lambda _: bar.advance(images=1))
+    source = DataSource.of(data / "labels.csv", None, ReadOptions())
     return train_run(records, demo_settings(records), folder / "run", console, source=source, test=all_candidates)
 
 
@@ -78,9 +77,7 @@ def comparison(run: Run) -> list[dict[str, Any]]:
 def table(rows: Sequence[Mapping[str, Any]]) -> rich.table.Table:
     """Return the scores as a table, in percent."""
     columns = [Column.of_names("classifier"), *map(Column, ("mAP", "CF1", "OF1", "seconds"))]
-    cells = [
-        [row["classifier"], *(percent(row[key]) for key in ("mAP", "CF1", "OF1")), f"{row['seconds']:.0f}"]
-        for row in rows
-    ]
+    scores = ([percent(row[key]) for key in ("mAP", "CF1", "OF1")] for row in rows)
+    cells = [[row["classifier"], *texts, f"{row['seconds']:.0f}"] for row, texts in zip(rows, scores, strict=True)]
     title = f"test split, percent; each method has seen {IMAGES_SEEN:,} views; one seed"
     return to_rich(Table(title, columns, cells, framed=True))

@@ -144,20 +144,9 @@ def _latex_cell(cell: Cell) -> str:
 
 
 _LATEX = str.maketrans(
-    {
-        "\\": r"\textbackslash{}",
-        "~": r"\textasciitilde{}",
-        "^": r"\textasciicircum{}",
-        "|": r"\textbar{}",
-        "<": "$<$",
-        ">": "$>$",
-        "±": r"$\pm$",
-        "−": "$-$",
-        "·": r"$\cdot$",
-        "–": r"\textendash{}",
-        "…": r"\dots{}",
-        **{special: f"\\{special}" for special in "&%$#_{}"},
-    }
+    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "|": r"\textbar{}"}
+    | {"<": "$<$", ">": "$>$", "±": r"$\pm$", "−": "$-$", "·": r"$\cdot$", "–": r"\textendash{}", "…": r"\dots{}"}
+    | {special: f"\\{special}" for special in "&%$#_{}"}
 )
 
 

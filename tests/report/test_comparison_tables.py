@@ -332,7 +332,7 @@ def test_nothing_cited_is_an_empty_bibliography() -> None:
     assert to_bibtex(made_comparison(made_frozen())) == ""
 
 
-@pytest.mark.parametrize("module", ["comparison_tables", "comparison_plot", "verdict"])
+@pytest.mark.parametrize("module", ["comparison_tables", "comparison_plot", "comparison"])
 def test_showing_a_comparison_loads_no_torch(module: str) -> None:
     code = f"import sys, probmcl.report.{module}; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,7 +13,7 @@ from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
 from probmcl.methods.probe import Probe
 from probmcl.run.budget import example_step
-from probmcl.run.results import FROZEN_PROBE, Head
+from probmcl.run.results import FROZEN_PROBE
 from probmcl.run.workspace import Workspace
 from probmcl.runtime.distributed import world_size
 from probmcl.settings import TrainingJob, Tune
@@ -37,10 +37,6 @@ class MethodCost:
     training_speed: float | None  # views per second of a training step
     peak_memory: int | None  # bytes of tensors that a step holds at once, beyond the method itself
 
-    def prediction(self, head: Head) -> PredictionCost:
-        """Return the cost of predicting by a head."""
-        return self.own_head if head == "own head" and self.own_head else self.probe
-
 
 @dataclass(frozen=True)
 class Measurements:
@@ -59,8 +55,7 @@ def measure(jobs: Mapping[str, TrainingJob], workspace: Workspace, *, leave_out:
     costs, cannot = {FROZEN_PROBE.name: MethodCost(None, probe, None, None)}, {}
     for name, job in jobs.items():
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # they are shown when it is trained
+            with warnings.catch_warnings(action="ignore"):  # they are shown when it is trained
                 costs[name] = _method_cost(job, workspace, probe)
         except ValueError as error:
             if not leave_out:

@@ -24,6 +24,7 @@ TRIALS = tuple((rate, decay) for decay in (1.0, 10.0, 0.0) for rate in (1.0, 1 /
 SAFETY = 1.15  # factor on measured times: a machine is rarely as idle later as in the first minutes
 WORTH = 0.9  # share of the possible views that equal steps must reach; below it, all take the smallest batch
 
+MakeJobs = Callable[[int], Sequence[TrainingJob]]
 StepSize = tuple[int, int]  # images in a step, and views of each
 # Of a classifier, of one with two views, of a contrastive method: they always count, so that rows can be added.
 DEFAULT_STEPS: tuple[StepSize, ...] = ((64, 1), (64, 2), (128, 2))
@@ -65,10 +66,7 @@ def parse_methods(texts: Sequence[str]) -> tuple[MethodSpec, ...]:
 def make_jobs(
     methods: Sequence[MethodSpec], settings: Settings, *, images: int, views: int, trials: int, batch_size: int | None
 ) -> tuple[TrainingJob, ...]:
-    """Return the trainings of every method, one for each trial, all on the same number of views.
-
-    Each of the training `images` is seen at most `views` times.
-    """
+    """Return a training for each method and trial; all see the same number of views, at most `views` of each image."""
     if not 1 <= trials <= len(TRIALS):
         raise OptionError("trials", trials, f"must be between 1 and {len(TRIALS)}")
     default = {spec.name: Training(**default_training(spec.method, settings.tune)) for spec in methods}
@@ -125,12 +123,7 @@ def fair_steps(
 
 
 def planner(
-    budget: float,
-    *,
-    seeds: int,
-    methods: Sequence[MethodSpec],
-    make: Callable[[int], Sequence[TrainingJob]],
-    spent_before: float = 0.0,
+    budget: float, *, seeds: int, methods: Sequence[MethodSpec], make: MakeJobs, spent_before: float = 0.0
 ) -> Planner:
     """Return a planner that turns the budget of a comparison into views of each image.
 
@@ -198,16 +191,13 @@ def fingerprint(records: Records, settings: Settings, frozen: Path, budget: obje
 
 
 def _hash(*parts: object) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update((part if isinstance(part, bytes) else json_line(part).encode()) + b"\0")
-    return digest.hexdigest()[:12]
+    encoded = (part if isinstance(part, bytes) else json_line(part).encode() for part in parts)
+    return hashlib.sha256(b"".join(part + b"\0" for part in encoded)).hexdigest()[:12]
 
 
 def _hash_weights(checkpoint: Path) -> str:
     tensors, _ = load_tensors(checkpoint)
     digest = hashlib.sha256()
-    for name in sorted(tensors):
-        if name.startswith("state.encoder."):
-            digest.update(name.encode() + tensors[name].contiguous().cpu().numpy().tobytes())
+    for name in sorted(name for name in tensors if name.startswith("state.encoder.")):
+        digest.update(name.encode() + tensors[name].contiguous().cpu().numpy().tobytes())
     return digest.hexdigest()

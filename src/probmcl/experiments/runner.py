@@ -1,5 +1,6 @@
 """A comparison: one run for each seed with all methods in it, then the summary of their results."""
 
+import math
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from probmcl.experiments import protocol
 from probmcl.experiments.measure import Measurements, measure
 from probmcl.experiments.protocol import ComparisonSpec
 from probmcl.experiments.results import RESULTS, Comparison, Result, merge_results, read_results, write_results
-from probmcl.experiments.statistics import DRAWS, Predictions, read_predictions, summarize
+from probmcl.experiments.statistics import DRAWS, read_predictions, summarize
 from probmcl.files import read_json, write_json
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
@@ -78,8 +79,7 @@ class ComparisonRunner:
         path = self.folder / "measured.json"
         stored = broadcast(read_json(path) if is_main_process() and path.exists() else None)
         if stored is not None:
-            measured: Measurements = msgspec.convert(stored, Measurements)
-            return measured
+            return msgspec.convert(stored, Measurements)
         self.console.print("measuring what each method costs …")
         jobs = self._jobs(self.spec.methods, self._first_views())
         settings = replace(self.spec.settings, jobs=jobs)
@@ -125,13 +125,11 @@ class ComparisonRunner:
         return read_plan(RunFolder(self.folder / "seed-0")).epochs[name] * find_method(first.method).n_views
 
     def _planner(self) -> Planner | None:
-        if self.spec.budget is None:
+        spec, methods = self.spec, list(self.methods.values())
+        if spec.budget is None:
             return None
-        methods, before = list(self.methods.values()), time.perf_counter() - self.started
-        make = partial(self._jobs, methods)
-        return protocol.planner(
-            self.spec.budget, seeds=self.spec.seeds, methods=methods, make=make, spent_before=before
-        )
+        make, before = partial(self._jobs, methods), time.perf_counter() - self.started
+        return protocol.planner(spec.budget, seeds=spec.seeds, methods=methods, make=make, spent_before=before)
 
     def _chosen_heads(self, candidates: Mapping[CandidateId, Candidate]) -> list[CandidateId]:
         return protocol.chosen_heads(candidates, list(self.methods))
@@ -164,8 +162,11 @@ class ComparisonRunner:
         name, method = (FROZEN_PROBE.name, None) if job is None else (job.name, self.methods[job.name])
         origin = method and find_method(method.method).origin
         cost, predictor = self.measured.expenses[name], find_method(candidate.method)
-        prediction = cost.prediction(identity.head)
+        prediction = cost.own_head if identity.head == "own head" and cost.own_head else cost.probe
         emits_set = issubclass(predictor, Classifier) and predictor.emits_set
+        # Macro F1 is at thresholds chosen on validation; for a set of labels at 0.5, where the set is decided.
+        threshold = 0.5 if emits_set else best_thresholds(*val)
+        macro_f1 = multilabel_metrics(*test, threshold=threshold, f1="per_class")["CF1"]
         assert candidate.test is not None
         return Result(
             name=name,
@@ -186,7 +187,7 @@ class ComparisonRunner:
             seed=seed,
             validation=candidate.validation_map,
             test=dict(candidate.test),
-            macro_F1=_macro_f1(val, test, emits_set=emits_set),
+            macro_F1=None if math.isnan(macro_f1) else macro_f1,
             by_embedding=read_json(folder.results(probe.key) / RETRIEVAL),
             by_probabilities=dict(retrieval(test.scores, test.labels, test.known)),
             trials=self.spec.trials,
@@ -214,10 +215,3 @@ class ComparisonRunner:
             left_out=tuple(self.left_out),
             draws=DRAWS,
         )
-
-
-def _macro_f1(val: Predictions, test: Predictions, *, emits_set: bool) -> float | None:
-    """Return macro F1 at thresholds chosen on validation; for a set of labels at 0.5, where the set is decided."""
-    threshold = 0.5 if emits_set else best_thresholds(*val)
-    score = multilabel_metrics(*test, threshold=threshold, f1="per_class")["CF1"]
-    return None if score != score else score

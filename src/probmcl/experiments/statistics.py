@@ -17,6 +17,7 @@ from probmcl.experiments.results import ComparedClassifier, Result, Row
 
 DRAWS = 2000  # resamples of the test images: p can fall below 0.05 even when corrected for 50 methods
 Samples = Float64[ndarray, " B"]
+Advance = Callable[[], object]
 
 
 class Predictions(NamedTuple):
@@ -64,7 +65,7 @@ class _Difference(NamedTuple):
 
 
 def summarize(
-    results: Sequence[Result], groups: Sequence[str] | None, advance: Callable[[], object] = lambda: None
+    results: Sequence[Result], groups: Sequence[str] | None, advance: Advance = lambda: None
 ) -> tuple[Row, ...]:
     """Return one row for each classifier in the results of all runs, those of the frozen probe included.
 
@@ -78,16 +79,13 @@ def summarize(
     gains = {title: _difference(classifiers[title], classifiers[frozen]) for title in others}
     behind = {title: _difference(classifiers[best], classifiers[title]) for title in others if best and title != best}
     gains, behind = _corrected(gains, representing), _corrected(behind, representing)
-    none = _Difference()
     return tuple(
-        _row(seeds, title in representing, gains.get(title, none), behind.get(title, none))
+        _row(seeds, title in representing, gains.get(title, _Difference()), behind.get(title, _Difference()))
         for title, seeds in classifiers.items()
     )
 
 
-def _by_title(
-    results: Sequence[Result], groups: Sequence[str] | None, advance: Callable[[], object]
-) -> dict[str, _Seeds]:
+def _by_title(results: Sequence[Result], groups: Sequence[str] | None, advance: Advance) -> dict[str, _Seeds]:
     weights, classifiers = None, {result.title: _Seeds({}, {}) for result in results}
     for result in results:
         seeds, path = classifiers[result.title], result.folder / result.predictions

@@ -37,7 +37,9 @@ _UNITS = {
 }
 # Seconds at which the time axis may have a tick, and its label.
 TICKS = {seconds * count: f"{count:g} {unit}" for unit, (seconds, counts) in _UNITS.items() for count in counts}
-Boxes = Float[ndarray, "_ 4"]  # left, bottom, right and top of rectangles, in points
+Point = Float[ndarray, "2"]
+Box = Float[ndarray, "4"]  # left, bottom, right and top of a rectangle, in points
+Boxes = Float[ndarray, "_ 4"]
 
 
 def to_svg(comparison: Comparison) -> str:
@@ -46,8 +48,8 @@ def to_svg(comparison: Comparison) -> str:
 
     text, options = io.StringIO(), {"svg.fonttype": "none", "svg.hashsalt": "probmcl"}
     title = _printable(f"Test mAP against training time, {comparison.data}")
-    with matplotlib.rc_context(options), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # glyphs that our font lacks; the viewer's may have them
+    # Our font lacks some glyphs, of which matplotlib warns; the viewer's font may have them.
+    with matplotlib.rc_context(options), warnings.catch_warnings(action="ignore"):
         draw(comparison).savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Title": title})
     svg = text.getvalue()
     for number, row in enumerate(comparison.ordered[1:]):
@@ -115,10 +117,9 @@ def _draw_row(axes: Axes, row: Row, color: str, gid: str) -> None:
 
 def _mark(head: str, color: str) -> dict[str, Any]:
     """Return the style of a mark: a filled disc for a method's own head, an open square for a probe."""
-    if head == "own head":
-        return {"marker": "o", "markersize": 2 * MARK, "color": color, "markeredgecolor": "white", "linestyle": "none"}
+    disc = {"marker": "o", "markersize": 2 * MARK, "markeredgecolor": "white"}
     square = {"marker": "s", "markersize": 2 * MARK - 1, "markerfacecolor": "white", "markeredgewidth": 2}
-    return {**square, "color": color, "linestyle": "none"}
+    return {**(disc if head == "own head" else square), "color": color, "linestyle": "none"}
 
 
 def _draw_legend(axes: Axes) -> None:
@@ -159,9 +160,7 @@ def _draw_labels(axes: Axes, comparison: Comparison, colors: dict[str, str]) -> 
         _write(axes, name, box, point, {"color": colors[row.name], "fontweight": weight})
 
 
-def _write(
-    axes: Axes, text: str, box: Float[ndarray, "4"], mark: Float[ndarray, "2"] | None, style: dict[str, Any]
-) -> None:
+def _write(axes: Axes, text: str, box: Box, mark: Point | None, style: dict[str, Any]) -> None:
     """Write a label into its box, with a line to its mark if that is far away."""
     left, middle, right = box[0], (box[1] + box[3]) / 2, box[2]
     ends_at_mark = mark is not None and left + right < 2 * mark[0]
@@ -184,9 +183,7 @@ def _text_size(text: str, weight: str) -> tuple[float, float]:
     return text_to_path.get_text_width_height_descent(measured, font, False)[0] + 4, FONT + 4.0
 
 
-def place_label(
-    point: Float[ndarray, "2"], size: tuple[float, float], frame: Float[ndarray, "4"], taken: Boxes, lines: Boxes
-) -> Float[ndarray, "4"]:
+def place_label(point: Point, size: tuple[float, float], frame: Box, taken: Boxes, lines: Boxes) -> Box:
     """Return the nearest box for a label inside the frame, over nothing that is `taken`, if possible over no line.
 
     >>> mark, no_lines = np.array([[43.0, 43.0, 57.0, 57.0]]), np.zeros((0, 4))
@@ -202,16 +199,15 @@ def place_label(
     boxes = np.hstack([low, low + size])
     distance = np.maximum(low - point, 0) + np.maximum(point - boxes[:, 2:], 0)
     cost = np.hypot(*distance.T) + 30 * _overlaps(boxes, lines) + 10_000 * _overlaps(boxes, taken)
-    best: Float[ndarray, "4"] = boxes[cost.argmin()]
+    best: Box = boxes[cost.argmin()]
     return best
 
 
 def _overlaps(boxes: Boxes, others: Boxes) -> Int[ndarray, " B"]:
     """Count the others that each box overlaps."""
-    count: Int[ndarray, " B"] = np.zeros(len(boxes), dtype=int)
-    for left, bottom, right, top in others:
-        across = (boxes[:, 0] < right) & (left < boxes[:, 2])
-        count += across & (boxes[:, 1] < top) & (bottom < boxes[:, 3])
+    starts_before_end = boxes[:, None, :2] < others[:, 2:]
+    ends_after_start = others[:, :2] < boxes[:, None, 2:]
+    count: Int[ndarray, " B"] = (starts_before_end & ends_after_start).all(axis=2).sum(axis=1)
     return count
 
 

@@ -45,10 +45,6 @@ def _number(header: str, field: str, write: Callable[[float], str]) -> Quantity:
     return Quantity(header, lambda row: MISSING if (value := getattr(row, field)) is None else write(value))
 
 
-def _millions(value: float) -> str:
-    return figures(value / 1e6)
-
-
 SECTIONS: dict[str, Section] = {
     "quality": Section(
         "How good",
@@ -84,8 +80,8 @@ SECTIONS: dict[str, Section] = {
             _number("training", "seconds", duration),
             _number("trained images/s", "training_speed", figures),
             _number("predicted images/s", "prediction_speed", figures),
-            _number("peak memory, MB", "peak_memory", _millions),
-            _number("parameters, M", "parameters", _millions),
+            _number("peak memory, MB", "peak_memory", lambda count: figures(count / 1e6)),
+            _number("parameters, M", "parameters", lambda count: figures(count / 1e6)),
             _number("GMAC", "gmac", figures),
         ),
     ),

@@ -91,8 +91,7 @@ def pixels(view: Float[Tensor, "3 S S"], preprocessing: Preprocessing) -> UInt8[
     """
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (preprocessing.mean, preprocessing.std))
     scaled = ((view * std + mean) * 255).round().clamp(0, 255).to(torch.uint8)
-    image: UInt8[ndarray, "S S 3"] = scaled.permute(1, 2, 0).numpy()
-    return image
+    return scaled.permute(1, 2, 0).numpy()
 
 
 def _caption(records: Records, row: int, names: Sequence[str], room: int) -> list[tuple[str, int, str]]:

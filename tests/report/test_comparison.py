@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from helpers.rows import demo_comparison, made_best, made_comparison, made_frozen, made_row
-from probmcl.report.verdict import verdict
+from probmcl.report.comparison import verdict
 
 BETTER: dict[str, Any] = {"gain": 0.02, "gain_interval": (0.01, 0.03), "gain_p": 0.01}
 WORSE: dict[str, Any] = {"gain": -0.02, "gain_interval": (-0.03, -0.01), "gain_p": 0.01}
