@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Literal
 
 import rich.table
 from rich.box import HEAVY_HEAD, SIMPLE_HEAD
@@ -26,7 +26,7 @@ class Column:
     words: bool = False  # True for text, which may take several lines and is escaped; numbers stay on one line
 
     @classmethod
-    def of_names(cls, header: str) -> Self:
+    def of_names(cls, header: str) -> "Column":
         """Return a left-aligned column of text."""
         return cls(header, "left", words=True)
 
