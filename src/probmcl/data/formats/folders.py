@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from probmcl.data.formats.hugging_face import SPLIT_FOLDERS
-from probmcl.data.formats.table.alike_names import alike_names
+from probmcl.data.formats.table.label_names import alike_names
 from probmcl.data.formats.table.sheet import listing
 from probmcl.data.image_files import equal_files, images_below, is_image
 from probmcl.data.labels import LabelStates, State

@@ -1,7 +1,5 @@
 """What a table says of an image beside its labels: split, group, weight, and columns that are kept as they are."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -59,23 +57,20 @@ def repeated(table: Table, images: Images, path: str, remedy: str) -> RepeatedRo
     different = [(table.lines[one], table.lines[other]) for one, other in again if rows[one] != rows[other]]
     first, row = again[0]
     both = f"rows {table.lines[first]} and {table.lines[row]}: both are {table.rows[row][place]!r}"
-    more = ""
-    if len(again) > 1:
-        more = f" ({len(again):,} rows name an image again, {len(same):,} of them say just the same)"
+    counts = f" ({len(again):,} rows name an image again, {len(same):,} of them say just the same)"
+    more = counts if len(again) > 1 else ""
     return RepeatedRowsError(f"{table.path}: {both}{more}{remedy}", same, different)
 
 
 def values_of(table: Table, column: str, images: Images) -> list[str]:
     """One value an image, which all its rows have."""
     texts = table.texts(column)
-    if len(images.first) < len(texts):
-        firsts = images.first[images.of_row].tolist()
-        for row, first in enumerate(firsts):
-            if texts[row] != texts[first]:
-                raise DataError(
-                    f"{table.where(first)} and row {table.lines[row]}: are one image, but column {column!r} holds "
-                    f"{texts[first]!r} and {texts[row]!r}; write one of them in both"
-                )
+    for row, first in enumerate(images.first[images.of_row].tolist()):
+        if texts[row] != texts[first]:
+            raise DataError(
+                f"{table.where(first)} and row {table.lines[row]}: are one image, but column {column!r} holds "
+                f"{texts[first]!r} and {texts[row]!r}; write one of them in both"
+            )
     return [texts[row] for row in images.first.tolist()]
 
 
