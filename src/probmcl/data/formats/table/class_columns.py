@@ -22,7 +22,7 @@ def read_class_columns(table: Table, names: tuple[str, ...], difficult: str | No
     flags = [flags_of(table, column, _remedy(column)) for column in names]
     counts = np.stack([np.bincount(column, minlength=BLANK + 1) for column in flags])
     _refuse_two_meanings(table, names, counts, policy)
-    _refuse_positives_alone(table, names, counts, policy)
+    _refuse_no_negatives(table, names, counts, policy)
     blanks = policy.blank_states(names, otherwise="unknown")
     states = [np.where(column == BLANK, blank, column) for column, blank in zip(flags, blanks, strict=True)]
     if difficult:
@@ -89,9 +89,7 @@ def _refuse_two_meanings(table: Table, names: Sequence[str], counts: Int[ndarray
         )
 
 
-def _refuse_positives_alone(
-    table: Table, names: Sequence[str], counts: Int[ndarray, "C 5"], policy: LabelPolicy
-) -> None:
+def _refuse_no_negatives(table: Table, names: Sequence[str], counts: Int[ndarray, "C 5"], policy: LabelPolicy) -> None:
     """A class of 1 and blank beside others that have 0: were its blanks unknown, all that is known would be present."""
     absent = counts[:, State.ABSENT] + counts[:, State.UNCERTAIN] * (policy.chance(names) == 0)
     alone = (counts[:, State.PRESENT] > 0) & (counts[:, BLANK] > 0) & (absent == 0)

@@ -106,7 +106,11 @@ def _with_labels(table: Table, columns: Columns, rest: list[str], classes: Class
     labels = options.labels_column or only_column(table, LABELS, {*table.columns} - {*rest}, remedy)
     if labels is None:
         of_classes = _class_columns(table, rest, classes)
-        _refuse_a_flag_for_a_list(table, columns.difficult)
+        if columns.difficult and holds_flags(table.texts(columns.difficult)):
+            raise DataError(
+                f"{table.path}: column {columns.difficult!r} holds only 0 and 1, but should list the labels that are "
+                f"not known; rename it, or list them"
+            )
         return replace(columns, classes=of_classes, unread=tuple(name for name in rest if name not in of_classes))
     rest = [name for name in rest if name != labels]
     presence = None if options.rows == "images" else only_column(table, PRESENCE, {*table.columns} - {*rest}, ignore)
@@ -129,14 +133,6 @@ def _refuse_two_kinds_of_labels(table: Table, labels: str, rest: list[str], clas
         raise DataError(
             f"{table.path}: column {labels!r} may list the labels, and {listing(flags)} may be one column a class; "
             f"`labels_column={labels}` takes the list, `ignore={labels}` the others"
-        )
-
-
-def _refuse_a_flag_for_a_list(table: Table, difficult: str | None) -> None:
-    if difficult and holds_flags(table.texts(difficult)):
-        raise DataError(
-            f"{table.path}: column {difficult!r} holds only 0 and 1, but should list the labels that are not known; "
-            f"rename it, or list them"
         )
 
 

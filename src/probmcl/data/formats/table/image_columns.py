@@ -80,10 +80,9 @@ def splits_of(table: Table, column: str | None, images: Images) -> tuple[Split, 
         train: Split = "train"
         return (train,) * len(images.first)
     texts = table.texts(column)
-    strange = {text for text in set(texts) if text.lower() not in SPLIT_VALUES}
+    strange = sorted(text for text in set(texts) if text.lower() not in SPLIT_VALUES)
     if strange:
-        values = sorted(strange)
-        listed = quoted(values[:5]) + (f" and {len(values) - 5} more" if len(values) > 5 else "")
+        listed = quoted(strange[:5]) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")
         first = next(row for row, text in enumerate(texts) if text in strange)
         raise DataError(
             f"{table.where(first)}: column {column!r} holds {listed}; a split is one of {', '.join(SPLIT_VALUES)}; "
@@ -98,10 +97,8 @@ def groups_of(table: Table, column: str | None, images: Images) -> tuple[str, ..
         return None
     texts = table.texts(column)
     if "" in texts:
-        raise DataError(
-            f"{table.where(texts.index(''))}: group {column!r} is blank; give every image a group; `group=''` does "
-            f"without groups"
-        )
+        where = table.where(texts.index(""))
+        raise DataError(f"{where}: group {column!r} is blank; give every image a group; `group=''` does without groups")
     return tuple(values_of(table, column, images))
 
 

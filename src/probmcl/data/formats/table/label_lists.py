@@ -9,13 +9,12 @@ from probmcl.data.formats.table.label_names import (
     find_blanks,
     find_none_labels,
     refuse_none_beside_others,
-    refuse_one_that_is_not_there,
     refuse_what_may_be_names,
     says_none,
 )
 from probmcl.data.formats.table.sheet import IN_A_LIST, Table, quoted, read_text
 from probmcl.data.labels import LabelStates
-from probmcl.errors import DataError, suggestion
+from probmcl.errors import DataError, OptionError, suggestion
 
 CLASSES = "classes.txt"
 MARKS = "|;, "
@@ -103,7 +102,9 @@ def read_lists(
         names, places, written = _without_classes(cells, _separator(cells, occurring))
     else:
         names, places, written = _with_classes(cells, classes, occurring)
-    refuse_one_that_is_not_there(table, none_label, texts, names)
+    if none_label and not any(says_none(text, cells.none) for text in texts):
+        problem = f"is not in any cell of {table.path}; {suggestion(none_label, names)}"
+        raise OptionError("none_label", none_label, problem)
     count = len(table.rows)
     parts = tuple(places[start : start + count] for start in range(0, len(places), count))
     none_rows = [row for row, text in enumerate(texts[:count]) if says_none(text, cells.none)]
@@ -191,11 +192,7 @@ def _readings(cells: Cells, classes: tuple[str, ...], occurring: Sequence[str]) 
 
 
 def _written(kind: str, separator: str | None) -> str:
-    """How lists are written, as a message says it.
-
-    >>> _written("names", "|"), _written("names", " "), _written("names", None)
-    ("names separated by '|'", 'names separated by spaces', 'names, one in each cell')
-    """
+    """How lists are written, as a message says it."""
     if separator is None:
         return f"{kind}, one in each cell"
     if separator == IN_A_LIST:

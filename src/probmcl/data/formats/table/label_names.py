@@ -5,8 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from probmcl.data.formats.table.sheet import IN_A_LIST, Table, listing, quoted
-from probmcl.errors import DataError, OptionError, suggestion
+from probmcl.data.formats.table.sheet import IN_A_LIST, listing, quoted
+from probmcl.errors import DataError
 
 NONE = ("no finding", "no findings", "none", "nothing", "no label", "no labels")
 NOTHING_SAID = ("nan", "na", "n/a", "null")
@@ -63,12 +63,6 @@ def refuse_none_beside_others(where: str, label: str, other: str, said: str | No
         f"{where}: {label!r} stands beside {other!r}, so that it can hardly mean none of them; `none_label=''` reads "
         f"it as a class like any other; where it does mean none, mend the row"
     )
-
-
-def refuse_one_that_is_not_there(table: Table, said: str | None, texts: Sequence[str], names: Sequence[str]) -> None:
-    """An error for a label that is said to mean none and that no cell holds."""
-    if said and not any(says_none(text, frozenset({said})) for text in texts):
-        raise OptionError("none_label", said, f"is not in any cell of {table.path}; {suggestion(said, names)}")
 
 
 def refuse_what_may_be_names(where: str, lists: Sequence[Words], remedy: str) -> None:

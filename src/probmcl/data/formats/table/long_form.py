@@ -3,7 +3,7 @@
 from itertools import chain
 
 import numpy as np
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Int, UInt8
 from numpy import ndarray
 
 from probmcl.data.formats.table.class_columns import meanings
@@ -39,9 +39,16 @@ def _lists_of_images(table: Table, columns: Columns, classes: Classes, options: 
     blank_rows = np.array(lists.blank_rows, dtype=np.int64)
     blanks = policy.blank_states(lists.names, otherwise="negative")
     unknown = np.concatenate([difficult, _every(blank_rows, np.flatnonzero(blanks == State.UNKNOWN))])
-    states = _states(present, unknown, (len(table.rows), len(lists.names)), policy.chance(lists.names))
+    size = np.int64(len(lists.names))
+    left = present @ [size, 1]
+    if len(unknown):  # which goes first
+        left = np.setdiff1d(left, unknown @ [size, 1])
+    rows, places = np.concatenate([np.stack(np.divmod(left, size), axis=1), unknown]).T
+    states = np.repeat(np.array([State.PRESENT, State.UNKNOWN], dtype=np.uint8), [len(left), len(unknown)])
+    shape = (len(table.rows), len(lists.names))
+    every = LabelStates.from_entries(rows, places, states, shape, chance=policy.chance(lists.names))
     notes = meanings(policy, len(blank_rows), 0, "negative") if options.blank or options.minus_one else []
-    return Labels(lists.names, states, _written(f"labels {labels!r}", lists, notes))
+    return Labels(lists.names, every, _written(f"labels {labels!r}", lists, notes))
 
 
 def _long_form(table: Table, columns: Columns, classes: Classes, images: Images, options: ReadOptions) -> Labels:
@@ -94,26 +101,8 @@ def _notes(columns: Columns, flags: UInt8[ndarray, "R"], policy: LabelPolicy) ->
     return notes + meanings(LabelPolicy(None, policy.minus_one, {}, policy.minus_one_of), 0, uncertain, "negative")
 
 
-def _states(
-    present: Int[ndarray, "P 2"], unknown: Int[ndarray, "U 2"], shape: tuple[int, int], chance: Float[ndarray, "C"]
-) -> LabelStates:
-    """What is present, and what is not known, which goes first."""
-    size = np.int64(shape[1])
-    left = present @ [size, 1]
-    if len(unknown):
-        left = np.setdiff1d(left, unknown @ [size, 1])
-    rows = np.concatenate([left // size, unknown[:, 0]])
-    classes = np.concatenate([left % size, unknown[:, 1]])
-    states = np.repeat(np.array([State.PRESENT, State.UNKNOWN], dtype=np.uint8), [len(left), len(unknown)])
-    return LabelStates.from_entries(rows, classes, states, shape, chance=chance)
-
-
 def _pairs(lists: list[Places]) -> Int[ndarray, "P 2"]:
-    """Pairs (row, class).
-
-    >>> _pairs([(0, 2), (), (1,)]).tolist()
-    [[0, 0], [0, 2], [2, 1]]
-    """
+    """Pairs (row, class)."""
     lengths = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
     classes = np.fromiter(chain.from_iterable(lists), dtype=np.int64, count=int(lengths.sum()))
     return np.stack([np.repeat(np.arange(len(lists)), lengths), classes], axis=1)

@@ -22,13 +22,6 @@ Listed = Callable[[str], frozenset[str]]
 """The names of the files in a folder, which is listed only once."""
 
 
-class Places(NamedTuple):
-    """The path of each row's image as text, and what had to be understood to find it."""
-
-    paths: list[str]
-    notes: list[str]
-
-
 class _Reading(NamedTuple):
     """The file of each distinct text, None where there is none, and what had to be understood."""
 
@@ -40,8 +33,8 @@ class _Reading(NamedTuple):
         return sum(file is None for file in self.files.values())
 
 
-def find_places(table: Table, column: str, images: Path | None, missing: Missing) -> Places:
-    """The image of each row under `images`, by default under the table's folder or its `images/`.
+def find_places(table: Table, column: str, images: Path | None, missing: Missing) -> tuple[list[str], list[str]]:
+    """The image of each row under `images`, else under the table's folder or its `images/`; and how they were found.
 
     An image that is not there is an error; with `missing="keep"` only if none is there.
     """
@@ -64,7 +57,7 @@ def find_places(table: Table, column: str, images: Path | None, missing: Missing
     written = _slashed if BACKWARD in best.notes else str
     paths = [best.files[text] or _joined(best.root, written(text)) for text in texts]
     above = [] if images or best.root != own.parent else [f"paths begin at the folder above {own.name}/"]
-    return Places(paths, [*above, *best.notes])
+    return paths, [*above, *best.notes]
 
 
 def _roots(here: Path, texts: Sequence[str]) -> list[Path]:
@@ -123,7 +116,7 @@ def _under(root: Path, distinct: Sequence[str], table: Table, texts: Sequence[st
             notes.append(BACKWARD)
     bare = [text for text in distinct if files[text] is None and not is_image(text)]
     if bare:
-        ended = _with_endings(root, bare, table, texts, listed)
+        ended = _by_ending(root, bare, table, texts, listed)
         files |= ended
         notes += _counted(ended, "found by adding an ending")
     return _Reading(root, files, notes)
@@ -134,9 +127,7 @@ def _file(path: str, listed: Listed) -> str | None:
     return path if name in listed(folder or "/") else None
 
 
-def _with_endings(
-    root: Path, bare: Sequence[str], table: Table, texts: Sequence[str], listed: Listed
-) -> dict[str, str]:
+def _by_ending(root: Path, bare: Sequence[str], table: Table, texts: Sequence[str], listed: Listed) -> dict[str, str]:
     """Files that are named like the texts but for an ending."""
     by_stem = cache(lambda folder: _by_stem((name, name) for name in listed(folder)))
     found: dict[str, str] = {}
@@ -199,8 +190,7 @@ def _refuse_two_roots(table: Table, found: Sequence[_Reading], fewest: int) -> N
 def _what_is_missing(table: Table, texts: Sequence[str], absent: Sequence[int], roots: Sequence[Path]) -> str:
     """The first row whose image is not there, how many more there are, and the remedy."""
     text = texts[absent[0]]
-    more = len(absent) - 1
-    others = f", nor do {more:,} more" if more else ""
+    others = f", nor do {len(absent) - 1:,} more" if len(absent) > 1 else ""
     where = " or ".join(f"{root}/" for root in roots)
     return f"{table.where(absent[0])}: {text!r} does not exist under {where}{others}; {_remedy(text, roots)}"
 

@@ -84,19 +84,19 @@ def records_of(table: Table, options: ReadOptions, root: Path | None, keep: Sequ
     classes = read_classes(table.folder / CLASSES)
     columns = find_columns(table, classes, options, keep)
     _refuse_options_for_lists(table, columns, options)
-    places = find_places(table, columns.path, root, missing)
-    images = images_of(places.paths)
+    paths, notes = find_places(table, columns.path, root, missing)
+    images = images_of(paths)
     if (columns.labels is None or options.rows == "images") and len(images.first) < len(table.rows):
         raise repeated(table, images, columns.path, "; give each image one row")
     if columns.labels is None:
         labels = read_class_columns(table, columns.classes, columns.difficult, options.policy)
     else:
         labels = read_label_rows(table, columns, classes, images, options)
-    understood = _understood(columns, labels.written, [*places.notes, *alike_names(labels.names)])
+    understood = _understood(columns, labels.written, [*notes, *alike_names(labels.names)])
     lines = None if table.files else tuple(table.lines[row] for row in images.first)  # not of several files
     return Records.from_labels(
         labels.names,
-        [Path(places.paths[row]) for row in images.first],
+        [Path(paths[row]) for row in images.first],
         splits_of(table, columns.split, images),
         labels.states,
         group=groups_of(table, columns.group, images),
@@ -111,20 +111,16 @@ def _refuse_options_for_lists(table: Table, columns: Columns, options: ReadOptio
     if columns.labels is not None:
         return
     if options.rows == "labels":
-        raise OptionError(
-            "rows",
-            "labels",
+        problem = (
             f"is for a column of labels; in {table.path} each class has a column "
             f"({listing(map(repr, columns.classes))}) and each row is an image: leave it out, or name the column of "
-            f"the labels with `labels_column`",
+            f"the labels with `labels_column`"
         )
+        raise OptionError("rows", "labels", problem)
     if options.none_label:
-        raise OptionError(
-            "none_label",
-            options.none_label,
-            f"is for lists of labels; in {table.path} each class has a column: `ignore={options.none_label}` leaves "
-            f"that one out",
-        )
+        problem = f"is for lists of labels; in {table.path} each class has a column"
+        remedy = f"`ignore={options.none_label}` leaves that one out"
+        raise OptionError("none_label", options.none_label, f"{problem}: {remedy}")
 
 
 def _hierarchy(path: Path | None, names: tuple[str, ...]) -> dict[str, str] | None:
