@@ -1,7 +1,5 @@
 """Fingerprints of images: whether a file can be decoded, a digest of its bytes, and perceptual hashes."""
 
-from __future__ import annotations
-
 import io
 import itertools
 from collections.abc import Callable, Sequence
@@ -39,8 +37,7 @@ class Fingerprint(NamedTuple):
 
     Attributes:
         reason: why it cannot be decoded, None if it can; everything else is empty if it cannot.
-        size: width and height of the upright image, as stored.
-        mode: Pillow's mode, as stored.
+        size: width and height of the upright image, as stored; `mode` is Pillow's.
         spread: standard deviation of the gray levels, 0 to 255, of the small image.
         content: digest of the file's bytes.
         phash: perceptual hash, the signs of the 64 lowest cosine frequencies.
@@ -54,11 +51,6 @@ class Fingerprint(NamedTuple):
     content: bytes = b""
     phash: int = 0
     inner_phash: int = 0
-
-    @property
-    def mirrored(self) -> int:
-        """The hash of the image flipped left to right, which changes the signs of odd frequencies along a row."""
-        return self.phash ^ FLIP_MASK
 
     @property
     def nearly_constant(self) -> bool:
@@ -76,11 +68,9 @@ def fingerprint(path: Path, intensity: IntensityRange | None = None) -> Fingerpr
         image = read_image(path, SIZE, intensity=intensity)
     except ImageError as error:
         return Fingerprint(error.reason)
-    stored = path.read_bytes()
-    size, mode = _header(stored, image)
+    stored, pixels = path.read_bytes(), small_gray(image, SIZE)
     content = blake2b(stored, digest_size=16).digest()
-    pixels = small_gray(image, SIZE)
-    return Fingerprint(None, size, mode, float(pixels.std()), content, *_hashes(pixels))
+    return Fingerprint(None, *_header(stored, image), float(pixels.std()), content, *_hashes(pixels))
 
 
 def fingerprints(
@@ -90,19 +80,18 @@ def fingerprints(
     workers: int = 0,
     advance: Callable[[int], None] | None = None,
 ) -> list[Fingerprint]:
-    """Return the fingerprints of many files, in their order.
+    """Return the fingerprints of many files, in their order, decoded by `workers` processes (0: by this one).
 
-    `intensity` is that of `read_image`. Images are decoded by `workers` processes; 0 decodes in this one. `advance` is
-    called with the number of images decoded since the last call.
+    `advance` is called with the number of images decoded since the last call.
     """
     parts = [paths[start : start + IMAGES_AT_ONCE] for start in range(0, len(paths), IMAGES_AT_ONCE)]
-    found: list[Fingerprint] = []
+    taken: list[Fingerprint] = []
     with closing(map_in_order(partial(_part, intensity=intensity), parts, workers)) as results:
         for part in results:
-            found += part
+            taken += part
             if advance is not None:
                 advance(len(part))
-    return found
+    return taken
 
 
 def small_gray(image: Image.Image, size: int) -> Float[ndarray, "S S"]:
@@ -126,12 +115,7 @@ def _header(stored: bytes, decoded: Image.Image) -> tuple[tuple[int, int], str]:
 
 
 def _hashes(pixels: Float[ndarray, "S S"]) -> tuple[int, int]:
-    """Return the signs of the lowest frequencies of the whole image and of the part within the margins.
-
-    >>> noise = np.random.default_rng(0).random((SIZE, SIZE), dtype=np.float32)
-    >>> [one ^ other == FLIP_MASK for one, other in zip(_hashes(noise), _hashes(noise[:, ::-1]), strict=True)]
-    [True, True]
-    """
+    """Return the signs of the lowest frequencies of the whole image and of the part within the margins."""
     cosines = np.concatenate([_cosines(0.0), _cosines(MARGIN)])  # of the whole rows, and within the margins
     signs = (cosines @ pixels @ cosines.T).take(_lowest()) > 0
     bits = np.packbits(signs).tobytes()
@@ -156,8 +140,7 @@ def _lowest() -> Int[ndarray, "B"]:
     grid = itertools.product(range(FREQUENCIES), repeat=2)
     order = sorted(grid, key=lambda pair: (pair[0] ** 2 + pair[1] ** 2, pair))[1 : BITS + 1]  # without the mean
     down, along = np.array(order).T
-    indices = [(down + start) * 2 * FREQUENCIES + along + start for start in (0, FREQUENCIES)]
-    return np.concatenate(indices)
+    return np.concatenate([(down + start) * 2 * FREQUENCIES + along + start for start in (0, FREQUENCIES)])
 
 
 FLIP_MASK = int.from_bytes(np.packbits(_lowest()[:BITS] % 2 == 1).tobytes(), "big")

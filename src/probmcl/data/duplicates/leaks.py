@@ -1,7 +1,5 @@
 """Leaks: duplicates and groups that are in two splits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -43,20 +41,14 @@ class Leaks:
     def _lines(self, title: str, leaking: Sequence[tuple[str, tuple[int, ...]]], names: Sequence[str]) -> list[str]:
         lines: list[str] = []
         for one, other in combinations(SPLITS, 2):
-            examples = [
-                f"  {names[first]} ({one}) and {names[second]} ({other}){mark}"
-                for mark, rows in leaking
-                for first, second in self._first_of(rows, one, other)
-            ]
+            examples = []
+            for mark, rows in leaking:
+                first = {self.split[row]: names[row] for row in reversed(rows)}
+                if one in first and other in first:
+                    examples.append(f"  {first[one]} ({one}) and {first[other]} ({other}){mark}")
             if examples:
                 lines += [f"{title} in {one} and {other}: {len(examples):,}", *examples[:SHOWN]]
         return lines
-
-    def _first_of(self, rows: Sequence[int], one: str, other: str) -> list[tuple[int, int]]:
-        """Return the first row in each of two splits, if there is one in both."""
-        first = [row for row in rows if self.split[row] == one][:1]
-        second = [row for row in rows if self.split[row] == other][:1]
-        return list(zip(first, second, strict=False))
 
 
 def _marked(pair: NearPair) -> tuple[str, tuple[int, ...]]:

@@ -6,8 +6,6 @@ finer ones, for many pairs at once. The correlation is that of the detail: neith
 areas that all chests, all skies and all slides share.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -16,12 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt8
+from jaxtyping import Float, UInt8
 from numpy import ndarray
 
-from probmcl.data.duplicates.candidates import CandidatePairs
+from probmcl.data.duplicates.candidates import CandidatePairs, reduced, screen
 from probmcl.data.duplicates.hashing import IMAGES_AT_ONCE, small_gray
-from probmcl.data.duplicates.screening import screen
 from probmcl.data.images import read_image
 from probmcl.data.intensity import IntensityRange
 from probmcl.runtime.workers import map_in_order
@@ -44,18 +41,6 @@ everything inside; contrast below this many gray levels is not amplified."""
 PAIRS_AT_ONCE = 64
 
 
-class _Pairs(NamedTuple):
-    """Pairs of small images in a file, the second of which may have to be flipped."""
-
-    store: Path
-    ones: Int[ndarray, "P"]
-    others: Int[ndarray, "P"]
-    flipped: Bool[ndarray, "P"]
-
-    def select(self, rows: Int[ndarray, "K"]) -> _Pairs:
-        return _Pairs(self.store, self.ones[rows], self.others[rows], self.flipped[rows])
-
-
 class Overlay(NamedTuple):
     """An image resampled onto another, and whether (0 or 1) each row and column of the other is covered."""
 
@@ -68,9 +53,9 @@ def correlations(
     paths: Sequence[Path],
     pairs: CandidatePairs,
     *,
-    intensity: IntensityRange | None = None,
-    workers: int = 0,
-    advance: Callable[[int], None] | None = None,
+    intensity: IntensityRange | None,
+    workers: int,
+    advance: Callable[[int], None],
 ) -> Float[ndarray, "P"]:
     """Return the registered correlation of each pair, or 0 if screening finds far better pairs for both images.
 
@@ -79,17 +64,18 @@ def correlations(
     """
     needed, index = np.unique(np.concatenate([pairs.ones, pairs.others]), return_inverse=True)
     ones, others = np.split(index, 2)
-    result = np.zeros(len(pairs.ones), dtype=np.float32)
+    stored = pairs._replace(ones=ones, others=others)
+    result = np.zeros(len(ones), dtype=np.float32)
     if not len(result):
         return result
-    advance = advance or (lambda _: None)
     with tempfile.TemporaryDirectory() as folder:
-        every = _Pairs(Path(folder) / "tiles", ones, others, pairs.flipped)
-        _store(every.store, [paths[row] for row in needed], intensity, workers)
-        kept = np.flatnonzero(screen(_stored(every.store), every.ones, every.others, every.flipped))
+        store = Path(folder) / "tiles"
+        _write_tiles(store, [paths[row] for row in needed], intensity, workers)
+        kept = np.flatnonzero(screen(_tiles_in(store), ones, others, pairs.flipped))
         advance(len(result) - len(kept))
         batches = [kept[start : start + PAIRS_AT_ONCE] for start in range(0, len(kept), PAIRS_AT_ONCE)]
-        with closing(map_in_order(_correlations, [every.select(rows) for rows in batches], workers)) as correlated:
+        parts = [stored.select(rows) for rows in batches]
+        with closing(map_in_order(partial(_correlations, store), parts, workers)) as correlated:
             for rows, batch in zip(batches, correlated, strict=True):
                 result[rows] = batch
                 advance(len(rows))
@@ -105,23 +91,19 @@ def registered_correlation(ones: UInt8[ndarray, "P S S"], others: UInt8[ndarray,
     >>> bool(registered_correlation(scene, darker)[0] > 0.99), bool(registered_correlation(scene, another)[0] < 0.5)
     (True, True)
     """
-    found = np.zeros(len(ones), dtype=np.float32)
+    correlation = np.zeros(len(ones), dtype=np.float32)
     left = np.arange(len(ones))
     offset = np.zeros((len(ones), 4), dtype=np.float32)
     for size, steps, least in ROUNDS:
-        one, other = _reduced(ones[left], size), _reduced(others[left], size)
+        one, other = reduced(ones[left], size), reduced(others[left], size)
         offset = _fit(one, other, offset, steps)
         overlay = _overlay(one, offset)
-        found[left] = _correlation(overlay._replace(pixels=_detail(overlay)), _detail(overlay._replace(pixels=other)))
-        further = found[left] >= least
+        details = _detail(overlay), _detail(overlay._replace(pixels=other))
+        first, second = (_standardized(overlay, detail)[0] for detail in details)
+        correlation[left] = (first * second).sum(axis=(1, 2))
+        further = correlation[left] >= least
         left, offset = left[further], offset[further]
-    return found
-
-
-def _reduced(tiles: UInt8[ndarray, "P T T"], size: int) -> Float[ndarray, "P S S"]:
-    pairs, side, _ = tiles.shape
-    reduced: ndarray = tiles.reshape(pairs, size, side // size, size, side // size).mean(axis=(2, 4), dtype=np.float32)
-    return reduced
+    return correlation
 
 
 def _fit(
@@ -145,27 +127,21 @@ def _fit(
 def _step(overlay: Overlay, standard: Float[ndarray, "P S S"], rest: Float[ndarray, "P S S"]) -> Float[ndarray, "P 4"]:
     """Return a Gauss-Newton step that ignores changes of brightness and contrast."""
     pairs, side, _ = overlay.pixels.shape
-    along, down = _slopes(overlay)
-    where = _positions(side)
+    pixels, shared, where = overlay.pixels, overlay.rows * overlay.columns, _positions(side)
+    along, down = np.zeros_like(pixels), np.zeros_like(pixels)  # derivatives, per half of the image
+    along[:, :, 1:-1] = (pixels[:, :, 2:] - pixels[:, :, :-2]) * (side / 4)
+    down[:, 1:-1] = (pixels[:, 2:] - pixels[:, :-2]) * (side / 4)
+    along, down = along * shared, down * shared
     slopes = np.stack([along, along * where, down, down * where[:, None]], axis=1).reshape(pairs, 4, side * side)
+    constant = shared / np.sqrt(shared.sum(axis=(1, 2), keepdims=True))
     # Brightness and contrast: two orthogonal directions of length 1.
-    free = np.stack([standard, _constant(overlay)], axis=1).reshape(pairs, 2, side * side)
+    free = np.stack([standard, constant], axis=1).reshape(pairs, 2, side * side)
     idle = slopes @ free.transpose(0, 2, 1)
     curvature = slopes @ slopes.transpose(0, 2, 1) - idle @ idle.transpose(0, 2, 1)
     wanted = slopes @ rest.reshape(pairs, side * side, 1) - idle @ (free @ rest.reshape(pairs, side * side, 1))
     damping = 1e-3 * np.trace(curvature, axis1=1, axis2=2) + 1e-6
     step = np.linalg.solve(curvature + damping[:, None, None] * np.eye(4, dtype=np.float32), wanted)
     return np.clip(step[:, :, 0], -MAX_STEP, MAX_STEP)
-
-
-def _slopes(overlay: Overlay) -> tuple[Float[ndarray, "P S S"], Float[ndarray, "P S S"]]:
-    """Return the derivatives along the rows and down the columns, per half of the image, where it is covered."""
-    pixels, side = overlay.pixels, overlay.pixels.shape[-1]
-    along, down = np.zeros_like(pixels), np.zeros_like(pixels)
-    along[:, :, 1:-1] = (pixels[:, :, 2:] - pixels[:, :, :-2]) * (side / 4)
-    down[:, 1:-1] = (pixels[:, 2:] - pixels[:, :-2]) * (side / 4)
-    shared = overlay.rows * overlay.columns
-    return along * shared, down * shared
 
 
 def _overlay(one: Float[ndarray, "P S S"], offset: Float[ndarray, "P 4"]) -> Overlay:
@@ -199,13 +175,6 @@ def _blurred(overlay: Overlay, pixels: Float[ndarray, "P S S"], width: float) ->
     return blurred
 
 
-def _correlation(overlay: Overlay, other: Float[ndarray, "P S S"]) -> Float[ndarray, "P"]:
-    correlation: ndarray = (_standardized(overlay, overlay.pixels)[0] * _standardized(overlay, other)[0]).sum(
-        axis=(1, 2)
-    )
-    return correlation
-
-
 def _standardized(
     overlay: Overlay, pixels: Float[ndarray, "P S S"]
 ) -> tuple[Float[ndarray, "P S S"], Float[ndarray, "P 1 1"]]:
@@ -215,13 +184,6 @@ def _standardized(
     centered = (pixels - mean) * shared
     length = np.sqrt((centered * centered).sum(axis=(1, 2), keepdims=True)) + 1e-3
     return centered / length, length
-
-
-def _constant(overlay: Overlay) -> Float[ndarray, "P S S"]:
-    """Return a constant over the shared pixels, with length one."""
-    shared = overlay.rows * overlay.columns
-    even: ndarray = shared / np.sqrt(shared.sum(axis=(1, 2), keepdims=True))
-    return even
 
 
 def _positions(side: int) -> Float[ndarray, "S"]:
@@ -238,32 +200,25 @@ def _blur(side: int, width: float) -> Float[ndarray, "S S"]:
     return blur
 
 
-def tile(path: Path, intensity: IntensityRange | None = None) -> UInt8[ndarray, "S S"]:
-    """Return a file as the small gray image that is compared."""
-    return small_gray(read_image(path, TILE, intensity=intensity), TILE).astype(np.uint8)
-
-
-def _store(store: Path, paths: Sequence[Path], intensity: IntensityRange | None, workers: int) -> None:
+def _write_tiles(store: Path, paths: Sequence[Path], intensity: IntensityRange | None, workers: int) -> None:
     parts = [paths[start : start + IMAGES_AT_ONCE] for start in range(0, len(paths), IMAGES_AT_ONCE)]
-    with (
-        store.open("wb") as file,
-        closing(map_in_order(partial(_tiles, intensity=intensity), parts, workers)) as results,
-    ):
+    with store.open("wb") as file, closing(map_in_order(partial(_tiles, intensity), parts, workers)) as results:
         for tiles in results:
             file.write(tiles)
 
 
-def _tiles(paths: Sequence[Path], intensity: IntensityRange | None) -> bytes:
-    return b"".join(tile(path, intensity).tobytes() for path in paths)
+def _tiles(intensity: IntensityRange | None, paths: Sequence[Path]) -> bytes:
+    images = (read_image(path, TILE, intensity=intensity) for path in paths)
+    return b"".join(small_gray(image, TILE).astype(np.uint8).tobytes() for image in images)
 
 
-def _stored(store: Path) -> UInt8[ndarray, "M S S"]:
+def _tiles_in(store: Path) -> UInt8[ndarray, "M S S"]:
     tiles: ndarray = np.memmap(store, dtype=np.uint8, mode="r").reshape(-1, TILE, TILE)
     return tiles
 
 
-def _correlations(pairs: _Pairs) -> Float[ndarray, "P"]:
-    tiles = _stored(pairs.store)
+def _correlations(store: Path, pairs: CandidatePairs) -> Float[ndarray, "P"]:
+    tiles = _tiles_in(store)
     others = np.array(tiles[pairs.others])
     others[pairs.flipped] = others[pairs.flipped, :, ::-1]
     return registered_correlation(np.array(tiles[pairs.ones]), others)

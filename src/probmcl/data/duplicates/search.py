@@ -1,7 +1,5 @@
 """The search for duplicates: equal files, and images that were re-encoded, resized, flipped or cropped."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -104,7 +102,8 @@ def near_duplicates(
     with the same bytes only the first is compared; nearly constant images are never duplicates. At most the 200 most
     similar doubtful pairs are returned. `advance` is called with numbers of images that add up to that of the paths.
     """
-    rows = _comparable(found)
+    first = {taken.content: row for row, taken in reversed(list(enumerate(found))) if taken.reason is None}
+    rows = sorted(row for row in first.values() if not found[row].nearly_constant)
     hashes = np.array([(found[row].phash, found[row].inner_phash) for row in rows], dtype=np.uint64).reshape(-1, 2)
     pairs = candidate_pairs(hashes[:, 0], hashes[:, 1])
     sample = _random_pairs(len(rows) if len(pairs.ones) else 0)
@@ -131,9 +130,8 @@ def thresholds(sample: Float[ndarray, "K"]) -> tuple[float, float]:
     log_difference = np.log(np.maximum(1 - sample, 1e-6))
     median = float(np.median(log_difference))
     deviation = 1.4826 * float(np.median(np.abs(log_difference - median)))
-    confirmed, doubtful = (
-        1 - math.exp(median - times * deviation) for times in (CONFIRMED_DEVIATIONS, DOUBTFUL_DEVIATIONS)
-    )
+    confirmed = 1 - math.exp(median - CONFIRMED_DEVIATIONS * deviation)
+    doubtful = 1 - math.exp(median - DOUBTFUL_DEVIATIONS * deviation)
     return max(CONFIRMED, confirmed), max(DOUBTFUL, doubtful)
 
 
@@ -144,12 +142,6 @@ def _random_pairs(count: int) -> CandidatePairs:
     ones = rng.integers(0, max(count, 1), size)
     others = (ones + rng.integers(1, max(count, 2), size)) % max(count, 1)
     return CandidatePairs(ones, others, np.zeros(size, dtype=bool), np.zeros(size, dtype=np.uint8))
-
-
-def _comparable(found: Sequence[Fingerprint]) -> list[int]:
-    """Return the rows of images that are not nearly constant, the first of each content."""
-    first = {taken.content: row for row, taken in reversed(list(enumerate(found))) if taken.reason is None}
-    return sorted(row for row in first.values() if not found[row].nearly_constant)
 
 
 def _near_pairs(
@@ -168,13 +160,7 @@ def _near_pairs(
 
 
 def _in_images(images: int, pairs: int, advance: Callable[[int], None] | None) -> Callable[[int], None]:
-    """Return a function that translates progress in pairs into progress in images, whose sum is known in advance.
-
-    >>> told: list[int] = []
-    >>> step = _in_images(5, 3, told.append)
-    >>> [step(1) for _ in range(3)] and told
-    [1, 2, 2]
-    """
+    """Return a function that translates progress in pairs into progress in images, whose sum is known in advance."""
     done = 0
 
     def step(more: int) -> None:

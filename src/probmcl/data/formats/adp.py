@@ -4,8 +4,6 @@ Hosseini et al., Atlas of Digital Pathology, CVPR 2019. The dots in the name of 
 tissue, `E.M` simple epithelial, `E.M.S` simple squamous epithelial.
 """
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 from typing import Literal
@@ -59,13 +57,16 @@ def read_adp(folder: Path, *, level: Level = "L1", missing: Missing = "error") -
     rows, splits = _split_rows(root / "splits", len(patches))
     kept = [n for n, row in enumerate(rows) if all_labels[row].any()]
     labels = all_labels[[rows[n] for n in kept]]
-    paths = _paths(root, table, [patches[rows[n]] for n in kept], missing)
+    images = root / "img_res_1um_bicubic"
+    if not images.is_dir():
+        raise DataError(f"{images}: does not exist; unpack the patches there, which ADP's authors give on request")
+    shown, remedy = [patches[rows[n]] for n in kept], "unpack the patches there again"
+    paths = named_images(images, shown, source=table, remedy=remedy, missing=missing)
     hierarchy = {name: parent for name in names if (parent := name.rpartition(".")[0])}
     dropped = f"; patches without label dropped: {len(rows) - len(kept):,}" if len(kept) < len(rows) else ""
     origin = Origin(table, f"ADP, flat release, level {level}{dropped}", tuple(rows[n] + 2 for n in kept))
-    return Records.from_labels(
-        names, paths, [splits[n] for n in kept], labels, hierarchy=hierarchy or None, origin=origin
-    )
+    split = [splits[n] for n in kept]
+    return Records.from_labels(names, paths, split, labels, hierarchy=hierarchy or None, origin=origin)
 
 
 def _root(folder: Path) -> Path | None:
@@ -82,16 +83,20 @@ def _read_table(table: Path, depth: int) -> tuple[list[str], list[str], Float[nd
     columns = _columns(table, header, depth)
     labels = np.zeros((len(lines), len(columns)), dtype=np.float32)
     for row, line in enumerate(lines):
-        _refuse_bad_line(table, row, line, header)
+        if len(line) != len(header):
+            fields = f"{len(line)} fields for {len(header)} columns"
+            raise DataError(f"{table}: line {row + 2}: {fields}; take it as released")
+        for name, cell in zip(header[1:], line[1:], strict=True):
+            if cell not in ("0", "1"):
+                raise DataError(f"{table}: line {row + 2}: {name!r} is {cell!r}; a label is 0 or 1")
         labels[row] = [line[column] == "1" for column in columns]
     return [header[column] for column in columns], [line[0] for line in lines], labels
 
 
 def _columns(table: Path, header: list[str], depth: int) -> list[int]:
     if header[:1] != [NAME_COLUMN]:
-        raise DataError(
-            f"{table}: its first column is {''.join(header[:1])!r}, not {NAME_COLUMN!r}; take the table as released"
-        )
+        first = "".join(header[:1])
+        raise DataError(f"{table}: its first column is {first!r}, not {NAME_COLUMN!r}; take the table as released")
     first_level = tuple(name for name in header[1:] if "." not in name)
     if first_level != LEVEL_1:
         wanted = ", ".join(LEVEL_1)
@@ -99,30 +104,20 @@ def _columns(table: Path, header: list[str], depth: int) -> list[int]:
     orphans = [name for name in header[1:] if "." in name and name.rpartition(".")[0] not in header]
     if orphans:
         raise DataError(f"{table}: column {orphans[0]!r} has no parent {orphans[0].rpartition('.')[0]!r}; add it")
-    return [column for column, name in enumerate(header) if column > 0 and _taken(name, depth)]
-
-
-def _taken(name: str, depth: int) -> bool:
-    parts = name.split(".")
-    return len(parts) <= depth and parts[-1] != UNSURE and name not in NEVER_SEEN
-
-
-def _refuse_bad_line(table: Path, row: int, line: list[str], header: list[str]) -> None:
-    if len(line) != len(header):
-        raise DataError(f"{table}: line {row + 2}: {len(line)} fields for {len(header)} columns; take it as released")
-    strange = [column for column in range(1, len(line)) if line[column] not in ("0", "1")]
-    if strange:
-        cell = f"{header[strange[0]]!r} is {line[strange[0]]!r}"
-        raise DataError(f"{table}: line {row + 2}: {cell}; a label is 0 or 1")
+    return [
+        column
+        for column, name in enumerate(header[1:], start=1)
+        if name.count(".") < depth and name.rpartition(".")[2] != UNSURE and name not in NEVER_SEEN
+    ]
 
 
 def _split_rows(folder: Path, patches: int) -> tuple[list[int], list[Split]]:
     """Return rows of the table, from 0, split after split, and the split of each."""
-    found = {folder / name: split for name, split in SPLIT_FILES if (folder / name).is_file()}
-    if not found:
+    files = {folder / name: split for name, split in SPLIT_FILES if (folder / name).is_file()}
+    if not files:
         raise DataError(f"{folder}: has no train.npy, valid.npy or test.npy; take these from the ADP release")
     splits: dict[int, Split] = {}
-    for path, split in found.items():
+    for path, split in files.items():
         for row in _rows(path, patches).tolist():
             if row in splits:
                 raise DataError(f"{path}: row {row} is in {splits[row]} already; leave each patch in one place")
@@ -142,10 +137,3 @@ def _rows(path: Path, patches: int) -> Int[ndarray, "K"]:
     if len(outside):
         raise DataError(f"{path}: row {outside[0]}, but the table has rows 0 to {patches - 1}; take both as released")
     return rows
-
-
-def _paths(root: Path, table: Path, names: list[str], missing: Missing) -> list[Path]:
-    images = root / "img_res_1um_bicubic"
-    if not images.is_dir():
-        raise DataError(f"{images}: does not exist; unpack the patches there, which ADP's authors give on request")
-    return named_images(images, names, source=table, remedy="unpack the patches there again", missing=missing)

@@ -1,19 +1,14 @@
-"""MS-COCO as it is released: `annotations/instances_*.json` and the folders of images.
+"""MS-COCO as it is released: `annotations/instances_*.json`, of which only the classes are read, and the images.
 
-Lin et al., Microsoft COCO: Common Objects in Context, ECCV 2014. The annotations are boxes and outlines; what is read
-here is which classes an image shows.
+Lin et al., Microsoft COCO: Common Objects in Context, ECCV 2014.
 """
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
 import msgspec
 import numpy as np
-from jaxtyping import Int
-from numpy import ndarray
 
 from probmcl.data.image_files import named_images
 from probmcl.data.labels import LabelStates, State
@@ -80,23 +75,20 @@ def read_coco(folder: Path, *, year: Year | None = None, missing: Missing = "err
         paths += _paths(folder, tables[split], [instances.images[row].file_name for row in kept], missing)
         splits += [split] * len(kept)
         labels.append(present.take(kept))
+    read = " and ".join(f"annotations/{table.name} ({split})" for split, table in tables.items())
     dropped = sum(len(instances.images) for instances in parsed.values()) - len(paths)
-    origin = _origin(folder, year, tables, dropped)
+    without = f"; images without annotation dropped: {dropped:,}" if dropped else ""
+    origin = Origin(folder, f"MS-COCO {year}, {read}{without}")
     return Records.from_labels(list(categories.values()), paths, splits, LabelStates.joined(labels), origin=origin)
 
 
-def _origin(folder: Path, year: Year, tables: Mapping[Split, Path], dropped: int) -> Origin:
-    read = " and ".join(f"annotations/{table.name} ({split})" for split, table in tables.items())
-    without = f"; images without annotation dropped: {dropped:,}" if dropped else ""
-    return Origin(folder, f"MS-COCO {year}, {read}{without}")
-
-
-def _table(folder: Path, part: str, year: Year) -> Path:
-    return folder / "annotations" / f"instances_{part}{year}.json"
+def _tables(folder: Path, year: Year) -> dict[Split, Path]:
+    tables = {split: folder / "annotations" / f"instances_{part}{year}.json" for part, split in PARTS}
+    return {split: table for split, table in tables.items() if table.is_file()}
 
 
 def _years(folder: Path) -> list[Year]:
-    return [year for year in YEARS if any(_table(folder, part, year).is_file() for part, _ in PARTS)]
+    return [year for year in YEARS if _tables(folder, year)]
 
 
 def _year(folder: Path, wanted: Year | None) -> Year:
@@ -104,19 +96,13 @@ def _year(folder: Path, wanted: Year | None) -> Year:
     if not years:
         raise DataError(f"{folder}: no annotations/instances_train2014.json (nor val, nor 2017); name COCO's folder")
     if wanted is not None and wanted not in years:
-        raise DataError(
-            f"{folder}/annotations: has no instances_*{wanted}.json; `format=coco{years[0]}` reads the other"
-        )
+        remedy = f"`format=coco{years[0]}` reads the other"
+        raise DataError(f"{folder}/annotations: has no instances_*{wanted}.json; {remedy}")
     if wanted is None and len(years) > 1:
         both = " and ".join(f"instances_*{year}.json" for year in years)
         options = " or ".join(f"`format=coco{year}`" for year in years)
         raise DataError(f"{folder}/annotations: has {both}, which share images; {options} says which to read")
     return wanted or years[0]
-
-
-def _tables(folder: Path, year: Year) -> dict[Split, Path]:
-    tables = {split: _table(folder, part, year) for part, split in PARTS}
-    return {split: table for split, table in tables.items() if table.is_file()}
 
 
 def _parse(table: Path) -> _Instances:
@@ -132,9 +118,8 @@ def _categories(tables: Mapping[Split, Path], parsed: Mapping[Split, _Instances]
     for table, other in others:
         if other != names:
             number, name = min(names.items() ^ other.items())
-            raise DataError(
-                f"{table}: its categories are not those of {first.name}: id {number}, {name!r}; take both of one year"
-            )
+            odd = f"id {number}, {name!r}"
+            raise DataError(f"{table}: its categories are not those of {first.name}: {odd}; take both of one year")
     return names
 
 
@@ -148,31 +133,22 @@ def _names_by_id(table: Path, instances: _Instances) -> dict[int, str]:
 
 
 def _labels(table: Path, instances: _Instances, columns: Mapping[int, int]) -> LabelStates:
-    rows = {image.id: row for row, image in enumerate(instances.images)}
-    if len(rows) < len(instances.images):
-        raise DataError(f"{table}: {_repeated(instances.images)}; remove one")
+    rows: dict[int, int] = {}
+    for row, image in enumerate(instances.images):
+        if rows.setdefault(image.id, row) != row:
+            same = f"id {image.id} is that of images[{rows[image.id]}]"
+            raise DataError(f"{table}: images[{row}]: {same}; remove one")
     images = [rows.get(annotation.image_id, -1) for annotation in instances.annotations]
     classes = [columns.get(annotation.category_id, -1) for annotation in instances.annotations]
     entries = np.array([images, classes], dtype=np.int64).reshape(2, -1)
     if (entries < 0).any():
-        raise DataError(f"{table}: {_unmatched(instances.annotations, entries)}")
+        number = int((entries < 0).any(axis=0).argmax())
+        annotation = instances.annotations[number]
+        no_image = f"no image has the id {annotation.image_id}; remove it"
+        no_category = f"no category has the id {annotation.category_id}; add it"
+        raise DataError(f"{table}: annotations[{number}]: {no_image if images[number] < 0 else no_category}")
     states = np.full(entries.shape[1], State.PRESENT, dtype=np.uint8)
     return LabelStates.from_entries(entries[0], entries[1], states, (len(rows), len(columns)))
-
-
-def _repeated(images: Sequence[_Image]) -> str:
-    first: dict[int, int] = {}
-    for row, image in enumerate(images):
-        if first.setdefault(image.id, row) != row:
-            return f"images[{row}]: id {image.id} is that of images[{first[image.id]}]"
-    raise AssertionError("no id occurs twice")
-
-
-def _unmatched(annotations: Sequence[_Annotation], entries: Int[ndarray, "2 E"]) -> str:
-    number = int((entries < 0).any(axis=0).argmax())
-    if entries[0, number] < 0:
-        return f"annotations[{number}]: no image has the id {annotations[number].image_id}; remove it"
-    return f"annotations[{number}]: no category has the id {annotations[number].category_id}; add it"
 
 
 def _paths(folder: Path, table: Path, names: list[str], missing: Missing) -> list[Path]:

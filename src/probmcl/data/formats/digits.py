@@ -1,9 +1,8 @@
 """A small data set that is always at hand: scenes of handwritten digits, for the demo and for tests.
 
 The handwriting is real, the 1,797 samples of 8 × 8 pixels that scikit-learn carries (Alpaydin and Kaynak, Optical
-Recognition of Handwritten Digits, UCI, 1998). The scenes are composed: up to five bright digits of different sizes,
-colors and angles on a dark, cluttered and noisy canvas. Their labels depend on each other, as in photographs, because
-digits keep company (`COMPANY`). Splits share no sample and, as far as the order of the file tells, no writer.
+Recognition of Handwritten Digits, UCI, 1998). The scenes are composed: up to five bright digits on a dark, cluttered
+and noisy canvas. Splits share no sample and, as far as the order of the file tells, no writer.
 """
 
 import csv
@@ -26,13 +25,9 @@ NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight",
 # on scikit-learn lists (14 blocks, though the file's authors speak of 13 people, so one border may be none).
 FIRST_ROWS, ROWS = (0, 1029, 1287), 1797
 
-# A scene takes its digits from one of these circles, which overlap. The share of scenes comes first.
-COMPANY: tuple[tuple[float, tuple[int, ...]], ...] = (
-    (0.30, (0, 1, 2, 3)),
-    (0.25, (3, 4, 5, 6)),
-    (0.25, (5, 6, 7, 8)),
-    (0.20, (7, 8, 9, 0)),
-)
+# A scene takes its digits from one of these overlapping circles: labels depend on each other, as in photographs.
+COMPANY = ((0, 1, 2, 3), (3, 4, 5, 6), (5, 6, 7, 8), (7, 8, 9, 0))
+SHARES = (0.30, 0.25, 0.25, 0.20)  # of scenes, for each circle
 STRANGER = 0.04  # weight of a digit outside the circle, against 1 inside
 HOW_MANY = (0.04, 0.20, 0.26, 0.24, 0.16, 0.10)  # share of scenes with 0, 1, … 5 digits
 
@@ -48,11 +43,7 @@ SMALLEST_SCENE = 32  # pixels, where the smallest digits have seven; at 64 a per
 
 @dataclass(frozen=True, eq=False)
 class Handwriting:
-    """K samples, the digit each shows, and its row in scikit-learn's file.
-
-    A glyph says how opaque the ink is: a sample of 8 × 8 pixels with a margin of one, enlarged smoothly to twice its
-    size, its edges made crisp.
-    """
+    """K samples as glyphs, which say how opaque the ink is; the digit each shows, its row in scikit-learn's file."""
 
     glyphs: UInt8[ndarray, "K 20 20"]
     digits: Int[ndarray, "K"]
@@ -88,15 +79,6 @@ class Scene:
     def digits(self) -> tuple[int, ...]:
         """The digits in the scene, in ascending order."""
         return tuple(sorted(one.digit for one in self.placed))
-
-
-@dataclass(frozen=True)
-class _Entry:
-    """One line of the table: a file, its split and its digits."""
-
-    filename: str
-    split: Split
-    digits: tuple[int, ...]
 
 
 def load_handwriting() -> dict[Split, Handwriting]:
@@ -165,14 +147,17 @@ def write_digits(
     counts: dict[Split, int] = {"train": train, "val": val, "test": test}
     _refuse_bad_requests(folder, counts, size)
     (folder / "images").mkdir(parents=True, exist_ok=True)
-    entries: list[_Entry] = []
-    for entry, scene in _scenes(counts, size, seed):
-        _save(scene, folder / "images" / entry.filename)
-        entries.append(entry)
+    rows: list[tuple[Path, Split, tuple[int, ...]]] = []
+    for split, name, scene in _scenes(counts, size, seed):
+        path = folder / "images" / name
+        # Noise has no repeats to look for: Huffman codes alone are faster, and smaller too.
+        Image.fromarray(scene.pixels).save(path, compress_level=1, compress_type=Image.HUFFMAN_ONLY)
+        rows.append((path, split, scene.digits))
         if progress is not None:
-            progress(len(entries))
-    _write_tables(folder, entries)
-    return _records(folder, entries)
+            progress(len(rows))
+    _write_tables(folder, rows)
+    labels = np.array([[digit in digits for digit in range(len(NAMES))] for _, _, digits in rows], dtype=np.float32)
+    return Records.from_labels(NAMES, [path for path, _, _ in rows], [split for _, split, _ in rows], labels)
 
 
 def _refuse_bad_requests(folder: Path, counts: Mapping[Split, int], size: int) -> None:
@@ -188,41 +173,27 @@ def _refuse_bad_requests(folder: Path, counts: Mapping[Split, int], size: int) -
         raise FileExistsError(f"{folder} is not empty, and nothing in it is overwritten; name a new or an empty folder")
 
 
-def _scenes(counts: Mapping[Split, int], size: int, seed: int) -> Iterator[tuple[_Entry, Scene]]:
-    """The scenes of every split. Each has its own generator, so that none depends on how many there are."""
+def _scenes(counts: Mapping[Split, int], size: int, seed: int) -> Iterator[tuple[Split, str, Scene]]:
+    """Yield split, file and scene; each has its own generator, so that none depends on how many there are."""
     for number, (split, samples) in enumerate(load_handwriting().items()):
         for i in range(counts[split]):
             scene = draw_scene(samples, np.random.default_rng((seed, number, i)), size)
-            yield _Entry(f"{split}_{i:05d}.png", split, scene.digits), scene
+            yield split, f"{split}_{i:05d}.png", scene
 
 
-def _save(scene: Scene, path: Path) -> None:
-    # Noise has no repeats to look for: Huffman codes alone are faster, and smaller too.
-    Image.fromarray(scene.pixels).save(path, compress_level=1, compress_type=Image.HUFFMAN_ONLY)
-
-
-def _write_tables(folder: Path, entries: list[_Entry]) -> None:
+def _write_tables(folder: Path, rows: list[tuple[Path, Split, tuple[int, ...]]]) -> None:
     (folder / "classes.txt").write_text("".join(f"{name}\n" for name in NAMES), encoding="utf-8")
     with (folder / "labels.csv").open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(("filename", "split", "labels"))
-        for entry in entries:
-            table.writerow((entry.filename, entry.split, " ".join(NAMES[digit] for digit in entry.digits)))
-
-
-def _records(folder: Path, entries: list[_Entry]) -> Records:
-    labels = np.zeros((len(entries), len(NAMES)), dtype=np.float32)
-    for row, entry in zip(labels, entries, strict=True):
-        row[list(entry.digits)] = 1
-    paths = [folder / "images" / entry.filename for entry in entries]
-    return Records.from_labels(NAMES, paths, [entry.split for entry in entries], labels)
+        for path, split, digits in rows:
+            table.writerow((path.name, split, " ".join(NAMES[digit] for digit in digits)))
 
 
 def _company(rng: Generator) -> list[int]:
     """Different digits that keep company: most from one circle, now and then a stranger."""
-    shares, circles = zip(*COMPANY, strict=True)
     weight = np.full(len(NAMES), STRANGER)
-    weight[list(circles[rng.choice(len(circles), p=shares)])] = 1
+    weight[list(COMPANY[rng.choice(len(COMPANY), p=SHARES)])] = 1
     count = rng.choice(len(HOW_MANY), p=HOW_MANY)
     # The first to arrive at these rates: a weighted draw without replacement, faster than rng.choice has it.
     arrival: list[int] = np.argsort(rng.exponential(size=len(NAMES)) / weight).tolist()
@@ -253,6 +224,7 @@ def _free_box(rng: Generator, size: int, taken: list[Box], tries: int = 40) -> B
 
 
 def _crisp(sample: Float[ndarray, "8 8"]) -> UInt8[ndarray, "20 20"]:
+    """A sample with a margin of one pixel, enlarged smoothly to twice its size, its edges made crisp."""
     gray = Image.fromarray(np.pad(sample, 1).astype(np.float32)).resize((20, 20), Image.Resampling.BICUBIC)
     ink: Float[ndarray, "20 20"] = np.interp(np.asarray(gray), EDGE, (0, 255))
     return ink.astype(np.uint8)

@@ -1,7 +1,5 @@
 """One folder per class; an image that lies in several, as a link or as a copy, has all their labels."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import defaultdict
@@ -11,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from probmcl.data.formats.hugging_face import SPLIT_FOLDERS
-from probmcl.data.formats.table.alike_names import alike_names
+from probmcl.data.formats.table.label_names import alike_names
 from probmcl.data.formats.table.sheet import listing
 from probmcl.data.image_files import equal_files, images_below, is_image
 from probmcl.data.labels import LabelStates, State
@@ -68,7 +66,12 @@ def read_folders(folder: Path, *, missing: Missing = "error") -> Records:
     `missing="keep"` it stays.
     """
     layout = _scan(folder)
-    _refuse_unsorted(folder, layout)
+    if layout.unsorted and layout.sorted:
+        raise DataError(
+            f"{folder}: {listing(f'{place.name}/' for place in layout.sorted)} has a folder for each class, but the "
+            f"images of {listing(f'{place.name}/' for place in layout.unsorted)} lie in none, so that their labels are "
+            f"not known; give {layout.sorted[0]} alone as DATA, or sort the others into folders of classes"
+        )
     files = [
         _File(str(path), SPLIT_FOLDERS.get(name.lower(), "train"), place.name)
         for name, places in layout.classes.items()
@@ -81,13 +84,9 @@ def read_folders(folder: Path, *, missing: Missing = "error") -> Records:
     for file, identity in zip(files, _identities(folder, [file.path for file in files], missing), strict=True):
         copies[file.split, identity].append(file)
     images, names = list(copies.values()), sorted({file.label for file in files})
-    return Records.from_labels(
-        names,
-        [Path(same[0].path) for same in images],
-        [same[0].split for same in images],
-        _states(names, images),
-        origin=Origin(folder, _understood(layout, names, images)),
-    )
+    paths, splits = [Path(same[0].path) for same in images], [same[0].split for same in images]
+    origin = Origin(folder, _understood(layout, names, images))
+    return Records.from_labels(names, paths, splits, _states(names, images), origin=origin)
 
 
 def _states(names: list[str], images: list[list[_File]]) -> LabelStates:
@@ -118,10 +117,8 @@ def _scan(folder: Path) -> _Layout:
     classes = {place.name: _with_images(place) for place in splits}
     unsorted = [place for place in direct if not classes[place.name]]
     runs = [place.name for place in _subfolders(folder) if _holds_runs(place)]
-    in_splits = bool(splits) and not direct
-    return _Layout(
-        classes if in_splits else {"": filled}, unsorted, [place for place in splits if place not in direct], runs
-    )
+    in_classes = [place for place in splits if place not in direct]
+    return _Layout(classes if splits and not direct else {"": filled}, unsorted, in_classes, runs)
 
 
 def _with_images(folder: Path) -> list[Path]:
@@ -138,18 +135,8 @@ def _subfolders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:  # which tells folders from files without asking for each
-        return sorted(
-            folder / entry.name for entry in entries if not entry.name.startswith((".", "__")) and entry.is_dir()
-        )
-
-
-def _refuse_unsorted(folder: Path, layout: _Layout) -> None:
-    if layout.unsorted and layout.sorted:
-        raise DataError(
-            f"{folder}: {listing(f'{place.name}/' for place in layout.sorted)} has a folder for each class, but the "
-            f"images of {listing(f'{place.name}/' for place in layout.unsorted)} lie in none, so that their labels are "
-            f"not known; give {layout.sorted[0]} alone as DATA, or sort the others into folders of classes"
-        )
+        names = [entry.name for entry in entries if not entry.name.startswith((".", "__")) and entry.is_dir()]
+    return sorted(folder / name for name in names)
 
 
 def _identities(folder: Path, paths: list[str], missing: Missing) -> list[object]:

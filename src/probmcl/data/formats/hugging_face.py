@@ -1,9 +1,4 @@
-"""Hugging Face's layout of images with splits: a folder for each split, with its images and a `metadata.csv`.
-
-A folder with one such table and no splits is read as any table.
-"""
-
-from __future__ import annotations
+"""Hugging Face's layout of images with splits: a folder for each split, with its images and a `metadata.csv`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -51,15 +46,20 @@ def read_hugging_face(
     tables = _tables(folder)
     if not tables:
         raise DataError(f"{folder}: has no {' or '.join(f'{name}/metadata.csv' for name in SPLIT_FOLDERS)}; name it")
-    _refuse_two_of_a_split(tables)
+    first: dict[Split, Path] = {}
+    for path in tables:
+        split = SPLIT_FOLDERS[path.parent.name.lower()]
+        if first.setdefault(split, path) != path:
+            raise DataError(f"{first[split]} and {path} are both of {split}; join them into one")
     loaded = [load(path, lambda names: has_a_path_column(names, options.path_column)) for path in tables]
-    joined = _joined(folder, loaded, options)
-    said = "Hugging Face, " + " and ".join(f"{path.relative_to(folder)}" for path in tables)
-    split = FOLDER if options.split_column is None else options.split_column
-    records = records_of(joined, replace(options, split_column=split), images, keep, missing)
+    column = FOLDER if options.split_column is None else options.split_column
+    joined = _joined(folder, loaded, options.path_column)
+    records = records_of(joined, replace(options, split_column=column), images, keep, missing)
     if records.origin is None:
         return records
-    return replace(records, origin=replace(records.origin, understood=f"{said}: {records.origin.understood}"))
+    read = " and ".join(f"{path.relative_to(folder)}" for path in tables)
+    understood = f"Hugging Face, {read}: {records.origin.understood}"
+    return replace(records, origin=replace(records.origin, understood=understood))
 
 
 def _tables(folder: Path) -> list[Path]:
@@ -70,23 +70,23 @@ def _tables(folder: Path) -> list[Path]:
     return [path for path in tables if path.is_file() and is_of_images(path)]
 
 
-def _refuse_two_of_a_split(tables: Sequence[Path]) -> None:
-    first: dict[Split, Path] = {}
-    for path in tables:
-        split = SPLIT_FOLDERS[path.parent.name.lower()]
-        if first.setdefault(split, path) != path:
-            raise DataError(f"{first[split]} and {path} are both of {split}; join them into one")
-
-
-def _joined(folder: Path, tables: Sequence[Table], options: ReadOptions) -> Table:
+def _joined(folder: Path, tables: Sequence[Table], path_column: str | None) -> Table:
     """Return all rows in one table, with paths from the folder above and a column of the split."""
     first = tables[0]
-    path = first.columns.index(_path_column(first, options))
+    if path_column:
+        refuse_a_column_that_is_not_there(first, "path_column", path_column)
+    named_path = named(first.columns, PATH) or named(first.columns, PATH_AS_AN_ID)
+    path = first.columns.index(path_column or named_path[0])
     rows: list[tuple[str, ...]] = []
     lines: list[int] = []
     files: list[tuple[int, Path]] = []
     for table in tables:
-        _refuse_other_columns(first, table)
+        differing = sorted(set(first.columns) ^ set(table.columns))
+        if differing:
+            having, lacking = (first, table) if differing[0] in first.columns else (table, first)
+            raise DataError(
+                f"{having.path}: has a column {differing[0]!r}, which {lacking.path} lacks; both must agree"
+            )
         name = table.path.parent.name
         order = [table.columns.index(column) for column in first.columns]
         files.append((len(rows), table.path))
@@ -97,17 +97,3 @@ def _joined(folder: Path, tables: Sequence[Table], options: ReadOptions) -> Tabl
             rows.append((*cells, SPLIT_FOLDERS[name.lower()]))
         lines += table.lines
     return Table(folder, (*first.columns, FOLDER), tuple(rows), tuple(lines), tuple(files))
-
-
-def _path_column(table: Table, options: ReadOptions) -> str:
-    if options.path_column:
-        refuse_a_column_that_is_not_there(table, "path_column", options.path_column)
-        return options.path_column
-    return (named(table.columns, PATH) or named(table.columns, PATH_AS_AN_ID))[0]
-
-
-def _refuse_other_columns(first: Table, table: Table) -> None:
-    differing = sorted(set(first.columns) ^ set(table.columns))
-    if differing:
-        having, lacking = (first, table) if differing[0] in first.columns else (table, first)
-        raise DataError(f"{having.path}: has a column {differing[0]!r}, which {lacking.path} lacks; both must agree")

@@ -3,8 +3,6 @@
 Everingham et al., The PASCAL Visual Object Classes (VOC) Challenge, IJCV 88, 2010.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -35,26 +33,33 @@ def read_voc(folder: Path, *, missing: Missing = "error") -> Records:
     train, val and test, as far as they exist; without train files, trainval is train. With `missing="keep"`, images
     whose file does not exist stay.
     """
-    year = _one_year(folder)
-    sets = {split: files for split in SPLITS if (files := _class_files(year, split))}
-    names = _classes(year, sets)
+    years = _years(folder)
+    if not years:
+        raise DataError(f"{folder}: no ImageSets/Main/, here or in VOCdevkit/VOC2007/; name the folder of one VOC year")
+    if len(years) > 1:
+        raise DataError(f"{folder}: has {years[0].name} and {years[1].name}; name the folder of one, as {years[0]}")
+    year, main = years[0], years[0] / "ImageSets" / "Main"
+    sets = {split: files for split in SPLITS if (files := _class_files(main, split))}
+    names = _classes(main, sets)
     ids: list[str] = []
     splits: list[Split] = []
     marks = [np.zeros((0, len(names)), dtype=np.int64)]
     for split, files in sets.items():
         of_split, values = _marks([files[name] for name in names])
-        _refuse_shared(year, split, dict(zip(ids, splits, strict=True)), of_split)
+        _refuse_shared(main, split, dict(zip(ids, splits, strict=True)), of_split)
         ids += of_split
         splits += [split] * len(of_split)
         marks.append(values)
-    every, paths = np.concatenate(marks), _paths(year, ids, missing)
+    images = year / "JPEGImages"
+    if not images.is_dir():
+        raise DataError(f"{images}: does not exist; unpack the images of the devkit there")
+    remedy = "training and test images come in two archives: unpack both there"
+    paths = named_images(images, [f"{image}.jpg" for image in ids], source=main, remedy=remedy, missing=missing)
+    every = np.concatenate(marks)
     labels = (every == 1).astype(np.float32)
-    return Records.from_labels(names, paths, splits, labels, every != 0, origin=_origin(year, sets))
-
-
-def _origin(year: Path, sets: dict[Split, dict[str, Path]]) -> Origin:
-    ends = (next(iter(files.values())).stem.rpartition("_")[2] for files in sets.values())
-    return Origin(year, f"PASCAL VOC, ImageSets/Main/<class>_{{{','.join(ends)}}}.txt; difficult objects are not known")
+    ends = ",".join(next(iter(files.values())).stem.rpartition("_")[2] for files in sets.values())
+    origin = Origin(year, f"PASCAL VOC, ImageSets/Main/<class>_{{{ends}}}.txt; difficult objects are not known")
+    return Records.from_labels(names, paths, splits, labels, every != 0, origin=origin)
 
 
 def _years(folder: Path) -> list[Path]:
@@ -62,26 +67,15 @@ def _years(folder: Path) -> list[Path]:
     return [place for place in places if (place / "ImageSets" / "Main").is_dir()]
 
 
-def _one_year(folder: Path) -> Path:
-    years = _years(folder)
-    if not years:
-        raise DataError(f"{folder}: no ImageSets/Main/, here or in VOCdevkit/VOC2007/; name the folder of one VOC year")
-    if len(years) > 1:
-        raise DataError(f"{folder}: has {years[0].name} and {years[1].name}; name the folder of one, as {years[0]}")
-    return years[0]
-
-
-def _class_files(year: Path, split: Split) -> dict[str, Path]:
+def _class_files(main: Path, split: Split) -> dict[str, Path]:
     """Return the files of a split by class. The class train has `train_val.txt`, which is not a list of trainval."""
-    main = year / "ImageSets" / "Main"
     files = sorted(main.glob(f"*_{split}.txt"))
     if not files and split == "train":
         files = sorted(main.glob("*_trainval.txt"))
     return {path.stem.rpartition("_")[0]: path for path in files}
 
 
-def _classes(year: Path, sets: dict[Split, dict[str, Path]]) -> list[str]:
-    main = year / "ImageSets" / "Main"
+def _classes(main: Path, sets: dict[Split, dict[str, Path]]) -> list[str]:
     if not sets:
         raise DataError(f"{main}: no <class>_train.txt, _trainval.txt, _val.txt or _test.txt; unpack the devkit again")
     names = sorted(set().union(*sets.values()))
@@ -120,17 +114,8 @@ def _column(path: Path) -> dict[str, int]:
     return marks
 
 
-def _refuse_shared(year: Path, split: Split, earlier: dict[str, Split], ids: list[str]) -> None:
+def _refuse_shared(main: Path, split: Split, earlier: dict[str, Split], ids: list[str]) -> None:
     shared = [image for image in ids if image in earlier]
     if shared:
         both = f"is in {earlier[shared[0]]} and in {split} ({len(shared)} shared)"
-        raise DataError(f"{year / 'ImageSets' / 'Main'}: image {shared[0]} {both}; leave each image in one split")
-
-
-def _paths(year: Path, ids: list[str], missing: Missing) -> list[Path]:
-    images = year / "JPEGImages"
-    if not images.is_dir():
-        raise DataError(f"{images}: does not exist; unpack the images of the devkit there")
-    remedy = "training and test images come in two archives: unpack both there"
-    source = year / "ImageSets" / "Main"
-    return named_images(images, [f"{image}.jpg" for image in ids], source=source, remedy=remedy, missing=missing)
+        raise DataError(f"{main}: image {shared[0]} {both}; leave each image in one split")

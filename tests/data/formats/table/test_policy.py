@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from probmcl.data.formats.table.policy import LabelPolicy
+from probmcl.data.formats.table.policy import LabelPolicy, in_words
 from probmcl.data.labels import State
 from probmcl.errors import OptionError
 
@@ -13,14 +13,15 @@ def test_a_meaning_for_all_and_others_for_some() -> None:
     states = policy.blank_states(NAMES, otherwise="unknown")
     assert states.tolist() == [State.ABSENT, State.ABSENT, State.UNKNOWN]
     np.testing.assert_array_equal(policy.chance(NAMES), np.array([1.0, np.nan, 0.6], dtype=np.float32))
-    assert policy.describe() == "blank = negative, 'Mass' unknown; -1 = unknown, 'Edema' positive, 'Mass' soft:0.6"
+    assert in_words(policy.blank, policy.blank_of) == "negative, 'Mass' unknown"
+    assert in_words(policy.minus_one, policy.minus_one_of) == "unknown, 'Edema' positive, 'Mass' soft:0.6"
 
 
 def test_nothing_said_is_what_the_reader_says_and_uncertain_is_unknown() -> None:
     policy = LabelPolicy.of()
     assert policy.blank_states(NAMES, otherwise="negative").tolist() == [State.ABSENT] * 3
     assert np.isnan(policy.chance(NAMES)).all()
-    assert policy.describe() == ""
+    assert in_words(policy.blank, policy.blank_of) == ""
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from probmcl.data.formats.table.table import find_tables, read_table, recognizes
+from helpers.tables import states_of, write_table
+from probmcl.data.formats.table.table import find_tables, read_hierarchy, read_table, recognizes
 from probmcl.data.options import ReadOptions
+from probmcl.data.read import read
 from probmcl.data.records import Records
 from probmcl.errors import DataError, OptionError
 
 SHARED = Path(__file__).parents[4] / "shared" / "data"
+CLASSES = ("animal", "dog", "puppy", "car")
 Write = Callable[..., Path]
 
 
@@ -385,3 +388,37 @@ def test_the_real_tables_are_read_as_a_plain_loop_reads_them(name: str, classes:
             difficult = sorted(map(int, row.get("difficult", "").split()))
             assert np.flatnonzero(~records.known[i]).tolist() == difficult
     assert i + 1 == sum(images)
+
+
+def write_parents(folder: Path, text: str) -> Path:
+    (folder / "parents.csv").write_text(text)
+    return folder / "parents.csv"
+
+
+def test_parents_are_read_by_name(tmp_path: Path) -> None:
+    table = write_parents(tmp_path, "Parent;Child\nanimal;dog\ndog;puppy\n")
+    assert read_hierarchy(table, CLASSES) == {"dog": "animal", "puppy": "dog"}
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("child,parent\ndog,animl\n", r"row 2: 'animl' is no class of the data; did you mean 'animal'"),
+        ("child,parent\ndog,animal\ndog,car\n", r"row 3: 'dog' has the parents 'animal' and 'car'; leave one"),
+        ("child,parent\ndog,puppy\npuppy,dog\n", r"parents\.csv: class 'dog' is its own ancestor"),
+        ("one,other\ndog,animal\n", r"row 1: its columns are one, other; name them child and parent"),
+    ],
+)
+def test_a_wrong_hierarchy_is_named(tmp_path: Path, text: str, what: str) -> None:
+    with pytest.raises(DataError, match=what):
+        read_hierarchy(write_parents(tmp_path, text), CLASSES)
+
+
+def test_children_imply_their_parents_in_what_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    table = write_table(folder, "file,animal,dog,car\n1.jpg,,1,0\n2.jpg,0,,1\n3.jpg,,,0\n")
+    parents = write_parents(tmp_path, "child,parent\ndog,animal\n")
+    records = read(table, options=ReadOptions(blank=("unknown",), hierarchy=parents), seed=None)
+    assert records.label_space.hierarchy == {"dog": "animal"}
+    assert states_of(records) == ["++-", "--+", "??-"]

@@ -1,16 +1,13 @@
 """One column a class: 0 and 1, true and false, blank and −1, whose meaning is said back or asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Int, UInt8
 from numpy import ndarray
 
-from probmcl.data.formats.table.flag_values import BLANK, flags_of
-from probmcl.data.formats.table.label_lists import CLASSES, Labels, Places, read_lists
-from probmcl.data.formats.table.policy import LabelPolicy
+from probmcl.data.formats.table.label_lists import CLASSES, Labels, read_lists
+from probmcl.data.formats.table.policy import BLANK, LabelPolicy, flags_of, in_words
 from probmcl.data.formats.table.sheet import Table, listing
 from probmcl.data.labels import LabelStates, State
 from probmcl.errors import DataError
@@ -22,27 +19,34 @@ def read_class_columns(table: Table, names: tuple[str, ...], difficult: str | No
     Blanks are unknown where another cell is an explicit 0. Where none is, they could as well mean absent, and a table
     of 1 and −1 alone could mean that by −1: such a table is refused, unless the policy says which.
     """
-    flags = [_flags(table, column) for column in names]
+    flags = [flags_of(table, column, _remedy(column)) for column in names]
     counts = np.stack([np.bincount(column, minlength=BLANK + 1) for column in flags])
     _refuse_two_meanings(table, names, counts, policy)
-    _refuse_positives_alone(table, names, counts, policy)
+    _refuse_no_negatives(table, names, counts, policy)
     blanks = policy.blank_states(names, otherwise="unknown")
     states = [np.where(column == BLANK, blank, column) for column, blank in zip(flags, blanks, strict=True)]
     if difficult:
-        (lists,) = read_lists(table, [difficult], names).columns
-        _forget(states, lists)
-    found = states_of_columns(states, policy.chance(names))
+        for row, places in enumerate(read_lists(table, [difficult], names).columns[0]):
+            for place in places:
+                states[place][row] = State.UNKNOWN
     notes = meanings(policy, int(counts[:, BLANK].sum()), int(counts[:, State.UNCERTAIN].sum()), "unknown")
-    written = f"one column a class ({listing(map(repr, names))})"
-    return Labels(names, found, "; ".join((written, *notes)))
+    written = "; ".join((f"one column a class ({listing(map(repr, names))})", *notes))
+    return Labels(names, _states_of_columns(states, policy.chance(names)), written)
 
 
-def states_of_columns(columns: Sequence[UInt8[ndarray, "N"]], chance: ndarray) -> LabelStates:
+def _remedy(column: str) -> str:
+    return (
+        f"if another column lists the labels, `labels_column` says which; if this one is no class, `ignore={column!r}` "
+        f"leaves it out, or name the classes in a {CLASSES}"
+    )
+
+
+def _states_of_columns(columns: Sequence[UInt8[ndarray, "N"]], chance: ndarray) -> LabelStates:
     """States class by class; what is usual in each is the state that most images have."""
     usual = np.array([np.bincount(column).argmax() for column in columns], dtype=np.uint8)
     rows = [np.flatnonzero(column != state) for column, state in zip(columns, usual, strict=True)]
-    classes = np.repeat(np.arange(len(columns)), [len(found) for found in rows])
-    states = np.concatenate([column[found] for column, found in zip(columns, rows, strict=True)])
+    classes = np.repeat(np.arange(len(columns)), [len(unusual) for unusual in rows])
+    states = np.concatenate([column[unusual] for column, unusual in zip(columns, rows, strict=True)])
     shape = (len(columns[0]), len(columns))
     return LabelStates.from_entries(np.concatenate(rows), classes, states, shape, usual=usual, chance=chance)
 
@@ -53,31 +57,17 @@ def meanings(policy: LabelPolicy, blanks: int, uncertain: int, otherwise: str) -
     >>> meanings(LabelPolicy.of([], ["positive"]), 3, 2, "unknown")
     ['blank = unknown (3 cells; `blank=negative` says otherwise)', '-1 = positive (2 cells)']
     """
-    said = {"blank": (policy.blank, policy.blank_of), "-1": (policy.minus_one, policy.minus_one_of)}
-    usual = {"blank": otherwise, "-1": "unknown"}
-    other = {"blank": f"`blank={'negative' if otherwise == 'unknown' else 'unknown'}`", "-1": "`minus_one`"}
-    found = []
-    for mark, count in (("blank", blanks), ("-1", uncertain)):
-        general, single = said[mark]
-        meaning = ", ".join([general or usual[mark], *(f"{name!r} {word}" for name, word in single.items())])
-        change = "" if general else f"; {other[mark]} says otherwise"
+    other = f"`blank={'negative' if otherwise == 'unknown' else 'unknown'}`"
+    blank = ("blank", "`blank`", other, blanks, otherwise, policy.blank, policy.blank_of)
+    minus_one = ("-1", "`minus_one`", "`minus_one`", uncertain, "unknown", policy.minus_one, policy.minus_one_of)
+    notes = []
+    for mark, option, change, count, usual, general, single in (blank, minus_one):
         if count:
-            found.append(f"{mark} = {meaning} ({count:,} {'cell' if count == 1 else 'cells'}{change})")
+            cells = f"{count:,} {'cell' if count == 1 else 'cells'}{'' if general else f'; {change} says otherwise'}"
+            notes.append(f"{mark} = {in_words(general or usual, single)} ({cells})")
         elif general or single:
-            found.append(f"{'`blank`' if mark == 'blank' else '`minus_one`'} changes nothing: no cell is {mark}")
-    return found
-
-
-def _flags(table: Table, column: str) -> UInt8[ndarray, "N"]:
-    texts = table.texts(column)
-    flags, wrong = flags_of(texts)
-    if wrong is not None:
-        raise DataError(
-            f"{table.where(wrong)}: column {column!r} holds {texts[wrong]!r}, not 0, 1, true, false, blank or -1; if "
-            f"another column lists the labels, `labels_column` says which; if this one is no class, `ignore={column!r}`"
-            f" leaves it out, or name the classes in a {CLASSES}"
-        )
-    return flags
+            notes.append(f"{option} changes nothing: no cell is {mark}")
+    return notes
 
 
 def _refuse_two_meanings(table: Table, names: Sequence[str], counts: Int[ndarray, "C 5"], policy: LabelPolicy) -> None:
@@ -99,9 +89,7 @@ def _refuse_two_meanings(table: Table, names: Sequence[str], counts: Int[ndarray
         )
 
 
-def _refuse_positives_alone(
-    table: Table, names: Sequence[str], counts: Int[ndarray, "C 5"], policy: LabelPolicy
-) -> None:
+def _refuse_no_negatives(table: Table, names: Sequence[str], counts: Int[ndarray, "C 5"], policy: LabelPolicy) -> None:
     """A class of 1 and blank beside others that have 0: were its blanks unknown, all that is known would be present."""
     absent = counts[:, State.ABSENT] + counts[:, State.UNCERTAIN] * (policy.chance(names) == 0)
     alone = (counts[:, State.PRESENT] > 0) & (counts[:, BLANK] > 0) & (absent == 0)
@@ -113,9 +101,3 @@ def _refuse_positives_alone(
         f"0, as other columns have: is what is blank there absent, or not known? `blank='{found[0]}=negative'` or "
         f"`blank='{found[0]}=unknown'` says which for one class, `blank=negative` or `blank=unknown` for all"
     )
-
-
-def _forget(states: list[UInt8[ndarray, "N"]], lists: Sequence[Places]) -> None:
-    for row, places in enumerate(lists):
-        for place in places:
-            states[place][row] = State.UNKNOWN

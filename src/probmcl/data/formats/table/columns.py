@@ -1,13 +1,11 @@
 """Which column of a table holds what: by name or by option; if two columns fit, the error names the option."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from probmcl.data.formats.table.flag_values import holds_flags
-from probmcl.data.formats.table.label_lists import CLASSES
+from probmcl.data.formats.table.label_lists import CLASSES, Classes
+from probmcl.data.formats.table.policy import holds_flags
 from probmcl.data.formats.table.sheet import (
     Table,
     listing,
@@ -64,36 +62,31 @@ def has_a_path_column(names: Sequence[str], path_column: str | None = None) -> b
     return path_column in names or bool(named(names, (*PATH, *PATH_AS_AN_ID)))
 
 
-def find_columns(
-    table: Table, classes: tuple[str, ...] | None, options: ReadOptions, keep: Sequence[str] = ()
-) -> Columns:
+def find_columns(table: Table, classes: Classes, options: ReadOptions, keep: Sequence[str] = ()) -> Columns:
     """The role of every column: as the options say, else by its name, else by what it holds."""
-    for option, columns in (("ignore", options.ignore), ("by", keep)):
-        for column in columns:
+    for option, names in (("ignore", options.ignore), ("by", keep)):
+        for column in names:
             refuse_a_column_that_is_not_there(table, option, column)
-    taken = refuse_wrong_columns(table, _given(options)) | set(options.ignore)
+    roles = ("path_column", "labels_column", "split_column", "group", "weight_column")
+    taken = refuse_wrong_columns(table, {role: getattr(options, role) for role in roles}) | set(options.ignore)
     path = options.path_column or _path_column(table, taken)
     taken |= {path}
     split = _role(table, options.split_column, SPLIT, taken, "split_column")
     group = _role(table, options.group, GROUP, taken, "group")
     weight = _role(table, options.weight_column, WEIGHT, taken, "weight_column")
     difficult = only_column(table, DIFFICULT, taken, "rename one")
-    found = Columns(path, split, group, weight, difficult)
+    columns = Columns(path, split, group, weight, difficult)
     taken |= {name for name in (split, group, weight, difficult) if name}
     rest = [name for name in table.columns if name not in taken and not NO_NAME.fullmatch(name)]
-    return _with_labels(table, found, rest, classes, options, keep)
-
-
-def _given(options: ReadOptions) -> dict[str, str | None]:
-    roles = ("path_column", "labels_column", "split_column", "group", "weight_column")
-    return {role: getattr(options, role) for role in roles}
+    columns = _with_labels(table, columns, rest, classes, options)
+    return replace(columns, unread=tuple(name for name in columns.unread if name not in keep))
 
 
 def _path_column(table: Table, taken: set[str]) -> str:
     for names in (PATH, PATH_AS_AN_ID):
-        found = only_column(table, names, taken, "`path_column=COLUMN` says which")
-        if found is not None:
-            return found
+        column = only_column(table, names, taken, "`path_column=COLUMN` says which")
+        if column is not None:
+            return column
     raise DataError(
         f"{table.path}: none of its columns ({listing(table.columns)}) has a name that says it holds the images' "
         f"paths ({', '.join((*PATH, *PATH_AS_AN_ID))}); `path_column=COLUMN` says which"
@@ -107,66 +100,43 @@ def _role(table: Table, given: str | None, names: Sequence[str], taken: set[str]
     return only_column(table, names, taken, f"`{option}=COLUMN` says which, `{option}=''` that none is")
 
 
-def _with_labels(
-    table: Table,
-    found: Columns,
-    rest: list[str],
-    classes: tuple[str, ...] | None,
-    options: ReadOptions,
-    keep: Sequence[str],
-) -> Columns:
-    labels = options.labels_column or only_column(table, LABELS, {*table.columns} - {*rest}, _which_labels(options))
+def _with_labels(table: Table, columns: Columns, rest: list[str], classes: Classes, options: ReadOptions) -> Columns:
+    ignore = "`ignore=COLUMN` leaves one out"
+    remedy = "`labels_column=COLUMN` says which" + ("" if options.ignore else f", and {ignore}")
+    labels = options.labels_column or only_column(table, LABELS, {*table.columns} - {*rest}, remedy)
     if labels is None:
         of_classes = _class_columns(table, rest, classes)
-        _refuse_a_flag_for_a_list(table, found.difficult)
-        unread = tuple(name for name in rest if name not in {*of_classes, *keep})
-        return replace(found, classes=of_classes, unread=unread)
+        if columns.difficult and holds_flags(table.texts(columns.difficult)):
+            raise DataError(
+                f"{table.path}: column {columns.difficult!r} holds only 0 and 1, but should list the labels that are "
+                f"not known; rename it, or list them"
+            )
+        return replace(columns, classes=of_classes, unread=tuple(name for name in rest if name not in of_classes))
     rest = [name for name in rest if name != labels]
-    presence = None if options.rows == "images" else only_column(table, PRESENCE, {*table.columns} - {*rest}, _IGNORE)
+    presence = None if options.rows == "images" else only_column(table, PRESENCE, {*table.columns} - {*rest}, ignore)
     rest = [name for name in rest if name != presence]
     if not options.labels_column:
         _refuse_two_kinds_of_labels(table, labels, rest, classes)
-        if not rest and not presence and classes is None:
-            _refuse_a_lone_flag(table, labels)
-    return replace(found, labels=labels, presence=presence, unread=tuple(name for name in rest if name not in keep))
+        if not rest and not presence and classes is None and holds_flags(table.texts(labels)):
+            raise DataError(
+                f"{table.path}: column {labels!r} holds only 0 and 1: two classes, or one that is absent or present? "
+                f"`labels_column={labels}` means two; for one, give the column the name of the class"
+            )
+    return replace(columns, labels=labels, presence=presence, unread=tuple(rest))
 
 
-_IGNORE = "`ignore=COLUMN` leaves one out"
-
-
-def _which_labels(options: ReadOptions) -> str:
-    return "`labels_column=COLUMN` says which" + ("" if options.ignore else f", and {_IGNORE}")
-
-
-def _refuse_two_kinds_of_labels(table: Table, labels: str, rest: list[str], classes: tuple[str, ...] | None) -> None:
+def _refuse_two_kinds_of_labels(table: Table, labels: str, rest: list[str], classes: Classes) -> None:
     """A list beside one column a class; a single column of flags among others is no sign of that."""
     flags = [column for column in rest if holds_flags(table.texts(column))]
     listed = classes is not None and not set(flags) & set(classes)
-    if not flags or (flags != rest and (len(flags) == 1 or listed)):
-        return
-    raise DataError(
-        f"{table.path}: column {labels!r} may list the labels, and {listing(flags)} may be one column a class; "
-        f"`labels_column={labels}` takes the list, `ignore={labels}` the others"
-    )
-
-
-def _refuse_a_lone_flag(table: Table, labels: str) -> None:
-    if holds_flags(table.texts(labels)):
+    if flags and (flags == rest or (len(flags) > 1 and not listed)):
         raise DataError(
-            f"{table.path}: column {labels!r} holds only 0 and 1: two classes, or one that is absent or present? "
-            f"`labels_column={labels}` means two; for one, give the column the name of the class"
+            f"{table.path}: column {labels!r} may list the labels, and {listing(flags)} may be one column a class; "
+            f"`labels_column={labels}` takes the list, `ignore={labels}` the others"
         )
 
 
-def _refuse_a_flag_for_a_list(table: Table, difficult: str | None) -> None:
-    if difficult and holds_flags(table.texts(difficult)):
-        raise DataError(
-            f"{table.path}: column {difficult!r} holds only 0 and 1, but should list the labels that are not known; "
-            f"rename it, or list them"
-        )
-
-
-def _class_columns(table: Table, rest: list[str], classes: tuple[str, ...] | None) -> tuple[str, ...]:
+def _class_columns(table: Table, rest: list[str], classes: Classes) -> tuple[str, ...]:
     """Those that the list of the classes names or, without one, those that hold flags."""
     for name in classes or ():
         if name not in rest:
@@ -178,11 +148,11 @@ def _class_columns(table: Table, rest: list[str], classes: tuple[str, ...] | Non
                 f"{table.path}: column {column!r} holds 0 and 1 but is not in {CLASSES}; {near} "
                 f"`ignore={column!r}` leaves it out"
             )
-    found = classes or tuple(column for column in rest if holds_flags(table.texts(column), least=0.5))
-    if not found:
+    columns = classes or tuple(column for column in rest if holds_flags(table.texts(column), least=0.5))
+    if not columns:
         held = f"; {quoted(rest[:8])} hold no 0 and 1" if rest else ""
         raise DataError(
             f"{table.path}: has no labels: no column {listing(LABELS)}, and none a class{held}; "
             f"`labels_column=COLUMN` says which lists them"
         )
-    return found
+    return columns

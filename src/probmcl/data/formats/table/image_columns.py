@@ -1,7 +1,5 @@
 """What a table says of an image beside its labels: split, group, weight, and columns that are kept as they are."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -59,23 +57,20 @@ def repeated(table: Table, images: Images, path: str, remedy: str) -> RepeatedRo
     different = [(table.lines[one], table.lines[other]) for one, other in again if rows[one] != rows[other]]
     first, row = again[0]
     both = f"rows {table.lines[first]} and {table.lines[row]}: both are {table.rows[row][place]!r}"
-    more = ""
-    if len(again) > 1:
-        more = f" ({len(again):,} rows name an image again, {len(same):,} of them say just the same)"
+    counts = f" ({len(again):,} rows name an image again, {len(same):,} of them say just the same)"
+    more = counts if len(again) > 1 else ""
     return RepeatedRowsError(f"{table.path}: {both}{more}{remedy}", same, different)
 
 
 def values_of(table: Table, column: str, images: Images) -> list[str]:
     """One value an image, which all its rows have."""
     texts = table.texts(column)
-    if len(images.first) < len(texts):
-        firsts = images.first[images.of_row].tolist()
-        for row, first in enumerate(firsts):
-            if texts[row] != texts[first]:
-                raise DataError(
-                    f"{table.where(first)} and row {table.lines[row]}: are one image, but column {column!r} holds "
-                    f"{texts[first]!r} and {texts[row]!r}; write one of them in both"
-                )
+    for row, first in enumerate(images.first[images.of_row].tolist()):
+        if texts[row] != texts[first]:
+            raise DataError(
+                f"{table.where(first)} and row {table.lines[row]}: are one image, but column {column!r} holds "
+                f"{texts[first]!r} and {texts[row]!r}; write one of them in both"
+            )
     return [texts[row] for row in images.first.tolist()]
 
 
@@ -85,10 +80,9 @@ def splits_of(table: Table, column: str | None, images: Images) -> tuple[Split, 
         train: Split = "train"
         return (train,) * len(images.first)
     texts = table.texts(column)
-    strange = {text for text in set(texts) if text.lower() not in SPLIT_VALUES}
+    strange = sorted(text for text in set(texts) if text.lower() not in SPLIT_VALUES)
     if strange:
-        values = sorted(strange)
-        listed = quoted(values[:5]) + (f" and {len(values) - 5} more" if len(values) > 5 else "")
+        listed = quoted(strange[:5]) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")
         first = next(row for row, text in enumerate(texts) if text in strange)
         raise DataError(
             f"{table.where(first)}: column {column!r} holds {listed}; a split is one of {', '.join(SPLIT_VALUES)}; "
@@ -103,10 +97,8 @@ def groups_of(table: Table, column: str | None, images: Images) -> tuple[str, ..
         return None
     texts = table.texts(column)
     if "" in texts:
-        raise DataError(
-            f"{table.where(texts.index(''))}: group {column!r} is blank; give every image a group; `group=''` does "
-            f"without groups"
-        )
+        where = table.where(texts.index(""))
+        raise DataError(f"{where}: group {column!r} is blank; give every image a group; `group=''` does without groups")
     return tuple(values_of(table, column, images))
 
 

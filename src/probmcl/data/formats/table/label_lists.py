@@ -1,31 +1,27 @@
-"""Cells that list labels: which separator they have, and whether they hold names or indices into `classes.txt`.
-
-Cells that can be read in two ways are not read but answered with what decides.
-"""
-
-from __future__ import annotations
+"""Cells that list labels: which separator they have, and whether they hold names or indices into `classes.txt`."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from probmcl.data.formats.table.none_label import (
+from probmcl.data.formats.table.label_names import (
     find_blanks,
     find_none_labels,
     refuse_none_beside_others,
-    refuse_one_that_is_not_there,
+    refuse_what_may_be_names,
     says_none,
 )
 from probmcl.data.formats.table.sheet import IN_A_LIST, Table, quoted, read_text
-from probmcl.data.formats.table.spaced_names import refuse_what_may_be_names
 from probmcl.data.labels import LabelStates
-from probmcl.errors import DataError, suggestion
+from probmcl.errors import DataError, OptionError, suggestion
 
 CLASSES = "classes.txt"
 MARKS = "|;, "
 """What may separate labels; a space beside another one belongs to the names."""
 
+Classes = tuple[str, ...] | None
+"""The names in `classes.txt`; None without that file."""
 Places = tuple[int, ...]
 
 
@@ -68,7 +64,7 @@ class Cells(NamedTuple):
         return f"{self.table.where(row)}: column {self.columns[column]!r}"
 
 
-def read_classes(path: Path) -> tuple[str, ...] | None:
+def read_classes(path: Path) -> Classes:
     """The classes that a file names, one a line; None where there is no such file."""
     if not path.exists():
         return None
@@ -85,12 +81,7 @@ def read_classes(path: Path) -> tuple[str, ...] | None:
 
 
 def read_lists(
-    table: Table,
-    columns: Sequence[str],
-    classes: tuple[str, ...] | None,
-    *,
-    none_label: str | None = "",
-    marks: str = MARKS,
+    table: Table, columns: Sequence[str], classes: Classes, *, none_label: str | None = "", marks: str = MARKS
 ) -> Lists:
     """Read cells in the one way that fits the classes or, without classes, by the one separator they have.
 
@@ -101,7 +92,9 @@ def read_lists(
     blanks = find_blanks(texts, none_label, classes)
     texts = ["" if text in blanks else text for text in texts]
     cells = Cells(table, columns, texts, find_none_labels(texts, none_label, classes), none_label)
-    _refuse_brackets(cells)
+    for place, text in enumerate(texts):
+        if text[:1] in ("[", "{"):
+            raise DataError(f"{cells.where(place)} holds {text!r}; write the labels bare, with | between them")
     listed = [text for text in texts if not says_none(text, cells.none)]
     occurring = [IN_A_LIST] if any(text.startswith(IN_A_LIST) for text in texts) else []
     occurring = occurring or [mark for mark in marks if any(mark in text for text in listed)]
@@ -109,10 +102,12 @@ def read_lists(
         names, places, written = _without_classes(cells, _separator(cells, occurring))
     else:
         names, places, written = _with_classes(cells, classes, occurring)
-    refuse_one_that_is_not_there(table, none_label, texts, names)
+    if none_label and not any(says_none(text, cells.none) for text in texts):
+        problem = f"is not in any cell of {table.path}; {suggestion(none_label, names)}"
+        raise OptionError("none_label", none_label, problem)
     count = len(table.rows)
-    none_rows = [row for row, text in enumerate(texts[:count]) if says_none(text, cells.none)]
     parts = tuple(places[start : start + count] for start in range(0, len(places), count))
+    none_rows = [row for row, text in enumerate(texts[:count]) if says_none(text, cells.none)]
     blank_rows = [row for row, text in enumerate(texts[:count]) if not text]
     return Lists(names, parts, written, cells.none, none_rows, blanks, blank_rows)
 
@@ -131,12 +126,6 @@ def _with_classes(
         raise DataError(_what_does_not_fit(cells, classes, _separator(cells, occurring)))
     written, places = next(iter(readings.items()))
     return classes, places, written
-
-
-def _refuse_brackets(cells: Cells) -> None:
-    for place, text in enumerate(cells.texts):
-        if text[:1] in ("[", "{"):
-            raise DataError(f"{cells.where(place)} holds {text!r}; write the labels bare, with | between them")
 
 
 def _separator(cells: Cells, occurring: Sequence[str]) -> str | None:
@@ -162,20 +151,14 @@ def _entries(text: str, separator: str | None) -> tuple[str, ...]:
 
 def _split(cells: Cells, separator: str | None) -> list[tuple[str, ...]]:
     """The labels of every cell; none where one says so."""
-    found = {
-        text: () if says_none(text, cells.none) else _entries(text, separator) for text in dict.fromkeys(cells.texts)
-    }
-    if cells.none:
-        _refuse_none_in_a_list(cells, found)
-    return [found[text] for text in cells.texts]
-
-
-def _refuse_none_in_a_list(cells: Cells, found: Mapping[str, tuple[str, ...]]) -> None:
-    for text, entries in found.items():
+    distinct = dict.fromkeys(cells.texts)
+    lists = {text: () if says_none(text, cells.none) else _entries(text, separator) for text in distinct}
+    for text, entries in lists.items() if cells.none else ():
         meant = [entry for entry in entries if entry in cells.none]
         others = [entry for entry in entries if entry not in cells.none]
         if meant and others:
             refuse_none_beside_others(cells.where(cells.texts.index(text)), meant[0], others[0], cells.none_said)
+    return [lists[text] for text in cells.texts]
 
 
 def _without_classes(cells: Cells, separator: str | None) -> tuple[tuple[str, ...], list[Places], str]:
@@ -183,12 +166,12 @@ def _without_classes(cells: Cells, separator: str | None) -> tuple[tuple[str, ..
     if separator == " ":
         remedy = f"Name the classes in a {CLASSES} beside the table, or separate them by |"
         refuse_what_may_be_names(f"{cells.table.path}: column {cells.columns[0]!r}", lists, remedy)
-    found = {name for entries in lists for name in entries}
-    if not found:
+    occurring = {name for entries in lists for name in entries}
+    if not occurring:
         blank = "is blank" if not cells.none else f"is blank or {quoted(sorted(cells.none))}"
         raise DataError(f"{cells.table.path}: column {cells.columns[0]!r} {blank} in every row; a model needs labels")
-    numbers = all(map(_is_integer, found))
-    names = tuple(sorted(found, key=lambda name: (int(name) if numbers else 0, name)))
+    numbers = all(map(_is_integer, occurring))
+    names = tuple(sorted(occurring, key=lambda name: (int(name) if numbers else 0, name)))
     place = {name: i for i, name in enumerate(names)}
     return names, [tuple(place[name] for name in entries) for entries in lists], _written("names", separator)
 
@@ -209,11 +192,7 @@ def _readings(cells: Cells, classes: tuple[str, ...], occurring: Sequence[str]) 
 
 
 def _written(kind: str, separator: str | None) -> str:
-    """How lists are written, as a message says it.
-
-    >>> _written("names", "|"), _written("names", " "), _written("names", None)
-    ("names separated by '|'", 'names separated by spaces', 'names, one in each cell')
-    """
+    """How lists are written, as a message says it."""
     if separator is None:
         return f"{kind}, one in each cell"
     if separator == IN_A_LIST:

@@ -1,7 +1,5 @@
 """Labels in rows: as a list in each image's row, or in long form, one row a label."""
 
-from __future__ import annotations
-
 from itertools import chain
 
 import numpy as np
@@ -10,20 +8,17 @@ from numpy import ndarray
 
 from probmcl.data.formats.table.class_columns import meanings
 from probmcl.data.formats.table.columns import Columns
-from probmcl.data.formats.table.flag_values import BLANK, flags_of, holds_flags
 from probmcl.data.formats.table.image_columns import Images, repeated
-from probmcl.data.formats.table.label_lists import MARKS, Labels, Lists, Places, read_lists
-from probmcl.data.formats.table.none_label import refuse_none_beside_others
-from probmcl.data.formats.table.policy import LabelPolicy
+from probmcl.data.formats.table.label_lists import MARKS, Classes, Labels, Lists, Places, read_lists
+from probmcl.data.formats.table.label_names import refuse_none_beside_others
+from probmcl.data.formats.table.policy import BLANK, LabelPolicy, flags_of, holds_flags, in_words
 from probmcl.data.formats.table.sheet import Table, quoted
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.options import ReadOptions
 from probmcl.errors import DataError
 
 
-def read_label_rows(
-    table: Table, columns: Columns, classes: tuple[str, ...] | None, images: Images, options: ReadOptions
-) -> Labels:
+def read_label_rows(table: Table, columns: Columns, classes: Classes, images: Images, options: ReadOptions) -> Labels:
     """The labels of tables that have a column of them: a list in each row, or one row a label."""
     if options.rows == "labels" or len(images.first) < len(table.rows):
         return _long_form(table, columns, classes, images, options)
@@ -35,101 +30,79 @@ def read_label_rows(
     return _lists_of_images(table, columns, classes, options)
 
 
-def _lists_of_images(table: Table, columns: Columns, classes: tuple[str, ...] | None, options: ReadOptions) -> Labels:
+def _lists_of_images(table: Table, columns: Columns, classes: Classes, options: ReadOptions) -> Labels:
     """One row an image; labels that the difficult column lists are not known."""
-    labels = columns.labels or ""
+    policy, labels = options.policy, columns.labels or ""
     read = [labels, columns.difficult] if columns.difficult else [labels]
     lists = read_lists(table, read, classes, none_label=options.none_label)
-    present, unknown = _pairs(lists.columns[0]), _pairs(lists.columns[1] if columns.difficult else [])
+    present, difficult = _pairs(lists.columns[0]), _pairs(lists.columns[1] if columns.difficult else [])
     blank_rows = np.array(lists.blank_rows, dtype=np.int64)
-    blanks = options.policy.blank_states(lists.names, otherwise="negative")
-    silent = _every(blank_rows, np.flatnonzero(blanks == State.UNKNOWN))
+    blanks = policy.blank_states(lists.names, otherwise="negative")
+    unknown = np.concatenate([difficult, _every(blank_rows, np.flatnonzero(blanks == State.UNKNOWN))])
+    size = np.int64(len(lists.names))
+    left = present @ [size, 1]
+    if len(unknown):  # which goes first
+        left = np.setdiff1d(left, unknown @ [size, 1])
+    rows, places = np.concatenate([np.stack(np.divmod(left, size), axis=1), unknown]).T
+    states = np.repeat(np.array([State.PRESENT, State.UNKNOWN], dtype=np.uint8), [len(left), len(unknown)])
     shape = (len(table.rows), len(lists.names))
-    states = _states(present, np.concatenate([unknown, silent]), shape, options.policy, lists.names)
-    said = meanings(options.policy, len(blank_rows), 0, "negative") if _says_anything(options.policy) else []
-    return Labels(lists.names, states, _said(f"labels {labels!r}", lists, said))
+    every = LabelStates.from_entries(rows, places, states, shape, chance=policy.chance(lists.names))
+    notes = meanings(policy, len(blank_rows), 0, "negative") if options.blank or options.minus_one else []
+    return Labels(lists.names, every, _written(f"labels {labels!r}", lists, notes))
 
 
-def _long_form(
-    table: Table, columns: Columns, classes: tuple[str, ...] | None, images: Images, options: ReadOptions
-) -> Labels:
+def _long_form(table: Table, columns: Columns, classes: Classes, images: Images, options: ReadOptions) -> Labels:
     """One row a label; a pair that is not there is absent, unless the policy or explicit zeros say otherwise."""
-    labels = columns.labels or ""
-    _refuse_difficult(table, columns)
+    if columns.difficult:
+        raise DataError(
+            f"{table.path}: column {columns.difficult!r} lists labels, which has no place where a row is one label; "
+            f"`ignore={columns.difficult}` leaves it out"
+        )
+    policy = options.policy
     none = "" if columns.presence and options.none_label is None else options.none_label
     marks = MARKS if classes else MARKS.replace(" ", "")  # one row a label: a space belongs to the name
-    lists = read_lists(table, [labels], classes, none_label=none, marks=marks)
+    lists = read_lists(table, [columns.labels or ""], classes, none_label=none, marks=marks)
     if options.rows is None:
         _refuse_what_may_be_lists(table, columns, images, lists, classes)
     flags = _presence(table, columns.presence)
-    _refuse_silent_pairs(table, columns, flags, options.policy)
-    blanks = options.policy.blank_states(lists.names, otherwise="negative")
-    rows, places = _pairs(lists.columns[0]).T
+    _refuse_silent_pairs(table, columns, flags, policy)
+    blanks = policy.blank_states(lists.names, otherwise="negative")
+    pairs = _pairs(lists.columns[0])
+    rows, places = pairs.T
     states = np.where(flags[rows] == BLANK, blanks[places], flags[rows])
-    _refuse_repeated_pairs(table, lists, images, rows, places, states, options)
+    _refuse_repeated_pairs(table, lists, images, pairs, states, options)
     _refuse_none_in_other_rows(table, lists, images, rows, options)
     of_none = images.of_row[np.array(lists.none_rows, dtype=np.int64)]
     known = _every(of_none, np.flatnonzero(blanks != State.ABSENT))  # none of them: all are absent
-    found = LabelStates.from_entries(
+    every = LabelStates.from_entries(
         np.concatenate([images.of_row[rows], known[:, 0]]),
         np.concatenate([places, known[:, 1]]),
         np.concatenate([states, np.zeros(len(known), dtype=np.uint8)]),
         (len(images.first), len(lists.names)),
         usual=blanks,
-        chance=options.policy.chance(lists.names),
+        chance=policy.chance(lists.names),
     )
-    return Labels(lists.names, found, _said_of_long_form(table, columns, images, lists, flags, options.policy))
+    what = f"one row a label: {len(table.rows):,} rows, {len(images.first):,} images, labels {columns.labels!r}"
+    return Labels(lists.names, every, _written(what, lists, _notes(columns, flags, policy)))
 
 
-def _said(what: str, lists: Lists, notes: list[str]) -> str:
-    """How labels are written, as it is said back."""
+def _written(what: str, lists: Lists, notes: list[str]) -> str:
     none = [f"{quoted(sorted(lists.none))} = none of them"] if lists.none else []
     none += [f"{quoted(sorted(lists.blanks))} = blank"] if lists.blanks else []
     count = f"{len(lists.names):,} {'label' if len(lists.names) == 1 else 'labels'}"
     return f"{what} ({'; '.join([f'{lists.written}, {count}', *none, *notes])})"
 
 
-def _said_of_long_form(
-    table: Table, columns: Columns, images: Images, lists: Lists, flags: UInt8[ndarray, "R"], policy: LabelPolicy
-) -> str:
-    what = f"one row a label: {len(table.rows):,} rows, {len(images.first):,} images, labels {columns.labels!r}"
+def _notes(columns: Columns, flags: UInt8[ndarray, "R"], policy: LabelPolicy) -> list[str]:
     notes = [f"{columns.presence!r} says which are there"] if columns.presence else []
     if policy.blank or policy.blank_of:
-        meaning = LabelPolicy(policy.blank, None, policy.blank_of).describe()
-        notes.append(meaning.replace("blank", "pairs that are not there", 1))
+        notes.append(f"pairs that are not there = {in_words(policy.blank, policy.blank_of)}")
     uncertain = int((flags == State.UNCERTAIN).sum())
-    notes += meanings(LabelPolicy(None, policy.minus_one, {}, policy.minus_one_of), 0, uncertain, "negative")
-    return _said(what, lists, notes)
-
-
-def _says_anything(policy: LabelPolicy) -> bool:
-    return bool(policy.blank or policy.minus_one or policy.blank_of or policy.minus_one_of)
-
-
-def _states(
-    present: Int[ndarray, "P 2"],
-    unknown: Int[ndarray, "U 2"],
-    shape: tuple[int, int],
-    policy: LabelPolicy,
-    names: tuple[str, ...],
-) -> LabelStates:
-    """What is present, and what is not known, which goes first."""
-    size = np.int64(shape[1])
-    left = present @ [size, 1]
-    if len(unknown):
-        left = np.setdiff1d(left, unknown @ [size, 1])
-    rows = np.concatenate([left // size, unknown[:, 0]])
-    classes = np.concatenate([left % size, unknown[:, 1]])
-    states = np.repeat(np.array([State.PRESENT, State.UNKNOWN], dtype=np.uint8), [len(left), len(unknown)])
-    return LabelStates.from_entries(rows, classes, states, shape, chance=policy.chance(names))
+    return notes + meanings(LabelPolicy(None, policy.minus_one, {}, policy.minus_one_of), 0, uncertain, "negative")
 
 
 def _pairs(lists: list[Places]) -> Int[ndarray, "P 2"]:
-    """Pairs (row, class).
-
-    >>> _pairs([(0, 2), (), (1,)]).tolist()
-    [[0, 0], [0, 2], [2, 1]]
-    """
+    """Pairs (row, class)."""
     lengths = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
     classes = np.fromiter(chain.from_iterable(lists), dtype=np.int64, count=int(lengths.sum()))
     return np.stack([np.repeat(np.arange(len(lists)), lengths), classes], axis=1)
@@ -140,68 +113,44 @@ def _every(rows: Int[ndarray, "K"], classes: Int[ndarray, "F"]) -> Int[ndarray, 
     return np.stack([np.repeat(rows, len(classes)), np.tile(classes, len(rows))], axis=1)
 
 
-# One row a label.
-
-
 def _presence(table: Table, column: str | None) -> UInt8[ndarray, "R"]:
     """What each row says of its label: present, without a column that says it."""
     if column is None:
         return np.full(len(table.rows), State.PRESENT, dtype=np.uint8)
-    texts = table.texts(column)
-    flags, wrong = flags_of(texts)
-    if wrong is not None:
-        raise DataError(
-            f"{table.where(wrong)}: column {column!r} holds {texts[wrong]!r}, not 0, 1, true, false, blank or -1; "
-            f"`ignore={column}` reads every label as present"
-        )
-    return flags
-
-
-def _refuse_difficult(table: Table, columns: Columns) -> None:
-    if columns.difficult:
-        raise DataError(
-            f"{table.path}: column {columns.difficult!r} lists labels, which has no place where a row is one label; "
-            f"`ignore={columns.difficult}` leaves it out"
-        )
+    return flags_of(table, column, f"`ignore={column}` reads every label as present")
 
 
 def _refuse_silent_pairs(table: Table, columns: Columns, flags: UInt8[ndarray, "R"], policy: LabelPolicy) -> None:
-    if policy.blank or not (columns.presence and np.isin(flags, (State.ABSENT, BLANK)).any()):
-        return
-    row = int(np.flatnonzero(np.isin(flags, (State.ABSENT, BLANK)))[0])
-    raise DataError(
-        f"{table.where(row)}: column {columns.presence!r} says which labels are not there: what of those that no row "
-        f"names? `blank=negative` reads them as absent, `blank=unknown` as not known"
-    )
+    silent = np.flatnonzero(np.isin(flags, (State.ABSENT, BLANK)))
+    if len(silent) and not policy.blank:
+        raise DataError(
+            f"{table.where(int(silent[0]))}: column {columns.presence!r} says which labels are not there: what of "
+            f"those that no row names? `blank=negative` reads them as absent, `blank=unknown` as not known"
+        )
 
 
-def _refuse_what_may_be_lists(
-    table: Table, columns: Columns, images: Images, lists: Lists, classes: tuple[str, ...] | None
-) -> None:
+def _refuse_what_may_be_lists(table: Table, columns: Columns, images: Images, lists: Lists, classes: Classes) -> None:
     """A path twice, and cells that may be lists: one row a label, or a mistake?"""
     texts = table.texts(columns.labels or "")
     spaced = classes is None and any(" " in text for text in texts if text not in lists.none)
-    if not spaced and all(len(places) <= 1 for places in lists.columns[0]):
-        return
-    raise repeated(
-        table,
-        images,
-        columns.path,
-        ", and cells may list several labels; `rows=labels` takes all rows of an image together, and spaces as part of "
-        "a name; `rows=images` wants each image in one row",
-    )
+    if spaced or any(len(places) > 1 for places in lists.columns[0]):
+        remedy = (
+            ", and cells may list several labels; `rows=labels` takes all rows of an image together, and spaces as "
+            "part of a name; `rows=images` wants each image in one row"
+        )
+        raise repeated(table, images, columns.path, remedy)
 
 
 def _refuse_repeated_pairs(
     table: Table,
     lists: Lists,
     images: Images,
-    rows: Int[ndarray, "P"],
-    places: Int[ndarray, "P"],
+    pairs: Int[ndarray, "P 2"],
     states: UInt8[ndarray, "P"],
     options: ReadOptions,
 ) -> None:
     """A pair that is said twice, unless rows are labels for certain and both say the same."""
+    rows, places = pairs.T
     keys = images.of_row[rows] * len(lists.names) + places
     order = np.argsort(keys, kind="stable")
     again = np.diff(keys[order]) == 0
@@ -225,8 +174,6 @@ def _refuse_none_in_other_rows(
         image = int(images.of_row[row])
         if image in has:
             other = next(int(r) for r in rows if images.of_row[r] == image)
-            label = next(iter(sorted(lists.none)))
+            where = f"{table.where(row)}, with row {table.lines[other]}"
             name = lists.names[lists.columns[0][other][0]]
-            refuse_none_beside_others(
-                f"{table.where(row)}, with row {table.lines[other]}", label, name, options.none_label
-            )
+            refuse_none_beside_others(where, min(lists.none), name, options.none_label)

@@ -3,29 +3,23 @@
 Folders are listed once: asking for each of a million files by itself takes far longer, above all on a network disk.
 """
 
-from __future__ import annotations
-
 import os
+import re
+import unicodedata
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from probmcl.data.formats.table.missing_files import what_is_missing
 from probmcl.data.formats.table.sheet import Table, listing
 from probmcl.data.image_files import is_image, walk
 from probmcl.data.records import Missing
 from probmcl.errors import DataError, OptionError
 
 BACKWARD = "'\\' in paths read as '/'"
-
-
-class Places(NamedTuple):
-    """The path of each row's image as text, and what had to be understood to find it."""
-
-    paths: list[str]
-    notes: list[str]
+Listed = Callable[[str], frozenset[str]]
+"""The names of the files in a folder, which is listed only once."""
 
 
 class _Reading(NamedTuple):
@@ -39,8 +33,8 @@ class _Reading(NamedTuple):
         return sum(file is None for file in self.files.values())
 
 
-def find_places(table: Table, column: str, images: Path | None, missing: Missing) -> Places:
-    """The image of each row under `images`, by default under the table's folder or its `images/`.
+def find_places(table: Table, column: str, images: Path | None, missing: Missing) -> tuple[list[str], list[str]]:
+    """The image of each row under `images`, else under the table's folder or its `images/`; and how they were found.
 
     An image that is not there is an error; with `missing="keep"` only if none is there.
     """
@@ -50,27 +44,20 @@ def find_places(table: Table, column: str, images: Path | None, missing: Missing
     if images and not images.is_dir():
         raise OptionError("images", images, "is not a folder")
     roots = [images] if images else _roots(here, texts)
-    best = _fullest(table, texts, roots, missing)
+    distinct, listed = list(dict.fromkeys(texts)), cache(_files_in)
+    readings = [_under(root, distinct, table, texts, listed) for root in roots]
+    best = min(readings, key=_Reading.lacking)
+    if not best.lacking() or missing == "keep":
+        _refuse_two_roots(table, readings, best.lacking())
     if best.lacking():
         best = _in_sub_folders(best, images or here, table, texts)
     absent = [row for row, text in enumerate(texts) if best.files[text] is None]
     if absent and (missing == "error" or best.lacking() == len(best.files)):
-        raise DataError(what_is_missing(table, texts, absent, roots if len(absent) == len(texts) else [best.root]))
+        raise DataError(_what_is_missing(table, texts, absent, roots if len(absent) == len(texts) else [best.root]))
     written = _slashed if BACKWARD in best.notes else str
     paths = [best.files[text] or _joined(best.root, written(text)) for text in texts]
     above = [] if images or best.root != own.parent else [f"paths begin at the folder above {own.name}/"]
-    return Places(paths, [*above, *best.notes])
-
-
-def _fullest(table: Table, texts: Sequence[str], roots: Sequence[Path], missing: Missing) -> _Reading:
-    """The texts under the root that has most of them."""
-    distinct = list(dict.fromkeys(texts))
-    listed = cache(_files_in)
-    found = [_under(root, distinct, table, texts, listed) for root in roots]
-    best = min(found, key=_Reading.lacking)
-    if not best.lacking() or missing == "keep":
-        _refuse_two_roots(table, found, best.lacking())
-    return best
+    return paths, [*above, *best.notes]
 
 
 def _roots(here: Path, texts: Sequence[str]) -> list[Path]:
@@ -117,9 +104,7 @@ def _joined(root: Path, text: str) -> str:
     return text if text.startswith("/") else f"{str(root).rstrip('/')}/{text}"
 
 
-def _under(
-    root: Path, distinct: Sequence[str], table: Table, texts: Sequence[str], listed: Callable[[str], frozenset[str]]
-) -> _Reading:
+def _under(root: Path, distinct: Sequence[str], table: Table, texts: Sequence[str], listed: Listed) -> _Reading:
     """The texts as paths below a root; those that lead nowhere with / for \\, or with an ending."""
     files = {text: _file(_joined(root, text), listed) for text in distinct}
     notes = []
@@ -131,26 +116,20 @@ def _under(
             notes.append(BACKWARD)
     bare = [text for text in distinct if files[text] is None and not is_image(text)]
     if bare:
-        ended = _with_endings(root, bare, table, texts, listed)
+        ended = _by_ending(root, bare, table, texts, listed)
         files |= ended
         notes += _counted(ended, "found by adding an ending")
     return _Reading(root, files, notes)
 
 
-def _file(path: str, listed: Callable[[str], frozenset[str]]) -> str | None:
+def _file(path: str, listed: Listed) -> str | None:
     folder, _, name = path.rpartition("/")
     return path if name in listed(folder or "/") else None
 
 
-def _with_endings(
-    root: Path, bare: Sequence[str], table: Table, texts: Sequence[str], listed: Callable[[str], frozenset[str]]
-) -> dict[str, str]:
+def _by_ending(root: Path, bare: Sequence[str], table: Table, texts: Sequence[str], listed: Listed) -> dict[str, str]:
     """Files that are named like the texts but for an ending."""
-
-    @cache
-    def by_stem(folder: str) -> dict[str, list[str]]:
-        return _by_stem((name, name) for name in listed(folder))
-
+    by_stem = cache(lambda folder: _by_stem((name, name) for name in listed(folder)))
     found: dict[str, str] = {}
     for text in bare:
         folder, _, stem = _joined(root, text).rpartition("/")
@@ -163,7 +142,7 @@ def _with_endings(
     return found
 
 
-def _by_stem(named: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
+def _by_stem(named: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """What images of each stem there are, of pairs (name, what)."""
     found: dict[str, list[str]] = defaultdict(list)
     for name, what in named:
@@ -181,7 +160,7 @@ def _in_sub_folders(reading: _Reading, root: Path, table: Table, texts: Sequence
     by_name: dict[str, list[str]] = defaultdict(list)
     for name, path in entries:
         by_name[name].append(path)
-    by_stem = _by_stem(iter(entries))
+    by_stem = _by_stem(entries)
     found: dict[str, str] = {}
     for text in bare:
         fitting = by_name.get(text) or ([] if is_image(text) else by_stem.get(text, []))
@@ -206,3 +185,51 @@ def _refuse_two_roots(table: Table, found: Sequence[_Reading], fewest: int) -> N
     if fewest < len(best[0].files) and any(reading.files != best[0].files for reading in best):
         where = listing(str(reading.root) for reading in best)
         raise DataError(f"{table.path}: its images exist under {where}; `images=FOLDER` says which")
+
+
+def _what_is_missing(table: Table, texts: Sequence[str], absent: Sequence[int], roots: Sequence[Path]) -> str:
+    """The first row whose image is not there, how many more there are, and the remedy."""
+    text = texts[absent[0]]
+    others = f", nor do {len(absent) - 1:,} more" if len(absent) > 1 else ""
+    where = " or ".join(f"{root}/" for root in roots)
+    return f"{table.where(absent[0])}: {text!r} does not exist under {where}{others}; {_remedy(text, roots)}"
+
+
+def _remedy(text: str, roots: Sequence[Path]) -> str:
+    if re.match(r"[A-Za-z]:[\\/]", text):
+        return (
+            f"{text[:2]!r} is a drive of another system: write paths from a folder on that contains all images, and "
+            f"name that with `images=FOLDER`"
+        )
+    for root in roots:
+        near = _only_alike(root, text)
+        if near is not None:
+            how = "case" if _normal(near) != _normal(text) else "Unicode normal form (é as one character or as two)"
+            return f"there is {near!r}, which differs only by {how}: rename one of them"
+    return "`images=FOLDER` says where the images are"
+
+
+def _only_alike(root: Path, text: str) -> str | None:
+    """The one file below a root whose path differs from the text by case or Unicode normal form alone."""
+    if text.startswith("/"):
+        return None
+    found = [""]
+    for part in os.path.normpath(text).split("/"):
+        found = [f"{path}/{name}" for path in found for name in _alike(root / path.lstrip("/"), part)]
+    files = [path.lstrip("/") for path in found if (root / path.lstrip("/")).is_file()]
+    return files[0] if len(files) == 1 else None
+
+
+def _alike(folder: Path, name: str) -> list[str]:
+    try:
+        return [other.name for other in folder.iterdir() if _folded(other.name) == _folded(name)]
+    except OSError:
+        return []
+
+
+def _normal(text: str) -> str:
+    return unicodedata.normalize("NFC", os.path.normpath(text))
+
+
+def _folded(text: str) -> str:
+    return unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).casefold())

@@ -1,20 +1,71 @@
-"""What a blank cell and a −1 mean: for all classes, and for some of them otherwise."""
+"""What a cell says of a class: 0 and 1, true and false, and what blank and −1 mean, for all classes or for some."""
 
-from __future__ import annotations
-
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 import numpy as np
 from jaxtyping import Float, UInt8
 from numpy import ndarray
 
+from probmcl.data.formats.table.sheet import Table
 from probmcl.data.labels import State
-from probmcl.errors import OptionError, suggestion
+from probmcl.errors import DataError, OptionError, suggestion
 
-BLANK: Mapping[str, State] = {"negative": State.ABSENT, "unknown": State.UNKNOWN}
-MINUS_ONE: Mapping[str, float] = {"unknown": np.nan, "negative": 0.0, "positive": 1.0}
+BLANK = 4
+"""Beside the four states: a cell that says nothing, whose meaning the label policy gives."""
+
+FLAG_VALUES: Mapping[str, int] = {
+    **dict.fromkeys(("0", "0.0", "false", "no"), State.ABSENT),
+    **dict.fromkeys(("1", "1.0", "true", "yes"), State.PRESENT),
+    **dict.fromkeys(("-1", "-1.0"), State.UNCERTAIN),
+    **dict.fromkeys(("", "nan", "na", "n/a", "null", "none"), BLANK),
+}
+NUMBER = re.compile(r"([+-]?[01])(\.0*|,(?!000$)0+)?(e[+-]?0+)?", re.IGNORECASE)
+"""0, 1 and −1 with zeros behind a point or a comma; 1,000 may be a thousand."""
+
+BLANK_MEANINGS: Mapping[str, State] = {"negative": State.ABSENT, "unknown": State.UNKNOWN}
+MINUS_ONE_MEANINGS: Mapping[str, float] = {"unknown": np.nan, "negative": 0.0, "positive": 1.0}
 SOFT = "soft:"
+
+
+def flag_value(text: str) -> int | None:
+    """The state that a cell says, or BLANK; None where it is no flag.
+
+    >>> [flag_value(text) == State.PRESENT for text in ("Yes", "1.00", "1,0", "1.000e+00", "1,000", "0.00")]
+    [True, True, True, True, False, False]
+    """
+    value = FLAG_VALUES.get(text.lower())
+    if value is None and (number := NUMBER.fullmatch(text)):
+        return FLAG_VALUES[str(int(number[1]))]
+    return value
+
+
+def holds_flags(texts: Sequence[str], *, least: float = 1.0) -> bool:
+    """Whether at least this share of the cells that are not blank are flags, and one of them at all.
+
+    >>> holds_flags(["1", "", "0"]), holds_flags(["1", "64"]), holds_flags(["1", "64"], least=0.5)
+    (True, False, True)
+    """
+    times = Counter(texts)
+    values = {text: flag_value(text) for text in times}
+    flags = sum(times[text] for text, value in values.items() if value not in (BLANK, None))
+    others = sum(times[text] for text, value in values.items() if value is None)
+    return flags > 0 and flags >= least * (flags + others)
+
+
+def flags_of(table: Table, column: str, remedy: str) -> UInt8[ndarray, "N"]:
+    """The state of each cell of a column, or BLANK; an error for a cell that is no flag."""
+    texts = table.texts(column)
+    values = {text: flag_value(text) for text in set(texts)}
+    if None in values.values():
+        row = next(row for row, text in enumerate(texts) if values[text] is None)
+        raise DataError(
+            f"{table.where(row)}: column {column!r} holds {texts[row]!r}, not 0, 1, true, false, blank or -1; {remedy}"
+        )
+    return np.fromiter((values[text] or 0 for text in texts), dtype=np.uint8, count=len(texts))
 
 
 @dataclass(frozen=True)
@@ -34,82 +85,69 @@ class LabelPolicy:
     minus_one_of: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, blank: Sequence[str] = (), minus_one: Sequence[str] = ()) -> LabelPolicy:
+    def of(cls, blank: Sequence[str] = (), minus_one: Sequence[str] = ()) -> Self:
         """Return the policy that the options of these names describe: MEANING, or CLASS=MEANING for one class.
 
         >>> LabelPolicy.of(["negative"], ["unknown", "Edema=soft:0.6"]).minus_one_of
         {'Edema': 'soft:0.6'}
         """
-        blanks, others = _meanings("blank", blank), _meanings("minus_one", minus_one)
-        for meaning in blanks.values():
-            _refuse("blank", meaning, meaning in BLANK)
-        for meaning in others.values():
-            _refuse("minus_one", meaning, meaning in MINUS_ONE or _chance(meaning) is not None)
+        words = [*MINUS_ONE_MEANINGS, "soft:P with P between 0 and 1, as soft:0.6"]
+        blanks = _meanings("blank", blank, BLANK_MEANINGS.__contains__, [*BLANK_MEANINGS])
+        others = _meanings("minus_one", minus_one, lambda meaning: _chance(meaning) is not None, words)
         return cls(blanks.pop("", None), others.pop("", None), blanks, others)
 
     def blank_states(self, names: Sequence[str], *, otherwise: str) -> UInt8[ndarray, "C"]:
         """The state of a blank in each class; `otherwise` where nothing was said."""
-        refuse_other_classes("blank", self.blank_of, names)
-        return np.array([BLANK[self.blank_of.get(name, self.blank or otherwise)] for name in names], dtype=np.uint8)
+        _refuse_other_classes("blank", self.blank_of, names)
+        meanings = (self.blank_of.get(name, self.blank or otherwise) for name in names)
+        return np.array([BLANK_MEANINGS[meaning] for meaning in meanings], dtype=np.uint8)
 
     def chance(self, names: Sequence[str]) -> Float[ndarray, "C"]:
         """How likely an uncertain label of each class is present, NaN for not known."""
-        refuse_other_classes("minus_one", self.minus_one_of, names)
+        _refuse_other_classes("minus_one", self.minus_one_of, names)
         meanings = (self.minus_one_of.get(name, self.minus_one or "unknown") for name in names)
-        return np.array([_number(meaning) for meaning in meanings], dtype=np.float32)
-
-    def describe(self) -> str:
-        """What was said, for a summary; nothing where nothing was.
-
-        >>> LabelPolicy.of(["negative"], ["unknown", "Edema=soft:0.6"]).describe()
-        "blank = negative; -1 = unknown, 'Edema' soft:0.6"
-        """
-        said = {"blank": (self.blank, self.blank_of), "-1": (self.minus_one, self.minus_one_of)}
-        parts = []
-        for mark, (general, single) in said.items():
-            meanings = [general] if general else []
-            meanings += [f"{name!r} {meaning}" for name, meaning in single.items()]
-            if meanings:
-                parts.append(f"{mark} = {', '.join(meanings)}")
-        return "; ".join(parts)
+        return np.array([_chance(meaning) for meaning in meanings], dtype=np.float32)
 
 
-def refuse_other_classes(option: str, meanings: Mapping[str, str], names: Sequence[str]) -> None:
-    """Refuse a meaning for a class that does not exist."""
+def in_words(general: str | None, single: Mapping[str, str]) -> str:
+    """The meaning for all classes and those for single ones, as a message has them.
+
+    >>> in_words("unknown", {"Edema": "soft:0.6"})
+    "unknown, 'Edema' soft:0.6"
+    """
+    return ", ".join([*([general] if general else []), *(f"{name!r} {meaning}" for name, meaning in single.items())])
+
+
+def _refuse_other_classes(option: str, meanings: Mapping[str, str], names: Sequence[str]) -> None:
     for name in meanings:
         if name not in names:
             problem = f"names no class: there is no {name!r}; {suggestion(name, names)}"
             raise OptionError(option, f"{name}={meanings[name]}", problem)
 
 
-def _meanings(option: str, values: Sequence[str]) -> dict[str, str]:
+def _meanings(
+    option: str, values: Sequence[str], is_meaning: Callable[[str], bool], allowed: Sequence[str]
+) -> dict[str, str]:
     """Return meanings by class, that of all others under the empty name."""
     meanings: dict[str, str] = {}
     for value in values:
         name, _, meaning = value.rpartition("=")
-        if name in meanings and meanings[name] != meaning:
+        if meanings.setdefault(name, meaning) != meaning:
             which = f"for {name!r}" if name else "for all classes"
             raise OptionError(option, value, f"contradicts {meanings[name]} {which}; give one of them")
-        meanings[name] = meaning
+    for meaning in meanings.values():
+        if not is_meaning(meaning):
+            problem = f"must be {', '.join(allowed[:-1])} or {allowed[-1]}; CLASS=… for one class alone"
+            raise OptionError(option, meaning, problem)
     return meanings
 
 
-def _refuse(option: str, meaning: str, allowed: bool) -> None:
-    if not allowed:
-        words = [*BLANK] if option == "blank" else [*MINUS_ONE, "soft:P with P between 0 and 1, as soft:0.6"]
-        problem = f"must be {', '.join(words[:-1])} or {words[-1]}; CLASS=… for one class alone"
-        raise OptionError(option, meaning, problem)
-
-
 def _chance(meaning: str) -> float | None:
-    """The number behind soft:, if it is one between 0 and 1."""
+    """How likely −1 is present, a number between 0 and 1 after soft:; None where it is no meaning."""
+    if meaning in MINUS_ONE_MEANINGS:
+        return MINUS_ONE_MEANINGS[meaning]
     try:
         number = float(meaning.removeprefix(SOFT)) if meaning.startswith(SOFT) else np.nan
     except ValueError:
         return None
     return number if 0 < number < 1 else None
-
-
-def _number(meaning: str) -> float:
-    found = _chance(meaning)
-    return MINUS_ONE[meaning] if found is None else found

@@ -1,7 +1,4 @@
-"""A CSV, TSV or Parquet file as rows of cells, each of which knows its line.
-
-Columns are found by name. A file that gives two readings, or none, is refused with what decides.
-"""
+"""A CSV, TSV or Parquet file as rows of cells, each of which knows its line; columns are found by name."""
 
 import csv
 import io
@@ -9,8 +6,9 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from probmcl.errors import DataError, OptionError, suggestion
 
@@ -53,8 +51,8 @@ class Table:
 
     def texts(self, column: str) -> list[str]:
         """The same without the lines."""
-        place = self.columns.index(column)
-        return [row[place] for row in self.rows]
+        index = self.columns.index(column)
+        return [row[index] for row in self.rows]
 
     def where(self, row: int) -> str:
         """The file and the line of a row, as a message names them.
@@ -67,20 +65,17 @@ class Table:
 
 
 def load(path: Path, fits: Callable[[Sequence[str]], bool], *, row: str = "image") -> Table:
-    """Read a file whose header fits: every row has a cell for each column, and no two columns share a name.
-
-    `row` is what a row stands for.
-    """
+    """Read a file whose header fits; no two columns share a name, and `row` is what a row stands for."""
     if path.suffix.lower() == PARQUET:
-        from probmcl.data.formats.table.parquet import load_parquet
-
-        return load_parquet(path, row=row)
-    delimiter, columns = header(path, fits)
-    refuse_repeated_names(path, columns)
+        return _load_parquet(path, row)
+    delimiter, columns = _header(path, fits)
+    _refuse_repeated_names(path, columns)
     rows, lines = [], []
     for line, cells in _numbered(path, delimiter):
         if len(cells) != len(columns):
-            raise DataError(_wrong_width(path, line, cells, columns, delimiter))
+            quotes = f"put a cell that holds {delimiter!r} into quotes"
+            remedy = quotes if len(cells) > len(columns) else "add the missing ones"
+            raise DataError(f"{path}: row {line}: {len(cells)} cells for {len(columns)} columns; {remedy}")
         rows.append(tuple(cell.strip() for cell in cells))
         lines.append(line)
     if not rows:
@@ -89,37 +84,31 @@ def load(path: Path, fits: Callable[[Sequence[str]], bool], *, row: str = "image
 
 
 def names_of_columns(path: Path, fits: Callable[[Sequence[str]], bool]) -> list[str]:
-    """The names of the columns alone."""
+    """The names of the columns alone; no row is read."""
     if path.suffix.lower() == PARQUET:
-        from probmcl.data.formats.table.parquet import parquet_columns
-
-        return parquet_columns(path)
-    return header(path, fits)[1]
+        return [str(name) for name in _parquet(path, "read_schema").names]
+    return _header(path, fits)[1]
 
 
-def refuse_repeated_names(path: Path, columns: Sequence[str]) -> None:
-    """An error for two columns of one name."""
+def _refuse_repeated_names(path: Path, columns: Sequence[str]) -> None:
     repeated = [name for name, times in Counter(columns).items() if name and times > 1]
     if repeated:
         raise DataError(f"{path}: row 1: two columns are named {repeated[0]!r}; rename one")
 
 
-def header(path: Path, fits: Callable[[Sequence[str]], bool]) -> tuple[str, list[str]]:
+def _header(path: Path, fits: Callable[[Sequence[str]], bool]) -> tuple[str, list[str]]:
     """The delimiter and the names of the columns; of several delimiters, the one whose names fit."""
     if path.suffix.lower() not in DELIMITERS:
         raise DataError(f"{path}: a table ends in {' or '.join(SUFFIXES)}; this file does not")
+    marks = DELIMITERS[path.suffix.lower()]
     first = next((line for line in io.StringIO(read_text(path), newline="") if line.strip()), "").strip("\r\n")
-    readings = {
-        mark: [name.strip() for name in next(csv.reader([first], delimiter=mark), [])]
-        for mark in DELIMITERS[path.suffix.lower()]
-        if mark in first
-    }
+    cells = {mark: next(csv.reader([first], delimiter=mark), []) for mark in marks if mark in first}
+    readings = {mark: [name.strip() for name in names] for mark, names in cells.items()}
     if len(readings) > 1:
-        fit = {mark: names for mark, names in readings.items() if fits(names)}
-        if len(fit) != 1:
-            raise DataError(f"{path}: row 1: the header holds {quoted(readings)}; separate its columns by one of them")
-        readings = fit
-    return next(iter(readings.items()), (DELIMITERS[path.suffix.lower()][0], [first.strip().strip('"')]))
+        readings = {mark: names for mark, names in readings.items() if fits(names)}
+        if len(readings) != 1:
+            raise DataError(f"{path}: row 1: the header holds {quoted(cells)}; separate its columns by one of them")
+    return next(iter(readings.items()), (marks[0], [first.strip().strip('"')]))
 
 
 def read_text(path: Path) -> str:
@@ -159,8 +148,7 @@ def refuse_wrong_columns(table: Table, given: Mapping[str, str | None]) -> set[s
             continue
         refuse_a_column_that_is_not_there(table, option, column)
         if column in taken:
-            problem = f"is also `{taken[column]}`; a column of {table.path} has one role"
-            raise OptionError(option, column, problem)
+            raise OptionError(option, column, f"is also `{taken[column]}`; a column of {table.path} has one role")
         taken[column] = option
     return set(taken)
 
@@ -202,6 +190,38 @@ def _numbered(path: Path, delimiter: str) -> Iterable[tuple[int, list[str]]]:
         raise DataError(f"{path}: row {line}: {error}; mend the quotes of this row") from error
 
 
-def _wrong_width(path: Path, line: int, row: Sequence[str], columns: Sequence[str], delimiter: str) -> str:
-    remedy = f"put a cell that holds {delimiter!r} into quotes" if len(row) > len(columns) else "add the missing ones"
-    return f"{path}: row {line}: {len(row)} cells for {len(columns)} columns; {remedy}"
+def _load_parquet(path: Path, row: str) -> Table:
+    """All cells as text: null is blank, a list stays a list, and rows are numbered from 1, as there are no lines."""
+    _refuse_repeated_names(path, [str(name) for name in _parquet(path, "read_schema").names])
+    table = _parquet(path, "read_table")
+    if not table.num_rows:
+        raise DataError(f"{path}: has no rows; each {row} is a row")
+    columns = [[_text(value) for value in column.to_pylist()] for column in table.columns]
+    names = tuple(str(name) for name in table.column_names)
+    return Table(path, names, tuple(zip(*columns, strict=True)), tuple(range(1, table.num_rows + 1)))
+
+
+def _text(value: Any) -> str:
+    """A cell as the text that a CSV file would have.
+
+    >>> _text(None), _text(True), _text(7), _text(1.0), _text(" cat "), _text(["cat|dog", "emu"])
+    ('', 'true', '7', '1.0', 'cat', '\\x01cat|dog\\x01emu')
+    """
+    if isinstance(value, list):
+        return "".join(f"{IN_A_LIST}{_text(item)}" for item in value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value).strip()
+
+
+def _parquet(path: Path, read: Literal["read_schema", "read_table"]) -> Any:
+    """What pyarrow reads from a file; Any, since it has no types."""
+    if not path.is_file():
+        raise DataError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
+    try:
+        return getattr(import_module("pyarrow.parquet"), read)(path)
+    except ImportError:
+        raise DataError(f"{path}: needs pyarrow; pip install 'probmcl[parquet]', or save it as CSV") from None
+    except (ValueError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{path}: is no Parquet file that pyarrow reads ({reason}); save it anew") from error

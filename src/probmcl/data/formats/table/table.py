@@ -3,31 +3,24 @@
 Columns are found by name. Wherever a table can be read in two ways, it is not read but answered with what decides.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 
-from probmcl.data.formats.table.alike_names import alike_names
 from probmcl.data.formats.table.class_columns import read_class_columns
 from probmcl.data.formats.table.columns import Columns, find_columns, has_a_path_column
-from probmcl.data.formats.table.hierarchy_table import read_hierarchy
-from probmcl.data.formats.table.image_columns import (
-    Images,
-    groups_of,
-    images_of,
-    repeated,
-    splits_of,
-    values_of,
-    weights_of,
-)
-from probmcl.data.formats.table.label_lists import CLASSES, Labels, read_classes
+from probmcl.data.formats.table.image_columns import groups_of, images_of, repeated, splits_of, values_of, weights_of
+from probmcl.data.formats.table.label_lists import CLASSES, read_classes
+from probmcl.data.formats.table.label_names import alike_names
 from probmcl.data.formats.table.long_form import read_label_rows
 from probmcl.data.formats.table.places import find_places
-from probmcl.data.formats.table.sheet import SUFFIXES, Table, listing, load, names_of_columns
+from probmcl.data.formats.table.sheet import SUFFIXES, Table, listing, load, named, names_of_columns, only_column
+from probmcl.data.hierarchy import parents_of
 from probmcl.data.options import ReadOptions
 from probmcl.data.records import Missing, Origin, Records
-from probmcl.errors import DataError, OptionError
+from probmcl.errors import DataError, OptionError, suggestion
+
+CHILD = ("child", "class", "name")
+PARENT = ("parent", "superclass", "above")
 
 
 def recognizes(folder: Path) -> bool:
@@ -91,51 +84,43 @@ def records_of(table: Table, options: ReadOptions, root: Path | None, keep: Sequ
     classes = read_classes(table.folder / CLASSES)
     columns = find_columns(table, classes, options, keep)
     _refuse_options_for_lists(table, columns, options)
-    places = find_places(table, columns.path, root, missing)
-    images = images_of(places.paths)
+    paths, notes = find_places(table, columns.path, root, missing)
+    images = images_of(paths)
     if (columns.labels is None or options.rows == "images") and len(images.first) < len(table.rows):
         raise repeated(table, images, columns.path, "; give each image one row")
-    labels = _labels(table, columns, classes, images, options)
-    understood = _understood(columns, labels.written, [*places.notes, *alike_names(labels.names)])
+    if columns.labels is None:
+        labels = read_class_columns(table, columns.classes, columns.difficult, options.policy)
+    else:
+        labels = read_label_rows(table, columns, classes, images, options)
+    understood = _understood(columns, labels.written, [*notes, *alike_names(labels.names)])
+    lines = None if table.files else tuple(table.lines[row] for row in images.first)  # not of several files
     return Records.from_labels(
         labels.names,
-        [Path(places.paths[row]) for row in images.first],
+        [Path(paths[row]) for row in images.first],
         splits_of(table, columns.split, images),
         labels.states,
         group=groups_of(table, columns.group, images),
         hierarchy=_hierarchy(options.hierarchy, labels.names),
-        origin=Origin(table.path, understood, _lines(table, images)),
+        origin=Origin(table.path, understood, lines),
         weight=weights_of(table, columns.weight, images),
         columns={column: tuple(values_of(table, column, images)) for column in keep},
     )
-
-
-def _labels(
-    table: Table, columns: Columns, classes: tuple[str, ...] | None, images: Images, options: ReadOptions
-) -> Labels:
-    if columns.labels is not None:
-        return read_label_rows(table, columns, classes, images, options)
-    return read_class_columns(table, columns.classes, columns.difficult, options.policy)
 
 
 def _refuse_options_for_lists(table: Table, columns: Columns, options: ReadOptions) -> None:
     if columns.labels is not None:
         return
     if options.rows == "labels":
-        raise OptionError(
-            "rows",
-            "labels",
+        problem = (
             f"is for a column of labels; in {table.path} each class has a column "
             f"({listing(map(repr, columns.classes))}) and each row is an image: leave it out, or name the column of "
-            f"the labels with `labels_column`",
+            f"the labels with `labels_column`"
         )
+        raise OptionError("rows", "labels", problem)
     if options.none_label:
-        raise OptionError(
-            "none_label",
-            options.none_label,
-            f"is for lists of labels; in {table.path} each class has a column: `ignore={options.none_label}` leaves "
-            f"that one out",
-        )
+        problem = f"is for lists of labels; in {table.path} each class has a column"
+        remedy = f"`ignore={options.none_label}` leaves that one out"
+        raise OptionError("none_label", options.none_label, f"{problem}: {remedy}")
 
 
 def _hierarchy(path: Path | None, names: tuple[str, ...]) -> dict[str, str] | None:
@@ -145,14 +130,30 @@ def _hierarchy(path: Path | None, names: tuple[str, ...]) -> dict[str, str] | No
         raise OptionError("hierarchy", path, f"cannot be used: {error}") from error
 
 
-def _lines(table: Table, images: Images) -> tuple[int, ...] | None:
-    """The line of each image; rows of several files have none that could be named alone."""
-    return None if table.files else tuple(table.lines[row] for row in images.first)
-
-
 def _understood(columns: Columns, written: str, notes: Sequence[str]) -> str:
-    """Which column was taken for what, to be said back."""
     others = {"split": columns.split, "difficult": columns.difficult, "group": columns.group, "weight": columns.weight}
-    said = [f"{role} {column!r}" for role, column in others.items() if column]
+    roles = [f"{role} {column!r}" for role, column in others.items() if column]
     unread = [f"not read: {listing(map(repr, columns.unread))}"] if columns.unread else []
-    return "; ".join([", ".join([f"path column {columns.path!r}", written, *said]), *unread, *notes])
+    return "; ".join([", ".join([f"path column {columns.path!r}", written, *roles]), *unread, *notes])
+
+
+def read_hierarchy(path: Path, names: Sequence[str]) -> dict[str, str]:
+    """The parent of each class that has one, from a table with the columns child and parent."""
+    table = load(path, lambda columns: bool(named(columns, CHILD)) and bool(named(columns, PARENT)), row="pair")
+    columns = [only_column(table, wanted, set(), "rename one") for wanted in (CHILD, PARENT)]
+    if columns[0] is None or columns[1] is None:
+        raise DataError(f"{path}: row 1: its columns are {', '.join(table.columns)}; name them child and parent")
+    parents: dict[str, str] = {}
+    for row, pair in enumerate(zip(table.texts(columns[0]), table.texts(columns[1]), strict=True)):
+        for name in pair:
+            if name not in names:
+                raise DataError(f"{table.where(row)}: {name!r} is no class of the data; {suggestion(name, names)}")
+        child, parent = pair
+        if parents.setdefault(child, parent) != parent:
+            both = f"{parents[child]!r} and {parent!r}"
+            raise DataError(f"{table.where(row)}: {child!r} has the parents {both}; leave one")
+    try:
+        parents_of(names, parents)
+    except ValueError as error:
+        raise DataError(f"{path}: {error}") from error
+    return parents
