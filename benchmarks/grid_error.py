@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import elu
 
 from probmcl.mixture import IsotropicMixture, correlation
-from probmcl.mixture.components import components_that_count
+from probmcl.mixture.density import components_that_count
 from probmcl.mixture.feature_map import cosines, features
 from probmcl.mixture.grid import ERROR, Grid, grid_for
 

@@ -15,7 +15,7 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch: threads that wait on 
 import torch
 
 import probmcl.inference
-from probmcl.runtime.device import CPU_PIXELS
+from probmcl.runtime.machine import CPU_PIXELS
 from rounds import alternate, median_ratio
 
 import timm  # isort: skip  # after probmcl, which makes torchvision safe

@@ -222,7 +222,7 @@ def _shared_keys(options: Mapping[str, Any]) -> dict[str, Any]:
 def _merge(recipe: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe with the options taking precedence; tables are merged key by key."""
     from probmcl.run_folder import CONFIG, PREPROCESSING, RunFolder
-    from probmcl.runtime.workers import default_workers
+    from probmcl.runtime.machine import default_workers
 
     base: dict[str, Any] = {"workers": default_workers()} | recipe
     earlier = RunFolder(Path(str(keys.get("encoder", {}).get("weights"))))
@@ -421,8 +421,8 @@ def _resume_comparison(
     from probmcl.experiments.runner import ComparisonRunner
     from probmcl.files import read_json, write_json
     from probmcl.run_folder import COMPARISON, SPLIT
-    from probmcl.runtime.device import find_device
     from probmcl.runtime.distributed import barrier, is_main_process
+    from probmcl.runtime.machine import find_device
     from probmcl.settings import MethodSpec, load_settings
 
     if is_main_process():
@@ -503,7 +503,7 @@ def check(
         Counts, statistics and duplicates, the list `findings`, and a `verdict`: fine, warnings or blocked.
     """
     from probmcl.data import audit
-    from probmcl.runtime.workers import default_workers
+    from probmcl.runtime.machine import default_workers
 
     n_workers = default_workers() if workers is None else workers
     return audit.check(data, images, read, checks, seed=seed, workers=n_workers, console=console or Console())

@@ -19,7 +19,7 @@ from probmcl.data.intensity import IntensityRange
 from probmcl.errors import OptionError, SettingsError, suggestion
 from probmcl.methods import METHODS, find_method, full_name
 from probmcl.run_folder import CONFIG
-from probmcl.runtime.device import find_device
+from probmcl.runtime.machine import find_device
 from probmcl.training.optimizer import Training
 
 AUTO = ("bce", "probmcl")

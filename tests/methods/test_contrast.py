@@ -1,3 +1,4 @@
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -9,15 +10,19 @@ from torch.nn.functional import normalize
 from helpers.images import label_space
 from probmcl import overlap
 from probmcl.encoders import PrecomputedFeatures
-from probmcl.methods.collapse import STATISTICS
 from probmcl.methods.contrast import (
+    SMALLEST_GAP,
+    STATISTICS,
     Overlap,
     ProjectedContrast,
     ProjectionHead,
+    collapse_statistics,
+    collapse_warning,
     gather_rows,
     label_overlap,
     self_columns,
 )
+from probmcl.mixture import IsotropicMixture
 
 
 class TestProjection:
@@ -140,3 +145,186 @@ def test_equal_images_collapse_in_the_signs() -> None:
     terms = method(torch.ones(2, 5, 12), *batch()[1:]).terms
     assert terms["similarity_negative"].item() == pytest.approx(1)
     assert terms["feature_cosine"].item() == pytest.approx(1)
+
+
+N, C, D = 5, 4, 7
+SIGNS = {
+    "effective_components",
+    "mean_coordinate",
+    "feature_cosine",
+    "similarity_positive",
+    "similarity_negative",
+    "rows_without_positives",
+}
+
+
+def mixture(log_weight: Tensor) -> IsotropicMixture:
+    return IsotropicMixture(log_weight, torch.zeros_like(log_weight), torch.ones_like(log_weight), dim=1)
+
+
+def step(n_views: int) -> tuple[Tensor, IsotropicMixture, Tensor, Tensor]:
+    """A random step in which image 2 has no positive, and image 4 only the other views of itself."""
+    generator = torch.Generator().manual_seed(n_views)
+    rows = n_views * N
+    features = torch.randn(rows, D, generator=generator)
+    weights = torch.randn(rows, C, generator=generator).log_softmax(1)
+    similarity = torch.rand(rows, rows, generator=generator)
+    images = torch.zeros(N, N, dtype=torch.bool)
+    images[[0, 1, 0, 3, 4], [1, 0, 3, 0, 4]] = True
+    positive = images.repeat(n_views, n_views).fill_diagonal_(False)
+    return features, mixture(weights), similarity, positive
+
+
+def slow_signs(
+    features: Tensor, mixed: IsotropicMixture, similarity: Tensor, positive: Tensor, n_views: int
+) -> dict[str, float]:
+    rows = [x.tolist() for x in features.double()]
+    lengths = [math.sqrt(sum(a * a for a in row)) for row in rows]
+    unit = [[a / length for a in row] for row, length in zip(rows, lengths, strict=True)]
+    image = [i for _ in range(n_views) for i in range(len(rows) // n_views)]
+    weights = mixed.log_weight.double().exp().tolist()
+    cosines, alike, unlike, alone = [], [], [], 0
+    for i, one in enumerate(unit):
+        for j, other in enumerate(unit):
+            if image[i] != image[j]:
+                cosines.append(sum(a * b for a, b in zip(one, other, strict=True)))
+            if positive[i, j]:
+                alike.append(similarity[i, j].item())
+            elif i != j:
+                unlike.append(similarity[i, j].item())
+        alone += not any(positive[i, j] and image[i] != image[j] for j in range(len(rows)))
+    return {
+        "effective_components": sum(1 / sum(w * w for w in row) for row in weights) / len(rows),
+        "mean_coordinate": sum(abs(sum(row)) / math.sqrt(len(row)) for row in unit) / len(rows),
+        "feature_cosine": sum(cosines) / len(cosines),
+        "similarity_positive": sum(alike) / len(alike),
+        "similarity_negative": sum(unlike) / len(unlike),
+        "rows_without_positives": alone / len(rows),
+    }
+
+
+@pytest.mark.parametrize("n_views", [2, 3])
+@pytest.mark.parametrize("sign", sorted(SIGNS))
+def test_each_sign_is_what_a_slow_loop_finds(sign: str, n_views: int) -> None:
+    assert collapse_statistics(*step(n_views), n_views=n_views)[sign].item() == pytest.approx(
+        slow_signs(*step(n_views), n_views)[sign], rel=1e-5
+    )
+
+
+def test_there_are_six_signs_each_one_number_without_gradient() -> None:
+    features, mixed, similarity, positive = step(2)
+    seen = collapse_statistics(features.requires_grad_(), mixed, similarity.requires_grad_(), positive, n_views=2)
+    assert set(seen) == SIGNS
+    assert all(x.shape == () and not x.requires_grad for x in seen.values())
+
+
+def test_without_a_mixture_there_are_five_of_the_six_signs_and_they_are_the_same() -> None:
+    features, mixed, similarity, positive = step(2)
+    expected = collapse_statistics(features, mixed, similarity, positive, n_views=2)
+    seen = collapse_statistics(features, None, similarity, positive, n_views=2)
+    assert set(seen) == SIGNS - {"effective_components"}
+    assert all(torch.equal(x, expected[name]) for name, x in seen.items())
+
+
+@pytest.mark.parametrize("direction", [1.0, -1.0])
+def test_features_all_in_the_direction_of_ones_have_mean_coordinate_one(direction: float) -> None:
+    _, mixed, similarity, positive = step(2)
+    features = direction * torch.linspace(1, 9, 2 * N)[:, None].expand(-1, D)  # of any length
+    seen = collapse_statistics(features.contiguous(), mixed, similarity, positive, n_views=2)
+    assert seen["mean_coordinate"].item() == pytest.approx(1, abs=1e-6)
+    assert seen["feature_cosine"].item() == pytest.approx(1, abs=1e-6)
+
+
+def test_features_at_right_angles_have_cosine_zero_between_images() -> None:
+    _, mixed, similarity, positive = step(2)
+    seen = collapse_statistics(
+        torch.eye(N, D).repeat(2, 1), mixed, similarity, positive, n_views=2
+    )  # views agree, images do not
+    assert seen["feature_cosine"] == 0
+
+
+@pytest.mark.parametrize(
+    ("log_weight", "expected"),
+    [
+        (torch.full((2 * N, C), -math.log(C)), C),
+        (torch.tensor([0.0] + [-math.inf] * (C - 1)).repeat(2 * N, 1), 1),
+        (torch.tensor([-math.log(2), -math.log(2)] + [-math.inf] * (C - 2)).repeat(2 * N, 1), 2),
+    ],
+    ids=["even", "one", "two"],
+)
+def test_effective_components_counts_those_that_carry_the_weight(log_weight: Tensor, expected: int) -> None:
+    features, _, similarity, positive = step(2)
+    seen = collapse_statistics(features, mixture(log_weight), similarity, positive, n_views=2)
+    assert seen["effective_components"].item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_row_whose_only_positives_are_its_own_views_counts_as_without() -> None:
+    features, mixed, similarity, _ = step(2)
+    own_views = torch.eye(N, dtype=torch.bool).repeat(2, 2).fill_diagonal_(False)
+    assert collapse_statistics(features, mixed, similarity, own_views, n_views=2)["rows_without_positives"] == 1
+    own_views[0, N + 1] = True
+    assert collapse_statistics(features, mixed, similarity, own_views, n_views=2)[
+        "rows_without_positives"
+    ].item() == pytest.approx(1 - 1 / (2 * N))
+
+
+def test_one_image_says_nothing_about_others_and_raises_no_alarm() -> None:
+    twins = torch.tensor([[False, True], [True, False]])
+    seen = collapse_statistics(torch.randn(2, D), mixture(torch.zeros(2, 1)), torch.ones(2, 2), twins, n_views=2)
+    assert seen["feature_cosine"].isnan()
+    assert seen["similarity_negative"].isnan()
+    assert collapse_warning({name: x.item() for name, x in seen.items()}) is None
+
+
+def test_half_precision_features_and_autocast_leave_the_signs_as_they_are() -> None:
+    features, mixed, similarity, positive = step(2)
+    expected = collapse_statistics(features.bfloat16().float(), mixed, similarity, positive, n_views=2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        seen = collapse_statistics(features.bfloat16(), mixed, similarity, positive, n_views=2)
+    for name, x in expected.items():
+        assert torch.equal(seen[name], x), name
+
+
+def seen(positive: float, negative: float) -> dict[str, float]:
+    return {"similarity_positive": positive, "similarity_negative": negative, "effective_components": 3.25}
+
+
+class TestAlarm:
+    @pytest.mark.parametrize("negative", [0.0, 0.4, 0.9])
+    def test_it_sounds_below_the_smallest_gap_and_not_above(self, negative: float) -> None:
+        assert collapse_warning(seen(negative + SMALLEST_GAP - 1e-4, negative))
+        assert collapse_warning(seen(negative + SMALLEST_GAP + 1e-4, negative)) is None
+
+    def test_a_gap_of_exactly_the_smallest_is_wide_enough(self) -> None:
+        assert collapse_warning(seen(SMALLEST_GAP, 0.0)) is None
+
+    def test_the_smallest_gap_is_the_one_of_the_pilots(self) -> None:
+        assert pytest.approx(0.02) == SMALLEST_GAP
+
+    def test_it_sounds_where_everything_is_alike_and_where_nothing_is(self) -> None:
+        assert collapse_warning(seen(1.0, 1.0))
+        assert collapse_warning(seen(0.0, 0.0))
+
+    def test_it_sounds_where_negatives_are_more_alike_than_positives(self) -> None:
+        assert collapse_warning(seen(0.2, 0.7))
+
+    @pytest.mark.parametrize(("positive", "negative"), [(math.nan, 0.3), (0.3, math.nan), (math.nan, math.nan)])
+    def test_a_batch_without_positives_or_negatives_says_nothing(self, positive: float, negative: float) -> None:
+        assert collapse_warning(seen(positive, negative)) is None
+
+    def test_it_speaks_of_components_only_where_there_are_any(self) -> None:
+        words = collapse_warning({"similarity_positive": 0.9051, "similarity_negative": 0.9004})
+        assert words is not None
+        assert "0.905 against 0.900)" in words
+        assert "mixture" not in words
+        assert "component" not in words
+
+    def test_a_run_without_contrast_has_no_alarm(self) -> None:
+        assert collapse_warning({"loss": 1.0}) is None
+
+    def test_it_says_in_words_what_it_saw(self) -> None:
+        words = collapse_warning(seen(0.9051, 0.9004))
+        assert words is not None
+        assert words.startswith("collapsed: ")
+        for part in ("0.905 against 0.900", "3.2 effective components", "docs/decisions/0002"):
+            assert part in words

@@ -8,7 +8,7 @@ from helpers.images import label_space
 from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.losses import asymmetric, binary_cross_entropy
 from probmcl.methods.base import LinearClassifier
-from probmcl.methods.collapse import STATISTICS
+from probmcl.methods.contrast import STATISTICS
 from probmcl.methods.joint import Config, Joint
 from probmcl.methods.probmcl import ProbMCL
 from probmcl.methods.supcon import SupCon

@@ -8,7 +8,7 @@ from helpers.mixtures import REGIMES, draw, means_written_out, mixture_of
 from probmcl.mixture import IsotropicMixture, aligned_correlation
 from probmcl.mixture.aligned import ComponentWeight
 from probmcl.mixture.anchors import LabelAnchors, class_logits, label_set_correlation
-from probmcl.mixture.network import Floor
+from probmcl.mixture.density import Floor
 
 WEIGHTS: list[ComponentWeight] = ["l2", "density"]
 SIZES = pytest.mark.parametrize("size", [(), (3,)], ids=["scalar", "vector"])

@@ -8,7 +8,7 @@ from torch.nn.functional import cosine_similarity
 
 from helpers.mixtures import REGIMES, Largest, draw
 from probmcl.mixture import feature_map, grid
-from probmcl.mixture.components import Components
+from probmcl.mixture.density import Components
 from probmcl.mixture.feature_map import cosines, features
 from probmcl.mixture.grid import Grid, grid_for
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from helpers.mixtures import draw
-from probmcl.mixture.components import Components
+from probmcl.mixture.density import Components
 from probmcl.mixture.grid import Axis, Grid, grid_for, middle_across, step_across, step_along, tails_across
 
 ERRORS = [1e-3, 1e-6, 1e-9]

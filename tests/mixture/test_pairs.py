@@ -6,7 +6,7 @@ from torch import Tensor
 
 from helpers.mixtures import REGIMES, Largest, draw
 from probmcl.mixture import pairs
-from probmcl.mixture.components import Components
+from probmcl.mixture.density import Components
 from probmcl.mixture.pairs import inner_products, squares
 
 

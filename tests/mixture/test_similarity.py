@@ -40,7 +40,7 @@ from probmcl.mixture import (
     plan,
     similarity,
 )
-from probmcl.mixture.components import LEFT_OUT, at_most_one, components_that_count, log_norms, spread
+from probmcl.mixture.density import LEFT_OUT, at_most_one, components_that_count, log_norms, spread
 from probmcl.mixture.similarity import Way
 
 WAYS: list[Way] = ["auto", "tiled", "features"]

@@ -20,7 +20,7 @@ from typing import NoReturn
 import cyclopts
 
 from probmcl.console import Console
-from probmcl.runtime.malloc import keep_freed_memory
+from probmcl.runtime.machine import keep_freed_memory
 
 COMMANDS = {
     "check": ("probmcl.cli.check:check", "what is wrong with your data, before you train"),

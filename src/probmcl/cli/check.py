@@ -57,7 +57,7 @@ def check(
     """
     from probmcl.data.audit import check as audit
     from probmcl.files import write_json
-    from probmcl.runtime.workers import default_workers
+    from probmcl.runtime.machine import default_workers
 
     refuse_other_file(out)
     console, workers = command_console(), default_workers() if workers is None else workers

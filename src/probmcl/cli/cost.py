@@ -97,7 +97,7 @@ def cost(
     from probmcl.cost.speed import MeasureOptions
     from probmcl.encoders import describe_encoder
     from probmcl.report.cost_tables import cost_tables, record
-    from probmcl.runtime.device import find_device
+    from probmcl.runtime.machine import find_device
     from probmcl.settings import CPU_ENCODER, GPU_ENCODER
 
     specs = parse_methods([part for word in methods for part in word.split(",") if part] or ["all"], preset)

@@ -18,7 +18,7 @@ from jaxtyping import Float, Shaped, UInt8
 from numpy import ndarray
 
 from probmcl.errors import DataError, ImageError, OptionError
-from probmcl.runtime.workers import map_in_order
+from probmcl.runtime.machine import map_in_order
 
 Kind = Literal["16-bit", "float", "DICOM"]
 """Kinds of deep images: integers, floats, or a DICOM file without a window."""

@@ -17,7 +17,7 @@ from probmcl.data.images import Preprocessing, read_image
 from probmcl.data.labels import drawn
 from probmcl.data.records import Records
 from probmcl.errors import ImageError
-from probmcl.runtime.workers import ignore_interrupts, start_method
+from probmcl.runtime.machine import ignore_interrupts, start_method
 
 MakeView = Callable[[Image.Image, int, int, int], Image.Image]
 """Maps an image, the epoch, the row and the number of the view to a view."""

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from probmcl.data.image_files import expand, is_one_image, refuse_without_image
 from probmcl.data.images import Preprocessing, read_image
 from probmcl.errors import DataError, ImageError, OptionError
-from probmcl.runtime.workers import default_workers, ignore_interrupts, start_method
+from probmcl.runtime.machine import default_workers, ignore_interrupts, start_method
 
 Source = str | Path | Image.Image
 """An image's file, a folder, a pattern such as `photos/*.jpg`, a `.txt` file with a path a line, or an image itself."""

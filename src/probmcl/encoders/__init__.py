@@ -1,8 +1,19 @@
 """Stage 3: from an image to its feature h(x), by any timm model."""
 
 from probmcl.encoders.encoder import AnyEncoder, Encoder, PrecomputedFeatures, describe_encoder, millions
-from probmcl.encoders.split_encoder import SplitEncoder, Trunk, split_encoder
-from probmcl.encoders.stages import Stage, TwoMaps, at_entrances, is_part, stages, two_maps, with_maps, with_stages
+from probmcl.encoders.stages import (
+    SplitEncoder,
+    Stage,
+    Trunk,
+    TwoMaps,
+    at_entrances,
+    is_part,
+    split_encoder,
+    stages,
+    two_maps,
+    with_maps,
+    with_stages,
+)
 from probmcl.errors import WeightsError
 
 __all__ = [

@@ -23,7 +23,7 @@ from probmcl.legacy import upgrade_tensor_names
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier
 from probmcl.run_folder import CONFIG, LABELS, METADATA, MODEL, PREPROCESSING, RunFolder
-from probmcl.runtime.device import find_device
+from probmcl.runtime.machine import find_device
 from probmcl.settings import method_settings
 
 T = TypeVar("T")

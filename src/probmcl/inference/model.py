@@ -27,7 +27,7 @@ from probmcl.inference.class_mapping import class_levels, match_classes, read_re
 from probmcl.inference.predictions import Predictions
 from probmcl.inference.splits import count_trained_on, read_run_splits, select_split
 from probmcl.methods.base import Classifier
-from probmcl.runtime.device import CPU_PIXELS, GPU_PIXELS
+from probmcl.runtime.machine import CPU_PIXELS, GPU_PIXELS
 
 
 @final

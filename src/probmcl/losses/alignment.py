@@ -9,7 +9,7 @@ from numpy import ndarray
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from probmcl.losses.reduction import Reduction, reduce_known
+from probmcl.losses.binary import Reduction, reduce_known
 from probmcl.runtime.precision import at_least_float32, full_precision
 
 Alignment = Literal["predicted", "minimal"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder
 from probmcl.losses import binary_cross_entropy
-from probmcl.losses.reduction import Reduction
+from probmcl.losses.binary import Reduction
 from probmcl.runtime import distributed
 
 Views = Float[Tensor, "V N *image"]

@@ -1,7 +1,11 @@
-"""What contrastive methods share: overlaps of label sets, a projection onto the sphere, and rows of all processes."""
+"""What contrastive methods share: overlaps of label sets, a projection, rows of all processes, the collapse monitor.
+
+A falling loss does not prove better features: the paper's own objective can map all images to one point while both of
+its terms decrease (decision 0002). The statistics of each step show it.
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal, TypeVar
@@ -15,11 +19,13 @@ from probmcl import overlap
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder
 from probmcl.losses import positives
-from probmcl.methods import collapse
 from probmcl.methods.base import Known, Labels, Method, Step, Views
 from probmcl.mixture import IsotropicMixture, KernelMixture
 from probmcl.runtime import distributed
 from probmcl.runtime.precision import full_precision
+
+SMALLEST_GAP = 0.02
+"""Smallest difference between the mean similarities of positives and of negatives without a warning."""
 
 Overlap = Literal["jaccard", "cosine", "cosine_literal"]
 
@@ -78,7 +84,7 @@ class ProjectedContrast(Method, ABC):
         local = similarity[:, distributed.local_rows(len(similarity))]  # each process monitors its own rows
         overlaps = _overlap(labels, labels, known, known, "jaccard").fill_diagonal_(1).repeat(len(views), len(views))
         positive = positives(overlaps, threshold=POSITIVE_OVERLAP)
-        statistics = collapse.collapse_statistics(features, None, local, positive, n_views=len(views))
+        statistics = collapse_statistics(features, None, local, positive, n_views=len(views))
         return Step(loss, {"contrastive": loss, **statistics})
 
     @abstractmethod
@@ -154,3 +160,67 @@ def _overlap(
     if kind == "jaccard":
         return overlap.jaccard(a, b, known_a=known_a, known_b=known_b)
     return overlap.cosine(a, b, known_a=known_a, known_b=known_b, literal=kind == "cosine_literal")
+
+
+STATISTICS = (
+    "effective_components",
+    "mean_coordinate",
+    "feature_cosine",
+    "similarity_positive",
+    "similarity_negative",
+    "rows_without_positives",
+)
+
+
+@torch.no_grad()
+@full_precision
+def collapse_statistics(
+    features: Float[Tensor, "M D"],
+    mixture: IsotropicMixture | None,
+    similarity: Float[Tensor, "M M"],
+    positive: Bool[Tensor, "M M"],
+    *,
+    n_views: int,
+) -> dict[str, Tensor]:
+    """Return the statistics of a contrastive step, each a number; rows in the order v·N + i.
+
+    - effective_components: inverse Simpson index of the mixture weights, from 1 to C; only with a mixture;
+    - mean_coordinate: |mean coordinate of h|·√D with ‖h‖ = 1; at 1 every feature is the same direction ±1/√D;
+    - feature_cosine: mean cosine between the features of different images;
+    - similarity_positive, similarity_negative: mean Sim of positive pairs and of the others;
+    - rows_without_positives: share of rows whose only positives are views of their own image.
+    """
+    unit = normalize(features, dim=1)
+    images = torch.arange(len(features), device=features.device) % (len(features) // n_views)
+    same_image = images[:, None] == images
+    negative = ~positive & ~torch.eye(len(features), dtype=torch.bool, device=features.device)
+    components = {} if mixture is None else {"effective_components": mixture.effective_components().mean()}
+    return components | {
+        "mean_coordinate": unit.mean(1).abs().mean() * unit.shape[1] ** 0.5,
+        "feature_cosine": (unit @ unit.T)[~same_image].mean(),
+        "similarity_positive": similarity[positive].mean(),
+        "similarity_negative": similarity[negative].mean(),
+        "rows_without_positives": (~(positive & ~same_image).any(1)).float().mean(),
+    }
+
+
+def collapse_warning(statistics: Mapping[str, float]) -> str | None:
+    """Return a warning if the statistics of a run after its warm-up show a collapse, otherwise None.
+
+    >>> collapse_warning({"similarity_positive": 0.8, "similarity_negative": 0.4, "effective_components": 9.0})
+    >>> print(collapse_warning({"similarity_positive": 1.0, "similarity_negative": 1.0, "effective_components": 1.0}))
+    collapsed: mixtures of images that share labels are no more alike than others (similarity 1.000 against 1.000, 1.0 \
+effective components). What the encoder learns from here on does not tell images apart; see docs/decisions/0002.
+    """
+    if "similarity_positive" not in statistics:
+        return None
+    positive, negative = statistics["similarity_positive"], statistics["similarity_negative"]
+    if not positive - negative < SMALLEST_GAP:  # also if one is NaN, as in a batch without negatives
+        return None
+    of_mixtures = "effective_components" in statistics
+    components = f", {statistics['effective_components']:.1f} effective components" if of_mixtures else ""
+    return (
+        f"collapsed: {'mixtures of images' if of_mixtures else 'images'} that share labels are no more alike than "
+        f"others (similarity {positive:.3f} against {negative:.3f}{components}). "
+        "What the encoder learns from here on does not tell images apart; see docs/decisions/0002."
+    )

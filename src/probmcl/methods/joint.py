@@ -10,7 +10,6 @@ from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder, PrecomputedFeatures
 from probmcl.errors import check_range
 from probmcl.losses import asymmetric, binary_cross_entropy
-from probmcl.methods import collapse
 from probmcl.methods.base import (
     Known,
     Labels,
@@ -23,6 +22,7 @@ from probmcl.methods.base import (
     repeat_for_views,
     rescale_for_ddp,
 )
+from probmcl.methods.contrast import STATISTICS
 from probmcl.methods.probmcl import ProbMCL
 from probmcl.methods.supcon import SupCon
 
@@ -73,7 +73,7 @@ class Joint(LinearClassifier):
         loss = self.loss(self.linear(features), all_labels, all_known)
         classification = rescale_for_ddp(loss, self.reduction, all_known)
         contrast, terms = self.contrast(features.unflatten(0, (n_views, -1)), labels, known)
-        watched = {name: value for name, value in terms.items() if name in collapse.STATISTICS}
+        watched = {name: value for name, value in terms.items() if name in STATISTICS}
         total = classification + self.config.contrast_weight * contrast
         return Step(total, {"classification": classification, "contrastive": contrast, **watched})
 

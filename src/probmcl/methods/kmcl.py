@@ -25,8 +25,8 @@ from probmcl.methods.base import (
 )
 from probmcl.methods.contrast import gather_mixture, gather_rows, label_overlap, self_columns
 from probmcl.mixture import KernelHeads, KernelMixture, kernel_bhattacharyya
+from probmcl.mixture.density import Initialization
 from probmcl.mixture.kernels import Covariance
-from probmcl.mixture.network import Initialization
 from probmcl.runtime.precision import at_least_float32
 
 KERNEL_FLOOR, SHARE_FLOOR = 1.17549e-38, 1e-7

@@ -13,15 +13,21 @@ from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder
 from probmcl.errors import check_range
 from probmcl.losses import balanced_weight, contrastive, negative_log_likelihood, objective, positives
+from probmcl.losses.binary import Reduction
 from probmcl.losses.per_label import present
-from probmcl.losses.reduction import Reduction
-from probmcl.methods import collapse
 from probmcl.methods.base import Classifier, Known, Labels, Logits, Origin, Step, Views, rescale_for_ddp
-from probmcl.methods.contrast import Overlap, gather_mixture, gather_rows, label_overlap, self_columns
+from probmcl.methods.contrast import (
+    Overlap,
+    collapse_statistics,
+    gather_mixture,
+    gather_rows,
+    label_overlap,
+    self_columns,
+)
 from probmcl.mixture import IsotropicMixture, MixtureDensityNetwork, aligned_correlation, correlation
 from probmcl.mixture.aligned import ComponentWeight
 from probmcl.mixture.anchors import LabelAnchors, class_logits, label_set_correlation
-from probmcl.mixture.network import Activation, Floor, Initialization
+from probmcl.mixture.density import Activation, Floor, Initialization
 from probmcl.runtime import distributed
 from probmcl.runtime.precision import at_least_float32
 
@@ -164,7 +170,7 @@ class ProbMCL(Classifier):
             contrast = contrast + parts["anchored"]
         own = distributed.local_rows(len(features))  # each process watches its own rows
         positive = positives(shared[:, own], threshold=c.threshold)
-        watched = collapse.collapse_statistics(features, mixture, similarity[:, own], positive, n_views=len(views))
+        watched = collapse_statistics(features, mixture, similarity[:, own], positive, n_views=len(views))
         likelihood = rescale_for_ddp(self._likelihood(mixture, features, hidden), c.reduction)
         balanced = c.contrastive_weight == "balanced"
         weight = (

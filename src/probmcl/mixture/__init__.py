@@ -1,9 +1,8 @@
 """Stage 4: from a feature to a Gaussian mixture, and how alike two mixtures are."""
 
 from probmcl.mixture.aligned import aligned_correlation
-from probmcl.mixture.density import IsotropicMixture
+from probmcl.mixture.density import IsotropicMixture, MixtureDensityNetwork
 from probmcl.mixture.kernels import KernelHeads, KernelMixture, kernel_bhattacharyya
-from probmcl.mixture.network import MixtureDensityNetwork
 from probmcl.mixture.similarity import Plan, bhattacharyya, correlation, plan
 
 __all__ = [

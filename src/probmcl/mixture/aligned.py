@@ -7,8 +7,15 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from probmcl.mixture.components import at_most_one, check_same_space, log_norms, one_with_itself, slices, spread
-from probmcl.mixture.density import IsotropicMixture
+from probmcl.mixture.density import (
+    IsotropicMixture,
+    at_most_one,
+    check_same_space,
+    log_norms,
+    one_with_itself,
+    slices,
+    spread,
+)
 from probmcl.runtime.precision import full_precision, to_float64
 
 ComponentWeight = Literal["l2", "density"]

@@ -5,9 +5,15 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from probmcl.mixture.aligned import ComponentWeight
-from probmcl.mixture.components import at_most_one, check_same_space, log_norms, spread
-from probmcl.mixture.density import IsotropicMixture
-from probmcl.mixture.network import Floor, floored_variance
+from probmcl.mixture.density import (
+    Floor,
+    IsotropicMixture,
+    at_most_one,
+    check_same_space,
+    floored_variance,
+    log_norms,
+    spread,
+)
 from probmcl.runtime.precision import full_precision, to_float64
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from probmcl.mixture.components import Components, slices
+from probmcl.mixture.density import Components, slices
 from probmcl.mixture.grid import Grid, middle_across
 from probmcl.runtime.precision import full_precision, to_float64
 

@@ -16,7 +16,7 @@ from jaxtyping import Float
 from scipy.special import loggamma
 from torch import Tensor
 
-from probmcl.mixture.components import Components
+from probmcl.mixture.density import Components
 from probmcl.runtime.precision import to_float64
 
 P = ParamSpec("P")

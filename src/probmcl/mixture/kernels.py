@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid
 
-from probmcl.mixture.components import slices, spread
-from probmcl.mixture.network import Initialization, floored_variance, initialize_as_paper
+from probmcl.mixture.density import Initialization, floored_variance, initialize_as_paper, slices, spread
 from probmcl.runtime.precision import at_least_float32, full_precision, to_float64
 
 Covariance = Literal["isotropic", "anisotropic"]

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from probmcl.mixture.components import Components, slices, spread
+from probmcl.mixture.density import Components, slices, spread
 
 TILE = 2**18
 """Pairs of components that are held in memory at once: a few MB, which a core keeps in its cache."""

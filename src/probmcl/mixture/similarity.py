@@ -17,15 +17,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from probmcl.mixture import pairs
-from probmcl.mixture.components import (
+from probmcl.mixture.density import (
     Components,
+    IsotropicMixture,
     at_most_one,
     check_same_space,
     components_that_count,
     of_nothing,
     one_with_itself,
 )
-from probmcl.mixture.density import IsotropicMixture
 from probmcl.mixture.feature_map import MEMORY, bytes_needed, cosines, features, refuse_above
 from probmcl.mixture.grid import Grid, grid_for, outside_of_graphs
 from probmcl.runtime.precision import full_precision, to_float64

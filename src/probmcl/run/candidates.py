@@ -24,7 +24,7 @@ from probmcl.evaluation.retrieval import retrieval
 from probmcl.files import load_tensors, save_tensors
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, Method
-from probmcl.methods.collapse import STATISTICS
+from probmcl.methods.contrast import STATISTICS
 from probmcl.methods.custom_loss import CustomLoss
 from probmcl.methods.probe import Config as ProbeConfig
 from probmcl.methods.probe import Probe

@@ -11,8 +11,8 @@ from probmcl.data.cache import ImageCache
 from probmcl.data.images import Preprocessing
 from probmcl.data.loader import ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
-from probmcl.runtime.device import CPU_PIXELS
 from probmcl.runtime.distributed import rank, shard, world_size
+from probmcl.runtime.machine import CPU_PIXELS
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,8 +35,8 @@ from probmcl.run.state import (
 from probmcl.run.view_sheet import views_sheet
 from probmcl.run.workspace import Workspace
 from probmcl.run_folder import RunFolder
-from probmcl.runtime.device import find_device
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
+from probmcl.runtime.machine import find_device
 from probmcl.settings import Settings, load_settings
 from probmcl.tables import rough_duration
 

@@ -18,7 +18,7 @@ from probmcl.methods import find_method
 from probmcl.run.activation_cache import ActivationCache
 from probmcl.run.backbone import Backbone
 from probmcl.run.image_batches import ImageBatchSource
-from probmcl.runtime.device import CPU_PIXELS, GPU_PIXELS
+from probmcl.runtime.machine import CPU_PIXELS, GPU_PIXELS
 from probmcl.settings import Settings
 
 MIN_TRAINING_IMAGES = 10_000

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from probmcl.errors import RunWarning
 from probmcl.files import write_text
-from probmcl.methods import collapse
+from probmcl.methods.contrast import collapse_warning
 from probmcl.training.fit import StepEvent
 
 WARN_AFTER = 0.5
@@ -104,7 +104,7 @@ class StageLog:
         row |= {key: value if math.isfinite(value) else None for key, value in means.items()}
         self.log.write(row | {"images_per_second": round(speed, 1)})
         if not self.warned and event.step > WARN_AFTER * event.steps:
-            message = collapse.collapse_warning(means)
+            message = collapse_warning(means)
             self.warned = message is not None
             warning = message and RunWarning("collapse", message)
             if warning and warning not in self.log.warnings:

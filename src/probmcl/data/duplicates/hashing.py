@@ -17,7 +17,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from probmcl.data.images import read_image
 from probmcl.data.intensity import IntensityRange
 from probmcl.errors import ImageError
-from probmcl.runtime.workers import map_in_order
+from probmcl.runtime.machine import map_in_order
 
 SIZE = 32
 """A JPEG is decoded at an eighth of its size: most of the time is saved, and still every byte is read."""

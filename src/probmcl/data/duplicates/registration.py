@@ -21,7 +21,7 @@ from probmcl.data.duplicates.candidates import CandidatePairs, reduced, screen
 from probmcl.data.duplicates.hashing import IMAGES_AT_ONCE, small_gray
 from probmcl.data.images import read_image
 from probmcl.data.intensity import IntensityRange
-from probmcl.runtime.workers import map_in_order
+from probmcl.runtime.machine import map_in_order
 
 TILE = 64
 """Side in pixels of the small images that are compared."""

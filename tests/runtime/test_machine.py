@@ -6,8 +6,49 @@ import sys
 from collections.abc import Callable
 
 import pytest
+import torch
 
-from probmcl.runtime.workers import default_workers, ignore_interrupts, map_in_order, start_method
+from probmcl.errors import OptionError
+from probmcl.runtime.machine import default_workers, find_device, ignore_interrupts, map_in_order, start_method
+
+
+class Machine:
+    """Stands in for a machine with so many GPUs, or Apple's."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, gpus: int = 0, apple: bool = False) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: apple)
+
+
+def test_auto_is_a_gpu_of_cuda_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(monkeypatch)
+    assert find_device("auto") == "cpu"
+    Machine(monkeypatch, apple=True)
+    assert find_device("auto") == "cpu"
+    Machine(monkeypatch, gpus=1)
+    assert find_device("auto") == "cuda"
+
+
+def test_what_is_here_is_found_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(monkeypatch, gpus=2, apple=True)
+    for name in ("cpu", "cuda", "cuda:0", "cuda:1", "mps"):
+        assert find_device(name) == name
+
+
+@pytest.mark.parametrize("name", ["cuda:2", "cuda:7", "cuda:-1", "cuda:01", "cuda:", "mps", "meta", "gpu", "cpu:0", ""])
+def test_what_is_not_here_is_answered_with_what_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    Machine(monkeypatch, gpus=2)
+    said = f"`device={name}` is not available: torch has cpu, cuda, cuda:0, cuda:1 on this machine; give one, or auto"
+    with pytest.raises(OptionError, match=said):
+        find_device(name)
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+def test_without_a_gpu_there_is_only_the_cpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    Machine(monkeypatch)
+    with pytest.raises(ValueError, match="has cpu on this machine; give one, or auto"):
+        find_device(name)
 
 
 @pytest.fixture
@@ -61,7 +102,7 @@ def test_where_python_does_not_fork_there_are_no_workers(monkeypatch: pytest.Mon
 def test_asking_chooses_nothing_for_the_user() -> None:
     code = (
         "import multiprocessing\n"
-        "from probmcl.runtime.workers import start_method\n"
+        "from probmcl.runtime.machine import start_method\n"
         "assert start_method() == 'fork'\n"
         "assert multiprocessing.get_start_method(allow_none=True) is None\n"
         "multiprocessing.set_start_method('spawn')\n"
@@ -90,3 +131,38 @@ def test_what_a_part_raises_is_raised_here(workers: int) -> None:
     assert next(results) == 1
     with pytest.raises(ValueError, match="'x'"):
         list(results)
+
+
+CODE = """
+import resource, sys
+from probmcl.runtime.machine import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+import torch
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for number in range(40):
+    if number == 30:  # by now the heap has found its size
+        before = faults()
+    torch.ones(16_000_000)
+print(faults() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="it is glibc that is told")
+def test_memory_that_was_freed_is_used_again() -> None:
+    """Tensors of 64 MB, one after the other: 16,000 pages for each of the last ten, or none."""
+
+    def pages(word: str) -> int:
+        run = subprocess.run([sys.executable, "-c", CODE, word], capture_output=True, text=True, check=True)
+        return int(run.stdout)
+
+    assert pages("keep") < pages("give back") / 10
+
+
+def test_elsewhere_nothing_is_told_and_nothing_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    from probmcl.runtime.machine import keep_freed_memory
+
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert keep_freed_memory() is False
