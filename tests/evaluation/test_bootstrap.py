@@ -12,7 +12,6 @@ from hypothesis.extra.numpy import arrays
 from probmcl.evaluation import (
     area_under_roc,
     average_precision,
-    bootstrapped_areas,
     bootstrapped_map,
     centered,
     entries,
@@ -21,6 +20,7 @@ from probmcl.evaluation import (
     p_value,
     resamples,
 )
+from probmcl.evaluation.bootstrap import bootstrapped_areas
 
 Table = tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.bool_], npt.NDArray[Any]]
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,22 +91,16 @@ def count_operations(work: Callable[[], object]) -> Operations:
     >>> count_operations(lambda: layer(row).relu())
     Operations(products=12, others=6)
     """
-    counter = _Counter()
-    # torch has formulas for the products of this attention kernel on every device.
-    with sdpa_kernel(SDPBackend.MATH), _without_fastpath(), _Contiguous(), counter:
-        work()
-    return Operations(counter.products, counter.others)
-
-
-@contextlib.contextmanager
-def _without_fastpath() -> Iterator[None]:
-    """Make torch's transformer layers predict with the operations of training, not with one fused operation."""
-    before = mha.get_fastpath_enabled()
+    counter, before = _Counter(), mha.get_fastpath_enabled()
+    # Transformer layers predict with the operations of training, not with one fused operation.
     mha.set_fastpath_enabled(False)
     try:
-        yield
+        # torch has formulas for the products of this attention kernel on every device.
+        with sdpa_kernel(SDPBackend.MATH), _Contiguous(), counter:
+            work()
     finally:
         mha.set_fastpath_enabled(before)
+    return Operations(counter.products, counter.others)
 
 
 class _Contiguous(TorchFunctionMode):
@@ -153,48 +145,30 @@ Rule = Callable[[tuple[Any, ...], Tensor], int]
 """A count from the arguments of an operation and the first tensor that it returned."""
 
 
-def _outputs(_: tuple[Any, ...], out: Tensor) -> int:
-    return out.numel()
-
-
-def _inputs(args: tuple[Any, ...], _: Tensor) -> int:
-    return int(args[0].numel())
-
-
-def _convolution_bias(args: tuple[Any, ...], out: Tensor) -> int:
-    return out.numel() if args[2] is not None else 0
-
-
-def _pooling(args: tuple[Any, ...], _: Tensor) -> int:
-    """A mean or maximum is pooling if there are positions; that of a matrix does not count."""
-    return int(args[0].numel()) if args[0].ndim > 2 else 0
-
-
-def _normalization(weight: int) -> Rule:
-    def rule(args: tuple[Any, ...], out: Tensor) -> int:
-        return out.numel() * (2 if len(args) > weight and args[weight] is not None else 1)
-
-    return rule
+def _normalization(args: tuple[Any, ...], out: Tensor, weight: int = 1) -> int:
+    return out.numel() * (2 if len(args) > weight and args[weight] is not None else 1)
 
 
 def _rules(rule: Rule, names: str) -> dict[Any, Rule]:
     """The rule for each operation of these names, in place or not, that this torch has; * is 1d, 2d and 3d."""
     expanded = (name.replace("*", dims) for name in names.split() for dims in ("1d", "2d", "3d"))
-    both = itertools.chain.from_iterable((name, f"{name}_") for name in expanded)
-    available = (getattr(torch.ops.aten, name, None) for name in both)
+    available = (getattr(torch.ops.aten, name + end, None) for name in expanded for end in ("", "_"))
     return {operation: rule for operation in available if operation is not None}
 
 
 RULES: dict[Any, Rule] = {
-    **_rules(_convolution_bias, "convolution"),
-    **_rules(_normalization(1), "native_batch_norm cudnn_batch_norm miopen_batch_norm native_group_norm"),
-    **_rules(_normalization(1), "_native_batch_norm_legit _native_batch_norm_legit_no_training"),
-    **_rules(_normalization(1), "_batch_norm_with_update _batch_norm_no_update"),
-    **_rules(_normalization(2), "native_layer_norm"),
-    **_rules(_outputs, "addmm baddbmm relu leaky_relu hardtanh elu _prelu_kernel gelu silu _softmax _safe_softmax"),
-    **_rules(_pooling, "mean amax"),
-    **_rules(_inputs, "avg_pool* _adaptive_avg_pool* max_pool*_with_indices adaptive_max_pool*"),
-    **_rules(_outputs, "upsample_nearest* upsample_linear1d upsample_bilinear2d upsample_trilinear3d"),
-    **_rules(_outputs, "upsample_bicubic2d _upsample_bilinear2d_aa"),
+    **_rules(lambda args, out: out.numel() if args[2] is not None else 0, "convolution"),  # the bias
+    **_rules(_normalization, "native_batch_norm cudnn_batch_norm miopen_batch_norm native_group_norm"),
+    **_rules(_normalization, "_native_batch_norm_legit _native_batch_norm_legit_no_training"),
+    **_rules(_normalization, "_batch_norm_with_update _batch_norm_no_update"),
+    **_rules(lambda args, out: _normalization(args, out, weight=2), "native_layer_norm"),
+    **_rules(lambda _, out: out.numel(), "addmm baddbmm relu leaky_relu hardtanh elu _prelu_kernel gelu silu"),
+    **_rules(lambda _, out: out.numel(), "_softmax _safe_softmax"),
+    # A mean or maximum is pooling if there are positions; that of a matrix does not count.
+    **_rules(lambda args, _: int(args[0].numel()) if args[0].ndim > 2 else 0, "mean amax"),
+    **_rules(lambda args, _: int(args[0].numel()), "avg_pool* _adaptive_avg_pool* adaptive_max_pool*"),
+    **_rules(lambda args, _: int(args[0].numel()), "max_pool*_with_indices"),
+    **_rules(lambda _, out: out.numel(), "upsample_nearest* upsample_linear1d upsample_bilinear2d"),
+    **_rules(lambda _, out: out.numel(), "upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa"),
 }
 """Counts in addition to products, by operation."""

@@ -1,7 +1,5 @@
 """Table 3 of the paper, "Computational training cost", and the cost of the networks that it names."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,24 +10,18 @@ from probmcl.cost.rows import CostRow, cost_row, label_space, meta_encoder
 from probmcl.data.class_knowledge import words_of
 from probmcl.settings import MethodSpec
 
-CLASSES = (9, 80)
-"""The classes of ADP, and of MS-COCO, which the caption of the table names."""
-
-SIZE = 448
-"""Image size of all its methods."""
+CLASSES = (9, 80)  # of ADP, and of MS-COCO, which the caption of the table names
+SIZE = 448  # image size of all its methods
 
 
 @dataclass(frozen=True)
 class PaperColumn:
-    """A column of the table: the method, parameters in millions and GMAC as printed, and our findings.
-
-    `networks` are those that it may have been counted on: a method with its preset, and an encoder.
-    """
+    """A column of the table: the method, parameters in millions and GMAC as printed, and our findings."""
 
     name: str
     parameters: float
     gmac: float
-    networks: tuple[tuple[str, str], ...]
+    networks: tuple[tuple[str, str], ...]  # that it may have been counted on: a method with its preset, and an encoder
     note: str
 
 
@@ -68,7 +60,6 @@ TABLE_3 = (
         "either TResNet-L, even without the mixture network that training adds.",
     ),
 )
-
 
 PAPER_ROWS = len(CLASSES) * sum(len(column.networks) for column in TABLE_3)
 """The number of networks that `paper_networks` yields."""

@@ -1,7 +1,5 @@
 """The cost of a method on an encoder, at an image size, with a number of classes, from shapes alone."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools
@@ -25,8 +23,7 @@ from probmcl.methods.base import Classifier, Method
 from probmcl.methods.probe import Probe
 from probmcl.settings import MethodSpec
 
-STEP_IMAGES = 8
-"""Images of the step whose operations are counted; comparing them costs next to nothing next to an encoder."""
+STEP_IMAGES = 8  # of the step whose operations are counted; comparing them costs next to nothing next to an encoder
 
 
 def parse_methods(names: Sequence[str], preset: str | None = None) -> tuple[MethodSpec, ...]:
@@ -48,39 +45,22 @@ def parse_methods(names: Sequence[str], preset: str | None = None) -> tuple[Meth
 
 @dataclass(frozen=True)
 class CostRow:
-    """The cost of a method on an encoder.
+    """The cost of a method on an encoder."""
 
-    Attributes:
-        method: its name, with the preset unless it is the default.
-        encoder: the name of the timm model.
-        image_size: side of the square image; None if the encoder cannot be built at its default size.
-        classes: number of classes.
-        views: views of each image in a step.
-        own_head: whether the method predicts by itself; otherwise a linear probe on its encoder predicts.
-        training_parameters: parameters of everything that exists in training.
-        prediction_parameters: parameters that a prediction depends on.
-        gmac: matrix products and convolutions of predicting one image, in 1e9 multiply-adds.
-        gmac_ptflops: the same by the convention of ptflops.
-        training_gmac: products of the forward pass of a step, per image with all its views.
-        problem: why the cost cannot be counted; then there are no numbers.
-        speed: the measurement, if there is one.
-        unmeasured: why the measurement failed.
-    """
-
-    method: str
-    encoder: str
-    image_size: int | None
+    method: str  # its name, with the preset unless it is the default
+    encoder: str  # the name of the timm model
+    image_size: int | None  # side of the square image; None if the encoder cannot be built at its default size
     classes: int
-    views: int
-    own_head: bool
-    training_parameters: int | None = None
-    prediction_parameters: int | None = None
-    gmac: float | None = None
-    gmac_ptflops: float | None = None
-    training_gmac: float | None = None
-    problem: str | None = None
-    speed: Speed | None = None
-    unmeasured: str | None = None
+    views: int  # of each image in a step
+    own_head: bool  # the method predicts by itself; otherwise a linear probe on its encoder predicts
+    training_parameters: int | None = None  # of everything that exists in training
+    prediction_parameters: int | None = None  # those that a prediction depends on
+    gmac: float | None = None  # matrix products and convolutions of predicting one image, in 1e9 multiply-adds
+    gmac_ptflops: float | None = None  # the same by the convention of ptflops
+    training_gmac: float | None = None  # products of the forward pass of a step, per image with all its views
+    problem: str | None = None  # why the cost cannot be counted; then there are no numbers
+    speed: Speed | None = None  # the measurement, if there is one
+    unmeasured: str | None = None  # why the measurement failed
 
 
 class MetaEncoder(NamedTuple):
@@ -176,16 +156,9 @@ def _count_on_features(row: CostRow, method: Method, meta: MetaEncoder) -> CostR
     method.train()
     step = count_operations(lambda: method(views, labels))
     classifier = method if row.own_head else Probe(PrecomputedFeatures(features), label_space(row.classes))
-    head, head_parameters = _count_prediction(classifier, torch.rand(1, features))
-    prediction = meta.operations + head
-    return replace(
-        row,
-        training_parameters=encoder + count_parameters(method),
-        prediction_parameters=encoder + head_parameters,
-        gmac=prediction.gmac,
-        gmac_ptflops=prediction.gmac_ptflops,
-        training_gmac=method.n_views * meta.operations.gmac + step.gmac / STEP_IMAGES,
-    )
+    row = _count_prediction(row, classifier, torch.rand(1, features), meta.operations, encoder)
+    training_gmac = method.n_views * meta.operations.gmac + step.gmac / STEP_IMAGES
+    return replace(row, training_parameters=encoder + count_parameters(method), training_gmac=training_gmac)
 
 
 def _count_on_maps(row: CostRow, method: Method) -> CostRow:
@@ -194,25 +167,23 @@ def _count_on_maps(row: CostRow, method: Method) -> CostRow:
         raise ValueError("it needs more than pooled features and does not predict by itself; this cannot be counted")
     assert row.image_size is not None
     image = torch.empty(1, 3, row.image_size, row.image_size, device="meta")
-    prediction, prediction_parameters = _count_prediction(method.to("meta"), image)
-    return replace(
-        row,
-        training_parameters=count_parameters(method),
-        prediction_parameters=prediction_parameters,
-        gmac=prediction.gmac,
-        gmac_ptflops=prediction.gmac_ptflops,
-        training_gmac=method.n_views * prediction.gmac,
-    )
+    row = _count_prediction(row, method.to("meta"), image, Operations(0, 0), 0)
+    assert row.gmac is not None
+    return replace(row, training_parameters=count_parameters(method), training_gmac=method.n_views * row.gmac)
 
 
-def _count_prediction(classifier: Method, image: Tensor) -> tuple[Operations, int]:
-    """The operations for one image, and the parameters that its logits depend on; others are for training only."""
+def _count_prediction(
+    row: CostRow, classifier: Method, image: Tensor, operations: Operations, parameters: int
+) -> CostRow:
+    """Add, to those of the encoder, the operations for one image and the parameters that its logits depend on."""
     assert isinstance(classifier, Classifier)
     classifier.eval().requires_grad_(True)
     logits: list[Tensor] = []
     with torch.enable_grad():
-        counted = count_operations(lambda: logits.append(classifier.logits(image)))
-    return counted, sum(parameter.numel() for parameter in leaves(logits[0]))
+        operations += count_operations(lambda: logits.append(classifier.logits(image)))
+    parameters += sum(parameter.numel() for parameter in leaves(logits[0]))  # others are for training only
+    gmac, gmac_ptflops = operations.gmac, operations.gmac_ptflops
+    return replace(row, prediction_parameters=parameters, gmac=gmac, gmac_ptflops=gmac_ptflops)
 
 
 def leaves(result: Tensor) -> set[Tensor]:
@@ -223,13 +194,11 @@ def leaves(result: Tensor) -> set[Tensor]:
     True
     """
     parameters: set[Tensor] = set()
-    visited: set[Any] = {None}
+    visited: set[Any] = set()
     queue: list[Any] = [result.grad_fn]
     while queue:
-        node = queue.pop()
-        if node in visited:
-            continue
-        visited.add(node)
-        queue += [previous for previous, _ in node.next_functions]
-        parameters |= {node.variable} if node.name() == "torch::autograd::AccumulateGrad" else set()
+        if (node := queue.pop()) is not None and node not in visited:
+            visited.add(node)
+            queue += [previous for previous, _ in node.next_functions]
+            parameters |= {node.variable} if node.name() == "torch::autograd::AccumulateGrad" else set()
     return parameters

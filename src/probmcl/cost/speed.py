@@ -1,17 +1,19 @@
 """Time of a training step and of a prediction on this device, and the memory of a step, with random images."""
 
-from __future__ import annotations
-
 import copy
+import functools
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from probmcl.cost.memory import peak_memory
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder
 from probmcl.errors import OptionError
@@ -22,8 +24,7 @@ from probmcl.runtime.distributed import broadcast
 from probmcl.settings import MethodSpec, default_training
 from probmcl.training.optimizer import Training, build_optimizer
 
-ROUNDS, LONG_SECONDS = 2, 3.0
-"""Timed rounds after the first; none if the first takes this long."""
+ROUNDS, LONG_SECONDS = 2, 3.0  # timed rounds after the first; none if the first takes this long
 
 
 @dataclass(frozen=True)
@@ -40,30 +41,18 @@ class MeasureOptions:
 
 @dataclass(frozen=True)
 class Speed:
-    """The result of a measurement.
-
-    Attributes:
-        device: the device.
-        batch_size: images per step and per prediction.
-        step_seconds: time of a training step of the whole encoder, per image.
-        views_per_second: views per second of such a step.
-        prediction_seconds: time of a prediction, per image.
-        peak_memory: bytes of tensors that a step holds at once, without the method itself.
-    """
+    """The result of a measurement."""
 
     device: str
-    batch_size: int
-    step_seconds: float
-    views_per_second: float
-    prediction_seconds: float
-    peak_memory: int
+    batch_size: int  # images per step and per prediction
+    step_seconds: float  # time of a training step of the whole encoder, per image
+    views_per_second: float  # of such a step
+    prediction_seconds: float  # per image
+    peak_memory: int  # bytes of tensors that a step holds at once, without the method itself
 
 
 def measure_speed(spec: MethodSpec, encoder: Encoder, label_space: LabelSpace, options: MeasureOptions) -> Speed:
-    """Train and predict with a method on a copy of an encoder.
-
-    The whole encoder is trained, except by a method that freezes it.
-    """
+    """Train and predict with a method on a copy of an encoder; all of it is trained, unless the method freezes it."""
     method, settings, batch_size = find_method(spec.method), spec.settings, options.batch_size
     # The layout of a run, which is a fifth to a half faster on a CPU.
     encoder = encoder.to(options.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -143,3 +132,69 @@ def _seconds(work: Callable[[], None], device: torch.device) -> float:
             torch.accelerator.synchronize()
         seconds.append(time.perf_counter() - start)
     return min(seconds[1:] or seconds)
+
+
+def peak_memory(work: Callable[[], object], device: torch.device | str = "cpu") -> int:
+    """Return the peak number of bytes in tensors that `work` creates.
+
+    On CUDA this is what the allocator counted beyond the memory in use before, with the workspaces of libraries.
+    On other devices every tensor that an operation returns is tracked until it is released: the number is the same in
+    every run, but excludes scratch memory inside an operation. Memory that was in use before and is released meanwhile
+    is not subtracted.
+
+    >>> peak_memory(lambda: torch.zeros(1000) + torch.ones(1000))  # two inputs and one output of 4,000 bytes each
+    12000
+    """
+    device = torch.device(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        work()
+        torch.cuda.synchronize(device)
+        return int(torch.cuda.max_memory_allocated(device)) - int(before)
+    tracker = _MemoryTracker()
+    with tracker:
+        work()
+    return tracker.peak
+
+
+class _MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
+    # torch's profiler would see scratch memory, too, but writes to the terminal whenever it starts and stops.
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.now, self.peak = 0, 0
+        self._sizes: dict[int, int | None] = {}  # None: existed before
+        self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        # `torch.tensor` fills its memory without dispatch; this is the first operation that has the new tensor.
+        if func is not torch.ops.aten.lift_fresh.default:
+            self._track((args, kwargs), initial_size=None)
+        result = func(*args, **kwargs)
+        self._track(result, initial_size=0)
+        return result
+
+    def _track(self, tree: Any, *, initial_size: int | None) -> None:
+        for leaf in tree_leaves(tree):
+            if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+                self._count(leaf.untyped_storage(), initial_size)
+
+    def _count(self, storage: torch.UntypedStorage, initial_size: int | None) -> None:
+        key, size = id(storage), storage.nbytes()  # its one Python object lives as long as the memory
+        if key not in self._sizes:
+            self._alive[key] = weakref.ref(storage, functools.partial(self._release, key))
+            self._sizes[key] = initial_size
+        held = self._sizes[key]
+        if held is not None:
+            self._sizes[key] = size
+            self.now += size - held  # an operation may also resize
+            self.peak = max(self.peak, self.now)
+
+    def _release(self, key: int, _: object) -> None:
+        self.now -= self._sizes.pop(key) or 0
+        del self._alive[key]

@@ -1,7 +1,5 @@
 """Bootstrap intervals and p-values: scores of images that are drawn again and again, with replacement."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -123,33 +121,24 @@ def bootstrapped_areas(
 def _areas_of_class(column: Column, parts: Sequence[Int32[Tensor, "N _"]]) -> Float64[np.ndarray, "2 B"]:
     """Average precision and AUROC of one class in each resample; NaN where no positive, or no negative, was drawn."""
     distinct, hits = np.unique(column.scores[column.positive]), np.flatnonzero(column.positive)
-    higher = len(distinct) - np.searchsorted(distinct, column.scores, side="right")
-    as_high = len(distinct) - np.searchsorted(distinct, column.scores, side="left")
+    below, not_above = (np.searchsorted(distinct, column.scores, side) for side in ("left", "right"))
     # Bin 0 has the negatives above every positive, 1 those that score as the best one, 2 those between it and the next
     # and so on; the last is for entries that are not known negatives.
     negative = column.known & ~column.positive
-    bins = torch.from_numpy(np.where(negative, higher + as_high, 2 * len(distinct) + 1))
-    level = torch.from_numpy(higher[hits])
-    areas = [_at_levels(part, bins, torch.from_numpy(hits), level, len(distinct)) for part in parts]
+    bins = torch.from_numpy(np.where(negative, 2 * len(distinct) - below - not_above, 2 * len(distinct) + 1))
+    level = torch.from_numpy(len(distinct) - not_above[hits])
+    areas = []
+    for weights in parts:
+        counts = weights.new_zeros(2 * len(distinct) + 2, weights.shape[1]).index_add(0, bins, weights)
+        negatives = counts[:-1].cumsum(0)  # (2 levels + 1, B)
+        drawn = weights.new_zeros(len(distinct), weights.shape[1]).index_add(0, level, weights[hits])  # (levels, B)
+        retrieved = drawn.cumsum(0)
+        above, as_high, total = negatives[:-1:2], negatives[1::2], negatives[-1]
+        # The clamp changes nothing: no image retrieved means none drawn. A final 0 / 0 is a class without a positive.
+        precision = (drawn * (retrieved.double() / (retrieved + as_high).clamp(min=1))).sum(0) / retrieved[-1]
+        twice_won = (drawn.double() * (2 * total - above - as_high)).sum(0)
+        areas.append(torch.stack([precision, twice_won / (2 * retrieved[-1].double() * total)]))
     return torch.cat(areas, dim=1).numpy()
-
-
-def _at_levels(
-    weights: Int32[Tensor, "N B"],
-    bins: Int[Tensor, " N"],
-    hits: Int[Tensor, " P"],
-    level: Int[Tensor, " P"],
-    count: int,
-) -> Float64[Tensor, "2 B"]:
-    draws = weights.shape[1]
-    negatives = weights.new_zeros(2 * count + 2, draws).index_add(0, bins, weights)[:-1].cumsum(0)  # (2 levels + 1, B)
-    drawn = weights.new_zeros(count, draws).index_add(0, level, weights[hits])  # (levels, B)
-    retrieved = drawn.cumsum(0)
-    above, as_high, total = negatives[:-1:2], negatives[1::2], negatives[-1]
-    # The clamp changes nothing: no image retrieved means none drawn. A final 0 / 0 is a class without a positive.
-    precision = (drawn * (retrieved.double() / (retrieved + as_high).clamp(min=1))).sum(0) / retrieved[-1]
-    twice_won = (drawn.double() * (2 * total - above - as_high)).sum(0)
-    return torch.stack([precision, twice_won / (2 * retrieved[-1].double() * total)])
 
 
 def centered(samples: Float[np.ndarray, " B"], estimate: float) -> Float64[np.ndarray, " B"]:

@@ -1,7 +1,5 @@
 """Scores of a model on one split: the dictionary that a run folder stores as its evaluation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,9 +8,9 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from probmcl.data.loader import Batch
-from probmcl.evaluation.decisions import DecisionCounts, count_decisions, precision_recall_f1, summarize_decisions
+from probmcl.evaluation.decisions import DecisionCounts, decisions_at, precision_recall_f1, rates_at
 from probmcl.evaluation.entries import Array, checked
-from probmcl.evaluation.metrics import area_under_roc_of, average_precision_of
+from probmcl.evaluation.metrics import area_under_roc, average_precision
 from probmcl.methods.base import Classifier
 from probmcl.runtime import distributed
 
@@ -53,7 +51,7 @@ def evaluate(
     names: Sequence[str],
     split: str,
     note: str = "",
-    levels: Sequence[int] | None = None,
+    levels: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Return everything that is reported about one split, as fractions; None where nothing can be scored.
 
@@ -66,31 +64,27 @@ def evaluate(
     (1.0, 1.0, {'cat': 1.0})
     """
     entries = checked(scores, labels, known)
-    ap, auroc = average_precision_of(entries), area_under_roc_of(entries)
-    counts = count_decisions(entries, THRESHOLDS[0])
+    ap, auroc, counts = average_precision(*entries), area_under_roc(*entries), rates_at(*entries, THRESHOLDS[0])
     at = {str(threshold): precision_recall_f1(entries, threshold=threshold) for threshold in THRESHOLDS}
     all_positive = (counts.positives > 0) & (counts.positives == counts.known)
-    summary = summarize_decisions(entries, THRESHOLDS[0])._asdict()
-    return (
-        {
-            "split": split,
-            "images": len(scores),
-            "classes": len(names),
-            "classes_scored": int(at[str(THRESHOLDS[0])]["classes_scored"]),
-            "classes_without_negatives": [name for name, sole in zip(names, all_positive, strict=True) if sole],
-            "mAP": nan_to_none(ap.nanmean().item()),
-            "macro_auroc": nan_to_none(auroc.nanmean().item()),
-            "ap": _by_name(names, ap),
-            "auroc": _by_name(names, auroc),
-            "at": {threshold: _without_count(metrics) for threshold, metrics in at.items()},
-            "top3": _without_count(precision_recall_f1(entries, top_k=3)),
-            "decisions": {"threshold": THRESHOLDS[0]}
-            | {key.replace("f1", "F1"): nan_to_none(value) for key, value in summary.items()},
-            "per_class": _per_class(names, counts),
-        }
-        | ({} if levels is None else {"levels": _by_level(levels, ap, auroc)})
-        | ({"note": note} if note else {})
-    )
+    summary = decisions_at(*entries, THRESHOLDS[0])._asdict()
+    decisions = {key.replace("f1", "F1"): nan_to_none(value) for key, value in summary.items()}
+    return {
+        "split": split,
+        "images": len(scores),
+        "classes": len(names),
+        "classes_scored": int(at[str(THRESHOLDS[0])]["classes_scored"]),
+        "classes_without_negatives": [name for name, sole in zip(names, all_positive, strict=True) if sole],
+        **_means(ap, auroc),
+        "ap": dict(zip(names, map(nan_to_none, ap.tolist()), strict=True)),
+        "auroc": dict(zip(names, map(nan_to_none, auroc.tolist()), strict=True)),
+        "at": {threshold: _without_count(metrics) for threshold, metrics in at.items()},
+        "top3": _without_count(precision_recall_f1(entries, top_k=3)),
+        "decisions": {"threshold": THRESHOLDS[0], **decisions},
+        "per_class": _per_class(names, counts),
+        **({"levels": _by_level(levels, ap, auroc)} if levels else {}),
+        **({"note": note} if note else {}),
+    }
 
 
 def nan_to_none(x: float | int) -> float | int | None:
@@ -114,17 +108,13 @@ def _per_class(names: Sequence[str], counts: DecisionCounts) -> dict[str, dict[s
 def _by_level(
     levels: Sequence[int], ap: Float64[Tensor, " C"], auroc: Float64[Tensor, " C"]
 ) -> dict[str, dict[str, Any]]:
-    members = {level: torch.tensor(levels) == level for level in sorted(set(levels))}
-    return {
-        str(level): {
-            "classes": int(member.sum()),
-            "classes_scored": int((~ap[member].isnan()).sum()),
-            "mAP": nan_to_none(ap[member].nanmean().item()),
-            "macro_auroc": nan_to_none(auroc[member].nanmean().item()),
-        }
-        for level, member in members.items()
-    }
+    result = {}
+    for level in sorted(set(levels)):
+        member = torch.tensor(levels) == level
+        counts = {"classes": int(member.sum()), "classes_scored": int((~ap[member].isnan()).sum())}
+        result[str(level)] = counts | _means(ap[member], auroc[member])
+    return result
 
 
-def _by_name(names: Sequence[str], values: Float64[Tensor, " C"]) -> dict[str, float | None]:
-    return {name: nan_to_none(x) for name, x in zip(names, values.tolist(), strict=True)}
+def _means(ap: Float64[Tensor, " C"], auroc: Float64[Tensor, " C"]) -> dict[str, float | None]:
+    return {"mAP": nan_to_none(ap.nanmean().item()), "macro_auroc": nan_to_none(auroc.nanmean().item())}

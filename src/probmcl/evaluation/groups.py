@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -19,11 +20,8 @@ from probmcl.evaluation.metrics import area_under_roc, average_precision
 
 Aggregate = Literal["mean", "max"]
 
-BLANK = "(blank)"
-"""The name of the value of an empty cell."""
-
-MAX_VALUES = 200
-"""A column with more values than this does not divide the data into parts that are worth a score."""
+BLANK = "(blank)"  # the name of the value of an empty cell
+MAX_VALUES = 200  # a column with more does not divide the data into parts that are worth a score
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +41,6 @@ class ScoredRows:
 
     def __len__(self) -> int:
         return len(self.scores)
-
-    @property
-    def groups(self) -> int | None:
-        """The number of groups."""
-        return None if self.group is None else len(set(self.group))
 
     def take(self, rows: Int[ndarray, "K"]) -> ScoredRows:
         """Return a selection of the rows."""
@@ -74,25 +67,14 @@ class ScoredRows:
         starts = np.cumsum(sizes) - sizes
         scores = self.scores[order].astype(np.float64)
         mean, maximum = np.add.reduceat(scores, starts) / sizes[:, None], np.maximum.reduceat(scores, starts)
-        return ScoredRows(
-            scores=maximum if how == "max" else mean,
-            labels=np.maximum.reduceat(np.where(self.known, self.labels, 0)[order], starts),
-            known=np.logical_or.reduceat(self.known[order], starts),
-            group=tuple(names.tolist()),
-            images=sizes,
-        )
+        labels = np.maximum.reduceat(np.where(self.known, self.labels, 0)[order], starts)
+        known = np.logical_or.reduceat(self.known[order], starts)
+        return ScoredRows(maximum if how == "max" else mean, labels, known, tuple(names.tolist()), sizes)
 
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """Options of an evaluation beyond the scores of the whole.
-
-    Attributes:
-        by: a column of the data; each of its values is also scored by itself.
-        aggregate: score groups instead of images, by the mean or the maximum of their images' scores.
-        draws: number of resamples for the intervals; 0 for none.
-        seed: random seed of the resamples.
-    """
+    """Options of an evaluation beyond the scores of the whole; `Model.evaluate` describes them."""
 
     by: str | None = None
     aggregate: Aggregate | None = None
@@ -114,10 +96,9 @@ class EvaluationOptions:
         if self.by not in records.columns:
             raise OptionError("by", self.by, "is not a column of a table in these data")
         values = records.columns[self.by]
-        different = len(sorted_values(values))
-        if different > MAX_VALUES:
-            problem = f"has {different:,} different values in {len(values):,} images; choose a column with at most "
-            raise OptionError("by", self.by, f"{problem}{MAX_VALUES}")
+        if (different := len(sorted_values(values))) > MAX_VALUES:
+            problem = f"has {different:,} different values in {len(values):,} images"
+            raise OptionError("by", self.by, f"{problem}; choose a column with at most {MAX_VALUES}")
         if self.aggregate is None or records.group is None:
             return values
         return value_of_groups(records.group, values, self.by)
@@ -132,10 +113,9 @@ def value_of_groups(group: tuple[str, ...], values: tuple[str, ...], column: str
     by_group: dict[str, str] = {}
     for name, value in zip(group, values, strict=True):
         if by_group.setdefault(name, value) != value:
-            raise DataError(
-                f"group {name!r} has images with {by_group[name]!r} and {value!r} in column {column!r}, so that it "
-                f"has no value of its own for `by={column}`; leave out `aggregate` or `by`"
-            )
+            problem = f"group {name!r} has images with {by_group[name]!r} and {value!r} in column {column!r}"
+            remedy = f"so that it has no value of its own for `by={column}`; leave out `aggregate` or `by`"
+            raise DataError(f"{problem}, {remedy}")
     return tuple(by_group[name] for name in sorted(by_group))
 
 
@@ -148,7 +128,7 @@ def evaluate_rows(
     names: Sequence[str],
     split: str,
     note: str,
-    levels: Sequence[int] | None,
+    levels: Sequence[int],
 ) -> dict[str, Any]:
     """Evaluate scored images: the dictionary of `evaluate`, with intervals and the scores of each value.
 
@@ -156,22 +136,16 @@ def evaluate_rows(
     """
     rows = images if options.aggregate is None else images.aggregate(options.aggregate)
     result = evaluate(rows.scores, rows.labels, rows.known, names=names, split=split, note=note, levels=levels)
-    parts = 1 if values is None else 1 + len(sorted_values(values))
+    parts = 1 + len(sorted_values(values or ()))
     progress_console = console if options.draws else Console.quiet()
     with progress_console.progress("resampling", parts * len(names)) as bar:
-
-        def advance(classes: int) -> None:
-            bar.advance(steps=classes)
-
+        advance = partial(bar.advance, 0)  # no images are processed
         whole = with_interval(rows, draws=options.draws, seed=options.seed, advance=advance)
-        by = {} if values is None else by_value(rows, values, draws=options.draws, seed=options.seed, advance=advance)
+        by = by_value(rows, values or (), draws=options.draws, seed=options.seed, advance=advance)
     intervals = ("mAP_interval", "macro_auroc_interval", "groups", "classes_with_auroc")
-    return (
-        result
-        | {"images": whole["images"], **{key: whole[key] for key in intervals}, "draws": options.draws}
-        | {"resampled": "images" if rows.group is None else "groups", "aggregate": options.aggregate}
-        | ({} if values is None else {"by": {"column": options.by, "values": by}})
-    )
+    result |= {"images": whole["images"], **{key: whole[key] for key in intervals}, "draws": options.draws}
+    result |= {"resampled": "images" if rows.group is None else "groups", "aggregate": options.aggregate}
+    return result if values is None else result | {"by": {"column": options.by, "values": by}}
 
 
 def with_interval(
@@ -194,7 +168,7 @@ def with_interval(
     samples = _resample(rows, draws, seed, advance)
     return {
         "images": len(rows) if rows.images is None else int(rows.images.sum()),
-        "groups": rows.groups,
+        "groups": None if rows.group is None else len(set(rows.group)),
         "classes_scored": int((~ap.isnan()).sum()),
         "classes_with_auroc": int((~auroc.isnan()).sum()),
         "mAP": nan_to_none(mean_ap),
@@ -233,28 +207,25 @@ def sorted_values(values: Sequence[str]) -> list[str]:
 
 def _number_then_text(value: str) -> tuple[float, str]:
     try:
-        number = float(value)
+        return float(np.fmin(float(value), np.inf)), value  # NaN is a word
     except ValueError:
-        number = np.inf
-    return (np.inf if np.isnan(number) else number), value
+        return np.inf, value
 
 
 def _resample(rows: ScoredRows, draws: int, seed: int, advance: Callable[[int], None] | None) -> Areas | None:
-    """The areas of each resample, or None if there is nothing to resample; progress is reported with the last block."""
-    if not draws or (rows.groups or len(rows)) < 2:
+    if not draws or len(set(rows.group or range(len(rows)))) < 2:
         if advance is not None:
             advance(rows.scores.shape[1])
         return None
     blocks, left = [], draws
     for weights in resamples_in_blocks(len(rows), rows.group, draws=draws, seed=seed):
         left -= len(weights)
-        reported = advance if left == 0 else None
+        reported = advance if left == 0 else None  # progress is reported with the last block
         blocks.append(bootstrapped_areas(rows.scores, rows.labels, rows.known, weights, advance=reported))
     return Areas(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
 
 
 def _interval(samples: Float64[ndarray, " B"], estimate: float) -> list[float] | None:
-    """The interval around an estimate, clipped to 0 … 1, which centering may leave."""
     if np.isnan(estimate):
         return None
-    return [min(max(end, 0.0), 1.0) for end in interval(centered(samples, estimate))]
+    return [min(max(end, 0.0), 1.0) for end in interval(centered(samples, estimate))]  # centering may leave 0 … 1

@@ -1,14 +1,12 @@
 """Average precision and the area under the ROC curve of each class, and the numbers of a multi-label table."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64
 from torch import Tensor
 
 from probmcl.evaluation.decisions import precision_recall_f1
-from probmcl.evaluation.entries import Array, Column, Entries, checked, class_columns
+from probmcl.evaluation.entries import Array, Column, checked, class_columns
 
 
 def average_precision(
@@ -34,16 +32,9 @@ def average_precision(
     """
     if kind not in ("area", "envelope", "voc11"):
         raise ValueError(f"kind is {kind!r}: choose one of 'area', 'envelope', 'voc11'")
-    return average_precision_of(checked(scores, labels, known), kind)
-
-
-def average_precision_of(entries: Entries, kind: str = "area") -> Float64[Tensor, " C"]:
-    """Return `average_precision` of validated entries."""
-    result = [
-        _summary(precision_at_positives(*column), kind) if column.positive.any() else torch.nan
-        for column in class_columns(entries)
-    ]
-    return torch.tensor(result, dtype=torch.float64)
+    columns = class_columns(checked(scores, labels, known))
+    areas = [_summary(precision_at_positives(*column), kind) if column.positive.any() else np.nan for column in columns]
+    return torch.tensor(areas, dtype=torch.float64)
 
 
 def precision_at_positives(
@@ -61,7 +52,6 @@ def precision_at_positives(
 
 
 def _summary(precision: Float64[np.ndarray, " P"], kind: str) -> float:
-    """One number from the precision at the positives, which come from the lowest score up."""
     if kind == "area":
         return float(precision.mean())
     envelope = np.maximum.accumulate(precision)
@@ -85,12 +75,8 @@ def area_under_roc(scores: Array, labels: Array, known: Array | None = None) -> 
     >>> area_under_roc(torch.tensor([[0.9], [0.6], [0.6], [0.1]]), torch.tensor([[1], [0], [1], [0]]))  # 3.5 / 4
     tensor([0.8750], dtype=torch.float64)
     """
-    return area_under_roc_of(checked(scores, labels, known))
-
-
-def area_under_roc_of(entries: Entries) -> Float64[Tensor, " C"]:
-    """Return `area_under_roc` of validated entries."""
-    return torch.tensor([_roc_area(column) for column in class_columns(entries)], dtype=torch.float64)
+    areas = [_roc_area(column) for column in class_columns(checked(scores, labels, known))]
+    return torch.tensor(areas, dtype=torch.float64)
 
 
 def _roc_area(column: Column) -> float:
@@ -99,8 +85,7 @@ def _roc_area(column: Column) -> float:
     negatives = np.sort(column.scores[column.known & ~column.positive])
     if not len(positives) or not len(negatives):
         return float("nan")
-    below = np.searchsorted(negatives, positives, side="left").sum()
-    not_above = np.searchsorted(negatives, positives, side="right").sum()
+    below, not_above = (np.searchsorted(negatives, positives, side=side).sum() for side in ("left", "right"))
     return int(below + not_above) / (2 * len(positives) * len(negatives))
 
 
@@ -133,5 +118,5 @@ def multilabel_metrics(
     0.6666666666666666
     """
     entries = checked(scores, labels, known)
-    area = average_precision_of(entries, "area").nanmean().item()
+    area = average_precision(*entries).nanmean().item()
     return {"mAP": area} | precision_recall_f1(entries, threshold=threshold, f1=f1, top_k=top_k)

@@ -1,7 +1,5 @@
 """Retrieval scores: whether the nearest neighbors of an image have similar labels."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int
@@ -42,37 +40,17 @@ def retrieval(
     {'jaccard_at_1': 0.6666666666666666, 'mAP': 1.0}
     """
     if k < 1 or (queries is not None and queries < 1):
-        raise ValueError(
-            f"k={k}, queries={queries}: give whole numbers from 1 up; queries=None searches with every image"
-        )
+        problem = f"k={k}, queries={queries}: give whole numbers from 1 up"
+        raise ValueError(f"{problem}; queries=None searches with every image")
     entries = checked(labels, labels, known)
     kept = entries.known.any(1)
-    points = _finite(embedding.detach().cpu(), kept)[kept]
-    queried = np.sort(np.random.default_rng(seed).permutation(len(points))[:queries])
-    return _means(points, entries.labels[kept], entries.known[kept], torch.from_numpy(queried), k, threshold)
-
-
-def _finite(embedding: Float[Tensor, "M D"], kept: Bool[Tensor, " N"]) -> Float[Tensor, "N D"]:
-    if len(embedding) != len(kept):
-        raise ValueError(f"embedding has {len(embedding)} rows, labels {len(kept)}: give one of each for every image")
-    wrong = kept & ~embedding.isfinite().all(1)
-    if wrong.any():
-        raise ValueError(f"embedding: row {int(wrong.nonzero()[0])} is not finite; leave that image out")
-    return embedding
-
-
-def _means(
-    points: Float[Tensor, "N D"],
-    labels: Float[Tensor, "N C"],
-    known: Bool[Tensor, "N C"],
-    queries: Int[Tensor, " Q"],
-    k: int,
-    threshold: float,
-) -> dict[str, float | None]:
+    _refuse_embedding(embedding := embedding.detach().cpu(), kept)
+    points = embedding[kept]
+    queried = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(len(points))[:queries]))
     near: list[float] = []
     precision: list[float] = []
-    for own in torch.split(queries, QUERY_BLOCK) if len(points) > 1 else ():
-        cosine, overlap = _compared(points, labels, known, own)
+    for own in torch.split(queried, QUERY_BLOCK) if len(points) > 1 else ():
+        cosine, overlap = _compared(points, entries.labels[kept], entries.known[kept], own)
         others = torch.ones_like(cosine, dtype=torch.bool).scatter_(1, own[:, None], False)
         near += _overlap_of_nearest(cosine, overlap, others, k).tolist()
         relevant = (overlap >= threshold) & others
@@ -80,6 +58,14 @@ def _means(
         precision += [float(precision_at_positives(*row).mean()) for row in rows if row[1].any()]
     means = {f"jaccard_at_{k}": near, "mAP": precision}
     return {name: float(np.mean(values)) if values else None for name, values in means.items()}
+
+
+def _refuse_embedding(embedding: Float[Tensor, "M D"], kept: Bool[Tensor, " N"]) -> None:
+    if len(embedding) != len(kept):
+        raise ValueError(f"embedding has {len(embedding)} rows, labels {len(kept)}: give one of each for every image")
+    wrong = kept & ~embedding.isfinite().all(1)
+    if wrong.any():
+        raise ValueError(f"embedding: row {int(wrong.nonzero()[0])} is not finite; leave that image out")
 
 
 def _compared(
@@ -96,13 +82,11 @@ def _compared(
 
 
 def _directions(points: Float[Tensor, "M D"]) -> Float64[Tensor, "M D"]:
-    """Vectors of length 1, in float64; zeros stay."""
     exact = points.double()
     largest = exact.abs().amax(1, keepdim=True)
     scaled = exact / largest.where(largest > 0, 1)  # the square of a number may overflow
     length = scaled.norm(dim=1, keepdim=True)
-    directions: Tensor = scaled / length.where(length > 0, 1)
-    return directions
+    return torch.div(scaled, length.where(length > 0, 1))  # of length 1; zeros stay
 
 
 def _overlap_of_nearest(

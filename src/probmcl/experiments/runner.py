@@ -14,9 +14,9 @@ from probmcl.console import Console
 from probmcl.data.options import DataSource
 from probmcl.data.records import Records
 from probmcl.errors import RunWarning
+from probmcl.evaluation.decisions import best_thresholds
 from probmcl.evaluation.metrics import multilabel_metrics
 from probmcl.evaluation.retrieval import retrieval
-from probmcl.evaluation.thresholds import best_thresholds
 from probmcl.experiments import protocol
 from probmcl.experiments.measure import Measurements, measure
 from probmcl.experiments.protocol import ComparisonSpec

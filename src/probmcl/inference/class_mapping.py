@@ -6,14 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray
 
 from probmcl.data.formats.table.sheet import load, quoted, read_text
-from probmcl.data.hierarchy import levels_of, parents_of
 from probmcl.data.labels import ROWS_AT_ONCE, LabelStates
 from probmcl.errors import DataError, suggestion
 
@@ -23,17 +22,11 @@ HEADERS = (("data", "model"), ("from", "to"))
 
 @dataclass(frozen=True)
 class ClassMapping:
-    """The classes that a model and data have in common, and those that only one of them has.
+    """The classes that a model and data have in common, and those that only one of them has."""
 
-    Attributes:
-        common: names in the model, in its order.
-        in_model: index of each common class in the model.
-        in_data: indices of each common class in the data; several classes of the data may be one of the model.
-    """
-
-    common: tuple[str, ...]
-    in_model: list[int]
-    in_data: list[list[int]]
+    common: tuple[str, ...]  # names in the model, in its order
+    in_model: list[int]  # index of each common class in the model
+    in_data: list[list[int]]  # indices in the data; several classes of the data may be one of the model
     only_in_model: list[str]
     only_in_data: list[str]
 
@@ -47,7 +40,7 @@ class ClassMapping:
         >>> labels.ravel().tolist(), known.ravel().tolist()
         ([1.0, 0.0, 0.0], [True, True, False])
         """
-        columns = states.of_classes(np.concatenate([np.array(indices, dtype=np.int64) for indices in self.in_data]))
+        columns = states.of_classes(np.concatenate(self.in_data))
         starts = np.cumsum([0, *(len(indices) for indices in self.in_data[:-1])])
         labels = np.empty((len(states), len(self.in_data)), dtype=np.float32)
         known = np.empty(labels.shape, dtype=np.bool_)
@@ -74,8 +67,8 @@ def match_classes(model: Sequence[str], data: Sequence[str], renames: Mapping[st
     common = tuple(name for name in model if name in sources)
     if not common:
         near = "; ".join(f"{name!r}: {suggestion(name, model)}" for name in data[:3])
-        remedy = "map them with `rename`"
-        raise DataError(f"the data and the model have no class in common; {remedy}. Of the data's classes, {near}")
+        problem = "the data and the model have no class in common"
+        raise DataError(f"{problem}; map them with `rename`. Of the data's classes, {near}")
     return ClassMapping(
         common,
         [index for index, name in enumerate(model) if name in sources],
@@ -83,24 +76,6 @@ def match_classes(model: Sequence[str], data: Sequence[str], renames: Mapping[st
         [name for name in model if name not in sources],
         [data[index] for name, indices in sources.items() if name not in model for index in indices],
     )
-
-
-def class_levels(indices: Sequence[int], names: Sequence[str], hierarchy: Mapping[str, str] | None) -> list[int] | None:
-    """Return the levels of some classes of a model in its hierarchy; None without a hierarchy.
-
-    >>> class_levels([1], ["cat", "kitten"], {"kitten": "cat"})
-    [2]
-    """
-    if not hierarchy:
-        return None
-    levels = levels_of(parents_of(names, hierarchy))
-    return [int(levels[index]) for index in indices]
-
-
-class _Rename(NamedTuple):
-    location: str
-    data: str
-    model: str
 
 
 def read_renames(
@@ -116,7 +91,7 @@ def read_renames(
     {'Infiltrate': 'Infiltration'}
     """
     if renames is None or isinstance(renames, Mapping):
-        entries = [_Rename("rename", *pair) for pair in (renames or {}).items()]
+        entries = [("rename", *pair) for pair in (renames or {}).items()]
     else:
         path = Path(renames)
         entries = _read_object(path) if path.suffix.lower() == ".json" else _read_table(path, model, data)
@@ -130,7 +105,8 @@ def read_renames(
     return result
 
 
-def _read_table(path: Path, model: Sequence[str], data: Sequence[str]) -> list[_Rename]:
+def _read_table(path: Path, model: Sequence[str], data: Sequence[str]) -> list[tuple[str, str, str]]:
+    """Return the location of each rename, the name in the data and the name in the model."""
     table = load(path, lambda columns: len(columns) == 2, row="class")
     if len(table.columns) != 2:
         columns = f"{len(table.columns)} columns ({quoted(table.columns)})"
@@ -141,10 +117,10 @@ def _read_table(path: Path, model: Sequence[str], data: Sequence[str]) -> list[_
     if (second.lower(), first.lower()) in HEADERS:
         first, second = second, first
     pairs = zip(table.cells(first), table.cells(second), strict=True)
-    return [_Rename(f"{path}: row {old.line}", old.text, new.text) for old, new in pairs]
+    return [(f"{path}: row {old.line}", old.text, new.text) for old, new in pairs]
 
 
-def _read_object(path: Path) -> list[_Rename]:
+def _read_object(path: Path) -> list[tuple[str, str, str]]:
     try:
         # A list of pairs, since a dictionary would silently keep only the last of two equal names.
         pairs: Any = json.loads(read_text(path), object_pairs_hook=list)
@@ -153,4 +129,4 @@ def _read_object(path: Path) -> list[_Rename]:
     if not isinstance(pairs, list) or not all(isinstance(pair, tuple) and isinstance(pair[1], str) for pair in pairs):
         example = '{"name in the data": "name in the model"}'
         raise DataError(f"{path}: renames are one object of names, as in {example}")
-    return [_Rename(str(path), *pair) for pair in pairs]
+    return [(str(path), *pair) for pair in pairs]

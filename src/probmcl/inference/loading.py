@@ -1,7 +1,5 @@
 """Loading a model from a run folder: its files are checked, nothing is downloaded, and none of its code is run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -64,18 +62,12 @@ class _Metadata:
 
 
 def load(run: Path | str, *, device: str = "auto") -> Model:
-    """Load the model that a run has kept.
-
-    Args:
-        run: the run folder.
-        device: where it is computed; `auto` takes a CUDA device if there is one, otherwise the CPU.
-    """
+    """Load the model that a run has kept; `auto` takes a CUDA device if there is one, otherwise the CPU."""
     folder = RunFolder.existing(run)
     metadata = _read(folder, METADATA, _Metadata)
     if metadata.model is None or not folder.has(MODEL):
-        raise RunError(
-            f"{folder.path}: this run has saved no model yet ({MODEL} is missing); see its status in {METADATA}"
-        )
+        problem = f"this run has saved no model yet ({MODEL} is missing)"
+        raise RunError(f"{folder.path}: {problem}; see its status in {METADATA}")
     labels, preprocessing = _read(folder, LABELS, _Labels), _read(folder, PREPROCESSING, Preprocessing)
     encoder = Encoder(_read(folder, CONFIG, _Config).encoder.name, image_size=preprocessing.size)
     return Model(

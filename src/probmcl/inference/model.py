@@ -1,7 +1,5 @@
 """A trained classifier in use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -15,7 +13,7 @@ from torch import Tensor
 from probmcl.console import Console
 from probmcl.data.findings import BadImage, without_bad
 from probmcl.data.hierarchy import below_parents as below_parents_of
-from probmcl.data.hierarchy import parents_of
+from probmcl.data.hierarchy import levels_of, parents_of
 from probmcl.data.images import Preprocessing
 from probmcl.data.options import DataSource, ReadOptions, refuse_share
 from probmcl.data.read import read_source
@@ -23,7 +21,7 @@ from probmcl.data.records import SPLITS, Records, Split
 from probmcl.data.stream import Decoded, Source, decode, decode_files
 from probmcl.errors import DataError, ImageError, OptionError
 from probmcl.evaluation.groups import Aggregate, EvaluationOptions, ScoredRows, evaluate_rows
-from probmcl.inference.class_mapping import class_levels, match_classes, read_renames
+from probmcl.inference.class_mapping import match_classes, read_renames
 from probmcl.inference.predictions import Predictions
 from probmcl.inference.splits import count_trained_on, read_run_splits, select_split
 from probmcl.methods.base import Classifier
@@ -39,13 +37,8 @@ class Model:
     through the network `batch_size` at a time (None: the fastest number for this device). On Linux a script needs no
     `if __name__ == "__main__"`.
 
-    Attributes:
-        classifier: the network.
-        names: the classes, in the order of the scores.
-        preprocessing: from an image to the network's input, as in training.
-        device: where it is computed.
-        folder: the run folder.
-        hierarchy: the parent of each class that has one; None without a hierarchy.
+    Attributes: `classifier` is the network; `names` are the classes, in the order of the scores; `hierarchy` has the
+    parent of each class that has one; `preprocessing` makes the network's input from an image, as in training.
     """
 
     def __init__(
@@ -66,8 +59,8 @@ class Model:
         self.folder, self.hierarchy, self._source = folder, hierarchy, source
 
     def __repr__(self) -> str:
-        size = self.preprocessing.size
-        return f"Model({str(self.folder)!r}, {len(self.names)} classes, {size} px, {self.device})"
+        about = f"{len(self.names)} classes, {self.preprocessing.size} px, {self.device}"
+        return f"Model({str(self.folder)!r}, {about})"
 
     def predict(
         self,
@@ -139,21 +132,12 @@ class Model:
         are not in common, the `skipped` images, and as `trained_on` the number of images that the run was trained on;
         copies of such images under other paths are a warning.
 
-        Args:
-            data: table or folder; None for the data of the run.
-            split: train, val or test.
-            images: folder that image paths are relative to.
-            read: how the data are read; without `data`, changes of how the run read them.
-            rename: names in the model of classes of the data, as a file or a mapping.
-            by: a column; each of its values is also scored by itself.
-            aggregate: score groups instead of images, by the mean or the maximum of their images' scores.
-            below_parents: lower the score of a class to that of its parent if it is higher.
-            skip_bad: largest share of unreadable images to skip; by default any is an error that names them all.
-            draws: resamples for the intervals, of groups if the data have them, otherwise of images; 0 for none.
-            seed: random seed of the resamples.
-            batch_size: see the class.
-            workers: see the class.
-            console: shows progress.
+        Without `data` the run's own data are scored, read as in the run except for what `read` changes. `rename` maps
+        names of classes in the data to names in the model, as a file or a mapping. Each value of the column `by` is
+        also scored by itself. `aggregate` scores groups instead of images, by the mean or the maximum of their images'
+        scores. `below_parents` lowers the score of a class to that of its parent if it is higher. `skip_bad` is the
+        largest share of unreadable images to skip; by default any is an error that names them all. `draws` is the
+        number of resamples for the intervals, of groups if the data have them, otherwise of images; 0 for none.
         """
         if split not in SPLITS:
             raise OptionError("split", split, f"must be one of {', '.join(SPLITS)}")
@@ -169,15 +153,10 @@ class Model:
         trained_on = count_trained_on(records.paths, run_splits, split)
         records, scores, bad = self._score(records, skip_bad, batch_size, workers, console)
         scores = below_parents_of(scores, parents)[:, mapping.in_model]
+        levels = levels_of(parents_of(self.names, self.hierarchy))[mapping.in_model].tolist() if self.hierarchy else ()
+        rows, values = ScoredRows(scores, *mapping.labels(records.states), records.group), options.values(records)
         result = evaluate_rows(
-            ScoredRows(scores, *mapping.labels(records.states), records.group),
-            options,
-            options.values(records),
-            console,
-            names=mapping.common,
-            split=split,
-            note=self.classifier.note,
-            levels=class_levels(mapping.in_model, self.names, self.hierarchy),
+            rows, options, values, console, names=mapping.common, split=split, note=self.classifier.note, levels=levels
         )
         return {
             **result,
@@ -205,16 +184,13 @@ class Model:
         with console.progress("scoring", len(records)) as bar:
             for batch in decode_files(records.paths, self.preprocessing, batch_size=size, workers=workers):
                 unreadable = sorted(set(range(len(batch.paths))) - set(batch.rows))
-                bad += [
-                    BadImage(first + row, error.path, error.reason)
-                    for row, error in zip(unreadable, batch.errors, strict=True)
-                ]
+                for row, error in zip(unreadable, batch.errors, strict=True):
+                    bad.append(BadImage(first + row, error.path, error.reason))
                 if batch.rows and len(bad) / len(records) <= (skip_bad or 0.0):
                     scores.append(self._probabilities(batch.images))
                 first += len(batch.paths)
                 bar.advance(len(batch.paths), steps=len(batch.paths))
-        kept = without_bad(records, bad, share=skip_bad)
-        return kept, np.concatenate(scores), bad
+        return without_bad(records, bad, share=skip_bad), np.concatenate(scores), bad
 
     def _parents(self, below_parents: bool) -> Int[ndarray, "C"]:
         """The parent above which each class must not score, −1 for none."""
@@ -235,16 +211,10 @@ class Model:
 
     @torch.inference_mode()
     def _probabilities(self, images: Float[Tensor, "N 3 S S"]) -> Float[ndarray, "N C"]:
-        return _to_numpy(self.classifier.logits(self._to_device(images)).float().sigmoid())
+        logits = self.classifier.logits(images.to(self.device, memory_format=torch.channels_last))
+        return np.asarray(logits.float().sigmoid().cpu())
 
     @torch.inference_mode()
     def _features(self, images: Float[Tensor, "N 3 S S"]) -> Float[ndarray, "N D"]:
-        return _to_numpy(self.classifier.encoder(self._to_device(images)))
-
-    def _to_device(self, images: Float[Tensor, "N 3 S S"]) -> Float[Tensor, "N 3 S S"]:
-        return images.to(self.device, memory_format=torch.channels_last)
-
-
-def _to_numpy(rows: Float[Tensor, "N K"]) -> Float[ndarray, "N K"]:
-    array: ndarray[Any, Any] = rows.float().cpu().numpy()
-    return array
+        features = self.classifier.encoder(images.to(self.device, memory_format=torch.channels_last))
+        return np.asarray(features.float().cpu())

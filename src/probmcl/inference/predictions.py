@@ -22,23 +22,16 @@ DIGITS = 6
 class Predictions:
     """A probability and a decision for each class of each image.
 
-    Attributes:
-        names: the classes.
-        paths: the images, in the order in which they were found.
-        scores: probabilities; NaN for an image that could not be read.
-        threshold: a class is decided for if its probability is greater.
-        errors: why an image could not be read.
-
     >>> predictions = Predictions(("cat", "dog"), (Path("a.jpg"),), np.array([[0.9, 0.5]], dtype=np.float32), 0.5, {})
     >>> predictions.labels.tolist()
     [[True, False]]
     """
 
     names: tuple[str, ...]
-    paths: tuple[Path, ...]
-    scores: Float[ndarray, "N C"]
-    threshold: float
-    errors: Mapping[Path, str]
+    paths: tuple[Path, ...]  # in the order in which the images were found
+    scores: Float[ndarray, "N C"]  # NaN for an image that could not be read
+    threshold: float  # a class is decided for if its probability is greater
+    errors: Mapping[Path, str]  # why an image could not be read
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -46,14 +39,11 @@ class Predictions:
     @classmethod
     def concatenate(cls, names: Sequence[str], threshold: float, blocks: Iterable[Predictions]) -> Predictions:
         """Join blocks into one."""
-        paths: list[Path] = []
-        errors: dict[Path, str] = {}
-        scores = [np.empty((0, len(names)), dtype=np.float32)]
-        for block in blocks:
-            paths += block.paths
-            errors |= block.errors
-            scores.append(block.scores)
-        return cls(tuple(names), tuple(paths), np.concatenate(scores), threshold, errors)
+        nothing = cls(tuple(names), (), np.empty((0, len(names)), dtype=np.float32), threshold, {})
+        parts = [nothing, *blocks]
+        paths = tuple(path for part in parts for path in part.paths)
+        errors = {path: reason for part in parts for path, reason in part.errors.items()}
+        return cls(tuple(names), paths, np.concatenate([part.scores for part in parts]), threshold, errors)
 
     @property
     def labels(self) -> Bool[ndarray, "N C"]:
@@ -123,12 +113,9 @@ def _write(
 def _write_csv(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
     table = csv.writer(file)
     table.writerow([PATH, ERROR, *first.names, *(f"{name}{DECISION}" for name in first.names)])
-    for block in blocks:
-        for path, scores, labels in zip(block.paths, block.scores.tolist(), block.labels.tolist(), strict=True):
-            if path in block.errors:
-                table.writerow([path, block.errors[path], *[""] * (2 * len(scores))])
-            else:
-                table.writerow([path, "", *(f"{score:.{DIGITS}g}" for score in scores), *map(int, labels)])
+    for path, error, scores, labels in itertools.chain.from_iterable(map(_rows, blocks)):
+        cells = [*(f"{score:.{DIGITS}g}" for score in scores), *map(int, labels)]
+        table.writerow([path, error, *[""] * len(cells)] if error else [path, "", *cells])
 
 
 def _write_json(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
@@ -136,22 +123,18 @@ def _write_json(file: TextIO, first: Predictions, blocks: Iterator[Predictions])
     head = json.dumps({"names": first.names, "threshold": first.threshold})
     file.write(f'{head[:-1]}, "images": [')
     separator = "\n"
-    for row in itertools.chain.from_iterable(map(_objects, blocks)):
+    for path, error, scores, labels in itertools.chain.from_iterable(map(_rows, blocks)):
+        rounded = [float(f"{score:.{DIGITS}g}") for score in scores]
+        by_name = [None if error else dict(zip(first.names, values, strict=True)) for values in (rounded, labels)]
+        row = {"path": str(path), "error": error, "probabilities": by_name[0], "decisions": by_name[1]}
         file.write(separator + json.dumps(row))
         separator = ",\n"
     file.write("\n]}\n")
 
 
-def _objects(block: Predictions) -> Iterator[dict[str, object]]:
+def _rows(block: Predictions) -> Iterator[tuple[Path, str | None, list[float], list[bool]]]:
     for path, scores, labels in zip(block.paths, block.scores.tolist(), block.labels.tolist(), strict=True):
-        error = block.errors.get(path)
-        rounded = [float(f"{score:.{DIGITS}g}") for score in scores]
-        yield {
-            "path": str(path),
-            "error": error,
-            "probabilities": None if error is not None else dict(zip(block.names, rounded, strict=True)),
-            "decisions": None if error is not None else dict(zip(block.names, labels, strict=True)),
-        }
+        yield path, block.errors.get(path), scores, labels
 
 
 WRITERS = {".csv": _write_csv, ".json": _write_json}

@@ -1,11 +1,9 @@
 """The split of each image in an evaluation, and training images under other names, whose scores say nothing."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
@@ -27,11 +25,6 @@ def select_split(records: Records, split: Split, run_splits: Mapping[str, Split]
 
     An image of the run keeps its split there, so that training images are never tested on. A new image has its split
     in the data; if the data have neither val nor test, it counts as the requested split.
-
-    Args:
-        records: the data.
-        split: the requested split.
-        run_splits: what `read_run_splits` returns.
     """
     has_splits = any(own != "train" for own in records.split)
     known = [run_splits.get(os.path.realpath(path)) for path in records.paths]
@@ -54,39 +47,29 @@ def count_trained_on(paths: Sequence[Path], run_splits: Mapping[str, Split], spl
     new = [path for path in resolved if path not in run_splits]
     copied = copies(new, trained)
     if split != "train":
-        _warn_about_copies(copied, new, len(paths))
-        _warn_about_names([path for path in new if path not in copied], trained)
+        _warn(copied, new, len(paths), set(map(os.path.basename, trained)))
     return sum(path in copied or run_splits.get(path) == "train" for path in resolved)
 
 
 def copies(new: Iterable[str], old: Iterable[str]) -> dict[str, str]:
     """Return, for every new file with the bytes of an old one, the first such old file."""
-    new = list(new)
-    if not new:
+    if not (new := list(new)):
         return {}
     ours, theirs = equal_files(new, old)
     first = {digest: path for path, digest in reversed(theirs.items())}
     return {path: first[digest] for path, digest in ours.items()}
 
 
-def _warn_about_copies(copied: Mapping[str, str], new: Sequence[str], images: int) -> None:
+def _warn(copied: Mapping[str, str], new: Sequence[str], images: int, trained: Collection[str]) -> None:
     if copied:
-        count = sum(path in copied for path in new)
-        copy, original = next(iter(copied.items()))
-        warnings.warn(
-            f"{count:,} of {images:,} images are byte by byte images that this run was trained on ({copy} is "
-            f"{original}); their scores are too good: leave them out",
-            stacklevel=2,
-        )
-
-
-def _warn_about_names(new: Sequence[str], trained: Sequence[str]) -> None:
-    """Warn about training images that were moved or saved again, so that their bytes cannot be compared."""
-    names = set(map(os.path.basename, trained))
-    alike = [path for path in new if os.path.basename(path) in names]  # noqa: PTH119
+        count = f"{sum(path in copied for path in new):,} of {images:,} images"
+        pair = " is ".join(next(iter(copied.items())))
+        problem = f"are byte by byte images that this run was trained on ({pair}); their scores are too good"
+        warnings.warn(f"{count} {problem}: leave them out", stacklevel=2)
+    others = [path for path in new if path not in copied]
+    alike = [path for path in others if os.path.basename(path) in trained]  # noqa: PTH119
     if alike:
-        warnings.warn(
-            f"{len(alike):,} of {len(new):,} images that are new to this run have the file name of one it was trained "
-            f"on ({alike[0]}); if they are the same, moved or saved again, this score is too good: leave them out",
-            stacklevel=2,
-        )
+        count = f"{len(alike):,} of {len(others):,} images that are new to this run"
+        problem = f"have the file name of one it was trained on ({alike[0]})"
+        doubt = "if they are the same, moved or saved again, this score is too good: leave them out"
+        warnings.warn(f"{count} {problem}; {doubt}", stacklevel=2)

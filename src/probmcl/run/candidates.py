@@ -212,7 +212,7 @@ def _predict(workspace: Workspace, title: str, classifier: Classifier, split: Sp
 
 def _evaluate(workspace: Workspace, split: Split, scores: Float[Tensor, "N C"], note: str) -> dict[str, Any]:
     space, labels = workspace.records.label_space, labels_of(workspace.records, split)
-    levels = None if space.hierarchy is None else levels_of(parents_of(space.names, space.hierarchy)).tolist()
+    levels = () if space.hierarchy is None else levels_of(parents_of(space.names, space.hierarchy)).tolist()
     return evaluate(scores, *labels, names=space.names, split=split, note=note, levels=levels)
 
 

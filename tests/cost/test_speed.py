@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from helpers.images import label_space
-from probmcl.cost.memory import peak_memory
+from probmcl.cost.speed import peak_memory
 from probmcl.encoders import Encoder
 from probmcl.methods.bce import BCE
 
