@@ -1,28 +1,21 @@
 """`probmcl check`: report the content and the problems of data, before anything is trained."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from probmcl.cli import command_console
 from probmcl.cli.options import DATA, WHERE, Checks, Read, Workers
+from probmcl.console import Console
 from probmcl.data.options import DataChecks, ReadOptions
 from probmcl.tables import Column, Table, to_rich
 
-if TYPE_CHECKING:
-    from probmcl.console import Console
-
 EXIT = {"fine": 0, "warnings": 3, "blocked": 4}
-SHOWN = 30
-"""Number of classes in the table; of more than that, the most and the least frequent are shown."""
-
-OURS = '"verdict"'
-"""Text in the file of an earlier check; no other file is overwritten."""
+SHOWN = 30  # classes in the table; of more than that, the most and the least frequent are shown
+OURS = '"verdict"'  # in the file of an earlier check; no other file is overwritten
 
 
 def check(
@@ -59,19 +52,14 @@ def check(
     from probmcl.files import write_json
     from probmcl.runtime.machine import default_workers
 
-    refuse_other_file(out)
+    if out.exists() and (not out.is_file() or OURS not in out.read_text(encoding="utf-8", errors="replace")):
+        raise FileExistsError(f"{out} exists and is not an earlier check; choose another name with --out")
     console, workers = command_console(), default_workers() if workers is None else workers
     report = audit(data, images, read, checks, seed=seed, workers=workers, console=console)
     show(report, console)
     write_json(out, report)
     console.print(f"complete report: {out}")
     sys.exit(EXIT[report["verdict"]])
-
-
-def refuse_other_file(path: Path) -> None:
-    """Refuse to overwrite a file that is not the report of an earlier check."""
-    if path.exists() and (not path.is_file() or OURS not in path.read_text(encoding="utf-8", errors="replace")):
-        raise FileExistsError(f"{path} exists and is not an earlier check; choose another name with --out")
 
 
 def show(report: Mapping[str, Any], console: Console) -> None:
@@ -93,12 +81,11 @@ def show(report: Mapping[str, Any], console: Console) -> None:
 
 def _lines(report: Mapping[str, Any]) -> list[str]:
     lines = [report["levels"]] if report["levels"] else []
-    sizes = report["sizes"]
-    if sizes["width"]:
-        sides = [f"{side['least']:,} to {side['most']:,}" for side in (sizes["width"], sizes["height"])]
-        median = f"{sizes['width']['median']:,} × {sizes['height']['median']:,}"
-        modes = ", ".join(f"{mode} {count:,}" for mode, count in sizes["modes"].items())
-        lines.append(f"sizes: {sides[0]} × {sides[1]} pixels, median {median}; {modes}")
+    width, height, modes = (report["sizes"][key] for key in ("width", "height", "modes"))
+    if width:
+        extremes = " × ".join(f"{side['least']:,} to {side['most']:,}" for side in (width, height))
+        counts = ", ".join(f"{mode} {count:,}" for mode, count in modes.items())
+        lines.append(f"sizes: {extremes} pixels, median {width['median']:,} × {height['median']:,}; {counts}")
     if report["together"]:
         pairs = [f"{' + '.join(pair['classes'])} {pair['images']:,}" for pair in report["together"][:5]]
         lines.append(f"most often together: {', '.join(pairs)}")
@@ -110,11 +97,11 @@ def _table(per_class: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Table:
     from probmcl.data.records import SPLITS
 
     columns = [Column.of_names("class"), *map(Column, (*SPLITS, "unknown", "uncertain"))]
-    rows = [[name, *_numbers(per_class[name])] if name else ["…", *[""] * 5] for name in _chosen(per_class)]
+    rows = [[name, *_counts(per_class[name])] if name else ["…", *[""] * 5] for name in _chosen(per_class)]
     return Table("images with each class", columns, rows, framed=True)
 
 
-def _numbers(states: Mapping[str, Mapping[str, int]]) -> list[str]:
+def _counts(states: Mapping[str, Mapping[str, int]]) -> list[str]:
     counts = [*states["present"].values(), sum(states["unknown"].values()), sum(states["uncertain"].values())]
     return [f"{count:,}" for count in counts]
 

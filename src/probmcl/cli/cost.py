@@ -1,23 +1,19 @@
 """`probmcl cost`: the cost of each method before training."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number
 
 from probmcl.cli import command_console, spell_options
+from probmcl.console import Console
 from probmcl.errors import suggestion
-
-if TYPE_CHECKING:
-    from probmcl.console import Console
-    from probmcl.tables import Table
+from probmcl.tables import Table, to_csv, to_markdown, to_rich
 
 FORMATS = (".csv", ".json", ".md")
 COUNTED = Group.create_ordered("What is counted")
@@ -36,11 +32,9 @@ def split_list(type_: Any, tokens: Sequence[Token]) -> tuple[Any, ...]:
     return tuple(dict.fromkeys(item(part) for part in parts))
 
 
-Names = Annotated[tuple[str, ...], Parameter(converter=split_list, n_tokens=1, negative="", show_default=False)]
-Numbers = Annotated[
-    tuple[int, ...],
-    Parameter(converter=split_list, n_tokens=1, negative="", validator=Number(gte=1), show_default=False),
-]
+LIST = Parameter(converter=split_list, n_tokens=1, negative="", show_default=False)
+Names = Annotated[tuple[str, ...], LIST]
+Numbers = Annotated[tuple[int, ...], LIST, Parameter(validator=Number(gte=1))]
 
 
 def cost(
@@ -76,16 +70,10 @@ def cost(
 
     Example: probmcl cost --paper
     """
-    others: dict[str, object] = {
-        "METHODS": methods,
-        "--preset": preset,
-        "--encoders": encoders,
-        "--image-sizes": image_sizes,
-    }
-    others |= {"--classes": classes, "--measure": measure, "--batch-size": batch_size, "--device": device}
-    if paper and any(others.values()):
-        names = ", ".join(name for name, value in others.items() if value)
-        raise ValueError(f"--paper has its own methods, encoders and sizes; leave out {names}")
+    counted = {"METHODS": methods, "--preset": preset, "--encoders": encoders, "--image-sizes": image_sizes}
+    measured = {"--classes": classes, "--measure": measure, "--batch-size": batch_size, "--device": device}
+    if paper and (others := [name for name, value in (*counted.items(), *measured.items()) if value]):
+        raise ValueError(f"--paper has its own methods, encoders and sizes; leave out {', '.join(others)}")
     if not measure and (batch_size is not None or device is not None):
         raise ValueError("--batch-size and --device are for a measurement; add --measure")
     _refuse_file(out)
@@ -104,9 +92,8 @@ def cost(
     encoders = encoders or (CPU_ENCODER if find_device("auto") == "cpu" else GPU_ENCODER,)
     for name in encoders:
         describe_encoder(name)  # an unknown name is an error before anything is counted
-    options = (
-        MeasureOptions(find_device(device or "auto"), 8 if batch_size is None else batch_size) if measure else None
-    )
+    step = 8 if batch_size is None else batch_size
+    options = MeasureOptions(find_device(device or "auto"), step) if measure else None
     sizes, numbers = image_sizes or (None,), classes or (80,)
     total = len(specs) * len(encoders) * len(sizes) * len(numbers)
     rows = _collect(console, cost_rows(specs, encoders, sizes, numbers, options), total)
@@ -139,7 +126,6 @@ def _show(
 ) -> None:
     """Print and write the rows; if some are missing, end as interrupted."""
     from probmcl.files import write_text
-    from probmcl.tables import to_csv, to_markdown, to_rich
 
     if not records:
         raise KeyboardInterrupt("no row was complete")

@@ -1,17 +1,13 @@
 """`probmcl encoders`: the timm models, their sizes and licenses."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
 from probmcl.cli import command_console
 from probmcl.errors import suggestion
-
-if TYPE_CHECKING:
-    from probmcl.tables import Table
+from probmcl.tables import Column, Table, to_rich
 
 RECOMMENDED = {
     "tf_efficientnet_lite0": "small and fast: the default on a CPU",
@@ -25,11 +21,8 @@ RECOMMENDED = {
 }
 """A short list to begin with: each name and why."""
 
-MAX_ROWS = 40
-"""Rows shown of a longer list."""
-
-MAX_COUNTED = 12
-"""Most models whose parameters are counted: each has to be built, which takes a tenth of a second or more."""
+MAX_ROWS = 40  # shown of a longer list
+MAX_COUNTED = 12  # models whose parameters are counted: each has to be built, which takes a tenth of a second or more
 
 
 class Weights(NamedTuple):
@@ -51,8 +44,6 @@ def encoders(
 
     Example: probmcl encoders "convnext_*"
     """
-    from probmcl.tables import to_rich
-
     console = command_console()
     names = matching(pattern) if pattern else list(RECOMMENDED)
     weights = [describe_weights(name) for name in names[:MAX_ROWS]]
@@ -105,13 +96,14 @@ def _import_timm() -> Any:
 
 def _table(found: Sequence[Weights], reasons: Mapping[str, str]) -> Table:
     from probmcl.encoders import millions
-    from probmcl.tables import Column, Table
 
     models = {weights.model for weights in found}
     counts = {model: f"{millions(model):.1f}" for model in models} if len(models) <= MAX_COUNTED else {}
-    columns = [*([Column("params (M)")] if counts else []), Column("pixels"), Column.of_names("license")]
+    columns = [Column.of_names("encoder"), Column("params (M)"), Column("pixels"), Column.of_names("license")]
     rows = []
     for model, name, size, license_name in found:
         reason = f"\n  {reasons[model]}" if model in reasons else ""
-        rows.append([name + reason, *([counts[model]] if counts else []), str(size), license_name])
-    return Table("", [Column.of_names("encoder"), *columns], rows, framed=True)
+        rows.append([name + reason, counts.get(model, ""), str(size), license_name])
+    if not counts:
+        columns, rows = [columns[0], *columns[2:]], [[row[0], *row[2:]] for row in rows]
+    return Table("", columns, rows, framed=True)

@@ -1,18 +1,13 @@
 """`probmcl evaluate`: score a trained model on labeled images."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, cast
+from typing import Annotated, Literal, cast
 
 from cyclopts import Group, Parameter
 
 from probmcl.cli import command_console, options
 from probmcl.data.options import ReadOptions
-
-if TYPE_CHECKING:
-    from probmcl.evaluation.groups import Aggregate
 
 SCORED = Group.create_ordered("What is scored")
 
@@ -72,12 +67,10 @@ def evaluate(
 
     if json is not None and json.exists():
         raise FileExistsError(f"{json} exists already; choose another name, or delete it")
-    how = parse_aggregate(aggregate, read.group)
-    progress, output = command_console(stderr=True), command_console()
-    model = load(run, device=device)
+    progress, output, how = command_console(stderr=True), command_console(), parse_aggregate(aggregate, read.group)
     with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: progress.print(f"note: {message}")
-        result = model.evaluate(
+        result = load(run, device=device).evaluate(
             data,
             split,
             images=images,
@@ -103,7 +96,7 @@ def evaluate(
         progress.print(f"all numbers: {json}")
 
 
-def parse_aggregate(text: str | None, group: str | None) -> Aggregate | None:
+def parse_aggregate(text: str | None, group: str | None) -> Literal["mean", "max"] | None:
     """Parse `mean` or `max`, alone or after the groups: `group=max`, `patient=max`.
 
     >>> parse_aggregate("group=max", None), parse_aggregate("mean", None), parse_aggregate("patient=mean", "patient")
@@ -117,4 +110,4 @@ def parse_aggregate(text: str | None, group: str | None) -> Aggregate | None:
         raise ValueError(f"--aggregate {text}{other}; give --group {over} --aggregate group={how}")
     if how not in ("mean", "max"):
         raise ValueError(f"--aggregate {text}: give group=mean or group=max")
-    return cast("Aggregate", how)
+    return cast(Literal["mean", "max"], how)

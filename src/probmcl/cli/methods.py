@@ -8,34 +8,26 @@ import textwrap
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import fields
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from cyclopts import Parameter
 
+from probmcl.console import Console
+
 if TYPE_CHECKING:
-    from probmcl.console import Console
     from probmcl.methods.base import Method
 
-UNDESCRIBED = "(not described)"
-"""Shown for a setting that a method outside this package does not describe."""
+UNDESCRIBED = "(not described)"  # shown for a setting that a method outside this package does not describe
 
 
-@dataclass(frozen=True)
-class Setting:
-    """One setting of a method, as text.
-
-    Attributes:
-        name: the NAME of `--set NAME=VALUE`.
-        choices: the values that it may have.
-        values: its value in each preset.
-        meaning: its description in the docstring of the method's `Config`.
-    """
+class Setting(NamedTuple):
+    """One setting of a method, as text."""
 
     name: str
-    choices: str
-    values: Mapping[str, str]
-    meaning: str
+    choices: str  # the values that it may have
+    values: Mapping[str, str]  # its value in each preset
+    meaning: str  # its description in the docstring of the method's `Config`
 
 
 def methods(
@@ -45,7 +37,6 @@ def methods(
 
     Example: probmcl methods probmcl
     """
-    from probmcl.console import Console
     from probmcl.methods import METHODS, find_method
 
     console = Console()
@@ -62,32 +53,16 @@ def methods(
 
 def settings(method: type[Method]) -> list[Setting]:
     """Return the settings of a method, in the order of its `Config`."""
-    config = type(method.presets["default"])
+    config, result = type(method.presets["default"]), []
     hints, descriptions = typing.get_type_hints(config), meanings(config)
-    return [
-        Setting(
-            field.name,
-            choices(hints[field.name]),
-            {preset: as_text(getattr(values, field.name)) for preset, values in method.presets.items()},
-            descriptions.get(field.name, UNDESCRIBED),
-        )
-        for field in fields(config)
-    ]
+    for name in (field.name for field in fields(config)):
+        values = {preset: as_text(getattr(values, name)) for preset, values in method.presets.items()}
+        result.append(Setting(name, choices(hints[name]), values, descriptions.get(name, UNDESCRIBED)))
+    return result
 
 
 def meanings(described: type[Any]) -> dict[str, str]:
-    """Return the `Attributes:` section of a docstring as a dictionary.
-
-    >>> class Config:
-    ...     '''Settings.
-    ...
-    ...     Attributes:
-    ...         floor: lowest value
-    ...             that is allowed.
-    ...     '''
-    >>> meanings(Config)
-    {'floor': 'lowest value that is allowed.'}
-    """
+    """Return the `Attributes:` section of a docstring as a dictionary."""
     _, _, section = inspect.cleandoc(described.__doc__ or "").partition("\nAttributes:\n")
     section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]  # until the indentation ends
     entries = re.split(r"^ {4}(\w+): ", section, flags=re.MULTILINE)[1:]
@@ -125,15 +100,13 @@ def as_text(value: object) -> str:
 
 
 def _show_settings(console: Console, name: str, method: type[Method]) -> None:
-    predicts = {
-        "classifier": "It predicts by itself",
-        "contrastive": "It trains the encoder; a linear probe on it predicts",
-    }
+    probed = "It trains the encoder; a linear probe on it predicts"
+    predicts = "It predicts by itself" if _kind(method) == "classifier" else probed
     others = [preset for preset in method.presets if preset != "default"]
     shown = "its settings" if settings(method) else "no settings of its own"
     differing = f", and {', '.join(others)} where it differs" if others else ""
     console.print(f"{name}: {_first_sentence(method)}")
-    console.print(f"{predicts[_kind(method)]}; {_views(method)} of each image in a step; {shown}{differing}.")
+    console.print(f"{predicts}; {_views(method)} of each image in a step; {shown}{differing}.")
     for setting in settings(method):
         default = setting.values["default"]
         presets = [f"{preset}: {value}" for preset, value in setting.values.items() if value != default]
@@ -145,8 +118,7 @@ def _show_settings(console: Console, name: str, method: type[Method]) -> None:
 
 
 def _print_indented(console: Console, text: str) -> None:
-    indent = " " * 4
-    console.print(textwrap.fill(text, console.rich.width, initial_indent=indent, subsequent_indent=indent))
+    console.print(textwrap.indent(textwrap.fill(text, console.rich.width - 4), " " * 4))
 
 
 def _kind(method: type[Method]) -> str:

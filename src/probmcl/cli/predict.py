@@ -1,7 +1,6 @@
 """`probmcl predict`: the classes in images."""
 
-from __future__ import annotations
-
+import itertools
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -56,9 +55,8 @@ def predict(
     )
     if out is None:
         listing = RichConsole(emoji=False, highlight=False, markup=False)
-        for block in _counted(blocks, counts, lambda _: None):
-            for line in lines(block):
-                listing.print(line, soft_wrap=True)
+        for line in itertools.chain.from_iterable(map(lines, _counted(blocks, counts, lambda _: None))):
+            listing.print(line, soft_wrap=True)
     else:
         try:
             with console.progress("predicting", sum(1 for _ in find(images))) as bar:
@@ -76,7 +74,7 @@ def predict(
         console.print(unreadable)
 
 
-def lines(block: Predictions) -> Iterator[str]:
+def lines(block: "Predictions") -> Iterator[str]:
     """Yield a line per image: the classes decided for, the most probable first; if there are none, the nearest one."""
     for path, scores in zip(block.paths, block.scores.tolist(), strict=True):
         ranked = sorted(zip(scores, block.names, strict=True), key=lambda pair: -pair[0])
@@ -88,8 +86,8 @@ def lines(block: Predictions) -> Iterator[str]:
 
 
 def _counted(
-    blocks: Iterator[Predictions], counts: Counter[str], advance: Callable[[int], None]
-) -> Iterator[Predictions]:
+    blocks: Iterator["Predictions"], counts: Counter[str], advance: Callable[[int], object]
+) -> Iterator["Predictions"]:
     for block in blocks:
         counts.update(images=len(block), errors=sum(path in block.errors for path in block.paths))
         advance(len(block))

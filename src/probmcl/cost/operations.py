@@ -1,7 +1,5 @@
 """Parameters and operations of a network, counted by shapes alone in two conventions."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -36,7 +34,7 @@ class Operations:
     products: int
     others: int
 
-    def __add__(self, more: Operations) -> Operations:
+    def __add__(self, more: "Operations") -> "Operations":
         return Operations(self.products + more.products, self.others + more.others)
 
     @property
@@ -65,12 +63,10 @@ def prediction_operations(classifier: Classifier, image_size: int) -> Operations
 
     ResNet-101 at 448 pixels has 31.20 GMAC, and 31.39 by the convention of ptflops.
 
-    >>> import numpy as np
-    >>> from probmcl.data.records import LabelSpace
+    >>> from probmcl.cost.rows import label_space
     >>> from probmcl.encoders import Encoder
     >>> from probmcl.methods.bce import BCE
-    >>> cats = LabelSpace.from_labels(("cat",), np.ones((1, 1), dtype=np.float32))
-    >>> operations = prediction_operations(BCE(Encoder("resnet18"), cats), 224)
+    >>> operations = prediction_operations(BCE(Encoder("resnet18"), label_space(1)), 224)
     >>> round(operations.gmac, 3), round(operations.gmac_ptflops, 3)
     (1.814, 1.822)
     """

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -61,7 +61,8 @@ def measure_speed(spec: MethodSpec, encoder: Encoder, label_space: LabelSpace, o
     assert isinstance(classifier, Classifier)
     shape = (3, encoder.image_size, encoder.image_size)
     views, labels = random_batch(method.n_views, batch_size, shape, len(label_space), options.device)
-    prediction = seconds_per_image(classifier, views[0].contiguous(memory_format=torch.channels_last))
+    images = views[0].contiguous(memory_format=torch.channels_last)
+    prediction = seconds_per_row(classifier.to(images.device).eval().logits, images)
     training = Training(**default_training(spec.method, "all"))
     memory = step_memory(trained, views, labels, training)
     step = seconds_per_step(trained, views, labels, training)
@@ -82,17 +83,9 @@ def random_batch(
     return torch.rand(n_views, images, *shape, device=device), labels
 
 
-def seconds_per_image(classifier: Classifier, images: Float[Tensor, "N 3 H W"]) -> float:
-    """Return the time of a prediction, on the device of the images."""
-    return _forward_seconds(classifier.to(images.device).eval().logits, images)
-
-
-def seconds_per_row(network: nn.Module, rows: Tensor) -> float:
+def seconds_per_row(forward: Callable[[Tensor], object], rows: Tensor) -> float:
     """Return the time of a forward pass without gradient, per row."""
-    return _forward_seconds(network.eval(), rows)
 
-
-def _forward_seconds(forward: Callable[[Tensor], object], rows: Tensor) -> float:
     @torch.inference_mode()
     def work() -> None:
         forward(rows)

@@ -1,7 +1,5 @@
 """Scores with confidence intervals: over all rows, over groups of images, and for each value of a column."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -42,13 +40,13 @@ class ScoredRows:
     def __len__(self) -> int:
         return len(self.scores)
 
-    def take(self, rows: Int[ndarray, "K"]) -> ScoredRows:
+    def take(self, rows: Int[ndarray, "K"]) -> "ScoredRows":
         """Return a selection of the rows."""
         group = None if self.group is None else tuple(self.group[row] for row in rows)
         images = None if self.images is None else self.images[rows]
         return ScoredRows(self.scores[rows], self.labels[rows], self.known[rows], group, images)
 
-    def aggregate(self, how: Aggregate) -> ScoredRows:
+    def aggregate(self, how: Aggregate) -> "ScoredRows":
         """Return one row per group of images, in the order of their names.
 
         A score is the mean or the maximum over the images of the group. A label is present if it is present in any

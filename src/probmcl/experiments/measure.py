@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from probmcl.cost.operations import count_parameters, prediction_operations
-from probmcl.cost.speed import seconds_per_image, seconds_per_step, step_memory
+from probmcl.cost.speed import seconds_per_row, seconds_per_step, step_memory
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
 from probmcl.methods.probe import Probe
@@ -81,5 +81,5 @@ def _prediction_cost(classifier: Classifier, workspace: Workspace) -> Prediction
     size, device = workspace.backbone.encoder.image_size, workspace.settings.device
     batch_size = max(1, workspace.images.pixels_at_once // size**2)
     images = torch.rand(batch_size, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
-    gmac = prediction_operations(classifier, size).gmac
-    return PredictionCost(count_parameters(classifier), gmac, 1 / seconds_per_image(classifier, images))
+    gmac, seconds = prediction_operations(classifier, size).gmac, seconds_per_row(classifier.eval().logits, images)
+    return PredictionCost(count_parameters(classifier), gmac, 1 / seconds)

@@ -1,7 +1,5 @@
 """Classes of a model and classes of data: which are the same, and the labels of the common ones."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

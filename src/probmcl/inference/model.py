@@ -96,15 +96,17 @@ class Model:
         batches = decode(images, self.preprocessing, batch_size=size, workers=workers)
         return (self._predict_batch(batch, threshold, parents) for batch in batches)
 
+    @torch.inference_mode()
     def embed(
         self, images: Source | Sequence[Source], *, batch_size: int | None = None, workers: int | None = None
     ) -> Float[ndarray, "N D"]:
         """Return the encoder's features of each image, without normalization; an unreadable image is an error."""
-        features = []
+        features: list[ndarray] = []
         for batch in decode(images, self.preprocessing, batch_size=self._batch_size(batch_size), workers=workers):
             if batch.errors:
                 raise ImageError(batch.errors[0].path, f"{batch.errors[0].reason}; repair it, or leave it out")
-            features.append(self._features(batch.images))
+            rows = self.classifier.encoder(batch.images.to(self.device, memory_format=torch.channels_last))
+            features.append(np.asarray(rows.float().cpu()))
         return np.concatenate(features)
 
     def evaluate(
@@ -213,8 +215,3 @@ class Model:
     def _probabilities(self, images: Float[Tensor, "N 3 S S"]) -> Float[ndarray, "N C"]:
         logits = self.classifier.logits(images.to(self.device, memory_format=torch.channels_last))
         return np.asarray(logits.float().sigmoid().cpu())
-
-    @torch.inference_mode()
-    def _features(self, images: Float[Tensor, "N 3 S S"]) -> Float[ndarray, "N D"]:
-        features = self.classifier.encoder(images.to(self.device, memory_format=torch.channels_last))
-        return np.asarray(features.float().cpu())

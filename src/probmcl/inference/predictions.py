@@ -1,7 +1,5 @@
 """Predictions for images, and the files that hold them."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import json
@@ -37,7 +35,7 @@ class Predictions:
         return len(self.paths)
 
     @classmethod
-    def concatenate(cls, names: Sequence[str], threshold: float, blocks: Iterable[Predictions]) -> Predictions:
+    def concatenate(cls, names: Sequence[str], threshold: float, blocks: Iterable["Predictions"]) -> "Predictions":
         """Join blocks into one."""
         nothing = cls(tuple(names), (), np.empty((0, len(names)), dtype=np.float32), threshold, {})
         parts = [nothing, *blocks]

@@ -122,14 +122,14 @@ def measure_costs(workspace: Workspace, probe_seconds: float) -> Costs:
     train, val, test = (len(w.records.rows(split)) for split in SPLITS)
     size = w.backbone.encoder.image_size
     rows = torch.rand(max(1, w.images.pixels_at_once // size**2), 3, size, size, device=device)
-    per_image = seconds_per_row(w.backbone.encoder, rows)
+    per_image = seconds_per_row(w.backbone.encoder.eval(), rows)
     probed = (1 + s.probe.views) * train + val
     if isinstance(w.batches, ActivationCache):
         per_image = max(per_image, w.batches.seconds_per_view())  # decoding included, if that was measured
         rows = torch.rand(ROWS_AT_ONCE, *w.batches.shape, device=device)
         # The frozen probe has filled the augmented views already if it uses some.
         to_fill = 0 if s.probe.frozen_views else w.batches.n_augmented
-        shared, per_row = per_image * (to_fill * train + test), seconds_per_row(w.backbone.tail, rows)
+        shared, per_row = per_image * (to_fill * train + test), seconds_per_row(w.backbone.tail.eval(), rows)
     else:
         shared, per_row = per_image * 2 * test, per_image
     once = per_row * (probed + val) / world_size() + probe_seconds
