@@ -106,7 +106,7 @@ def test_an_unknown_tag_lists_those_there_are(name: str, tags: str) -> None:
 def test_a_model_that_does_not_pool_is_named() -> None:
     encoder = ready("test_resnet")
     encoder.model.reset_classifier(0, "")
-    with pytest.raises(ValueError, match=r"test_resnet gives \(96, 2, 2\) instead of 96 pooled features; choose"):
+    with pytest.raises(ValueError, match=r"test_resnet returns \(96, 2, 2\) instead of 96 pooled features; choose"):
         encoder(images(64))
 
 
