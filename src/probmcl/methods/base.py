@@ -146,8 +146,11 @@ def repeat_for_views(
     return labels.repeat(n_views, 1), None if known is None else known.repeat(n_views, 1)
 
 
-def cross_entropies(logits: Mapping[str, Logits], labels: Labels, known: Known) -> dict[str, Float[Tensor, ""]]:
-    """Return the binary cross-entropy of each of several logits for the same images, under the same names."""
+def cross_entropies(
+    logits: Mapping[str, Float[Tensor, "M C"]], n_views: int, labels: Labels, known: Known
+) -> dict[str, Float[Tensor, ""]]:
+    """Return the binary cross-entropy of each of several logits for the same views, under the same names."""
+    labels, known = repeat_for_views(n_views, labels, known)
     return {
         name: rescale_for_ddp(binary_cross_entropy(each, labels, known), "mean", known) for name, each in logits.items()
     }

@@ -10,17 +10,7 @@ from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder, Encoder, at_entrances, stages, with_stages
 from probmcl.errors import check_range
 from probmcl.heads.spatial import ClassAttention, SpatialRegularization, attended_confidence, weighted_attention
-from probmcl.methods.base import (
-    Classifier,
-    Known,
-    Labels,
-    Logits,
-    Origin,
-    Step,
-    Views,
-    cross_entropies,
-    repeat_for_views,
-)
+from probmcl.methods.base import Classifier, Known, Labels, Logits, Origin, Step, Views, cross_entropies
 
 
 @dataclass(frozen=True)
@@ -101,6 +91,6 @@ class SRN(Classifier):
         """Return the losses of the prediction, of the plain logits and of attention, over all views of all images."""
         branches = self.branches(views.flatten(0, 1))
         learning = {"classification": self._mixed(branches), "plain": branches.plain, "attended": branches.attended}
-        terms = cross_entropies(learning, *repeat_for_views(len(views), labels, known))
+        terms = cross_entropies(learning, len(views), labels, known)
         loss = terms["classification"] + self.config.branch_weight * (terms["plain"] + terms["attended"])
         return Step(loss, terms)

@@ -10,17 +10,7 @@ from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder, Encoder, stages, two_maps, with_stages
 from probmcl.errors import check_range
 from probmcl.heads.dual_relation import DualRelation, Relations
-from probmcl.methods.base import (
-    Classifier,
-    Known,
-    Labels,
-    Logits,
-    Origin,
-    Step,
-    Views,
-    cross_entropies,
-    repeat_for_views,
-)
+from probmcl.methods.base import Classifier, Known, Labels, Logits, Origin, Step, Views, cross_entropies
 
 
 @dataclass(frozen=True)
@@ -98,7 +88,7 @@ class TDRG(Classifier):
         """Return the sum of four cross-entropies over all views, each of them a term."""
         relations = self.relations(views.flatten(0, 1))
         logits = {"fused": self.fused(relations), **relations._asdict()}
-        terms = cross_entropies(logits, *repeat_for_views(len(views), labels, known))
+        terms = cross_entropies(logits, len(views), labels, known)
         return Step(sum(terms.values(), start=labels.new_zeros(())), terms)
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
