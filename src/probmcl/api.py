@@ -505,8 +505,9 @@ def check(
     from probmcl.data import audit
     from probmcl.runtime.machine import default_workers
 
-    n_workers = default_workers() if workers is None else workers
-    return audit.check(data, images, read, checks, seed=seed, workers=n_workers, console=console or Console())
+    source, workers = DataSource.of(data, images, read), default_workers() if workers is None else workers
+    report = audit.check(source, checks, seed=seed, workers=workers, console=console or Console())
+    return {"data": str(data), **report}
 
 
 # What train and compare share.

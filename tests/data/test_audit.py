@@ -181,7 +181,7 @@ def test_a_child_without_its_parent_is_warned_of_and_the_parent_taken_as_present
     rows = [f"{number}.jpg,{int(number > 5)},{int(number > 3)}" for number in range(12)]
     table.write_text("\n".join(["filename,building,roof", *rows]) + "\n")
     (tmp_path / "tree.csv").write_text("child,parent\nroof,building\n")
-    found = check(table, options=ReadOptions(hierarchy=tmp_path / "tree.csv"), console=shown())
+    found = check(DataSource.of(table, None, ReadOptions(hierarchy=tmp_path / "tree.csv")), console=shown())
     said = "a class is present and its parent absent in 2 images, first in row 6: the parent is taken as present"
     assert said in texts(found, "warning")
     assert said in found["summary"]
@@ -192,7 +192,7 @@ def test_a_mapped_minus_one_counts_as_what_it_is_mapped_to(tmp_path: Path) -> No
     table = photographs.folder(tmp_path / "p", 12)
     rows = [f"{number}.jpg,{-1 if number % 2 else 1},{number % 3 % 2}" for number in range(12)]
     table.write_text("\n".join(["filename,roof,sky", *rows]) + "\n")
-    found = check(table, options=ReadOptions(minus_one=("negative",)), console=shown())
+    found = check(DataSource.of(table, None, ReadOptions(minus_one=("negative",))), console=shown())
     per_class = found["per_class"]["roof"]
     assert sum(per_class["present"].values()) == sum(per_class["absent"].values()) == 6
     assert sum(per_class["uncertain"].values()) == 0
@@ -219,7 +219,7 @@ def test_sixteen_bit_images_get_their_levels_from_the_data(tmp_path: Path) -> No
 
 
 def checked(table: Path, **checks: Any) -> dict[str, Any]:
-    return check(table, checks=DataChecks(**checks), console=shown())
+    return check(DataSource.of(table, None, ReadOptions()), DataChecks(**checks), console=shown())
 
 
 def texts(found: dict[str, Any], level: str) -> str:

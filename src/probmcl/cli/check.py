@@ -48,14 +48,13 @@ def check(
         workers: processes that decode images (default: one per core)
         out: JSON file for the complete report
     """
-    from probmcl.data.audit import check as audit
+    from probmcl import api
     from probmcl.files import write_json
-    from probmcl.runtime.machine import default_workers
 
     if out.exists() and (not out.is_file() or OURS not in out.read_text(encoding="utf-8", errors="replace")):
         raise FileExistsError(f"{out} exists and is not an earlier check; choose another name with --out")
-    console, workers = command_console(), default_workers() if workers is None else workers
-    report = audit(data, images, read, checks, seed=seed, workers=workers, console=console)
+    console = command_console()
+    report = api.check(data, images=images, read=read, checks=checks, seed=seed, workers=workers, console=console)
     show(report, console)
     write_json(out, report)
     console.print(f"complete report: {out}")

@@ -1,8 +1,4 @@
-"""The audit of data before a run: everything that `check` reports and `train` refuses.
-
-Every image is decoded once. Unreadable images are skipped or refused, a given split that leaks is refused, and a split
-that is made here keeps groups and copies together, so that it cannot leak.
-"""
+"""The audit of data before a run: everything that `check` reports and `train` refuses."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,10 +15,10 @@ from probmcl.data.duplicates.search import Duplicates, find_duplicates
 from probmcl.data.findings import BadImage, Finding, bad_images, findings, statistics, unreadable, usable_rows, verdict
 from probmcl.data.formats.table.image_columns import RepeatedRowsError
 from probmcl.data.intensity import IntensityRange, find_intensity_range, parse_range
-from probmcl.data.options import DataChecks, DataSource, ReadOptions, SkippedImage
+from probmcl.data.options import DataChecks, DataSource, SkippedImage
 from probmcl.data.read import read_source
 from probmcl.data.records import SPLITS, Records, describe
-from probmcl.data.split import SplitRecords, given_split, split_as_required, units_of, with_split
+from probmcl.data.split import SplitRecords, divide, given_split, units_of, with_split
 from probmcl.errors import DataError, OptionError, RunWarning
 from probmcl.runtime.distributed import broadcast, is_main_process
 
@@ -69,31 +65,25 @@ def prepare_data(
 
 
 def check(
-    data: Path | str,
-    images: Path | str | None = None,
-    options: ReadOptions = ReadOptions(),
-    checks: DataChecks = DataChecks(),
-    *,
-    seed: int = 0,
-    workers: int = 0,
-    console: Console,
+    source: DataSource, checks: DataChecks = DataChecks(), *, seed: int = 0, workers: int = 0, console: Console
 ) -> dict[str, Any]:
     """Audit data as `prepare_data` does and report everything found, as JSON; no file is changed.
 
     Data that cannot be read are one blocked finding. A wrong option says nothing about the data, and is an error.
     """
-    about: dict[str, Any] = {"data": str(data)}
     try:
-        audit = _audit(read_source(DataSource.of(data, images, options)), checks, seed, workers, console)
+        audit = _audit(read_source(source), checks, seed, workers, console)
     except DataError as error:
+        rows = {}
         if isinstance(error, RepeatedRowsError):
-            about |= {"duplicated_rows": error.same, "conflicting_rows": error.different}
-        return about | {"findings": [vars(Finding("blocked", "data", str(error)))], "verdict": "blocked"}
+            rows = {"duplicated_rows": error.same, "conflicting_rows": error.different}
+        return rows | {"findings": [vars(Finding("blocked", "data", str(error)))], "verdict": "blocked"}
     records, intensity = audit.records, audit.intensity
     content = statistics(records, audit.duplicates)
     every = [*audit.findings, *findings(records, content)]
-    about |= {"understood": str(records.origin or ""), "split": audit.splits.note or "as given"}
-    about |= {"summary": describe(records), "levels": intensity and str(intensity)}
+    levels = None if intensity is None else str(intensity)
+    origin, note = str(records.origin or ""), audit.splits.note or "as given"
+    about = {"understood": origin, "split": note, "summary": describe(records), "levels": levels}
     return about | content | {"findings": [vars(finding) for finding in every], "verdict": verdict(every)}
 
 
@@ -139,7 +129,7 @@ def _audit(records: Records, checks: DataChecks, seed: int, workers: int, consol
     bad = bad_images(records, duplicates.fingerprints)
     rows = usable_rows(records, bad)
     together = [np.searchsorted(rows, same).tolist() for same in duplicates.together()]
-    splits = split_as_required(records.take(rows), checks, seed, together, [image.path for image in bad])
+    splits = divide(records.take(rows), checks, seed, together, [image.path for image in bad])
     split = np.array(records.split, dtype="<U5")
     split[rows] = splits.records.split
     audited = with_split(records, split).with_note(splits.note)

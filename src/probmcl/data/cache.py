@@ -1,7 +1,4 @@
-"""A cache of decoded images on disk: optional, and safe to delete in part or as a whole at any time.
-
-A changed file, another size and other gray levels are other entries, so that no entry is ever updated.
-"""
+"""A cache of decoded images on disk: optional, and safe to delete in part or as a whole at any time."""
 
 import hashlib
 import os
@@ -20,10 +17,8 @@ from probmcl.data.images import read_image
 from probmcl.data.intensity import IntensityRange
 from probmcl.errors import OptionError
 
-FORMAT = 1
 HEADER = struct.Struct("<8sIII")  # the mark, width, height, and the checksum of the pixels that follow as RGB
 MARK = b"probmcl1"
-SHARE_TO_LEAVE = 0.1
 
 
 @dataclass(frozen=True)
@@ -53,17 +48,17 @@ class ImageCache:
             disk = shutil.disk_usage(self.folder)
         except OSError:  # deleted meanwhile; whoever stores makes it again
             return True
-        return disk.free >= (SHARE_TO_LEAVE * disk.total if self.keep_free is None else self.keep_free)
+        return disk.free >= (0.1 * disk.total if self.keep_free is None else self.keep_free)
 
     def _entry(self, path: Path, size: int | None, intensity: IntensityRange | None) -> Path | None:
         try:
             facts = path.stat()
         except (OSError, ValueError):
             return None
-        # Another Pillow may decode differently.
-        key = (FORMAT, PIL.__version__, os.path.realpath(path), facts.st_mtime_ns, facts.st_size, size)
-        range_ = None if intensity is None else (intensity.low, intensity.high)
-        name = hashlib.sha256(repr((*key, range_)).encode("utf-8", "surrogateescape")).hexdigest()
+        levels = None if intensity is None else (intensity.low, intensity.high)
+        # The version of this format comes first; another Pillow may decode differently.
+        key = (1, PIL.__version__, os.path.realpath(path), facts.st_mtime_ns, facts.st_size, size, levels)
+        name = hashlib.sha256(repr(key).encode("utf-8", "surrogateescape")).hexdigest()
         return self.folder / name[:2] / name[2:]  # some hundred folders, since one of a million files is slow
 
 

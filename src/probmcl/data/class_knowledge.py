@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -38,7 +38,13 @@ def label_vectors(path: Path, names: Sequence[str], *, size: int) -> Float32[nda
     """
     words = {name: words_of(name) for name in names}
     vectors = _find_vectors(path, {word for of_name in words.values() for word in of_name}, size)
-    _refuse_missing(path, words, vectors)
+    lacking = [(name, word) for name in names for word in words[name] or [""] if word not in vectors]
+    if lacking:
+        name, word = lacking[0]
+        others = len({name for name, _ in lacking}) - 1
+        more = f" (and for {others} more classes)" if others else ""
+        remedy = "name the class in words of the file, as in 'dining table' for 'diningtable', give another file"
+        raise DataError(f"{path}: class {name!r}: there is no word {word!r}{more}; {remedy}, {OR_LEARN}")
     return np.stack([np.mean([vectors[word] for word in words[name]], axis=0) for name in names]).astype(np.float32)
 
 
@@ -81,16 +87,6 @@ def _is_number(text: bytes | str) -> bool:
         return False
 
 
-def _refuse_missing(path: Path, words: Mapping[str, Sequence[str]], vectors: Collection[str]) -> None:
-    lacking = [(name, word) for name, of_name in words.items() for word in of_name or [""] if word not in vectors]
-    if lacking:
-        name, word = lacking[0]
-        others = len({name for name, _ in lacking}) - 1
-        more = f" (and for {others} more classes)" if others else ""
-        remedy = "name the class in words of the file, as in 'dining table' for 'diningtable', give another file"
-        raise DataError(f"{path}: class {name!r}: there is no word {word!r}{more}; {remedy}, {OR_LEARN}")
-
-
 def label_knowledge(path: Path, names: Sequence[str]) -> Float64[ndarray, "C C"]:
     """Return how strongly classes are related: a symmetric matrix from 0 to 1, 0 on the diagonal.
 
@@ -100,7 +96,8 @@ def label_knowledge(path: Path, names: Sequence[str]) -> Float64[ndarray, "C C"]
     averaged; if a weight is then above 1, all are divided by the largest. A warning counts the rows that do not join
     two classes.
     """
-    _refuse_conceptnet(path)
+    if path.is_file():
+        _refuse_conceptnet(path)
     table = load(path, lambda columns: bool(named(columns, ONE)) and bool(named(columns, OTHER)), row="pair")
     one, other = _column(table, ONE, "one label"), _column(table, OTHER, "the other")
     weight = only_column(table, WEIGHT, set(), "rename those that hold something else")
@@ -121,8 +118,6 @@ def label_knowledge(path: Path, names: Sequence[str]) -> Float64[ndarray, "C C"]
 
 def _refuse_conceptnet(path: Path) -> None:
     """Refuse ConceptNet's own file, which has no header, before its gigabytes are read."""
-    if not path.is_file():
-        return  # reported when it is read
     with path.open("rb") as file:
         if file.read(len(CONCEPTNET)) == CONCEPTNET:
             raise DataError(

@@ -1,9 +1,7 @@
 """DICOM files as the 8-bit images that their own window shows; needs `pip install 'probmcl[dicom]'`.
 
-Stored values go through the modality LUT or rescale, then through the first VOI LUT or window. A file without a window
-is scaled by the given intensity range, and without one by the range of its stored bits: pixels are never analyzed.
-
-NEMA PS3.3, C.11.1 (modality LUT) and C.11.2 (VOI LUT).
+Stored values go through the modality LUT or rescale, then through the first VOI LUT or window (NEMA PS3.3, C.11.1 and
+C.11.2). A file without a window is scaled by the given intensity range, and without one by that of its stored bits.
 """
 
 from __future__ import annotations
@@ -21,9 +19,7 @@ from probmcl.data.intensity import IntensityRange
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-MARK = b"DICM"
 HEAD = 132  # bytes: a preamble of 128, then the mark
-REMEDY = "is a DICOM file, which pydicom reads; pip install 'probmcl[dicom]'"
 COLORS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420", "YBR_PARTIAL_422")
 
 
@@ -33,7 +29,7 @@ def is_dicom(head: bytes) -> bool:
     >>> is_dicom(bytes(128) + b"DICM"), is_dicom(b"GIF89a")
     (True, False)
     """
-    return head[128:132] == MARK
+    return head[128:132] == b"DICM"
 
 
 def read_dicom(file: IO[bytes], intensity: IntensityRange | None = None) -> Image.Image:
@@ -66,7 +62,7 @@ def _read(file: IO[bytes]) -> tuple[Dataset, Shaped[ndarray, "*frame"]]:
         import pydicom
         from pydicom.pixels.utils import pixel_array
     except ImportError as error:
-        raise ValueError(REMEDY) from error
+        raise ValueError("is a DICOM file, which pydicom reads; pip install 'probmcl[dicom]'") from error
     data = pydicom.dcmread(file)
     if "PixelData" not in data:
         raise ValueError("is a DICOM file without an image; leave it out")
@@ -117,9 +113,7 @@ def _needs_range(data: Dataset) -> bool:
 
 def _window(values: Float[ndarray, "H W"], data: Dataset) -> Float[ndarray, "H W"]:
     """Apply the first window (C.11.2.1.2 and C.11.2.1.3); the result is from 0 to 1."""
-    center, width = (
-        float(x if isinstance(x, (int, float, str)) else x[0]) for x in (data.WindowCenter, data.WindowWidth)
-    )
+    center, width = (float(np.ravel(several)[0]) for several in (data.WindowCenter, data.WindowWidth))
     function = data.get("VOILUTFunction") or "LINEAR"
     if not width > 0 or not math.isfinite(center):
         raise ValueError(f"its window has center {center:g} and width {width:g}; give it a width above 0")

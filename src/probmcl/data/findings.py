@@ -28,9 +28,7 @@ Advance = Callable[[int], None]
 PerClass = Mapping[str, Mapping[str, Mapping[str, int]]]
 """The number of images by class, state and split."""
 
-IMBALANCE = 100.0
-"""Ratio of the positives of the most and the least frequent class above which a warning is given."""
-
+IMBALANCE = 100.0  # ratio of the positives of the most and the least frequent class above which a warning is given
 MIN_TRAIN_POSITIVES = 10
 COOCCURRENCES = 20  # pairs of classes listed, the most frequent first
 LISTED = 10  # unreadable images in a message
@@ -82,7 +80,7 @@ def bad_images(records: Records, fingerprints: Sequence[Fingerprint]) -> list[Ba
 
 
 def without_bad(records: Records, bad: Sequence[BadImage], *, share: float | None = None) -> Records:
-    """Return the records without bad images, unless `refusal` has a reason against it.
+    """Return the records without bad images, unless `unreadable` blocks.
 
     >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "train"], np.ones((2, 1)))
     >>> bad = [BadImage(1, Path("b.jpg"), "the file is empty")]
@@ -96,12 +94,10 @@ def without_bad(records: Records, bad: Sequence[BadImage], *, share: float | Non
     repair or remove them; `skip_bad=0.5` goes on without them
     """
     refuse_share(share)
-    if not bad:
-        return records
-    problem = refusal(records, bad, share)
-    if problem:
-        raise DataError(problem)
-    return records.take(usable_rows(records, bad))
+    for finding in unreadable(records, bad, share):
+        if finding.level == "blocked":
+            raise DataError(finding.text)
+    return records.take(usable_rows(records, bad)) if bad else records
 
 
 def usable_rows(records: Records, bad: Sequence[BadImage]) -> Int[ndarray, "K"]:
@@ -110,36 +106,25 @@ def usable_rows(records: Records, bad: Sequence[BadImage]) -> Int[ndarray, "K"]:
 
 
 def unreadable(records: Records, bad: Sequence[BadImage], share: float | None) -> list[Finding]:
-    """Return the finding about bad images, which blocks unless they can be skipped."""
+    """Return the finding about bad images.
+
+    It blocks if `share` is None, if a larger share of all images is bad, or if a split would lose its last image.
+    """
     if not bad:
         return []
-    problem = refusal(records, bad, share)
-    return [Finding("blocked" if problem else "warning", "unreadable", problem or listing(records, bad))]
-
-
-def refusal(records: Records, bad: Sequence[BadImage], share: float | None) -> str:
-    """Return why bad images cannot be skipped, or an empty text if they can.
-
-    They cannot if `share` is None, if a larger share of all images is bad, or if a split would lose its last image.
-    """
-    if share is None or len(bad) / len(records) > share:
-        beyond = "" if share is None else f", more than `skip_bad={share:g}` allows"
-        enough = _round_up(len(bad) / len(records))
-        skip = f"; `skip_bad={enough:g}` goes on without them" if len(bad) < len(records) else ""
-        return f"{listing(records, bad, beyond)}\nrepair or remove them{skip}"
-    usable = {records.split[row] for row in usable_rows(records, bad)}
-    for split in SPLITS:
-        if split in records.split and split not in usable:
-            return f"{listing(records, bad)}\nwithout them {split} has no image left; repair some, or add others"
-    return ""
-
-
-def listing(records: Records, bad: Sequence[BadImage], beyond: str = "") -> str:
-    """Return the number of bad images, and the first ten with their rows and reasons, as lines of text."""
-    lines = [f"{len(bad):,} of {len(records):,} images cannot be used{beyond}:"]
-    lines += [f"  {records.where(image.row)}: {image.reason}" for image in bad[:LISTED]]
+    lines = [f"  {records.where(image.row)}: {image.reason}" for image in bad[:LISTED]]
     lines += [f"  and {len(bad) - LISTED:,} more"] if len(bad) > LISTED else []
-    return "\n".join(lines)
+    usable = {records.split[row] for row in usable_rows(records, bad)}
+    lost = [split for split in SPLITS if split in records.split and split not in usable]
+    bad_share, beyond, remedy = len(bad) / len(records), "", []
+    if share is None or bad_share > share:
+        beyond = "" if share is None else f", more than `skip_bad={share:g}` allows"
+        skip = f"; `skip_bad={_round_up(bad_share):g}` goes on without them" if bad_share < 1 else ""
+        remedy = [f"repair or remove them{skip}"]
+    elif lost:
+        remedy = [f"without them {lost[0]} has no image left; repair some, or add others"]
+    title = f"{len(bad):,} of {len(records):,} images cannot be used{beyond}:"
+    return [Finding("blocked" if remedy else "warning", "unreadable", "\n".join([title, *lines, *remedy]))]
 
 
 def _round_up(share: float) -> float:
@@ -233,9 +218,22 @@ def _pair(records: Records, pair: NearPair) -> dict[str, Any]:
     return {"images": [records.where(row) for row in rows], "splits": [records.split[row] for row in rows], **about}
 
 
-def findings(records: Records, content: Mapping[str, Any]) -> list[Finding]:
-    """Return warnings and notes about the images and labels that `statistics` describes."""
-    return [*_about_images(content), *_about_labels(records, content)]
+def findings(records: Records, content: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield warnings and notes about the images and labels that `statistics` describes."""
+    yield from _about_images(content)
+    for text in records.origin.warnings if records.origin else ():
+        yield Finding("warning", "reading", text)
+    for kind, problem, applies in _class_problems(content["per_class"]):
+        names = [name for name in content["per_class"] if applies(name)]
+        if names:
+            listed = f"{len(names):,} ({', '.join(names[:8])}{', …' if len(names) > 8 else ''})"
+            yield Finding("warning", kind, f"classes {problem}: {listed}")
+    if content["imbalance"] and content["imbalance"]["ratio"] > IMBALANCE:
+        (most, more), (least, fewer) = content["imbalance"]["most"], content["imbalance"]["least"]
+        yield Finding("warning", "imbalance", f"{most!r} is in {more:,} images and {least!r} in {fewer:,}")
+    unknown = int((~records.states.any_known()).sum())
+    if unknown:
+        yield Finding("warning", "nothing_known", f"images without any known label: {unknown:,}")
 
 
 def _about_images(content: Mapping[str, Any]) -> Iterator[Finding]:
@@ -253,22 +251,6 @@ def _about_images(content: Mapping[str, Any]) -> Iterator[Finding]:
     within = sum(pair["confirmed"] and len(set(pair["splits"])) == 1 for pair in content["near_duplicates"])
     if within:
         yield Finding("note", "near_duplicates", f"pairs of nearly equal images within a split: {within:,}")
-
-
-def _about_labels(records: Records, content: Mapping[str, Any]) -> Iterator[Finding]:
-    for text in records.origin.warnings if records.origin else ():
-        yield Finding("warning", "reading", text)
-    for kind, problem, applies in _class_problems(content["per_class"]):
-        names = [name for name in content["per_class"] if applies(name)]
-        if names:
-            listed = f"{len(names):,} ({', '.join(names[:8])}{', …' if len(names) > 8 else ''})"
-            yield Finding("warning", kind, f"classes {problem}: {listed}")
-    if content["imbalance"] and content["imbalance"]["ratio"] > IMBALANCE:
-        (most, more), (least, fewer) = content["imbalance"]["most"], content["imbalance"]["least"]
-        yield Finding("warning", "imbalance", f"{most!r} is in {more:,} images and {least!r} in {fewer:,}")
-    unknown = int((~records.states.any_known()).sum())
-    if unknown:
-        yield Finding("warning", "nothing_known", f"images without any known label: {unknown:,}")
 
 
 def _class_problems(per_class: PerClass) -> list[tuple[Kind, str, Callable[[str], bool]]]:

@@ -16,9 +16,7 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm", ".pbm"),
     *(".jp2", ".avif", ".dcm", ".dicom"),
 )
-PATH_LIST_SUFFIX = ".txt"
-PIECE = 4096
-"""Bytes at the start, in the middle and at the end of a file, which differ between most files of one size."""
+PIECE = 4096  # bytes at the start, in the middle and at the end of a file, which differ between most files of one size
 
 
 def is_image(name: str) -> bool:
@@ -65,10 +63,9 @@ def named_images(
 ) -> list[Path]:
     """Return the paths of files in a folder that a source names; a missing one is an error with its remedy.
 
-    With `missing="keep"` it is an error only if all are missing, since then the folder is wrong. The folder is listed
-    once: asking for each file takes far longer on a network disk.
+    With `missing="keep"` it is an error only if all are missing, since then the folder is wrong.
     """
-    existing = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    existing = {path.name for path in folder.iterdir()} if folder.is_dir() else set()  # far faster than one by one
     absent = [name for name in names if name not in existing]
     if absent and (missing == "error" or len(absent) == len(names)):
         share = f"{len(absent)} of {len(names)} missing"
@@ -84,7 +81,7 @@ def expand(source: str | Path) -> Iterator[Path]:
     path = Path(source)
     if path.is_dir():
         yield from images_below(path)
-    elif path.suffix.lower() == PATH_LIST_SUFFIX and path.is_file():
+    elif path.suffix.lower() == ".txt" and path.is_file():
         yield from _listed(path)
     elif is_one_image(source) or path.exists():
         yield path
@@ -136,8 +133,7 @@ def equal_files(*groups: Iterable[str]) -> list[dict[str, bytes]]:
     """Return, for each group, the files with the bytes of another file, and a digest of these bytes.
 
     Files of one group are compared with each other, those of two groups only with the other group. Only files of equal
-    size are opened, and only those of them read completely that also agree in a few pieces, so that uncompressed
-    images, which all have one size, cost little. A file that is missing or empty equals none.
+    size are opened, and only those that also agree in a few pieces are read. A missing or empty file equals none.
     """
     keyed: list[dict[str, bytes]] = [dict.fromkeys(group, b"") for group in groups]
     for key in (_size, _pieces, _digest):

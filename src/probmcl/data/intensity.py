@@ -3,8 +3,6 @@
 The range of a deep image is not stored in it: a 12-bit camera writes 0 to 4095 into 16 bits, a thermal one -40 to 120.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -20,13 +18,10 @@ from numpy import ndarray
 from probmcl.errors import DataError, ImageError, OptionError
 from probmcl.runtime.machine import map_in_order
 
-Kind = Literal["16-bit", "float", "DICOM"]
-"""Kinds of deep images: integers, floats, or a DICOM file without a window."""
-
+Kind = Literal["16-bit", "float", "DICOM"]  # of deep images: integers, floats, or a DICOM file without a window
 PERCENTILES = (0.5, 99.5)  # a dead pixel or a burnt-in mark must not decide
 PIXELS_AN_IMAGE = 10_000
 NEVER_DEEP = (".jpg", ".jpeg", ".jfif", ".webp", ".gif", ".bmp", ".avif")  # formats of 8 bits
-
 FULL: Mapping[Kind, tuple[float, float]] = {"16-bit": (0.0, 65535.0), "float": (0.0, 1.0)}
 
 
@@ -95,13 +90,10 @@ def find_intensity_range(
 ) -> IntensityRange | None:
     """Return the range that a rule gives for these images; None for `auto` and `full` if no image is deep.
 
-    Of a random sample of `sample` files the headers are read, and the pixels of deep ones. Files whose suffix allows
-    deep pixels come first, so that a few among many JPEGs are not missed. Unreadable files are ignored here. DICOM
-    files count only if they have no window; for them `full` is the range of their stored bits.
-
-    The rule `auto` takes the 0.5 and 99.5 percentiles of the pixels; `full` takes 0 to 65535 for integers and 0 to 1
-    for floats, and refuses other values. Both refuse images of two kinds. A given range is returned, with a remark in
-    its source if no image of the sample needs it.
+    A random sample of readable files is looked at, first those whose suffix allows deep pixels. DICOM files count only
+    if they have no window; for them `full` is the range of their stored bits. The rule `auto` takes the 0.5 and 99.5
+    percentiles of the pixels; `full` takes 0 to 65535 for integers and 0 to 1 for floats, and refuses other values.
+    Both refuse images of two kinds. A given range is returned, with a remark in its source if no image needs it.
     """
     files = _sample(paths, seed, sample)
     with closing(map_in_order(partial(_pixels_of, seed), files, workers)) as looks:

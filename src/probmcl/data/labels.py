@@ -34,13 +34,8 @@ class State(IntEnum):
 class LabelStates:
     """The states of C classes in N images, as sparse rows.
 
-    Attributes:
-        usual: the state of each class in images without an entry for it.
-        starts: the index of each image's first entry, and the number of entries.
-        classes: the class of each entry, ascending within an image.
-        states: its state.
-        chance: probability that an uncertain label is present: NaN for unknown, 0 for absent, 1 for present; in between
-            it is drawn whenever an image is trained on, and unknown in evaluation.
+    `chance` is the probability that an uncertain label is present: NaN for unknown, 0 for absent, 1 for present; in
+    between it is drawn whenever an image is trained on, and unknown in evaluation.
 
     >>> states = LabelStates.from_states(np.array([[1, 0, 0], [0, 0, 3], [0, 2, 0]], dtype=np.uint8))
     >>> labels, known = states.labels_and_known()
@@ -48,9 +43,9 @@ class LabelStates:
     ([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], [True, True, False])
     """
 
-    usual: UInt8[ndarray, "C"]
-    starts: Int[ndarray, "N1"]
-    classes: Int[ndarray, "E"]
+    usual: UInt8[ndarray, "C"]  # the state in images without an entry for the class
+    starts: Int[ndarray, "N1"]  # the index of each image's first entry, and the number of entries
+    classes: Int[ndarray, "E"]  # ascending within an image
     states: UInt8[ndarray, "E"]
     chance: Float[ndarray, "C"]
 
@@ -95,16 +90,16 @@ class LabelStates:
         return cls(usual, starts, classes, states, chance)
 
     @classmethod
-    def from_states(cls, states: UInt8[ndarray, "N C"], *, chance: Float[ndarray, "C"] | None = None) -> LabelStates:
-        """Build from a matrix; the usual state of a class is its most frequent one."""
-        counts = np.stack([(states == state).sum(axis=0) for state in State])
-        usual = counts.argmax(axis=0).astype(np.uint8)
-        return cls._from_dense(states, usual, chance)
-
-    @classmethod
-    def _from_dense(
-        cls, states: UInt8[ndarray, "N C"], usual: UInt8[ndarray, "C"], chance: Float[ndarray, "C"] | None
+    def from_states(
+        cls,
+        states: UInt8[ndarray, "N C"],
+        *,
+        usual: UInt8[ndarray, "C"] | None = None,
+        chance: Float[ndarray, "C"] | None = None,
     ) -> LabelStates:
+        """Build from a matrix; the usual state of a class is by default its most frequent one."""
+        if usual is None:
+            usual = np.stack([(states == state).sum(axis=0) for state in State]).argmax(axis=0).astype(np.uint8)
         rows, classes = np.nonzero(states != usual)
         return cls.from_entries(rows, classes, states[rows, classes], states.shape, usual=usual, chance=chance)
 
@@ -217,7 +212,18 @@ class LabelStates:
         pairs = from_the_top(parents)
         if not pairs or not len(self):
             return self
-        return LabelStates.joined([self._implied(rows, pairs) for rows in self._blocks()])
+        parts = []
+        for states in map(self.dense, self._blocks()):
+            present, _ = self._settled(states)
+            for child, parent in reversed(pairs):
+                states[present[:, child] & ~present[:, parent], parent] = State.PRESENT
+                present[:, parent] |= present[:, child]
+            _, absent = self._settled(states)
+            for child, parent in pairs:
+                states[absent[:, parent] & ~present[:, child] & ~absent[:, child], child] = State.ABSENT
+                absent[:, child] |= absent[:, parent] & ~present[:, child]
+            parts.append(LabelStates.from_states(states, usual=self.usual, chance=self.chance))
+        return LabelStates.joined(parts)
 
     def contradicted(self, parents: Int[ndarray, "C"]) -> Int[ndarray, "K"]:
         """Return the rows in which a child is present and its parent absent."""
@@ -227,18 +233,6 @@ class LabelStates:
             present, absent = self._settled(self.dense(rows))
             wrong.append(rows[np.any([present[:, child] & absent[:, parent] for child, parent in pairs], axis=0)])
         return np.concatenate(wrong)
-
-    def _implied(self, rows: Int[ndarray, "K"], pairs: Sequence[tuple[int, int]]) -> LabelStates:
-        states = self.dense(rows)
-        present, _ = self._settled(states)
-        for child, parent in reversed(pairs):
-            states[present[:, child] & ~present[:, parent], parent] = State.PRESENT
-            present[:, parent] |= present[:, child]
-        _, absent = self._settled(states)
-        for child, parent in pairs:
-            states[absent[:, parent] & ~present[:, child] & ~absent[:, child], child] = State.ABSENT
-            absent[:, child] |= absent[:, parent] & ~present[:, child]
-        return LabelStates._from_dense(states, self.usual, self.chance)
 
     def _settled(self, states: UInt8[ndarray, "K C"]) -> tuple[Bool[ndarray, "K C"], Bool[ndarray, "K C"]]:
         """Return what is present and what is absent, including uncertain labels with a chance of 1 or 0."""

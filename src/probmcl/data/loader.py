@@ -19,9 +19,7 @@ from probmcl.data.records import Records
 from probmcl.errors import ImageError
 from probmcl.runtime.machine import ignore_interrupts, start_method
 
-MakeView = Callable[[Image.Image, int, int, int], Image.Image]
-"""Maps an image, the epoch, the row and the number of the view to a view."""
-
+MakeView = Callable[[Image.Image, int, int, int], Image.Image]  # of an image, epoch, row and number of the view
 ROOM = 1.5  # an image is decoded larger than the encoder's input, so that a crop of half its area stays sharp
 
 
@@ -79,17 +77,15 @@ class Order:
     def starting(self, step: int) -> Iterator[list[tuple[int, int]]]:
         """Yield the batches from a step on, which do not depend on where iteration starts."""
         own = self.batch_size // self.processes
-        reached, order = -1, np.empty(0, dtype=np.int64)
+        reached, order = -1, self.rows
         for number in range(step, self.steps):
             epoch, index = divmod(number, self.steps_per_epoch)
             if epoch != reached:
-                reached, order = epoch, self._epoch(epoch)
+                reached, rng = epoch, np.random.default_rng((self.seed, epoch))
+                rows = self.rows if self.weights is None else self.rows[_by_weight(self.weights, rng.random())]
+                order = rng.permutation(rows)
             first = index * self.batch_size + self.process * own
             yield [(epoch, row) for row in order[first : first + own].tolist()]
-
-    def _epoch(self, epoch: int) -> Int[ndarray, "K"]:
-        rng = np.random.default_rng((self.seed, epoch))
-        return rng.permutation(self.rows if self.weights is None else self.rows[_by_weight(self.weights, rng.random())])
 
 
 class ImageBatches:
@@ -152,11 +148,7 @@ def in_order(rows: Int[ndarray, "K"], batch_size: int) -> list[list[tuple[int, i
 
 
 def _by_weight(weights: Float[ndarray, "K"], start: float) -> Int[ndarray, "K"]:
-    """Return as many indices as there are weights, each in proportion to its weight, up to rounding.
-
-    >>> _by_weight(np.array([1.0, 2.0, 0.0]), 0.5).tolist()
-    [0, 1, 1]
-    """
+    """Return as many indices as there are weights, each in proportion to its weight, up to rounding."""
     ends = np.cumsum(weights) / weights.sum() * len(weights)
     ends[-1] = len(weights)  # whatever was rounded
     return np.searchsorted(ends, np.arange(len(weights)) + start, side="right")

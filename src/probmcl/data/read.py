@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from probmcl.data.options import DataSource, ReadOptions
 from probmcl.errors import DataError, OptionError, suggestion
@@ -49,10 +49,9 @@ def read(
         images: the folder that image paths are relative to; by default that of the table, or its `images/`.
         options: how the data are read.
         keep: further columns whose values the records hold.
-        seed: random seed of val and test, which are taken from train if the data have none. None leaves every image
-            in the split that the data give; an image without a split belongs to train.
-        missing: an image whose file does not exist is an error; `keep` leaves it in the records, for
-            `find_bad_images` to report, as long as any image exists.
+        seed: random seed of val and test, which are taken from train if the data have none; None leaves every image in
+            the split that the data give, or else in train.
+        missing: `keep` leaves images without a file in the records, for the audit to report, as long as any exists.
 
     >>> from tempfile import TemporaryDirectory
     >>> from probmcl.data import describe
@@ -140,13 +139,10 @@ def _read(
         table = _table(data) if name == "table" else data
         return reader(table, options, images=images, keep=keep, missing=missing)
     for_tables = ({} if images is None else {"images": images}) | replace(options, format=None).set_options()
-    _refuse_table_options(name, data, for_tables | ({"by": ", ".join(keep)} if keep else {}))
-    return reader(data, missing=missing, **arguments)
-
-
-def _refuse_table_options(name: str, data: Path, options: dict[str, Any]) -> None:
-    if options:
-        (option, value), *others = options.items()
+    for_tables |= {"by": ", ".join(keep)} if keep else {}
+    if for_tables:
+        (option, value), *others = for_tables.items()
         also = "".join(f", `{other}`" for other, _ in others)
         problem = f"cannot be used: {data} is read as {name}, and `{option}`{also} are for tables"
         raise OptionError(option, value, problem)
+    return reader(data, missing=missing, **arguments)

@@ -18,8 +18,7 @@ from probmcl.data.labels import LabelStates, State
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
-Missing = Literal["error", "keep"]
-"""What a reader does about a missing file: raise an error, or keep the image for the audit to report."""
+Missing = Literal["error", "keep"]  # what a reader does about a missing file: it fails, or leaves it to the audit
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,9 +1,4 @@
-"""Splits: made from train, by folds, or given by a file.
-
-Images that belong together (a group, copies of each other) are always in one split.
-"""
-
-from __future__ import annotations
+"""Splits: made from train, by folds, or given by a file; what belongs together (a group, copies) is never divided."""
 
 import os
 import re
@@ -11,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int, Shaped
@@ -23,10 +18,8 @@ from probmcl.data.records import SPLITS, Records, Split
 from probmcl.data.stratify import stratify
 from probmcl.errors import DataError, OptionError
 
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
-
 LISTED = 5
+Sets = Sequence[Sequence[int]]  # of rows that belong together
 
 
 class SplitRecords(NamedTuple):
@@ -37,9 +30,7 @@ class SplitRecords(NamedTuple):
     fold_of: Int[ndarray, "N"] | None = None
 
 
-def split_as_required(
-    records: Records, checks: DataChecks, seed: int, together: Sequence[Sequence[int]], left_out: Sequence[Path]
-) -> SplitRecords:
+def divide(records: Records, checks: DataChecks, seed: int, together: Sets, left_out: Sequence[Path]) -> SplitRecords:
     """Split records by the file or the folds that the checks name, otherwise as `make_splits` does."""
     file = checks.split_file
     if checks.fold is not None:
@@ -60,14 +51,13 @@ def split_as_required(
 
 
 def make_splits(
-    records: Records, *, seed: int = 0, val: float = 0.1, test: float = 0.2, together: Sequence[Sequence[int]] = ()
+    records: Records, *, seed: int = 0, val: float = 0.1, test: float = 0.2, together: Sets = ()
 ) -> Records:
     """Take a random part of train for test, and one for val, if they have no images.
 
     `val` and `test` are shares of the train images as given, and of each class. An image of val or test is never
     moved. Groups, and rows in one set of `together`, are not divided: if some of them are in val or test already, the
-    others stay. Every class keeps a positive in train unless a split would stay empty for it; with too few images
-    or groups one may stay empty. The counts of the label space are those of the new train.
+    others stay. Every class keeps a positive in train unless a split would stay empty for it.
 
     >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdefghij"], ["train"] * 10, np.ones((10, 1)))
     >>> [len(make_splits(records).rows(split)) for split in ("train", "val", "test")]
@@ -92,7 +82,7 @@ def taken_from_train(records: Records, divided: Records, seed: int) -> str:
     return f"{' and '.join(taken)} taken from train with seed {seed}" if taken else ""
 
 
-def folds(records: Records, k: int, *, seed: int = 0, together: Sequence[Sequence[int]] = ()) -> Int[ndarray, "N"]:
+def folds(records: Records, k: int, *, seed: int = 0, together: Sets = ()) -> Int[ndarray, "N"]:
     """Return the fold of every image, from 1 to `k`, whatever its split: equal shares of images and of each class.
 
     Groups, and rows in one set of `together`, are in one fold.
@@ -111,13 +101,7 @@ def folds(records: Records, k: int, *, seed: int = 0, together: Sequence[Sequenc
 
 
 def with_fold(
-    records: Records,
-    fold_of: Int[ndarray, "N"],
-    fold: int,
-    *,
-    seed: int = 0,
-    val: float = 0.1,
-    together: Sequence[Sequence[int]] = (),
+    records: Records, fold_of: Int[ndarray, "N"], fold: int, *, seed: int = 0, val: float = 0.1, together: Sets = ()
 ) -> Records:
     """Return records in which one fold is test, a share of the other images val, and the rest train.
 
@@ -134,8 +118,7 @@ def with_fold(
 def given_split(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Records:
     """Return records in the splits of a file with the columns path and split, as runs write it.
 
-    A relative path starts at the folder of the file, or at the working directory. The file may also name images that
-    were `left_out`.
+    A relative path starts at the folder of the file or at the working directory. The file may name `left_out` images.
     """
     cells = _cells_of_images(records, path, "split", left_out)
     for cell in cells:
@@ -162,7 +145,7 @@ def with_split(records: Records, split: Shaped[ndarray, "N"]) -> Records:
     return replace(records, split=tuple(split.tolist())).take(np.arange(len(records)))  # counts again
 
 
-def units_of(records: Records, together: Sequence[Sequence[int]]) -> Int[ndarray, "N"]:
+def units_of(records: Records, together: Sets) -> Int[ndarray, "N"]:
     """Return the unit of each image: a set that groups and `together` join, directly or through others."""
     if records.group is None and not together:
         return np.arange(len(records))
@@ -174,7 +157,7 @@ def units_of(records: Records, together: Sequence[Sequence[int]]) -> Int[ndarray
     return connected_sets(len(records), [*together, *groups])
 
 
-def connected_sets(count: int, sets: Sequence[Sequence[int]]) -> Int[ndarray, "N"]:
+def connected_sets(count: int, sets: Sets) -> Int[ndarray, "N"]:
     """Return a number for each of `count` rows, equal for rows that sets join, directly or through others.
 
     >>> connected_sets(6, [(0, 3), (3, 5), (1, 2)]).tolist()
@@ -207,11 +190,8 @@ def _assign(
     return stratify(counts, sizes, shares, seed=seed, keep=keep, stay=staying)[index]
 
 
-def _stratified_columns(records: Records) -> csr_array:
-    """Return what every part gets its share of: labels, and images with any known label.
-
-    Images without a known label cannot be scored; without the latter they might fill a split.
-    """
+def _stratified_columns(records: Records) -> Any:
+    """Return a sparse matrix of what every part gets its share of: labels and, to be scored, known images."""
     from scipy.sparse import csr_array, hstack
 
     present, known = records.states.present().astype(np.int64), records.states.any_known()

@@ -81,7 +81,6 @@ class _Assignment:
 
     @classmethod
     def begin(cls, counts: csr_array, sizes: Int[ndarray, "U"], shares: Float[ndarray, "K"]) -> _Assignment:
-        """Return an assignment in which no unit has a part."""
         from scipy import sparse
 
         held = sparse.hstack([counts, sparse.csr_array(sizes[:, None])], format="csr").astype(np.float64)
@@ -102,14 +101,12 @@ class _Assignment:
         return self.held.indices[span], self.held.data[span]
 
     def assign(self, units: Int[ndarray, "B"], parts: Int[ndarray, "B"]) -> None:
-        """Assign units without a part."""
         self.part[units] = parts
         held = self.held[units]
         np.add.at(self.excess, (np.repeat(parts, np.diff(held.indptr)), held.indices), held.data)
         np.subtract.at(self.left, held.indices, held.data)
 
     def move(self, unit: int, part: int) -> None:
-        """Move a unit to another part."""
         columns, amounts = self.columns_of(unit)
         self.excess[self.part[unit], columns] -= amounts
         self.excess[part, columns] += amounts

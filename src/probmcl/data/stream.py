@@ -55,15 +55,10 @@ def find(images: Source | Sequence[Source]) -> Iterator[Item]:
     for source in sources:
         if not isinstance(source, Image.Image) and not is_one_image(source):
             refuse_without_image(source)
-    return _items(sources)
-
-
-def _items(sources: Sequence[Source]) -> Iterator[Item]:
-    for number, source in enumerate(sources):
-        if isinstance(source, Image.Image):
-            yield Item(Path(f"image {number}"), source)
-        else:
-            yield from map(Item, expand(source))
+    return itertools.chain.from_iterable(
+        [Item(Path(f"image {number}"), source)] if isinstance(source, Image.Image) else map(Item, expand(source))
+        for number, source in enumerate(sources)
+    )
 
 
 def decode(
@@ -74,28 +69,23 @@ def decode(
     workers: int | None = None,
     start: str | None = None,
 ) -> Iterator[Decoded]:
-    """Find images and make batches of plain tensors of them.
+    """Find images as `find` does and make batches of plain tensors of them; the last may be smaller.
 
-    Args:
-        images: what `find` takes.
-        preprocessing: from an image to a tensor.
-        batch_size: images in each batch; the last may have fewer.
-        workers: processes that decode; 0 does it in this one, None takes as many as `default_workers` says.
-        start: how processes are started; None leaves it to `start_method`.
+    `workers` processes decode, 0 does it in this one, None takes `default_workers`; they start as `start_method` says.
     """
     if any(isinstance(source, Image.Image) for source in ([images] if isinstance(images, Source) else images)):
         workers = 0
-    return _checked_batches(find(images), preprocessing, batch_size, workers, start)
+    return _batches(find(images), preprocessing, batch_size, workers, start)
 
 
 def decode_files(
     paths: Iterable[Path], preprocessing: Preprocessing, *, batch_size: int, workers: int | None = None
 ) -> Iterator[Decoded]:
     """Decode exactly these files, in batches as `decode` does; a folder or a list of paths is an error of its own."""
-    return _checked_batches(map(Item, paths), preprocessing, batch_size, workers, None)
+    return _batches(map(Item, paths), preprocessing, batch_size, workers, None)
 
 
-def _checked_batches(
+def _batches(
     items: Iterator[Item], preprocessing: Preprocessing, batch_size: int, workers: int | None, start: str | None
 ) -> Iterator[Decoded]:
     if batch_size < 1:
@@ -103,21 +93,16 @@ def _checked_batches(
     if workers is not None and workers < 0:
         raise OptionError("workers", workers, "must be 0, to decode in the main process, or more")
     workers = default_workers() if workers is None else workers
-    return _batches(items, preprocessing, batch_size, workers, start or start_method())
-
-
-def _batches(
-    items: Iterator[Item], preprocessing: Preprocessing, batch_size: int, workers: int, start: str
-) -> Iterator[Decoded]:
-    yield from DataLoader(
+    loader = DataLoader(
         _Plain(preprocessing),
         batch_sampler=iter(lambda: list(itertools.islice(items, batch_size)), []),
         collate_fn=_collate,
         num_workers=workers,
         worker_init_fn=ignore_interrupts,
-        multiprocessing_context=start if workers else None,
+        multiprocessing_context=(start or start_method()) if workers else None,
         generator=torch.Generator().manual_seed(0),  # nothing is drawn from it; without it, torch's own moves on
     )
+    return itertools.chain.from_iterable([loader])  # workers start when the first batch is asked for
 
 
 @dataclass(frozen=True)
