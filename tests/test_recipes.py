@@ -112,7 +112,7 @@ def test_a_recipe_that_is_not_there_is_answered_with_the_nearest(
     given: str | Path, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match="--recipe: ") as error:
+    with pytest.raises(ValueError, match="`recipe=") as error:
         find_recipe(given)
     assert message in str(error.value)
 

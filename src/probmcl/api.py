@@ -8,13 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from probmcl import run_folder
 from probmcl.console import Console
 from probmcl.data.options import DataChecks, DataSource, ReadOptions
 from probmcl.errors import OptionError, ProbmclError, RunError, RunWarning, SettingsError, suggestion
+from probmcl.files import read_json, write_json
+from probmcl.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from probmcl.data.records import Records
@@ -22,9 +25,12 @@ if TYPE_CHECKING:
     from probmcl.experiments.results import Comparison
     from probmcl.experiments.runner import ComparisonRunner
     from probmcl.run.results import Run
-    from probmcl.settings import MethodSpec, Settings
+    from probmcl.settings import Settings
 
 NAMED_WEIGHTS = ("pretrained", "none")
+
+Options = dict[str, Any]
+"""Options of a function by name; None if not given."""
 
 
 def train(
@@ -90,77 +96,50 @@ def train(
         resume: an interrupted run to continue; combines only with `device`, `workers` and `loss`
         console: for messages and progress; by default stdout
     """
-    options = {
-        "method": method,
-        "loss": loss,
-        "preset": preset,
-        "settings": settings,
-        "recipe": recipe,
-        "encoder": encoder,
-        "weights": weights,
-        "image_size": image_size,
-        "tune": tune,
-        "epochs": epochs,
-        "budget": budget,
-        "probe_epochs": probe_epochs,
-        "batch_size": batch_size,
-        "lr": lr,
-        "augment": augment,
-        "seed": seed,
-        "device": device,
-        "workers": workers,
-        "cache": cache,
-        "out": out,
-    }
+    options: Options = {"data": data, "images": images, "method": method, "loss": loss, "preset": preset}
+    options |= {"settings": settings, "recipe": recipe, "encoder": encoder, "weights": weights}
+    options |= {"image_size": image_size, "tune": tune, "epochs": epochs, "budget": budget}
+    options |= {"probe_epochs": probe_epochs, "batch_size": batch_size, "lr": lr, "augment": augment, "seed": seed}
+    options |= {"device": device, "workers": workers, "cache": cache, "out": out}
     with _processes(device, console) as console:
         if resume is not None:
-            _refuse_with_resume(data, images, read, checks, options, allowed=("device", "workers", "loss"))
-            return _resume_run(Path(resume), loss, _drop_none({"device": device, "workers": workers}), console)
+            _refuse_with_resume(options, read, checks, allowed=("device", "workers", "loss"))
+            return _resume_run(Path(resume), loss, _given({"device": device, "workers": workers}), console)
         if data is None:
             raise ProbmclError("nothing to train on: give a table or a folder, as in probmcl train photos/labels.csv")
-        return _start_run(Path(data), images, read, checks, options, console)
+        return _start_run(options, read, checks, console)
 
 
-def _start_run(
-    data: Path,
-    images: Path | str | None,
-    read: ReadOptions,
-    checks: DataChecks,
-    options: Mapping[str, Any],
-    console: Console,
-) -> Run:
+def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console: Console) -> Run:
     from probmcl.data.audit import prepare_data
     from probmcl.encoders import describe_encoder
     from probmcl.run.train import train_run
-    from probmcl.run_folder import METADATA, refuse_used
 
     # Options are checked first: reading every image of a large data set takes minutes.
-    settings = _run_settings(options)
+    settings, data, images = _run_settings(options), options["data"], options["images"]
     describe_encoder(settings.encoder.name)
-    refuse_used(options["out"])
+    run_folder.refuse_used(options["out"])
     source = DataSource.of(data, images, read)
     prepared = prepare_data(source, checks, seed=settings.seed, workers=settings.workers, console=console)
     settings = replace(settings, intensity=prepared.intensity)
-    warnings = [*prepared.warnings, *_reused_images(prepared.records, settings.encoder.weights)]
-    for warning in warnings[len(prepared.warnings) :]:
-        console.print(f"  ALARM: {warning.message}")
-    with _new_folder(options["out"], _data_name(data)) as folder, _resume_hint("train", folder / METADATA, console):
+    reused = _reused_images(prepared.records, settings.encoder.weights)
+    _print_warnings(reused, console)
+    with _new_folder(options["out"], _data_name(data)) as folder, _resume_hint("train", folder, console):
         return train_run(
             prepared.records,
             settings,
             folder,
             console,
             source=prepared.source,
-            data_warnings=warnings,
+            data_warnings=[*prepared.warnings, *reused],
             fold_of=prepared.fold_of,
         )
 
 
-def _resume_run(folder: Path, loss: str | None, changes: Mapping[str, Any], console: Console) -> Run:
+def _resume_run(folder: Path, loss: str | None, changes: Options, console: Console) -> Run:
     from probmcl.data.audit import read_again
     from probmcl.methods import find_method
     from probmcl.run.train import train_run
-    from probmcl.run_folder import CONFIG, METADATA, SPLIT, RunFolder
     from probmcl.settings import load_settings
 
     if loss is not None:
@@ -168,66 +147,48 @@ def _resume_run(folder: Path, loss: str | None, changes: Mapping[str, Any], cons
     if not folder.is_dir():
         raise OptionError("resume", folder, "is not a folder")
     run = RunFolder(folder)
-    settings = replace(load_settings(run.read(CONFIG)), **changes)
-    source = run.read(METADATA)["data"]
+    settings = replace(load_settings(run.read(run_folder.CONFIG)), **changes)
+    source = run.read(run_folder.METADATA)["data"]
     if source is None:
         raise RunError(f"{folder} was trained on records in memory; resume it with probmcl.run.train.train_run")
-    with _resume_hint("train", folder / METADATA, console):
-        return train_run(read_again(DataSource.parse(source), folder / SPLIT), settings, folder, console)
+    with _resume_hint("train", folder, console):
+        return train_run(read_again(DataSource.parse(source), folder / run_folder.SPLIT), settings, folder, console)
 
 
-def _run_settings(options: Mapping[str, Any]) -> Settings:
+def _run_settings(options: Options) -> Settings:
     """Return the settings that the options of `train` and the recipe describe."""
     from probmcl.settings import find_recipe, make_settings, read_recipe
 
-    keys = _shared_keys(options) | _drop_none(
-        {
-            "method": _method_or_loss(options["method"], options["loss"]),
-            "preset": options["preset"],
-            "settings": dict(options["settings"] or {}) or None,
-            "training": _drop_none(
-                {"epochs": options["epochs"], "batch_size": options["batch_size"], "learning_rate": options["lr"]}
-            )
-            or None,
-            "budget": options["budget"],
-            "seed": options["seed"],
-        }
-    )
-    recipe = options["recipe"]
-    return make_settings(_merge(read_recipe(find_recipe(recipe)) if recipe else {}, keys))
+    keys = _shared_keys(options)
+    keys |= _given({name: options[name] for name in ("preset", "budget", "seed")})
+    training = {"epochs": options["epochs"], "batch_size": options["batch_size"], "learning_rate": options["lr"]}
+    method, changes = _method_or_loss(options["method"], options["loss"]), dict(options["settings"] or {})
+    keys |= _given({"method": method, "settings": changes, "training": _given(training)})
+    recipe = read_recipe(find_recipe(options["recipe"])) if options["recipe"] else {}
+    return make_settings(_merge(recipe, keys))
 
 
-def _shared_keys(options: Mapping[str, Any]) -> dict[str, Any]:
+def _shared_keys(options: Options) -> dict[str, Any]:
     """Return the settings that `train` and `compare` take alike."""
     from probmcl.data.cache import default_folder
 
-    names = {"name": "encoder", "image_size": "image_size"}
-    encoder = _drop_none(
-        {key: options[name] for key, name in names.items()} | {"weights": _weights(options["weights"])}
-    )
-    cache = options["cache"]
-    return _drop_none(
-        {
-            "encoder": encoder or None,
-            "probe": {"epochs": options["probe_epochs"]} if options["probe_epochs"] is not None else None,
-            "tune": options["tune"],
-            "augment": options["augment"],
-            "device": options["device"],
-            "workers": options["workers"],
-            "cache": str(default_folder()) if str(cache) == "auto" else _absolute(cache),
-        }
-    )
+    keys = {name: options[name] for name in ("tune", "augment", "device", "workers")}
+    encoder = {"name": options["encoder"], "image_size": options["image_size"], "weights": _weights(options["weights"])}
+    probe, cache = {"epochs": options["probe_epochs"]}, options["cache"]
+    if cache is not None:
+        cache = str(default_folder() if str(cache) == "auto" else Path(cache).resolve())
+    return _given(keys | {"encoder": _given(encoder), "probe": _given(probe), "cache": cache})
 
 
 def _merge(recipe: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     """Return a recipe with the options taking precedence; tables are merged key by key."""
-    from probmcl.run_folder import CONFIG, PREPROCESSING, RunFolder
     from probmcl.runtime.machine import default_workers
 
     base: dict[str, Any] = {"workers": default_workers()} | recipe
     earlier = RunFolder(Path(str(keys.get("encoder", {}).get("weights"))))
-    if earlier.has(CONFIG):  # continue with the encoder of the earlier run
-        name, size = earlier.read(CONFIG)["encoder"]["name"], earlier.read(PREPROCESSING)["size"]
+    if earlier.has(run_folder.CONFIG):  # continue with the encoder of the earlier run
+        name = earlier.read(run_folder.CONFIG)["encoder"]["name"]
+        size = earlier.read(run_folder.PREPROCESSING)["size"]
         base["encoder"] = {"name": name, "image_size": size} | base.get("encoder", {})
     tables = {key: {**base.get(key, {}), **value} for key, value in keys.items() if isinstance(value, dict)}
     return base | keys | tables
@@ -248,7 +209,7 @@ def _weights(weights: Path | str | None) -> str | None:
         return None if weights is None else str(weights)
     if not Path(weights).exists():
         raise OptionError("weights", weights, f"is not a file or run; {suggestion(str(weights), NAMED_WEIGHTS)}")
-    return _absolute(weights)
+    return str(Path(weights).resolve())
 
 
 def compare(
@@ -308,104 +269,70 @@ def compare(
         console: for messages and progress; by default stdout
     """
     started = time.perf_counter()
-    options = {
-        "methods": methods,
-        "encoder": encoder,
-        "weights": weights,
-        "image_size": image_size,
-        "tune": tune,
-        "epochs": epochs,
-        "budget": budget,
-        "seeds": seeds,
-        "trials": trials,
-        "probe_epochs": probe_epochs,
-        "batch_size": batch_size,
-        "augment": augment,
-        "device": device,
-        "workers": workers,
-        "cache": cache,
-        "out": out,
-        "add": add,
-    }
+    options: Options = {"data": data, "images": images, "methods": methods, "encoder": encoder, "weights": weights}
+    options |= {"image_size": image_size, "tune": tune, "epochs": epochs, "budget": budget, "seeds": seeds}
+    options |= {"trials": trials, "probe_epochs": probe_epochs, "batch_size": batch_size, "augment": augment}
+    options |= {"device": device, "workers": workers, "cache": cache, "out": out, "add": add}
     added = [Path(path).resolve() for path in ([add] if isinstance(add, Path | str) else add or ())]
     with _processes(device, console) as console:
         if resume is not None:
-            allowed = ("device", "workers", "add", "methods")
-            _refuse_with_resume(data, images, read, checks, options, allowed=allowed)
-            changes = _drop_none({"device": device, "workers": workers})
-            return _resume_comparison(Path(resume), methods, changes, added, started, console)
+            _refuse_with_resume(options, read, checks, allowed=("device", "workers", "add", "methods"))
+            changes = _given({"device": device, "workers": workers})
+            return _resume_comparison(Path(resume), methods, changes, added, console, started)
         if data is None:
-            raise ProbmclError(
-                "nothing to compare on: give a table or a folder, as in probmcl compare photos/labels.csv"
-            )
-        return _start_comparison(Path(data), images, read, checks, options, added, started, console)
+            example = "as in probmcl compare photos/labels.csv"
+            raise ProbmclError(f"nothing to compare on: give a table or a folder, {example}")
+        return _start_comparison(options, read, checks, added, console, started)
 
 
 def _start_comparison(
-    data: Path,
-    images: Path | str | None,
-    read: ReadOptions,
-    checks: DataChecks,
-    options: Mapping[str, Any],
-    add: list[Path],
-    started: float,
-    console: Console,
+    options: Options, read: ReadOptions, checks: DataChecks, add: list[Path], console: Console, started: float
 ) -> Comparison:
     from probmcl.data.audit import prepare_data, refuse_unscorable
     from probmcl.experiments.runner import ComparisonRunner
-    from probmcl.files import write_json
     from probmcl.run.state import write_split
-    from probmcl.run_folder import COMPARISON, refuse_used
     from probmcl.runtime.distributed import is_main_process
 
-    spec = _comparison_spec(options)
-    refuse_used(options["out"])
+    spec, data, images = _comparison_spec(options), options["data"], options["images"]
+    run_folder.refuse_used(options["out"])
     source = DataSource.of(data, images, read)
     prepared = prepare_data(source, checks, workers=spec.settings.workers, console=console)
-    refuse_unscorable(prepared.records)
+    records, source, name = prepared.records, prepared.source, _data_name(data)
+    refuse_unscorable(records)
     spec = replace(spec, settings=replace(spec.settings, intensity=prepared.intensity))
-    warnings = [*prepared.warnings, *_reused_images(prepared.records, spec.settings.encoder.weights)]
-    name = _data_name(data)
-    stored = {"source": prepared.source.to_json(), "name": name, "spec": spec, "warnings": warnings, "add": add}
+    warnings = [*prepared.warnings, *_reused_images(records, spec.settings.encoder.weights)]
+    stored = {"source": source.to_json(), "name": name, "spec": spec, "warnings": warnings, "add": add}
     with _new_folder(options["out"], f"{name}-comparison") as folder:
         if is_main_process():
             folder.mkdir(parents=True, exist_ok=True)
-            write_split(folder, prepared.records, prepared.fold_of)
-            write_json(folder / COMPARISON, stored)
+            write_split(folder, records, prepared.fold_of)
+            write_json(folder / run_folder.COMPARISON, stored)
         runner = ComparisonRunner(
-            prepared.records, spec, folder, console, name, source=prepared.source, warnings=warnings, started=started
+            records, spec, folder, console, name, source=source, warnings=warnings, started=started
         )
         return _run_comparison(runner, add)
 
 
-def _comparison_spec(options: Mapping[str, Any]) -> ComparisonSpec:
+def _comparison_spec(options: Options) -> ComparisonSpec:
     """Return what is compared; whatever can be refused is refused here, before any image is read."""
     from probmcl.encoders import describe_encoder
     from probmcl.experiments.protocol import TRIALS, ComparisonSpec, parse_methods
     from probmcl.settings import make_settings, parse_duration
 
-    numbers = _drop_none({name: options[name] for name in ("seeds", "trials", "epochs", "batch_size")})
-    budget = options["budget"]
+    numbers = _given({name: options[name] for name in ("seeds", "trials", "epochs", "batch_size")})
     for name, number in numbers.items():
         if number < 1:
             raise OptionError(name, number, "must be at least 1")
     if numbers.get("trials", 1) > len(TRIALS):
         raise OptionError("trials", numbers["trials"], f"must be at most {len(TRIALS)}")
-    if budget is not None and "epochs" in numbers:
+    if options["budget"] is not None and "epochs" in numbers:
         raise SettingsError("`budget` and `epochs` cannot be combined: the budget decides the epochs")
     settings = replace(make_settings(_merge({}, _shared_keys(options)) | {"method": "probe"}), method="comparison")
     settings = replace(settings, probe=replace(settings.probe, frozen_views=settings.probe.views))
     describe_encoder(settings.encoder.name)
     names = _method_names(options["methods"] or "all")
-    if budget is None:
-        numbers = {"epochs": 6} | numbers
-    return ComparisonSpec(
-        settings,
-        parse_methods(names),
-        all_methods="all" in names,
-        budget=None if budget is None else parse_duration(budget),
-        **numbers,
-    )
+    length = {"epochs": 6} if options["budget"] is None else {"budget": parse_duration(options["budget"])}
+    return ComparisonSpec(settings, parse_methods(names), all_methods="all" in names, **(length | numbers))
 
 
 def _method_names(methods: str) -> list[str]:
@@ -413,35 +340,38 @@ def _method_names(methods: str) -> list[str]:
 
 
 def _resume_comparison(
-    folder: Path, methods: str | None, changes: Mapping[str, Any], add: list[Path], started: float, console: Console
+    folder: Path, methods: str | None, changes: Options, add: list[Path], console: Console, started: float
 ) -> Comparison:
     from probmcl import legacy
     from probmcl.data.audit import read_again
     from probmcl.experiments.protocol import ComparisonSpec, parse_methods
     from probmcl.experiments.runner import ComparisonRunner
-    from probmcl.files import read_json, write_json
-    from probmcl.run_folder import COMPARISON, SPLIT
     from probmcl.runtime.distributed import barrier, is_main_process
     from probmcl.runtime.machine import find_device
-    from probmcl.settings import MethodSpec, load_settings
+    from probmcl.settings import MethodSpec, load_settings, refuse_unnamed
 
+    path = folder / run_folder.COMPARISON
     if is_main_process():
-        legacy.upgrade_comparison(folder, folder / COMPARISON)
+        legacy.upgrade_comparison(folder, path)
     barrier()
-    if not (folder / COMPARISON).is_file():
-        raise RunError(f"{folder} is not a comparison that can be resumed: it has no {COMPARISON}")
-    stored = read_json(folder / COMPARISON)
+    if not path.is_file():
+        raise RunError(f"{folder} is not a comparison that can be resumed: it has no {path.name}")
+    stored = read_json(path)
     fields = dict(stored["spec"])
     settings = replace(load_settings(fields.pop("settings")), **changes)
     settings = replace(settings, device=find_device(settings.device))
     compared = tuple(MethodSpec(**method) for method in fields.pop("methods"))
-    _refuse_other_methods(folder, methods, parse_methods(_method_names(methods)) if methods else compared, compared)
+    if methods and tuple(parse_methods(_method_names(methods))) != compared:
+        names = ",".join(method.name for method in compared)
+        raise OptionError("methods", methods, f"differs from what {folder} compares: {names}; give the same, or none")
+    for method in compared:
+        refuse_unnamed(method.method, "the same `methods` again, with {method}")
     source = DataSource.parse(stored["source"])
-    records = read_again(source, folder / SPLIT)
+    records = read_again(source, folder / run_folder.SPLIT)
     added = list(dict.fromkeys([*stored["add"], *map(str, add)]))
     barrier()
     if is_main_process():
-        write_json(folder / COMPARISON, stored | {"add": added})
+        write_json(path, stored | {"add": added})
     spec, warnings = ComparisonSpec(settings, compared, **fields), [RunWarning(**w) for w in stored["warnings"]]
     runner = ComparisonRunner(
         records, spec, folder, console, stored["name"], source=source, warnings=warnings, started=started
@@ -449,32 +379,17 @@ def _resume_comparison(
     return _run_comparison(runner, [Path(path) for path in added])
 
 
-def _refuse_other_methods(
-    folder: Path, methods: str | None, given: Sequence[MethodSpec], compared: Sequence[MethodSpec]
-) -> None:
-    from probmcl.settings import refuse_unnamed
-
-    if tuple(given) != tuple(compared):
-        names = ",".join(method.name for method in compared)
-        raise OptionError("methods", methods, f"differs from what {folder} compares: {names}; give the same, or none")
-    for method in compared:
-        refuse_unnamed(method.method, "the same `methods` again, with {method}")
-
-
 def _run_comparison(runner: ComparisonRunner, add: Sequence[Path]) -> Comparison:
     from probmcl.report.comparison import print_comparison, write_comparison
-    from probmcl.run_folder import COMPARISON
     from probmcl.runtime.distributed import barrier, is_main_process
 
-    folder, console = runner.folder, runner.console
-    for warning in runner.warnings:
-        console.print(f"  ALARM: {warning.message}")
-    with _resume_hint("compare", folder / COMPARISON, console):
+    _print_warnings(runner.warnings, runner.console)
+    with _resume_hint("compare", runner.folder, runner.console):
         comparison = runner.run(add)
         if is_main_process():
-            write_comparison(comparison, folder, runner.warnings)
+            write_comparison(comparison, runner.folder, runner.warnings)
         barrier()
-    print_comparison(comparison, folder, runner.warnings, console)
+    print_comparison(comparison, runner.folder, runner.warnings, runner.console)
     return comparison
 
 
@@ -522,33 +437,21 @@ def _processes(device: str | None, console: Console | None) -> Iterator[Console]
         yield console or (Console() if is_main_process() else Console.quiet())
 
 
-def _refuse_with_resume(
-    data: Path | str | None,
-    images: Path | str | None,
-    read: ReadOptions,
-    checks: DataChecks,
-    options: Mapping[str, Any],
-    *,
-    allowed: tuple[str, ...],
-) -> None:
+def _refuse_with_resume(options: Options, read: ReadOptions, checks: DataChecks, *, allowed: tuple[str, ...]) -> None:
     """Raise an error for options that a resumed run does not take."""
-    changed = {k: v for k, v in asdict(read).items() if v != getattr(ReadOptions(), k)}
-    changed |= {k: v for k, v in asdict(checks).items() if v != getattr(DataChecks(), k)}
-    given = _drop_none({"data": data, "images": images, **options}) | changed
-    refused = [f"`{name}`" for name in given if name not in allowed]
+    default = vars(DataChecks())
+    changed = read.set_options() | {name: value for name, value in vars(checks).items() if value != default[name]}
+    refused = ", ".join(f"`{name}`" for name in [*_given(options), *changed] if name not in allowed)
     if refused:
-        names = ", ".join(f"`{name}`" for name in allowed)
         raise ProbmclError(
-            f"`resume` continues with the data and settings of the run; it cannot be combined with "
-            f"{', '.join(refused)}, only with {names}"
+            f"`resume` continues with the data and settings of the run; it cannot be combined with {refused}, "
+            f"only with {', '.join(f'`{name}`' for name in allowed)}"
         )
 
 
 def _reused_images(records: Records, weights: str | None) -> list[RunWarning]:
     """Warn of held-out images that were trained on in the run that the weights come from."""
-    from probmcl.run_folder import SPLIT, RunFolder
-
-    if weights in (None, *NAMED_WEIGHTS) or not RunFolder(Path(weights)).has(SPLIT):
+    if weights in (None, *NAMED_WEIGHTS) or not RunFolder(Path(weights)).has(run_folder.SPLIT):
         return []
     splits = RunFolder(Path(weights)).read_split()
     trained = {str(Path(path).resolve()) for path, split in splits.items() if split == "train"}
@@ -557,24 +460,26 @@ def _reused_images(records: Records, weights: str | None) -> list[RunWarning]:
         rows = records.rows(split)
         reused = sum(str(records.paths[row].resolve()) in trained for row in rows)
         if reused:
-            message = (
-                f"{reused} of {len(rows)} {split} images were trained on in {weights}; "
-                "their scores will be too good. The same `seed` or a split column keeps them apart"
-            )
-            warnings.append(RunWarning("seen_before", message))
+            seen = f"{reused} of {len(rows)} {split} images were trained on in {weights}"
+            remedy = "The same `seed` or a split column keeps them apart"
+            warnings.append(RunWarning("seen_before", f"{seen}; their scores will be too good. {remedy}"))
     return warnings
+
+
+def _print_warnings(warnings: Sequence[RunWarning], console: Console) -> None:
+    for warning in warnings:
+        console.print(f"  ALARM: {warning.message}")
 
 
 @contextmanager
 def _new_folder(out: Path | str | None, name: str) -> Iterator[Path]:
     """Yield the folder of a new run; one that was created here is removed again if nothing was written."""
-    from probmcl.run_folder import new_folder
     from probmcl.runtime.distributed import broadcast, is_main_process
 
     if out is not None:
         yield Path(out)
         return
-    folder = Path(broadcast(str(new_folder(Path("runs"), name)) if is_main_process() else ""))
+    folder = Path(broadcast(str(run_folder.new_folder(Path("runs"), name)) if is_main_process() else ""))
     try:
         yield folder
     finally:
@@ -583,23 +488,21 @@ def _new_folder(out: Path | str | None, name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _resume_hint(command: str, marker: Path, console: Console) -> Iterator[None]:
-    """After an interrupt, print how to continue, if the marker file says that the work had begun."""
+def _resume_hint(command: str, folder: Path, console: Console) -> Iterator[None]:
+    """After an interrupt, print how to continue, if the work had begun."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
-        if marker.exists():
-            console.print(f"to resume: probmcl {command} `resume={marker.parent}`")
+        if run_folder.is_run(folder):
+            console.print(f"to resume: probmcl {command} `resume={folder}`")
         raise
 
 
-def _data_name(data: Path) -> str:
-    return data.resolve().name if data.is_dir() else data.resolve().parent.name
+def _data_name(data: Path | str) -> str:
+    path = Path(data).resolve()
+    return path.name if path.is_dir() else path.parent.name
 
 
-def _absolute(path: Path | str | None) -> str | None:
-    return None if path is None else str(Path(path).resolve())
-
-
-def _drop_none(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
+def _given(options: Options) -> dict[str, Any]:
+    """Drop options that are None, and tables without any."""
+    return {name: value for name, value in options.items() if value is not None and value != {}}

@@ -8,30 +8,22 @@ from contextlib import contextmanager
 from typing import Protocol, SupportsFloat, runtime_checkable
 
 from rich.console import Console as RichConsole
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
 
 REFRESH_SECONDS = 0.5
 """Time between two updates of the displayed loss: reading it synchronizes the device."""
 
 
 @runtime_checkable
-class TrainingStep(Protocol):
-    """The part of a training step that a progress bar shows."""
+class _Step(Protocol):
+    """The part of a training step that a progress bar shows: its views, the loss, and terms of it by name."""
 
     @property
-    def images(self) -> int:
-        """Number of views in the step."""
-        ...
-
+    def images(self) -> int: ...
     @property
-    def loss(self) -> SupportsFloat:
-        """The loss."""
-        ...
-
+    def loss(self) -> SupportsFloat: ...
     @property
-    def terms(self) -> Mapping[str, SupportsFloat]:
-        """Parts of the loss and statistics, by name."""
-        ...
+    def terms(self) -> Mapping[str, SupportsFloat]: ...
 
 
 class ProgressBar:
@@ -41,7 +33,7 @@ class ProgressBar:
         self.progress, self.task, self.hidden_terms = progress, task, hidden_terms
         self.images, self.start, self.refreshed = 0, time.perf_counter(), 0.0
 
-    def __call__(self, step: TrainingStep) -> None:
+    def __call__(self, step: _Step) -> None:
         """Show one training step: a `probmcl.training.Callback`."""
         if time.perf_counter() - self.refreshed > REFRESH_SECONDS:
             self.refreshed = time.perf_counter()
@@ -65,8 +57,7 @@ class Console:
     """
 
     def __init__(self, output: RichConsole | None = None, *, rewrite: Callable[[str], str] = lambda text: text) -> None:
-        self.rich = output or RichConsole()
-        self.rewrite = rewrite
+        self.rich, self.rewrite = output or RichConsole(), rewrite
 
     @classmethod
     def quiet(cls) -> Console:
@@ -80,15 +71,9 @@ class Console:
     @contextmanager
     def progress(self, name: str, total: int, *, hidden_terms: Collection[str] = ()) -> Iterator[ProgressBar]:
         """Show a bar for a stage of `total` steps; once it is done, print its time and speed."""
-        columns = (
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f} %"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[speed]} {task.fields[terms]}"),
-        )
-        progress = Progress(*columns, console=self.rich, transient=True, disable=not self.rich.is_terminal)
-        with progress:
+        measured = "{task.fields[speed]} {task.fields[terms]}"
+        columns = ("{task.description}", BarColumn(24), "{task.percentage:>3.0f} %", TimeRemainingColumn(), measured)
+        with Progress(*columns, console=self.rich, transient=True, disable=not self.rich.is_terminal) as progress:
             bar = ProgressBar(progress, progress.add_task(name, total=total, speed="", terms=""), hidden_terms)
             yield bar
         seconds = time.perf_counter() - bar.start

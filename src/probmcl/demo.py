@@ -26,7 +26,7 @@ LEARNING_RATE = 3e-3  # for this encoder from scratch: the better of 3e-3 and 1e
 
 def run_demo(folder: Path, console: Console) -> Run:
     """Write the scenes into a folder, fit a probe on the untrained encoder, and train ProbMCL, ASL and BCE on it."""
-    run_folder.claim(folder)
+    run_folder.refuse_used(folder)
     console.print(
         f"Scenes of handwritten digits: 10 classes, 64 × 64 pixels, {TRAIN:,} to train on, {VAL} + {TEST} to judge by"
     )

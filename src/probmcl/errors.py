@@ -4,8 +4,6 @@ A message names an option as the keyword argument that it is in Python, in backt
 command line prints it as the user types it.
 """
 
-from __future__ import annotations
-
 import difflib
 import operator
 from collections.abc import Iterable
@@ -29,8 +27,8 @@ class OptionError(ProbmclError):
     `folds=1` must be at least 2
     """
 
-    def __init__(self, name: str, value: object = None, problem: str = "") -> None:
-        super().__init__(f"`{name}={value}` {problem}" if problem else name)
+    def __init__(self, name: str, value: object, problem: str) -> None:
+        super().__init__(f"`{name}={value}` {problem}")
 
 
 class SettingsError(ProbmclError):
@@ -56,8 +54,7 @@ class ImageError(ProbmclError):
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(path, reason)  # both, so that worker processes can pickle it
-        self.path = path
-        self.reason = reason
+        self.path, self.reason = path, reason
 
     def __str__(self) -> str:
         name = str(self.path)
@@ -72,23 +69,19 @@ WarningKind = Literal["collapse", "diverged", "leak", "seen_before"]
 class RunWarning:
     """Something that a user should know about a run, stored with it.
 
-    Attributes:
-        kind: what happened: the features collapsed, a method diverged and was left out, a leak was allowed, or held-out
-            images were trained on in the run that the weights come from.
-        message: the same for people.
+    Its kind says what happened: the features collapsed, a method diverged and was left out, a leak was allowed, or
+    held-out images were trained on in the run that the weights come from.
     """
 
     kind: WarningKind
     message: str
 
 
+Number = int | float | None
+
+
 def check_range(
-    *,
-    at_least: int | float | None = None,
-    above: int | float | None = None,
-    at_most: int | float | None = None,
-    below: int | float | None = None,
-    **values: int | float | None,
+    *, at_least: Number = None, above: Number = None, at_most: Number = None, below: Number = None, **values: Number
 ) -> None:
     """Refuse numbers outside of a range; a value of None is always allowed.
 
@@ -96,17 +89,14 @@ def check_range(
     Traceback (most recent call last):
     ValueError: clip=1.5 must be at least 0 and below 1
     """
-    limits = {"at least": (operator.ge, at_least), "above": (operator.gt, above)}
-    limits |= {"at most": (operator.le, at_most), "below": (operator.lt, below)}
-    given = {word: (holds, limit) for word, (holds, limit) in limits.items() if limit is not None}
-    wrong = {
-        name: value
-        for name, value in values.items()
-        if value is not None and not all(holds(value, limit) for holds, limit in given.values())
-    }
+    bounds = [("at least", operator.ge, at_least), ("above", operator.gt, above)]
+    bounds += [("at most", operator.le, at_most), ("below", operator.lt, below)]
+    limits = [(word, holds, limit) for word, holds, limit in bounds if limit is not None]
+    given = {name: value for name, value in values.items() if value is not None}
+    wrong = [f"{name}={x}" for name, x in given.items() if not all(holds(x, limit) for _, holds, limit in limits)]
     if wrong:
-        allowed = " and ".join(f"{word} {limit}" for word, (_, limit) in given.items())
-        raise ValueError(f"{', '.join(f'{name}={value}' for name, value in wrong.items())} must be {allowed}")
+        allowed = " and ".join(f"{word} {limit}" for word, _, limit in limits)
+        raise ValueError(f"{', '.join(wrong)} must be {allowed}")
 
 
 def suggestion(word: str, choices: Iterable[str]) -> str:

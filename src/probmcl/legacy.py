@@ -4,8 +4,6 @@ Reading maps the content in memory and leaves the folder alone. Resuming renames
 that an interrupted upgrade is repeated.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Mapping
@@ -45,18 +43,11 @@ def upgrade_tensor_names(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 def upgrade_spec(content: dict[str, Any]) -> dict[str, Any]:
     """Return the asked.json of a comparison as the current spec.json."""
-    spec = dict(content["asked"])
-    spec["methods"] = spec.pop("entrants")
-    spec["all_methods"] = spec.pop("everyone")
+    spec = _renamed(content["asked"], {"entrants": "methods", "everyone": "all_methods"})
     spec["settings"] = _config(spec["settings"])
+    same = {"name": content["name"], "add": content["add"]}
     warnings = [_warning(message) for message in content["alarms"]]
-    return {
-        "source": _source(content["data"]),
-        "name": content["name"],
-        "spec": spec,
-        "warnings": warnings,
-        "add": content["add"],
-    }
+    return same | {"source": _source(content["data"]), "spec": spec, "warnings": warnings}
 
 
 def upgrade_comparison(folder: Path, file: Path) -> None:
@@ -68,23 +59,22 @@ def upgrade_comparison(folder: Path, file: Path) -> None:
 
 def upgrade_folder(folder: Path, schema: int) -> None:
     """Rename the files of a run of 0.1 and rewrite their content, so that it can be resumed."""
-    for path in sorted((folder / "checkpoints").glob("*.safetensors")):
+    checkpoints, model = folder / "checkpoints", folder / "model.safetensors"
+    for path in sorted(checkpoints.glob("*.safetensors")):
         if path.stem.startswith("trained "):
-            _, facts = load_tensors(path)
-            _write_outcome(path, {"seconds": facts["seconds"], "error": None})
+            _write_outcome(path, {"seconds": load_tensors(path)[1]["seconds"], "error": None})
         _upgrade_tensors(path, path.with_name(f"{_state_key(path.stem)}.safetensors"))
-    for path in sorted((folder / "checkpoints").glob("diverged *.json")):
+    for path in sorted(checkpoints.glob("diverged *.json")):
         _write_outcome(path, {"seconds": 0.0, "error": read_json(path)["error"]})
         path.unlink()
     # Filled activations would have to be found under the names of progress bars; computing them again is safer.
-    shutil.rmtree(folder / "checkpoints" / "activations", ignore_errors=True)
+    shutil.rmtree(checkpoints / "activations", ignore_errors=True)
     for path in sorted((folder / "candidates").glob("*, *")):
         path.rename(path.with_name(_state_key(path.name)))
-    if (folder / "checkpoints" / "plan.json").exists():
-        plan = read_json(folder / "checkpoints" / "plan.json")
-        write_json(folder / "checkpoints" / "plan.json", _plan(plan))
-    if (folder / "model.safetensors").exists():
-        _upgrade_tensors(folder / "model.safetensors", folder / "model.safetensors")
+    if (checkpoints / "plan.json").exists():
+        write_json(checkpoints / "plan.json", _plan(read_json(checkpoints / "plan.json")))
+    if model.exists():
+        _upgrade_tensors(model, model)
     for name in ("preprocessing.json", "run.json", "config.json"):
         if (folder / name).exists():
             content = upgrade(name, read_json(folder / name))
@@ -94,8 +84,11 @@ def upgrade_folder(folder: Path, schema: int) -> None:
 def _upgrade_tensors(old: Path, new: Path) -> None:
     tensors, metadata = load_tensors(old)
     renamed = upgrade_tensor_names(tensors)
-    if old != new or renamed.keys() != tensors.keys():
-        save_tensors(new, renamed, _upgrade_settings_in(metadata))
+    if old == new and renamed.keys() == tensors.keys():
+        return
+    if isinstance(metadata, dict) and isinstance(metadata.get("settings"), dict):
+        metadata["settings"] = _renamed(metadata["settings"], METHOD_SETTINGS)
+    save_tensors(new, renamed, metadata)
     if old != new:
         old.unlink()
 
@@ -106,18 +99,11 @@ def _write_outcome(path: Path, outcome: dict[str, Any]) -> None:
     write_json(path.with_name(f"{job}.outcome.json"), outcome)
 
 
-def _upgrade_settings_in(metadata: Any) -> Any:
-    if isinstance(metadata, dict) and isinstance(metadata.get("settings"), dict):
-        return metadata | {"settings": _method_settings(metadata["settings"])}
-    return metadata
-
-
 def _plan(plan: dict[str, Any]) -> dict[str, Any]:
     if "said" not in plan:
         return plan
-    return {"epochs": {_key(*_job(name)): n for name, n in plan["epochs"].items()}, "views": plan["views"]} | {
-        "messages": plan["said"]
-    }
+    epochs = {_key(*_job(name)): n for name, n in plan["epochs"].items()}
+    return {"epochs": epochs, "views": plan["views"], "messages": plan["said"]}
 
 
 def _config(config: dict[str, Any]) -> dict[str, Any]:
@@ -126,9 +112,8 @@ def _config(config: dict[str, Any]) -> dict[str, Any]:
     jobs = []
     for job in config["contenders"]:
         name, trial = _job(job["name"])
-        jobs.append(job | {"name": name, "trial": trial, "settings": _method_settings(job["settings"])})
-    renamed = {"contenders": "jobs", "levels": "intensity"}
-    return {renamed.get(key, key): value for key, value in config.items()} | {"jobs": jobs}
+        jobs.append(job | {"name": name, "trial": trial, "settings": _renamed(job["settings"], METHOD_SETTINGS)})
+    return _renamed(config, {"contenders": "jobs", "levels": "intensity"}) | {"jobs": jobs}
 
 
 def _metadata(metadata: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +124,7 @@ def _metadata(metadata: dict[str, Any]) -> dict[str, Any]:
     content["warnings"] = [_warning(message) for message in metadata.get("alarms", [])]
     content["data"] = _source(metadata.get("data"))
     content["candidates"] = [{**_candidate(c["name"]), **c} for c in metadata.get("candidates", [])]
-    return content | {"model": model and model | {"settings": _method_settings(model["settings"])}}
+    return content | {"model": model and model | {"settings": _renamed(model["settings"], METHOD_SETTINGS)}}
 
 
 def _source(source: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -147,7 +132,7 @@ def _source(source: dict[str, Any] | None) -> dict[str, Any] | None:
     if source is None or "options" in source:
         return source
     other = ("data", "images", "skipped", "leaks_allowed")
-    options = {"group" if key == "group_column" else key: value for key, value in source.items() if key not in other}
+    options = {key: value for key, value in _renamed(source, {"group_column": "group"}).items() if key not in other}
     for name in ("blank", "minus_one", "ignore"):
         if isinstance(options.get(name), str):
             options[name] = [options[name]]
@@ -155,29 +140,25 @@ def _source(source: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def _preprocessing(preprocessing: dict[str, Any]) -> dict[str, Any]:
-    return {"intensity" if key == "levels" else key: value for key, value in preprocessing.items()}
+    return _renamed(preprocessing, {"levels": "intensity"})
 
 
-def _method_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    return {METHOD_SETTINGS.get(key, key): value for key, value in settings.items()}
+def _renamed(content: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+    return {names.get(key, key): value for key, value in content.items()}
 
 
 def _warning(message: str) -> dict[str, str]:
     """0.1 stored sentences; what they are about follows from their words."""
-    kinds = {
-        " is left out: ": "diverged",
-        "collapsed: ": "collapse",
-        "-allow-leaks:": "leak",
-        " were trained on in ": "seen_before",
-    }
+    kinds = {" is left out: ": "diverged", "collapsed: ": "collapse", "-allow-leaks:": "leak"}
+    kinds |= {" were trained on in ": "seen_before"}
     kind = next((kind for words, kind in kinds.items() if words in message), "collapse")
     return {"kind": kind, "message": message}
 
 
 def _job(name: str) -> tuple[str, int]:
     """Return the method and the trial that a name of 0.1 stands for: `bce`, `bce, trial 2`."""
-    found = re.fullmatch(r"(.*), trial (\d+)", name)
-    return (found[1], int(found[2])) if found else (name, 1)
+    match = re.fullmatch(r"(.*), trial (\d+)", name)
+    return (match[1], int(match[2])) if match else (name, 1)
 
 
 def _key(name: str, trial: int) -> str:
@@ -186,9 +167,7 @@ def _key(name: str, trial: int) -> str:
 
 def _candidate(name: str) -> dict[str, Any]:
     """Return the parts of a candidate's name: `frozen probe`, `bce, own head`, `bce, trial 2, re-probed`."""
-    if name == "frozen probe":
-        return {"method": "", "trial": 1, "head": "frozen"}
-    job, _, head = name.rpartition(", ")
+    job, _, head = ("", "", "frozen") if name == "frozen probe" else name.rpartition(", ")
     method, trial = _job(job)
     return {"method": method, "trial": trial, "head": head}
 
@@ -199,13 +178,10 @@ def _state_key(stem: str) -> str:
     >>> _state_key("frozen probe"), _state_key("bce, trial 2, own head"), _state_key("training bce")
     ('frozen', 'bce.trial2.own_head', 'bce.training')
     """
-    for word in ("trained", "training"):
-        if stem.startswith(f"{word} "):
-            return f"{_key(*_job(stem.removeprefix(f'{word} ')))}.{word}"
-    if stem != "frozen probe" and ", " not in stem:
-        return stem
-    candidate = _candidate(stem)
-    if candidate["head"] == "frozen":
-        return "frozen"
-    head = candidate["head"].replace(" ", "_").replace("-", "_")
-    return f"{_key(candidate['method'], candidate['trial'])}.{head}"
+    word, _, name = stem.partition(" ")
+    if word in ("trained", "training"):
+        return f"{_key(*_job(name))}.{word}"
+    if ", " not in stem:
+        return "frozen" if stem == "frozen probe" else stem
+    job, _, head = stem.rpartition(", ")
+    return f"{_key(*_job(job))}.{head.replace(' ', '_').replace('-', '_')}"

@@ -1,7 +1,6 @@
 """The files of a run: their names, their schema version, and how they are created, read and written.
 
-Nothing else in the package spells the name of a run's file. Readers get the content as the current version writes it:
-`probmcl.legacy` maps what an older version wrote.
+Nothing else in the package spells the name of a run's file. `probmcl.legacy` maps what an older version wrote.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from probmcl import __version__, legacy
 from probmcl.errors import RunError
 from probmcl.files import atomic_write, read_json, write_json, write_text
@@ -31,13 +28,8 @@ CONFIG, LABELS, PREPROCESSING, METADATA = "config.json", "labels.json", "preproc
 SPLIT, FOLDS = "split.csv", "folds.csv"
 MODEL, VIEWS, METRICS = "model.safetensors", "views.png", "metrics.jsonl"
 EVALUATION, RETRIEVAL = "evaluation.json", "retrieval.json"
-PREDICTIONS, FROZEN, CANDIDATES, CONTRASTIVE, CHECKPOINTS = (
-    "predictions",
-    "frozen",
-    "candidates",
-    "contrastive",
-    "checkpoints",
-)
+PREDICTIONS, CHECKPOINTS = "predictions", "checkpoints"
+FROZEN, CANDIDATES, CONTRASTIVE = "frozen", "candidates", "contrastive"
 COMPARISON = "spec.json"
 """The file that makes a folder a comparison."""
 
@@ -73,10 +65,8 @@ class RunFolder:
         config = _read_object(self.path / CONFIG) if self.has(CONFIG) else {}
         schema = config.get("schema", 1)
         if not isinstance(schema, int) or schema > SCHEMA:
-            raise RunError(
-                f"{self.path / CONFIG}: schema version {schema!r} is newer than {SCHEMA}, the newest that probmcl "
-                f"{__version__} reads; update probmcl"
-            )
+            newest = f"{SCHEMA}, the newest that probmcl {__version__} reads; update probmcl"
+            raise RunError(f"{self.path / CONFIG}: schema version {schema!r} is newer than {newest}")
         return schema
 
     def read(self, name: str) -> Any:
@@ -132,20 +122,13 @@ def is_run(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (METADATA, COMPARISON, legacy.COMPARISON))
 
 
-def claim(folder: Path) -> None:
-    """Create a folder for a run, or accept an empty one."""
-    refuse_used(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-
-
 def refuse_used(folder: Path | str | None) -> None:
     """Raise an error for a folder that is not empty."""
-    if folder is None:
+    if folder is None or not Path(folder).exists():
         return
-    folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
+    if not Path(folder).is_dir():
         raise FileExistsError(f"{folder}: a file, not a folder; choose another name")
-    if folder.is_dir() and any(folder.iterdir()):
+    if any(Path(folder).iterdir()):
         raise FileExistsError(f"{folder}: not empty; a run never overwrites anything, choose another folder")
 
 
@@ -173,6 +156,7 @@ def write_rows(path: Path, header: tuple[str, ...], rows: Iterable[tuple[object,
 
 def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
     """Write arrays to a compressed .npz file atomically."""
+    import numpy as np
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:

@@ -7,10 +7,10 @@ import re
 import sys
 import tomllib
 import typing
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -31,6 +31,8 @@ DEFAULT_VIEWS = 12
 """Number of times a method sees each image by default."""
 
 Tune = Literal["all", "last", "none"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,11 +60,9 @@ class ProbeSettings:
     Attributes:
         epochs: how often every image is seen, each time in one of its views.
         views: augmented views of each training image beside the plain one.
-        frozen_views: the same for the probe on the untouched encoder, which is to be there soon; a comparison gives it
-            as many as the others.
+        frozen_views: the same for the probe on the untouched encoder, which is to be there soon.
         weight_decays: tried one after the other; the best on validation is kept.
         learning_rate: at the top of the cycle.
-        batch_size: features in a step.
         loss: what the probe minimizes; see `probmcl.methods.probe.Config`.
     """
 
@@ -89,13 +89,8 @@ class ProbeSettings:
 
     def training(self, weight_decay: float) -> Training:
         """The settings of one fit."""
-        return Training(
-            epochs=self.epochs,
-            batch_size=self.batch_size,
-            learning_rate=self.learning_rate,
-            weight_decay=weight_decay,
-            decay="decoupled",
-        )
+        fit = Training(epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate)
+        return replace(fit, weight_decay=weight_decay, decay="decoupled")
 
 
 @dataclass(frozen=True)
@@ -105,7 +100,6 @@ class TrainingJob:
     Attributes:
         method: a name in `METHODS`, or `my_package.my_file:MyMethod`.
         settings: the method's own.
-        training: how it is trained.
         name: its name in this run, by default that of its method; two jobs with one method need two names.
         trial: number of the learning rate and weight decay that are tried for it, from 1.
     """
@@ -132,8 +126,8 @@ class TrainingJob:
 
     @property
     def random_stream(self) -> str:
-        """The key of its random numbers."""
-        return job_random_stream(self.name, self.trial)
+        """The key of its random numbers, as in version 0.1: changing it changes scores."""
+        return self.name if self.trial == 1 else f"{self.name}, trial {self.trial}"
 
 
 def job_name(method: str, trial: int) -> str:
@@ -144,11 +138,6 @@ def job_name(method: str, trial: int) -> str:
 def job_key(method: str, trial: int) -> str:
     """Return the name of a training in the files of a run: `bce`, `bce.trial2`."""
     return method if trial == 1 else f"{method}.trial{trial}"
-
-
-def job_random_stream(method: str, trial: int) -> str:
-    """Return the key of the random numbers of a training, as in version 0.1: changing it changes scores."""
-    return method if trial == 1 else f"{method}, trial {trial}"
 
 
 def short_name(method: str) -> str:
@@ -182,7 +171,7 @@ class MethodSpec:
     @property
     def name(self) -> str:
         """The name in tables: that of the method, with the preset unless it is the default."""
-        return short_name(self.method) if self.preset == "default" else f"{short_name(self.method)}:{self.preset}"
+        return short_name(self.method) + ("" if self.preset == "default" else f":{self.preset}")
 
     @property
     def settings(self) -> Any:
@@ -197,13 +186,10 @@ class Settings:
     Attributes:
         method: the requested method, or `auto`.
         jobs: the trainings that this means; none if only the frozen probe is fitted.
-        encoder: which one, with which weights.
-        probe: how linear probes are fitted, on the frozen encoder and on each trained one.
         augment: a name in `AUGMENTATIONS`, for training and probes.
         tune: how much of the encoder learns: all of it, its last stage, or nothing.
         stored_views: with `tune` last or none, cached augmented views of each training image, besides the plain one.
         budget: seconds for the whole run; it then decides the epochs.
-        seed: random seed.
         workers: processes that decode and augment.
         intensity: gray levels of 16-bit and float images that become black and white; found in the data.
         cache: folder for decoded images; None decodes them every time.
@@ -250,22 +236,20 @@ def method_settings(name: str, preset: str = "default", changes: Mapping[str, An
     if preset not in presets:
         raise SettingsError(f"method {name!r} has no preset {preset!r}; {suggestion(preset, presets)}")
     default = presets[preset]
-    given = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
+    values = {f.name: getattr(default, f.name) for f in dataclasses.fields(default)}
     hints = typing.get_type_hints(type(default))
-    given |= {key: _none_or(value, hints.get(key)) for key, value in (changes or {}).items()}
-    return _convert(given, type(default), where=f"settings of {name}")
-
-
-def _none_or(value: Any, hint: Any) -> Any:
-    """The word none, where a setting may be empty and is not called so, is None: TOML and flags have no other way."""
-    return None if value == "none" and type(None) in get_args(hint) and "none" not in get_args(hint) else value
+    for key, value in (changes or {}).items():
+        choices = get_args(hints.get(key))
+        # TOML and the command line have no other way to say None than the word, unless the word is a choice itself.
+        values[key] = None if value == "none" and type(None) in choices and "none" not in choices else value
+    return _convert(values, type(default), where=f"settings of {name}")
 
 
 def default_training(method: str, tune: Tune) -> dict[str, Any]:
     """Return the default training of a method (docs/decisions/0004)."""
-    kind = find_method(method)
-    epochs = max(1, DEFAULT_VIEWS // kind.n_views)
-    if kind.has_own_head(kind.presets["default"]):
+    cls = find_method(method)
+    epochs = max(1, DEFAULT_VIEWS // cls.n_views)
+    if cls.has_own_head(cls.presets["default"]):
         learning_rate = 3e-4 if tune == "all" else 1e-3
         return {"epochs": epochs, "batch_size": 64, "learning_rate": learning_rate, "head_factor": 3.0}
     return {"epochs": epochs, "batch_size": 128, "learning_rate": 3e-4}
@@ -277,13 +261,11 @@ def parse_duration(text: str) -> float:
     >>> parse_duration("30m"), parse_duration("1h30m")
     (1800.0, 5400.0)
     """
-    parts = re.fullmatch(r"(?:([\d.]+)h)?(?:([\d.]+)m)?(?:([\d.]+)s)?", text.strip().lower())
-    try:
-        if parts is None or not any(parts.groups()):
-            raise ValueError(text)
-        total = sum(float(number or 0) * unit for number, unit in zip(parts.groups(), (3600, 60, 1), strict=True))
-    except ValueError:
-        raise SettingsError(f"budget {text!r}: give hours, minutes or seconds, as in 30m, 1h30m or 90s") from None
+    number = r"(\d+\.?\d*|\.\d+)"
+    parts = re.fullmatch(f"(?:{number}h)?(?:{number}m)?(?:{number}s)?", text.strip().lower())
+    if parts is None or not any(parts.groups()):
+        raise SettingsError(f"budget {text!r}: give hours, minutes or seconds, as in 30m, 1h30m or 90s")
+    total = sum(float(part or 0) * unit for part, unit in zip(parts.groups(), (3600, 60, 1), strict=True))
     if total <= 0:
         raise SettingsError(f"budget {text!r}: give more than nothing, as in 30m")
     return total
@@ -310,7 +292,11 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
     keys = dict(given)
     method, preset, changes = keys.pop("method", "auto"), keys.pop("preset", "default"), keys.pop("settings", {})
     training, encoder = keys.pop("training", {}), keys.pop("encoder", {})
-    _check_kinds(method, preset, changes, training, encoder, keys.get("probe", {}))
+    tables = (changes, training, encoder, keys.get("probe", {}))
+    if not isinstance(method, str) or not isinstance(preset, str) or not all(isinstance(t, dict) for t in tables):
+        raise SettingsError(
+            'say method = "probmcl", perhaps preset = "paper"; [settings], [training], [encoder] and [probe] are tables'
+        )
     if "jobs" in keys:
         raise SettingsError("no key 'jobs'; give a method, its [settings] and its [training]")
     if keys.get("budget") is not None and "epochs" in training:
@@ -322,13 +308,14 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
     keys.setdefault("tune", "last" if on_cpu else "all")
     if keys["tune"] not in get_args(Tune):
         raise SettingsError(f"tune={keys['tune']!r}; {suggestion(str(keys['tune']), get_args(Tune))}")
-    keys["encoder"] = {"name": CPU_ENCODER if on_cpu else GPU_ENCODER} | _with_none(encoder)
+    keys["encoder"] = {"name": CPU_ENCODER if on_cpu else GPU_ENCODER} | encoder
+    if encoder.get("weights") == "none":
+        keys["encoder"]["weights"] = None
     keys["probe"] = dict(keys.get("probe", {}))
     if method == "probe":
         keys["probe"]["loss"] = method_settings("probe", preset, changes).loss
-    jobs = _jobs(method, preset, changes, training, keys["tune"])
-    settings: Settings = _convert({**keys, "method": method, "jobs": jobs}, Settings, where="settings")
-    return settings
+    jobs = tuple(_jobs(method, preset, changes, training, keys["tune"]))
+    return _convert({**keys, "method": method, "jobs": jobs}, Settings, where="settings")
 
 
 def load_settings(config: Mapping[str, Any]) -> Settings:
@@ -338,19 +325,13 @@ def load_settings(config: Mapping[str, Any]) -> Settings:
     """
     for job in config["jobs"]:
         refuse_unnamed(job["method"], "`loss={method}`")
-    jobs = tuple(
-        TrainingJob(
-            job["method"],
-            method_settings(job["method"], changes=job["settings"]),
-            _convert(job["training"], Training, where=f"{CONFIG}, training"),
-            job["name"],
-            job["trial"],
-        )
-        for job in config["jobs"]
-    )
+    jobs = []
+    for job in config["jobs"]:
+        training = _convert(job["training"], Training, where=f"{CONFIG}, training")
+        settings = method_settings(job["method"], changes=job["settings"])
+        jobs.append(TrainingJob(job["method"], settings, training, job["name"], job["trial"]))
     stored = {key: value for key, value in config.items() if key != "schema"}
-    settings: Settings = _convert({**stored, "jobs": jobs}, Settings, where=CONFIG)
-    return settings
+    return _convert({**stored, "jobs": tuple(jobs)}, Settings, where=CONFIG)
 
 
 def refuse_unnamed(method: str, option: str) -> None:
@@ -365,58 +346,37 @@ def refuse_unnamed(method: str, option: str) -> None:
 
 def _jobs(
     method: str, preset: str, changes: dict[str, Any], training: dict[str, Any], tune: Tune
-) -> tuple[TrainingJob, ...]:
-    if method == "probe":
-        return ()
+) -> Iterator[TrainingJob]:
     if method == "auto" and (changes or preset != "default"):
         what = f"settings {', '.join(changes)}" if changes else f"preset {preset!r}"
         raise SettingsError(f"{what} belong to one method; name it, for example `method=probmcl`, instead of auto")
-    return tuple(
-        TrainingJob(full_name(name), method_settings(name, preset, changes), _training(name, training, tune, method))
-        for name in (AUTO if method == "auto" else (method,))
-    )
+    for name in {"auto": AUTO, "probe": ()}.get(method, (method,)):
+        settings, values = method_settings(name, preset, changes), default_training(name, tune) | training
+        if method == "auto" and isinstance(training.get("epochs"), int):  # of two views, whatever the method takes
+            values["epochs"] = 2 * training["epochs"] // find_method(name).n_views
+        yield TrainingJob(full_name(name), settings, _convert(values, Training, where="training"))
 
 
-def _training(name: str, given: dict[str, Any], tune: Tune, asked: str) -> Training:
-    """Return how a method is trained; under `auto`, an epoch is two views of each image, whatever the method takes."""
-    changes = dict(given)
-    if asked == "auto" and isinstance(changes.get("epochs"), int):
-        changes["epochs"] = 2 * changes["epochs"] // find_method(name).n_views
-    training: Training = _convert(default_training(name, tune) | changes, Training, where="training")
-    return training
-
-
-def _check_kinds(method: object, preset: object, *tables: object) -> None:
-    if not isinstance(method, str) or not isinstance(preset, str) or not all(isinstance(t, dict) for t in tables):
-        raise SettingsError(
-            'say method = "probmcl", perhaps preset = "paper"; [settings], [training], [encoder] and [probe] are tables'
-        )
-
-
-def _with_none(encoder: dict[str, Any]) -> dict[str, Any]:
-    return encoder | ({"weights": None} if encoder.get("weights") == "none" else {})
-
-
-def _convert(given: dict[str, Any], kind: type[Any], where: str) -> Any:
-    _check_keys(given, kind, where)
+def _convert(values: dict[str, Any], cls: type[T], where: str) -> T:
+    _check_keys(values, cls, where)
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert(values, cls)
     except msgspec.ValidationError as error:
-        said = str(error)
-        raise SettingsError(said if said.startswith(f"{where}: ") else f"{where}: {said}") from error
+        message = str(error)
+        raise SettingsError(message if message.startswith(f"{where}: ") else f"{where}: {message}") from error
 
 
-def _check_keys(given: dict[str, Any], kind: type[Any], where: str) -> None:
-    hints = typing.get_type_hints(kind)
-    for key, value in given.items():
+def _check_keys(values: dict[str, Any], cls: type[Any], where: str) -> None:
+    hints = typing.get_type_hints(cls)
+    for key, value in values.items():
         if key not in hints:
             raise SettingsError(f"{where}: no key {key!r}; {suggestion(key, hints)}")
         if isinstance(value, dict) and dataclasses.is_dataclass(hints[key]) and isinstance(hints[key], type):
             _check_keys(value, hints[key], f"{where}, {key}")
 
 
-_HERE = Path(__file__).resolve().parent
-_FOLDERS = (_HERE / "recipes", _HERE.parent.parent / "recipes")  # of an installed package, of a source tree
+# Of an installed package, of a source tree.
+_FOLDERS = tuple(Path(__file__).resolve().parents[level] / "recipes" for level in (0, 2))
 
 
 def recipes() -> dict[str, Path]:

@@ -19,7 +19,7 @@ from probmcl.data.labels import LabelStates, State
 from probmcl.data.loader import Batch, ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
 from probmcl.errors import ImageError
-from probmcl.run.image_batches import ImageBatchSource
+from probmcl.run.batches import ImageBatchSource
 
 PLAIN = Preprocessing(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
 
@@ -139,7 +139,7 @@ from pathlib import Path
 import torch
 from probmcl.augment import light
 from probmcl.data import Preprocessing, read
-from probmcl.run.image_batches import ImageBatchSource
+from probmcl.run.batches import ImageBatchSource
 
 def views(workers):
     records = read(Path(__file__).parent, seed=None)

@@ -24,7 +24,7 @@ from probmcl.evaluation import multilabel_metrics
 from probmcl.inference import load
 from probmcl.methods.kssnet import KSSNet
 from probmcl.methods.pla import PLA
-from probmcl.run import activation_cache, candidates, workspace
+from probmcl.run import batches, candidates, workspace
 from probmcl.run.results import FROZEN_PROBE, CandidateId, Run
 from probmcl.run.train import all_candidates, read_run, train_run
 from probmcl.run_folder import RunFolder
@@ -228,7 +228,7 @@ def small_batches() -> Iterator[None]:
     """Save after every step, and take many steps."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(candidates, "Checkpoint", partial(Checkpoint, seconds_apart=0.0))
-        patch.setattr(activation_cache, "SECONDS_APART", 0.0)
+        patch.setattr(batches, "SECONDS_APART", 0.0)
         patch.setattr(workspace, "CPU_PIXELS", 4 * 32 * 32)
         patch.setattr(features, "ROWS_AT_ONCE", 8)
         yield

@@ -4,8 +4,6 @@ Only this package knows how options are spelled. The library names an option as 
 `skip_bad=0.05`; `spell_options` prints it as the user types it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -14,7 +12,6 @@ import sys
 import threading
 import time
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 import cyclopts
@@ -89,7 +86,7 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     keep_freed_memory()
-    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
     sys.unraisablehook = _send_again
     try:
         app()()
@@ -100,7 +97,8 @@ def main() -> None:
     except (ValueError, OSError, FloatingPointError) as error:
         _fail(spell_options(str(error)))
     except RuntimeError as error:
-        if not _out_of_memory(error):
+        # If torch was never imported, it cannot have run out of memory.
+        if not isinstance(error, getattr(sys.modules.get("torch"), "OutOfMemoryError", ())):
             raise
         _fail("out of memory; a smaller --batch-size or --image-size helps")
 
@@ -119,19 +117,10 @@ def _is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _out_of_memory(error: RuntimeError) -> bool:
-    """True if torch ran out of memory; if torch was never imported, it cannot have."""
-    return isinstance(error, getattr(sys.modules.get("torch"), "OutOfMemoryError", ()))
-
-
-def _send_again(lost: sys.UnraisableHookArgs) -> None:
+def _send_again(lost: "sys.UnraisableHookArgs") -> None:
     """Send a signal again: Python drops an exception that a handler raises while it forks a worker."""
     number = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}.get(lost.exc_type)
     if number is None:
         sys.__unraisablehook__(lost)
     else:
         threading.Timer(0.2, signal.raise_signal, [number]).start()
-
-
-def _terminated(signal_number: int, frame: FrameType | None) -> None:
-    sys.exit(TERMINATED)

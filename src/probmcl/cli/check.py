@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from probmcl.cli import command_console
-from probmcl.cli.options import DATA, WHERE, Checks, Read, Workers
+from probmcl.cli.options import COMPUTE, DATA, Checks, Read, Workers
 from probmcl.console import Console
 from probmcl.data.options import DataChecks, ReadOptions
 from probmcl.tables import Column, Table, to_rich
@@ -27,7 +27,7 @@ def check(
     checks: Checks = DataChecks(),
     seed: Annotated[int, Parameter(group=DATA)] = 0,
     workers: Workers = None,
-    out: Annotated[Path, Parameter(group=WHERE)] = Path("check.json"),
+    out: Annotated[Path, Parameter(group=COMPUTE)] = Path("check.json"),
 ) -> None:
     """Read every image and every label, change nothing, and report content and problems.
 

@@ -1,7 +1,5 @@
 """`probmcl compare`: several methods with one encoder, one budget and one evaluation."""
 
-from __future__ import annotations
-
 from probmcl import api
 from probmcl.cli.options import as_command
 

@@ -1,7 +1,5 @@
 """`probmcl demo`: the whole flow on embedded data, in a few minutes, without a download."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Turns public functions into commands, so that an option is declared once: as a parameter with its line of help."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import tomllib
@@ -30,9 +28,7 @@ Images = Annotated[
 SkipBad = Annotated[
     float | None, Parameter(help="largest share of unreadable images to skip; by default any is an error", group=DATA)
 ]
-Device = Annotated[str | None, Parameter(help="auto, cpu, cuda or mps", group=COMPUTE)]
 Workers = Annotated[int | None, Parameter(help="processes that decode images (default: one per core)", group=COMPUTE)]
-WHAT, HOW, WHERE = METHOD, TRAINING, COMPUTE
 
 GROUPS: Mapping[Group, str] = {
     DATA: "data images",
@@ -57,16 +53,10 @@ def key_values(_: Any, tokens: Sequence[Token]) -> dict[str, Any]:
     return pairs
 
 
-SPECIAL: Mapping[str, Any] = {
-    "read": Read,
-    "checks": Checks,
-    "settings": Annotated[
-        Mapping[str, Any] | None,
-        Parameter(
-            name="--set", converter=key_values, n_tokens=-1, consume_multiple=True, accepts_keys=False, group=METHOD
-        ),
-    ],
-}
+SET = Parameter(
+    name="--set", converter=key_values, n_tokens=-1, consume_multiple=True, accepts_keys=False, group=METHOD
+)
+SPECIAL: Mapping[str, Any] = {"read": Read, "checks": Checks, "settings": Annotated[Mapping[str, Any] | None, SET]}
 """Parameters that are not simply an option of their name."""
 
 
@@ -88,8 +78,8 @@ def as_command(
     for name, parameter in inspect.signature(function).parameters.items():
         if name != "console":
             option = Parameter(group=group_of.get(name), negative="", show_default=False)
-            kind = parameter.POSITIONAL_ONLY if name == "data" else parameter.KEYWORD_ONLY
             annotation = SPECIAL.get(name, Annotated[hints[name], option])
+            kind = parameter.POSITIONAL_ONLY if name == "data" else parameter.KEYWORD_ONLY
             parameters.append(parameter.replace(kind=kind, annotation=annotation))
 
     @functools.wraps(function)

@@ -1,7 +1,5 @@
 """`probmcl train`: from images and a table to a model."""
 
-from __future__ import annotations
-
 from probmcl import api
 from probmcl.cli.options import as_command
 

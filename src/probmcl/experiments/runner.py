@@ -25,12 +25,11 @@ from probmcl.experiments.statistics import DRAWS, read_predictions, summarize
 from probmcl.files import read_json, write_json
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
-from probmcl.run.backbone import build_encoder
 from probmcl.run.budget import Planner
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.state import read_plan
 from probmcl.run.train import all_candidates, train_run
-from probmcl.run.workspace import Workspace
+from probmcl.run.workspace import Workspace, build_encoder
 from probmcl.run_folder import METADATA, PREDICTIONS, RETRIEVAL, RunFolder
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
 from probmcl.settings import MethodSpec, TrainingJob

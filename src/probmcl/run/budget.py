@@ -1,7 +1,5 @@
 """How long each part of a run will take, from a few measured steps, and how many epochs fit into a budget."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -12,7 +10,7 @@ from torch import Tensor
 from probmcl.cost.speed import random_batch, seconds_per_row, seconds_per_step
 from probmcl.data.records import SPLITS
 from probmcl.methods.base import Method
-from probmcl.run.activation_cache import ActivationCache
+from probmcl.run.batches import ActivationCache
 from probmcl.run.workspace import Workspace
 from probmcl.runtime.distributed import world_size
 from probmcl.settings import TrainingJob
@@ -25,14 +23,11 @@ MAX_VIEWS = 60
 
 @dataclass(frozen=True)
 class JobCost:
-    """What a training costs, in seconds.
+    """What a training job costs, in seconds.
 
     Attributes:
-        key: the key of the training job.
-        title: its name in messages.
-        epoch: one epoch.
+        epoch: one epoch, with `n_views` views of each image.
         once: probing and scoring on validation.
-        n_views: views of each image per epoch.
         epochs: epochs that the settings ask for.
         tested: scoring both heads on test.
     """

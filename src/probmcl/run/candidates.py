@@ -1,9 +1,4 @@
-"""Candidates of a run: the probe on the frozen encoder, and what each training gives.
-
-A trained method gives one candidate by its own head, if it has one, and one by a linear probe on its encoder.
-"""
-
-from __future__ import annotations
+"""Candidates of a run: the probe on the frozen encoder, then the own head and the probe of each training."""
 
 import copy
 import functools
@@ -28,12 +23,11 @@ from probmcl.methods.contrast import STATISTICS
 from probmcl.methods.custom_loss import CustomLoss
 from probmcl.methods.probe import Config as ProbeConfig
 from probmcl.methods.probe import Probe
-from probmcl.run.activation_cache import labels_of, targets_of, weights_of
-from probmcl.run.backbone import warm_start
+from probmcl.run.batches import labels_of, targets_of, weights_of
 from probmcl.run.probe import LabeledFeatures, fit_probe
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId
 from probmcl.run.state import TRAINED, TRAINING, RunState, json_format
-from probmcl.run.workspace import Workspace
+from probmcl.run.workspace import Workspace, warm_start
 from probmcl.run_folder import CONTRASTIVE, MODEL
 from probmcl.runtime.distributed import is_main_process
 from probmcl.settings import TrainingJob
@@ -98,11 +92,9 @@ class _JobTraining:
         method = self._build()
         names, weights = w.records.label_space.names, w.settings.encoder.weights
         warm_start(method, w.backbone, self.state.candidates[FROZEN_PROBE], weights, names, w.console)
+        images = None if job.training.views is None else job.training.views // method.n_views
         batches = w.batches.training(
-            n_views=method.n_views,
-            batch_size=job.training.batch_size,
-            epochs=job.training.epochs,
-            images=None if job.training.views is None else job.training.views // method.n_views,
+            n_views=method.n_views, batch_size=job.training.batch_size, epochs=job.training.epochs, images=images
         )
         checkpoint = Checkpoint(self.state.folder.checkpoints / f"{job.key}{TRAINING}")
         title = f"training {job.title}, learning rate {job.training.learning_rate:g}"
@@ -123,8 +115,7 @@ class _JobTraining:
     def _save(self, method: Method) -> None:
         if len(candidate_ids(self.job)) == 1:  # without a head of its own, nothing else would be left of it
             name = MODEL if self.job.key == self.job.method else f"{self.job.key}.safetensors"
-            folder = self.state.folder.path / CONTRASTIVE
-            save_tensors(folder / name, self.workspace.backbone.full_state(method))
+            save_tensors(self.state.folder.path / CONTRASTIVE / name, self.workspace.backbone.full_state(method))
         save_tensors(self.trained, method.state_dict())
 
     def own_head(self, identity: CandidateId, seconds: float) -> Candidate:
@@ -135,10 +126,8 @@ class _JobTraining:
         name, settings = self.job.method, self.job.settings
         if isinstance(method, CustomLoss):  # saved as the linear layer that it is: a run loads without the loss file
             name, settings = "probe", ProbeConfig()
-        state = _on_cpu(w.backbone.full_state(method))
-        return Candidate(
-            identity, name, settings, state, {"val": scores}, _evaluate(w, "val", scores, method.note), seconds
-        )
+        state, result = w.backbone.full_state(method), _evaluate(w, "val", scores, method.note)
+        return Candidate(identity, name, settings, state, {"val": scores}, result, seconds)
 
     def probe(self, identity: CandidateId, seconds: float) -> Candidate:
         """Fit a linear probe on the encoder that the method has trained."""
@@ -155,7 +144,6 @@ def _fit_probe(
     seconds: float,
     note: str = "",
 ) -> Candidate:
-    """Fit a linear probe on the features of every image."""
     w, s, started = workspace, workspace.settings, time.perf_counter()
     cache, network = w.feature_source(identity.key, part)
     splits: dict[Split, StoredViews] = {"train": cache.probing(n_augmented=n_augmented), "val": cache.plain("val")}
@@ -181,7 +169,7 @@ def _fit_probe(
         scores = fitted.probe.logits(val.features[0]).sigmoid()
     probe = fitted.probe.on(copy.deepcopy(part), w.records.label_space)  # a copy: a probe freezes its encoder
     seconds += time.perf_counter() - started
-    parameters, result = _on_cpu(w.backbone.full_state(probe)), _evaluate(w, "val", scores, note)
+    parameters, result = w.backbone.full_state(probe), _evaluate(w, "val", scores, note)
     return Candidate(
         identity, "probe", probe.config, parameters, {"val": scores}, result, seconds, fit_seconds, fitted.weight_decay
     )
@@ -214,8 +202,3 @@ def _evaluate(workspace: Workspace, split: Split, scores: Float[Tensor, "N C"], 
     space, labels = workspace.records.label_space, labels_of(workspace.records, split)
     levels = () if space.hierarchy is None else levels_of(parents_of(space.names, space.hierarchy)).tolist()
     return evaluate(scores, *labels, names=space.names, split=split, note=note, levels=levels)
-
-
-def _on_cpu(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """There may be many candidates, and little room on a GPU."""
-    return {key: value.cpu() for key, value in state.items()}

@@ -1,7 +1,5 @@
 """ProbMCL, stage 2: a linear classifier on frozen features, its weight decay chosen on validation."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -45,10 +43,7 @@ def fit_probe(
     seed: int = 0,
     callbacks: Callable[[float], Sequence[Callback]] = lambda weight_decay: (),
 ) -> FittedProbe:
-    """Fit one probe for each weight decay and return the best on validation, the stronger decay where two are equal.
-
-    `callbacks` names who looks at the steps of the fit with a given decay.
-    """
+    """Fit one probe for each weight decay and return the best on validation, the stronger decay where two are equal."""
     # Deviation (decision 0001, point 20): decoupled decay, chosen on validation; it moved results by two points.
     batches = FeatureBatches(
         train.features,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from probmcl.data.records import Split
 from probmcl.errors import RunWarning
 from probmcl.run_folder import FROZEN
-from probmcl.settings import job_key, job_name, job_random_stream
+from probmcl.settings import job_key, job_name
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -35,21 +35,19 @@ class CandidateId(NamedTuple):
     @property
     def name(self) -> str:
         """The name in messages, tables and run.json."""
-        if self.head == "frozen":
-            return "frozen probe"
-        return f"{job_name(self.method, self.trial)}, {self.head}"
+        return "frozen probe" if self.head == "frozen" else f"{job_name(self.method, self.trial)}, {self.head}"
 
     @property
     def key(self) -> str:
         """The name of its files in the run folder."""
-        if self.head == "frozen":
-            return FROZEN
-        return f"{job_key(self.method, self.trial)}.{self.head.replace(' ', '_').replace('-', '_')}"
+        head = self.head.replace(" ", "_").replace("-", "_")
+        return FROZEN if self.head == "frozen" else f"{job_key(self.method, self.trial)}.{head}"
 
     @property
     def random_stream(self) -> str:
         """The key of its random numbers. It is the name that version 0.1 gave it: changing it changes scores."""
-        return "frozen probe" if self.head == "frozen" else f"{job_random_stream(self.method, self.trial)}, {self.head}"
+        trial = "" if self.trial == 1 else f", trial {self.trial}"
+        return "frozen probe" if self.head == "frozen" else f"{self.method}{trial}, {self.head}"
 
 
 FROZEN_PROBE = CandidateId("", "frozen")
@@ -61,16 +59,13 @@ class Candidate:
     """A classifier that a run may keep.
 
     Attributes:
-        id: which one of the run.
         method: its key in METHODS; a probe on a trained encoder is a `probe`.
-        settings: of the method.
         state: its parameters, encoder included.
         scores: predicted probabilities by split; the test split is added at the end of the run.
-        validation: the metrics on the validation split.
+        validation, test: the metrics on these splits; test only once it is tested.
         seconds: duration of its training, and of fitting its probe.
         fit_seconds: the part of these in which its probe was fitted to features.
         weight_decay: of its probe, chosen on validation.
-        test: the metrics on the test split, once it is tested.
         retrieval: how well a tested probe's features retrieve images with similar labels.
     """
 
@@ -108,7 +103,6 @@ class Run:
     """A finished run.
 
     Attributes:
-        folder: the run folder.
         candidates: every classifier of the run, the frozen probe first.
         kept: the best of them on validation, which predicts.
         warnings: what a user should know about the run.

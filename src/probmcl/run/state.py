@@ -3,8 +3,6 @@
 Every phase goes through `RunState.once`, so that a resumed run skips the completed phases in one place.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import time
@@ -26,7 +24,7 @@ from probmcl.console import Console
 from probmcl.data.labels import State
 from probmcl.data.options import DataSource, ReadOptions
 from probmcl.data.records import Records, Split
-from probmcl.errors import RunError, RunWarning
+from probmcl.errors import RunWarning
 from probmcl.files import load_tensors, read_json, save_tensors, write_json
 from probmcl.run.budget import Plan
 from probmcl.run.results import Candidate, CandidateId
@@ -73,23 +71,19 @@ def candidate_format(identity: CandidateId) -> Format[Candidate]:
         save_tensors(path, tensors | {"scores": candidate.scores["val"]}, metadata)
 
     def load(path: Path) -> Candidate:
-        tensors, facts = load_tensors(path)
-        scores = tensors.pop("scores")
+        tensors, metadata = load_tensors(path)
+        scores: dict[Split, Tensor] = {"val": tensors.pop("scores")}
         state = {key.removeprefix("state."): value for key, value in tensors.items()}
-        settings = method_settings(facts["method"], changes=facts["settings"])
-        return Candidate(
-            identity,
-            facts["method"],
-            settings,
-            state,
-            {"val": scores},
-            facts["validation"],
-            facts["seconds"],
-            facts.get("fit_seconds", 0.0),
-            facts.get("weight_decay"),
-        )
+        settings = method_settings(metadata["method"], changes=metadata["settings"])
+        return Candidate(identity, state=state, scores=scores, **(metadata | {"settings": settings}))
 
     return Format(".safetensors", save, load)
+
+
+def load_candidate(folder: RunFolder, identity: CandidateId) -> Candidate:
+    """Return a candidate that a run has stored."""
+    storage = candidate_format(identity)
+    return storage.load(folder.checkpoints / f"{identity.key}{storage.suffix}")
 
 
 class RunState:
@@ -98,8 +92,7 @@ class RunState:
     def __init__(self, folder: RunFolder, records: Records, seed: int, console: Console) -> None:
         self.folder, self.records, self.seed, self.console = folder, records, seed, console
         self.metadata: dict[str, Any] = folder.read(run_folder.METADATA)
-        self.seconds_before: float = self.metadata["seconds"]
-        self.started = time.perf_counter()
+        self.started: float = time.perf_counter() - self.metadata["seconds"]  # as if all attempts were one
         self.log = MetricsLog(folder.path / run_folder.METRICS, on_warning=self._print_warning)
         self.log.warnings += [RunWarning(**warning) for warning in self.metadata["warnings"]]
         self.candidates: dict[CandidateId, Candidate] = {}
@@ -133,12 +126,10 @@ class RunState:
     def restore(self, identities: Iterable[CandidateId]) -> None:
         """Load all candidates of an interrupted run, so that the best of them stays the model of the folder."""
         for identity in identities:
-            storage = candidate_format(identity)
-            if f"{identity.key}{storage.suffix}" in self.completed:
-                self.candidates[identity] = storage.load(self.folder.checkpoints / f"{identity.key}{storage.suffix}")
-                mean_ap = self.candidates[identity].validation_map
-                self.console.print(f"{identity.name}: validation mAP {mean_ap:.4f}, as before")
-                self.print_notes(self.candidates[identity])
+            if f"{identity.key}.safetensors" in self.completed:
+                candidate = self.candidates[identity] = load_candidate(self.folder, identity)
+                self.console.print(f"{candidate.name}: validation mAP {candidate.validation_map:.4f}, as before")
+                self.print_notes(candidate)
         if self.candidates:
             self.publish_best()
 
@@ -159,19 +150,16 @@ class RunState:
         warnings = [vars(warning) for warning in self.log.warnings]
         self.metadata |= {"status": status, "seconds": round(self.seconds(), 1), "warnings": warnings}
         if self.candidates:
-            best = self.best()
-            self.metadata |= {
-                "candidates": [_candidate_entry(candidate) for candidate in self.candidates.values()],
-                "kept": best.name,
-                "model": {"method": best.method, "settings": best.settings},
-            }
+            kept, model = self.best().name, {"method": self.best().method, "settings": self.best().settings}
+            entries = [_candidate_entry(candidate) for candidate in self.candidates.values()]
+            self.metadata |= {"candidates": entries, "kept": kept, "model": model}
         if is_main_process():
             self.folder.write(run_folder.METADATA, self.metadata)
             self.log.close()
 
     def seconds(self) -> float:
         """Return the duration of the run over all attempts."""
-        return self.seconds_before + time.perf_counter() - self.started
+        return time.perf_counter() - self.started
 
     def warn(self, warning: RunWarning) -> None:
         """Store a warning with the run and print it, once."""
@@ -195,9 +183,7 @@ class RunState:
 
     def tidy_up(self) -> None:
         """Delete what only an unfinished run needs."""
-        if not is_main_process():
-            return
-        for path in self.folder.checkpoints.iterdir():
+        for path in self.folder.checkpoints.iterdir() if is_main_process() else ():
             if path.is_dir():
                 shutil.rmtree(path)
             elif path.name.endswith((TRAINED, TRAINING)):
@@ -223,27 +209,22 @@ def create_run(
     fold_of: Int[ndarray, "N"] | None,
 ) -> None:
     """Claim an empty folder and write what a run starts from; run.json comes last, it makes the folder a run."""
-    run_folder.claim(folder.path)
+    run_folder.refuse_used(folder.path)
     folder.write(run_folder.CONFIG, {"schema": run_folder.SCHEMA} | msgspec.to_builtins(settings))
     folder.write(run_folder.LABELS, labels_metadata(records, source.options if source else ReadOptions()))
     write_split(folder.path, records, fold_of)
-    started = {"status": "running", "seconds": 0.0, "warnings": [vars(warning) for warning in warnings]}
-    folder.write(
-        run_folder.METADATA,
-        run_folder.environment(settings.seed)
-        | {"data": source and source.to_json(), "records": records_digest(records)}
-        | started
-        | {"candidates": [], "kept": None, "model": None},
-    )
+    metadata = run_folder.environment(settings.seed)
+    metadata |= {"data": source and source.to_json(), "records": records_digest(records)}
+    metadata |= {"status": "running", "seconds": 0.0, "warnings": [vars(warning) for warning in warnings]}
+    folder.write(run_folder.METADATA, metadata | {"candidates": [], "kept": None, "model": None})
 
 
 def write_split(folder: Path, records: Records, fold_of: Int[ndarray, "N"] | None = None) -> None:
     """Write the split of every image, and its fold if the split comes from folds."""
-    rows = zip(records.paths, records.split, strict=True)
-    run_folder.write_rows(folder / run_folder.SPLIT, ("path", "split"), rows)
+    run_folder.write_rows(folder / run_folder.SPLIT, ("path", "split"), zip(records.paths, records.split, strict=True))
     if fold_of is not None:
-        rows_of_folds = zip(records.paths, fold_of.tolist(), strict=True)
-        run_folder.write_rows(folder / run_folder.FOLDS, ("path", "fold"), rows_of_folds)
+        folds = zip(records.paths, fold_of.tolist(), strict=True)
+        run_folder.write_rows(folder / run_folder.FOLDS, ("path", "fold"), folds)
 
 
 def labels_metadata(records: Records, options: ReadOptions) -> dict[str, Any]:
@@ -269,15 +250,6 @@ def records_digest(records: Records) -> str:
         digest.update("\n".join(part).encode())
     digest.update(records.states.digest())
     return digest.hexdigest()
-
-
-def refuse_other_records(folder: RunFolder, records: Records) -> None:
-    """Raise an error unless the records are those that a run began with."""
-    if records_digest(records) != folder.read(run_folder.METADATA)["records"]:
-        raise RunError(
-            f"{folder.path}: its images, labels or splits have changed since it began; "
-            "put them back, or start a new run"
-        )
 
 
 def write_predictions(folder: Path, records: Records, split: Split, scores: Float[Tensor, "N C"]) -> None:

@@ -1,7 +1,5 @@
 """One training run, from prepared data to a finished run folder."""
 
-from __future__ import annotations
-
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,20 +18,12 @@ from probmcl.data.options import DataSource
 from probmcl.data.records import Records
 from probmcl.errors import RunError, RunWarning
 from probmcl.files import atomic_write, read_json, write_json
-from probmcl.run.backbone import build_encoder, refuse_unbuildable
 from probmcl.run.budget import Costs, Plan, Planner, measure_costs, plan_epochs
 from probmcl.run.candidates import candidate_ids, evaluate_on_test, fit_frozen_probe, train_job
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
-from probmcl.run.state import (
-    RunState,
-    candidate_format,
-    create_run,
-    json_format,
-    refuse_other_records,
-    write_predictions,
-)
+from probmcl.run.state import RunState, create_run, json_format, load_candidate, records_digest, write_predictions
 from probmcl.run.view_sheet import views_sheet
-from probmcl.run.workspace import Workspace
+from probmcl.run.workspace import Workspace, build_encoder, refuse_unbuildable
 from probmcl.run_folder import RunFolder
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
 from probmcl.runtime.machine import find_device
@@ -42,11 +32,6 @@ from probmcl.tables import rough_duration
 
 CandidateFilter = Callable[[Mapping[CandidateId, Candidate]], Iterable[CandidateId]]
 """Chooses the candidates to test in addition to the kept one and the frozen probe."""
-
-
-def kept_only(candidates: Mapping[CandidateId, Candidate]) -> Iterable[CandidateId]:
-    """Test no other candidate."""
-    return ()
 
 
 def all_candidates(candidates: Mapping[CandidateId, Candidate]) -> Iterable[CandidateId]:
@@ -63,7 +48,7 @@ def train_run(
     source: DataSource | None = None,
     data_warnings: Sequence[RunWarning] = (),
     fold_of: Int[ndarray, "N"] | None = None,
-    test: CandidateFilter = kept_only,
+    test: CandidateFilter = lambda candidates: (),
     planner: Planner | None = None,
 ) -> Run:
     """Train every method within the budget, keep the best candidate on validation, and test it.
@@ -137,7 +122,9 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: C
 
 
 def _refuse_other_run(run: RunFolder, records: Records, settings: Settings) -> None:
-    refuse_other_records(run, records)
+    if records_digest(records) != run.read(run_folder.METADATA)["records"]:
+        problem = "its images, labels or splits have changed since it began; put them back, or start a new run"
+        raise RunError(f"{run.path}: {problem}")
     before = load_settings(run.read(run_folder.CONFIG))
     if replace(before, device=settings.device, workers=settings.workers) != settings:
         raise RunError(f"{run.path} is a run with other settings; choose another folder")
@@ -190,8 +177,7 @@ def read_run(folder: RunFolder) -> Run:
     candidates, kept = {}, None
     for entry in metadata["candidates"]:
         identity = CandidateId(entry["method"], entry["head"], entry["trial"])
-        storage = candidate_format(identity)
-        candidate = storage.load(folder.checkpoints / f"{identity.key}{storage.suffix}")
+        candidate = load_candidate(folder, identity)
         is_kept = entry["name"] == metadata["kept"]
         evaluation = (folder.path if is_kept else folder.results(identity.key)) / run_folder.EVALUATION
         if evaluation.exists():
@@ -214,13 +200,11 @@ def _write_preprocessing(state: RunState, workspace: Workspace) -> None:
 
 
 def _write_results(state: RunState, tested: Sequence[CandidateId]) -> None:
-    candidates = state.candidates
-    state.metadata["test_mAP"] = {c.name: c.test["mAP"] for c in candidates.values() if c.test}
+    state.metadata["test_mAP"] = {c.name: c.test["mAP"] for c in state.candidates.values() if c.test}
     if is_main_process():
-        folders = [(state.best().id, state.folder.path)]
-        folders += [(identity, state.folder.results(identity.key)) for identity in tested]
-        for identity, folder in folders:
-            candidate = candidates[identity]
+        folders = [(state.best(), state.folder.path)]
+        folders += [(state.candidates[identity], state.folder.results(identity.key)) for identity in tested]
+        for candidate, folder in folders:
             for split, scores in candidate.scores.items():
                 write_predictions(folder, state.records, split, scores)
             write_json(folder / run_folder.EVALUATION, candidate.test)
@@ -236,8 +220,6 @@ def _print_summary(state: RunState) -> None:
     state.print_notes(*others)
     test_map = state.metadata["test_mAP"]
     frozen = "" if kept.id == FROZEN_PROBE else f" (frozen probe {test_map[FROZEN_PROBE.name] or 0.0:.3f})"
-    duration = rough_duration(state.seconds())
-    console.print(
-        f"test mAP {test_map[kept.name] or 0.0:.3f}{frozen}; {duration}; everything is in {state.folder.path}"
-    )
+    test = f"test mAP {test_map[kept.name] or 0.0:.3f}{frozen}"
+    console.print(f"{test}; {rough_duration(state.seconds())}; everything is in {state.folder.path}")
     state.print_notes(kept)

@@ -15,7 +15,7 @@ from torch import Tensor
 from probmcl.data.images import Preprocessing
 from probmcl.data.loader import ImageBatches
 from probmcl.data.records import Records
-from probmcl.run.image_batches import ImageBatchSource
+from probmcl.run.batches import ImageBatchSource
 
 TILE = 160  # pixels, about the width of a view: a smaller one is enlarged by a whole number, a larger one reduced
 SAMPLE = 20_000  # training images, drawn at random, among which those are chosen that are shown

@@ -19,8 +19,7 @@ from probmcl.data.images import Preprocessing
 from probmcl.data.records import Records
 from probmcl.encoders import Encoder, split_encoder
 from probmcl.methods import METHODS, find_method
-from probmcl.run.activation_cache import ActivationCache
-from probmcl.run.image_batches import ImageBatchSource
+from probmcl.run.batches import ActivationCache, ImageBatchSource
 
 SIZE = 32
 

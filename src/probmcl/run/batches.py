@@ -1,10 +1,8 @@
-"""Outputs of a frozen network for every view, computed once and stored on disk.
+"""Batches for training, probing and scoring: of images, or of what a frozen network computes from them.
 
-Training from them takes minutes on a CPU instead of hours. A cache offers the same batches as an `ImageBatchSource`, so
-that training, probing and scoring work with either.
+Outputs of a frozen network are computed once for every view and cached on disk: training from them takes minutes on a
+CPU instead of hours. A cache offers the same batches as an `ImageBatchSource`.
 """
-
-from __future__ import annotations
 
 import shutil
 import time
@@ -12,21 +10,25 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Shaped
 from numpy import ndarray
 from numpy.lib.format import open_memmap
+from PIL import Image
 from torch import Tensor, nn
 
+from probmcl.augment import Augmentation, draw
 from probmcl.console import ProgressBar
-from probmcl.data.loader import ImageBatches
+from probmcl.data.cache import ImageCache
+from probmcl.data.images import Preprocessing
+from probmcl.data.loader import ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
 from probmcl.files import atomic_write, read_json, write_json
-from probmcl.run.image_batches import ImageBatchSource
-from probmcl.runtime.distributed import barrier, is_main_process, rank, world_size
+from probmcl.runtime.distributed import barrier, is_main_process, rank, shard, world_size
+from probmcl.runtime.machine import CPU_PIXELS
 from probmcl.training.features import FeatureBatches, StoredViews
 
 SECONDS_APART = 5.0
@@ -35,60 +37,80 @@ SECONDS_APART = 5.0
 Progress = Callable[[str, int], AbstractContextManager[ProgressBar]]
 """Opens a progress bar for a stage with a name and a number of steps."""
 
-Part = Literal["plain", "augmented"]
 
+@dataclass(frozen=True, eq=False)
+class ImageBatchSource:
+    """The images of a run, and what is done to them before an encoder sees them.
 
-@dataclass(frozen=True)
-class _Manifest:
-    """How far this process has filled the file of a split: one entry per part, in batches.
-
-    An entry is valid only for the same batches; another device has batches of another size.
+    Under several processes, each has its share: of every batch in training, of the batches elsewhere.
     """
 
-    path: Path
+    records: Records
+    preprocessing: Preprocessing
+    augmentation: Augmentation
+    seed: int = 0
+    workers: int = 0
+    pixels_at_once: int = CPU_PIXELS
+    cache: ImageCache | None = None
 
-    def done(self, part: Part, batches: ImageBatches) -> int:
-        entry = self._entries().get(part, {})
-        return int(entry["done"]) if entry.get("batches") == _batch_layout(batches) else 0
+    def training(self, *, n_views: int, batch_size: int, epochs: int, images: int | None = None) -> ImageBatches:
+        """Augmented views of the training split, shuffled anew in every epoch, of at most so many `images` in all."""
+        rows, share, weights = self.records.rows("train"), (rank(), world_size()), weights_of(self.records, "train")
+        order = Order(
+            rows, batch_size=batch_size, epochs=epochs, seed=self.seed, share=share, images=images, weights=weights
+        )
+        return self._batches(order, n_plain=0, n_augmented=n_views)
 
-    def update(self, part: Part, batches: ImageBatches, done: int, seconds_per_view: float) -> None:
-        entry = {"done": done, "batches": _batch_layout(batches), "seconds_per_view": seconds_per_view}
-        write_json(self.path, self._entries() | {part: entry})
+    def plain(self, split: Split) -> ImageBatches:
+        """The plain view of every image of a split, in order."""
+        return self._in_order(split, n_plain=1, n_augmented=0)
 
-    def seconds_per_view(self, part: Part) -> float:
-        return float(self._entries().get(part, {}).get("seconds_per_view", 0.0))
+    def augmented(self, split: Split, *, n_views: int) -> ImageBatches:
+        """Augmented views of every image of a split, in order."""
+        return self._in_order(split, n_plain=0, n_augmented=n_views)
 
-    def _entries(self) -> dict[str, dict[str, Any]]:
-        return read_json(self.path) if self.path.exists() else {}
+    def view(self, image: Image.Image, epoch: int, row: int, view: int) -> Image.Image:
+        """An augmented view, the same whenever and wherever it is made."""
+        return draw(self.augmentation, image, seed=self.seed, epoch=epoch, index=row, view=view)
+
+    def _in_order(self, split: Split, *, n_plain: int, n_augmented: int) -> ImageBatches:
+        images = max(1, self.pixels_at_once // self.preprocessing.size**2 // (n_plain + n_augmented))
+        order = shard(in_order(self.records.rows(split), images))
+        return self._batches(list(order), n_plain=n_plain, n_augmented=n_augmented)
+
+    def _batches(self, order: Order | list[list[tuple[int, int]]], *, n_plain: int, n_augmented: int) -> ImageBatches:
+        return ImageBatches(
+            self.records,
+            order,
+            self.preprocessing,
+            n_plain=n_plain,
+            n_augmented=n_augmented,
+            make_view=self.view,
+            workers=self.workers,
+            cache=self.cache,
+        )
 
 
-def _batch_layout(batches: ImageBatches) -> list[int]:
-    """Return the number of batches and the size of the largest."""
-    return [len(batches), max((len(batch) for batch in batches.order), default=0)]
-
-
+@dataclass(eq=False)
 class ActivationCache:
     """Outputs of a frozen network for the plain view and `n_augmented` other views of each image, filled on demand.
 
     Files are filled in order, and a manifest per split says how far: after a kill, filling continues there.
     """
 
-    def __init__(
-        self,
-        images: ImageBatchSource,
-        network: nn.Module,
-        folder: Path,
-        *,
-        n_augmented: int,
-        dtype: torch.dtype,
-        device: str,
-        progress: Progress,
-    ) -> None:
-        self.images, self.network, self.folder = images, network, folder
-        self.n_augmented, self.dtype, self.device, self.progress = n_augmented, dtype, device, progress
-        size = images.preprocessing.size
+    images: ImageBatchSource
+    network: nn.Module
+    folder: Path
+    n_augmented: int
+    dtype: torch.dtype
+    device: str
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        size = self.images.preprocessing.size
         with torch.inference_mode():
-            self.shape = tuple(network.to(device).eval()(torch.zeros(1, 3, size, size, device=device)).shape[1:])
+            output = self.network.to(self.device).eval()(torch.zeros(1, 3, size, size, device=self.device))
+        self.shape = tuple(output.shape[1:])
 
     def bytes(self) -> int:
         """Return the size on disk once everything is filled."""
@@ -97,7 +119,7 @@ class ActivationCache:
 
     def seconds_per_view(self) -> float:
         """Return the measured time to decode and encode a plain training view; 0 if none was filled yet."""
-        return self._manifest("train").seconds_per_view("plain")
+        return float(self._entries("train").get("plain", {}).get("seconds_per_view", 0.0))
 
     def training(self, *, n_views: int, batch_size: int, epochs: int, images: int | None = None) -> FeatureBatches:
         """Return shuffled batches of the training split with `n_views` views per image, of at most `images` images."""
@@ -129,22 +151,23 @@ class ActivationCache:
     def _views(self, split: Split, n_views: int) -> Shaped[Tensor, "V N *output"]:
         """Return the first `n_views` views of a split, computing those that are missing."""
         array = self._open(split)
-        manifest = self._manifest(split)
-        self._fill(array[:1], "plain", self.images.plain(split), manifest, f"plain views of {split}")
+        self._fill(array[:1], split, "plain", self.images.plain(split), f"plain views of {split}")
         if n_views > 1:
             batches = self.images.augmented(split, n_views=self.n_augmented)
-            title = f"{self.n_augmented} augmented views of {split}"
-            self._fill(array[1:], "augmented", batches, manifest, title)
+            self._fill(array[1:], split, "augmented", batches, f"{self.n_augmented} augmented views of {split}")
         barrier()
         return torch.from_numpy(array)[:n_views]
 
-    def _manifest(self, split: Split) -> _Manifest:
-        return _Manifest(self.folder / f"{split}.{rank()}-of-{world_size()}.json")
+    def _manifest(self, split: Split) -> Path:
+        return self.folder / f"{split}.{rank()}-of-{world_size()}.json"
+
+    def _entries(self, split: Split) -> dict[str, dict[str, Any]]:
+        """Return how far this process has filled the file of a split: for each part, the number of batches."""
+        return read_json(self._manifest(split)) if self._manifest(split).exists() else {}
 
     def _open(self, split: Split) -> Any:
         """Open the file of a split. It has its full size from the start; unfilled parts take no space on most disks."""
-        path = self.folder / f"{split}.npy"
-        views = 1 + (self.n_augmented if split == "train" else 0)
+        path, views = self.folder / f"{split}.npy", 1 + (self.n_augmented if split == "train" else 0)
         if is_main_process() and not path.exists():
             self._create(path, (views, len(self.images.records.rows(split)), *self.shape))
         barrier()
@@ -163,28 +186,29 @@ class ActivationCache:
         dtype = {torch.float16: np.float16, torch.float32: np.float32}[self.dtype]
         atomic_write(path, lambda part: open_memmap(part, mode="w+", dtype=dtype, shape=shape).flush())
 
-    def _fill(self, array: Any, part: Part, batches: ImageBatches, manifest: _Manifest, title: str) -> None:
+    def _fill(self, array: Any, split: Split, part: str, batches: ImageBatches, title: str) -> None:
         """Fill views of all images, each process with its shard of the batches."""
-        done = manifest.done(part, batches)
+        entries = self._entries(split)
+        # An entry is valid only for the same batches; another device has batches of another size.
+        layout = [len(batches), max((len(batch) for batch in batches.order), default=0)]
+        done = entries[part]["done"] if entries.get(part, {}).get("batches") == layout else 0
         if done == len(batches):
             return
-        splits = np.array(self.images.records.split)
+        rows = self.images.records.rows(split)
         with self.progress(title, len(batches) - done) as bar:
             start = saved = time.perf_counter()
             for number, batch in enumerate(batches.starting(done), start=done + 1):
-                rows = batch.rows.numpy()
-                columns = np.searchsorted(np.flatnonzero(splits == splits[rows[0]]), rows)
-                array[: len(batch.views), columns] = self._output(batch.views)
+                array[: len(batch.views), np.searchsorted(rows, batch.rows.numpy())] = self._output(batch.views)
                 bar.advance(batch.views.shape[0] * batch.views.shape[1])
                 if time.perf_counter() - saved > SECONDS_APART or number == len(batches):
                     array.flush()
                     saved = time.perf_counter()
-                    manifest.update(part, batches, number, (saved - start) / max(bar.images, 1))
+                    entry = {"batches": layout, "seconds_per_view": (saved - start) / max(bar.images, 1)}
+                    write_json(self._manifest(split), entries | {part: entry | {"done": number}})
 
     @torch.inference_mode()
     def _output(self, views: Float[Tensor, "V N *image"]) -> Shaped[ndarray, "V N *output"]:
-        rows = views.flatten(0, 1).to(self.device, memory_format=torch.channels_last)
-        output = self.network.eval()(rows)
+        output = self.network.eval()(views.flatten(0, 1).to(self.device, memory_format=torch.channels_last))
         stored = output.to(self.dtype).cpu()
         if not stored.isfinite().all():
             raise ValueError(
