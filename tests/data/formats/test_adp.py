@@ -9,7 +9,7 @@ from probmcl.data.options import ReadOptions
 from probmcl.data.read import read
 
 FLAT, FULL = "ADP_EncodedLabels_Release1_Flat.csv", "ADP_EncodedLabels_Release1.csv"
-RELEASED = Path(__file__).parents[3] / "shared" / "data" / "adp" / FLAT
+RELEASED = Path(__file__).parents[4] / "shared" / "data" / "adp" / FLAT
 released = pytest.mark.skipif(not RELEASED.is_file(), reason="the label table of ADP is not beside the repository")
 
 HEADER = ("E", "E.M", "E.M.S", "E.M.X", "C", "C.X", "H", "S", "A", "M", "N", "N.G", "N.G.A", "G", "T")

@@ -14,7 +14,7 @@ from probmcl.data.read import read
 from probmcl.data.records import Records
 from probmcl.errors import DataError, OptionError
 
-SHARED = Path(__file__).parents[4] / "shared" / "data"
+SHARED = Path(__file__).parents[5] / "shared" / "data"
 CLASSES = ("animal", "dog", "puppy", "car")
 Write = Callable[..., Path]
 

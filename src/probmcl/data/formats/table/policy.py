@@ -4,7 +4,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
 
 import numpy as np
 from jaxtyping import Float, UInt8
@@ -85,7 +84,7 @@ class LabelPolicy:
     minus_one_of: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, blank: Sequence[str] = (), minus_one: Sequence[str] = ()) -> Self:
+    def of(cls, blank: Sequence[str] = (), minus_one: Sequence[str] = ()) -> "LabelPolicy":
         """Return the policy that the options of these names describe: MEANING, or CLASS=MEANING for one class.
 
         >>> LabelPolicy.of(["negative"], ["unknown", "Edema=soft:0.6"]).minus_one_of
