@@ -10,8 +10,7 @@ from jaxtyping import Int
 from numpy import ndarray
 
 from probmcl.console import Console
-from probmcl.data.duplicates.leaks import REMEDY, Leaks, leaks
-from probmcl.data.duplicates.search import Duplicates, find_duplicates
+from probmcl.data.duplicates.search import REMEDY, Duplicates, Leaks, find_duplicates, leaks
 from probmcl.data.findings import BadImage, Finding, bad_images, findings, statistics, unreadable, usable_rows, verdict
 from probmcl.data.formats.table.image_columns import RepeatedRowsError
 from probmcl.data.intensity import IntensityRange, find_intensity_range, parse_range
