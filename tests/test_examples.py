@@ -65,7 +65,7 @@ def test_a_method_and_a_loss_are_one_too_many(photographs: Path, tmp_path: Path)
     for asked, said in (
         ({"method": "bce", "loss": "x.py:y"}, "cannot be combined with"),
         ({"loss": "x:y"}, "is not FILE.py:FUNCTION"),
-        ({"loss": "nowhere.py:y"}, "there is no such file"),
+        ({"loss": "nowhere.py:y"}, "the file does not exist"),
     ):
         with pytest.raises(ValueError, match=said):
             probmcl.train(photographs, **asked, **SMALL, out=tmp_path / "run")  # type: ignore[arg-type]

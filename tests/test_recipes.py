@@ -105,7 +105,7 @@ def test_a_path_that_exists_comes_before_a_name(tmp_path: Path, monkeypatch: pyt
         ("coco-pla-resnet101-448", "did you mean 'coco-pla-resnet101-288'"),
         (Path("away/adp-tresnet-l-448.toml"), "did you mean 'adp-tresnet-l-448'"),
         ("zzz", f"there are {', '.join(sorted(PUBLISHED))}"),
-        (".", "'.' is a folder"),
+        (".", "=.` is a folder"),
     ],
 )
 def test_a_recipe_that_is_not_there_is_answered_with_the_nearest(

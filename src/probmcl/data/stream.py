@@ -102,7 +102,12 @@ def _batches(
         multiprocessing_context=(start or start_method()) if workers else None,
         generator=torch.Generator().manual_seed(0),  # nothing is drawn from it; without it, torch's own moves on
     )
-    return itertools.chain.from_iterable([loader])  # workers start when the first batch is asked for
+    return _started(loader)
+
+
+def _started(loader: DataLoader[Decoded]) -> Iterator[Decoded]:
+    """Start the workers when the first batch is asked for."""
+    yield from loader
 
 
 @dataclass(frozen=True)

@@ -67,6 +67,10 @@ def start_method() -> str:
 def ignore_interrupts(_: int = 0) -> None:
     """Ignore Ctrl-C in a worker: a terminal sends it to all processes, and only the parent should handle it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # If the parent stops while it receives a batch, the thread that sends it would print a traceback.
+    sys.excepthook = lambda kind, error, trace: (
+        None if isinstance(error, ConnectionError | EOFError) else sys.__excepthook__(kind, error, trace)
+    )
 
 
 def map_in_order(work: Callable[[Part], Result], parts: Sequence[Part], workers: int) -> Generator[Result, None, None]:
