@@ -105,7 +105,7 @@ def _batches(
     return _started(loader)
 
 
-def _started(loader: DataLoader[Decoded]) -> Iterator[Decoded]:
+def _started(loader: Iterable[Decoded]) -> Iterator[Decoded]:
     """Start the workers when the first batch is asked for."""
     yield from loader
 
