@@ -253,7 +253,7 @@ def test_a_tail_keeps_its_statistics_in_training() -> None:
     assert all(torch.equal(tail.state_dict()[key], value) for key, value in before.items())
 
 
-@pytest.mark.parametrize("name", ["mobilenetv3_small_050", "vgg11"])
+@pytest.mark.parametrize("name", ["mobilenetv3_small_050", pytest.param("vgg11", marks=pytest.mark.exhaustive)])
 def test_the_last_stage_is_one_that_methods_on_maps_learn_too(name: str) -> None:
     cut = split_encoder(Encoder(name, image_size=64))
     assert cut is not None
