@@ -43,6 +43,7 @@ check: lint types doctest test
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/check_language.py
 
 types: .venv/installed-dev
 	$(BIN)/mypy
