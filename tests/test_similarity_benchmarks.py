@@ -120,7 +120,7 @@ class TestSimilarity:
         assert report["rows"] == 6
         assert {"cores", "threads", "processor", "python", "torch"} == report["machine"].keys()
         assert re.fullmatch(r"\d{4}-\d\d-\d\d", report["date"])
-        assert "commit" in whole
+        assert "commit" in report
         for result in report["results"]:
             assert f"| 16 | 4 | 4 | {result['variant']} | {statistics.median(result['seconds']):.3g} |" in printed
             assert len(result["seconds"]) == 2
