@@ -79,12 +79,11 @@ def check(
         return rows | {"findings": [vars(Finding("blocked", "data", str(error)))], "verdict": "blocked"}
     records, intensity = audit.records, audit.intensity
     content = statistics(records, audit.duplicates)
-    all_findings = [*audit.findings, *findings(records, content)]
+    problems = [*audit.findings, *findings(records, content)]
     levels = None if intensity is None else str(intensity)
     origin, note = str(records.origin or ""), audit.splits.note or "as given"
     overview = {"understood": origin, "split": note, "summary": describe(records), "levels": levels}
-    conclusion = {"findings": [vars(finding) for finding in all_findings], "verdict": verdict(all_findings)}
-    return overview | content | conclusion
+    return overview | content | {"findings": [vars(finding) for finding in problems], "verdict": verdict(problems)}
 
 
 def read_again(source: DataSource, split_file: Path) -> Records:
@@ -106,8 +105,7 @@ def refuse_unscorable(records: Records) -> None:
     for split in SPLITS[1:]:
         rows = records.rows(split)
         if not (records.known[rows] & (records.labels[rows] == 1)).any():
-            problem = f"none of the {len(rows)} {split} images has a known positive label"
-            raise DataError(f"{problem}, so {split} cannot be scored; label some of them or change the split")
+            raise DataError(f"none of the {len(rows)} {split} images has a known positive label; change the split")
 
 
 class _Audit(NamedTuple):

@@ -108,8 +108,7 @@ def usable_rows(records: Records, bad: Sequence[BadImage]) -> Int[ndarray, "K"]:
 def unreadable(records: Records, bad: Sequence[BadImage], share: float | None) -> list[Finding]:
     """Return a finding that lists the bad images, or nothing if there are none.
 
-    It is blocking if `share` is None, if more than this share of all images is bad, or if skipping them would leave a
-    split empty.
+    It is blocking if `share` is None, if more than this share of the images is bad, or if a split would become empty.
     """
     if not bad:
         return []

@@ -193,10 +193,7 @@ def _assign(
 
 
 def _stratified_columns(records: Records) -> Any:
-    """Return the columns to stratify by, as a sparse matrix: the labels, and whether an image has any known label.
-
-    The last column is omitted if it is constant. It gives every split images that can be scored.
-    """
+    """Return a sparse matrix of columns to stratify by: the labels, and whether an image has a known label."""
     from scipy.sparse import csr_array, hstack
 
     present, known = records.states.present().astype(np.int64), records.states.any_known()
@@ -206,10 +203,7 @@ def _stratified_columns(records: Records) -> Any:
 
 
 def _cells_of_images(records: Records, path: Path, column: str, left_out: Collection[Path]) -> list[Cell]:
-    """Return the cell of a column for each image.
-
-    It is an error if an image is missing from the file, or if a row is neither one of the images nor left out.
-    """
+    """Return the cell of a column for each image; every image must be listed, and only `left_out` ones besides."""
     ignored = {os.path.realpath(image) for image in left_out}
     table = load(path, lambda columns: {"path", column} <= set(columns))
     names, values = (table.cells(_column(table, name)) for name in ("path", column))
@@ -218,8 +212,8 @@ def _cells_of_images(records: Records, path: Path, column: str, left_out: Collec
         if not rows and ignored.intersection(_possible_paths(name, path)):
             continue
         if not rows:
-            problem = f"{name.text!r} is not one of the {len(records):,} images"
-            raise DataError(f"{path}, row {name.line}: {problem}; remove the row or correct the path")
+            problem = f"{name.text!r} is not one of the {len(records):,} images; remove the row or correct the path"
+            raise DataError(f"{path}, row {name.line}: {problem}")
         for row in rows:
             first = cells.setdefault(row, value)
             if first.text != value.text:
