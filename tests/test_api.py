@@ -283,6 +283,6 @@ def test_a_fold_is_tested_and_its_file_gives_the_same_folds_back(tmp_path: Path)
 
 def test_a_cache_inside_the_data_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     table = pictures.folder(tmp_path / "photos", 12)
-    with pytest.raises(ValueError, match="which has your images"):
+    with pytest.raises(ValueError, match="`cache="):
         probmcl.train(table, **SMALL, method="probe", out=tmp_path / "run", cache=table.parent / "cache")
     assert not (table.parent / "cache").exists()

@@ -69,7 +69,7 @@ def named_images(
     absent = [name for name in names if name not in existing]
     if absent and (missing == "error" or len(absent) == len(names)):
         share = f"{len(absent)} of {len(names)} missing"
-        raise DataError(f"{source}: {absent[0]!r} does not exist in {folder} ({share}); {remedy}")
+        raise DataError(f"{source}: {absent[0]!r} is not in {folder} ({share}); {remedy}")
     return [folder / name for name in names]
 
 
@@ -102,7 +102,7 @@ def refuse_without_image(source: str | Path) -> None:
     if path.is_dir():
         raise DataError(f"{path}: the folder and its subfolders have no images (files ending in {suffixes})")
     if path.is_file():
-        raise DataError(f"{path}: the list is empty; write one path per line")
+        raise DataError(f"{path}: the list has no images; write one path per line")
     if glob.has_magic(str(source)):
         raise DataError(f"{source}: no images match the pattern (files ending in {suffixes})")
     raise DataError(f"{source}: does not exist; expected an image, a folder, a pattern or a .txt list of paths")
