@@ -97,7 +97,7 @@ def test_symlinks_are_followed_without_cycles(photos: Path) -> None:
     [
         ("empty", "no images"),
         ("*.gif", "pattern"),
-        ("list.txt", "list has no images"),
+        ("list.txt", "list contains no images"),
         ("fotos", "does not exist"),
         ("other.txt", "does not exist"),
     ],

@@ -171,7 +171,7 @@ def _empty_split_findings(records: Records, together: Sequence[Sequence[int]]) -
     counts = ", ".join(f"{split} {records.split.count(split):,}" for split in SPLITS)
     text = f"no image is in the {' or '.join(empty)} split ({counts}), but every split needs images"
     if units < len(SPLITS):
-        text += f"; groups and duplicates are never divided, which leaves {units} of the 3 units needed: add images"
+        text += f"; groups and duplicates are never divided, which leaves only {units} to distribute; add images"
     else:
         text += f"; assign images to {' and '.join(empty)}, or let probmcl make the splits with `split_column=''`"
     return [Finding("blocked", "empty_split", text)]

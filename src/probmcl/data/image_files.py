@@ -95,14 +95,14 @@ def is_one_image(source: str | Path) -> bool:
 
 
 def refuse_without_image(source: str | Path) -> None:
-    """Raise `DataError` if a folder, pattern or list has no image."""
+    """Raise `DataError` if a folder, pattern or list contains no images."""
     if next(expand(source), None) is not None:
         return
     path, suffixes = Path(source), f"{IMAGE_SUFFIXES[0]}, …, {IMAGE_SUFFIXES[-1]}"
     if path.is_dir():
-        raise DataError(f"{path}: the folder and its subfolders have no images (files ending in {suffixes})")
+        raise DataError(f"{path}: the folder and its subfolders contain no images (files ending in {suffixes})")
     if path.is_file():
-        raise DataError(f"{path}: the list has no images; write one path per line")
+        raise DataError(f"{path}: the list contains no images; write one path per line")
     if glob.has_magic(str(source)):
         raise DataError(f"{source}: no images match the pattern (files ending in {suffixes})")
     raise DataError(f"{source}: does not exist; expected an image, a folder, a pattern or a .txt list of paths")

@@ -23,7 +23,7 @@ MAX_IMAGES_FOR_ALL_PAIRS = 100_000
 
 PAIRS = 1_000_000
 MIN_NEAREST = 16
-"""Each image is paired only with its nearest: about `PAIRS` pairs in total, but up to `MIN_NEAREST` per image."""
+"""Each image is paired with its nearest images only: `PAIRS` in total, or `MIN_NEAREST` per image if that is more."""
 
 ENTRIES_PER_BLOCK = 2**19
 ROTATIONS = 8
