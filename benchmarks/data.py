@@ -35,7 +35,7 @@ from probmcl.data.cache import open_cache
 from probmcl.data.formats.coco import read_coco
 from probmcl.data.images import Preprocessing, read_image
 from probmcl.data.labels import LabelStates, State
-from probmcl.data.loader import ROOM
+from probmcl.data.loader import DECODE_SCALE
 from probmcl.runtime.torchvision_compat import transforms
 from rounds import alternate, median_ratio
 
@@ -115,7 +115,7 @@ def augmenting(folder: Path, args: argparse.Namespace) -> None:
         paths = photographs(folder, width, height, args.quality)
         rivals = {
             "torchvision": timer(torchvisions, paths, args.times),
-            "probmcl": timer(lambda path: ours(read_image(path, round(ROOM * SIZE))), paths, args.times),
+            "probmcl": timer(lambda path: ours(read_image(path, round(DECODE_SCALE * SIZE))), paths, args.times),
         }
         versus(f"decode and augment (light), {width} × {height}", rivals, args.rounds, goal, "ms")
 

@@ -20,7 +20,7 @@ from probmcl.errors import ImageError
 from probmcl.runtime.machine import ignore_interrupts, start_method
 
 MakeView = Callable[[Image.Image, int, int, int], Image.Image]  # arguments: image, epoch, row, number of the view
-ROOM = 1.5  # images are decoded larger than the encoder's input, so that a crop of half the area stays sharp
+DECODE_SCALE = 1.5  # images are decoded larger than the encoder's input, so that a crop of half the area stays sharp
 
 
 class Batch(NamedTuple):
@@ -178,7 +178,7 @@ class _Views(Dataset[Batch | ImageError]):
         for _ in range(self.n_plain):
             yield self.preprocessing(self._image(row, self.preprocessing.size))
         if self.n_augmented and self.make_view is not None:
-            image = self._image(row, round(ROOM * self.preprocessing.size))
+            image = self._image(row, round(DECODE_SCALE * self.preprocessing.size))
             for view in range(self.n_augmented):
                 yield self.preprocessing(self.make_view(image, epoch, row, view))
 
