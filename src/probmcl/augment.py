@@ -77,9 +77,8 @@ def light(
 ) -> Augmentation:
     """Return a light augmentation, which preserves most labels: random crop, horizontal flip and color jitter.
 
-    `scale` is the range of the crop's share of the area, `ratio` that of its width / height, `flip` the probability of
-    a flip; for the others see `color_jitter`. If no such crop fits, as in a panorama wider than 8:3, torchvision takes
-    a center crop, which may be less than half of the image.
+    `scale` is the range of the crop's share of the area, `ratio` that of its width / height, `flip` a probability; for
+    the others see `color_jitter`. If no such crop fits (panoramas wider than 8:3), torchvision takes a center crop.
 
     >>> light(4, flip=0.0)(Image.new("RGB", (9, 5))).size
     (4, 4)
@@ -231,8 +230,7 @@ def _enhanced(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Opera
     return Operation(lambda image, x: enhancer(image).enhance(1 + x), (0.0, 0.9), either_sign=True)
 
 
-# The fifteen operations with their ranges, in the package's order. As in the package, Rotate is always
-# counterclockwise.
+# The fifteen operations with their ranges and order in the package, where Rotate is always counterclockwise.
 OPERATIONS: Mapping[str, Operation] = MappingProxyType(
     {
         "Invert": Operation(lambda image, _: ImageOps.invert(image)),

@@ -70,9 +70,7 @@ def default_folder() -> Path:
 def open_cache(
     folder: Path | None = None, *, apart_from: Iterable[Path] = (), keep_free: int | None = None
 ) -> ImageCache:
-    """Open a cache and create its folder if necessary.
-
-    The folder must not be inside one of the `apart_from` folders, which hold the user's images.
+    """Open a cache and create its folder, which must be outside of the image folders `apart_from`.
 
     >>> open_cache(Path("photos/cache"), apart_from=[Path("photos")])
     Traceback (most recent call last):

@@ -230,8 +230,7 @@ def findings(records: Records, content: Mapping[str, Any]) -> Iterator[Finding]:
             yield Finding("warning", kind, f"classes {problem}: {listed}")
     if content["imbalance"] and content["imbalance"]["ratio"] > MAX_IMBALANCE:
         (most, more), (least, fewer) = content["imbalance"]["most"], content["imbalance"]["least"]
-        text = f"class imbalance: {most!r} has {more:,} positives, {least!r} has {fewer:,}"
-        yield Finding("warning", "imbalance", text)
+        yield Finding("warning", "imbalance", f"imbalance: {more:,} positives of {most!r}, {fewer:,} of {least!r}")
     unknown = int((~records.states.any_known()).sum())
     if unknown:
         yield Finding("warning", "nothing_known", f"images without a known label: {unknown:,}")

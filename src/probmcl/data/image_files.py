@@ -157,7 +157,6 @@ def _size(path: str) -> bytes:
 
 
 def _pieces(path: str) -> bytes:
-    """Return a digest of the size and of three pieces."""
     with Path(path).open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         digest = blake2b(str(size).encode(), digest_size=16)

@@ -90,11 +90,10 @@ def find_intensity_range(
 ) -> IntensityRange | None:
     """Return the intensity range of a dataset, or None for `auto` and `full` if no image is deep.
 
-    A random sample of the files is read, preferring suffixes that allow deep pixels. `auto` returns the 0.5 and 99.5
-    percentiles of the pixels; `full` returns 0 to 65535 for integers and 0 to 1 for floats, and values outside are an
-    error. Both require that all deep images have the same kind. DICOM files with a window are ignored; for those
-    without one, `full` means the range of their stored bits, so that None is returned. A fixed range is returned
-    unchanged, except that its source mentions if no sampled image needs it.
+    A random sample of the files is read, preferring suffixes that allow deep pixels; DICOM files with a window are
+    ignored. `auto` returns the 0.5 and 99.5 percentiles of the pixels. `full` returns 0 to 65535 for integers, 0 to 1
+    for floats (values outside are an error), and None for DICOM, whose files define their range. Both require deep
+    images of one kind. A fixed range is returned; its source mentions if no sampled image needs it.
     """
     files = _sample(paths, seed, sample)
     with closing(map_in_order(partial(_pixels_of, seed), files, workers)) as results:

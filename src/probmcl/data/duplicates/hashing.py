@@ -115,7 +115,6 @@ def _header(stored: bytes, decoded: Image.Image) -> tuple[tuple[int, int], str]:
 
 
 def _hashes(pixels: Float[ndarray, "S S"]) -> tuple[int, int]:
-    """Return the perceptual hashes of the full image and of the part inside the margins."""
     cosines = np.concatenate([_cosines(0.0), _cosines(MARGIN)])
     signs = (cosines @ pixels @ cosines.T).take(_lowest()) > 0
     bits = np.packbits(signs).tobytes()

@@ -228,9 +228,7 @@ def find_leaks(
     near: Iterable[NearPair],
     rows: Iterable[int] | None = None,
 ) -> Leaks:
-    """Return the identical files, groups and similar pairs that are in more than one split.
-
-    Only the given `rows` count as members of groups (default: all).
+    """Return identical files, groups (of the images in `rows`) and similar pairs that are in more than one split.
 
     >>> leaks = find_leaks(["train", "test", "train"], ["a", "b", "b"], [(0, 1)], [NearPair(0, 2, 3, 0.99, True)])
     >>> leaks.blocks, leaks.exact, leaks.groups, leaks.confirmed
