@@ -36,7 +36,7 @@ from probmcl.data.cache import open_cache
 from probmcl.data.formats.coco import read_coco
 from probmcl.data.images import Preprocessing, read_image
 from probmcl.data.labels import LabelStates, State
-from probmcl.data.loader import ROOM
+from probmcl.data.loader import DECODE_SCALE
 from probmcl.runtime.torchvision_compat import transforms
 from rounds import alternate, median_ratio
 
@@ -118,7 +118,7 @@ def augmenting(folder: Path, args: argparse.Namespace) -> None:
         paths = photographs(folder, width, height, args.quality)
         competitors = {
             "torchvision": timer(torchvision, paths, args.times),
-            "probmcl": timer(lambda path: ours(read_image(path, round(ROOM * SIZE))), paths, args.times),
+            "probmcl": timer(lambda path: ours(read_image(path, round(DECODE_SCALE * SIZE))), paths, args.times),
         }
         print_ratio(f"decode and augment (light), {width} × {height}", competitors, args.rounds, goal, "ms")
 
