@@ -238,9 +238,9 @@ def test_another_number_of_connections(connections: int) -> None:
 
 
 def test_stored_features_and_encoders_without_stages_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^kssnet needs feature maps, and stored features have none: choose `tune"):
+    with pytest.raises(ValueError, match="^kssnet needs feature maps"):
         KSSNet(PrecomputedFeatures(4), counted())
-    with pytest.raises(ValueError, match=r"^kssnet needs the maps that enter the last 9 stages, and test_resnet has"):
+    with pytest.raises(ValueError, match=r"^kssnet needs .* last 9 stages.* test_resnet"):
         build(Config(connections=9))
 
 

@@ -1,4 +1,4 @@
-"""Stage 3: from an image to its feature h(x), by any timm model."""
+"""Image encoders h(x) built from any timm model."""
 
 from probmcl.encoders.encoder import AnyEncoder, Encoder, PrecomputedFeatures, describe_encoder, millions
 from probmcl.encoders.stages import (
