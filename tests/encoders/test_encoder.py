@@ -130,8 +130,8 @@ def test_mean_of_maps_equals_average_pooled_features(name: str, side: int) -> No
     [
         ("test_vit", 48, 1),
         ("deit_tiny_distilled_patch16_224", 48, 2),
-        ("cait_xxs24_224", 48, 1),  # does not declare its class token
-        ("mixer_s32_224", 96, 0),  # does not declare that it has no class token
+        ("cait_xxs24_224", 48, 1),  # does not declare its prefix token
+        ("mixer_s32_224", 96, 0),  # does not declare the number of prefix tokens
     ],
 )
 def test_tokens_become_maps_without_prefix_tokens(name: str, side: int, prefix: int) -> None:

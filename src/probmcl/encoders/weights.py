@@ -43,7 +43,7 @@ def load(model: nn.Module, path: Path, cfg: dict[str, Any]) -> None:
     prefix = "encoder.model."  # the file of a run also contains the head
     if path.name == MODEL and any(key.startswith(prefix) for key in state):
         state = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-    classifier = cfg["classifier"] or ()  # the encoder has no classifier
+    classifier = cfg["classifier"] or ()  # the classifier is not part of the encoder
     prefixes = tuple(f"{name}." for name in ((classifier,) if isinstance(classifier, str) else classifier))
     state = {key: value for key, value in state.items() if not key.startswith(prefixes)}
     shapes = {key: value.shape for key, value in model.state_dict().items()}

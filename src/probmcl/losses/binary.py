@@ -105,7 +105,7 @@ def asymmetric(
 
 
 def _power(base: Tensor, exponent: float) -> Tensor:
-    # At zero, exponents below one have an infinite derivative, which would give NaN gradients.
+    # At zero, exponents below 1 have an infinite derivative, which would give NaN gradients.
     return base.clamp(min=torch.finfo(base.dtype).tiny).pow(exponent)
 
 
