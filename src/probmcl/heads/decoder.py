@@ -20,7 +20,7 @@ class CrossAttention(nn.Module):
     is multi-head. Dropout is applied to one of the two terms of 2q, to the attention weights, to the output of each
     block, and between W₁ and W₂.
 
-    Reference: Ridnik et al., ML-Decoder, WACV 2023, where norm(2q) replaces self-attention.
+    Reference: Ridnik et al., ML-Decoder, WACV 2023. The step norm(2q) is left over from the removed self-attention.
 
     >>> layer = CrossAttention(width=8, heads=2, feed_forward=16, dropout=0.1)
     >>> layer(torch.zeros(2, 3, 8), torch.zeros(2, 49, 8)).shape
@@ -59,7 +59,7 @@ class GroupDecoder(nn.Module):
         channels: number K of channels of the maps.
         classes: number C of classes.
         groups: number G of groups, at most C; defaults to one per class, up to 100.
-        width: size of queries and tokens, a multiple of `heads`.
+        width: size of queries and tokens, a multiple of `heads`. See `CrossAttention` for `feed_forward` and `dropout`.
         learned_queries: train the queries; otherwise they are a fixed random buffer.
 
     >>> head = GroupDecoder(channels=5, classes=7, groups=3, width=8, heads=2)

@@ -23,9 +23,9 @@ class ClassMaps(NamedTuple):
 class ClassAttention(nn.Module):
     """Attention maps A = softmax over positions of f(x), and confidence maps S = W x + b, one of each per class.
 
-    f consists of 1×1, 3×3 and 1×1 convolutions of `width` channels, with batch normalization and ReLU after the first
-    two. The last has no bias, because softmax would cancel it. x are the maps with each channel standardized, so the
-    learning speed of W does not depend on the scale of the maps. b is initialized to the logit of `PRIOR`.
+    f consists of 1×1, 3×3 and 1×1 convolutions with `width` hidden channels, and batch normalization and ReLU after the
+    first two. The last has no bias, because softmax would cancel it. x are the maps with each channel standardized, so
+    the learning speed of W does not depend on the scale of the maps. b is initialized to the logit of `PRIOR`.
 
     Reference: Zhu et al., SRN, CVPR 2017, with the batch normalization of later reimplementations.
 
@@ -123,7 +123,7 @@ def weighted_attention(
     """Return the attention weighted by confidence, U = P A sigmoid(S), for maps of P positions.
 
     Reference: Zhu et al., SRN, CVPR 2017, without the factor P. With it, P A is 1 for uniform attention on maps of any
-    size, and the following batch normalization does not get values below its ε.
+    size, and the inputs of the following batch normalization are not tiny compared to its ε.
 
     >>> import torch
     >>> weighted_attention(torch.tensor([[[[0.75, 0.25]]]]), torch.zeros(1, 1, 1, 2))

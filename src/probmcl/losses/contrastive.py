@@ -36,7 +36,7 @@ def contrastive(
         overlap: label overlap of the same pairs, in [0, 1].
         threshold: minimum overlap of a positive pair.
         temperature: positive divisor of the similarity.
-        self_column: column of each anchor itself; defaults to the diagonal of a square matrix.
+        self_column: column that contains the anchor itself; defaults to the diagonal of a square matrix.
         reduction: `mean` or `sum` over the rows.
 
     >>> similarity = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
@@ -73,7 +73,7 @@ def masked_logsumexp(logits: Float[Tensor, "M P"], mask: Bool[Tensor, "M P"]) ->
 
 
 def is_self(matrix: Float[Tensor, "M P"], self_column: Int[Tensor, "M"] | None) -> Bool[Tensor, "M P"]:
-    """Return a mask of the column of each row itself; `self_column` defaults to the diagonal."""
+    """Return a mask of the pairs of a row with itself; `self_column` defaults to the diagonal."""
     rows, columns = matrix.shape
     if self_column is None:
         if rows != columns:

@@ -43,7 +43,7 @@ def kernel_contrastive(
         present_in_columns: mask of the labels of each column; defaults to `present`.
         known_in_columns: mask of the known labels of each column; defaults to all.
         temperature: positive divisor of the similarity.
-        self_column: column of each row itself; defaults to the diagonal.
+        self_column: column that contains the row itself; defaults to the diagonal.
         share_offset: constant added inside the logarithm; 1e-7 in the published code.
         reduction: `mean` or `sum` over the rows.
 

@@ -39,7 +39,7 @@ def per_label_contrastive(
         temperature: positive divisor of the similarity.
         known_a: mask of the known labels of the anchors; defaults to all.
         known_b: mask of the known labels of the columns; defaults to all.
-        self_column: column of each anchor itself; defaults to the diagonal of a square matrix.
+        self_column: column that contains the anchor itself; defaults to the diagonal of a square matrix.
         average: `labels` averages over all pairs of a row and one of its labels; `images` averages over the labels of
             each row, then over rows.
 

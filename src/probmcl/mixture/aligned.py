@@ -80,7 +80,7 @@ def squared_distance(a: Float[Tensor, "C M d"], b: Float[Tensor, "C P d"]) -> Fl
 
 
 class _Aligned(torch.autograd.Function):
-    """Σ_k w_ik w'_jk κ_k(i, j), computed for a few classes at a time so that no (C, M, P) tensor is stored.
+    """Autograd function for Σ_k w_ik w'_jk κ_k(i, j) that processes a few classes at a time to limit memory.
 
     With F = (dL/dSim_ij) w_ik w'_jk κ, d = m − m' and S = v + v', the gradients are dm = −Σ F d/S and
     dv = Σ F [d²/2S² + n(v' − v)/(4vS)]. Distances and Σ F d/S are matrix products that suffer from cancellation, so

@@ -1,4 +1,4 @@
-"""Feature map of mixtures, whose inner products equal those of the mixtures at a cost linear in the components.
+"""Feature map of mixtures that preserves inner products, at a cost linear in the number of components.
 
 P_i[u, y] = Σ_k exp(ω_ik) a_ik(u) g_ik(y) on the nodes of a quadrature grid. Both factors of a component have norm one:
 a is its profile along the line spanned by **1**, and g its profile across that line. Then ⟨p_i, p_j⟩ = P_i · P_j up to
@@ -63,7 +63,7 @@ def refuse_above(memory: int, sides: list[Components], grid: Grid, *, remedy: st
 
 
 class _Cosines(torch.autograd.Function):
-    """Cosine similarity of rows; without `b` it is symmetric, so backward needs one matrix product instead of two."""
+    """Autograd function for the cosine similarity of rows; without `b`, backward needs one matrix product, not two."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor | None) -> Tensor:
@@ -105,7 +105,7 @@ def _lengths(vectors: Float[Tensor, "M Q"]) -> Float[Tensor, "M 1"]:
 
 
 class _Features(torch.autograd.Function):
-    """P and its gradients, computed block by block and recomputed in backward.
+    """Autograd function for P, which is computed block by block and recomputed in backward.
 
     With t = (u − x)/√(2v) and x = √n μ, a is proportional to v^(−power) exp(−t²). With ξ = y − middle, where middle is
     log σ plus a constant, g is proportional to exp(−sharpness (e^2ξ − 1 − 2ξ)). Hence dω = ⟨dP, ag⟩,

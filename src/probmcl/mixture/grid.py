@@ -95,7 +95,7 @@ def _bounds(c: Components, dim: int, error: float, power: float) -> Float[Tensor
     """
     log_norm, mean, variance = (to_float64(x.detach()) for x in c)
     full_depth = -math.log(error)
-    log_bound = (log_norm + math.log(log_norm.shape[1])).clamp(max=0)  # K components of this norm in one place
+    log_bound = (log_norm + math.log(log_norm.shape[1])).clamp(max=0)  # as if all K had this norm and mean
     depth = (full_depth + log_bound / (2 * power)).clamp(min=0)  # remaining decay to `error`, in log units
     position, deviation = math.sqrt(dim) * mean, variance.sqrt()
     reach = (4 * power * depth).sqrt() * deviation

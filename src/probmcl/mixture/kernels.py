@@ -170,7 +170,7 @@ def kernel_bhattacharyya(
 
 
 class _Coefficients(torch.autograd.Function):
-    """exp(−s D_B) of T kernels (T, d), each with the P kernels of its class, computed for a few rows at a time.
+    """Autograd function for exp(−s D_B) of T kernels (T, d) with the P kernels of their class, a few rows at a time.
 
     With F = (dL/dBC) s BC, δ = m − m' and S = v + v', the gradients are dm = −Σ F δ/2S and
     dv = Σ F [δ²/4S² + (v' − v)/(4vS)]. For the other side, the signs of δ and v' − v are reversed.

@@ -29,7 +29,7 @@ def squares(a: Components, dim: int) -> Float[Tensor, "M"]:
 
 
 class _Inner(torch.autograd.Function):
-    """G_ij = Σ_kl exp(ω_ik + ω'_jl) κ_kl within each batch, in tiles, so no (R, P, K, K') tensor is stored.
+    """Autograd function for G_ij = Σ_kl exp(ω_ik + ω'_jl) κ_kl within each batch, computed in tiles to limit memory.
 
     Takes ω, μ, v of shape (B, R, K) and ω', μ', v' of shape (B, P, K'). With F = (dL/dG_ij) exp(ω_ik + ω'_jl) κ_kl,
     d = μ − μ' and S = v + v', the gradients are dω = ΣF, dμ = −n Σ F d/S and, in a form without the cancellation of

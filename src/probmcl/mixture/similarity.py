@@ -36,7 +36,7 @@ FLOAT64_SIMILARITY = 0.95
 """Smallest similarity above which `correlation` uses float64, because float32 gradients have too few correct digits."""
 
 SLOW_COST = 1e9
-"""Cost of all pairs, about 40 ms, above which the fallback to them is reported by a warning."""
+"""Cost of all pairs, in the unit below, above which a fallback to them causes a warning; about 40 ms."""
 
 PAIR_COST, VALUE_COST = 1000, 300
 """Cost of a pair of components, and of a component at a node of an axis, in multiply-adds of a matrix product.
