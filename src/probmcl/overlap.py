@@ -45,8 +45,7 @@ def cosine(
     """Return the cosine similarity of every pair of label vectors.
 
     D(y, y') = y·y' / (‖y‖ ‖y'‖) over the labels that are known for both images. Empty label sets are treated as in
-    `jaccard`. The paper prints squared norms, which give D = 1/m for two equal sets of m labels; `literal=True`
-    computes that.
+    `jaccard`. The paper prints squared norms (`literal=True`), with which two equal sets of m labels have D = 1/m.
 
     Reference: ProbMCL, section 3.2, "Ablation Study on Overlapping Index Function"; decision 0001, point 9.
 

@@ -91,8 +91,8 @@ class MapTransformer(nn.Module):
     With `over_batch`, each position attends to the same position of the other images instead, so the output for an
     image depends on the rest of the batch.
 
-    Reference: Zhao et al., TDRG, ICCV 2021, structural relation. In the first release of its code, attention runs over
-    the batch and all matrices have Glorot initialization.
+    Reference: Zhao et al., TDRG, ICCV 2021, structural relation. The first release of its code has attention over the
+    batch and Glorot initialization.
 
     >>> import torch
     >>> transformer = MapTransformer(8, layers=2, heads=2, feed_forward=16)

@@ -128,9 +128,7 @@ def balanced_weight(
     tensor(3.)
     """
     if not features.requires_grad:
-        raise ValueError(
-            "`features` must require gradients to balance the contrastive weight; under no_grad, use a number"
-        )
+        raise ValueError("a balanced weight needs `features` that require gradients; under no_grad, use a number")
     gradients = [torch.autograd.grad(loss, features, retain_graph=True)[0] for loss in (likelihood, contrast)]
     norms = [at_least_float32(gradient).norm() for gradient in gradients]  # float16 norms overflow at 65504
     ratio: Tensor = norms[0] / norms[1]

@@ -177,10 +177,8 @@ def _make_plan(a: Components, b: Components | None, dim: int, way: Way, *, may_r
         reason = f"{grid.nodes:,} nodes would need {size / 1e9:.1f} GB"
         return replace(tiled, reason=reason, fell_back=by_pairs > SLOW_COST)
     if by_pairs <= by_features:
-        return replace(
-            tiled, reason=f"all pairs cost {by_pairs / by_features:.2g} times as much as {grid.nodes:,} nodes"
-        )
-    reason = f"{grid.nodes:,} nodes cost {by_features / by_pairs:.2g} times as much as all pairs"
+        return replace(tiled, reason=f"cost {by_pairs / by_features:.2g} relative to {grid.nodes:,} nodes")
+    reason = f"cost {by_features / by_pairs:.2g} relative to all pairs, with {grid.nodes:,} nodes"
     return Plan("features", grid, components, size, dtype, reason)
 
 
