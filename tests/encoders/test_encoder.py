@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from helpers.networks import SMALL, images, ready
-from probmcl.encoders import Encoder, PrecomputedFeatures, millions
+from probmcl.encoders import Encoder, PrecomputedFeatures, parameters_in_millions
 
 import timm  # isort: skip
 
@@ -189,8 +189,8 @@ def test_unsupported_image_size_is_an_error(name: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "tf_efficientnet_lite0"])
-def test_millions_matches_a_built_encoder(name: str) -> None:
-    assert millions(name) == sum(parameter.numel() for parameter in Encoder(name).parameters()) / 1e6
+def test_parameters_in_millions_matches_a_built_encoder(name: str) -> None:
+    assert parameters_in_millions(name) == sum(parameter.numel() for parameter in Encoder(name).parameters()) / 1e6
 
 
 def test_precomputed_features_are_returned_unchanged() -> None:

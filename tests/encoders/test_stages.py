@@ -9,8 +9,8 @@ from probmcl.encoders import (
     Encoder,
     PrecomputedFeatures,
     Stage,
-    at_entrances,
-    is_part,
+    has_stage,
+    hook_stage_inputs,
     split_encoder,
     stages,
     two_maps,
@@ -98,7 +98,7 @@ def test_stages_have_the_shape_of_their_input(name: str) -> None:
     encoder = ready(name, image_size=64)
     records: list[tuple[Stage, Tensor]] = []
     hooks: dict[Stage, StageHook] = {stage: partial(record_maps, records, stage) for stage in stages(encoder)}
-    with at_entrances(encoder, hooks), torch.no_grad():
+    with hook_stage_inputs(encoder, hooks), torch.no_grad():
         encoder(images(64, 3))
     assert [stage for stage, _ in records] == list(stages(encoder))
     assert all(maps.shape == (3, stage.channels, stage.side, stage.side) for stage, maps in records)
@@ -116,11 +116,11 @@ def test_returned_maps_replace_the_stage_input(name: str) -> None:
     replaced: list[Tensor] = []
     with torch.no_grad():
         plain = encoder(images(64))
-        with at_entrances(encoder, {last: torch.clone}):
+        with hook_stage_inputs(encoder, {last: torch.clone}):
             torch.testing.assert_close(encoder(images(64)), plain)
-        with at_entrances(encoder, {last: reverse_channels}):
+        with hook_stage_inputs(encoder, {last: reverse_channels}):
             changed = encoder(images(64))
-            with at_entrances(encoder, {last: replaced.append}):  # gets the output of the first hook
+            with hook_stage_inputs(encoder, {last: replaced.append}):  # gets the output of the first hook
                 encoder(images(64))
         torch.testing.assert_close(replaced[0], reverse_channels(two_maps(encoder, images(64)).entering))
     assert (changed - plain).norm() > 0.01 * plain.norm()
@@ -135,7 +135,7 @@ def test_hooks_are_removed_after_an_error() -> None:
     encoder = ready("test_resnet", image_size=64)
     with (
         pytest.raises(RuntimeError, match="size"),
-        at_entrances(encoder, {stages(encoder)[-1]: lambda maps: maps[:, 1:]}),
+        hook_stage_inputs(encoder, {stages(encoder)[-1]: lambda maps: maps[:, 1:]}),
     ):
         encoder(images(64))
     assert not any(module._forward_pre_hooks for module in encoder.modules())
@@ -153,8 +153,8 @@ def test_two_maps_of_a_tail_match_the_full_encoder(name: str) -> None:
     torch.testing.assert_close(full.last, encoder.maps(images(64)))
     assert full.entering.shape[1:3] == stages(encoder)[-1][1:]
     assert stages(split.tail) == stages(encoder)
-    assert [is_part(split.tail, stage) for stage in stages(encoder)] == [*[False] * (len(stages(encoder)) - 1), True]
-    assert all(is_part(encoder, stage) for stage in stages(encoder))
+    assert [has_stage(split.tail, stage) for stage in stages(encoder)] == [*[False] * (len(stages(encoder)) - 1), True]
+    assert all(has_stage(encoder, stage) for stage in stages(encoder))
 
 
 def test_gradients_of_the_input_maps() -> None:

@@ -16,7 +16,7 @@ from probmcl.heads.graph import (
     LowRankConvolution,
     label_graph,
     label_nodes,
-    normalized,
+    normalize_adjacency,
     superimposed_graph,
 )
 
@@ -42,7 +42,9 @@ def reference_graph(counts: ndarray, cooccurrence: ndarray, threshold: float, sh
 def test_label_graph_matches_the_published_code(threshold: float, share: float) -> None:
     for seed in range(5):
         space = random_label_space(seed=seed)
-        graph = normalized(label_graph(space.counts, space.cooccurrence, threshold=threshold, neighbor_share=share))
+        graph = normalize_adjacency(
+            label_graph(space.counts, space.cooccurrence, threshold=threshold, neighbor_share=share)
+        )
         expected = torch.tensor(reference_graph(space.counts, space.cooccurrence, threshold, share))
         torch.testing.assert_close(graph, expected)
         assert graph.is_contiguous()
@@ -77,7 +79,7 @@ def test_threshold_is_inclusive() -> None:
 
 def test_graph_without_labels_is_the_identity() -> None:
     empty = np.zeros(3, dtype=np.int64), np.zeros((3, 3), dtype=np.int64)
-    graph = normalized(label_graph(*empty, threshold=0.4, neighbor_share=0.2))
+    graph = normalize_adjacency(label_graph(*empty, threshold=0.4, neighbor_share=0.2))
     torch.testing.assert_close(graph, torch.eye(3))
 
 
@@ -169,7 +171,7 @@ def superimposed(
 def test_superimposed_graph_matches_loops(weight: float, smallest: float, share: float) -> None:
     for seed in range(3):
         space, knowledge = random_label_space(seed=seed), random_knowledge(seed=seed)
-        graph = normalized(superimposed(space, knowledge, weight, smallest, share))
+        graph = normalize_adjacency(superimposed(space, knowledge, weight, smallest, share))
         expected = reference_superimposed(space, knowledge, weight, smallest, share)
         torch.testing.assert_close(graph, torch.from_numpy(expected).float())
         torch.testing.assert_close(graph, graph.T)

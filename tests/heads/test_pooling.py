@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from probmcl.heads.pooling import TEMPERATURES, Heads, ResidualAttention, attended, residual_attention
+from probmcl.heads.pooling import TEMPERATURES, Heads, ResidualAttention, residual_attention, softmax_mean
 
 
 def randn64(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def reference_attended(scores: list[float], temperature: float) -> float:
+def reference_softmax_mean(scores: list[float], temperature: float) -> float:
     if temperature == math.inf:
         return max(scores)
     weights = [math.exp(temperature * score) for score in scores]
@@ -30,7 +30,7 @@ def reference_logit(head: ResidualAttention, maps: Tensor, image: int, label: in
             for column in range(maps.shape[3]):
                 position = maps[image, :, row, column].tolist()
                 scores.append(sum(w * x for w, x in zip(vector, position, strict=True)) / length)
-        logit += sum(scores) / len(scores) + head.attention_weight * reference_attended(scores, temperature)
+        logit += sum(scores) / len(scores) + head.attention_weight * reference_softmax_mean(scores, temperature)
     return logit
 
 
@@ -59,31 +59,31 @@ def test_published_temperatures() -> None:
 
 def test_attention_ranges_from_mean_to_maximum() -> None:
     scores = randn64(2, 3, 6)
-    torch.testing.assert_close(attended(scores, 0.0), scores.mean(2))
-    assert torch.equal(attended(scores, math.inf), scores.amax(2))
-    torch.testing.assert_close(attended(scores, 1e4), scores.amax(2))
-    rising = [attended(scores, temperature) for temperature in (0.0, 1.0, 2.0, 7.0, math.inf)]
+    torch.testing.assert_close(softmax_mean(scores, 0.0), scores.mean(2))
+    assert torch.equal(softmax_mean(scores, math.inf), scores.amax(2))
+    torch.testing.assert_close(softmax_mean(scores, 1e4), scores.amax(2))
+    rising = [softmax_mean(scores, temperature) for temperature in (0.0, 1.0, 2.0, 7.0, math.inf)]
     assert all((a < b).all() for a, b in itertools.pairwise(rising))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0, 7.0, math.inf])
 def test_single_position(temperature: float) -> None:
     scores = randn64(2, 3, 1)
-    torch.testing.assert_close(attended(scores, temperature), scores[:, :, 0])
+    torch.testing.assert_close(softmax_mean(scores, temperature), scores[:, :, 0])
     torch.testing.assert_close(residual_attention(scores, temperature=temperature, weight=0.5), 1.5 * scores[:, :, 0])
 
 
 @pytest.mark.parametrize("temperature", [1.0, 7.0, math.inf])
 def test_huge_scores_are_finite(temperature: float) -> None:
     scores = torch.tensor([[[1e30, -1e30, 0.0]]], requires_grad=True)
-    value = attended(scores, temperature)
+    value = softmax_mean(scores, temperature)
     assert value == 1e30
     assert torch.autograd.grad(value.sum(), scores)[0].isfinite().all()
 
 
 def test_equal_maxima_share_the_gradient() -> None:
     scores = torch.tensor([[[3.0, 1.0, 3.0]]], requires_grad=True)
-    (gradient,) = torch.autograd.grad(attended(scores, math.inf).sum(), scores)
+    (gradient,) = torch.autograd.grad(softmax_mean(scores, math.inf).sum(), scores)
     assert gradient.flatten().tolist() == [0.5, 0.0, 0.5]
 
 

@@ -137,15 +137,15 @@ def describe_encoder(name: str) -> str:
     """
     cfg = _configuration(name)
     tag = f"{name.split('.')[0]}.{cfg['tag']}" if cfg["tag"] else name
-    parameters = millions(name)
+    parameters = parameters_in_millions(name)
     size = f"{parameters:.1f} million parameters ({4 * parameters:.0f} MB)"
     return f"{tag}, {size}, license {cfg['license'] or 'not stated'}"
 
 
-def millions(name: str) -> float:
+def parameters_in_millions(name: str) -> float:
     """Return the number of parameters of an encoder in millions, counted on the meta device.
 
-    >>> round(millions("resnet50"), 1)
+    >>> round(parameters_in_millions("resnet50"), 1)
     23.5
     """
     with torch.device("meta"):

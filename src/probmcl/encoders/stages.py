@@ -49,7 +49,7 @@ def stages(encoder: Encoder) -> tuple[Stage, ...]:
     return _stages(encoder.name, encoder.image_size)
 
 
-def is_part(encoder: Encoder, stage: Stage) -> bool:
+def has_stage(encoder: Encoder, stage: Stage) -> bool:
     """Return True if an encoder contains this stage; a tail contains only the last one."""
     module = dict(encoder.model.named_modules()).get(stage.module)
     return module is not None and not isinstance(module, nn.Identity)
@@ -65,19 +65,19 @@ def two_maps(encoder: Encoder, images: Float[Tensor, "N *image"]) -> TwoMaps:
     (torch.Size([1, 192, 4, 4]), torch.Size([1, 96, 2, 2]))
     """
     inputs: list[Tensor] = []
-    with at_entrances(encoder, {stages(encoder)[-1]: inputs.append}):
+    with hook_stage_inputs(encoder, {stages(encoder)[-1]: inputs.append}):
         last = encoder.maps(images)
     (entering,) = inputs
     return TwoMaps(entering, last)
 
 
 @contextlib.contextmanager
-def at_entrances(encoder: Encoder, hooks: Mapping[Stage, StageHook]) -> Iterator[None]:
+def hook_stage_inputs(encoder: Encoder, hooks: Mapping[Stage, StageHook]) -> Iterator[None]:
     """Call hooks on the input maps of stages, in every forward pass inside the context.
 
     >>> encoder = Encoder("test_resnet", image_size=64).eval()
     >>> image, last = torch.rand(1, 3, 64, 64), stages(encoder)[-1]
-    >>> with at_entrances(encoder, {last: torch.zeros_like}):
+    >>> with hook_stage_inputs(encoder, {last: torch.zeros_like}):
     ...     torch.equal(encoder(image), encoder(0 * image))
     True
     """

@@ -45,7 +45,7 @@ def label_graph(
     `cooccurrence`, t is `threshold` and p is `neighbor_share`. A class that never occurs has no edges.
 
     Reference: Chen et al., ML-GCN, CVPR 2019. The sum runs over columns as in its code, which uses the weights p/(1−p)
-    and 1; this makes no difference after `normalized`.
+    and 1; this makes no difference after `normalize_adjacency`.
 
     >>> label_graph(np.array([4, 2]), np.array([[0, 1], [1, 0]]), threshold=0.4, neighbor_share=0.2)
     tensor([[0.8000, 0.0000],
@@ -94,12 +94,12 @@ def superimposed_graph(
     return torch.from_numpy(graph).to(torch.get_default_dtype())
 
 
-def normalized(adjacency: Float[Tensor, "C C"]) -> Float[Tensor, "C C"]:
+def normalize_adjacency(adjacency: Float[Tensor, "C C"]) -> Float[Tensor, "C C"]:
     """Return the normalized adjacency matrix D^−½ Aᵀ D^−½, where D is the diagonal matrix of the row sums of A.
 
     Reference: Chen et al., ML-GCN, CVPR 2019; transposed as in its code.
 
-    >>> normalized(torch.tensor([[1.0, 0.0], [3.0, 1.0]]))
+    >>> normalize_adjacency(torch.tensor([[1.0, 0.0], [3.0, 1.0]]))
     tensor([[1.0000, 1.5000],
             [0.0000, 0.2500]])
     """

@@ -72,10 +72,10 @@ def residual_attention(scores: Float[Tensor, "N C P"], *, temperature: float, we
     tensor([[2.]])
     """
     scores = at_least_float32(scores)
-    return scores.mean(2) + weight * attended(scores, temperature)
+    return scores.mean(2) + weight * softmax_mean(scores, temperature)
 
 
-def attended(scores: Float[Tensor, "N C P"], temperature: float) -> Float[Tensor, "N C"]:
+def softmax_mean(scores: Float[Tensor, "N C P"], temperature: float) -> Float[Tensor, "N C"]:
     """Return the softmax-weighted mean of the scores: Σ_p softmax(T s)_p s_p.
 
     T = 0 gives the mean and T = ∞ the maximum.
@@ -83,7 +83,7 @@ def attended(scores: Float[Tensor, "N C P"], temperature: float) -> Float[Tensor
     Reference: Zhu and Wu, Residual Attention, ICCV 2021.
 
     >>> scores = torch.tensor([[[0.0, 2.0]]])
-    >>> attended(scores, 0.0), attended(scores, 1.0), attended(scores, math.inf)
+    >>> softmax_mean(scores, 0.0), softmax_mean(scores, 1.0), softmax_mean(scores, math.inf)
     (tensor([[1.]]), tensor([[1.7616]]), tensor([[2.]]))
     """
     scores = at_least_float32(scores)
