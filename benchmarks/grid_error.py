@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import elu
 
 from probmcl.mixture import IsotropicMixture, correlation
-from probmcl.mixture.density import components_that_count
+from probmcl.mixture.density import prune_components
 from probmcl.mixture.feature_map import cosines, features
 from probmcl.mixture.grid import ERROR, Grid, grid_for
 
@@ -42,7 +42,7 @@ def errors(dim: int) -> list[tuple[int, float, float]]:
     truth: Tensor = correlation(p, way="tiled")
     results = []
     for step in STEPS:
-        components = components_that_count(p, torch.float64)
+        components = prune_components(p, torch.float64)
         grid = grid_for([components], dim, step=step)
         assert grid is not None
         error = (cosines(features(components, grid), None) - truth).abs().max().item()
