@@ -23,7 +23,7 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 def on_logits(logits, labels, known):
-    '''As bce, by hand.'''
+    '''Binary cross-entropy written out.'''
     loss = binary_cross_entropy_with_logits(logits, labels, reduction="none")
     return (loss * known).sum() / known.sum().clamp(min=1)
 
@@ -111,9 +111,9 @@ def test_a_label_that_is_not_known_reaches_no_loss(file: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("unlike", r"takes \(predictions, targets\); a custom loss is loss\(logits, labels, known\)"),
-        ("absent", "there is no function 'absent'"),
-        ("not_a_function", "there is no function 'not_a_function'"),
+        ("unlike", r"mine.py:unlike: .*\(predictions, targets\)"),
+        ("absent", "mine.py: function 'absent'"),
+        ("not_a_function", "mine.py: function 'not_a_function'"),
     ],
 )
 def test_what_is_no_loss_is_refused_by_name(file: Path, name: str, said: str) -> None:
@@ -122,17 +122,17 @@ def test_what_is_no_loss_is_refused_by_name(file: Path, name: str, said: str) ->
 
 
 def test_a_file_that_is_not_there_or_fails_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nowhere.py: the file does not exist"):
+    with pytest.raises(ValueError, match=r"nowhere.py: .* does not exist"):
         find_method(f"{tmp_path / 'nowhere.py'}:loss")
     (tmp_path / "broken.py").write_text("1 / 0")
-    with pytest.raises(ValueError, match=r"broken.py cannot be loaded: ZeroDivisionError"):
+    with pytest.raises(ValueError, match=r"broken.py: .*ZeroDivisionError"):
         find_method(f"{tmp_path / 'broken.py'}:loss")
 
 
 @pytest.mark.parametrize(("name", "said"), [("unreduced", r"a tensor of shape \(8,\)"), ("of_python", "a float")])
 def test_a_loss_that_is_not_one_number_is_refused(file: Path, name: str, said: str) -> None:
     mine = built(f"{file}:{name}")
-    with pytest.raises(ValueError, match=f"the loss {name} returns {said}"):
+    with pytest.raises(ValueError, match=f"loss {name} .*{said}"):
         mine(*batch(mine))
 
 
@@ -146,7 +146,7 @@ def test_a_relative_path_means_the_same_file(file: Path, monkeypatch: pytest.Mon
 def test_no_file_is_run_because_a_folder_names_it(file: Path) -> None:
     place = f"{file.resolve()}:on_logits"
     config = {"jobs": [{"method": place, "settings": {}, "training": {}, "name": "on_logits"}]}
-    with pytest.raises(SettingsError, match="no code runs because a folder names it; give `loss="):
+    with pytest.raises(SettingsError, match="`loss="):
         load_settings(config)
     assert str(file.resolve()) not in sys.modules
 
@@ -185,5 +185,5 @@ def test_the_losses_that_are_compared_here_are_ours(file: Path) -> None:
     assert isinstance(mine, CustomLoss)
     torch.testing.assert_close(mine.loss(logits, labels, None), binary_cross_entropy_with_logits(logits, labels))
     similarity = torch.eye(3) * 0.9 + 0.1
-    assert contrastive(similarity, torch.eye(3), threshold=0.5, temperature=1.0) == 0  # nobody shares anything
+    assert contrastive(similarity, torch.eye(3), threshold=0.5, temperature=1.0) == 0  # there are no positives
     assert all(not place.endswith(".py") for place in METHODS)

@@ -62,7 +62,7 @@ def test_its_terms_are_both_losses_and_the_signs_of_collapse(contrast: Contrast)
 
 
 def test_a_class_that_is_easy_leaves_the_balance_of_the_losses_as_it_was() -> None:
-    """Seventeen more classes that no image has, and that the layer says no to."""
+    """Add 17 classes that no image has and that the layer predicts as absent."""
     views, labels, _ = batch()
     few, many = build(Config()), build(Config(), classes=20)
     many.contrast.load_state_dict(few.contrast.state_dict())

@@ -15,12 +15,12 @@ CONFIGS = {
     "default": Config(),
     "paper": dataclasses.replace(PAPER, reduced_size=3),
     "anisotropic": Config(covariance="anisotropic", reduced_size=3, temperature=0.3),
-    "isotropic with clamps": Config(clamps=True, initialization="paper", gamma_positive=1.0),
+    "clamps": Config(clamps=True, initialization="paper", gamma_positive=1.0),
 }
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:
-    """Features that are their own images, labels, and which are known; an image without labels, one unknown."""
+    """Return features, labels and the mask of known labels; image 0 has no labels, image 1 no known ones."""
     generator = torch.Generator().manual_seed(0)
     features = torch.rand(1, IMAGES, FEATURES, generator=generator, dtype=torch.float64)
     labels = (torch.rand(IMAGES, CLASSES, generator=generator) < 0.6).double()
@@ -36,7 +36,7 @@ def build(config: Config) -> KMCL:
 
 
 def slow_reconstruction(method: KMCL, z: Tensor, present: Tensor, known: Tensor) -> float:
-    """Straight from the heads, as the published code multiplies it, over known labels; 0 without a label."""
+    """Compute the loss from the heads, as in the published code, over the known labels; 0 without a label."""
     mixture = method.heads.mixture(z)
     losses = []
     for i in range(IMAGES):
@@ -136,7 +136,7 @@ def test_two_views_count_as_two_images() -> None:
     [
         ({"temperature": 0.0}, "temperature=0.0"),
         ({"reduced_size": 0}, "reduced_size=0"),
-        ({"repeated_dimensions": True}, "repeated_dimensions is for covariance 'anisotropic'"),
+        ({"repeated_dimensions": True}, "repeated_dimensions"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(changes: dict[str, object], message: str) -> None:

@@ -26,7 +26,7 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def slow(views: Tensor, labels: Tensor, known: Tensor, average: str, temperature: float) -> float:
-    """For every view, for every label that its image is known to have: the rows that have it against all rows."""
+    """For each known label of each row, contrast the rows that have the label with all rows."""
     unit = normalize(views.flatten(0, 1), dim=1).double()
     images = len(labels)
     of_rows: list[list[float]] = []

@@ -28,7 +28,7 @@ def batch(images: int = 5, classes: int = 4) -> tuple[Tensor, Tensor]:
 
 
 def confident(method: PLA) -> PLA:
-    """With answers that differ from image to image, which those of a new decoder hardly do."""
+    """Scale the output layer, because the answers of a new decoder hardly differ between images."""
     with torch.no_grad():
         method.decoder.answer.weight.mul_(20)
     return method
@@ -38,7 +38,7 @@ def confident(method: PLA) -> PLA:
 def test_the_loss_is_the_mean_over_all_steps_up_to_the_end(config: Config) -> None:
     method, (views, labels) = confident(build(config=config)), batch()
     total, steps = 0.0, 0
-    for view in views:  # one image at a time, over as many steps as there can be
+    for view in views:  # one image at a time, with the maximum number of steps
         for image, present in zip(view, labels, strict=True):
             said = method.decoder(method.encoder.maps(image[None]), 5)
             for step, target in enumerate(aligned_targets(said, present[None], alignment=config.alignment)[0]):
@@ -127,10 +127,10 @@ def test_settings_without_a_meaning_are_errors(wrong: dict[str, Any], said: str)
 
 @pytest.mark.parametrize("seed", range(4))
 def test_rounded_maps_change_some_answers_of_a_new_decoder_and_its_loss_little(seed: int) -> None:
-    """Why the contract on bfloat16 holds: the decoder itself is in float32, and gets maps that were rounded.
+    """The contract on bfloat16 holds although the decoder, which computes in float32, receives rounded maps.
 
-    Where two answers are level, that can make the other one the most probable, which feeds another vector and rules out
-    another label. Neither costs much while all answers are about equally probable, as they are before training.
+    If two answers are almost tied, rounding can change the most probable one, and with it the next input and the
+    remaining labels. This changes the loss little while all answers are about equally probable, as before training.
     """
     torch.manual_seed(seed)
     decoder = LabelDecoder(96, 4).eval()

@@ -26,7 +26,7 @@ def test_standardized_features_have_mean_zero_and_deviation_one() -> None:
     given = (features - probe.shift) / probe.scale
     torch.testing.assert_close(given.mean(0), torch.zeros(10), atol=1e-6, rtol=0)
     expected = torch.ones(10)
-    expected[4] = 0.0  # it never changes
+    expected[4] = 0.0  # constant
     torch.testing.assert_close(given.std(0, correction=0), expected)
 
 

@@ -39,7 +39,7 @@ def test_it_is_equation_3_of_probmcl_on_cosines_of_projected_features() -> None:
 
 
 def test_for_one_label_an_image_it_is_khoslas_loss() -> None:
-    """One anchor after the other: the mean over its positives, outside the logarithm."""
+    """Loop over anchors, with the mean over the positives outside of the logarithm."""
     views, _ = batch()
     classes = [0, 0, 1, 1, 2]
     labels = torch.eye(3)[classes]

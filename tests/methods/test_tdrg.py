@@ -22,7 +22,7 @@ def build(config: Config = SMALL, *, name: str = "test_resnet", side: int = 64) 
 
 
 def stirred(method: TDRG) -> TDRG:
-    """With what starts at 0 drawn, so that attention and edges have a part in it."""
+    """Add noise to all parameters, because attention and edges start at 0."""
     with torch.no_grad():
         for parameter in method.relation.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -96,14 +96,14 @@ def test_the_encoder_runs_once_in_a_step() -> None:
 
 
 def test_one_image_at_a_time_can_be_trained() -> None:
-    method = build(side=32).train()  # whose last maps have one position
-    method.encoder.eval()  # it has norms of its own
+    method = build(side=32).train()  # the last maps have one position
+    method.encoder.eval()  # its batch norms need more than one position
     method(torch.rand(1, 1, 3, 32, 32), torch.ones(1, 3)).loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in method.parameters() if p.requires_grad)
 
 
 UNUSED = 2 * 50 * 256 + 512 + 2 * 512
-"""Of the released code: tables of positions and of one query, and a norm, none of which has a part in the output."""
+"""Unused parameters of the released code: two position tables, one query, and a norm."""
 
 
 @pytest.mark.parametrize(("classes", "released"), [(9, 67.79), (80, 68.30)])
@@ -120,7 +120,7 @@ def test_parameters_on_resnet101_are_those_of_the_released_code_but_for_unused_o
     by_class = (1536 + 1) + 2048 + (2560 + 1) + (1024 + 1)
     head = scales + 3 * layer + nodes + graph + classes * by_class
     assert count_parameters(method) == count_parameters(encoder) + head
-    identity = classes**2  # stored there as a parameter, and never learned
+    identity = classes**2  # stored as a parameter in the released code, but not trained
     assert round((count_parameters(method) + UNUSED + identity) / 1e6, 2) == released
 
 
