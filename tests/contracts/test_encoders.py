@@ -1,4 +1,4 @@
-"""What every method that predicts promises on any encoder, whole or cut, tested over all of them."""
+"""Contract tests of all classifiers on different encoders, both complete encoders and tails."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from probmcl.methods.base import Classifier
 CLASSIFIERS = [
     name for name, kind in ((name, find_method(name)) for name in METHODS) if kind.has_own_head(kind.presets["default"])
 ]
-CLASSIFIERS.remove("probe")  # its encoder does not learn
+CLASSIFIERS.remove("probe")  # its encoder is frozen
 
 
 def classifier(name: str, encoder: Encoder | PrecomputedFeatures) -> Classifier:
@@ -24,7 +24,7 @@ def classifier(name: str, encoder: Encoder | PrecomputedFeatures) -> Classifier:
 
 
 def example(method: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The images as all views of themselves, with labels of which each image has some."""
+    """Return the images as every view, with one label per image."""
     return images.repeat(method.n_views, *[1] * images.ndim), torch.eye(4)[torch.arange(len(images)) % 4]
 
 
@@ -74,7 +74,7 @@ def test_what_the_tail_of_an_encoder_has_learned_is_the_same_on_the_whole(name: 
 @pytest.mark.parametrize("name", CLASSIFIERS)
 def test_one_image_with_one_position_can_be_trained_on(name: str) -> None:
     encoder = Encoder("test_resnet", image_size=32)
-    encoder.fixed_statistics = True  # its own batch normalization would refuse
+    encoder.fixed_statistics = True  # batch normalization rejects a single position
     method = classifier(name, encoder).train()
     method(*example(method, torch.rand(1, 3, 32, 32))).loss.backward()
     assert has_gradients(method)
@@ -85,5 +85,5 @@ def test_whoever_needs_maps_says_so_by_name_where_features_are_stored(name: str)
     if not find_method(name).needs_maps:
         find_method(name)(PrecomputedFeatures(5), label_space(4), None)
         return
-    with pytest.raises(ValueError, match=rf"^{name} needs feature maps, and stored features have none: choose `tune"):
+    with pytest.raises(ValueError, match=rf"^{name} needs feature maps"):
         find_method(name)(PrecomputedFeatures(5), label_space(4), None)

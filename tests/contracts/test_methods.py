@@ -1,4 +1,4 @@
-"""What every method promises, tested over every method there is: a new one is tested by existing."""
+"""Contract tests of all methods and presets. A new method is covered as soon as it is in `METHODS`."""
 
 import warnings
 from pathlib import Path
@@ -21,11 +21,11 @@ CASES = {f"{name}-{preset}": (name, config) for name in METHODS for preset, conf
 each_method = pytest.mark.parametrize(
     "case", [pytest.param(case, marks=[] if case.endswith("-default") else [pytest.mark.exhaustive]) for case in CASES]
 )
-"""For tests that take long: other presets differ in numbers only."""
+"""Mark for slow tests, which run only the default preset unless `exhaustive` tests are selected."""
 
 
 def label_space(together: int = 2) -> LabelSpace:
-    """Four classes, of which the first two occur together."""
+    """Return four classes, of which the first two occur together."""
     cooccurrence = np.zeros((CLASSES, CLASSES), dtype=np.int64)
     cooccurrence[0, 1] = cooccurrence[1, 0] = together
     return LabelSpace(tuple("abcd"), np.array([4, 3, 2, 2]), cooccurrence)
@@ -34,7 +34,7 @@ def label_space(together: int = 2) -> LabelSpace:
 def build(case: str, *, seed: int = 0, together: int = 2) -> Method:
     torch.manual_seed(seed)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the paper's preset speaks of collapse; that is tested with the method
+        warnings.simplefilter("ignore")  # the paper's preset warns about a collapse
         name, config = CASES[case]
         return find_method(name)(Encoder("test_resnet", image_size=32), label_space(together), config)
 
@@ -150,7 +150,7 @@ def test_thirty_steps_on_one_batch_lower_the_loss(method: Method) -> None:
 
 def test_saving_and_loading_gives_the_same_loss_and_scores(case: str, method: Method, tmp_path: Path) -> None:
     save_file(method.state_dict(), tmp_path / "method.safetensors")
-    other = build(case, seed=7, together=0)  # other counts: what a method makes of them is part of its state
+    other = build(case, seed=7, together=0)  # with other label counts, which must be part of the state
     other.load_state_dict(load_file(tmp_path / "method.safetensors"))
     data = batch(method)
     assert torch.equal(method.eval()(*data).loss, other.eval()(*data).loss)
@@ -174,7 +174,7 @@ def test_bfloat16_autocast_stays_near_full_precision(method: Method) -> None:
 @each_method
 def test_a_classifiers_logits_can_be_exported_for_any_number_of_images(method: Method) -> None:
     if not predicts(method):
-        pytest.skip("predicts through a probe")
+        pytest.skip("the method has no head")
     assert isinstance(method, Classifier)
 
     class Logits(torch.nn.Module):
@@ -194,7 +194,7 @@ def test_a_classifiers_logits_can_be_exported_for_any_number_of_images(method: M
 def test_a_wrong_method_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean 'probmcl'"):
         find_method("probmlc")
-    with pytest.raises(ValueError, match="there are probe, bce, asl, focal, csra"):
+    with pytest.raises(ValueError, match="probe, bce, asl, focal, csra"):
         find_method("zzz")
 
 

@@ -1,4 +1,4 @@
-"""What every method promises on several processes: the loss and the gradients of one process on all images."""
+"""Contract tests of all methods on several processes: loss and gradients must equal those of a single process."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ GLOBAL = {
     "semantic",
     "constraint",
 }
-"""What is the same on any number of processes; signs of collapse are watched by each on its own images."""
+"""Terms that do not depend on the number of processes. Collapse statistics do, since each process uses its own rows."""
 
 
 @pytest.mark.parametrize("known", processes.KNOWN)
@@ -41,7 +41,7 @@ def test_two_processes_have_the_loss_and_the_gradients_of_one(case: str, known: 
 
 
 def one(case: str, known: str) -> processes.Results:
-    """A step of one process on all images."""
+    """Return the result of a step of one process on all images."""
     name, config = CASES[case]
     method = processes.method(name, config)
     return processes.step(method, processes.batch(method.n_views, known))

@@ -31,7 +31,7 @@ def test_frozen_parameters_are_left_out_and_nothing_to_learn_is_an_error() -> No
     probe = Probe(Encoder("test_resnet"), label_space())
     assert sum(len(group["params"]) for group in build_optimizer(probe, Training()).param_groups) == 2
     probe.linear.requires_grad_(False)
-    with pytest.raises(ValueError, match="nothing to learn"):
+    with pytest.raises(ValueError, match="Probe has no trainable parameters"):
         build_optimizer(probe, Training())
 
 
@@ -47,7 +47,7 @@ def test_the_learning_rate_rises_and_falls_in_runs_of_any_length(steps: int) -> 
     assert rates[0] == pytest.approx(1 / 25)
     if steps == 40:
         assert max(rates) == pytest.approx(1.0)
-        assert rates.index(max(rates)) == 9  # the tenth of forty
+        assert rates.index(max(rates)) == 9  # the tenth of forty steps
         assert rates[-1] < 1e-3
 
 
