@@ -60,8 +60,8 @@ def test_with_everything_known_they_are_scikit_learns() -> None:
     generator = np.random.default_rng(0)
     labels = generator.random((200, 6)) < [0.5, 0.2, 0.05, 0.0, 0.9, 0.01]
     scores = (generator.random(labels.shape) * 0.8 + 0.2 * labels).astype(np.float32)
-    scores[:, 3] = 0.1  # neither there nor decided for: scikit-learn says F1 is 0, and asks for zero_division
-    labels[:3], scores[:3] = False, 0.0  # images likewise
+    scores[:, 3] = 0.1  # a class without positives and without decisions, whose F1 is 0 with zero_division=0
+    labels[:3], scores[:3] = False, 0.0  # the same for images
     decided, rates = scores > 0.5, rates_at(scores, labels.astype(np.float32))
     found = decisions_at(scores, labels.astype(np.float32))
     scored = {
@@ -123,7 +123,7 @@ def f1_at(scores: list[float], positive: list[bool], threshold: float) -> float:
 
 
 def cuts(scores: list[float]) -> list[float]:
-    """The middle between any two neighbors, and one number below all."""
+    """Return the midpoints between neighboring scores, and one threshold below all."""
     distinct = sorted(set(scores))
     lowest = distinct[0]
     before = lowest / 2 if lowest > 0 else (lowest + 2 * lowest - 1) / 2
@@ -175,7 +175,7 @@ def test_without_a_known_positive_it_is_one_half() -> None:
 
 
 def test_of_equals_it_is_the_one_nearest_one_half() -> None:
-    """Decide one image, and be right, or four, and be right with two: F1 is 2/3 both times."""
+    """One correct decision and two correct decisions out of four both have F1 = 2/3."""
     scores, labels = np.array([[0.9], [0.8], [0.7], [0.5], [0.2]]), np.array([[1], [0], [0], [1], [0]])
     assert f1_at(list(scores[:, 0]), [True, False, False, True, False], 0.85) == pytest.approx(2 / 3)
     assert best_thresholds(scores, labels).item() == pytest.approx(0.35)  # not 0.85
@@ -184,7 +184,7 @@ def test_of_equals_it_is_the_one_nearest_one_half() -> None:
 
 
 def test_no_threshold_lets_minus_infinity_through() -> None:
-    """To decide all four would be best, and cannot be; of what can be, the first alone is."""
+    """Deciding for all four images would be best but is impossible; next best is the first image alone."""
     scores, labels = np.array([[0.5], [0.3], [-np.inf], [-np.inf]]), np.array([[1], [0], [1], [1]])
     assert best_thresholds(scores, labels).item() == pytest.approx(0.4)
 
@@ -212,13 +212,13 @@ def test_an_entry_that_is_not_known_changes_nothing(table: ScoreTable, score: fl
 
 
 def test_it_takes_about_as_long_as_sorting() -> None:
-    """4,000 images of 9,605 classes take seconds; a comparison of every score with every other would take an hour."""
+    """4,000 images with 9,605 classes take seconds; comparing all pairs of scores would take an hour."""
     scores = torch.rand(4000, 480, generator=torch.Generator().manual_seed(0))
     assert cpu_seconds(lambda: best_thresholds(scores, scores > 0.98)) < 100 * cpu_seconds(lambda: scores.sort(dim=0))
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:
-    """The least of three measurements."""
+    """Return the minimum CPU time of three calls."""
     spent = []
     for _ in range(3):
         start = time.process_time()

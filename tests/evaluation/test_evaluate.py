@@ -44,7 +44,7 @@ def test_nothing_to_score_is_none_and_no_error() -> None:
 
 
 def test_no_images_to_predict_is_an_error_with_a_remedy() -> None:
-    with pytest.raises(ValueError, match="no images to score; choose a split"):
+    with pytest.raises(ValueError, match="no images to score"):
         predict(BCE(PrecomputedFeatures(5), label_space()), [])
 
 
@@ -79,7 +79,7 @@ def test_each_class_has_its_rates_with_how_many_are_known() -> None:
 
 
 def test_decisions_are_summed_up_over_what_is_known() -> None:
-    # Of seven known labels b is wrong in the first and the last image; the last alone is known in all classes.
+    # Of seven known labels, b is wrong in the first and the last image. Only the last image is fully known.
     found = evaluate(SCORES, LABELS, KNOWN, names=["a", "b", "c"], split="val")["decisions"]
     assert found == {
         "threshold": 0.5,
@@ -106,7 +106,7 @@ def test_what_is_hidden_changes_nothing_at_all(table: Table) -> None:
 def test_classes_whose_ap_is_one_whatever_the_scores_are_named() -> None:
     names = ["a", "b", "c"]
     assert evaluate(SCORES, LABELS, None, names=names, split="val")["classes_without_negatives"] == []
-    hidden = torch.tensor([[True, False, False], [False, True, False], [True, True, False]])  # of c nothing is known
+    hidden = torch.tensor([[True, False, False], [False, True, False], [True, True, False]])  # no label of c is known
     for scores in (SCORES, 1 - SCORES):
         result = evaluate(scores, LABELS, hidden, names=names, split="val")
         assert result["classes_without_negatives"] == ["a", "b"]

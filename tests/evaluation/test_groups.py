@@ -10,7 +10,7 @@ from probmcl.evaluation.groups import ScoredRows, by_value, sorted_values, value
 
 
 def slides() -> ScoredRows:
-    """Four images of slide b, two of a; classes in every combination of known and not."""
+    """Return four images of slide b and two of slide a, with all combinations of known and unknown labels."""
     scores = np.array([[0.25, 0.5], [0.75, 0.5], [0.5, 0.0], [0.0, 1.0], [0.5, 0.25], [1.0, 0.75]], dtype=np.float32)
     labels = np.array([[0, 0], [1, 0], [0, 1], [0, 0], [0, 0], [0, 0]], dtype=np.float32)
     known = np.array([[1, 1], [1, 0], [0, 0], [1, 0], [0, 1], [0, 0]], dtype=np.bool_)
@@ -33,8 +33,8 @@ def test_or_their_maximum() -> None:
 @pytest.mark.parametrize("how", ["mean", "max"])
 def test_a_label_is_there_in_any_absent_in_all_that_are_known_or_not_known(how: str) -> None:
     found = slides().aggregate(how)  # type: ignore[arg-type]
-    # a: class 0 known in none, class 1 absent in the only one; b: class 0 present in one, and class 1 absent in the
-    # only one that is known: that another has a 1 there does not count, since it is not known.
+    # Slide a: class 0 is unknown, class 1 is absent in its only known image. Slide b: class 0 is present in one image,
+    # class 1 is absent in its only known image; the 1 of an unknown label does not count.
     assert found.labels.tolist() == [[0, 0], [1, 0]]
     assert found.known.tolist() == [[False, True], [True, True]]
 
@@ -49,13 +49,13 @@ def test_groups_may_be_scattered() -> None:
 
 def test_without_groups_there_is_nothing_to_aggregate() -> None:
     whole = slides()
-    with pytest.raises(ValueError, match="the rows have none"):
+    with pytest.raises(ValueError, match="without groups"):
         ScoredRows(whole.scores, whole.labels, whole.known).aggregate("mean")
 
 
 def test_a_group_has_the_value_of_its_images() -> None:
     assert value_of_groups(("b", "a", "b"), ("north", "", "north"), "site") == ("", "north")
-    with pytest.raises(DataError, match=r"group 'b' has images with 'north' and 'south' in column 'site'.*`by=site`"):
+    with pytest.raises(DataError, match=r"group 'b'.*'north' and 'south'.*'site'"):
         value_of_groups(("b", "a", "b"), ("north", "north", "south"), "site")
 
 

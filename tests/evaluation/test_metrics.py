@@ -15,7 +15,7 @@ from helpers import half_hidden
 from probmcl.evaluation import area_under_roc, average_precision, entries, multilabel_metrics
 
 KINDS = ["area", "voc11", "envelope"]
-LEVELS = [0.0, 0.25, 0.5, 0.75, 1.0]  # few, so that ties are common; exact in every precision
+LEVELS = [0.0, 0.25, 0.5, 0.75, 1.0]  # few values, so that ties are common; exact in every precision
 
 
 class Table(NamedTuple):
@@ -33,7 +33,7 @@ def tables(draw: st.DrawFn) -> Table:
 
 
 def slow_average_precision(scores: list[float], positive: list[bool], kind: str) -> float:
-    """One class, every distinct score as a threshold, fractions throughout."""
+    """Compute the AP of one class in exact fractions, with every distinct score as a threshold."""
     total = sum(positive)
     if total == 0:
         return float("nan")
@@ -163,7 +163,7 @@ def test_an_entry_that_is_not_known_changes_nothing(table: Table, score: float, 
 
 @pytest.mark.parametrize("positives", [3, 7, 10, 20, 30, 70])
 def test_voc11_meets_its_recall_levels_exactly(positives: int) -> None:
-    """`first` positives lead, five negatives follow: a level missed by rounding reads the lower precision."""
+    """Five negatives follow after `first` positives, so a rounding error would select the lower precision."""
     for first in range(1, positives + 1):
         positive = [True] * first + [False] * 5 + [True] * (positives - first)
         scores = [-float(rank) for rank in range(len(positive))]
@@ -182,7 +182,7 @@ def test_the_kinds_differ_as_their_definitions_say() -> None:
 
 def test_f1_is_of_the_means_or_the_mean_of_f1() -> None:
     scores = torch.tensor([[0.9, 0.1, 0.9], [0.9, 0.2, 0.9], [0.9, 0.3, 0.1]])
-    labels = torch.tensor([[1, 1, 0], [0, 0, 0], [0, 0, 0]])  # class 1 is never decided, class 2 never there
+    labels = torch.tensor([[1, 1, 0], [0, 0, 0], [0, 0, 0]])  # class 1 is never predicted, class 2 never present
     table = multilabel_metrics(scores, labels)
     assert (table["CP"], table["CR"], table["classes_scored"]) == pytest.approx((1 / 6, 1 / 2, 2))
     assert (table["OP"], table["OR"], table["OF1"]) == pytest.approx((1 / 5, 1 / 2, 2 / 7))
@@ -212,7 +212,7 @@ def test_a_score_at_the_threshold_is_not_above_it(dtype: torch.dtype, threshold:
 @given(tables(), st.lists(st.sampled_from([-1.0, *LEVELS]), min_size=5, max_size=5), st.sampled_from([None, 1, 3]))
 def test_each_class_may_have_its_own_threshold(table: Table, thresholds: list[float], top_k: int | None) -> None:
     own = np.array(thresholds[: table.scores.shape[1]])
-    lowered = table._replace(scores=table.scores - own)  # decided at 0 all the same
+    lowered = table._replace(scores=table.scores - own)  # same decisions at threshold 0
     expected = multilabel_metrics(*lowered, threshold=0.0)
     names = ("CP", "CR", "CF1", "OP", "OR", "OF1")
     for given_as in (own, torch.tensor(own), torch.tensor(own).float()):
@@ -240,11 +240,11 @@ def test_thresholds_are_rounded_to_the_precision_of_the_scores(dtype: torch.dtyp
 @pytest.mark.parametrize(
     ("threshold", "message"),
     [
-        (torch.ones(3), r"threshold has shape \(3,\): expected a number, or \(2,\), one for each class"),
-        (np.ones((3, 2)), r"threshold has shape \(3, 2\): expected a number, or \(2,\)"),
+        (torch.ones(3), r"threshold has shape \(3,\).*\(2,\)"),
+        (np.ones((3, 2)), r"threshold has shape \(3, 2\).*\(2,\)"),
         (torch.ones(1), r"threshold has shape \(1,\)"),
-        (torch.tensor([0.5, torch.nan]), "threshold is NaN"),
-        (float("nan"), "threshold is NaN"),
+        (torch.tensor([0.5, torch.nan]), "threshold .*NaN"),
+        (float("nan"), "threshold .*NaN"),
     ],
 )
 def test_thresholds_that_do_not_fit_are_refused(threshold: Any, message: str) -> None:
@@ -255,7 +255,7 @@ def test_thresholds_that_do_not_fit_are_refused(threshold: Any, message: str) ->
 def test_of_equal_scores_the_lower_class_is_among_the_best() -> None:
     scores = torch.full((2, 40), 0.9)
     known = torch.ones(2, 40, dtype=torch.bool)
-    known[1, :2] = False  # leaves the places to classes 2 and 3
+    known[1, :2] = False  # so that classes 2 and 3 are the best
     labels = torch.zeros(2, 40)
     labels[0, :2] = labels[1, 2:4] = 1
     table = multilabel_metrics(scores, labels, known, top_k=2)
@@ -317,15 +317,15 @@ TWO = torch.tensor([[1.0, 0], [1, 2], [0, 0]])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((ONES, torch.ones(3, 1)), r"scores has shape \(3, 2\), labels \(3, 1\)"),
-        ((ONES, ONES, torch.ones(1, 2).bool()), r"scores has shape \(3, 2\), known \(1, 2\)"),
-        ((ONES[:, 0], ONES[:, 0]), r"scores has shape \(3,\): expected \(images, classes\)"),
+        ((ONES, torch.ones(3, 1)), r"labels has shape \(3, 1\).*\(3, 2\)"),
+        ((ONES, ONES, torch.ones(1, 2).bool()), r"known has shape \(1, 2\).*\(3, 2\)"),
+        ((ONES[:, 0], ONES[:, 0]), r"scores has shape \(3,\).*\(images, classes\)"),
         ((ONES[:0], ONES[:0]), r"scores has shape \(0, 2\).*at least one"),
-        ((ONES, TWO), "labels: row 1, class 1 is 2.0: expected 0 or 1"),
-        ((ONES, -TWO.long()), "labels: row 0, class 0 is -1: expected 0 or 1"),
+        ((ONES, TWO), "labels: row 1, class 1 is 2.0"),
+        ((ONES, -TWO.long()), "labels: row 0, class 0 is -1"),
         ((ONES, TWO.where(TWO < 2, torch.nan)), "labels: row 1, class 1 is nan"),
         ((TWO.where(TWO < 2, torch.nan), ONES), "scores: row 1, class 1 is nan"),
-        ((ONES, ONES, ONES), "known has type torch.float32: expected torch.bool"),
+        ((ONES, ONES, ONES), "known .*torch.bool.*torch.float32"),
     ],
 )
 def test_what_cannot_be_scored_is_refused_by_name(metric: Any, arguments: tuple[Any, ...], message: str) -> None:
@@ -334,11 +334,11 @@ def test_what_cannot_be_scored_is_refused_by_name(metric: Any, arguments: tuple[
 
 
 def test_a_wrong_choice_lists_the_right_ones() -> None:
-    with pytest.raises(ValueError, match="kind is 'voc': choose one of 'area', 'envelope', 'voc11'"):
+    with pytest.raises(ValueError, match="kind='voc' .*'area', 'envelope' or 'voc11'"):
         average_precision(ONES, ONES, kind="voc")
-    with pytest.raises(ValueError, match="f1 is 'mean': choose one of 'harmonic', 'per_class'"):
+    with pytest.raises(ValueError, match="f1='mean' .*'harmonic' or 'per_class'"):
         multilabel_metrics(ONES, ONES, f1="mean")
-    with pytest.raises(ValueError, match="top_k is 0: give a whole number from 1 up"):
+    with pytest.raises(ValueError, match="top_k=0"):
         multilabel_metrics(ONES, ONES, top_k=0)
 
 
