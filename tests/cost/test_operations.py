@@ -1,4 +1,4 @@
-"""Products and whatever else a convention counts, against loops over modules and sums by hand."""
+"""Operation counts, compared with loops over modules and with sums by hand."""
 
 import math
 from collections.abc import Callable
@@ -47,7 +47,7 @@ EACH = [
     (lambda: A + A, 0),
     (lambda: A * A, 0),
     (lambda: A.sigmoid(), 0),
-    (lambda: A.flatten(1).mean(1), 0),  # of a matrix: nothing is pooled
+    (lambda: A.flatten(1).mean(1), 0),  # the mean of a matrix is not pooling
 ]
 
 
@@ -116,7 +116,7 @@ def test_inference_mode_changes_nothing() -> None:
 
 
 def test_a_model_over_which_the_counter_of_torch_stumbles() -> None:
-    """It hands parameters from one module to the next, of which torch's counter takes note."""
+    """The model passes parameters between modules, and torch's counter tracks modules."""
     classifier = BCE(Encoder("pit_ti_224"), label_space(9))
     assert prediction_operations(classifier, 224).gmac == pytest.approx(0.7, abs=0.1)
 
@@ -127,7 +127,7 @@ def test_operations_add_up() -> None:
 
 
 def test_resnet_101_has_the_two_costs_that_are_known_of_it() -> None:
-    """31.20 by products alone; ptflops 0.7.5, which counts by modules, says 31,389,822,985."""
+    """31.20 GMAC for products only; ptflops 0.7.5, which counts by module, reports 31,389,822,985."""
     with torch.device("meta"):
         classifier = BCE(Encoder("resnet101", image_size=448), label_space(9))
     found = prediction_operations(classifier, 448)
@@ -137,7 +137,7 @@ def test_resnet_101_has_the_two_costs_that_are_known_of_it() -> None:
 
 
 def slow_others(classifier: BCE, size: int) -> int:
-    """By modules, as ptflops goes about it, on a real image; for networks that consist of modules it knows."""
+    """Count by module on a real image, as ptflops does, for networks of known modules."""
     total = 0
 
     def count(module: Any, inputs: Any, output: Tensor) -> None:
@@ -170,7 +170,7 @@ def linear_on(name: str, classes: int = 9, image_size: int | None = None) -> BCE
 
 def test_parameters_are_weights_and_biases_each_once() -> None:
     shared = nn.Linear(3, 3)
-    module = nn.Sequential(shared, nn.BatchNorm1d(3), shared)  # which has statistics, too
+    module = nn.Sequential(shared, nn.BatchNorm1d(3), shared)  # batch norm also has buffers
     module[1].weight.requires_grad_(False)
     assert count_parameters(module) == (9 + 3) + (3 + 3)
 
@@ -183,7 +183,7 @@ def test_resnet_101_has_the_cost_that_is_known_of_it() -> None:
 
 
 def slow_macs(classifier: BCE, size: int) -> int:
-    """Products of every convolution and linear layer, from the shapes that a real image gives them."""
+    """Count the products of every convolution and linear layer on a real image."""
     total = 0
 
     def count(layer: Any, inputs: Any, output: Tensor) -> None:

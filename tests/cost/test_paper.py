@@ -1,4 +1,4 @@
-"""Table 3 of the paper: which of its figures our networks have."""
+"""Table 3 of the paper, compared with our counts."""
 
 import pytest
 

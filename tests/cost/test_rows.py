@@ -1,4 +1,4 @@
-"""What a method costs by shapes alone, against the whole method with numbers."""
+"""Costs computed from shapes, compared with counts on real methods."""
 
 import itertools
 import warnings
@@ -19,7 +19,7 @@ from probmcl.encoders import Encoder, PrecomputedFeatures, with_maps
 from probmcl.errors import SettingsError
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier, Method, Step
-from probmcl.methods.custom_loss import Nothing
+from probmcl.methods.custom_loss import NoSettings
 from probmcl.methods.probe import Probe
 from probmcl.report.cost_tables import cost_tables
 from probmcl.settings import MethodSpec
@@ -30,7 +30,7 @@ ON_FEATURES = ["bce", "kmcl", "supcon", "mulsupcon", "probmcl", "probmcl:paper",
 
 
 def whole(said: str, classes: int = 5) -> Method:
-    """A method with numbers, on all of a small encoder."""
+    """Build a method on a complete small encoder, with real parameters."""
     (spec,) = parse_methods([said])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -57,7 +57,7 @@ def test_training_has_the_products_of_a_step_of_the_whole_method(said: str) -> N
     views, labels = random_batch(method.n_views, STEP_IMAGES, (3, SIZE, SIZE), 5)
     step = count_operations(lambda: method(views, labels))
     found = cost_row(parse_methods([said])[0], meta_encoder("test_resnet", SIZE), 5)
-    # The paper's similarity chooses its way by the numbers, which are not the same.
+    # The paper's similarity chooses its algorithm by the values, which differ.
     assert found.training_gmac == pytest.approx(step.gmac / STEP_IMAGES, rel=1e-2 if said == "probmcl:paper" else 1e-9)
 
 
@@ -77,7 +77,7 @@ def test_what_is_needed_for_training_alone_does_not_predict(said: str) -> None:
 
 
 def test_the_numbers_that_are_known_of_resnet_101() -> None:
-    """The paper's Table 3 has 42.52 M and 31.39 GMAC for CSRA; its mixture network has 4.46 M on 2048 features."""
+    """Table 3 of the paper has 42.52 M and 31.39 GMAC for CSRA; the mixture network has 4.46 M on 2048 features."""
     linear, csra, paper = cost_rows(parse_methods(["bce", "csra", "probmcl:paper"]), ["resnet101"], [448], [9])
     assert linear.prediction_parameters == paper.prediction_parameters == 42_500_160 + 9 * 2049
     assert csra.prediction_parameters == csra.training_parameters == 42_518_592
@@ -113,19 +113,19 @@ def test_a_method_that_needs_maps_says_so_where_there_are_none() -> None:
     bce, csra = cost_rows(parse_methods(["bce", "csra"]), ["pit_ti_224"], [None], [2])
     assert bce.problem is None
     assert csra.problem is not None
-    assert csra.problem.startswith("csra needs feature maps, and pit_ti_224 has none at 224 pixels")
+    assert csra.problem.startswith("csra needs feature maps")
     assert csra.gmac is csra.training_parameters is csra.prediction_parameters is csra.training_gmac is None
 
 
 class Unpooled(Method):
-    """A contrast of maps: no head of its own, and nothing that could be done with pooled features."""
+    """A contrastive method on feature maps, without a head."""
 
     n_views = 2
     needs_maps = True
-    presets = {"default": Nothing()}  # noqa: RUF012
+    presets = {"default": NoSettings()}  # noqa: RUF012
 
     def __init__(
-        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Nothing | None = None
+        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: NoSettings | None = None
     ) -> None:
         super().__init__()
         self.encoder = with_maps(encoder, "unpooled")
@@ -136,21 +136,22 @@ class Unpooled(Method):
 
 class Broken(Unpooled):
     def __init__(
-        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: Nothing | None = None
+        self, encoder: Encoder | PrecomputedFeatures, label_space: LabelSpace, config: NoSettings | None = None
     ) -> None:
         raise AssertionError
 
 
 @pytest.mark.parametrize(
-    ("kind", "problem"),
+    ("name", "problem"),
     [
-        ("Unpooled", "it needs more than pooled features and does not predict by itself; this cannot be counted"),
-        ("Broken", "AssertionError"),  # which says nothing of itself
+        ("Unpooled", "cannot be counted"),
+        ("Broken", "AssertionError"),  # an error without a message
     ],
 )
-def test_what_cannot_be_counted_always_says_why_and_is_not_measured(kind: str, problem: str) -> None:
-    (found,) = cost_rows(parse_methods([f"{__name__}:{kind}"]), ["test_resnet"], [SIZE], [2], MeasureOptions("cpu", 2))
-    assert found.problem == problem
+def test_uncountable_methods_have_a_reason_and_are_not_measured(name: str, problem: str) -> None:
+    (found,) = cost_rows(parse_methods([f"{__name__}:{name}"]), ["test_resnet"], [SIZE], [2], MeasureOptions("cpu", 2))
+    assert found.problem is not None
+    assert problem in found.problem
     assert found.gmac is None
     assert found.speed is None
 
@@ -159,14 +160,15 @@ def test_two_methods_of_one_name_are_not_taken_for_one(tmp_path: Path) -> None:
     places = [tmp_path / "one.py", tmp_path / "two.py"]
     for place in places:
         place.write_text("def mine(logits, labels, known):\n    return logits.mean()\n")
-    with pytest.raises(SettingsError, match="are both called mine; rename one"):
+    with pytest.raises(SettingsError, match="one.py:mine and .*two.py:mine"):
         parse_methods([f"{place}:mine" for place in places])
 
 
 def test_a_size_that_an_encoder_cannot_take_is_a_row_that_says_so() -> None:
     small, fine = cost_rows(parse_methods(["bce"]), ["test_vit"], [40, 160], [2])
     assert small.problem is not None
-    assert "test_vit cannot take images of 40 pixels" in small.problem
+    assert "test_vit" in small.problem
+    assert "40" in small.problem
     assert small.image_size == 40
     assert fine.problem is None
 
@@ -188,10 +190,10 @@ def test_methods_are_named_as_in_a_comparison() -> None:
 @pytest.mark.parametrize(
     ("said", "preset", "answer"),
     [
-        ("probmlc", None, "no method 'probmlc'; did you mean 'probmcl'"),
-        ("csra:papre", None, "method 'csra' has no preset 'papre'; did you mean 'paper'"),
-        ("bce", "paper", "method 'bce' has no preset 'paper'; there are default"),
-        ("probmcl:anchors", "paper", r"`preset=paper` contradicts probmcl:anchors"),
+        ("probmlc", None, "'probmlc'; did you mean 'probmcl'"),
+        ("csra:papre", None, "'csra' .*'papre'; did you mean 'paper'"),
+        ("bce", "paper", "'bce' .*'paper'"),
+        ("probmcl:anchors", "paper", r"`preset=paper` .*probmcl:anchors"),
     ],
 )
 def test_what_is_not_there_is_answered_with_what_is(said: str, preset: str | None, answer: str) -> None:
@@ -229,7 +231,7 @@ def test_a_step_of_more_images_holds_more() -> None:
 
 
 def test_a_step_of_one_image_is_refused() -> None:
-    with pytest.raises(ValueError, match="`batch_size=1` must be at least 2"):
+    with pytest.raises(ValueError, match="`batch_size=1`"):
         MeasureOptions("cpu", 1)
 
 
@@ -249,5 +251,7 @@ def test_a_row_that_runs_out_of_memory_says_so_and_the_others_are_measured(monke
     assert [row.speed is not None for row in found] == [True, False]
     assert all(row.gmac is not None for row in found)
     counted, measured = cost_tables(found)
-    assert counted.notes == ["asl: not measured, out of memory; a smaller batch size helps"]
+    (note,) = counted.notes
+    assert note.startswith("asl: ")
+    assert "out of memory" in note
     assert [cells[0] for cells in measured.rows] == ["bce"]

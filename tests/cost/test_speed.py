@@ -52,12 +52,12 @@ def from_numbers() -> None:
 
 def grown() -> None:
     kept = ones(1)
-    torch.add(ones(4), 1, out=kept.resize_(KB))  # 4 kB from here on
+    torch.add(ones(4), 1, out=kept.resize_(KB))  # grows to 4 kB
     del kept
 
 
 def in_a_circle() -> None:
-    """What only the garbage collector finds is alive until it does."""
+    """A reference cycle is alive until the garbage collector runs."""
     circle: list[Any] = [ones(7)]
     circle.append(circle)
 
@@ -77,7 +77,7 @@ def in_a_circle() -> None:
 )
 def test_the_peak_of_work_of_known_size(work: Any, kilobytes: int) -> None:
     assert peak_memory(work) == kilobytes * KB
-    assert peak_memory(work) == kilobytes * KB  # nothing is left of the first count
+    assert peak_memory(work) == kilobytes * KB  # the first count has no effect
 
 
 def test_what_was_there_before_is_not_counted() -> None:
@@ -93,7 +93,7 @@ def test_what_was_there_before_is_not_counted() -> None:
 
 
 def test_a_training_step_holds_gradients_and_activations() -> None:
-    """Weights of 1 MB: their gradient; 64 rows in 256 kB: the output, its square and the gradients of both."""
+    """The weights (1 MB) have a gradient; the output of 64 rows (128 kB), its square and their gradients add to it."""
     layer, rows = nn.Linear(512, 512, bias=False), torch.ones(64, 512)
 
     def step() -> None:
@@ -114,7 +114,7 @@ def test_a_training_step_holds_gradients_and_activations() -> None:
 
 @pytest.fixture
 def _one_thread() -> Iterator[None]:
-    """Attention takes scratch memory in each further thread, and the profiler counts it."""
+    """Use one thread, because attention allocates temporary memory per thread, which the profiler counts."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
