@@ -146,7 +146,7 @@ def _normalization(args: tuple[Any, ...], out: Tensor, weight: int = 1) -> int:
 
 
 def _rules(rule: Rule, names: str) -> dict[Any, Rule]:
-    """Map the named operations that this torch version has, also in place, to a rule; * stands for 1d, 2d and 3d."""
+    """Map the named operations that this torch version has, also in place, to a rule; * means 1d, 2d and 3d."""
     expanded = (name.replace("*", dims) for name in names.split() for dims in ("1d", "2d", "3d"))
     available = (getattr(torch.ops.aten, name + end, None) for name in expanded for end in ("", "_"))
     return {operation: rule for operation in available if operation is not None}

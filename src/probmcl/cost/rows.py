@@ -164,7 +164,7 @@ def _count_on_features(row: CostRow, method: Method, meta: MetaEncoder) -> CostR
 def _count_on_maps(row: CostRow, method: Method) -> CostRow:
     """Count the encoder and the method together. A training step costs one prediction per view."""
     if not row.own_head:
-        raise ValueError("the cost of a method that needs feature maps but has no head of its own cannot be counted")
+        raise ValueError("a method that needs feature maps but has no head cannot be counted")
     assert row.image_size is not None
     image = torch.empty(1, 3, row.image_size, row.image_size, device="meta")
     row = _count_prediction(row, method.to("meta"), image, Operations(0, 0), 0)

@@ -39,7 +39,7 @@ def predict(
             done(len(batch.labels))
     gathered = distributed.unshard(scores)
     if not len(gathered):
-        raise ValueError("there are no images to score; choose a split with images")
+        raise ValueError("no images to score; choose a split that is not empty")
     return gathered
 
 

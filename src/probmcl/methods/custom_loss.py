@@ -59,7 +59,7 @@ class CustomContrast(ProjectedContrast, ABC):
     """Custom loss on the cosine similarities of projected features, with two views of each image.
 
     The loss receives the cosines of M rows with all other rows, without the row itself, and the overlaps of their label
-    sets, both of shape (M, P). Views of one image have overlap 1. The loss must return the mean over rows.
+    sets, both of shape (M, P−1). Views of one image have overlap 1. The loss must return the mean over rows.
     """
 
     presets = {"default": Projection()}  # noqa: RUF012  # read, never written
