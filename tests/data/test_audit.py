@@ -182,7 +182,7 @@ def test_a_child_without_its_parent_is_warned_of_and_the_parent_taken_as_present
     table.write_text("\n".join(["filename,building,roof", *rows]) + "\n")
     (tmp_path / "tree.csv").write_text("child,parent\nroof,building\n")
     found = check(DataSource.of(table, None, ReadOptions(hierarchy=tmp_path / "tree.csv")), console=shown())
-    said = "a class is present and its parent absent in 2 images, first in row 6: the parent is taken as present"
+    said = "in 2 images (first: row 6), a class is present but its parent is absent"
     assert said in texts(found, "warning")
     assert said in found["summary"]
     assert sum(found["per_class"]["building"]["present"].values()) == 8

@@ -247,7 +247,7 @@ def test_what_the_demo_writes_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 def test_the_description_has_every_count() -> None:
     assert describe(some_records()) == (
-        "4 images: train 2 · val 1 · test 1; 3 classes, 1.0 labels per image, 25.0 % not known\n"
+        "4 images: train 2 · val 1 · test 1; 3 classes, 1.0 labels per image, 25.0 % unknown\n"
         "labels: 3 unknown\n"
         "images without labels: 1; classes without training positives: 1 of 3 (bird)"
     )
@@ -285,7 +285,7 @@ def test_missing_files_stay_where_they_are_to_be_kept(tmp_path: Path) -> None:
         read(table)
     records = read(table, missing="keep")
     assert len(records) == 20
-    assert records.where(7) == f"{table}: row 9: {tmp_path / '7.jpg'}"
+    assert records.where(7) == f"{table}, row 9: {tmp_path / '7.jpg'}"
 
 
 def test_the_description_says_where_every_class_has_positives() -> None:

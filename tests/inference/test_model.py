@@ -236,8 +236,8 @@ def test_images_that_the_run_went_on_without_are_left_out(tmp_path: Path, record
         model.evaluate(data, workers=0)
     assert str(caught.value).splitlines() == [
         "2 of 22 images cannot be used:",
-        f"  {data}: row 42: {records.paths[40]}: does not exist",
-        f"  {data}: row 43: {records.paths[41]}: the file is empty",
+        f"  {data}, row 42: {records.paths[40]}: does not exist",
+        f"  {data}, row 43: {records.paths[41]}: the file is empty",
         "repair or remove them; `skip_bad=0.1` goes on without them",
     ]
 

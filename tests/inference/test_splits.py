@@ -194,7 +194,7 @@ def test_more_than_that_are_all_named_and_nothing_is_scored_after_them(
         model.evaluate(data, skip_bad=share, draws=0, workers=0)
     first, *listed, last = str(caught.value).splitlines()
     assert first == f"4 of 20 images cannot be used{'' if share is None else ', more than `skip_bad=0.1` allows'}:"
-    assert [line.partition(": row ")[2] for line in listed] == [
+    assert [line.partition(", row ")[2] for line in listed] == [
         f"4: {images[2]}: does not exist",
         f"7: {images[5]}: the file is empty",
         f"11: {images[9]}: is a folder, not a file",

@@ -241,7 +241,7 @@ def test_patches_know_their_line_and_what_was_dropped_is_said(tmp_path: Path) ->
     lines = (tmp_path / FLAT).read_text(encoding="utf-8").splitlines()
     for row, path in enumerate(records.paths):
         number = lines.index(next(line for line in lines if line.startswith(path.name))) + 1
-        assert records.where(row) == f"{tmp_path / FLAT}: row {number}: {path}"
+        assert records.where(row) == f"{tmp_path / FLAT}, row {number}: {path}"
     assert str(records.origin) == f"{tmp_path / FLAT}: ADP, flat release, level L1; patches without label dropped: 1"
 
 

@@ -52,7 +52,7 @@ def test_folders_of_splits_are_known_in_any_case(tmp_path: Path) -> None:
 
 def test_errors_name_the_file_and_the_row_in_it(tmp_path: Path) -> None:
     write(tmp_path, train=HEADER + "1.jpg,cat,a\n2.jpg,dog,b\n", test=HEADER + "1.jpg,cat,a\n7.jpg,cat,b\n")
-    with pytest.raises(DataError, match=r"test/metadata\.csv: row 3: 'test/7\.jpg' does not exist"):
+    with pytest.raises(DataError, match=r"test/metadata\.csv, row 3: 'test/7\.jpg' does not exist"):
         read(tmp_path)
 
 

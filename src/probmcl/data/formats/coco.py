@@ -79,7 +79,7 @@ def read_coco(folder: Path, *, year: Year | None = None, missing: Missing = "err
     dropped = sum(len(instances.images) for instances in parsed.values()) - len(paths)
     without = f"; images without annotation dropped: {dropped:,}" if dropped else ""
     origin = Origin(folder, f"MS-COCO {year}, {read}{without}")
-    return Records.from_labels(list(categories.values()), paths, splits, LabelStates.joined(labels), origin=origin)
+    return Records.from_labels(list(categories.values()), paths, splits, LabelStates.concatenate(labels), origin=origin)
 
 
 def _tables(folder: Path, year: Year) -> dict[Split, Path]:

@@ -156,5 +156,5 @@ def test_states_are_held_sparsely(tmp_path: Path) -> None:
     rows = "".join(f"{i}.jpg,{int(i == 5)},{'' if i else 0},-1\n" for i in range(200))
     table = write_table(tmp_path, "file,a,b,c\n" + rows, images=" ".join(f"{i}.jpg" for i in range(200)))
     states = read_table(table).states
-    assert states.usual.tolist() == [0, 2, 3]
+    assert states.default.tolist() == [0, 2, 3]
     assert len(states.states) == 2

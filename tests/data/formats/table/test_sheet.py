@@ -27,7 +27,7 @@ def test_lists_are_taken_as_they_are_whatever_their_names_contain(tmp_path: Path
     records = read(tmp_path, seed=None)
     assert labels_of(records) == [{"a b", "c|d"}, {"x, y"}, set(), set()]
     assert str(records.origin) == f"{table}: path column 'file', labels 'labels' (names, a list in each cell, 3 labels)"
-    assert records.where(1) == f"{table}: row 2: {tmp_path / '2.jpg'}"
+    assert records.where(1) == f"{table}, row 2: {tmp_path / '2.jpg'}"
 
 
 def test_lists_of_one_label_are_lists_too(tmp_path: Path) -> None:

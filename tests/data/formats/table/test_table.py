@@ -276,7 +276,7 @@ def test_a_broken_classes_file_is_refused_with_the_row(write: Write) -> None:
 
 def test_missing_images_are_named_and_counted(write: Write) -> None:
     table = write("filename,labels\n1.jpg,cat\n8.jpg,cat\n9.jpg,dog\n10.jpg,dog\n")
-    refused(table, "labels.csv: row 3: '8.jpg' does not exist", "2 more", "images")
+    refused(table, "labels.csv, row 3: '8.jpg' does not exist", "2 more", "images")
 
 
 def test_missing_images_are_kept_on_request_unless_all_are_missing(write: Write) -> None:
@@ -333,7 +333,7 @@ def test_images_know_the_row_they_come_from(write: Write) -> None:
     table = write('file,labels\n\n1.jpg,"cat\n"\n2.jpg,cat\n')
     records = read_table(table)
     assert [records.where(row) for row in range(2)] == [
-        f"{table}: row {line}: {table.parent / name}" for line, name in ((3, "1.jpg"), (5, "2.jpg"))
+        f"{table}, row {line}: {table.parent / name}" for line, name in ((3, "1.jpg"), (5, "2.jpg"))
     ]
 
 

@@ -48,7 +48,7 @@ def _states_of_columns(columns: Sequence[UInt8[ndarray, "N"]], chance: ndarray) 
     classes = np.repeat(np.arange(len(columns)), [len(unusual) for unusual in rows])
     states = np.concatenate([column[unusual] for column, unusual in zip(columns, rows, strict=True)])
     shape = (len(columns[0]), len(columns))
-    return LabelStates.from_entries(np.concatenate(rows), classes, states, shape, usual=usual, chance=chance)
+    return LabelStates.from_entries(np.concatenate(rows), classes, states, shape, default=usual, chance=chance)
 
 
 def meanings(policy: LabelPolicy, blanks: int, uncertain: int, otherwise: str) -> list[str]:

@@ -79,7 +79,7 @@ def _long_form(table: Table, columns: Columns, classes: Classes, images: Images,
         np.concatenate([places, known[:, 1]]),
         np.concatenate([states, np.zeros(len(known), dtype=np.uint8)]),
         (len(images.first), len(lists.names)),
-        usual=blanks,
+        default=blanks,
         chance=policy.chance(lists.names),
     )
     what = f"one row a label: {len(table.rows):,} rows, {len(images.first):,} images, labels {columns.labels!r}"
