@@ -128,7 +128,7 @@ def test_table_without_path_column_needs_the_option(tmp_path: Path, fakes: None)
 
 def test_options_for_tables_are_refused_by_other_formats(tmp_path: Path, fakes: None) -> None:
     (tmp_path / "coco.mark").touch()
-    with pytest.raises(OptionError, match="read as coco.*`images`, `split_column`"):
+    with pytest.raises(OptionError, match=r"read as coco.*`images`, `split_column`"):
         read(tmp_path, options=ReadOptions(split_column="split"), images=tmp_path)
 
 

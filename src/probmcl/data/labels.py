@@ -34,9 +34,8 @@ class State(IntEnum):
 class LabelStates:
     """The states of C classes in N images, as sparse rows of the entries that differ from a default.
 
-    `chance` is the probability that an uncertain label of a class is present. With 0 the label counts as absent, with
-    1 as present, with NaN as unknown. With a chance in between, a label is sampled each time an image is trained on,
-    and is unknown in evaluation.
+    `chance` is the probability that an uncertain label of a class is present (NaN: unknown). Between 0 and 1, the label
+    is sampled each time an image is trained on, and is unknown in evaluation.
 
     >>> states = LabelStates.from_states(np.array([[1, 0, 0], [0, 0, 3], [0, 2, 0]], dtype=np.uint8))
     >>> labels, known = states.labels_and_known()

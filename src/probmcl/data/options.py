@@ -23,7 +23,7 @@ class ReadOptions:
         path_column: column with the image paths (default: detected)
         labels_column: column with a list of labels, or with one label per row (default: detected)
         split_column: column with train, val or test (default: detected; '' for none)
-        group: column, such as the patient, whose images stay in one split (default: detected; '' for none)
+        group: column of units to keep in one split, such as patients (default: detected; '' for none)
         weight_column: column with sampling weights for training (default: detected; '' for none)
         rows: whether a row of the table is an image or one label of an image (default: detected)
         blank: meaning of a blank cell: negative or unknown; CLASS=MEANING sets it for one class

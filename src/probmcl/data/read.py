@@ -1,7 +1,4 @@
-"""The entry point for reading data: detects the format and calls its reader.
-
-Readers and numpy are imported only when they are needed.
-"""
+"""Reads data: detects the format and calls its reader. Readers and numpy are imported only when needed."""
 
 from __future__ import annotations
 
@@ -25,10 +22,7 @@ FORMATS: Mapping[str, str] = {
     "adp": "probmcl.data.formats.adp",
     "folders": "probmcl.data.formats.folders",
 }
-"""Modules by format name. Each defines `recognizes(folder)` and `read_NAME(folder, missing=…)`.
-
-The readers of tables also take `ReadOptions`, the image folder and the columns to keep.
-"""
+"""Modules by format. Each defines `recognizes(folder)` and `read_NAME(folder, missing=…)`; tables take more options."""
 
 VARIANTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "coco2014": ("coco", {"year": "2014"}),

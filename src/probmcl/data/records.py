@@ -66,13 +66,7 @@ class LabelSpace:
 
 @dataclass(frozen=True)
 class Origin:
-    """The origin of records, for messages.
-
-    Attributes:
-        place: the table or folder.
-        understood: how it was read, such as the role of each column.
-        lines: the line of each image in the table.
-        warnings: problems that did not prevent reading.
+    """The table or folder of records, how it was read, the line of each image in the table, and warnings.
 
     >>> print(Origin(Path("labels.csv"), "path column 'file', labels 'tags'", lines=(2, 3)))
     labels.csv: path column 'file', labels 'tags'

@@ -11,7 +11,7 @@ from probmcl.data.read import read
 
 FLAT, FULL = "ADP_EncodedLabels_Release1_Flat.csv", "ADP_EncodedLabels_Release1.csv"
 RELEASED = Path(__file__).parents[4] / "shared" / "data" / "adp" / FLAT
-released = pytest.mark.skipif(not RELEASED.is_file(), reason="the label table of ADP is not beside the repository")
+released = pytest.mark.skipif(not RELEASED.is_file(), reason="needs the label table of ADP in ../shared/data")
 
 HEADER = ("E", "E.M", "E.M.S", "E.M.X", "C", "C.X", "H", "S", "A", "M", "N", "N.G", "N.G.A", "G", "T")
 PATCHES: dict[str, tuple[str, ...]] = {  # patch -> its types
@@ -154,8 +154,8 @@ def test_flat_table_is_required(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ("Patch Names", "patch", ": the first column is 'patch', expected 'Patch Names'"),
-        (",G,T", ",G,U", ": the first level is E, C, H, S, A, M, N, G, U, expected E, C, H, S, A, M, N, G, T"),
-        (",N.G,", ",N.P,", ": column 'N.G.A' has no parent column 'N.G'"),
+        (",G,T", ",G,U", ": first level E, C, H, S, A, M, N, G, U, expected E, C, H, S, A, M, N, G, T"),
+        (",N.G,", ",N.P,", ": column 'N.G.A' needs a column 'N.G'"),
         ("001.png_crop_2.png,0", "001.png_crop_2.png,2", ", row 3: 'E' must be 0 or 1, got '2'"),
         ("001.png_crop_2.png,0", "001.png_crop_2.png", ", row 3: 15 cells, but 16 columns"),
     ],

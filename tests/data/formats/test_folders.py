@@ -12,7 +12,7 @@ from probmcl.errors import DataError, OptionError
 
 
 def fill(folder: Path, **contents: str) -> Path:
-    """Write text files. In their names, __ stands for a slash and _dot_ for a dot."""
+    """Write text files. In their names, __ means a slash and _dot_ a dot."""
     for name, text in contents.items():
         path = folder / name.replace("__", "/").replace("_dot_", ".")
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -64,7 +64,7 @@ def test_copies_within_a_class_are_merged(tmp_path: Path) -> None:
     fill(tmp_path, cat__1_dot_jpg="a", cat__2_dot_jpg="a", dog__1_dot_jpg="b")
     records = read_folders(tmp_path)
     assert len(records) == 2
-    assert str(records.origin).endswith("0 in several classes (links or copies); 1 more copies within a class left out")
+    assert str(records.origin).endswith("0 in several classes (links or copies); 1 copies within a class left out")
 
 
 def test_split_folders_contain_class_folders(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_two_folders_are_needed_and_a_table_takes_precedence(tmp_path: Path) -> 
 
 def test_options_for_tables_are_refused(tmp_path: Path) -> None:
     fill(tmp_path, cat__1_dot_jpg="a", dog__1_dot_jpg="b")
-    with pytest.raises(OptionError, match="read as folders.*`group`, `blank`"):
+    with pytest.raises(OptionError, match=r"read as folders.*`group`, `blank`"):
         read(tmp_path, options=ReadOptions(group="x", blank=("unknown",)))
 
 

@@ -153,7 +153,7 @@ def test_class_without_a_file_for_a_split_is_refused(tmp_path: Path) -> None:
     (main(write(tmp_path)) / "train_val.txt").unlink()
     with pytest.raises(ValueError, match=": ") as caught:
         read_voc(tmp_path)
-    assert str(caught.value).startswith(f"{main(tmp_path)}: class 'train' has no file for val")
+    assert str(caught.value).startswith(f"{main(tmp_path)}: class 'train' lacks a file for val")
 
 
 def test_sets_without_class_files_are_refused(tmp_path: Path) -> None:

@@ -58,9 +58,7 @@ def read_adp(folder: Path, *, level: Level = "L1", missing: Missing = "error") -
     labels = all_labels[[rows[n] for n in kept]]
     images = root / "img_res_1um_bicubic"
     if not images.is_dir():
-        raise DataError(
-            f"{images} does not exist; unpack the patches there (the authors of ADP provide them on request)"
-        )
+        raise DataError(f"{images} does not exist; unpack the patches there (available from the authors of ADP)")
     files, remedy = [patches[rows[n]] for n in kept], "unpack the patches there again"
     paths = named_images(images, files, source=table, remedy=remedy, missing=missing)
     hierarchy = {name: parent for name in names if (parent := name.rpartition(".")[0])}
@@ -86,7 +84,7 @@ def _read_table(table: Path, depth: int) -> tuple[list[str], list[str], Float[nd
     for row, line in enumerate(lines):
         if len(line) != len(header):
             fields = f"{len(line)} cells, but {len(header)} columns"
-            raise DataError(f"{table}, row {row + 2}: {fields}; use the table of the release")
+            raise DataError(f"{table}, row {row + 2}: {fields}; use the released table")
         for name, cell in zip(header[1:], line[1:], strict=True):
             if cell not in ("0", "1"):
                 raise DataError(f"{table}, row {row + 2}: {name!r} must be 0 or 1, got {cell!r}")
@@ -97,20 +95,14 @@ def _read_table(table: Path, depth: int) -> tuple[list[str], list[str], Float[nd
 def _columns(table: Path, header: list[str], depth: int) -> list[int]:
     if header[:1] != [NAME_COLUMN]:
         first = "".join(header[:1])
-        raise DataError(
-            f"{table}: the first column is {first!r}, expected {NAME_COLUMN!r}; use the table of the release"
-        )
+        raise DataError(f"{table}: the first column is {first!r}, expected {NAME_COLUMN!r}; use the released table")
     first_level = tuple(name for name in header[1:] if "." not in name)
     if first_level != LEVEL_1:
         expected = ", ".join(LEVEL_1)
-        raise DataError(
-            f"{table}: the first level is {', '.join(first_level)}, expected {expected}; use the released table"
-        )
+        raise DataError(f"{table}: first level {', '.join(first_level)}, expected {expected}; use the released table")
     orphans = [name for name in header[1:] if "." in name and name.rpartition(".")[0] not in header]
     if orphans:
-        raise DataError(
-            f"{table}: column {orphans[0]!r} has no parent column {orphans[0].rpartition('.')[0]!r}; add it"
-        )
+        raise DataError(f"{table}: column {orphans[0]!r} needs a column {orphans[0].rpartition('.')[0]!r}; add it")
     return [
         column
         for column, name in enumerate(header[1:], start=1)

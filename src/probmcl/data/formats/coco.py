@@ -94,9 +94,7 @@ def _years(folder: Path) -> list[Year]:
 def _year(folder: Path, wanted: Year | None) -> Year:
     years = _years(folder)
     if not years:
-        raise DataError(
-            f"{folder}: no annotations/instances_{{train,val}}{{2014,2017}}.json; pass the folder of MS-COCO"
-        )
+        raise DataError(f"{folder}: no annotations/instances_*2014.json or *2017.json; pass the folder of MS-COCO")
     if wanted is not None and wanted not in years:
         remedy = f"use `format=coco{years[0]}` for the other year"
         raise DataError(f"{folder}/annotations: no instances_*{wanted}.json; {remedy}")
@@ -129,9 +127,7 @@ def _names_by_id(table: Path, instances: _Instances) -> dict[int, str]:
     names: dict[int, str] = {}
     for category in sorted(instances.categories, key=lambda category: category.id):
         if category.id in names or category.name in names.values():
-            raise DataError(
-                f"{table}: category {category.id}, {category.name!r}, has a repeated id or name; make both unique"
-            )
+            raise DataError(f"{table}: the id or name of category {category.id}, {category.name!r}, is not unique")
         names[category.id] = category.name
     return names
 

@@ -83,7 +83,7 @@ def _classes(main: Path, sets: dict[Split, dict[str, Path]]) -> list[str]:
         for name in names:
             if name not in files:
                 other = next(iter(files.values()))
-                raise DataError(f"{main}: class {name!r} has no file for {split}, unlike {other.name}; add it")
+                raise DataError(f"{main}: class {name!r} lacks a file for {split}, unlike {other.name}; add it")
     return names
 
 

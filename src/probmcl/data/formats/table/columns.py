@@ -137,7 +137,7 @@ def _refuse_two_kinds_of_labels(table: Table, labels: str, rest: list[str], clas
 
 
 def _class_columns(table: Table, rest: list[str], classes: Classes) -> tuple[str, ...]:
-    """Return the columns in `classes.txt` or, if there is no such file, the columns that contain flags."""
+    """Return the columns in `classes.txt` or, if it does not exist, the columns that contain flags."""
     for name in classes or ():
         if name not in rest:
             raise DataError(f"{table.path}: class {name!r} of {CLASSES} has no column; {suggestion(name, rest)}")

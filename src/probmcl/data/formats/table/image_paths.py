@@ -1,7 +1,6 @@
 """Finds the image files of a table: by path, by path without suffix, or by file name in a subfolder.
 
-Each folder is listed only once, because a check per file is much slower for a million files, especially on a network
-drive.
+Each folder is listed only once: checking a million files one by one is much slower, above all on a network drive.
 """
 
 import os
@@ -24,7 +23,7 @@ ListFiles = Callable[[str], frozenset[str]]
 
 
 class _Matches(NamedTuple):
-    """The file of each distinct text under a root, None if there is no such file, and notes on how it was found."""
+    """The file of each distinct text under a root, None if it does not exist, and notes on how files were found."""
 
     root: Path
     files: dict[str, str | None]

@@ -34,16 +34,10 @@ class Labels(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """The lists of labels in some columns, as class indices.
+    """The class names, the class indices of each cell of each column, and a description of how lists were read.
 
-    Attributes:
-        names: the class names.
-        columns: the class indices of each cell of each column.
-        description: how the lists were read.
-        none: labels that mean "no label".
-        none_rows: rows that have such a label in the first column.
-        blanks: texts that were read as blank, such as 'NaN'.
-        blank_rows: rows that are blank in the first column.
+    `none` are the labels that mean "no label", and `blanks` the texts that were read as blank, such as 'NaN'.
+    `none_rows` and `blank_rows` are the rows with such a cell in the first column.
     """
 
     names: tuple[str, ...]
@@ -91,12 +85,8 @@ def read_lists(
 ) -> Lists:
     """Read lists of labels with the only separator that fits the classes or, without classes, that occurs.
 
-    Args:
-        table: the table.
-        columns: columns with lists, all with the same separator.
-        classes: the names in `classes.txt`, if it exists.
-        none_label: a label that means "no label"; '' if there is none, None to detect it by name.
-        candidates: possible separators.
+    All columns have the same separator, one of `candidates`. `none_label` is a label that means "no label"; '' if there
+    is none, None to detect it by name.
     """
     texts = [text for column in columns for text in table.texts(column)]
     blanks = find_blanks(texts, none_label, classes)

@@ -21,9 +21,7 @@ Words = tuple[str, ...]
 
 
 def find_none_labels(texts: Sequence[str], none_label: str | None, classes: tuple[str, ...] | None) -> frozenset[str]:
-    """Return the labels that mean "no label".
-
-    This is `none_label` if it is set, otherwise the usual names (NONE) that occur alone in a cell and are not a class.
+    """Return the labels that mean "no label": `none_label` or, if None, usual names that occur alone in a cell.
 
     >>> find_none_labels(["No Finding", "Edema|none"], None, None)
     frozenset({'No Finding'})

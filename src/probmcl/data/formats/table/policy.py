@@ -62,8 +62,7 @@ def flags_of(table: Table, column: str, remedy: str) -> UInt8[ndarray, "N"]:
     if None in values.values():
         row = next(row for row, text in enumerate(texts) if values[text] is None)
         raise DataError(
-            f"{table.where(row)}: column {column!r} has {texts[row]!r}; expected 0, 1, true, false, -1 or blank. "
-            f"{remedy}"
+            f"{table.where(row)}: column {column!r} has {texts[row]!r}, not 0, 1, true, false, -1 or blank. {remedy}"
         )
     return np.fromiter((values[text] or 0 for text in texts), dtype=np.uint8, count=len(texts))
 

@@ -65,13 +65,7 @@ class Table:
 
 
 def load(path: Path, fits: Callable[[Sequence[str]], bool], *, row: str = "image") -> Table:
-    """Load a table.
-
-    Args:
-        path: a CSV, TSV or Parquet file.
-        fits: whether column names make sense; decides between delimiters that all occur in the header.
-        row: what a row describes, for messages.
-    """
+    """Load a table. `fits` tests column names, to choose the delimiter; `row` is the unit of a row, for messages."""
     if path.suffix.lower() == PARQUET:
         return _load_parquet(path, row)
     delimiter, columns = _header(path, fits)
@@ -229,9 +223,7 @@ def _parquet(path: Path, read: Literal["read_schema", "read_table"]) -> Any:
     try:
         return getattr(import_module("pyarrow.parquet"), read)(path)
     except ImportError:
-        raise DataError(
-            f"{path}: reading Parquet needs pyarrow; run pip install 'probmcl[parquet]', or save the table as CSV"
-        ) from None
+        raise DataError(f"{path}: needs pyarrow; run pip install 'probmcl[parquet]', or save it as CSV") from None
     except (ValueError, OSError) as error:
         reason = str(error).splitlines()[0]
         raise DataError(f"{path}: pyarrow cannot read this Parquet file ({reason}); write it again") from error

@@ -92,7 +92,7 @@ def records_of(table: Table, options: ReadOptions, root: Path | None, keep: Sequ
         labels = read_class_columns(table, columns.classes, columns.difficult, options.policy)
     else:
         labels = read_label_rows(table, columns, classes, images, options)
-    understood = _describe(columns, labels.written, [*notes, *case_warnings(labels.names)])
+    understood = _describe(columns, labels.description, [*notes, *case_warnings(labels.names)])
     lines = None if table.files else tuple(table.lines[row] for row in images.first)  # ambiguous with several files
     return Records.from_labels(
         labels.names,
@@ -130,11 +130,11 @@ def _hierarchy(path: Path | None, names: tuple[str, ...]) -> dict[str, str] | No
         raise OptionError("hierarchy", path, f"cannot be used: {error}") from error
 
 
-def _describe(columns: Columns, written: str, notes: Sequence[str]) -> str:
+def _describe(columns: Columns, labels: str, notes: Sequence[str]) -> str:
     others = {"split": columns.split, "difficult": columns.difficult, "group": columns.group, "weight": columns.weight}
     roles = [f"{role} {column!r}" for role, column in others.items() if column]
     unread = [f"ignored: {listing(map(repr, columns.unread))}"] if columns.unread else []
-    return "; ".join([", ".join([f"path column {columns.path!r}", written, *roles]), *unread, *notes])
+    return "; ".join([", ".join([f"path column {columns.path!r}", labels, *roles]), *unread, *notes])
 
 
 def read_hierarchy(path: Path, names: Sequence[str]) -> dict[str, str]:
