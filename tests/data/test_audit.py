@@ -312,9 +312,7 @@ def test_rows_that_name_an_image_again_are_all_counted(tmp_path: Path) -> None:
     assert found["verdict"] == "blocked"
     assert found["duplicated_rows"] == [(2, 4), (2, 7)]
     assert found["conflicting_rows"] == [(3, 5)]
-    assert "rows 2 and 4: both are '0.jpg' (3 rows name an image again, 2 of them say just the same)" in texts(
-        found, "blocked"
-    )
+    assert "rows 2 and 4: both have the path '0.jpg' (3 rows repeat a path" in texts(found, "blocked")
 
 
 def test_rare_and_missing_classes_are_warned_of(tmp_path: Path) -> None:

@@ -105,7 +105,7 @@ def test_learned_vectors_start_small() -> None:
 
 
 def test_a_class_without_a_word_vector_is_an_error(file: Path) -> None:
-    with pytest.raises(DataError, match="class 'class 0': there is no word 'class'"):
+    with pytest.raises(DataError, match="'class' of class 'class 0'"):
         build(Config(vectors=str(file), vector_size=5), label_space())
 
 

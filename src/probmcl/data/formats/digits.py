@@ -257,9 +257,7 @@ def _canvas(rng: Generator, size: int) -> Image.Image:
     pen = ImageDraw.Draw(image)
     for bounds, color in _clutter(rng, MAX_BLOBS, ends.mean(axis=0), size):
         pen.ellipse(bounds, fill=color)
-    arcs = rng.uniform(
-        (0, 60), (360, 200), size=(MAX_STROKES, 2)
-    ).tolist()  # never closed, since that would look like a zero
+    arcs = rng.uniform((0, 60), (360, 200), size=(MAX_STROKES, 2)).tolist()  # open, because a closed one is a zero
     strokes = _clutter(rng, MAX_STROKES, ends.mean(axis=0), size)
     for (bounds, color), (start, length) in zip(strokes, arcs, strict=False):
         pen.arc(bounds, start, start + length, fill=color, width=max(1, size // 32))

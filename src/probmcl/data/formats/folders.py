@@ -105,9 +105,7 @@ def _describe(layout: _Layout, names: list[str], images: list[list[_File]]) -> s
     parts += [f"splits {', '.join(splits)}"] if splits else []
     parts.append(f"{len(images):,} images, {several:,} in several classes (links or copies)")
     parts += [f"{repeated:,} copies within a class left out"] if repeated else []
-    parts += (
-        [f"ignored, because they contain runs: {listing(f'{name}/' for name in layout.runs)}"] if layout.runs else []
-    )
+    parts += [f"ignored folders of runs: {listing(f'{name}/' for name in layout.runs)}"] if layout.runs else []
     return "; ".join([*parts, *case_warnings(names)])
 
 

@@ -52,7 +52,7 @@ def means_none(text: str, none: frozenset[str]) -> bool:
 
 
 def refuse_none_with_others(where: str, label: str, other: str, none_label: str | None) -> None:
-    """Raise an error for an image that has a "no label" label and another label."""
+    """Raise an error for an image that has another label together with one that means "no label"."""
     if none_label:
         raise DataError(
             f"{where}: {label!r} occurs together with {other!r}, although `none_label` declares it as no label; "

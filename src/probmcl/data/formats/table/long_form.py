@@ -25,7 +25,7 @@ def read_label_rows(table: Table, columns: Columns, classes: Classes, images: Im
     if columns.presence and holds_flags(table.texts(columns.presence)):
         raise DataError(
             f"{table.path}: column {columns.presence!r} may mark whether the label in the same row is present; use "
-            f"`rows=labels` if it does, default `ignore={columns.presence}`"
+            f"`rows=labels` if it does, otherwise `ignore={columns.presence}`"
         )
     return _lists_of_images(table, columns, classes, options)
 

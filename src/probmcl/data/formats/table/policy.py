@@ -120,7 +120,7 @@ def describe_meanings(general: str | None, single: Mapping[str, str]) -> str:
 def _refuse_other_classes(option: str, meanings: Mapping[str, str], names: Sequence[str]) -> None:
     for name in meanings:
         if name not in names:
-            problem = f"does not match any class: {name!r} is not a class; {suggestion(name, names)}"
+            problem = f"names the unknown class {name!r}; {suggestion(name, names)}"
             raise OptionError(option, f"{name}={meanings[name]}", problem)
 
 

@@ -148,9 +148,7 @@ def columns_of_options(table: Table, options: Mapping[str, str | None]) -> set[s
             continue
         refuse_missing_column(table, option, column)
         if column in taken:
-            raise OptionError(
-                option, column, f"is already `{taken[column]}`; a column of {table.path} can have only one role"
-            )
+            raise OptionError(option, column, f"is already `{taken[column]}`; a column of {table.path} has one role")
         taken[column] = option
     return set(taken)
 
@@ -158,8 +156,8 @@ def columns_of_options(table: Table, options: Mapping[str, str | None]) -> set[s
 def refuse_missing_column(table: Table, option: str, column: str) -> None:
     """Raise an error with a suggestion if a column does not exist."""
     if column not in table.columns:
-        near = suggestion(column, [name for name in table.columns if name])
-        raise OptionError(option, column, f"is not a column of {table.path}; {near}")
+        similar = suggestion(column, [name for name in table.columns if name])
+        raise OptionError(option, column, f"is not a column of {table.path}; {similar}")
 
 
 def quoted(values: Iterable[str]) -> str:
