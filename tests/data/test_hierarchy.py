@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from probmcl.data.hierarchy import below_parents, child_parent_pairs, levels_of, parents_of
+from probmcl.data.hierarchy import cap_at_parents, child_parent_pairs, levels_of, parents_of
 
 NAMES = ("C", "C.D", "E", "E.M", "E.M.S")
 TREE = {"C.D": "C", "E.M": "E", "E.M.S": "E.M"}
@@ -30,7 +30,7 @@ def test_cycle_is_refused() -> None:
 
 def test_score_is_capped_at_all_ancestors() -> None:
     scores = np.array([[0.2, 0.1, 0.4, 0.9, 0.8]])
-    assert below_parents(scores, parents_of(NAMES, TREE)).tolist() == [[0.2, 0.1, 0.4, 0.4, 0.4]]
+    assert cap_at_parents(scores, parents_of(NAMES, TREE)).tolist() == [[0.2, 0.1, 0.4, 0.4, 0.4]]
     assert scores[0, 3] == 0.9  # the input is not modified
 
 
@@ -49,7 +49,7 @@ def trees(draw: st.DrawFn) -> list[int]:
 @given(trees(), st.integers(0, 100))
 def test_capped_score_is_the_minimum_over_ancestors(tree: list[int], seed: int) -> None:
     scores = np.random.default_rng(seed).random((3, len(tree)))
-    capped = below_parents(scores, np.array(tree))
+    capped = cap_at_parents(scores, np.array(tree))
     for row in range(3):
         for k in range(len(tree)):
             lineage = [k]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
-from probmcl.data.labels import ROWS_AT_ONCE, LabelStates, State, drawn
+from probmcl.data.labels import ROWS_AT_ONCE, LabelStates, State, sample_labels
 
 A, P, U, X = State.ABSENT, State.PRESENT, State.UNKNOWN, State.UNCERTAIN
 Matrix = np.ndarray[Any, np.dtype[np.uint8]]
@@ -78,7 +78,7 @@ def test_values_of_unknown_labels_are_ignored() -> None:
 def test_classes_are_selected_in_any_order(states: Matrix, data: st.DataObject) -> None:
     some = np.array(data.draw(st.permutations(range(states.shape[1])))[: data.draw(st.integers(1, 6))])
     chance = np.linspace(0, 1, states.shape[1], dtype=np.float32)
-    stored = LabelStates.from_states(states, chance=chance).of_classes(some)
+    stored = LabelStates.from_states(states, chance=chance).select_classes(some)
     assert np.array_equal(stored.dense(), states[:, some])
     assert np.array_equal(stored.chance, chance[some])
 
@@ -139,14 +139,14 @@ def test_chance_outside_of_0_and_1_is_refused() -> None:
 
 def test_sampled_labels_follow_chance_and_seed() -> None:
     targets = np.tile(np.array([0.0, 1.0, 0.3], dtype=np.float32), (4000, 1))
-    samples = drawn(targets, 1, 2)
-    assert np.array_equal(samples, drawn(targets, 1, 2))
-    assert not np.array_equal(samples, drawn(targets, 1, 3))
+    samples = sample_labels(targets, 1, 2)
+    assert np.array_equal(samples, sample_labels(targets, 1, 2))
+    assert not np.array_equal(samples, sample_labels(targets, 1, 3))
     assert samples.dtype == np.float32
     assert set(samples[:, 2]) == {0.0, 1.0}
     assert samples.mean(axis=0) == pytest.approx([0.0, 1.0, 0.3], abs=0.03)  # four standard deviations
-    assert drawn(targets[:, :2], 1) is not None
-    assert np.array_equal(drawn(targets[:, :2], 1), targets[:, :2])
+    assert sample_labels(targets[:, :2], 1) is not None
+    assert np.array_equal(sample_labels(targets[:, :2], 1), targets[:, :2])
 
 
 def test_a_million_images_with_ten_thousand_classes_take_less_than_100_mb() -> None:

@@ -47,10 +47,10 @@ def child_parent_pairs(parents: Int[ndarray, "C"]) -> list[tuple[int, int]]:
     return [(int(k), int(parents[k])) for k in order if parents[k] >= 0]
 
 
-def below_parents(scores: Float[ndarray, "N C"], parents: Int[ndarray, "C"]) -> Float[ndarray, "N C"]:
+def cap_at_parents(scores: Float[ndarray, "N C"], parents: Int[ndarray, "C"]) -> Float[ndarray, "N C"]:
     """Cap the score of each class at the lowest score of its ancestors.
 
-    >>> below_parents(np.array([[0.3, 0.9, 0.5]]), np.array([-1, 0, -1])).tolist()
+    >>> cap_at_parents(np.array([[0.3, 0.9, 0.5]]), np.array([-1, 0, -1])).tolist()
     [[0.3, 0.3, 0.5]]
     """
     capped = scores.copy()

@@ -126,7 +126,7 @@ class LabelStates:
         entries, starts = self._entries(rows)
         return replace(self, starts=starts, classes=self.classes[entries], states=self.states[entries])
 
-    def of_classes(self, classes: Int[ndarray, "K"]) -> LabelStates:
+    def select_classes(self, classes: Int[ndarray, "K"]) -> LabelStates:
         """Return the given classes in the given order."""
         index = np.full(len(self.default), -1)
         index[classes] = np.arange(len(classes))
@@ -251,12 +251,12 @@ class LabelStates:
         return np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], lengths), starts
 
 
-def drawn(targets: Float[ndarray, "*shape"], *seed: int) -> Float[ndarray, "*shape"]:
+def sample_labels(targets: Float[ndarray, "*shape"], *seed: int) -> Float[ndarray, "*shape"]:
     """Replace each soft target p by a random label: 1 with probability p, otherwise 0.
 
     For a loss that is linear in the label, the expected loss equals that of the soft target (docs/decisions/0007).
 
-    >>> drawn(np.array([0.0, 1.0, 0.5]), 3).tolist()
+    >>> sample_labels(np.array([0.0, 1.0, 0.5]), 3).tolist()
     [0.0, 1.0, 0.0]
     """
     soft = (targets > 0) & (targets < 1)

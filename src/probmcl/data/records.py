@@ -72,13 +72,13 @@ class Origin:
     labels.csv: path column 'file', labels 'tags'
     """
 
-    place: Path
-    understood: str
+    path: Path
+    description: str
     lines: tuple[int, ...] | None = None
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.place}: {'; '.join([self.understood, *self.warnings])}"
+        return f"{self.path}: {'; '.join([self.description, *self.warnings])}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +182,7 @@ class Records:
         """Return the records with a note appended to the description of their origin; an empty note adds nothing."""
         if not note or self.origin is None:
             return self
-        return replace(self, origin=replace(self.origin, understood=f"{self.origin.understood}; {note}"))
+        return replace(self, origin=replace(self.origin, description=f"{self.origin.description}; {note}"))
 
     def without(self, paths: Collection[str]) -> Records:
         """Return the records without these paths.
@@ -198,7 +198,7 @@ class Records:
         """Return the path of an image, preceded by its row in the table if there is one, for a message."""
         if self.origin is None or self.origin.lines is None:
             return str(self.paths[row])
-        return f"{self.origin.place}, row {self.origin.lines[row]}: {self.paths[row]}"
+        return f"{self.origin.path}, row {self.origin.lines[row]}: {self.paths[row]}"
 
 
 def describe(records: Records) -> str:

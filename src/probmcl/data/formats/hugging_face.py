@@ -58,8 +58,8 @@ def read_hugging_face(
     if records.origin is None:
         return records
     names = " and ".join(f"{path.relative_to(folder)}" for path in tables)
-    understood = f"Hugging Face, {names}: {records.origin.understood}"
-    return replace(records, origin=replace(records.origin, understood=understood))
+    description = f"Hugging Face, {names}: {records.origin.description}"
+    return replace(records, origin=replace(records.origin, description=description))
 
 
 def _tables(folder: Path) -> list[Path]:

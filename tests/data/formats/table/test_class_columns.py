@@ -17,7 +17,7 @@ CHEST = (
 def description(path: Path, options: ReadOptions = ReadOptions()) -> str:
     origin = read_table(path, options).origin
     assert origin is not None
-    return origin.understood
+    return origin.description
 
 
 @pytest.mark.parametrize(

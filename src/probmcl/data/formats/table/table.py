@@ -92,7 +92,7 @@ def records_of(table: Table, options: ReadOptions, root: Path | None, keep: Sequ
         labels = read_class_columns(table, columns.classes, columns.difficult, options.policy)
     else:
         labels = read_label_rows(table, columns, classes, images, options)
-    understood = _describe(columns, labels.description, [*notes, *case_warnings(labels.names)])
+    description = _describe(columns, labels.description, [*notes, *case_warnings(labels.names)])
     lines = None if table.files else tuple(table.lines[row] for row in images.first)  # ambiguous with several files
     return Records.from_labels(
         labels.names,
@@ -101,7 +101,7 @@ def records_of(table: Table, options: ReadOptions, root: Path | None, keep: Sequ
         labels.states,
         group=groups_of(table, columns.group, images),
         hierarchy=_hierarchy(options.hierarchy, labels.names),
-        origin=Origin(table.path, understood, lines),
+        origin=Origin(table.path, description, lines),
         weight=weights_of(table, columns.weight, images),
         columns={column: tuple(values_of(table, column, images)) for column in keep},
     )
