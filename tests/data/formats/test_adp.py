@@ -102,11 +102,11 @@ def test_lists_may_be_missing(tmp_path: Path) -> None:
     assert set(read_adp(tmp_path).split) == {"train", "test"}
 
 
-@pytest.mark.parametrize("place", [".", "ADP V1.0 Release"])
+@pytest.mark.parametrize("subfolder", [".", "ADP V1.0 Release"])
 @pytest.mark.parametrize("name", [FLAT, FULL])
-def test_release_is_recognized_by_its_tables(tmp_path: Path, place: str, name: str) -> None:
+def test_release_is_recognized_by_its_tables(tmp_path: Path, subfolder: str, name: str) -> None:
     assert not recognizes(tmp_path)
-    write(tmp_path / place, name)
+    write(tmp_path / subfolder, name)
     assert recognizes(tmp_path)
     if name == FLAT:
         assert len(read_adp(tmp_path)) == 5

@@ -181,12 +181,12 @@ def test_description_has_files_and_dropped_images(tmp_path: Path) -> None:
 
 def test_missing_images_are_kept_on_request_unless_all_of_a_part_are_missing(tmp_path: Path) -> None:
     write(tmp_path)
-    whole = read_coco(tmp_path)
-    whole.paths[0].unlink()
+    complete = read_coco(tmp_path)
+    complete.paths[0].unlink()
     kept = read_coco(tmp_path, missing="keep")
-    assert kept.paths == whole.paths
-    assert np.array_equal(kept.labels, whole.labels)
-    for path in whole.paths[1:]:
+    assert kept.paths == complete.paths
+    assert np.array_equal(kept.labels, complete.labels)
+    for path in complete.paths[1:]:
         if path.parent.name == "train2014":
             path.unlink()
     with pytest.raises(ValueError, match=r"\(3 of 3 missing\)"):

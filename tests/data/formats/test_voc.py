@@ -80,9 +80,9 @@ def test_splits_may_be_missing(tmp_path: Path) -> None:
     assert read_voc(write(tmp_path / "b", "test")).split == ("test",) * 2
 
 
-@pytest.mark.parametrize("place", [".", "VOC2007", "VOCdevkit/VOC2007"])
-def test_year_is_found_from_parent_folders(tmp_path: Path, place: str) -> None:
-    year = write(tmp_path / place)
+@pytest.mark.parametrize("subfolder", [".", "VOC2007", "VOCdevkit/VOC2007"])
+def test_year_is_found_from_parent_folders(tmp_path: Path, subfolder: str) -> None:
+    year = write(tmp_path / subfolder)
     assert recognizes(tmp_path)
     assert read_voc(tmp_path).paths[0] == year / "JPEGImages" / "000012.jpg"
 
