@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from numpy import ndarray
 from torch import Tensor, nn
 
-from probmcl.data.labels import drawn
+from probmcl.data.labels import sample_labels
 from probmcl.data.loader import Batch, Order
 from probmcl.runtime.distributed import rank, shard, unshard, world_size
 
@@ -90,7 +90,7 @@ class FeatureBatches:
                 keys = np.random.default_rng((self.seed, epoch, 1)).random(self.features.shape[:2])
                 views = keys.argsort(0)[: self.n_views]  # (n_views, N): the views of each image in this epoch
                 # A label between 0 and 1 is a probability; a new 0 or 1 is drawn in each epoch.
-                labels = torch.from_numpy(drawn(self.labels.numpy(), self.seed, epoch, 2))
+                labels = torch.from_numpy(sample_labels(self.labels.numpy(), self.seed, epoch, 2))
             rows = torch.tensor([row for _, row in batch])
             chosen = torch.from_numpy(views[:, rows.numpy()])
             yield Batch(self.features[chosen, rows].float(), labels[rows], self.known[rows], rows)
