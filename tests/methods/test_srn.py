@@ -67,6 +67,7 @@ def test_prediction_has_gradients_at_attention_and_confidence() -> None:
         assert (gradient != 0).any()
 
 
+@pytest.mark.slow
 def test_sizes_on_resnet101_are_as_published() -> None:
     with torch.device("meta"):
         method = SRN(Encoder("resnet101", image_size=224), label_space(80))
