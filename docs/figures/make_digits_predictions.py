@@ -9,12 +9,15 @@ temporary folder); if it holds the run already, only the picture is drawn.
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from PIL import Image
 
 import probmcl
+from probmcl.data import read
 from probmcl.data.formats.digits import write_digits
 
 PICTURE = Path(__file__).with_name("digits_predictions.png")
@@ -27,16 +30,9 @@ def main(folder: Path) -> None:
     data, run = folder / "digits", folder / "run"
     if not run.exists():
         write_digits(data, train=3000, val=500, test=1000)
-        training = {
-            "encoder": "test_resnet",
-            "weights": "none",
-            "image_size": 48,
-            "tune": "all",
-            "epochs": 20,
-            "lr": 0.01,
-        }
-        probmcl.train(data, method="bce", out=run, **training)
-    model, records = probmcl.load(run), probmcl.data.read(data)
+        training: dict[str, Any] = {"method": "bce", "epochs": 20, "lr": 0.01, "tune": "all"}
+        probmcl.train(data, encoder="test_resnet", weights="none", image_size=48, out=run, **training)
+    model, records = probmcl.load(run), read(data)
     # The first test scenes with two to four digits.
     rows = [row for row in records.rows("test") if 2 <= records.labels[row].sum() <= 4][:SCENES]
     paths = [records.paths[row] for row in rows]
@@ -44,7 +40,7 @@ def main(folder: Path) -> None:
     draw(paths, model.names, scores, records.labels[rows]).savefig(PICTURE, dpi=144)
 
 
-def draw(paths: list[Path], names: tuple[str, ...], scores: np.ndarray, labels: np.ndarray) -> Figure:
+def draw(paths: list[Path], names: tuple[str, ...], scores: NDArray[np.float32], labels: NDArray[np.float32]) -> Figure:
     """Draw each scene above a bar per class; the bars of the digits in the scene are blue."""
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     for column, axes in enumerate(figure.subplots(2, len(paths), height_ratios=(1, 1.25)).T):
