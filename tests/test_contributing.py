@@ -105,7 +105,7 @@ def test_a_method_of_another_package_can_be_trained(package: Path, tmp_path: Pat
         workers=0,
         out=tmp_path / "run",
     )
-    assert [candidate.method for candidate in run.candidates][1:] == ["my_package.my_method:MyMethod"] * 2
+    assert sum("MyMethod" in candidate.name for candidate in run.candidates.values()) == 2  # own head, re-probed
     assert probmcl.load(run.folder).names == ("blue", "green", "red")
 
 
