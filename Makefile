@@ -1,6 +1,7 @@
 # `make demo` and `make test` do all their own set-up: a virtual environment in .venv, filled from constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
+unexport PYTHONDONTWRITEBYTECODE  # the tests start many processes; each would compile the package again
 CORES := $(shell $(PYTHON) -c "import os; print(os.cpu_count() or 1)")
 # uv installs in a sixth of the time where it is there; it reads its own variables only, so pip's are passed on.
 define install
@@ -42,6 +43,7 @@ check: lint types doctest test
 lint: .venv/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python tools/check_language.py
 
 types: .venv/installed-dev
 	$(BIN)/mypy

@@ -95,7 +95,7 @@ def test_commands_exist_and_take_these_options(page: Path) -> None:
 def test_blocks_show_the_present_output(page: Path) -> None:
     for block, text in console_blocks.run_page(read(page)):
         shown, printed = console_blocks.comparable(block.text), console_blocks.comparable(text)
-        assert shown == printed, f"python docs/console_blocks.py {page.relative_to(ROOT)} rewrites the page"
+        assert shown == printed, f"python tools/console_blocks.py {page.relative_to(ROOT)} rewrites the page"
 
 
 def test_machine_dependent_output_is_not_compared() -> None:
@@ -107,7 +107,7 @@ def test_machine_dependent_output_is_not_compared() -> None:
 
 def test_the_api_pages_are_up_to_date() -> None:
     committed = {page.name: read(page) for page in make_api.FOLDER.glob("*.md")}
-    assert committed == make_api.pages(), "python docs/make_api.py rewrites them"
+    assert committed == make_api.pages(), "python tools/make_api.py rewrites them"
 
 
 def test_the_api_pages_cover_the_public_names() -> None:

@@ -154,19 +154,17 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_scored(
         model.evaluate(table, read=ReadOptions(group="patient"), by="site", aggregate="mean")
     with pytest.raises(DataError, match=r"the model has no class 'Red'; there are red, green, blue"):
         model.evaluate(table, rename={"red": "Red"})
-    with pytest.raises(ValueError, match="`draws=-1` must be a whole number"):
+    with pytest.raises(ValueError, match="`draws=-1` must be"):
         model.evaluate(table, draws=-1)
     monkeypatch.setattr("probmcl.evaluation.groups.MAX_VALUES", 13)
-    with pytest.raises(
-        OptionError, match=r"`by=patient` has 14 different values in 42 images; choose a column with at most 13"
-    ):
+    with pytest.raises(OptionError, match=r"`by=patient` has 14 .*42 images; .*13"):
         model.evaluate(table, by="patient")
 
 
 def test_without_groups_there_are_no_patients(tmp_path: Path, model: Model, table: Path) -> None:
     rows = [line.split(",") for line in table.read_text().splitlines()]
     (tmp_path / "single.csv").write_text("\n".join(",".join([row[0], *row[3:]]) for row in rows))
-    with pytest.raises(OptionError, match=r"`aggregate=mean` joins the images of a group; `group`"):
+    with pytest.raises(OptionError, match=r"`aggregate=mean` .*`group`"):
         model.evaluate(tmp_path / "single.csv", aggregate="mean")
 
 

@@ -190,17 +190,17 @@ def test_more_than_that_are_all_named_and_nothing_is_scored_after_them(
         raise AssertionError("three are not there, which is known beforehand")
 
     monkeypatch.setattr(model, "_probabilities", scored)
-    with pytest.raises(ValueError, match="cannot be used") as caught:
+    with pytest.raises(ValueError, match="4 of 20 images") as caught:
         model.evaluate(data, skip_bad=share, draws=0, workers=0)
     first, *listed, last = str(caught.value).splitlines()
-    assert first == f"4 of 20 images cannot be used{'' if share is None else ', more than `skip_bad=0.1` allows'}:"
-    assert [line.partition(": row ")[2] for line in listed] == [
+    assert ("`skip_bad=0.1`" in first) == (share is not None)
+    assert [line.partition(" row ")[2] for line in listed] == [
         f"4: {images[2]}: does not exist",
         f"7: {images[5]}: the file is empty",
         f"11: {images[9]}: is a folder, not a file",
         f"13: {images[11]}: does not exist",
     ]
-    assert last == "repair or remove them; `skip_bad=0.2` goes on without them"
+    assert "`skip_bad=0.2`" in last
 
 
 def test_a_share_that_is_none_is_refused_before_anything_is_read(model: Model) -> None:
@@ -212,5 +212,5 @@ def test_data_without_any_readable_image_is_refused(tmp_path: Path, model: Model
     images = [tmp_path / f"broken {number}.png" for number in range(12)]
     for path in images:
         path.write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"12 of 12 images cannot be used(.|\n)* and 2 more\nrepair or remove them$"):
+    with pytest.raises(ValueError, match=r"12 of 12 images (.|\n)* and 2 more\nrepair or remove them$"):
         model.evaluate(table(tmp_path / "broken.csv", images), skip_bad=0.9, draws=0, workers=0)

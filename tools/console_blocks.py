@@ -1,6 +1,6 @@
 """Run the commands of the documentation, and rewrite the output that its pages show.
 
-    python docs/console_blocks.py PAGE…
+    python tools/console_blocks.py PAGE…
 
 A block of commands (```console) or of Python follows one of two comments:
 

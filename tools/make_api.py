@@ -1,6 +1,6 @@
 """Write docs/api from the signatures and docstrings of the public names.
 
-    python docs/make_api.py
+    python tools/make_api.py
 
 Only the source is read; nothing is imported.
 """
@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-FOLDER = Path(__file__).parent / "api"
+FOLDER = Path(__file__).parent.parent / "docs" / "api"
 SOURCE = Path(__file__).parent.parent / "src"
 WIDTH = 100  # characters of a line
 
-INTRODUCTION = """The public names of `probmcl` and of its library packages. `docs/make_api.py` makes these pages
+INTRODUCTION = """The public names of `probmcl` and of its library packages. `tools/make_api.py` makes these pages
 from the docstrings. [library.md](../library.md) has examples."""
 
 BASE_CLASSES = ("Step", "Method", "Classifier", "LogitClassifier", "LinearClassifier")
