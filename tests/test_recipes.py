@@ -74,7 +74,7 @@ def test_named_recipes_are_the_files_of_the_source_tree() -> None:
 
 
 def test_docs_list_every_recipe_with_its_published_map_in_table_order() -> None:
-    page = (SOURCE.parent / "docs" / "recipes.md").read_text(encoding="utf-8")
+    page = (SOURCE.parent / "docs" / "reproducing.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \[`([\w-]+)`\]\(\.\./recipes/\1\.toml\) \| ([\d.]+|none)", page, re.MULTILINE)
     assert rows == [(name, "none" if mean == "-" else mean) for name, (mean, *_) in PUBLISHED.items()]
 
