@@ -3,16 +3,19 @@
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from cyclopts import Token
+from rich.console import Console as RichConsole
 from safetensors.torch import load_file
 
 import probmcl
@@ -20,6 +23,7 @@ from helpers import photographs as pictures
 from helpers.commands import PROBMCL, TORCHRUN, finished, wait_until
 from helpers.images import NAMES, folder_of_photographs
 from probmcl.cli.options import key_values
+from probmcl.console import Console
 from probmcl.data.options import DataChecks, ReadOptions
 from probmcl.run.results import FROZEN_PROBE, Run
 
@@ -37,8 +41,13 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(photographs: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return probmcl.train(photographs, **SMALL, epochs=1, out=tmp_path_factory.mktemp("runs") / "run")
+def terminal() -> Console:
+    return Console(RichConsole(file=StringIO(), force_terminal=True, width=80))
+
+
+@pytest.fixture(scope="module")
+def run(photographs: Path, terminal: Console, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return probmcl.train(photographs, **SMALL, epochs=1, out=tmp_path_factory.mktemp("runs") / "run", console=terminal)
 
 
 def test_auto_tries_the_probe_bce_and_probmcl_and_the_result_predicts(run: Run, photographs: Path) -> None:
@@ -71,10 +80,11 @@ def test_the_command_says_what_it_understood_what_it_does_and_what_it_kept(photo
         "train 28 · val 4 · test 8",
         "classes without training positives: none",
         "encoder: test_resnet",
-        "weights random; 32 px, mean",
-        "note: random weights and 28 training images",
-        "plan: probmcl, 1 epochs of 2 views",
-        "learning rate 0.0003",
+        "weights: random",
+        "32 × 32 pixels",
+        "note: random weights",
+        "plan: probmcl, 1 epoch of 2 views",
+        "learning rates: probmcl 0.0003",
         "kept: ",
         "test mAP ",
         f"next: probmcl predict {Path('runs') / made.name}",
@@ -82,6 +92,28 @@ def test_the_command_says_what_it_understood_what_it_does_and_what_it_kept(photo
         assert part in answer.stdout, part
     own = json.loads((made / "config.json").read_text())["jobs"][0]["settings"]
     assert (own["temperature"], own["mean_size"]) == (0.2, 8)
+
+
+def screen(output: str) -> list[str]:
+    """Return the lines that a terminal shows after some output, with progress bars erased."""
+    lines, row = [""], 0
+    for code, text in re.findall(r"(\x1b\[[?\d;]*[A-Za-z]|\r|\n)|([^\x1b\r\n]+)", output):
+        if code == "\n":
+            row += 1
+            lines += [""] * (row == len(lines))
+        elif code == "\x1b[1A":
+            row -= 1
+        elif code == "\x1b[2K":
+            lines[row] = ""
+        lines[row] += text
+    return [line for line in lines if line.strip()]
+
+
+def test_training_two_methods_prints_at_most_25_lines_on_a_terminal(run: Run, terminal: Console) -> None:
+    assert isinstance(terminal.rich.file, StringIO)
+    lines = screen(terminal.rich.file.getvalue())
+    assert any(line.startswith("kept: ") for line in lines)
+    assert len(lines) <= 24  # the command line prints one more: what to do next
 
 
 @pytest.mark.parametrize(
@@ -149,7 +181,7 @@ def test_a_budget_that_the_probe_uses_up_keeps_the_probe(
 ) -> None:
     run = probmcl.train(photographs, **SMALL, budget="0.01s", out=tmp_path / "run")
     assert run.kept.name == "frozen probe"
-    assert "leaves no time for bce, probmcl" in capsys.readouterr().out
+    assert "too small to train bce, probmcl" in capsys.readouterr().out
 
 
 def test_a_budget_decides_the_epochs(photographs: Path, tmp_path: Path) -> None:

@@ -468,7 +468,7 @@ def _reused_images(records: Records, weights: str | None) -> list[RunWarning]:
 
 def _print_warnings(warnings: Sequence[RunWarning], console: Console) -> None:
     for warning in warnings:
-        console.print(f"  ALARM: {warning.message}")
+        console.print(f"warning: {warning.message}")
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def test_it_fires_on_the_papers_preset(records: Records, tmp_path: Path, capsys:
     assert signs["similarity_positive"] - signs["similarity_negative"] < 0.02
     assert [warning.kind for warning in run.warnings] == ["collapse"]
     said = capsys.readouterr().out
-    assert "ALARM: collapsed" in said
+    assert "warning: collapsed" in said
     assert "note: probmcl with target 'feature'" in said
     assert json.loads((run.folder / "run.json").read_text())["warnings"] == [vars(w) for w in run.warnings]
 
@@ -62,4 +62,4 @@ def test_it_is_silent_on_a_healthy_run(records: Records, tmp_path: Path, capsys:
     signs = last_row(run)
     assert signs["similarity_positive"] - signs["similarity_negative"] > 0.1
     assert run.warnings == []
-    assert "ALARM" not in capsys.readouterr().out
+    assert "collapsed" not in capsys.readouterr().out

@@ -31,7 +31,7 @@ def test_a_budget_gives_every_method_the_same_views() -> None:
 def test_a_budget_too_small_for_all_leaves_the_last_out_with_a_message() -> None:
     plan = plan_epochs(costs(0.0), spent=0.0, budget=40.0)
     assert plan.epochs == {"bce": 3}
-    assert "no time for probmcl" in plan.messages[-1]
+    assert "too small to train probmcl" in plan.messages[-1]
 
 
 def test_a_budget_that_is_spent_trains_nothing_and_says_so() -> None:

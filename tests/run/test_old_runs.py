@@ -46,7 +46,7 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(
     folder, wanted = restore("interrupted", tmp_path), numbers["interrupted"]
     assert (folder / "checkpoints" / "training asl.safetensors").is_file()
     run = probmcl.train(resume=folder)
-    assert "frozen probe: validation mAP 0.7693, as before" in capsys.readouterr().out
+    assert "frozen probe: validation mAP 0.7693; already done" in capsys.readouterr().out
     found = {c.name: c.validation_map for c in run.candidates.values()}
     assert found == pytest.approx(wanted["validation_mAP"], abs=COARSE)
     assert found["frozen probe"] == wanted["validation_mAP"]["frozen probe"]  # which was read, not fitted
