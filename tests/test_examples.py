@@ -64,7 +64,7 @@ def test_a_run_with_a_loss_of_ones_own_goes_on_only_if_it_is_named_again(photogr
 def test_a_method_and_a_loss_are_one_too_many(photographs: Path, tmp_path: Path) -> None:
     for asked, said in (
         ({"method": "bce", "loss": "x.py:y"}, "cannot be combined with"),
-        ({"loss": "x:y"}, "is not FILE.py:FUNCTION"),
+        ({"loss": "x:y"}, "FILE.py:FUNCTION"),
         ({"loss": "nowhere.py:y"}, "the file does not exist"),
     ):
         with pytest.raises(ValueError, match=said):

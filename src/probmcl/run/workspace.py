@@ -70,7 +70,7 @@ class Backbone:
         return classifier
 
     def full_state(self, method: Method) -> dict[str, Tensor]:
-        """Return the state of a method with the complete encoder, on the CPU: GPU memory may not hold all candidates."""
+        """Return the state of a method with the complete encoder. It is moved to the CPU to save GPU memory."""
         frozen = {f"encoder.{key}": value for key, value in self.encoder.state_dict().items()}
         return {key: value.cpu() for key, value in (frozen | method.state_dict()).items()}
 
