@@ -228,7 +228,7 @@ def labels_of(records: Records, split: Split) -> tuple[Float[Tensor, "N C"], Boo
 
 
 def targets_of(records: Records, split: Split) -> tuple[Float[Tensor, "N C"], Bool[Tensor, "N C"]]:
-    """Return the training targets of a split, where uncertain labels may be probabilities, and the mask of known ones."""
+    """Return the training targets of a split and the mask of known ones; uncertain labels may be probabilities."""
     targets, known = records.states.targets_and_known(records.rows(split))
     return torch.from_numpy(targets), torch.from_numpy(known)
 
