@@ -239,7 +239,7 @@ def compare(
     resume: Path | str | None = None,
     console: Console | None = None,
 ) -> Comparison:
-    """Compare methods with the same encoder, number of training images and evaluation.
+    """Compare methods with one encoder, one evaluation and the same number of images seen.
 
     The tables have a row for the own head of each method, if it has one, a row for a linear probe on its encoder, and a
     row for the probe on the frozen encoder. The folder gets the tables, a plot and a verdict.

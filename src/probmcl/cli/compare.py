@@ -6,7 +6,7 @@ from probmcl.cli.options import as_command
 compare = as_command(
     api.compare,
     lambda comparison, console: None,
-    """Compare methods with the same encoder, number of training images and evaluation.
+    """Compare methods with one encoder, one evaluation and the same number of images seen.
 
     The tables have a row for the own head of each method, if it has one, a row for a linear probe on its encoder, and
     a row for the probe on the frozen encoder. Settings are chosen on validation images, never on test images. Tables,

@@ -66,7 +66,7 @@ def predict(
                 console.print(f"stopped after {counts['images']:,} images, which are in {partial_path(out)}")
             raise
         console.print(f"predictions of {counts['images']:,} images: {out}")
-    reasons = "see the output" if out is None else f"see the column error in {out}"
+    reasons = "see ERROR in the output" if out is None else f"see the column error in {out}"
     unreadable = f"{counts['errors']:,} of {counts['images']:,} images could not be read; {reasons}"
     if counts["errors"] == counts["images"]:
         raise ValueError(unreadable)

@@ -42,7 +42,7 @@ Progress = Callable[[str, int], AbstractContextManager[ProgressBar]]
 class ImageBatchSource:
     """Batches of preprocessed images.
 
-    With several processes, each one gets a part of every training batch, and a part of the batches otherwise.
+    With several processes, every training batch is divided among them; other batches are distributed undivided.
     """
 
     records: Records

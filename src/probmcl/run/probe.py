@@ -65,6 +65,6 @@ def fit_probe(
 
 @torch.inference_mode()
 def validation_map(probe: Probe, data: LabeledFeatures) -> float:
-    """Return the mean average precision over the classes with a positive; 0 if there is no such class."""
+    """Return the mean average precision over the classes with a positive; 0 if no class has one."""
     scores = probe.logits(data.features[0])
     return average_precision(scores, data.labels, data.known).nanmean().nan_to_num().item()

@@ -220,6 +220,6 @@ def _print_summary(state: RunState) -> None:
     others = sorted((c for c in state.candidates.values() if c is not kept), key=lambda c: -c.validation_map)
     test_map = state.metadata["test_mAP"]
     frozen = "" if kept.id == FROZEN_PROBE else f" (frozen probe: {test_map[FROZEN_PROBE.name] or 0.0:.3f})"
-    console.print(f"kept: {kept.name}, best on validation; test mAP {test_map[kept.name] or 0.0:.3f}{frozen}")
+    console.print(f"kept: {kept.name} (best on validation); test mAP {test_map[kept.name] or 0.0:.3f}{frozen}")
     state.print_notes(kept, *others)
     console.print(f"finished in {rough_duration(state.seconds())}; all files are in {state.folder.path}")
