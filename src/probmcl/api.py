@@ -89,7 +89,7 @@ def train(
         augment: augmentation of training images: light (default), paper or none
         seed: random seed (default: 0)
         device: auto, cpu, cuda or mps
-        workers: number of processes that decode images (default: one per core)
+        workers: processes for decoding images (default: one per core)
         cache: folder that keeps decoded images for the next run, or auto
         out: new or empty folder for the run (default: runs/DATE-NAME)
         resume: interrupted run to continue; only `device`, `workers` and `loss` can be given with it
@@ -207,9 +207,7 @@ def _weights(weights: Path | str | None) -> str | None:
     if weights is None or str(weights) in NAMED_WEIGHTS:
         return None if weights is None else str(weights)
     if not Path(weights).exists():
-        raise OptionError(
-            "weights", weights, f"is not an existing file or run; {suggestion(str(weights), NAMED_WEIGHTS)}"
-        )
+        raise OptionError("weights", weights, f"does not exist; {suggestion(str(weights), NAMED_WEIGHTS)}")
     return str(Path(weights).resolve())
 
 
@@ -262,7 +260,7 @@ def compare(
         batch_size: images per step, summed over all processes
         augment: augmentation of training images: light (default), paper or none
         device: auto, cpu, cuda or mps
-        workers: number of processes that decode images (default: one per core)
+        workers: processes for decoding images (default: one per core)
         cache: folder that keeps decoded images for the next run, or auto
         out: new or empty folder for the comparison (default: runs/DATE-NAME-comparison)
         add: other comparisons with the same protocol to include, as folders or results.jsonl files
@@ -412,7 +410,7 @@ def check(
         read: options for reading the data
         checks: options for checking and splitting the data
         seed: random seed for the split, as in `train`
-        workers: number of processes that decode images (default: one per core)
+        workers: processes for decoding images (default: one per core)
         console: for messages and progress (default: stdout)
 
     Returns:

@@ -45,7 +45,7 @@ def check(
         read: options for reading the data
         checks: options for checking and splitting the data
         seed: random seed for the split, as in train
-        workers: number of processes that decode images (default: one per core)
+        workers: processes for decoding images (default: one per core)
         out: JSON file for the complete report
     """
     from probmcl import api
@@ -93,8 +93,7 @@ def _lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def _range(side: Mapping[str, int]) -> str:
-    least, most = side["least"], side["most"]
-    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+    return " to ".join(f"{pixels:,}" for pixels in dict.fromkeys((side["least"], side["most"])))
 
 
 def _table(per_class: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Table:

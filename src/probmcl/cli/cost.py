@@ -38,9 +38,7 @@ Numbers = Annotated[tuple[int, ...], LIST, Parameter(validator=Number(gte=1))]
 
 
 def cost(
-    *methods: Annotated[
-        str, Parameter(help="methods with optional presets: csra probmcl:paper (default: all)", group=COUNTED)
-    ],
+    *methods: Annotated[str, Parameter(help="names of methods: csra probmcl:paper (default: all)", group=COUNTED)],
     preset: Annotated[str | None, Parameter(help="preset of methods that are given without one", group=COUNTED)] = None,
     encoders: Annotated[
         Names, Parameter(help="names of timm models: resnet101,tresnet_l (default: as in train)", group=COUNTED)

@@ -35,10 +35,7 @@ class Weights(NamedTuple):
 
 
 def encoders(
-    pattern: Annotated[
-        str | None, Parameter(help="part of a name, or a pattern with * and ? (default: a short list)")
-    ] = None,
-    /,
+    pattern: Annotated[str | None, Parameter(help="part of a name, or a pattern with * and ?")] = None, /
 ) -> None:
     """List encoders with their number of parameters, input size and license.
 

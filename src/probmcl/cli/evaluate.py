@@ -14,9 +14,7 @@ SCORED = Group.create_ordered("Evaluation")
 
 def evaluate(
     run: Annotated[Path, Parameter(help="run folder of the model")],
-    data: Annotated[
-        Path | None, Parameter(help="table of labels, or folder in a supported layout (default: the data of the run)")
-    ] = None,
+    data: Annotated[Path | None, Parameter(help="table or folder of data (default: the data of the run)")] = None,
     /,
     *,
     split: Annotated[Literal["train", "val", "test"], Parameter(help="split to evaluate", group=SCORED)] = "test",
@@ -28,18 +26,12 @@ def evaluate(
     ] = None,
     aggregate: Annotated[
         str | None,
-        Parameter(
-            help="group=mean or group=max: evaluate groups, such as patients, by the mean or highest score of their "
-            "images",
-            group=SCORED,
-        ),
+        Parameter(help="group=mean or group=max: evaluate groups by the mean or highest image score", group=SCORED),
     ] = None,
     below_parents: Annotated[
         bool, Parameter(help="limit the score of a class to that of its parent", negative="", group=SCORED)
     ] = False,
-    draws: Annotated[
-        int, Parameter(help="bootstrap samples for confidence intervals; 0 for none", group=SCORED)
-    ] = 1000,
+    draws: Annotated[int, Parameter(help="bootstrap samples for intervals; 0 for none", group=SCORED)] = 1000,
     seed: Annotated[int, Parameter(help="random seed of the bootstrap", group=SCORED)] = 0,
     json: Annotated[Path | None, Parameter(help="new file for all results, as fractions", group=SCORED)] = None,
     images: options.Images = None,

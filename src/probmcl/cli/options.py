@@ -1,7 +1,4 @@
-"""Options that commands share, and `as_command`, which turns a public function into a command.
-
-The parameters and the docstring of the function become the options and their help, so each is declared once.
-"""
+"""Options that commands share, and `as_command`, which makes a command from the parameters of a public function."""
 
 import functools
 import inspect
@@ -31,9 +28,7 @@ Images = Annotated[
 SkipBad = Annotated[
     float | None, Parameter(help="largest share of unreadable images to skip (default: any is an error)", group=DATA)
 ]
-Workers = Annotated[
-    int | None, Parameter(help="number of processes that decode images (default: one per core)", group=COMPUTE)
-]
+Workers = Annotated[int | None, Parameter(help="processes for decoding images (default: one per core)", group=COMPUTE)]
 
 GROUPS: Mapping[Group, str] = {
     DATA: "data images",

@@ -29,7 +29,7 @@ def predict(
     ] = False,
     device: Annotated[str, Parameter(help="auto, cpu, cuda or mps")] = "auto",
     workers: Annotated[
-        int | None, Parameter(help="number of processes that decode images (default: one per core, at most 8)")
+        int | None, Parameter(help="processes for decoding images (default: one per core, at most 8)")
     ] = None,
     batch_size: Annotated[int | None, Parameter(help="images per batch (default: the fastest size)")] = None,
 ) -> None:

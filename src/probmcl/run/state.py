@@ -41,10 +41,7 @@ TRAINED, TRAINING = ".trained.safetensors", ".training.safetensors"
 
 @dataclass(frozen=True)
 class Format(Generic[T]):
-    """How the result of a phase is stored.
-
-    `synchronize` replaces the result of each process by that of rank 0, for results that may differ (measured times).
-    """
+    """How the result of a phase is stored; `synchronize` replaces results that may differ by that of rank 0."""
 
     suffix: str
     save: Callable[[Path, T], None]

@@ -106,9 +106,7 @@ def _caption(records: Records, row: int, names: Sequence[str], room: int) -> lis
 
 
 def drawable(name: str, number: int) -> str:
-    """Return a name that the font can draw: the name, the name without accents, or the number of the class.
-
-    Long names are truncated.
+    """Return a name that the font can draw: the name, truncated or without accents, or the number of the class.
 
     >>> drawable("traffic light", 9), drawable("Café", 3), drawable("猫", 7)
     ('traffic light', 'Café', 'class 7')
