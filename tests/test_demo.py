@@ -20,7 +20,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small")
-def test_the_command_leaves_scenes_a_run_and_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_images_a_run_and_scores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command(out=tmp_path / "out")
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"data", "run", "comparison.json"}
     rows = json.loads((tmp_path / "out" / "comparison.json").read_text())
@@ -32,10 +32,10 @@ def test_the_command_leaves_scenes_a_run_and_a_comparison(tmp_path: Path, capsys
         "bce, own head",
         "bce, re-probed",
     ]
-    said = capsys.readouterr().out
-    assert all(f"{100 * row['mAP']:.1f}" in said for row in rows)
-    assert said.rstrip().endswith(f"everything is in {tmp_path / 'out'}")
-    # The run knows where its data are, so that it can be evaluated.
+    output = capsys.readouterr().out
+    assert all(f"{100 * row['mAP']:.1f}" in output for row in rows)
+    assert str(tmp_path / "out" / "comparison.json") in output.splitlines()[-1]
+    # The run has stored the path of its data, so that it can be evaluated.
     app()(["evaluate", str(tmp_path / "out" / "run"), "--device", "cpu", "--workers", "0", "--draws", "0"])
     (kept,) = (row for row in rows if row["kept"])
     assert f"test: mAP {100 * kept['mAP']:.1f} %" in capsys.readouterr().out
@@ -48,13 +48,13 @@ def test_every_method_sees_the_same_number_of_images(tmp_path: Path) -> None:
     assert {c.training.epochs * 60 * views[c.method] for c in settings.jobs} == {demo.IMAGES_SEEN}
 
 
-def test_budgets_that_cannot_be_equal_are_refused(tmp_path: Path) -> None:
+def test_scenes_that_do_not_divide_the_budget_are_an_error(tmp_path: Path) -> None:
     records = write_digits(tmp_path, train=7, val=3, test=3)
-    with pytest.raises(ValueError, match="do not divide"):
+    with pytest.raises(ValueError, match="must divide"):
         demo.demo_settings(records)
 
 
-def test_the_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_shows_percentages(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"classifier": "bce, re-probed", "mAP": 0.5, "CF1": 0.25, "OF1": 0.125, "seconds": 9.6}
     console = RichConsole(file=StringIO(), width=100)
     Console(console).rich.print(demo.table([row]))

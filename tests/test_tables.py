@@ -10,7 +10,7 @@ from probmcl.tables import Cell, Column, Table, duration, points, to_csv, to_lat
 
 def table(name: str, *, framed: bool = False) -> Table:
     """Return a table of two rows: a name, text that may wrap, and two numbers, one of them bold."""
-    columns = [Column.of_names("method"), Column("what it is", words=True), Column("mAP"), Column("images seen")]
+    columns = [Column.of_names("method"), Column("description", words=True), Column("mAP"), Column("images seen")]
     rows: list[list[Cell | str]] = [
         [name, "a few words", Cell("79.1 [77.8, 80.3]", bold=True), "24,000"],
         ["b", "", "<0.1", "–"],
@@ -26,7 +26,7 @@ def printed(shown: Table, width: int = 80) -> str:
 
 @pytest.mark.parametrize("framed", [False, True])
 @pytest.mark.parametrize("width", [50, 80, 120])
-def test_numbers_stay_on_one_line_and_long_names_are_whole(width: int, framed: bool) -> None:
+def test_numbers_do_not_wrap_and_long_names_are_complete(width: int, framed: bool) -> None:
     name = "a_package.with_a_module:AndTheNameOfAClass"
     text = printed(table(name, framed=framed), width)
     assert max(map(len, text.splitlines())) <= width
@@ -52,7 +52,7 @@ def test_caption_and_notes_follow_the_table() -> None:
     assert to_markdown(table("a")).endswith("| b |  | <0.1 | – |\n\nconditions\n\nb\\_b: a note\n")
 
 
-def test_markdown_escapes_words_and_marks_what_is_bold() -> None:
+def test_markdown_escapes_text_and_marks_bold_cells() -> None:
     lines = to_markdown(table("a|b_c*d`<e>")).splitlines()
     assert lines[0] == "### Scores [x]"
     assert lines[3] == "| --- | ---: | ---: | ---: |"
@@ -60,7 +60,7 @@ def test_markdown_escapes_words_and_marks_what_is_bold() -> None:
     assert {len(re.split(r"(?<!\\)\|", line)) for line in lines[2:6]} == {6}
 
 
-def test_latex_escapes_everything_and_cites_only_where_a_key_is_given() -> None:
+def test_latex_escapes_text_and_cites_keys() -> None:
     row: list[Cell | str] = [Cell(r"a_b&c%d#e$f{g}h~i^j\k<l--m", citation="key2020"), "±", Cell("−1.2", bold=True), "–"]
     text = to_latex(Table("", table("").columns, [row]), label="tab:x", caption="95 %")
     assert r"\caption{95 \%}" in text
@@ -79,7 +79,7 @@ def test_csv_keeps_commas_quotes_and_line_breaks() -> None:
     ]
 
 
-def test_a_difference_that_rounds_to_zero_has_no_minus() -> None:
+def test_a_difference_that_rounds_to_zero_has_a_plus_sign() -> None:
     assert [points(value) for value in (-0.0004, 0.0, -0.0006)] == ["+0.0", "+0.0", "−0.1"]
 
 

@@ -1,6 +1,6 @@
-"""The public functions `train`, `compare` and `check`: from a folder and a table to results.
+"""The public functions `train`, `compare` and `check`.
 
-The command line calls exactly these. Importing this module does not load torch.
+The command line calls the same functions. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 NAMED_WEIGHTS = ("pretrained", "none")
 
 Options = dict[str, Any]
-"""Options of a function by name; None if not given."""
+"""Options of a function by name; None if an option is not given."""
 
 
 def train(
@@ -62,39 +62,38 @@ def train(
     resume: Path | str | None = None,
     console: Console | None = None,
 ) -> Run:
-    """Train a model on labeled images, and keep it only if it beats a linear probe.
+    """Train a model on labeled images and keep it only if it beats a linear probe.
 
-    Every image is read once before anything is trained, and data that would spoil the run are refused. Then a linear
-    probe on the frozen encoder is fitted and saved. Methods are trained and kept if they are better on validation; the
-    test split decides nothing.
+    All images and labels are checked first. Then a linear probe is fitted on the frozen encoder and saved, and the
+    methods are trained. The best candidate on validation is kept; test scores are not used to choose it.
 
     Args:
-        data: a table of labels, or a folder with a recognizable layout
+        data: table of labels, or folder in a supported layout
         images: folder that image paths are relative to (default: the table's folder)
-        read: how the data are read
-        checks: what is required of the data, and how they are split
-        method: auto (default: the frozen probe, bce and probmcl) or one method; `probmcl methods` lists them
-        loss: your own loss instead of a method, FILE.py:FUNCTION
-        preset: named settings of the method: default, paper, …
-        settings: settings of the method, KEY=VALUE …
-        recipe: a TOML file, or the name of one that comes with probmcl; options take precedence
-        encoder: any timm model; `probmcl encoders` lists them
-        weights: pretrained (default), none, a safetensors file, or an earlier run
-        image_size: side of the square input (default: the encoder's own)
-        tune: how much of the encoder learns: all, last or none (default: last on a CPU, all on a GPU)
-        epochs: passes over the images; with auto, of two views each
-        budget: time for the whole run, as in 30m; it decides the epochs
-        probe_epochs: epochs of the linear probes
-        batch_size: images per step, over all processes
+        read: options for reading the data
+        checks: options for checking and splitting the data
+        method: auto (default: bce and probmcl) or the name of a method; `probmcl methods` lists them
+        loss: function to train with instead of a method: FILE.py:FUNCTION
+        preset: named settings of the method, such as default or paper
+        settings: settings of the method as KEY=VALUE pairs
+        recipe: TOML file, or name of a recipe of the package; other options take precedence over it
+        encoder: name of a timm model; `probmcl encoders` lists them
+        weights: pretrained (default), none, a safetensors file, or a run folder
+        image_size: width and height of the input in pixels (default: set by the encoder)
+        tune: part of the encoder to train: all, the last stage, or none (default: last on a CPU, all on a GPU)
+        epochs: number of epochs; with auto, each epoch has two views per image
+        budget: time for the run, such as 30m, instead of a number of epochs
+        probe_epochs: epochs of each linear probe
+        batch_size: images per step, summed over all processes
         lr: peak learning rate
-        augment: how views are made: light (default), paper or none
+        augment: augmentation of training images: light (default), paper or none
         seed: random seed (default: 0)
         device: auto, cpu, cuda or mps
-        workers: processes that decode images (default: one per core)
-        cache: folder for decoded images, or auto; faster from the second time on
-        out: a new or empty folder (default: runs/DATE-NAME)
-        resume: an interrupted run to continue; combines only with `device`, `workers` and `loss`
-        console: for messages and progress; by default stdout
+        workers: processes for decoding images (default: one per core)
+        cache: folder that keeps decoded images for the next run, or auto
+        out: new or empty folder for the run (default: runs/DATE-NAME)
+        resume: interrupted run to continue; only `device`, `workers` and `loss` can be given with it
+        console: for messages and progress (default: stdout)
     """
     options: Options = {"data": data, "images": images, "method": method, "loss": loss, "preset": preset}
     options |= {"settings": settings, "recipe": recipe, "encoder": encoder, "weights": weights}
@@ -104,9 +103,9 @@ def train(
     with _processes(device, console) as console:
         if resume is not None:
             _refuse_with_resume(options, read, checks, allowed=("device", "workers", "loss"))
-            return _resume_run(Path(resume), loss, _given({"device": device, "workers": workers}), console)
+            return _resume_run(Path(resume), loss, _drop_none({"device": device, "workers": workers}), console)
         if data is None:
-            raise ProbmclError("nothing to train on: give a table or a folder, as in probmcl train photos/labels.csv")
+            raise ProbmclError("`data` is missing: give a table or a folder, as in probmcl train photos/labels.csv")
         return _start_run(options, read, checks, console)
 
 
@@ -115,7 +114,7 @@ def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console:
     from probmcl.encoders import describe_encoder
     from probmcl.run.train import train_run
 
-    # Options are checked first: reading every image of a large data set takes minutes.
+    # Options are checked first, because reading every image of a large data set takes minutes.
     settings, data, images = _run_settings(options), options["data"], options["images"]
     describe_encoder(settings.encoder.name)
     run_folder.refuse_used(options["out"])
@@ -143,33 +142,33 @@ def _resume_run(folder: Path, loss: str | None, changes: Options, console: Conso
     from probmcl.settings import load_settings
 
     if loss is not None:
-        find_method(loss)  # named by the user, so it may be imported
+        find_method(loss)  # the user has named it, so it may be imported
     if not folder.is_dir():
         raise OptionError("resume", folder, "is not a folder")
     run = RunFolder(folder)
     settings = replace(load_settings(run.read(run_folder.CONFIG)), **changes)
     source = run.read(run_folder.METADATA)["data"]
     if source is None:
-        raise RunError(f"{folder} was trained on records in memory; resume it with probmcl.run.train.train_run")
+        raise RunError(f"{folder} was trained on records in memory; use probmcl.run.train.train_run to resume it")
     with _resume_hint("train", folder, console):
         return train_run(read_again(DataSource.parse(source), folder / run_folder.SPLIT), settings, folder, console)
 
 
 def _run_settings(options: Options) -> Settings:
-    """Return the settings that the options of `train` and the recipe describe."""
+    """Return the settings of a run from the options of `train` and its recipe."""
     from probmcl.settings import find_recipe, make_settings, read_recipe
 
     keys = _shared_keys(options)
-    keys |= _given({name: options[name] for name in ("preset", "budget", "seed")})
+    keys |= _drop_none({name: options[name] for name in ("preset", "budget", "seed")})
     training = {"epochs": options["epochs"], "batch_size": options["batch_size"], "learning_rate": options["lr"]}
     method, changes = _method_or_loss(options["method"], options["loss"]), dict(options["settings"] or {})
-    keys |= _given({"method": method, "settings": changes, "training": _given(training)})
+    keys |= _drop_none({"method": method, "settings": changes, "training": _drop_none(training)})
     recipe = read_recipe(find_recipe(options["recipe"])) if options["recipe"] else {}
     return make_settings(_merge(recipe, keys))
 
 
 def _shared_keys(options: Options) -> dict[str, Any]:
-    """Return the settings that `train` and `compare` take alike."""
+    """Return the settings that `train` and `compare` have in common."""
     from probmcl.data.cache import default_folder
 
     keys = {name: options[name] for name in ("tune", "augment", "device", "workers")}
@@ -177,16 +176,16 @@ def _shared_keys(options: Options) -> dict[str, Any]:
     probe, cache = {"epochs": options["probe_epochs"]}, options["cache"]
     if cache is not None:
         cache = str(default_folder() if str(cache) == "auto" else Path(cache).resolve())
-    return _given(keys | {"encoder": _given(encoder), "probe": _given(probe), "cache": cache})
+    return _drop_none(keys | {"encoder": _drop_none(encoder), "probe": _drop_none(probe), "cache": cache})
 
 
 def _merge(recipe: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe with the options taking precedence; tables are merged key by key."""
+    """Return a recipe updated with options; nested tables are merged key by key."""
     from probmcl.runtime.machine import default_workers
 
     base: dict[str, Any] = {"workers": default_workers()} | recipe
     earlier = RunFolder(Path(str(keys.get("encoder", {}).get("weights"))))
-    if earlier.has(run_folder.CONFIG):  # continue with the encoder of the earlier run
+    if earlier.has(run_folder.CONFIG):  # default to the encoder of the run that the weights come from
         name = earlier.read(run_folder.CONFIG)["encoder"]["name"]
         size = earlier.read(run_folder.PREPROCESSING)["size"]
         base["encoder"] = {"name": name, "image_size": size} | base.get("encoder", {})
@@ -198,9 +197,9 @@ def _method_or_loss(method: str | None, loss: str | None) -> str | None:
     if loss is None:
         return method
     if method is not None:
-        raise OptionError("method", method, f"cannot be combined with `loss={loss}`: a loss of your own is a method")
+        raise OptionError("method", method, f"cannot be combined with `loss={loss}`")
     if not loss.partition(":")[0].endswith(".py"):
-        raise OptionError("loss", loss, "is not FILE.py:FUNCTION, as in `loss=my_losses.py:my_loss`")
+        raise OptionError("loss", loss, "must be FILE.py:FUNCTION, as in `loss=my_losses.py:my_loss`")
     return loss
 
 
@@ -208,7 +207,7 @@ def _weights(weights: Path | str | None) -> str | None:
     if weights is None or str(weights) in NAMED_WEIGHTS:
         return None if weights is None else str(weights)
     if not Path(weights).exists():
-        raise OptionError("weights", weights, f"is not a file or run; {suggestion(str(weights), NAMED_WEIGHTS)}")
+        raise OptionError("weights", weights, f"does not exist; {suggestion(str(weights), NAMED_WEIGHTS)}")
     return str(Path(weights).resolve())
 
 
@@ -238,35 +237,35 @@ def compare(
     resume: Path | str | None = None,
     console: Console | None = None,
 ) -> Comparison:
-    """Compare methods with one encoder, the same number of images seen by each, and one evaluation.
+    """Compare methods with one encoder, one evaluation and the same number of images seen.
 
-    Every method has a row for its own head, if it has one, and a row for a linear probe on its encoder; the probe on
-    the frozen encoder is always there. Tables, a plot and a verdict are written into the folder.
+    The tables have a row for the own head of each method, if it has one, a row for a linear probe on its encoder, and a
+    row for the probe on the frozen encoder. The folder gets the tables, a plot and a verdict.
 
     Args:
-        data: a table of labels, or a folder with a recognizable layout
+        data: table of labels, or folder in a supported layout
         images: folder that image paths are relative to (default: the table's folder)
-        read: how the data are read
-        checks: what is required of the data, and how they are split
-        methods: all (default), or a comma-separated list: bce,probmcl:paper,my_losses.py:my_loss
-        encoder: any timm model; `probmcl encoders` lists them
-        weights: pretrained (default), none, a safetensors file, or an earlier run
-        image_size: side of the square input (default: the encoder's own)
-        tune: how much of the encoder learns: all, last or none (default: last on a CPU, all on a GPU)
-        epochs: passes over the images, of two views each (default: 6)
-        budget: time for everything, as in 2h; it decides the number of images seen
-        seeds: runs of each method (default: 3)
-        trials: learning rates and weight decays tried for each method (default: 1, untuned)
-        probe_epochs: epochs of the linear probes
-        batch_size: images per step, over all processes
-        augment: how views are made: light (default), paper or none
+        read: options for reading the data
+        checks: options for checking and splitting the data
+        methods: all (default), or a comma-separated list such as bce,probmcl:paper,my_losses.py:my_loss
+        encoder: name of a timm model; `probmcl encoders` lists them
+        weights: pretrained (default), none, a safetensors file, or a run folder
+        image_size: width and height of the input in pixels (default: set by the encoder)
+        tune: part of the encoder to train: all, the last stage, or none (default: last on a CPU, all on a GPU)
+        epochs: number of epochs, with two views per image (default: 6)
+        budget: time for the comparison, such as 2h, instead of a number of epochs
+        seeds: number of runs per method (default: 3)
+        trials: pairs of learning rate and weight decay to try per method (default: 1, untuned)
+        probe_epochs: epochs of each linear probe
+        batch_size: images per step, summed over all processes
+        augment: augmentation of training images: light (default), paper or none
         device: auto, cpu, cuda or mps
-        workers: processes that decode images (default: one per core)
-        cache: folder for decoded images, or auto; faster from the second time on
-        out: a new or empty folder (default: runs/DATE-NAME-comparison)
-        add: results.jsonl of other comparisons with the same protocol, or their folders
-        resume: an interrupted comparison to continue; combines only with `device`, `workers`, `add` and `methods`
-        console: for messages and progress; by default stdout
+        workers: processes for decoding images (default: one per core)
+        cache: folder that keeps decoded images for the next run, or auto
+        out: new or empty folder for the comparison (default: runs/DATE-NAME-comparison)
+        add: other comparisons with the same protocol to include, as folders or results.jsonl files
+        resume: interrupted comparison to continue; only `device`, `workers`, `add` and `methods` can be given with it
+        console: for messages and progress (default: stdout)
     """
     started = time.perf_counter()
     options: Options = {"data": data, "images": images, "methods": methods, "encoder": encoder, "weights": weights}
@@ -277,11 +276,11 @@ def compare(
     with _processes(device, console) as console:
         if resume is not None:
             _refuse_with_resume(options, read, checks, allowed=("device", "workers", "add", "methods"))
-            changes = _given({"device": device, "workers": workers})
+            changes = _drop_none({"device": device, "workers": workers})
             return _resume_comparison(Path(resume), methods, changes, added, console, started)
         if data is None:
             example = "as in probmcl compare photos/labels.csv"
-            raise ProbmclError(f"nothing to compare on: give a table or a folder, {example}")
+            raise ProbmclError(f"`data` is missing: give a table or a folder, {example}")
         return _start_comparison(options, read, checks, added, console, started)
 
 
@@ -314,19 +313,19 @@ def _start_comparison(
 
 
 def _comparison_spec(options: Options) -> ComparisonSpec:
-    """Return what is compared; whatever can be refused is refused here, before any image is read."""
+    """Return the specification of a comparison. Invalid options raise an error here, before any image is read."""
     from probmcl.encoders import describe_encoder
     from probmcl.experiments.protocol import TRIALS, ComparisonSpec, parse_methods
     from probmcl.settings import make_settings, parse_duration
 
-    numbers = _given({name: options[name] for name in ("seeds", "trials", "epochs", "batch_size")})
+    numbers = _drop_none({name: options[name] for name in ("seeds", "trials", "epochs", "batch_size")})
     for name, number in numbers.items():
         if number < 1:
             raise OptionError(name, number, "must be at least 1")
     if numbers.get("trials", 1) > len(TRIALS):
         raise OptionError("trials", numbers["trials"], f"must be at most {len(TRIALS)}")
     if options["budget"] is not None and "epochs" in numbers:
-        raise SettingsError("`budget` and `epochs` cannot be combined: the budget decides the epochs")
+        raise SettingsError("`budget` and `epochs` cannot be combined: a budget sets the number of epochs")
     settings = replace(make_settings(_merge({}, _shared_keys(options)) | {"method": "probe"}), method="comparison")
     settings = replace(settings, probe=replace(settings.probe, frozen_views=settings.probe.views))
     describe_encoder(settings.encoder.name)
@@ -355,7 +354,7 @@ def _resume_comparison(
         legacy.upgrade_comparison(folder, path)
     barrier()
     if not path.is_file():
-        raise RunError(f"{folder} is not a comparison that can be resumed: it has no {path.name}")
+        raise RunError(f"{folder} is not a comparison: {path.name} does not exist")
     stored = read_json(path)
     fields = dict(stored["spec"])
     settings = replace(load_settings(fields.pop("settings")), **changes)
@@ -363,7 +362,7 @@ def _resume_comparison(
     compared = tuple(MethodSpec(**method) for method in fields.pop("methods"))
     if methods and tuple(parse_methods(_method_names(methods))) != compared:
         names = ",".join(method.name for method in compared)
-        raise OptionError("methods", methods, f"differs from what {folder} compares: {names}; give the same, or none")
+        raise OptionError("methods", methods, f"must be the methods of {folder}: {names}; or leave it out")
     for method in compared:
         refuse_unnamed(method.method, "the same `methods` again, with {method}")
     source = DataSource.parse(stored["source"])
@@ -403,19 +402,19 @@ def check(
     workers: int | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Read every image and label, and report what is there and what is wrong; no file is changed.
+    """Read all images and labels and report their statistics and problems. No file is changed.
 
     Args:
-        data: a table of labels, or a folder with a recognizable layout
+        data: table of labels, or folder in a supported layout
         images: folder that image paths are relative to (default: the table's folder)
-        read: how the data are read
-        checks: what is required of the data, and how they are split
-        seed: random seed of the split that `train` would make
-        workers: processes that decode images (default: one per core)
-        console: for messages and progress; by default stdout
+        read: options for reading the data
+        checks: options for checking and splitting the data
+        seed: random seed for the split, as in `train`
+        workers: processes for decoding images (default: one per core)
+        console: for messages and progress (default: stdout)
 
     Returns:
-        Counts, statistics and duplicates, the list `findings`, and a `verdict`: fine, warnings or blocked.
+        Statistics and duplicates, the list `findings`, and the `verdict`: fine, warnings or blocked.
     """
     from probmcl.data import audit
     from probmcl.runtime.machine import default_workers
@@ -425,12 +424,12 @@ def check(
     return {"data": str(data), **report}
 
 
-# What train and compare share.
+# Shared by train and compare.
 
 
 @contextmanager
 def _processes(device: str | None, console: Console | None) -> Iterator[Console]:
-    """Join the processes of torchrun and yield a console that prints on rank 0 only."""
+    """Join the process group of torchrun, if there is one, and yield a console that prints on rank 0 only."""
     from probmcl.runtime.distributed import is_main_process, process_group
 
     with process_group(device):
@@ -438,19 +437,19 @@ def _processes(device: str | None, console: Console | None) -> Iterator[Console]
 
 
 def _refuse_with_resume(options: Options, read: ReadOptions, checks: DataChecks, *, allowed: tuple[str, ...]) -> None:
-    """Raise an error for options that a resumed run does not take."""
+    """Raise an error if options are given that cannot be combined with `resume`."""
     default = vars(DataChecks())
     changed = read.set_options() | {name: value for name, value in vars(checks).items() if value != default[name]}
-    refused = ", ".join(f"`{name}`" for name in [*_given(options), *changed] if name not in allowed)
+    refused = ", ".join(f"`{name}`" for name in [*_drop_none(options), *changed] if name not in allowed)
     if refused:
         raise ProbmclError(
-            f"`resume` continues with the data and settings of the run; it cannot be combined with {refused}, "
-            f"only with {', '.join(f'`{name}`' for name in allowed)}"
+            f"`resume` cannot be combined with {refused}: it uses the data and settings of the run; "
+            f"only {', '.join(f'`{name}`' for name in allowed)} can be given"
         )
 
 
 def _reused_images(records: Records, weights: str | None) -> list[RunWarning]:
-    """Warn of held-out images that were trained on in the run that the weights come from."""
+    """Return warnings about val and test images that the run with the given weights was trained on."""
     if weights in (None, *NAMED_WEIGHTS) or not RunFolder(Path(weights)).has(run_folder.SPLIT):
         return []
     splits = RunFolder(Path(weights)).read_split()
@@ -460,20 +459,20 @@ def _reused_images(records: Records, weights: str | None) -> list[RunWarning]:
         rows = records.rows(split)
         reused = sum(str(records.paths[row].resolve()) in trained for row in rows)
         if reused:
-            seen = f"{reused} of {len(rows)} {split} images were trained on in {weights}"
-            remedy = "The same `seed` or a split column keeps them apart"
-            warnings.append(RunWarning("seen_before", f"{seen}; their scores will be too good. {remedy}"))
+            problem = f"{reused} of {len(rows)} {split} images were trained on in {weights}"
+            remedy = "use the same `seed` or a split column"
+            warnings.append(RunWarning("seen_before", f"{problem}, so their scores are too high; {remedy}"))
     return warnings
 
 
 def _print_warnings(warnings: Sequence[RunWarning], console: Console) -> None:
     for warning in warnings:
-        console.print(f"  ALARM: {warning.message}")
+        console.print(f"warning: {warning.message}")
 
 
 @contextmanager
 def _new_folder(out: Path | str | None, name: str) -> Iterator[Path]:
-    """Yield the folder of a new run; one that was created here is removed again if nothing was written."""
+    """Yield the folder of a new run. A default folder is removed if it is still empty at the end."""
     from probmcl.runtime.distributed import broadcast, is_main_process
 
     if out is not None:
@@ -489,7 +488,7 @@ def _new_folder(out: Path | str | None, name: str) -> Iterator[Path]:
 
 @contextmanager
 def _resume_hint(command: str, folder: Path, console: Console) -> Iterator[None]:
-    """After an interrupt, print how to continue, if the work had begun."""
+    """Print the command that resumes a run if the run is interrupted."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -503,6 +502,6 @@ def _data_name(data: Path | str) -> str:
     return path.name if path.is_dir() else path.parent.name
 
 
-def _given(options: Options) -> dict[str, Any]:
-    """Drop options that are None, and tables without any."""
+def _drop_none(options: Options) -> dict[str, Any]:
+    """Return the options without None and empty tables."""
     return {name: value for name, value in options.items() if value is not None and value != {}}

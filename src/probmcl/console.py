@@ -1,7 +1,8 @@
-"""Messages and progress bars: bars on a terminal, one line per finished stage anywhere else."""
+"""Messages and progress bars. A terminal shows a bar while a stage runs; a file gets one line when it is done."""
 
 from __future__ import annotations
 
+import textwrap
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,12 +12,12 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
 
 REFRESH_SECONDS = 0.5
-"""Time between two updates of the displayed loss: reading it synchronizes the device."""
+"""Time between two updates of the displayed loss. They are rare because reading the loss synchronizes the device."""
 
 
 @runtime_checkable
 class _Step(Protocol):
-    """The part of a training step that a progress bar shows: its views, the loss, and terms of it by name."""
+    """The fields of a training step that a progress bar shows."""
 
     @property
     def images(self) -> int: ...
@@ -27,14 +28,14 @@ class _Step(Protocol):
 
 
 class ProgressBar:
-    """One stage: its progress and speed, and during training the loss and its terms."""
+    """Progress and speed of one stage, and during training the loss and its terms."""
 
     def __init__(self, progress: Progress, task: TaskID, hidden_terms: Collection[str] = ()) -> None:
         self.progress, self.task, self.hidden_terms = progress, task, hidden_terms
         self.images, self.start, self.refreshed = 0, time.perf_counter(), 0.0
 
     def __call__(self, step: _Step) -> None:
-        """Show one training step: a `probmcl.training.Callback`."""
+        """Advance by one training step, as a `probmcl.training.Callback`."""
         if time.perf_counter() - self.refreshed > REFRESH_SECONDS:
             self.refreshed = time.perf_counter()
             terms = {"loss": step.loss} | {k: v for k, v in step.terms.items() if k not in self.hidden_terms}
@@ -42,7 +43,7 @@ class ProgressBar:
         self.advance(step.images)
 
     def advance(self, images: int = 0, steps: int = 1) -> None:
-        """Advance by a number of steps in which a number of images was processed."""
+        """Advance by `steps` steps, which have processed `images` images."""
         self.images += images
         speed = self.images / max(time.perf_counter() - self.start, 1e-9)
         self.progress.update(self.task, advance=steps, speed=f"{speed:,.0f} images/s" if self.images else "")
@@ -61,21 +62,30 @@ class Console:
 
     @classmethod
     def quiet(cls) -> Console:
-        """Return a console that prints nothing, as on every process but rank 0."""
+        """Return a console that prints nothing, for processes other than rank 0."""
         return cls(RichConsole(quiet=True))
 
     def print(self, text: str) -> None:
-        """Print one message as plain text."""
-        self.rich.print(self.rewrite(text), highlight=False, markup=False, emoji=False, soft_wrap=True)
+        """Print one message as plain text; on a terminal its lines are wrapped between words."""
+        text = self.rewrite(text)
+        if self.rich.is_terminal:
+            text = "\n".join(_wrap(line, self.rich.width) for line in text.split("\n"))
+        self.rich.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     @contextmanager
     def progress(self, name: str, total: int, *, hidden_terms: Collection[str] = ()) -> Iterator[ProgressBar]:
-        """Show a bar for a stage of `total` steps; once it is done, print its time and speed."""
+        """Show a bar for a stage of `total` steps; in a file, print its time and speed when it is done."""
         measured = "{task.fields[speed]} {task.fields[terms]}"
         columns = ("{task.description}", BarColumn(24), "{task.percentage:>3.0f} %", TimeRemainingColumn(), measured)
         with Progress(*columns, console=self.rich, transient=True, disable=not self.rich.is_terminal) as progress:
             bar = ProgressBar(progress, progress.add_task(name, total=total, speed="", terms=""), hidden_terms)
             yield bar
-        seconds = time.perf_counter() - bar.start
-        speed = f", {bar.images / seconds:,.0f} images/s" if bar.images else ""
-        self.print(f"  {name}: {seconds:.1f} s{speed}")
+        if not self.rich.is_terminal:
+            seconds = time.perf_counter() - bar.start
+            speed = f", {bar.images / seconds:,.0f} images/s" if bar.images else ""
+            self.print(f"  {name}: {seconds:.1f} s{speed}")
+
+
+def _wrap(line: str, width: int) -> str:
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

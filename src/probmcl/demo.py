@@ -1,4 +1,4 @@
-"""The demo: scenes of handwritten digits, one small encoder from scratch, four ways to train it on one budget."""
+"""The demo: scenes of handwritten digits, and three methods that train a small encoder from scratch on one budget."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,15 +20,15 @@ from probmcl.training.optimizer import Training
 
 METHODS = ("probmcl", "asl", "bce")
 TRAIN, VAL, TEST = 2000, 400, 800  # number of scenes in each split
-IMAGES_SEEN = 12_000  # views that each method is trained on: the unit in which the budgets are equal
-LEARNING_RATE = 3e-3  # for this encoder from scratch: the better of 3e-3 and 1e-2 on validation, with ProbMCL
+IMAGES_SEEN = 12_000  # number of views that each method is trained on
+LEARNING_RATE = 3e-3  # chosen for ProbMCL on validation, from 3e-3 and 1e-2
 
 
 def run_demo(folder: Path, console: Console) -> Run:
-    """Write the scenes into a folder, fit a probe on the untrained encoder, and train ProbMCL, ASL and BCE on it."""
+    """Write the scenes into a folder, fit a probe on the untrained encoder, and train ProbMCL, ASL and BCE."""
     run_folder.refuse_used(folder)
     console.print(
-        f"Scenes of handwritten digits: 10 classes, 64 × 64 pixels, {TRAIN:,} to train on, {VAL} + {TEST} to judge by"
+        f"scenes of handwritten digits: 10 classes, 64 × 64 pixels; train {TRAIN:,} · val {VAL:,} · test {TEST:,}"
     )
     data = folder / "data"
     with console.progress("drawing scenes", TRAIN + VAL + TEST) as bar:
@@ -38,7 +38,7 @@ def run_demo(folder: Path, console: Console) -> Run:
 
 
 def demo_settings(records: Records) -> Settings:
-    """Return the settings of the demo: every method with the same encoder and the same number of views."""
+    """Return the settings of the demo, in which all methods have the same encoder and number of views."""
     return Settings(
         method="demo",
         jobs=tuple(_job(method, len(records.rows("train"))) for method in METHODS),
@@ -51,14 +51,14 @@ def demo_settings(records: Records) -> Settings:
 def _job(method: str, images: int) -> TrainingJob:
     n_views = find_method(method).n_views
     if IMAGES_SEEN % (images * n_views):
-        raise ValueError(f"{images} scenes in {n_views} views do not divide {IMAGES_SEEN:,}: the budgets would differ")
+        raise ValueError(f"{images} scenes with {n_views} views must divide {IMAGES_SEEN:,}, the views per method")
     epochs = IMAGES_SEEN // (images * n_views)
     training = Training(epochs=epochs, batch_size=128 // n_views, learning_rate=LEARNING_RATE)
     return TrainingJob(method, method_settings(method), training)
 
 
 def comparison(run: Run) -> list[dict[str, Any]]:
-    """Return the test scores of each classifier of a run, as fractions."""
+    """Return the scores of the tested classifiers of a run, as fractions."""
     return [
         {
             "classifier": candidate.name,
@@ -75,9 +75,9 @@ def comparison(run: Run) -> list[dict[str, Any]]:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> rich.table.Table:
-    """Return the scores as a table, in percent."""
+    """Return a table of the scores in percent."""
     columns = [Column.of_names("classifier"), *map(Column, ("mAP", "CF1", "OF1", "seconds"))]
     scores = ([percent(row[key]) for key in ("mAP", "CF1", "OF1")] for row in rows)
     cells = [[row["classifier"], *texts, f"{row['seconds']:.0f}"] for row, texts in zip(rows, scores, strict=True)]
-    title = f"test split, percent; each method has seen {IMAGES_SEEN:,} views; one seed"
+    title = f"test scores in percent, one seed, {IMAGES_SEEN:,} views"
     return to_rich(Table(title, columns, cells, framed=True))

@@ -1,4 +1,4 @@
-"""Tables for the terminal, Markdown, LaTeX and CSV, and how numbers are written in them."""
+"""Tables for the terminal, Markdown, LaTeX and CSV, and formatting of numbers."""
 
 import csv
 import io
@@ -14,7 +14,7 @@ from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.text import Text
 
-MISSING = "–"  # written where a number does not exist
+MISSING = "–"  # shown for a missing number
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Column:
 
     header: str
     align: Literal["left", "right"] = "right"
-    words: bool = False  # True for text, which may take several lines and is escaped; numbers stay on one line
+    words: bool = False  # True for text, which is wrapped and escaped; numbers are not wrapped
 
     @classmethod
     def of_names(cls, header: str) -> "Column":
@@ -33,7 +33,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell; `citation` is a BibTeX key that only LaTeX shows."""
+    """A cell. `citation` is a BibTeX key, used in LaTeX only."""
 
     text: str
     bold: bool = False
@@ -42,14 +42,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """A table, independent of how it is written."""
+    """A table, independent of the output format."""
 
     title: str  # above the table; may be empty
     columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell | str]]  # text, or a `Cell` for what is bold or cited
-    caption: str = ""  # one line below the table that holds for all rows
-    notes: Sequence[str] = ()  # sentences on some of the rows, below the caption
-    framed: bool = False  # lines between the cells in the terminal; without them it is narrower, and headers may wrap
+    rows: Sequence[Sequence[Cell | str]]  # a `Cell` if it is bold or has a citation, otherwise its text
+    caption: str = ""  # one line below the table
+    notes: Sequence[str] = ()  # sentences about single rows, below the caption
+    framed: bool = False  # draw lines between cells in the terminal; without lines it is narrower and headers may wrap
 
     def cells(self) -> Iterator[list[tuple[Column, Cell]]]:
         """Yield every row as pairs of a column and its cell."""
@@ -64,7 +64,7 @@ class Table:
 
 
 def to_rich(table: Table) -> rich.table.Table:
-    """Return a table for the terminal: numbers stay on one line, names take as many as they need."""
+    """Return a table for the terminal. Text may wrap, numbers do not."""
     shown = rich.table.Table(
         title=Text(table.title, style="bold") if table.title else None,
         title_justify="left",
@@ -88,7 +88,7 @@ def to_rich(table: Table) -> rich.table.Table:
 
 
 class _Wrapped:
-    """Text that wraps at spaces and after colons (`probmcl:paper`), inside a word only if it must."""
+    """Text that wraps at spaces and after colons (`probmcl:paper`), and inside a word only if it is too long."""
 
     def __init__(self, text: Text) -> None:
         self.text = text
@@ -107,7 +107,7 @@ class _Wrapper(textwrap.TextWrapper):
 
 
 def to_markdown(table: Table) -> str:
-    """Return a heading, a pipe table, then the caption and the notes as paragraphs."""
+    """Return a Markdown heading and table, followed by the caption and the notes as paragraphs."""
     lines = [[column.header for column in table.columns]]
     lines.append(["---" if column.align == "left" else "---:" for column in table.columns])
     for row in table.cells():
@@ -118,7 +118,7 @@ def to_markdown(table: Table) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Escape text so that Markdown shows it as it is.
+    """Escape the special characters of Markdown.
 
     >>> print(markdown_text("my_loss|x, re-probed"))
     my\\_loss\\|x, re-probed
@@ -127,7 +127,7 @@ def markdown_text(text: str) -> str:
 
 
 def to_latex(table: Table, *, label: str, caption: str) -> str:
-    """Return a floating environment over the width of the page; it needs the package booktabs."""
+    """Return a LaTeX `table*` environment. It needs the package booktabs."""
     columns = "".join("l" if column.align == "left" else "r" for column in table.columns)
     start = [r"\begin{table*}[t]", r"\centering", r"\footnotesize", r"\setlength{\tabcolsep}{3pt}"]
     start += [rf"\caption{{{latex_text(caption)}}}", rf"\label{{{label}}}", rf"\begin{{tabular}}{{{columns}}}"]
@@ -151,16 +151,16 @@ _LATEX = str.maketrans(
 
 
 def latex_text(text: str) -> str:
-    """Escape text so that LaTeX shows it as it is.
+    """Escape the special characters of LaTeX.
 
     >>> print(latex_text("my_loss & 95 %"))
     my\\_loss \\& 95 \\%
     """
-    return " ".join(text.split()).translate(_LATEX).replace("--", "-{}-")  # not one long dash
+    return " ".join(text.split()).translate(_LATEX).replace("--", "-{}-")  # otherwise a ligature makes one long dash
 
 
 def to_csv(records: Sequence[Mapping[str, object]]) -> str:
-    """Return CSV with a header; every record has the keys of the first one."""
+    """Return CSV with a header. All records must have the same keys."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
     writer.writeheader()
@@ -169,7 +169,7 @@ def to_csv(records: Sequence[Mapping[str, object]]) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """Return a fraction in percent.
+    """Format a fraction in percent.
 
     >>> percent(0.7912), percent(None)
     ('79.1', '–')
@@ -178,7 +178,7 @@ def percent(fraction: float | None) -> str:
 
 
 def points(difference: float | None) -> str:
-    """Return a difference of two fractions in percentage points, always with its sign.
+    """Format a difference of two fractions in percentage points, with its sign.
 
     >>> points(0.012), points(-0.004), points(-0.0001), points(None)
     ('+1.2', '−0.4', '+0.0', '–')
@@ -187,7 +187,7 @@ def points(difference: float | None) -> str:
 
 
 def probability(p: float | None) -> str:
-    """Return a p-value with three decimals.
+    """Format a p-value with three decimals.
 
     >>> probability(0.0123), probability(0.0004), probability(None)
     ('0.012', '<0.001', '–')
@@ -196,7 +196,7 @@ def probability(p: float | None) -> str:
 
 
 def figures(value: float) -> str:
-    """Return a number with at least two significant figures, and all figures of its integer part.
+    """Format a number with two significant digits, or without decimals from 10 on.
 
     >>> figures(4.26), figures(0.381), figures(1234.5)
     ('4.3', '0.38', '1,234')
@@ -205,7 +205,7 @@ def figures(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a measured time in a readable unit.
+    """Format a measured time in seconds, minutes, hours or days.
 
     >>> duration(0.34), duration(48.0), duration(754.0), duration(14_000.0), duration(400_000.0)
     ('0.3 s', '48 s', '13 min', '3.9 h', '4.6 d')
@@ -219,7 +219,7 @@ def duration(seconds: float) -> str:
 
 
 def rough_duration(seconds: float) -> str:
-    """Return an estimated time, in whole seconds or minutes up to an hour and a half.
+    """Format an estimated time in whole seconds or minutes, or in hours from 90 minutes on.
 
     >>> rough_duration(42.0), rough_duration(130.0), rough_duration(9000.0)
     ('42 s', '2 min', '2.5 h')

@@ -1,4 +1,4 @@
-"""What every command promises: help without torch, clear errors, the right exit code."""
+"""All commands: help without torch, error messages and exit codes."""
 
 import json
 import re
@@ -23,40 +23,40 @@ def probmcl(*words: str, cwd: Path | None = None) -> subprocess.CompletedProcess
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_shows_what_it_does_and_an_example(command: str) -> None:
+def test_help_has_a_usage_line_and_an_example(command: str) -> None:
     answer = probmcl(command, "--help")
     assert answer.returncode == 0
     assert re.search(rf"probmcl {command}", answer.stdout)
     assert "Example" in answer.stdout
 
 
-def test_help_lists_every_command_and_loads_no_torch() -> None:
-    said = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); "
-    answer = subprocess.run([sys.executable, "-c", said + RUN, "--help"], capture_output=True, text=True, check=False)
+def test_help_lists_every_command_and_does_not_import_torch() -> None:
+    report = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); "
+    answer = subprocess.run([sys.executable, "-c", report + RUN, "--help"], capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
     assert all(command in answer.stdout for command in COMMANDS)
     assert answer.stdout.splitlines()[-1] == "False"
 
 
-def test_a_wrong_flag_is_answered_with_the_nearest_and_a_usage_error() -> None:
+def test_an_unknown_option_is_a_usage_error_with_a_suggestion() -> None:
     answer = probmcl("demo", "--uot", "x")
     assert answer.returncode == 2
     assert "--uot" in answer.stdout + answer.stderr
     assert "--out" in answer.stdout + answer.stderr
 
 
-def test_a_wrong_command_is_a_usage_error() -> None:
+def test_an_unknown_command_is_a_usage_error() -> None:
     assert probmcl("dmeo").returncode == 2
 
 
-def test_the_version_is_the_packages() -> None:
+def test_version_prints_the_version_of_the_package() -> None:
     from probmcl import __version__
 
     assert probmcl("--version").stdout.strip() == __version__
 
 
 @pytest.mark.slow
-def test_a_folder_in_use_is_refused_in_one_sentence_and_untouched(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_an_error_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     answer = probmcl("demo", "--out", str(tmp_path))
     assert answer.returncode == 1
@@ -67,23 +67,23 @@ def test_a_folder_in_use_is_refused_in_one_sentence_and_untouched(tmp_path: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopping_the_demo_leaves_a_folder_that_says_so(tmp_path: Path, signal_number: int, code: int) -> None:
+def test_an_interrupted_demo_records_its_status(tmp_path: Path, signal_number: int, code: int) -> None:
     command = [sys.executable, "-c", RUN, "demo", "--out", str(tmp_path / "run")]
-    about = tmp_path / "run" / "run" / "run.json"
+    metadata = tmp_path / "run" / "run" / "run.json"
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            wait_until(about.exists, process)
+            wait_until(metadata.exists, process)
             process.send_signal(signal_number)
             _, errors = process.communicate(timeout=HANGS)
         finally:
             process.kill()
     assert process.returncode == code
-    assert json.loads(about.read_text())["status"] == "interrupted"
+    assert json.loads(metadata.read_text())["status"] == "interrupted"
     assert errors.endswith("interrupted\n") or signal_number == signal.SIGTERM
 
 
-def test_a_signal_that_python_drops_is_sent_again() -> None:
-    """As it does when one arrives in a callback of os.fork."""
+def test_a_signal_whose_exception_is_dropped_is_sent_again() -> None:
+    """Python drops exceptions of a signal handler that runs in a callback of os.fork."""
     code = (
         "import os, signal, time, probmcl.cli as cli\n"
         "def drop():\n    signal.raise_signal(signal.SIGINT)\n    time.sleep(0.01)\n"
@@ -99,13 +99,13 @@ def test_a_signal_that_python_drops_is_sent_again() -> None:
     assert answer.stderr == "interrupted\n"
 
 
-class Ended(NamedTuple):
+class Exit(NamedTuple):
     code: int
-    said: str
+    stderr: str
 
 
-def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception) -> Ended:
-    """How a command that raises this error ends."""
+def exit_of(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception) -> Exit:
+    """Return the exit code and the message of a command that raises an error."""
 
     def command() -> None:
         raise error
@@ -116,49 +116,51 @@ def ended(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], e
     with pytest.raises(SystemExit) as caught:
         cli.main()
     assert isinstance(caught.value.code, int)
-    return Ended(caught.value.code, capsys.readouterr().err)
+    return Exit(caught.value.code, capsys.readouterr().err)
 
 
 @pytest.mark.parametrize("rank", [None, "0"])
-def test_an_error_is_said_by_the_only_or_first_process(
+def test_an_error_is_printed_on_rank_0(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: str | None
 ) -> None:
     monkeypatch.delenv("RANK", raising=False)
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
-    assert ended(monkeypatch, capsys, ValueError("no such thing")) == Ended(1, "probmcl: no such thing\n")
+    assert exit_of(monkeypatch, capsys, ValueError("no such thing")) == Exit(1, "probmcl: no such thing\n")
 
 
 @pytest.mark.slow
-def test_another_process_leaves_its_error_to_the_summary_of_torchrun(
+def test_other_ranks_write_their_error_for_the_summary_of_torchrun(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-    began = int(time.time())
+    started = int(time.time())
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    assert ended(monkeypatch, capsys, ValueError("no such thing")) == Ended(1, "")
+    assert exit_of(monkeypatch, capsys, ValueError("no such thing")) == Exit(1, "")
     failure = ProcessFailure(local_rank=1, pid=1, exitcode=1, error_file=str(tmp_path / "error.json"))
     assert failure.message == "no such thing"
-    assert began <= failure.timestamp <= time.time()
+    assert started <= failure.timestamp <= time.time()
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
-    assert ended(monkeypatch, capsys, ValueError("no such thing")) == Ended(1, "")
+    assert exit_of(monkeypatch, capsys, ValueError("no such thing")) == Exit(1, "")
 
 
-def test_too_little_memory_is_answered_with_what_helps(
+def test_out_of_memory_suggests_a_smaller_batch(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import torch
 
     monkeypatch.delenv("RANK", raising=False)
-    answer = ended(monkeypatch, capsys, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
-    assert answer == Ended(1, "probmcl: out of memory; a smaller --batch-size or --image-size helps\n")
+    answer = exit_of(monkeypatch, capsys, torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert answer.code == 1
+    assert answer.stderr.startswith("probmcl: out of memory")
+    assert "--batch-size" in answer.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_torch", ["import torch\n", ""])
-def test_any_other_error_of_this_kind_keeps_its_traceback_and_loads_no_torch(with_torch: str) -> None:
+def test_another_runtime_error_keeps_its_traceback_and_does_not_import_torch(with_torch: str) -> None:
     code = (
         f"{with_torch}import sys, probmcl.cli as cli\n"
         "def command(): raise RuntimeError('a defect')\n"

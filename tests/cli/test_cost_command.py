@@ -1,4 +1,4 @@
-"""`probmcl cost`: defaults that work, clear answers to what cannot be, and the same numbers in every form."""
+"""`probmcl cost`: defaults, errors, and output files."""
 
 import csv
 import json
@@ -24,18 +24,18 @@ def cost(*words: str) -> None:
 
 
 @pytest.mark.slow
-def test_without_any_argument_every_method_has_a_row(
+def test_without_arguments_every_method_has_a_row(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     cost()
-    said = capsys.readouterr().out
-    assert f"{CPU_ENCODER}, 224 px, 80 classes" in said
-    first_words = [line.split()[0] for line in said.splitlines() if line.split()]
+    output = capsys.readouterr().out
+    assert f"{CPU_ENCODER}, 224 px, 80 classes" in output
+    first_words = [line.split()[0] for line in output.splitlines() if line.split()]
     assert [word for word in first_words if word in METHODS] == list(METHODS)
 
 
-def test_lists_may_be_parted_by_spaces_or_commas(tmp_path: Path) -> None:
+def test_lists_are_separated_by_spaces_or_commas(tmp_path: Path) -> None:
     file = tmp_path / "costs.csv"
     encoders = ["--encoders", "test_resnet, resnet10t,test_resnet"]
     cost("bce,asl", "csra:paper", *encoders, "--classes", "2,3,2", "--out", str(file))
@@ -48,7 +48,7 @@ def test_lists_may_be_parted_by_spaces_or_commas(tmp_path: Path) -> None:
 SMALL = ["bce", "--encoders", "test_resnet", "--image-sizes", "64"]
 
 
-def test_a_file_has_what_was_asked_for_in_its_form(tmp_path: Path) -> None:
+def test_the_suffix_of_the_file_sets_its_format(tmp_path: Path) -> None:
     for name in ("costs.json", "costs.md", "COSTS.CSV"):
         cost(*SMALL, "--classes", "2", "--out", str(tmp_path / name))
     (row,) = json.loads((tmp_path / "costs.json").read_text())
@@ -58,37 +58,36 @@ def test_a_file_has_what_was_asked_for_in_its_form(tmp_path: Path) -> None:
     assert (tmp_path / "COSTS.CSV").read_text().startswith("method,encoder,image_size,classes,")
 
 
-def test_by_choice_it_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_measure_adds_time_and_memory(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     cost(*SMALL, "--measure", "--batch-size", "2", "--device", "cpu", "--out", str(tmp_path / "c.json"))
-    said = capsys.readouterr().out
-    assert "measured on cpu, 2 images at once" in said
+    assert "measured on cpu" in capsys.readouterr().out
     (row,) = json.loads((tmp_path / "c.json").read_text())
     assert row["peak_memory"] > 0
     assert row["step_seconds"] > 0
 
 
 @pytest.mark.parametrize(
-    ("words", "answer"),
+    ("arguments", "message"),
     [
-        ("probmlc", "no method 'probmlc'; did you mean 'probmcl'?"),
-        ("bce --encoders resnt18", "timm has no model 'resnt18'; did you mean 'resnet18'"),
-        ("bce --encoders test_vit --image-sizes 40", "test_vit does not support images of 40 pixels"),
-        ("csra --encoders pit_ti_224", "csra needs feature maps"),
-        ("bce --batch-size 4", "--batch-size and --device are for a measurement; add --measure"),
+        ("probmlc", "'probmlc'; did you mean 'probmcl'?"),
+        ("bce --encoders resnt18", "'resnt18'; did you mean 'resnet18'"),
+        ("bce --encoders test_vit --image-sizes 40", "40 pixels"),
+        ("csra --encoders pit_ti_224", "pit_ti_224"),
+        ("bce --batch-size 4", "--measure"),
         ("bce --measure --batch-size 1", "`batch_size=1` must be at least 2"),
-        ("bce --measure --device tpu", "`device=tpu` is not available: torch has"),
-        ("bce --paper", "--paper has its own methods, encoders and sizes; leave out METHODS"),
-        ("bce --out costs.cvs", "--out costs.cvs: its suffix decides the format; did you mean '.csv'?"),
-        ("bce --out costs.txt", "--out costs.txt: its suffix decides the format; there are .csv, .json, .md"),
+        ("bce --measure --device tpu", "`device=tpu` is not available"),
+        ("bce --paper", "cannot be combined with METHODS"),
+        ("bce --out costs.cvs", "did you mean '.csv'?"),
+        ("bce --out costs.txt", "there are .csv, .json, .md"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(words: str, answer: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(answer)}"):
-        cost(*words.split())
+def test_invalid_arguments_are_an_error(arguments: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        cost(*arguments.split())
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "answer"),
+    ("option", "value", "message"),
     [
         ("--encoders", ",", "comma-separated list"),
         ("--image-sizes", "big", "'big'"),
@@ -96,31 +95,31 @@ def test_what_cannot_be_is_one_sentence(words: str, answer: str) -> None:
         ("--classes", "0", ">= 1"),
     ],
 )
-def test_a_list_that_cannot_be_is_named_with_its_option(option: str, value: str, answer: str) -> None:
+def test_an_invalid_list_is_an_error_with_its_option(option: str, value: str, message: str) -> None:
     with pytest.raises(CycloptsError) as caught:
         cost("bce", f"{option}={value}")
     assert option in str(caught.value)
-    assert answer in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.slow
-def test_an_error_is_said_and_nothing_else() -> None:
+def test_a_usage_error_prints_only_its_message() -> None:
     words = [sys.executable, "-c", RUN, "cost", "bce", "--classes", "none"]
-    found = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert (found.returncode, found.stdout) == (2, "")
-    assert "--classes" in found.stderr
-    assert "none" in found.stderr
+    answer = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert "--classes" in answer.stderr
+    assert "none" in answer.stderr
 
 
-def test_a_file_that_is_there_is_kept(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("precious")
-    with pytest.raises(ValueError, match="exists already; give another name"):
+    with pytest.raises(ValueError, match=r"mine\.csv"):
         cost("bce", "--out", str(tmp_path / "mine.csv"))
     assert (tmp_path / "mine.csv").read_text() == "precious"
 
 
 def interrupted_after(count: int) -> Any:
-    """The rows of `cost_rows`, and Ctrl-C after some of them."""
+    """Return a replacement of `cost_rows` that is interrupted after some rows."""
     from probmcl.cost.rows import cost_rows
 
     def rows(*grid: Any) -> Iterator[Any]:
@@ -132,36 +131,34 @@ def interrupted_after(count: int) -> Any:
     return rows
 
 
-def test_an_interrupt_shows_and_writes_the_rows_that_are_done(
+def test_an_interrupt_shows_and_writes_the_finished_rows(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("probmcl.cost.rows.cost_rows", interrupted_after(1))
-    with pytest.raises(KeyboardInterrupt, match="1 of 2 rows are shown"):
+    with pytest.raises(KeyboardInterrupt, match="1 of 2 rows"):
         cost(*SMALL, "--classes", "2,3", "--out", str(tmp_path / "costs.json"))
     assert "test_resnet, 64 px, 2 classes" in capsys.readouterr().out
     (row,) = json.loads((tmp_path / "costs.json").read_text())
     assert row["classes"] == 2
 
 
-def test_an_interrupt_before_the_first_row_does_not_claim_to_keep_anything(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_interrupt_before_the_first_row_writes_no_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("probmcl.cost.rows.cost_rows", interrupted_after(0))
-    with pytest.raises(KeyboardInterrupt, match="no row was complete"):
+    with pytest.raises(KeyboardInterrupt, match="no row"):
         cost(*SMALL, "--out", str(tmp_path / "costs.json"))
     assert not (tmp_path / "costs.json").exists()
 
 
-def test_its_help_loads_no_torch() -> None:
-    said = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); "
+def test_the_help_does_not_import_torch() -> None:
+    report = "import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); "
     answer = subprocess.run(
-        [sys.executable, "-c", said + RUN, "cost", "--help"], capture_output=True, text=True, check=False
+        [sys.executable, "-c", report + RUN, "cost", "--help"], capture_output=True, text=True, check=False
     )
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout.splitlines()[-1] == "False"
 
 
-def test_the_paper_is_written_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_with_the_paper_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from probmcl.cost import paper
 
     csra = tuple(printed for printed in paper.TABLE_3 if printed.name == "CSRA")

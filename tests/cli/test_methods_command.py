@@ -1,4 +1,4 @@
-"""`probmcl methods`: every setting of every method has a meaning, and all of it is shown."""
+"""`probmcl methods`: every setting of every method is described and shown."""
 
 import dataclasses
 import re
@@ -19,14 +19,14 @@ def probmcl(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", RUN, *words], capture_output=True, text=True, check=False)
 
 
-def said(capsys: pytest.CaptureFixture[str], name: str | None = None) -> str:
-    """What the command prints, in one line."""
+def printed(capsys: pytest.CaptureFixture[str], name: str | None = None) -> str:
+    """Return the output of the command without line breaks."""
     command.methods(name)
     return " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_setting_of_every_method_has_a_meaning_and_nothing_else_has(name: str) -> None:
+def test_every_setting_of_every_method_is_described(name: str) -> None:
     config = type(find_method(name).presets["default"])
     meanings = command.meanings(config)
     assert list(meanings) == [field.name for field in dataclasses.fields(config)]
@@ -34,29 +34,27 @@ def test_every_setting_of_every_method_has_a_meaning_and_nothing_else_has(name: 
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_method_is_shown_with_each_setting_its_value_and_its_meaning(
-    name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = said(capsys, name)
+def test_settings_are_shown_with_value_meaning_and_choices(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, name)
     assert text.startswith(f"{name}: ")
     for setting in command.settings(find_method(name)):
         assert f"{setting.name} = {setting.values['default']}" in text
-        assert f"{setting.meaning} → {setting.choices}" in text
+        assert f"{setting.meaning} values: {setting.choices}" in text
 
 
-def test_another_preset_is_shown_where_it_differs_and_only_there(capsys: pytest.CaptureFixture[str]) -> None:
-    text = said(capsys, "probmcl")
+def test_a_preset_is_shown_only_for_values_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, "probmcl")
     assert "hidden = [] (paper: [2048, 128])" in text
     assert "mean_size = 16 (paper: none)" in text
     assert re.search(r"floor = variance whether", text)
 
 
-def test_a_method_without_settings_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no settings of its own" in said(capsys, "bce")
+def test_a_method_without_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "no settings" in printed(capsys, "bce")
 
 
 @pytest.mark.parametrize("width", [80, 120])
-def test_the_overview_names_every_method_its_kind_its_views_and_its_presets(
+def test_the_overview_lists_kind_views_and_presets_of_every_method(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
@@ -72,30 +70,30 @@ def test_the_overview_names_every_method_its_kind_its_views_and_its_presets(
     assert len(lines) <= 3 * len(METHODS)  # a description takes one or two lines
 
 
-def test_a_wrong_name_is_answered_with_the_nearest() -> None:
+def test_an_unknown_name_suggests_a_similar_one() -> None:
     answer = probmcl("methods", "probmlc")
     assert (answer.returncode, answer.stdout) == (1, "")
-    assert answer.stderr == "probmcl: no method 'probmlc'; did you mean 'probmcl'?\n"
+    assert "did you mean 'probmcl'?" in answer.stderr
 
 
-def test_a_method_from_elsewhere_is_shown_by_its_place(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "gamma_negative = 4.0" in said(capsys, "probmcl.methods.asl:ASL")
+def test_a_method_can_be_given_by_its_import_path(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "gamma_negative = 4.0" in printed(capsys, "probmcl.methods.asl:ASL")
 
 
 @pytest.mark.parametrize(
-    ("hint", "words"),
+    ("hint", "description"),
     [
         (Literal["a", "b"], "a, b"),
-        (Literal["sum"] | float, "sum, a number"),
-        (Optional[int], "a whole number, none"),  # noqa: UP045  # the old spelling, which others use
-        (tuple[float, ...], "a list, each a number"),
+        (Literal["sum"] | float, "sum, number"),
+        (Optional[int], "integer, none"),  # noqa: UP045  # methods outside the package may use it
+        (tuple[float, ...], "[number, …]"),
         (bool, "true, false"),
-        (str, "a text"),
+        (str, "text"),
         (complex, "complex"),
     ],
 )
-def test_a_type_is_said_in_words(hint: object, words: str) -> None:
-    assert command.choices(hint) == words
+def test_types_are_described(hint: object, description: str) -> None:
+    assert command.choices(hint) == description
 
 
 @dataclass(frozen=True)
@@ -103,21 +101,21 @@ class Described:
     """Settings.
 
     Attributes:
-        one: goes on
+        one: continues
             in the next line: with a colon.
         two: `x: y`, or 2.
 
-    Reference: nothing.
-        three: is no attribute.
+    Reference: none.
+        three: is not an attribute.
     """
 
     one: int = 1
     two: int = 2
 
 
-def test_meanings_end_where_their_section_ends_and_keep_long_lines_together() -> None:
-    assert command.meanings(Described) == {"one": "goes on in the next line: with a colon.", "two": "`x: y`, or 2."}
+def test_meanings_are_read_from_the_attributes_section() -> None:
+    assert command.meanings(Described) == {"one": "continues in the next line: with a colon.", "two": "`x: y`, or 2."}
 
 
-def test_a_class_that_describes_nothing_has_no_meanings() -> None:
+def test_a_class_without_a_docstring_has_no_meanings() -> None:
     assert command.meanings(type("Bare", (), {})) == {}

@@ -333,9 +333,9 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(
 def test_resume_takes_nothing_else(comparison: Comparison, folder: Path) -> None:
     with pytest.raises(ValueError, match="cannot be combined with `epochs`"):
         probmcl.compare(resume=folder, epochs=3)
-    with pytest.raises(ValueError, match=r"`methods=bce` differs from what .* compares"):
+    with pytest.raises(ValueError, match="`methods=bce`"):
         probmcl.compare(resume=folder, methods="bce")
-    with pytest.raises(ValueError, match="is not a comparison that can be resumed"):
+    with pytest.raises(ValueError, match="is not a comparison"):
         probmcl.compare(resume=folder.parent)
 
 

@@ -52,7 +52,7 @@ def test_warns_on_the_paper_preset(records: Records, tmp_path: Path, capsys: pyt
     assert statistics["similarity_positive"] - statistics["similarity_negative"] < 0.02
     assert [warning.kind for warning in run.warnings] == ["collapse"]
     output = capsys.readouterr().out
-    assert "collapsed: mixtures" in output
+    assert "warning: collapsed" in output
     assert "probmcl with target 'feature'" in output
     assert json.loads((run.folder / "run.json").read_text())["warnings"] == [vars(w) for w in run.warnings]
 

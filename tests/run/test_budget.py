@@ -18,7 +18,7 @@ def costs(shared: float, *jobs: JobCost) -> Costs:
     return Costs(shared, jobs or (BCE_COST, PROBMCL_COST))
 
 
-def test_without_a_budget_the_settings_decide() -> None:
+def test_without_a_budget_epochs_come_from_the_settings() -> None:
     plan = plan_epochs(costs(1.0), spent=1e9, budget=None)
     assert plan.epochs == {"bce": 12, "probmcl": 6}
 
@@ -28,19 +28,19 @@ def test_a_budget_gives_every_method_the_same_views() -> None:
     assert plan.epochs == {"bce": 6, "probmcl": 3}
 
 
-def test_a_budget_too_small_for_all_leaves_the_last_out_with_a_message() -> None:
+def test_a_small_budget_leaves_out_the_last_method() -> None:
     plan = plan_epochs(costs(0.0), spent=0.0, budget=40.0)
     assert plan.epochs == {"bce": 3}
-    assert "no time for probmcl" in plan.messages[-1]
+    assert "too small to train probmcl" in plan.messages[-1]
 
 
-def test_a_budget_that_is_spent_trains_nothing_and_says_so() -> None:
+def test_a_spent_budget_trains_no_method() -> None:
     plan = plan_epochs(costs(0.0), spent=100.0, budget=90.0)
     assert plan.epochs == {}
-    assert "no time for bce, probmcl" in plan.messages[0]
+    assert "too small to train bce, probmcl" in plan.messages[0]
 
 
-def test_a_large_budget_is_not_wasted_on_endless_epochs() -> None:
+def test_epochs_are_limited_in_a_large_budget() -> None:
     plan = plan_epochs(costs(0.0), spent=0.0, budget=1e9)
     assert plan.epochs == {"bce": MAX_VIEWS, "probmcl": MAX_VIEWS // 2}
 
@@ -56,15 +56,15 @@ def test_a_plan_fits_the_budget(one: float, two: float, once: float, spent: floa
     assert not trained or total <= budget + 1e-6
 
 
-def test_measuring_counts_real_work() -> None:
+def test_timed_steps_do_real_work() -> None:
     small, large = (seconds_per_row(torch.nn.Linear(d, d), torch.zeros(64, d)) for d in (8, 2000))
     assert 0 < small < large
     method = BCE(PrecomputedFeatures(8), label_space())
     before = method.linear.weight.detach().clone()
     assert seconds_per_step(method, torch.ones(1, 4, 8), torch.ones(4, 3), Training()) > 0
-    assert not torch.equal(method.linear.weight, before)  # it is really trained: give a copy
+    assert not torch.equal(method.linear.weight, before)  # it is trained in place, so callers pass a copy
 
 
 @pytest.mark.parametrize("budget", [None, 100.0])
-def test_without_methods_there_is_nothing_to_plan(budget: float | None) -> None:
+def test_a_plan_without_methods_is_empty(budget: float | None) -> None:
     assert plan_epochs(Costs(1.0, ()), spent=0.0, budget=budget).epochs == {}

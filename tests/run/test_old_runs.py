@@ -1,4 +1,4 @@
-"""Run folders of version 0.1 load, predict, evaluate, resume and compare as they did then."""
+"""Run folders of version 0.1 can be loaded, evaluated, resumed and compared."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import probmcl
 from helpers.old_runs import expected, restore
 
 COARSE = 0.25
-"""How far the mAP of a few images may move where training on another processor rounds differently."""
+"""Tolerance for the mAP of a few images after training on a processor that rounds differently."""
 
 
 @pytest.fixture(scope="module")
@@ -32,45 +32,45 @@ def test_a_finished_run_evaluates_on_its_own_test_images(tmp_path: Path, numbers
     assert (result["images"], result["trained_on"]) == (16, 0)
 
 
-def test_a_finished_run_is_read_back_to_the_last_digit(tmp_path: Path, numbers: dict[str, Any]) -> None:
+def test_a_finished_run_is_read_exactly(tmp_path: Path, numbers: dict[str, Any]) -> None:
     run = probmcl.train(resume=restore("finished", tmp_path))
-    wanted = numbers["finished"]
-    assert run.kept.name == wanted["kept"] == "asl, own head"
-    assert {c.name: c.validation_map for c in run.candidates.values()} == wanted["validation_mAP"]
-    assert {c.name: c.test["mAP"] for c in run.candidates.values() if c.test} == wanted["test_mAP"]
+    expected_run = numbers["finished"]
+    assert run.kept.name == expected_run["kept"] == "asl, own head"
+    assert {c.name: c.validation_map for c in run.candidates.values()} == expected_run["validation_mAP"]
+    assert {c.name: c.test["mAP"] for c in run.candidates.values() if c.test} == expected_run["test_mAP"]
 
 
-def test_an_interrupted_run_goes_on_from_its_checkpoint(
+def test_an_interrupted_run_resumes_from_its_checkpoint(
     tmp_path: Path, numbers: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, wanted = restore("interrupted", tmp_path), numbers["interrupted"]
+    folder, expected_run = restore("interrupted", tmp_path), numbers["interrupted"]
     assert (folder / "checkpoints" / "training asl.safetensors").is_file()
     run = probmcl.train(resume=folder)
-    assert "frozen probe: validation mAP 0.7693, as before" in capsys.readouterr().out
-    found = {c.name: c.validation_map for c in run.candidates.values()}
-    assert found == pytest.approx(wanted["validation_mAP"], abs=COARSE)
-    assert found["frozen probe"] == wanted["validation_mAP"]["frozen probe"]  # which was read, not fitted
-    about = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-    assert about["status"] == "finished"
-    assert about["test_mAP"]["frozen probe"] == pytest.approx(wanted["test_mAP"]["frozen probe"], abs=1e-4)
+    assert "frozen probe: validation mAP 0.7693" in capsys.readouterr().out
+    scores = {c.name: c.validation_map for c in run.candidates.values()}
+    assert scores == pytest.approx(expected_run["validation_mAP"], abs=COARSE)
+    assert scores["frozen probe"] == expected_run["validation_mAP"]["frozen probe"]  # loaded, not fitted again
+    metadata = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    assert metadata["status"] == "finished"
+    assert metadata["test_mAP"]["frozen probe"] == pytest.approx(expected_run["test_mAP"]["frozen probe"], abs=1e-4)
     stages = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     steps = [row["step"] for row in stages if row["stage"] == "asl"]
-    assert steps == [10, 20, 30, 40, 50, 60, 70, 80, 90]  # 30 of them before the interrupt, none of them twice
+    assert steps == [10, 20, 30, 40, 50, 60, 70, 80, 90]  # 30 were before the interrupt; no step is repeated
 
 
-def test_a_finished_comparison_is_read_back_to_the_last_digit(tmp_path: Path, numbers: dict[str, Any]) -> None:
+def test_a_finished_comparison_is_read_exactly(tmp_path: Path, numbers: dict[str, Any]) -> None:
     again = probmcl.compare(resume=restore("comparison", tmp_path))
     assert {row.title: row.mAP for row in again.rows} == numbers["comparison"]["mAP"]
 
 
-def test_rows_of_an_old_comparison_stand_beside_new_ones(tmp_path: Path, numbers: dict[str, Any]) -> None:
+def test_an_old_and_a_new_comparison_can_be_merged(tmp_path: Path, numbers: dict[str, Any]) -> None:
     old, new = restore("comparison", tmp_path), tmp_path / "new"
     table, settings = tmp_path / "photos" / "labels.csv", numbers["comparison"]["settings"]
     made = probmcl.compare(table, **settings, methods="focal", out=new, add=[old / "results.jsonl"])
     joined = probmcl.compare(resume=old, add=[new / "results.jsonl"])
     assert len({row.fingerprint for row in made.rows}) == 1
-    for found in (made, joined):
-        scores = {row.title: row.mAP for row in found.rows}
+    for comparison in (made, joined):
+        scores = {row.title: row.mAP for row in comparison.rows}
         assert scores == pytest.approx(numbers["added"]["mAP"], abs=COARSE)
         assert {title: scores[title] for title in scores if title.startswith(("bce", "asl"))} == {
             title: mean for title, mean in numbers["comparison"]["mAP"].items() if title != "frozen probe"

@@ -9,16 +9,21 @@ from probmcl.run.state import labels_metadata
 
 
 def test_labels_json_has_names_parents_and_policy() -> None:
-    held = LabelStates.from_states(
+    states = LabelStates.from_states(
         np.array([[1, 1], [0, 3]], dtype=np.uint8), chance=np.array([np.nan, 0.5], dtype=np.float32)
     )
     records = Records.from_labels(
-        ["animal", "cat"], [Path("a"), Path("b")], ["train", "test"], held, hierarchy={"cat": "animal"}
+        ["animal", "cat"], [Path("a"), Path("b")], ["train", "test"], states, hierarchy={"cat": "animal"}
     )
-    found = labels_metadata(records, ReadOptions(minus_one=("unknown", "cat=soft:0.5")))
-    assert found["names"] == ("animal", "cat")
-    assert found["counts"] == [1, 1]
-    assert found["hierarchy"] == {"cat": "animal"}
-    assert found["policy"]["minus_one"] == ["unknown", "cat=soft:0.5"]
-    assert found["policy"]["chance_of_uncertain"] == {"cat": 0.5}
-    assert found["policy"]["labels"] == {"absent": 2, "present": 2, "unknown": 0, "uncertain": 0}  # absent parent
+    metadata = labels_metadata(records, ReadOptions(minus_one=("unknown", "cat=soft:0.5")))
+    assert metadata["names"] == ("animal", "cat")
+    assert metadata["counts"] == [1, 1]
+    assert metadata["hierarchy"] == {"cat": "animal"}
+    assert metadata["policy"]["minus_one"] == ["unknown", "cat=soft:0.5"]
+    assert metadata["policy"]["chance_of_uncertain"] == {"cat": 0.5}
+    assert metadata["policy"]["labels"] == {
+        "absent": 2,
+        "present": 2,
+        "unknown": 0,
+        "uncertain": 0,
+    }  # the parent is absent

@@ -67,7 +67,7 @@ def read(run: Run, name: str) -> dict[str, object]:
     return content
 
 
-def test_the_run_folder_holds_what_is_needed_to_use_judge_and_repeat_it(bce: Run, records: Records) -> None:
+def test_the_run_folder_has_all_files(bce: Run, records: Records) -> None:
     assert read(bce, "config.json")["method"] == "bce"
     assert read(bce, "config.json")["encoder"] == {
         "name": "test_resnet",
@@ -79,9 +79,9 @@ def test_the_run_folder_holds_what_is_needed_to_use_judge_and_repeat_it(bce: Run
     assert read(bce, "labels.json")["names"] == ["red", "green", "blue"]
     with (bce.folder / "split.csv").open() as file:
         assert [row["split"] for row in csv.DictReader(file)] == list(records.split)
-    about = read(bce, "run.json")
-    assert (about["status"], about["kept"], about["seed"]) == ("finished", bce.kept.name, 0)
-    assert about["candidates"] == [
+    metadata = read(bce, "run.json")
+    assert (metadata["status"], metadata["kept"], metadata["seed"]) == ("finished", bce.kept.name, 0)
+    assert metadata["candidates"] == [
         {**c.id._asdict(), "name": c.name, "validation_mAP": c.validation["mAP"]} for c in bce.candidates.values()
     ]
     stages = {json.loads(line)["stage"] for line in (bce.folder / "metrics.jsonl").read_text().splitlines()}
@@ -92,12 +92,12 @@ def test_the_run_folder_holds_what_is_needed_to_use_judge_and_repeat_it(bce: Run
         assert min(image.size) > 32
 
 
-def test_what_was_kept_is_the_best_on_validation(bce: Run) -> None:
+def test_the_kept_candidate_is_the_best_on_validation(bce: Run) -> None:
     assert [c.name for c in bce.candidates.values()] == ["frozen probe", "bce, own head", "bce, re-probed"]
     assert bce.kept.validation["mAP"] == max(c.validation["mAP"] for c in bce.candidates.values())
 
 
-def test_the_saved_model_gives_the_saved_scores_and_these_the_saved_metrics(bce: Run, records: Records) -> None:
+def test_the_saved_model_reproduces_saved_scores_and_metrics(bce: Run, records: Records) -> None:
     saved = np.load(bce.folder / "predictions" / "test.npz")
     assert saved["paths"].tolist() == [str(records.paths[row]) for row in records.rows("test")]
     predicted = bce.model.predict([str(path) for path in saved["paths"]])
@@ -109,7 +109,7 @@ def test_the_saved_model_gives_the_saved_scores_and_these_the_saved_metrics(bce:
 
 
 def test_the_same_settings_give_the_same_scores(bce: Run, records: Records, tmp_path: Path) -> None:
-    torch.rand(3)  # whatever else was drawn before
+    torch.rand(3)  # earlier random numbers must not matter
     again = train_run(records, settings("bce"), tmp_path / "again", quiet(), test=all_candidates)
     assert all(
         torch.equal(again.candidates[name].scores["test"], c.scores["test"]) for name, c in bce.candidates.items()
@@ -117,9 +117,7 @@ def test_the_same_settings_give_the_same_scores(bce: Run, records: Records, tmp_
 
 
 @pytest.mark.parametrize("tune", ["all", "last", "none"])
-def test_test_is_scored_for_what_was_kept_and_for_the_frozen_probe_only(
-    records: Records, tmp_path: Path, tune: Tune
-) -> None:
+def test_only_the_kept_candidate_and_the_frozen_probe_are_tested(records: Records, tmp_path: Path, tune: Tune) -> None:
     run = train_run(records, settings("bce", tune=tune), tmp_path / "run", quiet())
     assert {c.name for c in run.candidates.values() if c.test} == {run.kept.name, "frozen probe"}
     assert read(run, "run.json")["test_mAP"].keys() == {run.kept.name, "frozen probe"}  # type: ignore[attr-defined]
@@ -130,36 +128,36 @@ def test_test_is_scored_for_what_was_kept_and_for_the_frozen_probe_only(
     np.testing.assert_allclose(predicted.scores, saved["scores"], atol=2e-3)  # stored in half precision
 
 
-def test_a_run_in_parts_trains_only_the_last_stage(records: Records, tmp_path: Path) -> None:
+def test_tune_last_trains_only_the_last_stage(records: Records, tmp_path: Path) -> None:
     run = train_run(records, settings("bce", tune="last"), tmp_path / "run", quiet(), test=all_candidates)
     frozen, tuned = run.candidates[FROZEN_PROBE].state, run.candidates[CandidateId("bce", "own head")].state
     changed = {key for key in frozen if not torch.equal(frozen[key], tuned[key]) and key.startswith("encoder")}
     assert changed
     assert all(key.startswith("encoder.model.layer4.") for key in changed)
-    assert not any("running" in key or "num_batches" in key for key in changed)  # statistics stay
+    assert not any("running" in key or "num_batches" in key for key in changed)  # batch statistics are fixed
 
 
-def test_an_encoder_that_cannot_be_cut_learns_as_a_whole_and_it_is_said(records: Records, tmp_path: Path) -> None:
+def test_an_encoder_that_cannot_be_split_is_trained_completely_with_a_note(records: Records, tmp_path: Path) -> None:
     console = RichConsole(file=StringIO())
     encoder = EncoderSettings("test_vit", weights=None, image_size=32)
     train_run(records, settings("bce", tune="last", encoder=encoder), tmp_path / "run", Console(console))
     assert "test_vit cannot be split" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_stored_activations_are_gone_when_the_run_is_finished(records: Records, tmp_path: Path) -> None:
+def test_a_finished_run_has_no_cached_activations(records: Records, tmp_path: Path) -> None:
     run = train_run(records, settings("bce", tune="last"), tmp_path / "run", quiet())
     left = {path.name for path in (run.folder / "checkpoints").iterdir()}
     results = {f"{identity.key}.safetensors" for identity in run.candidates}
     assert left == {"plan.json", "costs.json", "bce.outcome.json", *results}
 
 
-def test_training_leaves_the_callers_generator_alone(records: Records, tmp_path: Path) -> None:
+def test_training_does_not_change_the_random_state_of_the_caller(records: Records, tmp_path: Path) -> None:
     state = torch.get_rng_state()
     train_run(records, settings(), tmp_path / "run", quiet())
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_probmcl_keeps_its_mixture_network_apart_from_what_predicts(records: Records, tmp_path: Path) -> None:
+def test_the_mixture_network_of_probmcl_is_saved_separately(records: Records, tmp_path: Path) -> None:
     run = train_run(records, settings("probmcl"), tmp_path / "run", quiet())
     stage_1 = load_file(run.folder / "contrastive" / "model.safetensors")
     predicts = run.candidates[CandidateId("probmcl", "re-probed")].state
@@ -169,7 +167,7 @@ def test_probmcl_keeps_its_mixture_network_apart_from_what_predicts(records: Rec
     assert set(run.candidates) == {FROZEN_PROBE, CandidateId("probmcl", "re-probed")}
 
 
-def test_the_probes_own_settings_are_used(records: Records, tmp_path: Path) -> None:
+def test_probe_settings_are_used(records: Records, tmp_path: Path) -> None:
     runs = [
         train_run(records, settings(probe=ProbeSettings(epochs=5, views=0, loss=loss)), tmp_path / loss, quiet())
         for loss in ("asl", "bce")
@@ -177,31 +175,31 @@ def test_the_probes_own_settings_are_used(records: Records, tmp_path: Path) -> N
     assert not torch.equal(runs[0].kept.scores["test"], runs[1].kept.scores["test"])
 
 
-def test_a_folder_with_something_in_it_is_refused_and_untouched(records: Records, tmp_path: Path) -> None:
+def test_a_folder_in_use_is_an_error_and_not_changed(records: Records, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(OSError, match="not empty"):
         train_run(records, settings(), tmp_path, quiet())
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
-def test_a_split_without_images_is_said_before_anything_is_trained(records: Records, tmp_path: Path) -> None:
+def test_an_empty_split_is_an_error_before_training(records: Records, tmp_path: Path) -> None:
     without = replace(records, split=tuple("train" if split == "val" else split for split in records.split))
     with pytest.raises(ValueError, match="the val split"):
         train_run(without, settings("bce"), tmp_path / "run", quiet())
     assert not (tmp_path / "run").exists()
 
 
-def test_a_device_that_is_not_here_is_said(records: Records, tmp_path: Path) -> None:
+def test_an_unavailable_device_is_an_error(records: Records, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="device=mps"):
         train_run(records, settings("bce", device="mps"), tmp_path / "run", quiet())
 
 
 class Killed(BaseException):
-    """What no code of ours handles, as a kill is handled by none."""
+    """Simulates a kill: no code in the package handles it."""
 
 
 class Counting(Console):
-    """Counts the steps of all progress bars, and raises an exception at one of them."""
+    """A console that counts the steps of all progress bars and raises an exception at one of them."""
 
     def __init__(self, fatal_step: int | None = None, error: type[BaseException] = Killed) -> None:
         super().__init__(RichConsole(file=StringIO()))
@@ -225,7 +223,7 @@ class Counting(Console):
 
 @contextmanager
 def small_batches() -> Iterator[None]:
-    """Save after every step, and take many steps."""
+    """Use small batches, and save a checkpoint after every step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(candidates, "Checkpoint", partial(Checkpoint, seconds_apart=0.0))
         patch.setattr(batches, "SECONDS_APART", 0.0)
@@ -235,32 +233,32 @@ def small_batches() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(records: Records, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, int]:
-    """A run that nothing interrupts, and the number of its steps."""
+def uninterrupted(records: Records, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, int]:
+    """An uninterrupted run and its number of steps."""
     console = Counting()
     with small_batches():
-        folder = tmp_path_factory.mktemp("undisturbed") / "run"
+        folder = tmp_path_factory.mktemp("uninterrupted") / "run"
         return train_run(records, settings("bce", "probmcl", tune="last"), folder, console), console.steps
 
 
 @pytest.fixture(scope="module")
 def probe_steps(records: Records, tmp_path_factory: pytest.TempPathFactory) -> int:
-    """The number of steps until the frozen probe is fitted and tested."""
+    """The number of steps to fit and test the frozen probe."""
     console = Counting()
     train_run(records, settings(), tmp_path_factory.mktemp("probe") / "run", console)
     return console.steps
 
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.99])
-def test_a_kill_at_any_step_and_a_resume_end_in_the_scores_of_an_undisturbed_run(
-    records: Records, undisturbed: tuple[Run, int], tmp_path: Path, share: float
+def test_resuming_after_a_kill_at_any_step_gives_the_scores_of_an_uninterrupted_run(
+    records: Records, uninterrupted: tuple[Run, int], tmp_path: Path, share: float
 ) -> None:
-    asked, folder, (expected, steps) = settings("bce", "probmcl", tune="last"), tmp_path / "run", undisturbed
+    config, folder, (expected, steps) = settings("bce", "probmcl", tune="last"), tmp_path / "run", uninterrupted
     with small_batches():
         with pytest.raises(Killed):
-            train_run(records, asked, folder, Counting(fatal_step=max(1, round(share * steps))))
+            train_run(records, config, folder, Counting(fatal_step=max(1, round(share * steps))))
         torch.rand(3)
-        run = train_run(records, asked, folder, quiet())
+        run = train_run(records, config, folder, quiet())
     assert run.kept.name == expected.kept.name
     for identity, candidate in expected.candidates.items():
         assert torch.allclose(run.candidates[identity].scores["val"], candidate.scores["val"], atol=1e-5)
@@ -270,7 +268,7 @@ def test_a_kill_at_any_step_and_a_resume_end_in_the_scores_of_an_undisturbed_run
     assert len(set(steps_of)) == len(steps_of)
 
 
-def test_a_finished_run_has_nothing_to_resume(records: Records, bce: Run) -> None:
+def test_resuming_a_finished_run_changes_no_file(records: Records, bce: Run) -> None:
     before = {path: path.stat().st_mtime_ns for path in bce.folder.rglob("*")}
     again = train_run(records, settings("bce"), bce.folder, quiet())
     assert again.kept.name == bce.kept.name
@@ -278,18 +276,18 @@ def test_a_finished_run_has_nothing_to_resume(records: Records, bce: Run) -> Non
 
 
 @pytest.mark.parametrize("pretrained", [True, False])
-def test_where_all_of_a_pretrained_encoder_learns_the_linear_layer_begins_as_the_frozen_probe(
+def test_the_linear_layer_starts_as_the_frozen_probe_if_a_pretrained_encoder_is_tuned(
     records: Records, bce: Run, tmp_path: Path, pretrained: bool
 ) -> None:
     still = TrainingJob("bce", method_settings("bce"), Training(epochs=1, batch_size=8, learning_rate=1e-30, ema=0.0))
     encoder = EncoderSettings("test_resnet", weights=str(bce.folder) if pretrained else None, image_size=32)
-    asked = settings("bce", jobs=(still,), encoder=encoder, tune="all")
-    found = train_run(records, asked, tmp_path / "run", quiet()).candidates
-    own, frozen = found[CandidateId("bce", "own head")].scores["val"], found[FROZEN_PROBE].scores["val"]
+    config = settings("bce", jobs=(still,), encoder=encoder, tune="all")
+    trained = train_run(records, config, tmp_path / "run", quiet()).candidates
+    own, frozen = trained[CandidateId("bce", "own head")].scores["val"], trained[FROZEN_PROBE].scores["val"]
     assert torch.allclose(own, frozen, atol=1e-4) == pretrained
 
 
-def test_a_run_killed_while_it_tidied_up_is_tidied_up_by_the_next_resume(records: Records, tmp_path: Path) -> None:
+def test_resuming_deletes_files_left_by_a_kill_during_cleanup(records: Records, tmp_path: Path) -> None:
     run = train_run(records, settings("bce"), tmp_path / "run", quiet())
     (run.folder / "checkpoints" / "activations").mkdir()
     (run.folder / "checkpoints" / "bce.trained.safetensors").touch()
@@ -299,18 +297,18 @@ def test_a_run_killed_while_it_tidied_up_is_tidied_up_by_the_next_resume(records
     assert "frozen.safetensors" in left
 
 
-def test_a_contender_that_diverges_is_left_out_and_the_rest_goes_on(records: Records, tmp_path: Path) -> None:
+def test_a_method_that_diverges_is_left_out(records: Records, tmp_path: Path) -> None:
     wild = TrainingJob(
         "bce", method_settings("bce"), Training(epochs=9, batch_size=8, learning_rate=1e30, ema=0.0), "wild"
     )
-    asked = settings("bce", jobs=(wild, *settings("bce").jobs))
-    run = train_run(records, asked, tmp_path / "run", quiet())
+    config = settings("bce", jobs=(wild, *settings("bce").jobs))
+    run = train_run(records, config, tmp_path / "run", quiet())
     assert [c.name for c in run.candidates.values()] == ["frozen probe", "bce, own head", "bce, re-probed"]
-    assert [(w.kind, w.message.partition(":")[0]) for w in run.warnings] == [("diverged", "wild is left out")]
+    assert [(w.kind, w.message.split()[0]) for w in run.warnings] == [("diverged", "wild")]
     assert read(run, "run.json")["status"] == "finished"
 
 
-def test_a_resume_that_dies_at_once_leaves_the_run_as_usable_as_it_was(
+def test_a_resume_that_fails_early_keeps_the_saved_model(
     records: Records, tmp_path: Path, probe_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Killed):
@@ -322,13 +320,13 @@ def test_a_resume_that_dies_at_once_leaves_the_run_as_usable_as_it_was(
     assert load(tmp_path / "run").predict([str(records.paths[0])]).scores.shape == (1, 3)
 
 
-def test_a_run_goes_on_with_its_own_labels_only(records: Records, bce: Run) -> None:
+def test_resuming_with_other_labels_is_an_error(records: Records, bce: Run) -> None:
     other = replace(records, states=LabelStates.from_labels(1 - records.labels))
     with pytest.raises(ValueError, match="have changed"):
         train_run(other, settings("bce"), bce.folder, quiet())
 
 
-def test_an_interrupt_is_recorded_and_the_best_so_far_predicts(
+def test_an_interrupted_run_records_its_status_and_can_predict(
     records: Records, tmp_path: Path, probe_steps: int
 ) -> None:
     console = Counting(fatal_step=probe_steps, error=KeyboardInterrupt)
@@ -339,71 +337,69 @@ def test_an_interrupt_is_recorded_and_the_best_so_far_predicts(
     assert load(tmp_path / "run").predict([str(records.paths[0])]).scores.shape == (1, 3)
 
 
-def test_heads_of_an_earlier_run_are_taken_over_by_name(records: Records, bce: Run, tmp_path: Path) -> None:
+def test_heads_of_an_earlier_run_are_copied_by_class_name(records: Records, bce: Run, tmp_path: Path) -> None:
     names = ("blue", "violet", "red")
     other = replace(records, label_space=LabelSpace.from_labels(names, records.labels))
     console = RichConsole(file=StringIO(), width=200)
     encoder = EncoderSettings("test_resnet", weights=str(bce.folder), image_size=32)
     idle = TrainingJob("bce", method_settings("bce"), Training(epochs=1, batch_size=8, learning_rate=1e-12, ema=0.0))
-    asked = settings("bce", encoder=encoder, jobs=(idle,), tune="last")
-    run = train_run(other, asked, tmp_path / "run", Console(console), test=all_candidates)
+    config = settings("bce", encoder=encoder, jobs=(idle,), tune="last")
+    run = train_run(other, config, tmp_path / "run", Console(console), test=all_candidates)
     assert "2 of 3; new: violet; not used: green" in console.file.getvalue()  # type: ignore[attr-defined]
-    mine, theirs = run.candidates[CandidateId("bce", "own head")].state, load_file(bce.folder / "model.safetensors")
-    assert torch.allclose(mine["linear.weight"][[0, 2]], theirs["linear.weight"][[2, 0]])
+    state, earlier = run.candidates[CandidateId("bce", "own head")].state, load_file(bce.folder / "model.safetensors")
+    assert torch.allclose(state["linear.weight"][[0, 2]], earlier["linear.weight"][[2, 0]])
 
 
 def hidden(records: Records, state: State) -> Records:
-    """The records with half of their labels in another state."""
+    """Return the records with half of their labels in another state."""
     states = records.states.dense()
     states[np.random.default_rng(0).random(states.shape) < 0.5] = state
-    held = LabelStates.from_states(states)
-    return Records.from_labels(records.label_space.names, records.paths, records.split, held)
+    changed = LabelStates.from_states(states)
+    return Records.from_labels(records.label_space.names, records.paths, records.split, changed)
 
 
-def test_hidden_labels_change_no_result_whatever_is_said_of_them(records: Records, tmp_path: Path) -> None:
+def test_unknown_and_uncertain_labels_do_not_change_results(records: Records, tmp_path: Path) -> None:
     results = [
         train_run(hidden(records, state), settings("probmcl"), tmp_path / state.name, quiet())
         for state in (State.UNKNOWN, State.UNCERTAIN)
     ]
     assert torch.equal(results[0].kept.scores["test"], results[1].kept.scores["test"])
     assert results[0].kept.test == results[1].kept.test
-    seen = train_run(records, settings("probmcl"), tmp_path / "seen", quiet())
-    assert not torch.equal(results[0].kept.scores["test"], seen.kept.scores["test"])
+    known = train_run(records, settings("probmcl"), tmp_path / "known", quiet())
+    assert not torch.equal(results[0].kept.scores["test"], known.kept.scores["test"])
 
 
-def test_with_half_of_the_labels_hidden_metrics_are_those_of_a_masked_oracle(records: Records, tmp_path: Path) -> None:
+def test_metrics_with_unknown_labels_match_scikit_learn_on_the_known_ones(records: Records, tmp_path: Path) -> None:
     half = hidden(records, State.UNKNOWN)
     run = train_run(half, settings("bce"), tmp_path / "run", quiet())
     with np.load(run.folder / "predictions" / "test.npz") as saved:
         scores, labels, known = saved["scores"], saved["labels"], saved["known"]
     assert np.array_equal(known, half.known[half.rows("test")])
     assert 0 < known.mean() < 1
-    found = read(run, "evaluation.json")["ap"]
-    assert isinstance(found, dict)
+    ap = read(run, "evaluation.json")["ap"]
+    assert isinstance(ap, dict)
     for k, name in enumerate(half.label_space.names):
-        seen = known[:, k]
-        expected = average_precision_score(labels[seen, k], scores[seen, k]) if labels[seen, k].any() else None
-        assert found[name] == (None if expected is None else pytest.approx(expected, abs=1e-12))
+        rows = known[:, k]
+        expected = average_precision_score(labels[rows, k], scores[rows, k]) if labels[rows, k].any() else None
+        assert ap[name] == (None if expected is None else pytest.approx(expected, abs=1e-12))
 
 
-def test_an_uncertain_label_is_trained_on_as_often_as_its_chance_and_never_judged(
-    records: Records, tmp_path: Path
-) -> None:
+def test_uncertain_labels_are_trained_on_by_their_chance_and_never_scored(records: Records, tmp_path: Path) -> None:
     states = records.states.dense()
     states[:, 1] = State.UNCERTAIN
     chances = {"always": 1.0, "never": 0.0, "mostly": 0.9}
     scores = {}
     for name, chance in chances.items():
-        held = LabelStates.from_states(states, chance=np.array([np.nan, chance, np.nan], dtype=np.float32))
-        made = Records.from_labels(records.label_space.names, records.paths, records.split, held)
-        run = train_run(made, settings("bce"), tmp_path / name, quiet())
+        uncertain = LabelStates.from_states(states, chance=np.array([np.nan, chance, np.nan], dtype=np.float32))
+        changed = Records.from_labels(records.label_space.names, records.paths, records.split, uncertain)
+        run = train_run(changed, settings("bce"), tmp_path / name, quiet())
         scores[name] = run.candidates[FROZEN_PROBE].scores["val"][:, 1].mean()
-        judged = run.kept.validation["ap"]["green"]
-        assert (judged is None) == (name != "always")
+        score = run.kept.validation["ap"]["green"]
+        assert (score is None) == (name != "always")
     assert scores["never"] < scores["mostly"] < scores["always"]
 
 
-def test_off_a_terminal_there_are_lines_and_no_control_characters(records: Records, tmp_path: Path) -> None:
+def test_output_to_a_file_has_no_control_characters(records: Records, tmp_path: Path) -> None:
     console = RichConsole(file=StringIO())
     train_run(records, settings("bce"), tmp_path / "run", Console(console))
     text = console.file.getvalue()  # type: ignore[attr-defined]
@@ -413,18 +409,18 @@ def test_off_a_terminal_there_are_lines_and_no_control_characters(records: Recor
     assert "\r" not in text
 
 
-@pytest.mark.parametrize(("statistics", "move"), [(None, False), ("fixed", False), ("moving", True)])
-def test_statistics_of_given_weights_stay_unless_they_are_told_to_move(
-    records: Records, bce: Run, tmp_path: Path, statistics: Literal["fixed", "moving"] | None, move: bool
+@pytest.mark.parametrize(("statistics", "moving"), [(None, False), ("fixed", False), ("moving", True)])
+def test_batch_statistics_of_given_weights_are_fixed_by_default(
+    records: Records, bce: Run, tmp_path: Path, statistics: Literal["fixed", "moving"] | None, moving: bool
 ) -> None:
     encoder = EncoderSettings("test_resnet", str(bce.folder), 32, statistics)
     run = train_run(records, settings("bce", encoder=encoder), tmp_path / "run", quiet())
     before, after = run.candidates[FROZEN_PROBE].state, run.candidates[CandidateId("bce", "own head")].state
     moved = [key for key in before if "running_mean" in key and not torch.equal(before[key], after[key])]
-    assert bool(moved) == move
+    assert bool(moved) == moving
 
 
-def test_what_a_method_says_of_its_map_is_said_wherever_that_is(records: Records, tmp_path: Path) -> None:
+def test_the_note_of_a_method_is_printed_and_stored_with_its_map(records: Records, tmp_path: Path) -> None:
     console = Console(RichConsole(file=StringIO(), width=200))
     run = train_run(records, settings("pla"), tmp_path / "run", console, test=all_candidates)
     note = PLA.note
@@ -437,14 +433,11 @@ def test_what_a_method_says_of_its_map_is_said_wherever_that_is(records: Records
         saved = json.loads((run.folder / "candidates" / candidate.id.key / "evaluation.json").read_text())
         assert saved.get("note", "") == candidate.note
     text = console.rich.file.getvalue()  # type: ignore[attr-defined]
-    assert text.count(f"note on pla, own head: {note}") == 2  # where it is judged, and at the end
-    after = "test mAP" if run.kept is own else "kept: "
-    assert text[text.index(after) :].splitlines()[1].strip() == f"note on pla, own head: {note}"
+    assert text.count(f"note on pla, own head: {note}") == 2  # after its validation mAP, and at the end
+    assert text[text.index("kept: ") :].splitlines()[1].strip() == f"note on pla, own head: {note}"
 
 
-def test_what_a_probe_on_a_method_does_not_see_is_said_of_it_and_of_nobody_else(
-    records: Records, tmp_path: Path
-) -> None:
+def test_the_probe_note_of_a_method_is_stored_with_its_probe_only(records: Records, tmp_path: Path) -> None:
     run = train_run(records, settings("kssnet"), tmp_path / "run", quiet(), test=all_candidates)
     notes = {candidate.name: candidate.note for candidate in run.candidates.values() if candidate.note}
     assert notes == {"kssnet, re-probed": KSSNet.probe_note}
@@ -452,7 +445,7 @@ def test_what_a_probe_on_a_method_does_not_see_is_said_of_it_and_of_nobody_else(
     assert saved["note"] == KSSNet.probe_note
 
 
-def test_a_note_survives_an_interruption(records: Records, tmp_path: Path) -> None:
+def test_a_note_is_read_from_a_finished_run(records: Records, tmp_path: Path) -> None:
     train_run(records, settings("pla"), tmp_path / "run", quiet())
     again = read_run(RunFolder(tmp_path / "run"))
     assert again.candidates[CandidateId("pla", "own head")].note == PLA.note

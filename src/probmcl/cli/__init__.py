@@ -1,7 +1,7 @@
-"""The command line: one file per command, loaded only when it is called. A command parses, calls the library, prints.
+"""The command line: one module per command, imported only when the command runs.
 
-Only this package knows how options are spelled. The library names an option as its keyword argument in backticks,
-`skip_bad=0.05`; `spell_options` prints it as the user types it.
+A command parses its options, calls the library and prints the result. Messages of the library name an option as a
+keyword argument in backticks, `skip_bad=0.05`; `spell_options` replaces it by the spelling on the command line.
 """
 
 import json
@@ -20,28 +20,28 @@ from probmcl.console import Console
 from probmcl.runtime.machine import keep_freed_memory
 
 COMMANDS = {
-    "check": ("probmcl.cli.check:check", "what is wrong with your data, before you train"),
-    "train": ("probmcl.cli.train:train", "from images and a table to a model"),
-    "compare": ("probmcl.cli.compare:compare", "which method is worth its cost on your data"),
-    "evaluate": ("probmcl.cli.evaluate:evaluate", "how good a model is on labeled images"),
-    "predict": ("probmcl.cli.predict:predict", "which classes are in images"),
-    "methods": ("probmcl.cli.methods:methods", "what can be trained, and the settings of each method"),
-    "encoders": ("probmcl.cli.encoders:encoders", "networks to start from, with sizes and licenses"),
-    "cost": ("probmcl.cli.cost:cost", "what a method costs before you train it"),
-    "demo": ("probmcl.cli.demo:demo", "all of it on embedded data, in a few minutes"),
+    "check": ("probmcl.cli.check:check", "Check images and labels for problems before training."),
+    "train": ("probmcl.cli.train:train", "Train a model on labeled images."),
+    "compare": ("probmcl.cli.compare:compare", "Compare methods on your data."),
+    "evaluate": ("probmcl.cli.evaluate:evaluate", "Evaluate a trained model on labeled images."),
+    "predict": ("probmcl.cli.predict:predict", "Predict the classes of images."),
+    "methods": ("probmcl.cli.methods:methods", "List the methods, or show the settings of one."),
+    "encoders": ("probmcl.cli.encoders:encoders", "List encoders with their sizes and licenses."),
+    "cost": ("probmcl.cli.cost:cost", "Show the parameters and operations of methods."),
+    "demo": ("probmcl.cli.demo:demo", "Train and compare methods on generated images."),
 }
-"""The function of each command, and what the command is for."""
+"""The function of each command, and its summary in `probmcl --help`."""
 
 INTERRUPTED, TERMINATED = 130, 143
 
 SPELLING = {"data": "DATA", "settings": "--set"}
-"""Arguments that are not spelled as their Python name with dashes."""
+"""Spelling of parameters whose option is not their Python name with dashes."""
 
 OPTION = re.compile(r"`([a-z][a-z_]*)(?:=([^`]*))?`")
 
 
 def spell_options(text: str) -> str:
-    """Spell the options in a message of the library as they are typed.
+    """Spell the options in a message of the library as on the command line.
 
     >>> spell_options("`skip_bad=0.05` cannot be combined with `folds`; see `classes.txt`")
     '--skip-bad 0.05 cannot be combined with --folds; see `classes.txt`'
@@ -55,39 +55,39 @@ def spell_options(text: str) -> str:
 
 
 def command_console(*, stderr: bool = False) -> Console:
-    """Return the console of a command; under torchrun only rank 0 prints."""
+    """Return a console that spells options as on the command line. Under torchrun only rank 0 prints."""
     from rich.console import Console as RichConsole
 
     return Console(RichConsole(quiet=not _is_main_process(), stderr=stderr, emoji=False), rewrite=spell_options)
 
 
 def app() -> cyclopts.App:
-    """Return all commands, none of them imported yet."""
+    """Return the application with all commands, without importing them."""
     from probmcl import __version__
 
     commands = cyclopts.App(
         name="probmcl",
-        help="Multi-label image classification that people can trust.",
+        help="Train, evaluate and compare models for multi-label image classification.",
         version=__version__,
         result_action="return_value",
-        suppress_keyboard_interrupt=False,  # main() handles it
+        suppress_keyboard_interrupt=False,  # handled by main()
     )
-    for number, (name, (function, purpose)) in enumerate(COMMANDS.items()):
-        # The docstring of the called command says more than this line, which would replace it.
-        help_text = None if sys.argv[1:2] == [name] else purpose
+    for number, (name, (function, summary)) in enumerate(COMMANDS.items()):
+        # The summary would replace the docstring of the command, which its own --help shows.
+        help_text = None if sys.argv[1:2] == [name] else summary
         commands.command(function, name=name, help=help_text, sort_key=number)
     return commands
 
 
 def main() -> None:
-    """Run a command; a user's mistake is one message on stderr and exit code 1, never a traceback."""
-    # Idle threads must sleep soon instead of spinning: on busy cores, spinning made a training step ten times slower.
-    # Not at once either: between two small operations, waking a thread takes longer than the work.
+    """Run a command. User errors print one message on stderr, without a traceback, and exit with code 1."""
+    # Idle OpenMP threads spin briefly and then sleep. On busy cores, long spinning made a training step ten times
+    # slower. Without any spinning, waking a thread takes longer than a small operation.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     keep_freed_memory()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
-    sys.unraisablehook = _send_again
+    sys.unraisablehook = _resend_signal
     try:
         app()()
     except KeyboardInterrupt as interrupt:
@@ -97,18 +97,18 @@ def main() -> None:
     except (ValueError, OSError, FloatingPointError) as error:
         _fail(spell_options(str(error)))
     except RuntimeError as error:
-        # If torch was never imported, it cannot have run out of memory.
+        # torch is not imported here: if it is not loaded yet, this cannot be its error.
         if not isinstance(error, getattr(sys.modules.get("torch"), "OutOfMemoryError", ())):
             raise
-        _fail("out of memory; a smaller --batch-size or --image-size helps")
+        _fail("out of memory; use a smaller --batch-size or --image-size")
 
 
 def _fail(message: str) -> NoReturn:
-    """Print a message and exit. Under torchrun rank 0 prints; the others leave it to torchrun's summary."""
+    """Print a message and exit. Under torchrun only rank 0 prints; other ranks write it for torchrun's summary."""
     summary = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if _is_main_process():
         print(f"probmcl: {message}", file=sys.stderr)  # noqa: T201
-    elif summary:  # an error on this process alone must not be lost
+    elif summary:  # rank 0 may have no error to print
         Path(summary).write_text(json.dumps({"message": message, "timestamp": int(time.time())}), encoding="utf-8")
     sys.exit(1)
 
@@ -117,8 +117,8 @@ def _is_main_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def _send_again(lost: "sys.UnraisableHookArgs") -> None:
-    """Send a signal again: Python drops an exception that a handler raises while it forks a worker."""
+def _resend_signal(lost: "sys.UnraisableHookArgs") -> None:
+    """Resend a signal whose exception was lost: Python drops exceptions that a handler raises during a fork."""
     number = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}.get(lost.exc_type)
     if number is None:
         sys.__unraisablehook__(lost)

@@ -1,4 +1,4 @@
-"""`probmcl check`: report the content and the problems of data, before anything is trained."""
+"""`probmcl check`: report statistics and problems of data before training."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ from probmcl.data.options import DataChecks, ReadOptions
 from probmcl.tables import Column, Table, to_rich
 
 EXIT = {"fine": 0, "warnings": 3, "blocked": 4}
-SHOWN = 30  # classes in the table; of more than that, the most and the least frequent are shown
-OURS = '"verdict"'  # in the file of an earlier check; no other file is overwritten
+SHOWN = 30  # number of classes in the table; if there are more, it has the most and the least frequent ones
+REPORT_KEY = '"verdict"'  # identifies the report of an earlier check, the only file that is overwritten
 
 
 def check(
@@ -29,30 +29,30 @@ def check(
     workers: Workers = None,
     out: Annotated[Path, Parameter(group=COMPUTE)] = Path("check.json"),
 ) -> None:
-    """Read every image and every label, change nothing, and report content and problems.
+    """Check images and labels for problems before training. No file is changed.
 
-    Counts per class and split, sizes, unreadable files, images of one color, equal and nearly equal images, equal
-    images with different labels, images or groups in two splits. The exit code is 0 without problems, 3 with warnings,
-    and 4 if train would refuse the data.
+    It finds unreadable, single-color and duplicate images, duplicates with different labels, images or groups in
+    more than one split, and classes with few positives. The exit code is 0 if there are no problems, 3 if there are
+    warnings, and 4 if train would reject the data.
 
     Example: probmcl check photos/labels.csv
 
-    Example: probmcl check xrays.csv --images xrays/ --group "Patient ID" --out xrays-check.json
+    Example: probmcl check xrays.csv --images xrays/ --group "Patient ID"
 
     Args:
-        data: a table or a folder, as for train
+        data: table of labels, or folder in a supported layout
         images: folder that image paths are relative to (default: the table's folder)
-        read: how the data are read
-        checks: what is required of them
-        seed: random seed of the split that train would make
-        workers: processes that decode images (default: one per core)
+        read: options for reading the data
+        checks: options for checking and splitting the data
+        seed: random seed for the split, as in train
+        workers: processes for decoding images (default: one per core)
         out: JSON file for the complete report
     """
     from probmcl import api
     from probmcl.files import write_json
 
-    if out.exists() and (not out.is_file() or OURS not in out.read_text(encoding="utf-8", errors="replace")):
-        raise FileExistsError(f"{out} exists and is not an earlier check; choose another name with --out")
+    if out.exists() and (not out.is_file() or REPORT_KEY not in out.read_text(encoding="utf-8", errors="replace")):
+        raise FileExistsError(f"{out} exists and is not the report of an earlier check; choose another file with --out")
     console = command_console()
     report = api.check(data, images=images, read=read, checks=checks, seed=seed, workers=workers, console=console)
     show(report, console)
@@ -62,7 +62,7 @@ def check(
 
 
 def show(report: Mapping[str, Any], console: Console) -> None:
-    """Print a report: the content of the data, then their problems."""
+    """Print the statistics of a report, then its findings and the verdict."""
     if "images" in report:
         for line in (report["summary"], *_lines(report)):
             console.print(line)
@@ -70,34 +70,39 @@ def show(report: Mapping[str, Any], console: Console) -> None:
     for finding in report["findings"]:
         console.print(f"{finding['level']}: {finding['text']}")
     warnings = sum(finding["level"] == "warning" for finding in report["findings"])
-    closing = {
+    verdicts = {
         "fine": "OK: no problems found",
-        "warnings": f"warnings: {warnings}; train accepts these data",
-        "blocked": "blocked: train would refuse these data; repair them, or use the option that is named above",
+        "warnings": f"{warnings} warning{'' if warnings == 1 else 's'}; train accepts these data",
+        "blocked": "blocked: train would reject these data; fix them or use an option named above",
     }
-    console.print(closing[report["verdict"]])
+    console.print(verdicts[report["verdict"]])
 
 
 def _lines(report: Mapping[str, Any]) -> list[str]:
     lines = [report["levels"]] if report["levels"] else []
     width, height, modes = (report["sizes"][key] for key in ("width", "height", "modes"))
     if width:
-        extremes = " × ".join(f"{side['least']:,} to {side['most']:,}" for side in (width, height))
-        counts = ", ".join(f"{mode} {count:,}" for mode, count in modes.items())
-        lines.append(f"sizes: {extremes} pixels, median {width['median']:,} × {height['median']:,}; {counts}")
+        ranges = (f"{name} {_range(side)}" for name, side in (("width", width), ("height", height)))
+        counts = ", ".join(f"{count:,} {mode}" for mode, count in modes.items())
+        median = f"{width['median']:,} × {height['median']:,}"
+        lines.append(f"image sizes: {', '.join(ranges)} pixels, median {median}; modes: {counts}")
     if report["together"]:
-        pairs = [f"{' + '.join(pair['classes'])} {pair['images']:,}" for pair in report["together"][:5]]
-        lines.append(f"most often together: {', '.join(pairs)}")
+        pairs = [f"{' + '.join(pair['classes'])} ({pair['images']:,})" for pair in report["together"][:5]]
+        lines.append(f"most frequent pairs of classes: {', '.join(pairs)}")
     return lines
 
 
+def _range(side: Mapping[str, int]) -> str:
+    return " to ".join(f"{pixels:,}" for pixels in dict.fromkeys((side["least"], side["most"])))
+
+
 def _table(per_class: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Table:
-    """Return a table of the positives of each class in each split, and of its unknown labels."""
+    """Return a table with the positives of each class in each split, and its unknown and uncertain labels."""
     from probmcl.data.records import SPLITS
 
     columns = [Column.of_names("class"), *map(Column, (*SPLITS, "unknown", "uncertain"))]
-    rows = [[name, *_counts(per_class[name])] if name else ["…", *[""] * 5] for name in _chosen(per_class)]
-    return Table("images with each class", columns, rows, framed=True)
+    rows = [[name, *_counts(per_class[name])] if name else ["…", *[""] * 5] for name in _shown_classes(per_class)]
+    return Table("images per class", columns, rows, framed=True)
 
 
 def _counts(states: Mapping[str, Mapping[str, int]]) -> list[str]:
@@ -105,8 +110,8 @@ def _counts(states: Mapping[str, Mapping[str, int]]) -> list[str]:
     return [f"{count:,}" for count in counts]
 
 
-def _chosen(per_class: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Sequence[str]:
-    """Return all classes or, of many, the most and the least frequent with a gap between them."""
+def _shown_classes(per_class: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Sequence[str]:
+    """Return all classes; if there are many, the most and the least frequent ones, separated by an empty name."""
     if len(per_class) <= SHOWN:
         return list(per_class)
     ranked = sorted(per_class, key=lambda name: -sum(per_class[name]["present"].values()))

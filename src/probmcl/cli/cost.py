@@ -1,4 +1,4 @@
-"""`probmcl cost`: the cost of each method before training."""
+"""`probmcl cost`: parameters, operations, time and memory of methods, without training them."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ from probmcl.errors import suggestion
 from probmcl.tables import Table, to_csv, to_markdown, to_rich
 
 FORMATS = (".csv", ".json", ".md")
-COUNTED = Group.create_ordered("What is counted")
+COUNTED = Group.create_ordered("Networks")
 MEASURED = Group.create_ordered("Measurement")
 OUTPUT = Group.create_ordered("Output")
 
@@ -38,33 +38,33 @@ Numbers = Annotated[tuple[int, ...], LIST, Parameter(validator=Number(gte=1))]
 
 
 def cost(
-    *methods: Annotated[str, Parameter(help="all (default), or some: csra probmcl:paper; see methods", group=COUNTED)],
-    preset: Annotated[str | None, Parameter(help="preset of the methods named without one", group=COUNTED)] = None,
+    *methods: Annotated[str, Parameter(help="names of methods: csra probmcl:paper (default: all)", group=COUNTED)],
+    preset: Annotated[str | None, Parameter(help="preset of methods that are given without one", group=COUNTED)] = None,
     encoders: Annotated[
-        Names, Parameter(help="any timm models: resnet101,tresnet_l (default: that of train)", group=COUNTED)
+        Names, Parameter(help="names of timm models: resnet101,tresnet_l (default: as in train)", group=COUNTED)
     ] = (),
     image_sizes: Annotated[
-        Numbers, Parameter(help="sides of the square input: 224,448 (default: each encoder's own)", group=COUNTED)
+        Numbers, Parameter(help="input sizes in pixels: 224,448 (default: set by the encoder)", group=COUNTED)
     ] = (),
     classes: Annotated[
         Numbers, Parameter(help="numbers of classes: 9,80 (default: 80, as in MS-COCO)", group=COUNTED)
     ] = (),
     paper: Annotated[
-        bool, Parameter(help="compare with Table 3 of the paper, and nothing else", negative="", group=COUNTED)
+        bool, Parameter(help="reproduce Table 3 of the paper instead", negative="", group=COUNTED)
     ] = False,
     measure: Annotated[
-        bool, Parameter(help="also measure the time and memory of a step and a prediction", negative="", group=MEASURED)
+        bool, Parameter(help="also measure time and memory on random images", negative="", group=MEASURED)
     ] = False,
     batch_size: Annotated[int | None, Parameter(help="images per step (default: 8)", group=MEASURED)] = None,
     device: Annotated[str | None, Parameter(help="auto, cpu, cuda or mps", group=MEASURED)] = None,
-    out: Annotated[Path | None, Parameter(help="also write a new file: .csv, .json or .md", group=OUTPUT)] = None,
+    out: Annotated[Path | None, Parameter(help="new file for the results: .csv, .json or .md", group=OUTPUT)] = None,
 ) -> None:
-    """Show the cost of methods: parameters in training and in prediction, and multiply-adds (GMAC) by two counters.
+    """Show the number of parameters and multiply-adds (GMAC) of methods, and optionally their time and memory.
 
-    Costs are counted from shapes: nothing is trained or downloaded, and any encoder takes seconds. With --measure, a
-    step and a prediction run on random images on this device. Ctrl-C shows the rows that are done.
+    Parameters and operations are counted from tensor shapes, without training or downloads. With --measure, a training
+    step and a prediction are timed on random images. Ctrl-C stops and shows the finished rows.
 
-    Example: probmcl cost csra ml_gcn probmcl:paper --encoders resnet101 --image-sizes 448 --classes 9,80
+    Example: probmcl cost csra probmcl:paper --encoders resnet101 --classes 9,80
 
     Example: probmcl cost bce probmcl --measure --batch-size 16 --out costs.csv
 
@@ -73,10 +73,10 @@ def cost(
     counted = {"METHODS": methods, "--preset": preset, "--encoders": encoders, "--image-sizes": image_sizes}
     measured = {"--classes": classes, "--measure": measure, "--batch-size": batch_size, "--device": device}
     if paper and (others := [name for name, value in (*counted.items(), *measured.items()) if value]):
-        raise ValueError(f"--paper has its own methods, encoders and sizes; leave out {', '.join(others)}")
+        raise ValueError(f"--paper cannot be combined with {', '.join(others)}")
     if not measure and (batch_size is not None or device is not None):
-        raise ValueError("--batch-size and --device are for a measurement; add --measure")
-    _refuse_file(out)
+        raise ValueError("--batch-size and --device need --measure")
+    _refuse_output(out)
     console = command_console()
     if paper:
         _show_paper(console, out)
@@ -91,7 +91,7 @@ def cost(
     specs = parse_methods([part for word in methods for part in word.split(",") if part] or ["all"], preset)
     encoders = encoders or (CPU_ENCODER if find_device("auto") == "cpu" else GPU_ENCODER,)
     for name in encoders:
-        describe_encoder(name)  # an unknown name is an error before anything is counted
+        describe_encoder(name)  # raises an error for an unknown name
     step = 8 if batch_size is None else batch_size
     options = MeasureOptions(find_device(device or "auto"), step) if measure else None
     sizes, numbers = image_sizes or (None,), classes or (80,)
@@ -112,9 +112,9 @@ def _show_paper(console: Console, out: Path | None) -> None:
 
 
 def _collect(console: Console, rows: Iterable[Item], total: int) -> list[Item]:
-    """Collect rows until they are complete or the user interrupts."""
+    """Collect rows until all are done or the user interrupts."""
     collected = []
-    with console.progress("cost", total) as bar, contextlib.suppress(KeyboardInterrupt):
+    with console.progress("counting", total) as bar, contextlib.suppress(KeyboardInterrupt):
         for row in rows:
             collected.append(row)
             bar.advance()
@@ -124,14 +124,14 @@ def _collect(console: Console, rows: Iterable[Item], total: int) -> list[Item]:
 def _show(
     console: Console, tables: Sequence[Table], records: Sequence[dict[str, Any]], total: int, out: Path | None
 ) -> None:
-    """Print and write the rows; if some are missing, end as interrupted."""
+    """Print the tables and write the file. If rows are missing, raise `KeyboardInterrupt`."""
     from probmcl.files import write_text
 
     if not records:
-        raise KeyboardInterrupt("no row was complete")
+        raise KeyboardInterrupt("no row was finished")
     for table in tables:
         console.rich.print(to_rich(table), "")
-    console.print("GMAC training: forward pass of a step, per image with all its views; see docs/costs.md")
+    console.print("GMAC training: forward pass of one image with all its views; see docs/costs.md")
     if out is not None:
         texts = {
             ".csv": lambda: to_csv(records),
@@ -144,8 +144,8 @@ def _show(
         raise KeyboardInterrupt(f"{len(records)} of {total} rows are shown")
 
 
-def _refuse_file(out: Path | None) -> None:
+def _refuse_output(out: Path | None) -> None:
     if out is not None and out.suffix.lower() not in FORMATS:
-        raise ValueError(f"--out {out}: its suffix decides the format; {suggestion(out.suffix, FORMATS)}")
+        raise ValueError(f"--out {out}: unknown file type {out.suffix!r}; {suggestion(out.suffix, FORMATS)}")
     if out is not None and out.exists():
-        raise ValueError(f"--out {out} exists already; give another name")
+        raise ValueError(f"--out {out}: the file already exists; choose another name")

@@ -1,4 +1,4 @@
-"""`probmcl encoders`: the timm models, their sizes and licenses."""
+"""`probmcl encoders`: timm models with their sizes and licenses."""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, NamedTuple
@@ -10,23 +10,23 @@ from probmcl.errors import suggestion
 from probmcl.tables import Column, Table, to_rich
 
 RECOMMENDED = {
-    "tf_efficientnet_lite0": "small and fast: the default on a CPU",
-    "mobilenetv3_large_100": "as small; made for phones",
-    "efficientnet_b0": "as small; slower, more accurate",
-    "resnet50": "what most papers compare with",
-    "convnext_tiny": "newer, about as large; for a GPU",
-    "tresnet_m": "the paper's at 224 pixels",
-    "tresnet_l": "the larger one of the same family",
-    "tresnet_v2_l": "the paper's at 448 pixels",
+    "tf_efficientnet_lite0": "small and fast; default on a CPU",
+    "mobilenetv3_large_100": "small; designed for phones",
+    "efficientnet_b0": "small; slower, more accurate",
+    "resnet50": "the usual baseline in papers",
+    "convnext_tiny": "newer than resnet50; for a GPU",
+    "tresnet_m": "ProbMCL paper, 224 pixels",
+    "tresnet_l": "larger version of tresnet_m",
+    "tresnet_v2_l": "ProbMCL paper, 448 pixels",
 }
-"""A short list to begin with: each name and why."""
+"""Encoders that are shown without a pattern, and the reason for each."""
 
-MAX_ROWS = 40  # shown of a longer list
-MAX_COUNTED = 12  # models whose parameters are counted: each has to be built, which takes a tenth of a second or more
+MAX_ROWS = 40  # number of rows shown
+MAX_COUNTED = 12  # parameters are counted for at most this many models: building one takes 0.1 s or more
 
 
 class Weights(NamedTuple):
-    """A timm model with one set of weights; `name` has the tag of the weights, `model` has none."""
+    """A timm model with one set of weights. `name` includes the tag of the weights, `model` does not."""
 
     model: str
     name: str
@@ -35,12 +35,12 @@ class Weights(NamedTuple):
 
 
 def encoders(
-    pattern: Annotated[str | None, Parameter(help="part of a name, or a name with * and ? (default: a few)")] = None, /
+    pattern: Annotated[str | None, Parameter(help="part of a name, or a pattern with * and ?")] = None, /
 ) -> None:
-    """Show the encoders that --encoder takes: all timm models that match a pattern.
+    """List encoders with their number of parameters, input size and license.
 
-    The full name of a model shows every set of weights that it has. The license is that of the weights, as timm
-    reports it.
+    Every timm model can be used as an encoder. The full name of a model lists all its pretrained weights. The license
+    is that of the weights, as stated by timm.
 
     Example: probmcl encoders "convnext_*"
     """
@@ -49,10 +49,10 @@ def encoders(
     weights = [describe_weights(name) for name in names[:MAX_ROWS]]
     console.rich.print(to_rich(_table(weights, {} if pattern else RECOMMENDED)))
     if len(names) > MAX_ROWS:
-        console.print(f"… and {len(names) - MAX_ROWS:,} more; a longer pattern shows fewer")
+        console.print(f"{len(names) - MAX_ROWS:,} more are not shown; use a longer pattern")
     if not pattern:
-        console.print("any other model of timm: probmcl encoders PATTERN")
-    console.print(f"to use one: probmcl train DATA --encoder {weights[0].name}")
+        console.print("search all timm models: probmcl encoders PATTERN")
+    console.print(f"use one: probmcl train DATA --encoder {weights[0].name}")
 
 
 def matching(pattern: str) -> list[str]:
@@ -69,12 +69,12 @@ def matching(pattern: str) -> list[str]:
         wildcard = pattern if set(pattern) & set("*?[") else f"*{pattern}*"
         names = timm.list_models(wildcard, include_tags="." in pattern)
     if not names:
-        raise ValueError(f"no encoder of timm fits {pattern!r}; {suggestion(pattern.strip('*'), models)}")
+        raise ValueError(f"no timm model matches {pattern!r}; {suggestion(pattern.strip('*'), models)}")
     return sorted(names, key=lambda name: not name.startswith(pattern))
 
 
 def describe_weights(name: str) -> Weights:
-    """Return what timm knows about a model; without a tag, about its default weights.
+    """Return the input size and license of a model, for its default weights if the name has no tag.
 
     >>> describe_weights("tresnet_m.miil_in21k")
     Weights(model='tresnet_m', name='tresnet_m.miil_in21k', image_size=224, license='apache-2.0')
@@ -94,14 +94,14 @@ def _import_timm() -> Any:
     return timm
 
 
-def _table(found: Sequence[Weights], reasons: Mapping[str, str]) -> Table:
+def _table(listed: Sequence[Weights], reasons: Mapping[str, str]) -> Table:
     from probmcl.encoders import parameters_in_millions
 
-    models = {weights.model for weights in found}
+    models = {weights.model for weights in listed}
     counts = {model: f"{parameters_in_millions(model):.1f}" for model in models} if len(models) <= MAX_COUNTED else {}
-    columns = [Column.of_names("encoder"), Column("params (M)"), Column("pixels"), Column.of_names("license")]
+    columns = [Column.of_names("encoder"), Column("parameters (M)"), Column("pixels"), Column.of_names("license")]
     rows = []
-    for model, name, size, license_name in found:
+    for model, name, size, license_name in listed:
         reason = f"\n  {reasons[model]}" if model in reasons else ""
         rows.append([name + reason, counts.get(model, ""), str(size), license_name])
     if not counts:

@@ -1,4 +1,4 @@
-"""`probmcl methods`: the methods that can be trained, and the settings of each."""
+"""`probmcl methods`: list the methods, or show the settings of one."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from probmcl.console import Console
 if TYPE_CHECKING:
     from probmcl.methods.base import Method
 
-UNDESCRIBED = "(not described)"  # shown for a setting that a method outside this package does not describe
+UNDESCRIBED = "(no description)"  # for settings without a docstring, in methods outside this package
 
 
 class Setting(NamedTuple):
-    """One setting of a method, as text."""
+    """A setting of a method; all fields are text."""
 
     name: str
-    choices: str  # the values that it may have
-    values: Mapping[str, str]  # its value in each preset
-    meaning: str  # its description in the docstring of the method's `Config`
+    choices: str  # allowed values
+    values: Mapping[str, str]  # value in each preset
+    meaning: str  # description from the docstring of `Config`
 
 
 def methods(
-    name: Annotated[str | None, Parameter(help="one of them; or my_package.my_file:MyMethod")] = None, /
+    name: Annotated[str | None, Parameter(help="name of a method, or my_package.my_file:MyMethod")] = None, /
 ) -> None:
-    """List the methods that can be trained; with a name, show the settings of that method.
+    """List the methods that can be trained, or show the settings of one.
 
     Example: probmcl methods probmcl
     """
@@ -43,12 +43,12 @@ def methods(
     if name is not None:
         _show_settings(console, name, find_method(name))
         return
-    for known in METHODS:
-        method = find_method(known)
+    for key in METHODS:
+        method = find_method(key)
         presets = "" if len(method.presets) == 1 else f"; presets: {', '.join(method.presets)}"
-        console.print(f"{known}: {_kind(method)}, {_views(method)}{presets}")
+        console.print(f"{key}: {_kind(method)}, {_views(method)}{presets}")
         _print_indented(console, _first_sentence(method))
-    console.print("the settings of one: probmcl methods NAME")
+    console.print("show the settings of a method: probmcl methods NAME")
 
 
 def settings(method: type[Method]) -> list[Setting]:
@@ -64,18 +64,18 @@ def settings(method: type[Method]) -> list[Setting]:
 def meanings(described: type[Any]) -> dict[str, str]:
     """Return the `Attributes:` section of a docstring as a dictionary."""
     _, _, section = inspect.cleandoc(described.__doc__ or "").partition("\nAttributes:\n")
-    section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]  # until the indentation ends
+    section = re.split(r"^\S", section, maxsplit=1, flags=re.MULTILINE)[0]  # up to the next unindented line
     entries = re.split(r"^ {4}(\w+): ", section, flags=re.MULTILINE)[1:]
     return {name: " ".join(text.split()) for name, text in zip(entries[::2], entries[1::2], strict=True)}
 
 
 def choices(hint: Any) -> str:
-    """Return the values that a type allows, in words.
+    """Return a description of the values that a type allows.
 
     >>> choices(float | Literal["balanced"])
-    'a number, balanced'
+    'number, balanced'
     >>> choices(tuple[int, ...] | None)
-    'a list, each a whole number, none'
+    '[integer, …], none'
     """
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
@@ -83,13 +83,13 @@ def choices(hint: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return ", ".join(map(choices, parts))
     if origin in (tuple, list):
-        return f"a list, each {choices(parts[0])}"
-    words = {bool: "true, false", int: "a whole number", float: "a number", str: "a text", type(None): "none"}
-    return words.get(hint, str(getattr(hint, "__name__", hint)))
+        return f"[{choices(parts[0])}, …]"
+    names = {bool: "true, false", int: "integer", float: "number", str: "text", type(None): "none"}
+    return names.get(hint, str(getattr(hint, "__name__", hint)))
 
 
 def as_text(value: object) -> str:
-    """Return a value as it is written in a recipe, text without its quotes.
+    """Return a value in the syntax of a recipe, but strings without quotes.
 
     >>> as_text((2048, 128)), as_text(None), as_text(True), as_text(0.1)
     ('[2048, 128]', 'none', 'true', '0.1')
@@ -100,21 +100,21 @@ def as_text(value: object) -> str:
 
 
 def _show_settings(console: Console, name: str, method: type[Method]) -> None:
-    probed = "It trains the encoder; a linear probe on it predicts"
-    predicts = "It predicts by itself" if _kind(method) == "classifier" else probed
+    probed = "trains only the encoder; a linear probe on it predicts"
+    predicts = "has its own classifier" if _kind(method) == "classifier" else probed
     others = [preset for preset in method.presets if preset != "default"]
-    shown = "its settings" if settings(method) else "no settings of its own"
-    differing = f", and {', '.join(others)} where it differs" if others else ""
+    shown = "default settings" if settings(method) else "no settings"
+    differing = f", and different values of the presets {', '.join(others)} in parentheses" if others else ""
     console.print(f"{name}: {_first_sentence(method)}")
-    console.print(f"{predicts}; {_views(method)} of each image in a step; {shown}{differing}.")
+    console.print(f"It {predicts}. Each step uses {_views(method)} of each image. Below: {shown}{differing}.")
     for setting in settings(method):
         default = setting.values["default"]
         presets = [f"{preset}: {value}" for preset, value in setting.values.items() if value != default]
         console.print(f"\n{setting.name} = {default}" + (f"   ({', '.join(presets)})" if presets else ""))
         _print_indented(console, setting.meaning)
-        _print_indented(console, f"→ {setting.choices}")
+        _print_indented(console, f"values: {setting.choices}")
     if settings(method):
-        console.print(f"\nto change one: probmcl train DATA --method {name} --set NAME=VALUE")
+        console.print(f"\nchange a setting: probmcl train DATA --method {name} --set NAME=VALUE")
 
 
 def _print_indented(console: Console, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Turns public functions into commands, so that an option is declared once: as a parameter with its line of help."""
+"""Options that commands share, and `as_command`, which makes a command from the parameters of a public function."""
 
 import functools
 import inspect
@@ -26,9 +26,9 @@ Images = Annotated[
     Path | None, Parameter(help="folder that image paths are relative to (default: the table's folder)", group=DATA)
 ]
 SkipBad = Annotated[
-    float | None, Parameter(help="largest share of unreadable images to skip; by default any is an error", group=DATA)
+    float | None, Parameter(help="largest share of unreadable images to skip (default: any is an error)", group=DATA)
 ]
-Workers = Annotated[int | None, Parameter(help="processes that decode images (default: one per core)", group=COMPUTE)]
+Workers = Annotated[int | None, Parameter(help="processes for decoding images (default: one per core)", group=COMPUTE)]
 
 GROUPS: Mapping[Group, str] = {
     DATA: "data images",
@@ -36,11 +36,11 @@ GROUPS: Mapping[Group, str] = {
     TRAINING: "epochs budget seeds trials probe_epochs batch_size lr augment seed",
     COMPUTE: "device workers cache out add resume",
 }
-"""The group of each parameter in the help of a command."""
+"""The parameters of each group of options in the help of a command."""
 
 
 def key_values(_: Any, tokens: Sequence[Token]) -> dict[str, Any]:
-    """Parse pairs such as temperature=0.1: a value is read as TOML, or taken as text if it is not TOML."""
+    """Parse pairs such as temperature=0.1. A value is parsed as TOML; if that fails, it is a string."""
     pairs = {}
     for token in tokens:
         key, equals, value = token.value.partition("=")
@@ -57,23 +57,24 @@ SET = Parameter(
     name="--set", converter=key_values, n_tokens=-1, consume_multiple=True, accepts_keys=False, group=METHOD
 )
 SPECIAL: Mapping[str, Any] = {"read": Read, "checks": Checks, "settings": Annotated[Mapping[str, Any] | None, SET]}
-"""Parameters that are not simply an option of their name."""
+"""Parameters with a type or converter of their own."""
 
 
 def as_command(
     function: Callable[..., T], finish: Callable[[T, Console], object], help_text: str
 ) -> Callable[..., None]:
-    """Return a command with the parameters of a public function, which is given a console that prints as commands do.
+    """Return a command with the parameters of a public function.
 
     Args:
-        function: its docstring has the help of every option.
-        finish: called with the result and the console.
-        help_text: shown above the options.
+        function: a function with a `console`; its docstring describes every option.
+        finish: called with the result of the function and the console.
+        help_text: text above the options in the help.
     """
     from probmcl.cli import command_console, spell_options
 
     group_of = {name: group for group, names in GROUPS.items() for name in names.split()}
-    hints = get_type_hints(function, localns={function.__annotations__["return"]: None})  # its module is heavy
+    # The return type is not resolved: importing its module is slow.
+    hints = get_type_hints(function, localns={function.__annotations__["return"]: None})
     parameters = []
     for name, parameter in inspect.signature(function).parameters.items():
         if name != "console":

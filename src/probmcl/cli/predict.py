@@ -1,4 +1,4 @@
-"""`probmcl predict`: the classes in images."""
+"""`probmcl predict`: predict the classes of images."""
 
 import itertools
 import os
@@ -16,28 +16,28 @@ if TYPE_CHECKING:
 
 
 def predict(
-    run: Annotated[Path, Parameter(help="the run folder of a trained model")],
+    run: Annotated[Path, Parameter(help="run folder of the model")],
     images: Annotated[
-        list[str], Parameter(help="image files, folders, patterns such as 'photos/**/*.jpg', .txt lists of paths")
+        list[str], Parameter(help="image files, folders, patterns such as 'photos/**/*.jpg', or .txt files with paths")
     ],
     /,
     *,
-    out: Annotated[Path | None, Parameter(help="a new file, .csv or .json (default: print a listing)")] = None,
-    threshold: Annotated[float, Parameter(help="a class is decided for if its probability is greater")] = 0.5,
+    out: Annotated[Path | None, Parameter(help="new .csv or .json file (default: print one line per image)")] = None,
+    threshold: Annotated[float, Parameter(help="a class is predicted if its probability is above this")] = 0.5,
     below_parents: Annotated[
-        bool, Parameter(help="no class scores above its parent, if the run's classes have parents", negative="")
+        bool, Parameter(help="limit the score of a class to that of its parent", negative="")
     ] = False,
     device: Annotated[str, Parameter(help="auto, cpu, cuda or mps")] = "auto",
     workers: Annotated[
-        int | None, Parameter(help="processes that decode images (default: one per core, at most eight)")
+        int | None, Parameter(help="processes for decoding images (default: one per core, at most 8)")
     ] = None,
-    batch_size: Annotated[int | None, Parameter(help="images at once (default: the fastest number)")] = None,
+    batch_size: Annotated[int | None, Parameter(help="images per batch (default: the fastest size)")] = None,
 ) -> None:
-    """Predict the classes in images: a probability and a decision for each class.
+    """Predict the classes of images, with a probability and a decision for each class.
 
-    The table has the columns path and error, then for each class its NAME with the probability, then for each class
-    NAME:decision with 0 or 1. JSON has for each image path, error, probabilities and decisions by name. An image that
-    cannot be read has its reason under error; the others are predicted. Memory does not grow with the number of images.
+    A CSV file has the columns path and error, a column NAME with the probability of each class, and a column
+    NAME:decision with 0 or 1. A JSON file has the path, error, probabilities and decisions of each image. If an image
+    cannot be read, its error column has the reason. Memory use does not depend on the number of images.
 
     Example: probmcl predict runs/2026-11-15-photos new/ --out new.csv
     """
@@ -63,10 +63,10 @@ def predict(
                 write_predictions(out, _counted(blocks, counts, lambda count: bar.advance(count, steps=count)))
         except BaseException:
             if partial_path(out).exists():
-                console.print(f"stopped after {counts['images']:,} images; they are in {partial_path(out)}")
+                console.print(f"stopped after {counts['images']:,} images, which are in {partial_path(out)}")
             raise
-        console.print(f"{counts['images']:,} images: {out}")
-    reasons = f"the reasons are in {'the listing' if out is None else out}"
+        console.print(f"predictions of {counts['images']:,} images: {out}")
+    reasons = "see ERROR in the output" if out is None else f"see the column error in {out}"
     unreadable = f"{counts['errors']:,} of {counts['images']:,} images could not be read; {reasons}"
     if counts["errors"] == counts["images"]:
         raise ValueError(unreadable)
@@ -75,13 +75,13 @@ def predict(
 
 
 def lines(block: "Predictions") -> Iterator[str]:
-    """Yield a line per image: the classes decided for, the most probable first; if there are none, the nearest one."""
+    """Yield one line per image: the predicted classes by descending probability, or the most probable class if none."""
     for path, scores in zip(block.paths, block.scores.tolist(), strict=True):
         ranked = sorted(zip(scores, block.names, strict=True), key=lambda pair: -pair[0])
-        decided = ", ".join(f"{name} {score:.2f}" for score, name in ranked if score > block.threshold)
-        nearest = f"nothing above {block.threshold:g}; nearest {ranked[0][1]} {ranked[0][0]:.2f}"
-        text = f"ERROR: {block.errors[path]}" if path in block.errors else decided or nearest
-        # A file name may not be valid text.
+        predicted = ", ".join(f"{name} {score:.2f}" for score, name in ranked if score > block.threshold)
+        best = f"nothing above {block.threshold:g}; most probable: {ranked[0][1]} {ranked[0][0]:.2f}"
+        text = f"ERROR: {block.errors[path]}" if path in block.errors else predicted or best
+        # A file name may not be valid Unicode.
         yield f"{os.fsencode(path).decode(errors='backslashreplace')}: {text}"
 
 

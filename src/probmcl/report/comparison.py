@@ -42,7 +42,7 @@ def print_comparison(comparison: Comparison, folder: Path, warnings: Sequence[Ru
 
 
 def _alarms(warnings: Sequence[RunWarning]) -> list[str]:
-    return [f"ALARM: {warning.message}" for warning in warnings]
+    return [f"warning: {warning.message}" for warning in warnings]
 
 
 def verdict(comparison: Comparison) -> str:

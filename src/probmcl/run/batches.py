@@ -1,7 +1,7 @@
-"""Batches for training, probing and scoring: of images, or of what a frozen network computes from them.
+"""Batches for training, probing and scoring, of images or of cached activations.
 
-Outputs of a frozen network are computed once for every view and cached on disk: training from them takes minutes on a
-CPU instead of hours. A cache offers the same batches as an `ImageBatchSource`.
+The outputs of a frozen network are computed once for every view and cached on disk, so that training on a CPU takes
+minutes instead of hours. `ActivationCache` provides the same batches as `ImageBatchSource`.
 """
 
 import shutil
@@ -32,7 +32,7 @@ from probmcl.runtime.machine import CPU_PIXELS
 from probmcl.training.features import FeatureBatches, StoredViews
 
 SECONDS_APART = 5.0
-"""Time between two updates of a manifest."""
+"""Time between two updates of the manifest of a cache."""
 
 Progress = Callable[[str, int], AbstractContextManager[ProgressBar]]
 """Opens a progress bar for a stage with a name and a number of steps."""
@@ -40,9 +40,9 @@ Progress = Callable[[str, int], AbstractContextManager[ProgressBar]]
 
 @dataclass(frozen=True, eq=False)
 class ImageBatchSource:
-    """The images of a run, and what is done to them before an encoder sees them.
+    """Batches of preprocessed images.
 
-    Under several processes, each has its share: of every batch in training, of the batches elsewhere.
+    With several processes, every training batch is divided among them; other batches are distributed undivided.
     """
 
     records: Records
@@ -54,7 +54,7 @@ class ImageBatchSource:
     cache: ImageCache | None = None
 
     def training(self, *, n_views: int, batch_size: int, epochs: int, images: int | None = None) -> ImageBatches:
-        """Augmented views of the training split, shuffled anew in every epoch, of at most so many `images` in all."""
+        """Return augmented views of the training split, shuffled in every epoch, up to `images` images in total."""
         rows, share, weights = self.records.rows("train"), (rank(), world_size()), weights_of(self.records, "train")
         order = Order(
             rows, batch_size=batch_size, epochs=epochs, seed=self.seed, share=share, images=images, weights=weights
@@ -62,15 +62,15 @@ class ImageBatchSource:
         return self._batches(order, n_plain=0, n_augmented=n_views)
 
     def plain(self, split: Split) -> ImageBatches:
-        """The plain view of every image of a split, in order."""
+        """Return the plain view of every image of a split, in order."""
         return self._in_order(split, n_plain=1, n_augmented=0)
 
     def augmented(self, split: Split, *, n_views: int) -> ImageBatches:
-        """Augmented views of every image of a split, in order."""
+        """Return augmented views of every image of a split, in order."""
         return self._in_order(split, n_plain=0, n_augmented=n_views)
 
     def view(self, image: Image.Image, epoch: int, row: int, view: int) -> Image.Image:
-        """An augmented view, the same whenever and wherever it is made."""
+        """Return an augmented view. It depends only on the seed and the arguments."""
         return draw(self.augmentation, image, seed=self.seed, epoch=epoch, index=row, view=view)
 
     def _in_order(self, split: Split, *, n_plain: int, n_augmented: int) -> ImageBatches:
@@ -93,9 +93,10 @@ class ImageBatchSource:
 
 @dataclass(eq=False)
 class ActivationCache:
-    """Outputs of a frozen network for the plain view and `n_augmented` other views of each image, filled on demand.
+    """Outputs of a frozen network for the plain view and `n_augmented` augmented views of each image.
 
-    Files are filled in order, and a manifest per split says how far: after a kill, filling continues there.
+    They are computed when they are first needed. Files are filled in order, and a manifest per split and process stores
+    the number of finished batches, so that an interrupted process can continue.
     """
 
     images: ImageBatchSource
@@ -113,16 +114,16 @@ class ActivationCache:
         self.shape = tuple(output.shape[1:])
 
     def bytes(self) -> int:
-        """Return the size on disk once everything is filled."""
+        """Return the size on disk of the complete cache."""
         views = len(self.images.records) + self.n_augmented * len(self.images.records.rows("train"))
         return views * int(np.prod(self.shape)) * self.dtype.itemsize
 
     def seconds_per_view(self) -> float:
-        """Return the measured time to decode and encode a plain training view; 0 if none was filled yet."""
+        """Return the measured time to decode and encode a plain training view; 0 if none is cached yet."""
         return float(self._entries("train").get("plain", {}).get("seconds_per_view", 0.0))
 
     def training(self, *, n_views: int, batch_size: int, epochs: int, images: int | None = None) -> FeatureBatches:
-        """Return shuffled batches of the training split with `n_views` views per image, of at most `images` images."""
+        """Return shuffled training batches with `n_views` views per image, up to `images` images in total."""
         labels, known = targets_of(self.images.records, "train")
         return FeatureBatches(
             self._views("train", 1 + self.n_augmented),
@@ -137,7 +138,7 @@ class ActivationCache:
         )
 
     def probing(self, *, n_augmented: int) -> StoredViews:
-        """Return the training split in order: of each image the plain view first, then augmented ones."""
+        """Return the training split in order; each image has its plain view first, then augmented views."""
         return self._in_order("train", 1 + min(n_augmented, self.n_augmented))
 
     def plain(self, split: Split) -> StoredViews:
@@ -149,7 +150,7 @@ class ActivationCache:
         return StoredViews(self._views(split, n_views), *labels_of(records, split), records.rows(split))
 
     def _views(self, split: Split, n_views: int) -> Shaped[Tensor, "V N *output"]:
-        """Return the first `n_views` views of a split, computing those that are missing."""
+        """Return the first `n_views` views of a split; missing ones are computed."""
         array = self._open(split)
         self._fill(array[:1], split, "plain", self.images.plain(split), f"plain views of {split}")
         if n_views > 1:
@@ -162,11 +163,11 @@ class ActivationCache:
         return self.folder / f"{split}.{rank()}-of-{world_size()}.json"
 
     def _entries(self, split: Split) -> dict[str, dict[str, Any]]:
-        """Return how far this process has filled the file of a split: for each part, the number of batches."""
+        """Return the progress of this process in the file of a split, for plain and augmented views."""
         return read_json(self._manifest(split)) if self._manifest(split).exists() else {}
 
     def _open(self, split: Split) -> Any:
-        """Open the file of a split. It has its full size from the start; unfilled parts take no space on most disks."""
+        """Open the file of a split. It is created with its full size, as a sparse file on most file systems."""
         path, views = self.folder / f"{split}.npy", 1 + (self.n_augmented if split == "train" else 0)
         if is_main_process() and not path.exists():
             self._create(path, (views, len(self.images.records.rows(split)), *self.shape))
@@ -175,21 +176,21 @@ class ActivationCache:
 
     def _create(self, path: Path, shape: tuple[int, ...]) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
-        for manifest in self.folder.glob(f"{path.stem}.*.json"):  # of a file that no longer exists
+        for manifest in self.folder.glob(f"{path.stem}.*.json"):  # left over from a deleted file
             manifest.unlink()
         needed, free = int(np.prod(shape)) * self.dtype.itemsize, shutil.disk_usage(self.folder).free
-        if needed > free:  # writing to a mapped file on a full disk ends in a signal, not in an error
+        if needed > free:  # writing to a memory-mapped file on a full disk raises a signal, not an exception
             raise OSError(
-                f"{self.folder}: {needed / 1e6:,.0f} MB are needed and {free / 1e6:,.0f} MB are free; "
-                "give another folder with `out`, or `tune=all`, which needs less"
+                f"{self.folder}: the activation cache needs {needed / 1e6:,.0f} MB, but {free / 1e6:,.0f} MB are free; "
+                "use another folder with `out`, or `tune=all`, which needs less"
             )
         dtype = {torch.float16: np.float16, torch.float32: np.float32}[self.dtype]
         atomic_write(path, lambda part: open_memmap(part, mode="w+", dtype=dtype, shape=shape).flush())
 
     def _fill(self, array: Any, split: Split, part: str, batches: ImageBatches, title: str) -> None:
-        """Fill views of all images, each process with its shard of the batches."""
+        """Compute and store views of all images; each process has its shard of the batches."""
         entries = self._entries(split)
-        # An entry is valid only for the same batches; another device has batches of another size.
+        # Progress is valid only for the same batch size, which depends on the device.
         layout = [len(batches), max((len(batch) for batch in batches.order), default=0)]
         done = entries[part]["done"] if entries.get(part, {}).get("batches") == layout else 0
         if done == len(batches):
@@ -212,7 +213,7 @@ class ActivationCache:
         stored = output.to(self.dtype).cpu()
         if not stored.isfinite().all():
             raise ValueError(
-                "an activation is too large for half precision; train with `tune=all`"
+                "an activation is too large for half precision; use `tune=all`"
                 if output.isfinite().all()
                 else "the encoder produced NaN or inf; its weights are damaged or its training diverged"
             )
@@ -227,11 +228,11 @@ def labels_of(records: Records, split: Split) -> tuple[Float[Tensor, "N C"], Boo
 
 
 def targets_of(records: Records, split: Split) -> tuple[Float[Tensor, "N C"], Bool[Tensor, "N C"]]:
-    """Return the labels to train on, in which an uncertain label may be a probability, and the mask of known ones."""
+    """Return the training targets of a split and the mask of known ones; uncertain labels may be probabilities."""
     targets, known = records.states.targets_and_known(records.rows(split))
     return torch.from_numpy(targets), torch.from_numpy(known)
 
 
 def weights_of(records: Records, split: Split) -> Float[ndarray, "N"] | None:
-    """Return the sampling weights of the images of a split; None if all are equal."""
+    """Return the sampling weights of the images of a split; None if there are none."""
     return None if records.weight is None else records.weight[records.rows(split)]

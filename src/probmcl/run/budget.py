@@ -1,4 +1,4 @@
-"""How long each part of a run will take, from a few measured steps, and how many epochs fit into a budget."""
+"""Time estimates for the parts of a run, from a few timed steps, and the number of epochs that fit into a budget."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,18 +18,18 @@ from probmcl.tables import rough_duration
 from probmcl.training.features import ROWS_AT_ONCE
 
 MAX_VIEWS = 60
-"""Number of times a method sees each image at most, however large the budget: more has never helped."""
+"""Largest number of views per image that a budget is spent on. More have never improved a score."""
 
 
 @dataclass(frozen=True)
 class JobCost:
-    """What a training job costs, in seconds.
+    """The time that a training job takes, in seconds.
 
     Attributes:
-        epoch: one epoch, with `n_views` views of each image.
-        once: probing and scoring on validation.
-        epochs: epochs that the settings ask for.
-        tested: scoring both heads on test.
+        epoch: time for one epoch, with `n_views` views of each image.
+        once: time for fitting the probe and scoring on validation.
+        epochs: number of epochs in the settings.
+        tested: time for scoring both heads on test.
     """
 
     key: str
@@ -43,7 +43,7 @@ class JobCost:
 
 @dataclass(frozen=True)
 class Costs:
-    """What a run costs, in seconds: `shared` is needed whatever is trained."""
+    """The time that a run takes, in seconds; `shared` does not depend on the jobs."""
 
     shared: float
     jobs: tuple[JobCost, ...]
@@ -51,14 +51,14 @@ class Costs:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is trained: epochs by key of the job, the number of views after which each stops, and messages about it."""
+    """The jobs to train: epochs by job key, messages to print, and the number of views after which each job stops."""
 
     epochs: Mapping[str, int]
     messages: tuple[str, ...]
     views: int | None = None
 
     def jobs(self, jobs: Sequence[TrainingJob]) -> Iterator[TrainingJob]:
-        """Yield the jobs that are trained, as long as planned."""
+        """Yield the jobs of the plan, with the planned numbers of epochs and views."""
         for job in jobs:
             if job.key in self.epochs:
                 views = self.views or job.training.views
@@ -66,11 +66,13 @@ class Plan:
 
 
 Planner = Callable[[Costs, float], Plan]
-"""Makes a plan from the costs and the seconds that have passed."""
+"""Makes a plan from the costs and the seconds that the run has taken so far."""
 
 
 def plan_epochs(costs: Costs, spent: float, budget: float | None) -> Plan:
-    """Plan every training as long as its settings say or, with a budget, all with as many views as fit into it.
+    """Plan the epochs of every job: those in its settings or, with a budget, equally many views for all jobs.
+
+    If the budget is too small for all jobs, the last ones are left out.
 
     >>> costs = Costs(30.0, (JobCost("bce", "bce", 10.0, 5.0, 1, 12), JobCost("probmcl", "probmcl", 20.0, 5.0, 2, 6)))
     >>> plan_epochs(costs, spent=60.0, budget=None).messages[0]
@@ -97,7 +99,7 @@ def plan_epochs(costs: Costs, spent: float, budget: float | None) -> Plan:
 
 def _plan(shared: float, jobs: Sequence[JobCost], epochs: Mapping[str, int]) -> Plan:
     parts = [
-        f"{job.title}, {epochs[job.key]} epochs of {job.n_views} view{'s' if job.n_views > 1 else ''} "
+        f"{job.title}, {_plural(epochs[job.key], 'epoch')} of {_plural(job.n_views, 'view')} "
         f"({rough_duration(epochs[job.key] * job.epoch)})"
         for job in jobs
     ]
@@ -105,14 +107,18 @@ def _plan(shared: float, jobs: Sequence[JobCost], epochs: Mapping[str, int]) -> 
     return Plan(epochs, (f"plan: {'; '.join(parts)}; about {rough_duration(total)} with probes and test",))
 
 
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def _left_out(jobs: Sequence[JobCost], budget: float) -> tuple[str, ...]:
     names = ", ".join(job.title for job in jobs)
-    message = f"  note: a budget of {rough_duration(budget)} leaves no time for {names}; give more to try it"
+    message = f"note: the budget of {rough_duration(budget)} is too small to train {names}; increase `budget`"
     return (message,) if jobs else ()
 
 
 def measure_costs(workspace: Workspace, probe_seconds: float) -> Costs:
-    """Time a few steps of everything that is to be trained; fitting a probe took `probe_seconds`."""
+    """Estimate the time of each job from a few timed steps; fitting a probe takes `probe_seconds`."""
     w, s, device = workspace, workspace.settings, workspace.settings.device
     train, val, test = (len(w.records.rows(split)) for split in SPLITS)
     size = w.backbone.encoder.image_size
@@ -120,9 +126,9 @@ def measure_costs(workspace: Workspace, probe_seconds: float) -> Costs:
     per_image = seconds_per_row(w.backbone.encoder.eval(), rows)
     probed = (1 + s.probe.views) * train + val
     if isinstance(w.batches, ActivationCache):
-        per_image = max(per_image, w.batches.seconds_per_view())  # decoding included, if that was measured
+        per_image = max(per_image, w.batches.seconds_per_view())  # includes decoding, if views have been cached
         rows = torch.rand(ROWS_AT_ONCE, *w.batches.shape, device=device)
-        # The frozen probe has filled the augmented views already if it uses some.
+        # If the frozen probe uses augmented views, they are cached already.
         to_fill = 0 if s.probe.frozen_views else w.batches.n_augmented
         shared, per_row = per_image * (to_fill * train + test), seconds_per_row(w.backbone.tail.eval(), rows)
     else:
@@ -142,7 +148,7 @@ def _job_cost(workspace: Workspace, job: TrainingJob, once: float, tested: float
 def example_step(
     workspace: Workspace, job: TrainingJob
 ) -> tuple[Method, Float[Tensor, "V N *image"], Float[Tensor, "N C"]]:
-    """Return a method and a random batch of the size that it trains on."""
+    """Return a method, and random views and labels with the shapes of a training batch."""
     w, device = workspace, workspace.settings.device
     method, size = w.backbone.build(job.method, job.settings, w.records.label_space), w.backbone.encoder.image_size
     images = max(1, min(job.training.batch_size, len(w.records.rows("train"))) // world_size())

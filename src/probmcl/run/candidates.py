@@ -1,4 +1,4 @@
-"""Candidates of a run: the probe on the frozen encoder, then the own head and the probe of each training."""
+"""Candidates of a run: the probe on the frozen encoder, then the own head and a probe for each trained method."""
 
 import copy
 import functools
@@ -37,28 +37,28 @@ from probmcl.training.fit import check_weights
 
 
 def candidate_ids(job: TrainingJob) -> list[CandidateId]:
-    """Return the candidates that a training gives: its own head if it has one, then the probe."""
+    """Return the candidates of a training job: the method's own head, if it has one, and a probe on its encoder."""
     has_head = find_method(job.method).has_own_head(job.settings)
     own = [CandidateId(job.name, "own head", job.trial)] if has_head else []
     return [*own, CandidateId(job.name, "re-probed", job.trial)]
 
 
 def fit_frozen_probe(state: RunState, workspace: Workspace) -> Candidate:
-    """Fit the linear probe on the untouched encoder."""
+    """Fit the linear probe on the frozen encoder."""
     n_views = workspace.settings.probe.frozen_views
     return _fit_probe(state, workspace, FROZEN_PROBE, workspace.backbone.tail, n_views, seconds=0.0)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a training ended: its duration, and the error if it diverged."""
+    """The duration of a training job, and the error if it diverged."""
 
     seconds: float
     error: str | None = None
 
 
 def train_job(state: RunState, workspace: Workspace, job: TrainingJob) -> None:
-    """Train a method and add its candidates; a method that diverges is left out with a warning."""
+    """Train a method and add its candidates. A method that diverges is left out with a warning."""
     training = _JobTraining(state, workspace, job)
     outcome = state.once(f"{job.key}.outcome", training.run, json_format(Outcome))
     if outcome.error is not None:
@@ -70,7 +70,7 @@ def train_job(state: RunState, workspace: Workspace, job: TrainingJob) -> None:
 
 
 class _JobTraining:
-    """One training: a method, trained in this process or loaded from what an interrupted one has trained."""
+    """One training job. Its method is trained in this process, or loaded if an interrupted process has trained it."""
 
     def __init__(self, state: RunState, workspace: Workspace, job: TrainingJob) -> None:
         self.state, self.workspace, self.job = state, workspace, job
@@ -87,7 +87,7 @@ class _JobTraining:
         return self.workspace.backbone.build(self.job.method, self.job.settings, self.workspace.records.label_space)
 
     def run(self) -> Outcome:
-        """Train the method from its last checkpoint, if there is one, and store it."""
+        """Train the method, from its last checkpoint if there is one, and save it."""
         w, job = self.workspace, self.job
         method = self._build()
         names, weights = w.records.label_space.names, w.settings.encoder.weights
@@ -97,9 +97,8 @@ class _JobTraining:
             n_views=method.n_views, batch_size=job.training.batch_size, epochs=job.training.epochs, images=images
         )
         checkpoint = Checkpoint(self.state.folder.checkpoints / f"{job.key}{TRAINING}")
-        title = f"training {job.title}, learning rate {job.training.learning_rate:g}"
         try:
-            with w.console.progress(title, len(batches), hidden_terms=STATISTICS) as bar:
+            with w.console.progress(f"training {job.title}", len(batches), hidden_terms=STATISTICS) as bar:
                 callbacks: list[Callback] = [self.state.log.stage(job.title), bar] if is_main_process() else []
                 fit(method, batches, job.training, device=w.settings.device, callbacks=callbacks, checkpoint=checkpoint)
             check_weights(method)
@@ -113,24 +112,24 @@ class _JobTraining:
         return Outcome(seconds)
 
     def _save(self, method: Method) -> None:
-        if len(candidate_ids(self.job)) == 1:  # without a head of its own, nothing else would be left of it
+        if len(candidate_ids(self.job)) == 1:  # no head of its own, so no candidate contains the complete method
             name = MODEL if self.job.key == self.job.method else f"{self.job.key}.safetensors"
             save_tensors(self.state.folder.path / CONTRASTIVE / name, self.workspace.backbone.full_state(method))
         save_tensors(self.trained, method.state_dict())
 
     def own_head(self, identity: CandidateId, seconds: float) -> Candidate:
-        """Score the method's own head on validation."""
+        """Score the method's own head on validation and return it as a candidate."""
         w, method = self.workspace, self.method
         assert isinstance(method, Classifier)
         scores = _predict(w, f"scoring {identity.name} on val", method, "val")
         name, settings = self.job.method, self.job.settings
-        if isinstance(method, CustomLoss):  # saved as the linear layer that it is: a run loads without the loss file
+        if isinstance(method, CustomLoss):  # saved as a plain linear layer: loading a run must not need the loss file
             name, settings = "probe", ProbeConfig()
         state, result = w.backbone.full_state(method), _evaluate(w, "val", scores, method.note)
         return Candidate(identity, name, settings, state, {"val": scores}, result, seconds)
 
     def probe(self, identity: CandidateId, seconds: float) -> Candidate:
-        """Fit a linear probe on the encoder that the method has trained."""
+        """Fit a linear probe on the trained encoder and return it as a candidate."""
         n_views, note = self.workspace.settings.probe.views, self.method.probe_note
         return _fit_probe(self.state, self.workspace, identity, self.method.encoder, n_views, seconds, note)
 
@@ -148,7 +147,7 @@ def _fit_probe(
     cache, network = w.feature_source(identity.key, part)
     splits: dict[Split, StoredViews] = {"train": cache.probing(n_augmented=n_augmented), "val": cache.plain("val")}
     if cache is w.batches:
-        started = time.perf_counter()  # activations are computed once for all candidates and charged to none
+        started = time.perf_counter()  # cached activations are shared, so no candidate is charged for them
     with w.console.progress(f"features for {identity.name}", sum(map(len, splits.values()))) as bar:
         features = {
             split: extract(network, batches, device=s.device, done=bar.advance) for split, batches in splits.items()
@@ -176,20 +175,20 @@ def _fit_probe(
 
 
 def evaluate_on_test(workspace: Workspace, candidate: Candidate) -> Candidate:
-    """Score a candidate on the test split; the features of a probe are also evaluated by retrieval."""
+    """Score a candidate on the test split; for a probe, also evaluate retrieval with its features."""
     w, title = workspace, f"scoring {candidate.name} on test"
-    classifier, found = w.backbone.classifier(candidate, w.records.label_space), None
+    classifier, retrieved = w.backbone.classifier(candidate, w.records.label_space), None
     if isinstance(classifier, Probe):
         batches = w.batches.plain("test")
         with w.console.progress(title, len(batches)) as bar:
             features = extract(classifier.encoder, batches, device=w.settings.device, done=bar.advance)[0]
         with torch.inference_mode():
             scores = copy.deepcopy(classifier.linear).cpu()(features).sigmoid()
-        found = retrieval(features, *labels_of(w.records, "test"))
+        retrieved = retrieval(features, *labels_of(w.records, "test"))
     else:
         scores = _predict(w, title, classifier, "test")
     test = _evaluate(w, "test", scores, candidate.note)
-    return replace(candidate, scores={**candidate.scores, "test": scores}, test=test, retrieval=found)
+    return replace(candidate, scores={**candidate.scores, "test": scores}, test=test, retrieval=retrieved)
 
 
 def _predict(workspace: Workspace, title: str, classifier: Classifier, split: Split) -> Float[Tensor, "N C"]:

@@ -1,4 +1,4 @@
-"""ProbMCL, stage 2: a linear classifier on frozen features, its weight decay chosen on validation."""
+"""ProbMCL, stage 2: a linear classifier on frozen features, with the weight decay chosen on validation."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from probmcl.training.fit import Callback, fit
 
 
 class LabeledFeatures(NamedTuple):
-    """Features of V views of N images, with what is known of the images and, to train on, how often each comes."""
+    """Features of V views of N images, with labels, the mask of known labels and, for training, sampling weights."""
 
     features: Float[Tensor, "V N D"]
     labels: Float[Tensor, "N C"]
@@ -27,7 +27,7 @@ class LabeledFeatures(NamedTuple):
 
 
 class FittedProbe(NamedTuple):
-    """A probe on extracted features, the decay it was fitted with, and its validation mAP."""
+    """A probe on extracted features, with its weight decay and validation mAP."""
 
     probe: Probe
     weight_decay: float
@@ -43,8 +43,8 @@ def fit_probe(
     seed: int = 0,
     callbacks: Callable[[float], Sequence[Callback]] = lambda weight_decay: (),
 ) -> FittedProbe:
-    """Fit one probe for each weight decay and return the best on validation, the stronger decay where two are equal."""
-    # Deviation (decision 0001, point 20): decoupled decay, chosen on validation; it moved results by two points.
+    """Fit a probe for each weight decay and return the best on validation; on a tie, that with the larger decay."""
+    # Deviation (decision 0001, point 20): decoupled decay, chosen on validation; it changed results by two points.
     batches = FeatureBatches(
         train.features,
         train.labels,
@@ -65,6 +65,6 @@ def fit_probe(
 
 @torch.inference_mode()
 def validation_map(probe: Probe, data: LabeledFeatures) -> float:
-    """Mean average precision over the classes that have a positive; 0 where none has one."""
+    """Return the mean average precision over the classes with a positive; 0 if no class has one."""
     scores = probe.logits(data.features[0])
     return average_precision(scores, data.labels, data.known).nanmean().nan_to_num().item()

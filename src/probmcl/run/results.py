@@ -22,7 +22,7 @@ Head = Literal["frozen", "own head", "re-probed"]
 
 
 class CandidateId(NamedTuple):
-    """Which classifier of a run: the method, its trial, and the head that predicts.
+    """The identity of a candidate: method, trial, and the head that predicts.
 
     >>> CandidateId("bce", "own head").name, CandidateId("bce", "re-probed", trial=2).key
     ('bce, own head', 'bce.trial2.re_probed')
@@ -39,19 +39,19 @@ class CandidateId(NamedTuple):
 
     @property
     def key(self) -> str:
-        """The name of its files in the run folder."""
+        """The base name of its files in the run folder."""
         head = self.head.replace(" ", "_").replace("-", "_")
         return FROZEN if self.head == "frozen" else f"{job_key(self.method, self.trial)}.{head}"
 
     @property
     def random_stream(self) -> str:
-        """The key of its random numbers. It is the name that version 0.1 gave it: changing it changes scores."""
+        """The key of its random stream. It is the name that version 0.1 used; changing it changes scores."""
         trial = "" if self.trial == 1 else f", trial {self.trial}"
         return "frozen probe" if self.head == "frozen" else f"{self.method}{trial}, {self.head}"
 
 
 FROZEN_PROBE = CandidateId("", "frozen")
-"""The linear probe on the untouched encoder, the first candidate of every run."""
+"""The linear probe on the frozen encoder, the first candidate of every run."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,14 +59,15 @@ class Candidate:
     """A classifier that a run may keep.
 
     Attributes:
-        method: its key in METHODS; a probe on a trained encoder is a `probe`.
-        state: its parameters, encoder included.
+        method: the key in METHODS; `probe` for a probe on a trained encoder.
+        state: parameters, including those of the encoder.
         scores: predicted probabilities by split; the test split is added at the end of the run.
-        validation, test: the metrics on these splits; test only once it is tested.
-        seconds: duration of its training, and of fitting its probe.
-        fit_seconds: the part of these in which its probe was fitted to features.
-        weight_decay: of its probe, chosen on validation.
-        retrieval: how well a tested probe's features retrieve images with similar labels.
+        validation: metrics on the validation split.
+        seconds: duration of training, including the probe.
+        fit_seconds: duration of fitting the probe to features.
+        weight_decay: weight decay of the probe, chosen on validation.
+        test: metrics on the test split; None if the candidate was not tested.
+        retrieval: retrieval metrics of the features of a tested probe.
     """
 
     id: CandidateId
@@ -88,12 +89,12 @@ class Candidate:
 
     @property
     def validation_map(self) -> float:
-        """Validation mAP, by which the best candidate is chosen."""
+        """The validation mAP, which decides the best candidate."""
         return self.validation["mAP"] or 0.0
 
     @property
     def note(self) -> str:
-        """A remark that belongs to its mAP, see `probmcl.methods.base.Classifier`; empty for most."""
+        """A note on its mAP, see `probmcl.methods.base.Classifier`; usually empty."""
         note: str = self.validation.get("note", "")
         return note
 
@@ -104,9 +105,9 @@ class Run:
 
     Attributes:
         candidates: every classifier of the run, the frozen probe first.
-        kept: the best of them on validation, which predicts.
-        warnings: what a user should know about the run.
-        seconds: duration, over all attempts.
+        kept: the best candidate on validation, which is the model of the run.
+        warnings: warnings that are stored with the run.
+        seconds: duration, including interrupted attempts.
     """
 
     folder: Path

@@ -1,6 +1,6 @@
-"""The progress of a run on disk: what each completed phase computed, and run.json.
+"""The state of a run on disk: the results of completed phases, and run.json.
 
-Every phase goes through `RunState.once`, so that a resumed run skips the completed phases in one place.
+Every phase goes through `RunState.once`, which skips phases that an interrupted run has completed.
 """
 
 import hashlib
@@ -36,12 +36,12 @@ from probmcl.training import MetricsLog
 T = TypeVar("T")
 
 TRAINED, TRAINING = ".trained.safetensors", ".training.safetensors"
-"""Endings of the files that only an unfinished run needs: a trained method, and the checkpoint of one in training."""
+"""Suffixes of files that only an unfinished run needs: a trained method, and the checkpoint of a method in training."""
 
 
 @dataclass(frozen=True)
 class Format(Generic[T]):
-    """How the result of a phase is stored, and how all processes get that of rank 0 if theirs may differ."""
+    """How the result of a phase is stored; `synchronize` replaces results that may differ by that of rank 0."""
 
     suffix: str
     save: Callable[[Path, T], None]
@@ -50,7 +50,7 @@ class Format(Generic[T]):
 
 
 def json_format(kind: type[T]) -> Format[T]:
-    """Store a dataclass as JSON."""
+    """Return the format that stores a dataclass as JSON."""
 
     def decode(content: Any) -> T:
         return msgspec.convert(content, kind)
@@ -62,7 +62,7 @@ def json_format(kind: type[T]) -> Format[T]:
 
 
 def candidate_format(identity: CandidateId) -> Format[Candidate]:
-    """Store a candidate with its parameters and validation scores as safetensors."""
+    """Return the format that stores a candidate, with its parameters and validation scores, as safetensors."""
 
     def save(path: Path, candidate: Candidate) -> None:
         tensors = {f"state.{key}": value for key, value in candidate.state.items()}
@@ -81,18 +81,18 @@ def candidate_format(identity: CandidateId) -> Format[Candidate]:
 
 
 def load_candidate(folder: RunFolder, identity: CandidateId) -> Candidate:
-    """Return a candidate that a run has stored."""
+    """Load a candidate from a run folder."""
     storage = candidate_format(identity)
     return storage.load(folder.checkpoints / f"{identity.key}{storage.suffix}")
 
 
 class RunState:
-    """A run in progress: completed phases in checkpoints/, candidates and warnings in run.json."""
+    """A run in progress: results of phases are in checkpoints/, candidates and warnings in run.json."""
 
     def __init__(self, folder: RunFolder, records: Records, seed: int, console: Console) -> None:
         self.folder, self.records, self.seed, self.console = folder, records, seed, console
         self.metadata: dict[str, Any] = folder.read(run_folder.METADATA)
-        self.started: float = time.perf_counter() - self.metadata["seconds"]  # as if all attempts were one
+        self.started: float = time.perf_counter() - self.metadata["seconds"]  # includes earlier, interrupted attempts
         self.log = MetricsLog(folder.path / run_folder.METRICS, on_warning=self._print_warning)
         self.log.warnings += [RunWarning(**warning) for warning in self.metadata["warnings"]]
         self.candidates: dict[CandidateId, Candidate] = {}
@@ -101,7 +101,7 @@ class RunState:
         self.completed: set[str] = set(broadcast(files))
 
     def once(self, key: str, compute: Callable[[], T], storage: Format[T]) -> T:
-        """Return what a phase computed: from its file if it is complete, otherwise compute and store it."""
+        """Return the result of a phase: load it if the phase is complete, otherwise compute and store it."""
         path = self.folder.checkpoints / f"{key}{storage.suffix}"
         if path.name in self.completed:
             return storage.load(path)
@@ -111,24 +111,24 @@ class RunState:
         return result
 
     def candidate(self, identity: CandidateId, compute: Callable[[], Candidate]) -> Candidate:
-        """Return a candidate, computed once, and make the best so far the model of the run folder."""
+        """Return a candidate, computed once, and save the best candidate so far as the model of the run."""
         if identity not in self.candidates:
             candidate = self.once(identity.key, compute, candidate_format(identity))
             self.candidates[identity] = candidate
             self.publish_best()
-            saved = f"; saved, {self.folder.path} can predict now" if self.best() is candidate else ""
-            result = candidate.validation
-            scored = f"{result['images']:,} images, {result['classes_scored']} of {result['classes']} classes"
-            self.console.print(f"{candidate.name}: validation mAP {candidate.validation_map:.4f} ({scored}){saved}")
+            saved = "; best so far, saved" if self.best() is candidate else ""
+            scored, classes = candidate.validation["classes_scored"], candidate.validation["classes"]
+            part = "" if scored == classes else f" (of {scored} of {classes} classes)"
+            self.console.print(f"{candidate.name}: validation mAP {candidate.validation_map:.4f}{part}{saved}")
             self.print_notes(candidate)
         return self.candidates[identity]
 
     def restore(self, identities: Iterable[CandidateId]) -> None:
-        """Load all candidates of an interrupted run, so that the best of them stays the model of the folder."""
+        """Load all candidates of an interrupted run, so that the best of them stays the saved model."""
         for identity in identities:
             if f"{identity.key}.safetensors" in self.completed:
                 candidate = self.candidates[identity] = load_candidate(self.folder, identity)
-                self.console.print(f"{candidate.name}: validation mAP {candidate.validation_map:.4f}, as before")
+                self.console.print(f"{candidate.name}: validation mAP {candidate.validation_map:.4f}; already done")
                 self.print_notes(candidate)
         if self.candidates:
             self.publish_best()
@@ -138,7 +138,7 @@ class RunState:
         return max(self.candidates.values(), key=lambda candidate: candidate.validation_map)
 
     def publish_best(self) -> None:
-        """Write the best candidate so far as the model that the folder predicts with."""
+        """Save the best candidate so far as the model of the run."""
         best = self.best()
         if is_main_process():
             save_tensors(self.folder.path / run_folder.MODEL, best.state)
@@ -169,20 +169,20 @@ class RunState:
             self.record("running")
 
     def _print_warning(self, warning: RunWarning) -> None:
-        self.console.print(f"  ALARM: {warning.message}")
+        self.console.print(f"warning: {warning.message}")
 
     def print_notes(self, *candidates: Candidate) -> None:
-        """Print the remarks that belong to the mAP of some candidates."""
+        """Print the notes on the mAP of candidates that have one."""
         for candidate in candidates:
             if candidate.note:
                 self.console.print(f"  note on {candidate.name}: {candidate.note}")
 
     def seed_phase(self, random_stream: str) -> None:
-        """Seed torch for one phase: its random numbers do not depend on what was computed before it."""
+        """Seed torch for one phase, so that its random numbers do not depend on earlier phases."""
         torch.manual_seed(zlib.crc32(f"{self.seed} {random_stream}".encode()))
 
     def tidy_up(self) -> None:
-        """Delete what only an unfinished run needs."""
+        """Delete the files that only an unfinished run needs."""
         for path in self.folder.checkpoints.iterdir() if is_main_process() else ():
             if path.is_dir():
                 shutil.rmtree(path)
@@ -191,7 +191,7 @@ class RunState:
 
 
 def read_plan(folder: RunFolder) -> Plan:
-    """Return the plan of a run."""
+    """Read the plan of a run."""
     return json_format(Plan).load(folder.checkpoints / "plan.json")
 
 
@@ -208,7 +208,7 @@ def create_run(
     warnings: Sequence[RunWarning],
     fold_of: Int[ndarray, "N"] | None,
 ) -> None:
-    """Claim an empty folder and write what a run starts from; run.json comes last, it makes the folder a run."""
+    """Write the inputs of a run into a new or empty folder. run.json comes last, since it marks the folder as a run."""
     run_folder.refuse_used(folder.path)
     folder.write(run_folder.CONFIG, {"schema": run_folder.SCHEMA} | msgspec.to_builtins(settings))
     folder.write(run_folder.LABELS, labels_metadata(records, source.options if source else ReadOptions()))
@@ -220,7 +220,7 @@ def create_run(
 
 
 def write_split(folder: Path, records: Records, fold_of: Int[ndarray, "N"] | None = None) -> None:
-    """Write the split of every image, and its fold if the split comes from folds."""
+    """Write the split of every image, and its fold if there are folds."""
     run_folder.write_rows(folder / run_folder.SPLIT, ("path", "split"), zip(records.paths, records.split, strict=True))
     if fold_of is not None:
         folds = zip(records.paths, fold_of.tolist(), strict=True)
@@ -228,7 +228,7 @@ def write_split(folder: Path, records: Records, fold_of: Int[ndarray, "N"] | Non
 
 
 def labels_metadata(records: Records, options: ReadOptions) -> dict[str, Any]:
-    """Return the content of labels.json: the classes, their training positives and parents, and the label policy."""
+    """Return the content of labels.json: class names, training positives, parents, and the label policy."""
     space, states = records.label_space, records.states
     chances = zip(space.names, states.chance.tolist(), strict=True)
     counts = states.counts().sum(axis=1)
@@ -244,7 +244,7 @@ def labels_metadata(records: Records, options: ReadOptions) -> dict[str, Any]:
 
 
 def records_digest(records: Records) -> str:
-    """Return a hash that is the same for the same images with the same labels in the same splits."""
+    """Return a hash of the image paths, labels and splits."""
     digest = hashlib.sha256()
     for part in (map(str, records.paths), records.split, records.label_space.names):
         digest.update("\n".join(part).encode())
@@ -253,7 +253,7 @@ def records_digest(records: Records) -> str:
 
 
 def write_predictions(folder: Path, records: Records, split: Split, scores: Float[Tensor, "N C"]) -> None:
-    """Write the scores and labels of every image of a split."""
+    """Write the paths, scores and labels of a split."""
     rows = records.rows(split)
     arrays = {
         "paths": np.array([str(records.paths[row]) for row in rows]),

@@ -31,11 +31,11 @@ from probmcl.settings import Settings, load_settings
 from probmcl.tables import rough_duration
 
 CandidateFilter = Callable[[Mapping[CandidateId, Candidate]], Iterable[CandidateId]]
-"""Chooses the candidates to test in addition to the kept one and the frozen probe."""
+"""Returns the candidates to test in addition to the kept one and the frozen probe."""
 
 
 def all_candidates(candidates: Mapping[CandidateId, Candidate]) -> Iterable[CandidateId]:
-    """Test every candidate."""
+    """Return all candidates, so that each of them is tested."""
     return candidates
 
 
@@ -54,19 +54,19 @@ def train_run(
     """Train every method within the budget, keep the best candidate on validation, and test it.
 
     A linear probe on the frozen encoder comes first: the folder can predict as soon as it is fitted, and no method is
-    kept unless it beats the probe on validation. The test split decides nothing. Calling the function on an interrupted
-    folder resumes it and gives the scores of an uninterrupted run.
+    kept unless it beats the probe on validation. Test scores are not used to choose anything. Calling the function
+    again on an interrupted folder resumes the run, with the scores of an uninterrupted run.
 
     Args:
-        records: the images, each in its split.
-        settings: everything that decides the run.
-        folder: a new or empty folder, or that of a run with the same records and settings.
-        console: for messages and progress.
-        source: how the records were read, stored so that they can be read again.
-        data_warnings: what is known to be wrong with the records.
-        fold_of: the fold of each image, if the split comes from folds.
-        test: chooses candidates to test in addition to the kept one and the frozen probe.
-        planner: decides how long each method is trained; by default `plan_epochs` with the budget of the settings.
+        records: images with labels and splits.
+        settings: settings of the run.
+        folder: a new or empty folder, or an interrupted run with the same records and settings.
+        console: for messages and progress (default: stdout).
+        source: how the records were read, stored to read them again on resume.
+        data_warnings: warnings about the records, stored with the run.
+        fold_of: the fold of each image, if there are folds.
+        test: returns candidates to test in addition to the kept one and the frozen probe.
+        planner: sets the epochs of each method (default: `plan_epochs` with the budget of the settings).
     """
     run, console = RunFolder(folder), console or Console()
     settings = replace(settings, device=find_device(settings.device))
@@ -74,12 +74,12 @@ def train_run(
         _refuse_other_run(run, records, settings)
         if run.read(run_folder.METADATA)["status"] == "finished":
             RunState(run, records, settings.seed, console).tidy_up()
-            console.print(f"{folder} is finished; nothing is left to do")
+            console.print(f"{folder} is already finished")
             return read_run(run)
         encoder = build_encoder(settings, console)
     else:
         refuse_empty_splits(records)
-        encoder = build_encoder(settings, console)  # before anything is written: it may be missing
+        encoder = build_encoder(settings, console)  # before anything is written: its weights may be missing
         refuse_unbuildable(settings, encoder, records.label_space)
         create = functools.partial(create_run, run, records, settings, source, data_warnings, fold_of)
         with _interrupt_noted(run):
@@ -92,11 +92,12 @@ def train_run(
 def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: CandidateFilter) -> Run:
     workspace.describe()
     _write_preprocessing(state, workspace)
+    state.console.print(f"run folder: {state.folder.path}")
     frozen = state.candidate(FROZEN_PROBE, lambda: fit_frozen_probe(state, workspace))
 
     def measure() -> Costs:
-        state.console.print("timing a few steps …")
-        return measure_costs(workspace, frozen.fit_seconds)
+        with state.console.progress("timing a few steps", 1):
+            return measure_costs(workspace, frozen.fit_seconds)
 
     def make_plan() -> Plan:
         return planner(state.once("costs", measure, json_format(Costs)), state.seconds())
@@ -104,6 +105,8 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: C
     plan = state.once("plan", make_plan, json_format(Plan))
     for message in plan.messages:
         state.console.print(message)
+    if plan.epochs:
+        state.console.print("own head: the method's classifier; re-probed: a linear probe on its encoder")
     for job in plan.jobs(workspace.settings.jobs):
         train_job(state, workspace, job)
 
@@ -123,16 +126,16 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: C
 
 def _refuse_other_run(run: RunFolder, records: Records, settings: Settings) -> None:
     if records_digest(records) != run.read(run_folder.METADATA)["records"]:
-        problem = "its images, labels or splits have changed since it began; put them back, or start a new run"
+        problem = "its images, labels or splits have changed since it started; restore them or start a new run"
         raise RunError(f"{run.path}: {problem}")
     before = load_settings(run.read(run_folder.CONFIG))
     if replace(before, device=settings.device, workers=settings.workers) != settings:
-        raise RunError(f"{run.path} is a run with other settings; choose another folder")
+        raise RunError(f"{run.path} is a run with different settings; choose another folder")
     _on_main_process(run.upgrade)
 
 
 def _on_main_process(work: Callable[[], None]) -> None:
-    """Let rank 0 work while the others wait; an error is raised on every process."""
+    """Call a function on rank 0 while the other processes wait. If it fails, every process raises the error."""
     problem = None
     if is_main_process():
         try:
@@ -146,7 +149,7 @@ def _on_main_process(work: Callable[[], None]) -> None:
 
 @contextmanager
 def _interrupt_noted(run: RunFolder) -> Iterator[None]:
-    """Record an interrupt that comes before the state of the run can do so."""
+    """Record an interrupt that arrives before the state of the run is open."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -157,12 +160,12 @@ def _interrupt_noted(run: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def _recorded_status(run: RunFolder, records: Records, settings: Settings, console: Console) -> Iterator[RunState]:
-    """Open the state of a run; if it ends with an exception, record that in run.json."""
+    """Open the state of a run; an exception is recorded as its status in run.json."""
     with _interrupt_noted(run):
         state = RunState(run, records, settings.seed, console)
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.showwarning = lambda message, *_: console.print(f"  note: {message}")
+            warnings.showwarning = lambda message, *_: console.print(f"note: {message}")
             state.restore([FROZEN_PROBE, *(identity for job in settings.jobs for identity in candidate_ids(job))])
             state.record("running")
             yield state
@@ -172,7 +175,7 @@ def _recorded_status(run: RunFolder, records: Records, settings: Settings, conso
 
 
 def read_run(folder: RunFolder) -> Run:
-    """Return a finished run from its folder; tested candidates have their metrics."""
+    """Read a finished run from its folder, with the metrics of the tested candidates."""
     metadata = folder.read(run_folder.METADATA)
     candidates, kept = {}, None
     for entry in metadata["candidates"]:
@@ -189,7 +192,7 @@ def read_run(folder: RunFolder) -> Run:
     return Run(folder.path, candidates, kept, warnings_of_run, metadata["seconds"])
 
 
-# Phases that are not training.
+# Phases other than training.
 
 
 def _write_preprocessing(state: RunState, workspace: Workspace) -> None:
@@ -215,11 +218,8 @@ def _write_results(state: RunState, tested: Sequence[CandidateId]) -> None:
 def _print_summary(state: RunState) -> None:
     kept, console = state.best(), state.console
     others = sorted((c for c in state.candidates.values() if c is not kept), key=lambda c: -c.validation_map)
-    scores = "".join(f"; {c.name} {c.validation_map:.3f}" for c in others)
-    console.print(f"kept: {kept.name} (val mAP {kept.validation_map:.3f}{scores})")
-    state.print_notes(*others)
     test_map = state.metadata["test_mAP"]
-    frozen = "" if kept.id == FROZEN_PROBE else f" (frozen probe {test_map[FROZEN_PROBE.name] or 0.0:.3f})"
-    test = f"test mAP {test_map[kept.name] or 0.0:.3f}{frozen}"
-    console.print(f"{test}; {rough_duration(state.seconds())}; everything is in {state.folder.path}")
-    state.print_notes(kept)
+    frozen = "" if kept.id == FROZEN_PROBE else f" (frozen probe: {test_map[FROZEN_PROBE.name] or 0.0:.3f})"
+    console.print(f"kept: {kept.name} (best on validation); test mAP {test_map[kept.name] or 0.0:.3f}{frozen}")
+    state.print_notes(kept, *others)
+    console.print(f"finished in {rough_duration(state.seconds())}; all files are in {state.folder.path}")

@@ -1,4 +1,4 @@
-"""What the phases of a run work with: data, settings, the divided encoder, and where batches come from."""
+"""The inputs that all phases of a run share: data, settings, the encoder in two parts, and the source of batches."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, LinearClassifier, Method
 from probmcl.run.batches import ActivationCache, ImageBatchSource
 from probmcl.run.results import Candidate
-from probmcl.run_folder import LABELS, METADATA, MODEL, RunFolder
+from probmcl.run_folder import LABELS, METADATA, MODEL, VIEWS, RunFolder
 from probmcl.runtime.machine import CPU_PIXELS, GPU_PIXELS
 from probmcl.settings import Settings, Tune
 
 MIN_TRAINING_IMAGES = 10_000
-"""Below this number of training images, random weights are a bad start."""
+"""With fewer training images, training from random weights prints a note."""
 
 MIN_EVAL_IMAGES = 200
-"""Below this number of images in val or test, its mAP is mostly noise."""
+"""With fewer images in val or test, differences in mAP are mostly noise, and the run prints a note."""
 
 
 @dataclass(frozen=True, eq=False)
 class Backbone:
-    """An encoder and the part of it that learns.
+    """An encoder, split into a frozen trunk and a trained tail.
 
     Attributes:
-        encoder: the whole encoder.
-        trunk: the frozen part, whose outputs are cached; None if the whole encoder learns.
-        tail: the part that learns; with `tune` none it only passes cached features on.
-        tune: how much of the encoder learns; `all` if it cannot be split.
+        encoder: the complete encoder.
+        trunk: the frozen part, whose outputs are cached; None if all of the encoder is trained.
+        tail: the trained part; with `tune="none"`, a placeholder that returns cached features unchanged.
+        tune: the part of the encoder that is trained; `all` if the encoder cannot be split.
     """
 
     encoder: Encoder
@@ -52,25 +52,25 @@ class Backbone:
 
     @classmethod
     def divide(cls, encoder: Encoder, tune: Tune) -> Backbone:
-        """Divide an encoder as `tune` asks."""
+        """Split an encoder as `tune` specifies."""
         if tune == "none":
             return cls(encoder, encoder, PrecomputedFeatures(encoder.features), tune)
         parts = split_encoder(encoder) if tune == "last" else None
         return cls(encoder, None, encoder, "all") if parts is None else cls(encoder, parts.trunk, parts.tail, tune)
 
     def build(self, method: str, settings: Any, label_space: LabelSpace) -> Method:
-        """Build a method on a copy of the part that learns."""
+        """Build a method on a copy of the tail."""
         return find_method(method)(copy.deepcopy(self.tail), label_space, settings)
 
     def classifier(self, candidate: Candidate, label_space: LabelSpace) -> Classifier:
-        """Build a candidate on a copy of the part that learns, with its trained parameters."""
+        """Build a candidate on a copy of the tail and load its trained parameters."""
         classifier = self.build(candidate.method, candidate.settings, label_space)
         assert isinstance(classifier, Classifier)
         classifier.load_state_dict({key: candidate.state[key] for key in classifier.state_dict()})
         return classifier
 
     def full_state(self, method: Method) -> dict[str, Tensor]:
-        """Return the state of a method on the whole encoder, on the CPU: a GPU may not have room for all candidates."""
+        """Return the state of a method with the complete encoder. It is moved to the CPU to save GPU memory."""
         frozen = {f"encoder.{key}": value for key, value in self.encoder.state_dict().items()}
         return {key: value.cpu() for key, value in (frozen | method.state_dict()).items()}
 
@@ -80,8 +80,8 @@ class Workspace:
     """Data, settings, encoder and batches of a run.
 
     Attributes:
-        batches: what the learning part of the encoder is fed: the images, or the cached outputs of the frozen trunk.
-        cache_folder: where features and activations are cached while the run is unfinished.
+        batches: inputs of the tail: the images, or cached outputs of the trunk.
+        cache_folder: folder for cached features and activations, deleted when the run is finished.
     """
 
     records: Records
@@ -96,7 +96,7 @@ class Workspace:
     def open(
         cls, records: Records, settings: Settings, encoder: Encoder, cache_folder: Path, console: Console
     ) -> Workspace:
-        """Divide the encoder and prepare the batches; nothing is decoded yet."""
+        """Split the encoder and prepare the batches. No image is decoded yet."""
         # Channels-last kernels are a fifth to a half faster on a CPU.
         encoder = encoder.to(settings.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         backbone = Backbone.divide(encoder, settings.tune)
@@ -118,59 +118,57 @@ class Workspace:
         return replace(workspace, batches=workspace.cache("activations", backbone.trunk, dtype, views))
 
     def cache(self, name: str, network: nn.Module, dtype: torch.dtype, n_augmented: int) -> ActivationCache:
-        """Return a cache of what a network computes from the views of every image."""
+        """Return a cache of a network's outputs for the views of every image."""
         folder, device = self.cache_folder / name, self.settings.device
         return ActivationCache(self.images, network, folder, n_augmented, dtype, device, self.console.progress)
 
     def feature_source(
         self, key: str, part: Encoder | PrecomputedFeatures
     ) -> tuple[ActivationCache, Encoder | PrecomputedFeatures]:
-        """Return the cache that leads to the features of a part, and the network that remains to be applied."""
+        """Return a cache and a network that computes the features of `part` from the cached tensors."""
         if isinstance(self.batches, ActivationCache):
             return self.batches, part
         cache = self.cache(f"{key}.features", part, torch.float32, self.settings.probe.views)
         return cache, PrecomputedFeatures(self.backbone.encoder.features)
 
     def describe(self) -> None:
-        """Print weights, preprocessing, learning rates, and how much of the encoder learns."""
+        """Print weights, device, input size, the trained part of the encoder and the learning rates."""
         s, e = self.settings, self.backbone.encoder
-        tensors = len(e.state_dict())
-        source = f"matched {tensors} of {tensors} tensors from {s.encoder.weights}" if s.encoder.weights else "random"
-        mean, std = (" ".join(f"{x:g}" for x in numbers) for numbers in (e.mean, e.std))
-        self.console.print(f"weights {source}; {e.image_size} px, mean {mean}, std {std}; {s.device}")
+        source = f"{s.encoder.weights} (loaded all {len(e.state_dict())} tensors)" if s.encoder.weights else "random"
+        size = f"{e.image_size} × {e.image_size} pixels"
+        self.console.print(f"weights: {source}; device: {s.device}; input: {size}, augmented as in {VIEWS}")
+        self._describe_tuning()
         training = [(job.title, job.training) for job in s.jobs]
         rates = [f"{title} {t.learning_rate:g} (head {t.learning_rate * t.head_factor:g})" for title, t in training]
         if rates:
-            self.console.print(f"learning rates: {', '.join(rates)}; views: {s.augment}, shown in views.png")
+            self.console.print(f"learning rates: {', '.join(rates)}")
         self._describe_data()
-        self._describe_tuning()
 
     def _describe_data(self) -> None:
         images = len(self.records.rows("train"))
         if self.settings.encoder.weights is None and images < MIN_TRAINING_IMAGES:
-            remedy = "expect little, pretrained weights are worth far more than any method"
-            self.console.print(f"  note: random weights and {images:,} training images; {remedy}")
-        purposes: dict[Split, str] = {"val": "chooses", "test": "judges"}
-        for split, purpose in purposes.items():
-            images = len(self.records.rows(split))
-            if images < MIN_EVAL_IMAGES:
-                self.console.print(f"  note: {split} {purpose} by {images} images; gaps of several points are noise")
+            self.console.print(f"note: random weights and {images:,} training images; pretrained weights are better")
+        splits: tuple[Split, Split] = ("val", "test")
+        counts = {split: len(self.records.rows(split)) for split in splits}
+        small = [f"{count:,} {split}" for split, count in counts.items() if count < MIN_EVAL_IMAGES]
+        if small:
+            self.console.print(f"note: only {' and '.join(small)} images; differences of a few points are noise")
 
     def _describe_tuning(self) -> None:
         backbone, cache = self.backbone, self.batches
         if isinstance(cache, ActivationCache):
             tuned, total = (sum(p.numel() for p in m.parameters()) / 1e6 for m in (backbone.tail, backbone.encoder))
             self.console.print(
-                f"tune {backbone.tune}: {tuned:.1f} of {total:.1f} million parameters learn; the activations of the "
-                f"others are cached during the run, {cache.bytes() / 1e6:,.0f} MB in {cache.folder}"
+                f"tune {backbone.tune}: trains {tuned:.1f} of {total:.1f} million parameters "
+                f"(activation cache: {cache.bytes() / 1e6:,.0f} MB)"
             )
         elif self.settings.tune == "last":
             name = backbone.encoder.name
-            self.console.print(f"  note: {name} cannot be split before its last stage; all of it learns")
+            self.console.print(f"note: {name} cannot be split before its last stage; all of it is trained")
 
 
 def _open_image_cache(records: Records, settings: Settings, console: Console) -> ImageCache | None:
-    """Open the cache of decoded images, outside the user's image folders."""
+    """Open the cache of decoded images, which must be outside the image folders."""
     if settings.cache is None:
         return None
     folders = {path.parent for path in records.paths}
@@ -178,12 +176,12 @@ def _open_image_cache(records: Records, settings: Settings, console: Console) ->
         folders.add(records.origin.path if records.origin.path.is_dir() else records.origin.path.parent)
     cache = open_cache(Path(settings.cache), apart_from=sorted(folders))
     if not cache.has_room():
-        console.print(f"  note: {cache.folder}: the disk is nearly full; no more decoded images are cached there")
+        console.print(f"note: {cache.folder}: the disk is nearly full; no more decoded images are cached there")
     return cache
 
 
 def build_encoder(settings: Settings, console: Console) -> Encoder:
-    """Build the encoder that a run starts from, announcing it before anything is downloaded."""
+    """Build the initial encoder of a run; its name and size are printed before a download starts."""
     s = settings.encoder
     console.print(f"encoder: {describe_encoder(s.name)}")
     with torch.random.fork_rng(devices=[]):
@@ -194,9 +192,9 @@ def build_encoder(settings: Settings, console: Console) -> Encoder:
 
 
 def refuse_unbuildable(settings: Settings, encoder: Encoder, label_space: LabelSpace) -> None:
-    """Raise an error for a method that cannot be built on this encoder, before anything is computed or written."""
+    """Raise an error if a method cannot be built on this encoder, before anything is computed or written."""
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # they are printed when it is trained
+        warnings.simplefilter("ignore")  # printed later, when the method is trained
         for job in settings.jobs:
             part = PrecomputedFeatures(encoder.features) if settings.tune == "none" else copy.deepcopy(encoder)
             find_method(job.method)(part, label_space, job.settings)
@@ -205,34 +203,34 @@ def refuse_unbuildable(settings: Settings, encoder: Encoder, label_space: LabelS
 def warm_start(
     method: Method, backbone: Backbone, frozen: Candidate, weights: str | None, names: tuple[str, ...], console: Console
 ) -> None:
-    """Initialize the linear layer of a method that is one linear layer on the encoder.
+    """Initialize the linear layer of a method whose head is one linear layer.
 
-    If all of a pretrained encoder learns, it starts as the probe on the frozen encoder: a random layer would destroy
-    what the encoder knows before it has learned anything itself. Otherwise, if the weights come from an earlier run, it
-    starts as the layer of that run for the classes that both have.
+    If all of a pretrained encoder is trained, the layer is copied from the probe on the frozen encoder, since the
+    gradients of a random layer would destroy pretrained features in the first steps. Otherwise, if the weights come
+    from an earlier run, the rows of the classes that both runs have are copied from the layer of that run.
     """
     common = _common_classes(weights, names, console)
     if not isinstance(method, LinearClassifier):
         return
     if backbone.tune == "all" and weights is not None:
-        # Deviation (decision 0004): the published methods start from random numbers.
+        # Deviation (decision 0004): the published methods start from random weights.
         method.linear.load_state_dict({key: frozen.state[f"linear.{key}"] for key in ("weight", "bias")})
     elif common:
         tensors, _ = load_tensors(Path(str(weights)) / MODEL)
-        here, there = list(common), list(common.values())
+        rows, earlier_rows = list(common), list(common.values())
         with torch.no_grad():
             for name, values in method.linear.named_parameters():
                 if f"linear.{name}" in tensors:
-                    values[here] = tensors[f"linear.{name}"][there].to(values.device)
+                    values[rows] = tensors[f"linear.{name}"][earlier_rows].to(values.device)
 
 
 def _common_classes(weights: str | None, names: tuple[str, ...], console: Console) -> Mapping[int, int]:
-    """Return the indices of classes here and in the run that the weights come from, by name."""
+    """Return a mapping from the index of a class to its index in the run that the weights come from."""
     if weights in (None, "pretrained") or not RunFolder(Path(weights)).has(METADATA):
         return {}
     earlier: list[str] = RunFolder(Path(weights)).read(LABELS)["names"]
     common = [name for name in names if name in earlier]
     new = ", ".join(name for name in names if name not in earlier) or "none"
     unused = ", ".join(name for name in earlier if name not in names) or "none"
-    console.print(f"  classes that {weights} knows: {len(common)} of {len(names)}; new: {new}; not used: {unused}")
+    console.print(f"classes also in {weights}: {len(common)} of {len(names)}; new: {new}; not used: {unused}")
     return {names.index(name): earlier.index(name) for name in common}
