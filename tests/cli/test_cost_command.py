@@ -61,7 +61,7 @@ def test_a_file_has_what_was_asked_for_in_its_form(tmp_path: Path) -> None:
 def test_by_choice_it_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     cost(*SMALL, "--measure", "--batch-size", "2", "--device", "cpu", "--out", str(tmp_path / "c.json"))
     said = capsys.readouterr().out
-    assert "measured on cpu, 2 images at once" in said
+    assert "measured on cpu, batch size 2" in said
     (row,) = json.loads((tmp_path / "c.json").read_text())
     assert row["peak_memory"] > 0
     assert row["step_seconds"] > 0

@@ -54,8 +54,8 @@ def test_other_data_is_matched_by_name_with_the_columns_said(run: Path, capsys: 
     )
     captured = capsys.readouterr()
     assert "val: mAP" in captured.out
-    assert "not scored, 2 classes only in the model: green, blue" in captured.out
-    assert "not scored, 2 classes only in the data: indoors, pink" in captured.out
+    assert "2 classes only in the model (green, blue)" in captured.out
+    assert "2 classes only in the data (indoors, pink)" in captured.out
     assert "note: 4 of 4 images that are new to this run have the file name of one it was trained on" in captured.err
 
 
@@ -130,9 +130,7 @@ def test_bad_images_are_refused_together_or_skipped_and_said(run: Path, capsys: 
         evaluate(run)
     evaluate(run, "--skip-bad", "0.3", "--draws", "0", "--json", run.parent / "scores.json")
     shown = capsys.readouterr().out.replace("\n", " ")
-    assert (
-        f"note: skipped, 2 images that cannot be used: {bad[0]} (does not exist), {bad[1]} (the file is empt" in shown
-    )
+    assert f"note: skipped 2 unreadable images: {bad[0]} (does not exist), {bad[1]} (the file is empt" in shown
     found = json.loads((run.parent / "scores.json").read_text())
     assert (found["images"], [image["path"] for image in found["skipped"]]) == (7, list(map(str, bad)))
 

@@ -128,7 +128,7 @@ class Comparison:
         """The linear probe on the untouched encoder."""
         frozen = [row for row in self.rows if row.head == "frozen"]
         if len(frozen) != 1:
-            raise ValueError(f"a comparison has one frozen probe, and this one has {len(frozen)}")
+            raise ValueError(f"a comparison needs exactly one frozen probe, got {len(frozen)}")
         return frozen[0]
 
     @property
