@@ -57,7 +57,7 @@ def test_a_run_with_a_loss_of_ones_own_goes_on_only_if_it_is_named_again(photogr
         for more in ([], ["--loss", f"{mine}:smoothed"])
     )
     assert alone.returncode == 1
-    assert "no code runs because a folder names it; give --loss" in alone.stderr
+    assert "because a folder names it; give --loss" in alone.stderr
     assert named.returncode == 0, named.stderr
 
 

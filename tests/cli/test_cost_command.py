@@ -79,7 +79,7 @@ def test_by_choice_it_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: 
         ("bce --measure --device tpu", "`device=tpu` is not available: torch has"),
         ("bce --paper", "--paper has its own methods, encoders and sizes; leave out METHODS"),
         ("bce --out costs.cvs", "--out costs.cvs: its suffix decides the format; did you mean '.csv'?"),
-        ("bce --out costs.txt", "--out costs.txt: its suffix decides the format; there are .csv, .json, .md"),
+        ("bce --out costs.txt", "--out costs.txt: its suffix decides the format; available: .csv, .json, .md"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(words: str, answer: str) -> None:

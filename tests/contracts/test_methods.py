@@ -194,7 +194,7 @@ def test_a_classifiers_logits_can_be_exported_for_any_number_of_images(method: M
 def test_a_wrong_method_name_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean 'probmcl'"):
         find_method("probmlc")
-    with pytest.raises(ValueError, match="there are probe, bce, asl, focal, csra"):
+    with pytest.raises(ValueError, match="probe, bce, asl, focal, csra"):
         find_method("zzz")
 
 

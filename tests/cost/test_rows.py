@@ -190,7 +190,7 @@ def test_methods_are_named_as_in_a_comparison() -> None:
     [
         ("probmlc", None, "no method 'probmlc'; did you mean 'probmcl'"),
         ("csra:papre", None, "method 'csra' has no preset 'papre'; did you mean 'paper'"),
-        ("bce", "paper", "method 'bce' has no preset 'paper'; there are default"),
+        ("bce", "paper", "method 'bce' has no preset 'paper'"),
         ("probmcl:anchors", "paper", r"`preset=paper` contradicts probmcl:anchors"),
     ],
 )

@@ -30,7 +30,7 @@ def test_a_renamed_class_is_joined_to_the_one_that_has_the_name_already() -> Non
 
 
 def test_nothing_in_common_names_the_remedy() -> None:
-    with pytest.raises(DataError, match=r"no class in common; map them with `rename`.*'Redd': there are red"):
+    with pytest.raises(DataError, match=r"no class in common.*`rename`.*'Redd'.* red"):
         match_classes(["red"], ["Redd"])
 
 

@@ -71,7 +71,7 @@ def test_a_probe_is_loaded_with_its_own_settings(run: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_named_with_what_it_lacks(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"nowhere is not a folder; give the folder that `probmcl train`"):
+    with pytest.raises(RunError, match=r"nowhere is not a folder; .*`probmcl train`"):
         load(tmp_path / "nowhere")
     with pytest.raises(RunError, match=r"is not a run folder: it has no run\.json"):
         load(tmp_path)
@@ -121,7 +121,7 @@ def test_an_encoder_that_would_have_to_be_fetched_is_refused(run: Path) -> None:
         ("labels.json", '{"names": ["a", 1], "counts": []}', r"labels\.json: Expected `str`, got `int`"),
         ("config.json", '{"encoder": {}}', r"config\.json: Object missing required field `name`"),
         ("preprocessing.json", '{"size": 0, "mean": [0, 0, 0], "std": [1, 1, 1]}', r"preprocessing\.json: size 0"),
-        ("run.json", '{"model": {"method": "bce", "settings": {"gama": 1}}}', r"run\.json: .*no key 'gama'"),
+        ("run.json", '{"model": {"method": "bce", "settings": {"gama": 1}}}', r"run\.json: .*key 'gama'"),
         ("labels.json", '{"names": ["a"], "counts": [1, 2]}', r"labels\.json: 1 names and 2 counts"),
         ("labels.json", '{"names": ["a", "a"], "counts": [1, 2]}', r"labels\.json: 2 names and 2 counts"),
         (

@@ -194,7 +194,7 @@ def test_classes_are_matched_by_name(tmp_path: Path, records: Records) -> None:
 
 def test_no_class_in_common_is_answered_with_what_may_be_meant(tmp_path: Path, records: Records) -> None:
     data = table(tmp_path, records, names=("Redd", "pink"))
-    with pytest.raises(DataError, match=r"no class in common.*'Redd': there are red, green, blue"):
+    with pytest.raises(DataError, match=r"no class in common.*'Redd'.*red, green, blue"):
         of_run(tmp_path).evaluate(data, workers=0)
 
 
@@ -272,7 +272,7 @@ def test_a_run_whose_split_is_missing_or_strange_is_not_scored(tmp_path: Path, r
     with pytest.raises(RunError, match=r"split\.csv: row 2: .*'tset'"):
         model.evaluate(data)
     (tmp_path / "judged" / "split.csv").unlink()
-    with pytest.raises(RunError, match=r"has no split\.csv, which says what was trained on"):
+    with pytest.raises(RunError, match=r"has no split\.csv"):
         model.evaluate(data)
 
 

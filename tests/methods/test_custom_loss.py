@@ -146,7 +146,7 @@ def test_a_relative_path_means_the_same_file(file: Path, monkeypatch: pytest.Mon
 def test_no_file_is_run_because_a_folder_names_it(file: Path) -> None:
     place = f"{file.resolve()}:on_logits"
     config = {"jobs": [{"method": place, "settings": {}, "training": {}, "name": "on_logits"}]}
-    with pytest.raises(SettingsError, match="no code runs because a folder names it; give `loss="):
+    with pytest.raises(SettingsError, match="because a folder names it; give `loss="):
         load_settings(config)
     assert str(file.resolve()) not in sys.modules
 
