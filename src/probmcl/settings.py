@@ -77,8 +77,8 @@ class ProbeSettings:
     def __post_init__(self) -> None:
         if self.views < 0 or not 0 <= self.frozen_views <= self.views or not self.weight_decays:
             raise ValueError(
-                f"probe: views={self.views} must be at least 0, frozen_views={self.frozen_views} between 0 and views, and "
-                f"weight_decays={self.weight_decays} not empty"
+                f"probe: views={self.views} must be at least 0, frozen_views={self.frozen_views} between 0 and views, "
+                f"and weight_decays={self.weight_decays} not empty"
             )
         for weight_decay in self.weight_decays:
             self.training(weight_decay)  # raises an error if a value is out of range

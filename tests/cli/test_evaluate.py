@@ -56,7 +56,7 @@ def test_other_data_is_matched_by_name_with_the_columns_said(run: Path, capsys: 
     assert "val: mAP" in captured.out
     assert "2 classes only in the model (green, blue)" in captured.out
     assert "2 classes only in the data (indoors, pink)" in captured.out
-    assert "note: 4 of 4 images that are new to this run have the file name of one it was trained on" in captured.err
+    assert "note: 4 of 4 new images have the file name" in captured.err
 
 
 def test_an_existing_file_is_refused_before_the_model_is_loaded(run: Path) -> None:

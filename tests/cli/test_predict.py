@@ -89,10 +89,10 @@ def test_a_line_has_what_was_decided_for_the_most_probable_first() -> None:
 def test_an_existing_file_is_refused_before_the_model_is_loaded(run: Path, photos: Path) -> None:
     out = run.parent / "said.csv"
     out.write_text("precious")
-    with pytest.raises(FileExistsError, match="exists already"):
+    with pytest.raises(FileExistsError, match="already exists"):
         predict(run.parent / "nowhere", photos, "--out", out)
     assert out.read_text() == "precious"
-    with pytest.raises(ValueError, match=r"has to end in \.csv or \.json"):
+    with pytest.raises(ValueError, match=r"must end in \.csv or \.json"):
         predict(run.parent / "nowhere", photos, "--out", run.parent / "said.txt")
 
 
