@@ -89,8 +89,8 @@ def test_comparison_needs_exactly_one_frozen_probe(rows: tuple[Row, ...]) -> Non
         ({"trials": 5}, ["best of 5 trials on validation"]),
         ({"seeds": 1}, ["1 seed"]),
         ({"seeds": 7, "images_seen": 12_345}, ["7 seeds", "12,345 images seen"]),
-        ({"groups": None, "draws": 500}, ["500 draws of images"]),
-        ({"groups": 321}, ["2,000 draws of 321 groups"]),
+        ({"groups": None, "draws": 500}, ["500 resamples of images"]),
+        ({"groups": 321}, ["2,000 resamples of 321 groups"]),
     ],
 )
 def test_every_caption_has_the_conditions(changes: dict[str, Any], conditions: list[str]) -> None:
