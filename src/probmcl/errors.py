@@ -1,7 +1,7 @@
 """Exceptions whose messages are meant for users, and suggestions for misspelled names.
 
-Messages spell options as backticked keyword arguments, as in `skip_bad=0.05`. The command line replaces them by its
-own spelling, `--skip-bad 0.05`.
+Messages spell options as backticked keyword arguments, as in `skip_bad=0.05`. The command line prints them the way
+they are typed there, with dashes.
 """
 
 import difflib
