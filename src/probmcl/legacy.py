@@ -28,11 +28,7 @@ MODULES: Mapping[str, str] = {"optimiser": "optimizer", "regularisation": "regul
 
 def upgrade(name: str, content: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a JSON file of a run in the form of the current schema version."""
-    upgrades = {
-        "config.json": _upgrade_config,
-        "run.json": _upgrade_metadata,
-        "preprocessing.json": _upgrade_preprocessing,
-    }
+    upgrades = {"config.json": _upgrade_config, "run.json": _upgrade_run, "preprocessing.json": _upgrade_preprocessing}
     return upgrades[name](content) if name in upgrades else content
 
 
@@ -120,7 +116,7 @@ def _upgrade_config(config: dict[str, Any]) -> dict[str, Any]:
     return _rename_keys(config, {"contenders": "jobs", "levels": "intensity"}) | {"jobs": jobs}
 
 
-def _upgrade_metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+def _upgrade_run(metadata: dict[str, Any]) -> dict[str, Any]:
     if "warnings" in metadata:
         return metadata
     model = metadata.get("model")

@@ -72,9 +72,7 @@ class RunFolder:
     def read(self, name: str) -> Any:
         """Read a JSON file of the run in the form of the current schema version."""
         if not self.has(name):
-            raise RunError(
-                f"{self.path} is not a run folder: it has no {name}; give a folder written by `probmcl train`"
-            )
+            raise RunError(f"{self.path} is not a run folder: it has no {name}; give a folder of `probmcl train`")
         content = _read_object(self.path / name)
         return legacy.upgrade(name, content) if self.schema == 1 else content
 
@@ -181,7 +179,6 @@ def environment(seed: int) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Return the git commit of the source, or None if it is unknown."""
     source = Path(__file__).parents[2]
     if not (source / ".git").exists():
         return None

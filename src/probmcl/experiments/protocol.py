@@ -26,8 +26,7 @@ MIN_VIEWS_USED = 0.9  # if the default steps use a smaller fraction of the views
 
 MakeJobs = Callable[[int], Sequence[TrainingJob]]
 StepSize = tuple[int, int]  # images in a step, and views of each image
-# Of a classifier, a classifier with two views, and a contrastive method. The number of views is always computed with
-# all of them, so that results of other methods can be added later.
+# Of a classifier, one with two views, and a contrastive method; always considered, so that results can be added later.
 DEFAULT_STEPS: tuple[StepSize, ...] = ((64, 1), (64, 2), (128, 2))
 
 
@@ -41,7 +40,7 @@ class ComparisonSpec:
     seeds: int = 3  # number of runs of each method
     trials: int = 1  # number of learning rates and weight decays tried for each method in the first run
     epochs: int | None = None  # passes over the images, with two views each; None if there is a budget
-    budget: float | None = None  # seconds for the whole comparison; None if there are `epochs`
+    budget: float | None = None  # seconds for the whole comparison; None if `epochs` is given
     batch_size: int | None = None  # images in a step; None for the default of each method
 
 

@@ -31,8 +31,7 @@ class ClassMapping:
     def labels(self, states: LabelStates) -> tuple[Float[ndarray, "N K"], Bool[ndarray, "N K"]]:
         """Return the 0/1 labels of the common classes and the mask of known labels.
 
-        If several classes of the data map to one class, it is present if any of them is present, absent if all are
-        absent, and unknown otherwise.
+        If several classes of the data map to one, it is present if any is, absent if all are, and unknown otherwise.
 
         >>> states = LabelStates.from_states(np.array([[0, 1], [0, 0], [0, 2]], dtype=np.uint8))
         >>> labels, known = match_classes(["cat"], ["tabby", "cat"], {"tabby": "cat"}).labels(states)
@@ -104,16 +103,13 @@ def read_renames(
 
 
 def _read_table(path: Path, model: Sequence[str], data: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Return a tuple for each rename: its location in the file, the name in the data, and the name in the model."""
     table = load(path, lambda columns: len(columns) == 2, row="class")
     if len(table.columns) != 2:
         columns = f"{len(table.columns)} columns ({quoted(table.columns)})"
         raise DataError(f"{path}: expected two columns, the name in the data and the name in the model, got {columns}")
     first, second = table.columns
     if first in data and second in model:
-        raise DataError(
-            f"{path}: row 1 must be a header, but is a rename; insert a line above it: {','.join(HEADERS[0])}"
-        )
+        raise DataError(f"{path}: row 1 must be a header; insert a line above it: {','.join(HEADERS[0])}")
     if (second.lower(), first.lower()) in HEADERS:
         first, second = second, first
     pairs = zip(table.cells(first), table.cells(second), strict=True)

@@ -1,4 +1,4 @@
-"""Loading of a model from a run folder that need not be trusted: files are validated, and no code in it is run."""
+"""Loading of a model from an untrusted run folder: files are validated, and no code is downloaded or run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,9 +45,7 @@ class _Labels:
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) < len(self.names) or len(self.counts) != len(self.names):
-            raise ValueError(
-                f"{len(self.names)} names and {len(self.counts)} counts; expected one count per unique name"
-            )
+            raise ValueError(f"{len(self.names)} names and {len(self.counts)} counts; expected one of each per class")
         parents_of(self.names, self.hierarchy)  # raises an error if the hierarchy has a cycle
 
 
@@ -100,7 +98,7 @@ def _load_classifier(folder: RunFolder, kept: _KeptModel, encoder: Encoder, labe
     method, classes = find_method(kept.method), len(labels.names)
     cooccurrence = np.zeros((classes, classes), dtype=np.int64)
     label_space = LabelSpace(labels.names, np.array(labels.counts), cooccurrence, labels.hierarchy)
-    # The state contains the content of files that the settings name, so these files need not be read again.
+    # Files that the settings name are not read: the state has their content, and the folder may be untrusted.
     changes = kept.settings | dict.fromkeys(method.files)
     try:
         settings = method_settings(kept.method, changes=changes)

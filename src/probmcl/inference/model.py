@@ -32,16 +32,15 @@ from probmcl.runtime.machine import CPU_PIXELS, GPU_PIXELS
 class Model:
     """The trained model of a run.
 
-    Its methods take one image source or a list of them: a file, a folder, a pattern (`photos/**/*.jpg`), a `.txt` list
-    of paths, or a Pillow image. Images are decoded by `workers` processes (None: one per core, up to eight; 0: in the
-    current process). On Linux, scripts that use workers do not need `if __name__ == "__main__"`. `batch_size` is the
-    number of images in a forward pass (None: a size that suits the device).
+    Images are files, folders, patterns (`photos/**/*.jpg`), `.txt` lists of paths, Pillow images, or a list of these.
+    They are decoded by `workers` processes (None: one per core, up to eight; 0: in this process). On Linux, the script
+    does not need `if __name__ == "__main__"`. `batch_size` is that of a forward pass (None: depends on the device).
 
     Attributes:
         classifier: the network.
         names: the classes, in the order of the scores.
         hierarchy: the parent of each class that has one.
-        preprocessing: the transform from an image to the network's input, the same as in training.
+        preprocessing: the transform from an image to the network's input.
     """
 
     def __init__(
@@ -132,10 +131,9 @@ class Model:
     ) -> dict[str, Any]:
         """Evaluate the model on one split of labeled data, with confidence intervals.
 
-        Images of the run keep the split that they had there. New images have the split that the data assign; if the
-        data have only train images, they count as `split`. Classes are matched by name. The result has the content of
-        evaluation.json, and also the classes that are not in common, the `skipped` images, and the number of images
-        that the run was `trained_on`. Copies of training images under other paths are a warning.
+        Images of the run keep the split that they had there. New images have their split in the data; if the data have
+        only train images, they count as `split`. Classes are matched by name. The result also has the classes that are
+        not in common, the `skipped` images, and the number of images that the run was `trained_on`.
 
         Args:
             data: the data to evaluate on; None for the data of the run.
@@ -149,9 +147,9 @@ class Model:
             skip_bad: largest fraction of unreadable images to skip; by default, unreadable images are an error.
             draws: number of bootstrap resamples of groups, or of images if there are no groups; 0 for no intervals.
             seed: random seed of the resamples.
-            batch_size: see `Model`.
-            workers: see `Model`.
-            console: prints progress.
+            batch_size: images in a forward pass; see `Model`.
+            workers: processes that decode images; see `Model`.
+            console: prints progress; None prints nothing.
         """
         if split not in SPLITS:
             raise OptionError("split", split, f"must be one of {', '.join(SPLITS)}")

@@ -12,7 +12,7 @@ from probmcl.report import comparison_plot, comparison_tables
 from probmcl.report.comparison_tables import gain_and_interval, mean_and_interval
 from probmcl.tables import duration, percent, points, probability, to_rich
 
-SIGNIFICANCE_LEVEL = 0.05  # for p-values that are corrected for the number of methods
+SIGNIFICANCE = 0.05  # for p-values that are corrected for the number of methods
 MAX_TIME_RATIO = 0.75  # a cheaper method is recommended only if it trains in at most this fraction of the best's time
 MIN_IMAGES, MIN_GROUPS = 500, 30  # with fewer test images, or groups of them, the intervals are unreliable
 RELEVANT_GAIN = 0.03  # the probe is enough only if gains this large are ruled out; wider intervals are a limitation
@@ -76,11 +76,11 @@ def _probe(comparison: Comparison) -> str:
 
 
 def _is_better(row: Row) -> bool:
-    return (row.gain or 0) > 0 and row.gain_p is not None and row.gain_p < SIGNIFICANCE_LEVEL
+    return (row.gain or 0) > 0 and row.gain_p is not None and row.gain_p < SIGNIFICANCE
 
 
 def _is_level_with_best(row: Row) -> bool:
-    return row.behind_p is not None and row.behind_p >= SIGNIFICANCE_LEVEL
+    return row.behind_p is not None and row.behind_p >= SIGNIFICANCE
 
 
 def _gain(row: Row, methods: Sequence[Row]) -> str:
@@ -190,9 +190,7 @@ def _best_is_unclear(comparison: Comparison) -> Iterator[str]:
 def _against_the_probe(methods: Sequence[Row]) -> Iterator[str]:
     if all(row.gain_p is None for row in methods):
         return
-    worse = [
-        row for row in methods if (row.gain or 0) < 0 and row.gain_p is not None and row.gain_p < SIGNIFICANCE_LEVEL
-    ]
+    worse = [row for row in methods if (row.gain or 0) < 0 and row.gain_p is not None and row.gain_p < SIGNIFICANCE]
     missing = [row for row in methods if row.gain_p is None]
     unclear = [row for row in methods if row not in worse + missing and not _is_better(row)]
     if worse:
@@ -235,4 +233,4 @@ def _limitations(comparison: Comparison) -> Iterator[str]:
 def _is_corrected_away(row: Row) -> bool:
     """Return whether the interval excludes zero, but the p-value, corrected for the other methods, is not small."""
     low, high = row.gain_interval or (0, 0)
-    return (low > 0 or high < 0) and row.gain_p is not None and row.gain_p >= SIGNIFICANCE_LEVEL
+    return (low > 0 or high < 0) and row.gain_p is not None and row.gain_p >= SIGNIFICANCE

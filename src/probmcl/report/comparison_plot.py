@@ -43,10 +43,7 @@ Boxes = Float[ndarray, "_ 4"]
 
 
 def to_svg(comparison: Comparison) -> str:
-    """Return the plot as SVG, in which every mark has a tooltip with its numbers.
-
-    Equal comparisons give identical text.
-    """
+    """Return the plot as SVG, with a tooltip for every mark. Equal comparisons give identical text."""
     import matplotlib
 
     text, options = io.StringIO(), {"svg.fonttype": "none", "svg.hashsalt": "probmcl"}
@@ -187,9 +184,7 @@ def _text_size(text: str, weight: str) -> tuple[float, float]:
 
 
 def place_label(point: Point, size: tuple[float, float], frame: Box, taken: Boxes, lines: Boxes) -> Box:
-    """Return the box nearest to a point for a label of this size inside the frame.
-
-    Overlapping a box in `taken` costs much more than overlapping one in `lines`, so a line is crossed first.
+    """Return the nearest box inside the frame for a label that, if possible, overlaps no box in `taken` or `lines`.
 
     >>> mark, no_lines = np.array([[43.0, 43.0, 57.0, 57.0]]), np.zeros((0, 4))
     >>> place_label(np.array([50.0, 50.0]), (30.0, 10.0), np.array([0.0, 0.0, 200.0, 100.0]), mark, no_lines)
@@ -209,7 +204,6 @@ def place_label(point: Point, size: tuple[float, float], frame: Box, taken: Boxe
 
 
 def _overlaps(boxes: Boxes, others: Boxes) -> Int[ndarray, " B"]:
-    """Return how many of `others` each box overlaps."""
     starts_before_end = boxes[:, None, :2] < others[:, 2:]
     ends_after_start = others[:, :2] < boxes[:, None, 2:]
     count: Int[ndarray, " B"] = (starts_before_end & ends_after_start).all(axis=2).sum(axis=1)

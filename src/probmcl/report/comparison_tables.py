@@ -145,10 +145,7 @@ CSV_CONDITIONS = ("trials", "test_images", "groups", "classes", "encoder", "data
 
 
 def to_csv(comparison: Comparison) -> str:
-    """Return all fields of all rows as CSV.
-
-    Scores are fractions, not percent. An interval takes two columns, `_low` and `_high`.
-    """
+    """Return all fields of all rows as CSV. Scores are fractions; intervals have two columns, `_low` and `_high`."""
     conditions = {name: getattr(comparison, name) for name in CSV_CONDITIONS}
     return tables.to_csv([dict(_fields(row)) | conditions for row in comparison.ordered])
 

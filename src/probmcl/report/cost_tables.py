@@ -68,7 +68,6 @@ def _measured(speed: Speed) -> list[str]:
 
 
 def _problems(rows: Sequence[CostRow]) -> list[str]:
-    """Return the reasons for missing numbers, each with the methods that it applies to."""
     methods: dict[str, list[str]] = {}
     for row in rows:
         if problem := row.problem or row.unmeasured:

@@ -47,8 +47,7 @@ def find_device(name: str) -> str:
 def default_workers() -> int:
     """Return the number of cores that this process may use, up to eight, as the number of workers; 0 except on Linux.
 
-    On macOS and Windows a worker imports the user's script again, which starts workers again without end unless the
-    script has `if __name__ == "__main__"`.
+    On macOS and Windows a worker runs the user's script again, endlessly if it lacks `if __name__ == "__main__"`.
     """
     return min(len(os.sched_getaffinity(0)), MAX_WORKERS) if sys.platform == "linux" else 0
 
