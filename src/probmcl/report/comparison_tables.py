@@ -47,7 +47,7 @@ def _number(header: str, field: str, write: Callable[[float], str]) -> Quantity:
 
 SECTIONS: dict[str, Section] = {
     "quality": Section(
-        "Quality",
+        "Accuracy",
         (
             _score("validation", "validation"),
             Quantity("mAP", mean_and_interval, lambda row: row.mAP),
