@@ -1,4 +1,4 @@
-"""Lists the modules of probmcl whose functions are called by `probmcl train photos/labels.csv`.
+"""List the modules of probmcl whose functions `probmcl train photos/labels.csv` calls.
 
     python benchmarks/called_modules.py
 
@@ -35,18 +35,18 @@ def write_photos(folder: Path, count: int = 40) -> Path:
             for channel in np.flatnonzero(present):
                 pixels[6 * channel : 6 * channel + 5, 2:14, channel] = 255
             Image.fromarray(pixels.astype(np.uint8)).save(folder / f"{number}.png")
-            labels = [name for name, here in zip(CLASSES, present, strict=True) if here]
+            labels = [name for name, is_present in zip(CLASSES, present, strict=True) if is_present]
             writer.writerow([f"{number}.png", "|".join(labels)])
     return table
 
 
-def called_modules(words: list[str]) -> list[str]:
+def called_modules(arguments: list[str]) -> list[str]:
     """Run a command in this process and return the modules whose functions it calls."""
     from probmcl import cli
 
     source = Path(cli.__file__).parents[1]
     called: set[str] = set()
-    imports = 0  # modules that are being imported: what they call meanwhile is part of their import
+    imports = 0  # modules that are being imported: calls made during an import do not count
 
     def profile(frame: FrameType, event: str, _: object) -> None:
         nonlocal imports
@@ -57,14 +57,14 @@ def called_modules(words: list[str]) -> list[str]:
 
     sys.setprofile(profile)
     try:
-        cli.app()(words)
+        cli.app()(arguments)
     finally:
         sys.setprofile(None)
     return sorted(str(Path(path).relative_to(source)) for path in called if path.startswith(str(source)))
 
 
 def main() -> None:
-    """Print the modules and their number."""
+    """Print the modules and their count."""
     with tempfile.TemporaryDirectory() as folder:
         table = write_photos(Path(folder) / "photos")
         modules = called_modules(["train", str(table), "--out", str(Path(folder) / "run"), *OPTIONS.split()])

@@ -1,4 +1,4 @@
-"""Error of the mixture similarity against the nodes of its feature map, measured and as the formula has it."""
+"""Compare the error of the mixture similarity for different grid sizes with the error formula."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import elu
 
 from probmcl.mixture import IsotropicMixture, correlation
-from probmcl.mixture.density import components_that_count
+from probmcl.mixture.density import prune_components
 from probmcl.mixture.feature_map import cosines, features
 from probmcl.mixture.grid import ERROR, Grid, grid_for
 
@@ -21,14 +21,14 @@ STEPS = [5.0, 4.5, 4.0, 3.5, 3.0, 2.75, 2.5, 2.25, 2.0, 1.75, 1.5, 1.25, 1.0]
 
 
 def mixtures(dim: int) -> IsotropicMixture:
-    """As at the start of training, in float64."""
+    """Return mixtures as at the start of training, in float64."""
     generator = torch.Generator().manual_seed(0)
     logit, mean, raw = (torch.randn(ROWS, COMPONENTS, generator=generator, dtype=torch.float64) for _ in range(3))
     return IsotropicMixture(logit.log_softmax(1), mean / 2, elu(raw) + 2, dim)
 
 
 def predicted(grid: Grid, narrowest: float) -> float:
-    """Relative error of an inner product of two components, from both axes."""
+    """Return the predicted relative error of the inner product of two components, from both axes."""
     along = 2 * math.exp(-((math.pi * narrowest / grid.along.step) ** 2))
     if grid.across is None:
         return along
@@ -37,45 +37,45 @@ def predicted(grid: Grid, narrowest: float) -> float:
 
 
 def errors(dim: int) -> list[tuple[int, float, float]]:
-    """For each step: nodes, largest error of a similarity, and what the formula says."""
+    """Return the nodes, the largest error of a similarity and the predicted error for each step."""
     p = mixtures(dim)
     truth: Tensor = correlation(p, way="tiled")
-    found = []
+    results = []
     for step in STEPS:
-        components = components_that_count(p, torch.float64)
+        components = prune_components(p, torch.float64)
         grid = grid_for([components], dim, step=step)
         assert grid is not None
-        wrong = (cosines(features(components, grid), None) - truth).abs().max().item()
-        found.append((grid.nodes, wrong, predicted(grid, components.variance.amin().sqrt().item())))
-    return found
+        error = (cosines(features(components, grid), None) - truth).abs().max().item()
+        results.append((grid.nodes, error, predicted(grid, components.variance.amin().sqrt().item())))
+    return results
 
 
 def main() -> None:
-    """Print the table; draw it where a file is named."""
+    """Print the table, and draw it if --plot is given."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dims", type=int, nargs="+", default=[1, 16, 128, 2048], help="dimensions n of the mixtures")
-    parser.add_argument("--plot", type=Path, help="PNG to draw into; needs matplotlib")
+    parser.add_argument("--plot", type=Path, help="PNG file for the plot; needs matplotlib")
     args = parser.parse_args()
-    found = {dim: errors(dim) for dim in args.dims}
+    results = {dim: errors(dim) for dim in args.dims}
     print(
-        f"{ROWS} mixtures of {COMPONENTS} components; steps from {STEPS[0]} to 1 times that for {ERROR[torch.float64]}"
+        f"{ROWS} mixtures of {COMPONENTS} components; {STEPS[0]} to 1 times the step for error {ERROR[torch.float64]}"
     )
     print("| n | nodes | error of Sim | formula |\n|---|---|---|---|")
-    for dim, rows in found.items():
-        for nodes, wrong, formula in rows:
-            print(f"| {dim} | {nodes:,} | {wrong:.1e} | {formula:.1e} |")
+    for dim, rows in results.items():
+        for nodes, error, formula in rows:
+            print(f"| {dim} | {nodes:,} | {error:.1e} | {formula:.1e} |")
     if args.plot:
-        draw(found, args.plot)
+        draw(results, args.plot)
 
 
-def draw(found: dict[int, list[tuple[int, float, float]]], path: Path) -> None:
-    """Dots are measured, lines are the formula."""
+def draw(results: dict[int, list[tuple[int, float, float]]], path: Path) -> None:
+    """Plot measured errors as dots and predicted errors as lines."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(6.4, 4.0), layout="constrained")
-    for number, (dim, rows) in enumerate(found.items()):
-        nodes, wrong, formula = zip(*rows, strict=True)
-        axes.loglog(nodes, wrong, "o", color=f"C{number}", label=f"n = {dim}")
+    for number, (dim, rows) in enumerate(results.items()):
+        nodes, error, formula = zip(*rows, strict=True)
+        axes.loglog(nodes, error, "o", color=f"C{number}", label=f"n = {dim}")
         axes.loglog(nodes, formula, "-", color=f"C{number}", linewidth=1)
     axes.set(xlabel="nodes Q of the grid", ylabel="largest error of Sim", ylim=(1e-16, 10))
     axes.legend(title="dots: measured, lines: formula", frameon=False)

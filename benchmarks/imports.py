@@ -1,4 +1,4 @@
-"""How long `import probmcl` and `probmcl --help` take in fresh processes, beside `import torch` and nothing at all."""
+"""Measure `import probmcl` and `probmcl --help` in new processes, next to `import torch` and an empty script."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ CODE = {
 
 
 def seconds(code: str) -> float:
-    """From the start of a Python process to its end."""
+    """Return the time of a new Python process from start to end."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - start
 
 
 def timer(code: str) -> Callable[[], float]:
-    """The same, to be called later."""
+    """Return a function that measures the code."""
     return lambda: seconds(code)
 
 
 def main() -> None:
-    """Print the medians, and how much of them is Python itself."""
+    """Print the median times, also without the start of Python."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="fresh processes of each")
+    parser.add_argument("--rounds", type=int, default=7, help="processes per command")
     rounds = parser.parse_args().rounds
-    for code in CODE.values():  # bytecode is compiled and files are in memory before anything is measured
+    for code in CODE.values():  # compiles bytecode and fills the file cache
         seconds(code)
-    found = alternate({name: timer(code) for name, code in CODE.items()}, rounds, "s")
-    for name, values in found.items():
-        beyond = statistics.median(values) - statistics.median(found["nothing"])
-        ratio = median_ratio(values, found["import torch"])
-        print(f"{name:15} {statistics.median(values):.3f} s, {beyond:.3f} s beyond Python; {ratio:.3f} of import torch")
+    times = alternate({name: timer(code) for name, code in CODE.items()}, rounds, "s")
+    for name, values in times.items():
+        extra = statistics.median(values) - statistics.median(times["nothing"])
+        ratio = median_ratio(values, times["import torch"])
+        print(f"{name:15} {statistics.median(values):.3f} s, {extra:.3f} s without Python; {ratio:.3f} of import torch")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Sets of images that look alike without being copies: radiographs of different chests, patches of different tissue."""
+"""Synthetic images that look similar without being copies: chest radiographs and tissue patches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Plane = NDArray[np.float64]
 
 
 def radiograph(seed: int) -> Image.Image:
-    """A chest from the front: everybody has two lungs, ribs, a spine and a heart, and each a little elsewhere."""
+    """Return a frontal chest radiograph whose lungs, ribs, spine and heart vary in position and size."""
     rng = np.random.default_rng(seed)
     down, along = np.mgrid[-1 : 1 : SIZE * 1j, -1 : 1 : SIZE * 1j]
     along = along - rng.normal(0, 0.02)
@@ -25,7 +25,7 @@ def radiograph(seed: int) -> Image.Image:
 
 
 def tissue(seed: int) -> Image.Image:
-    """A stained section: dark nuclei strewn over pink."""
+    """Return a stained tissue section with dark nuclei on a pink background."""
     rng = np.random.default_rng(seed)
     stain = sum((_cloud(rng, points)[:, :, None] * np.array([5.0, 9.0, 6.0]) for points in (9, 40)), np.zeros(1))
     image = Image.fromarray(np.clip(np.array([225.0, 170.0, 200.0]) + stain, 0, 255).astype(np.uint8))
@@ -55,7 +55,7 @@ def _heart(rng: np.random.Generator, along: Plane, down: Plane) -> Plane:
 
 
 def _lung(rng: np.random.Generator, along: Plane, down: Plane, side: int) -> Plane:
-    """Dark, crossed by ribs, below a collar bone."""
+    """Return a dark lung with ribs and a collarbone."""
     wide, high, tilt = 0.27 * (1 + rng.normal(0, 0.04)), 0.52 * (1 + rng.normal(0, 0.04)), side * rng.normal(0.12, 0.03)
     x, y = along - side * 0.38 * (1 + rng.normal(0, 0.03)), down - rng.normal(0, 0.03)
     across, lengthwise = x * np.cos(tilt) - y * np.sin(tilt), x * np.sin(tilt) + y * np.cos(tilt)
@@ -70,7 +70,7 @@ def _lung(rng: np.random.Generator, along: Plane, down: Plane, side: int) -> Pla
 
 
 def _edge(inside: Plane, sharpness: float) -> Plane:
-    """0 outside, 1 inside, smooth between."""
+    """Return a smooth step: 0 outside, 1 inside."""
     return 1 / (1 + np.exp(-inside * sharpness))
 
 

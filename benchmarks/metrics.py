@@ -1,4 +1,4 @@
-"""mAP of 40,000 × 80 scores: ours beside torchmetrics and scikit-learn, in seconds and, on ties, in exactness.
+"""Compare mAP of 40,000 × 80 scores with torchmetrics and scikit-learn: time, and exactness with ties.
 
 torchmetrics is optional: pip install torchmetrics.
 """
@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Callable
 
-os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch: threads that wait on busy cores must not spin
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch: waiting threads must not spin on busy cores
 
 import numpy as np
 import torch
@@ -27,33 +27,33 @@ Scorer = Callable[[Tensor, Tensor], NDArray[np.float64]]
 
 
 def ours(scores: Tensor, labels: Tensor) -> NDArray[np.float64]:
-    """This package's."""
+    """Return the average precision of probmcl."""
     return average_precision(scores, labels).numpy()
 
 
-def scikit_learns(scores: Tensor, labels: Tensor) -> NDArray[np.float64]:
-    """The reference."""
+def scikit_learn(scores: Tensor, labels: Tensor) -> NDArray[np.float64]:
+    """Return the average precision of scikit-learn, the reference."""
     return np.asarray(average_precision_score(labels.numpy(), scores.numpy(), average=None))
 
 
 def scorers() -> dict[str, Scorer]:
-    """Who takes part."""
-    found: dict[str, Scorer] = {"probmcl": ours, "scikit-learn": scikit_learns}
+    """Return the competitors; torchmetrics only if it is installed."""
+    result: dict[str, Scorer] = {"probmcl": ours, "scikit-learn": scikit_learn}
     try:
         from torchmetrics.functional.classification import multilabel_average_precision
     except ImportError:
-        print("torchmetrics is not installed and takes no part; to change that: pip install torchmetrics")
-        return found
+        print("torchmetrics is not installed and is skipped; to include it: pip install torchmetrics")
+        return result
 
-    def torchmetrics_s(scores: Tensor, labels: Tensor) -> NDArray[np.float64]:
+    def torchmetrics(scores: Tensor, labels: Tensor) -> NDArray[np.float64]:
         values = multilabel_average_precision(scores, labels, num_labels=labels.shape[1], average=None)
         return np.asarray(values.numpy(), dtype=np.float64)
 
-    return found | {"torchmetrics": torchmetrics_s}
+    return result | {"torchmetrics": torchmetrics}
 
 
-def made(images: int, classes: int) -> tuple[Tensor, Tensor]:
-    """Scores that are fairly good, and labels as rare as those of MS-COCO."""
+def make_scores(images: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Return fairly good scores, and labels as rare as those of MS-COCO."""
     generator = torch.Generator().manual_seed(0)
     rate = 0.3 * torch.rand(classes, generator=generator) ** 3 + 0.003
     labels = (torch.rand(images, classes, generator=generator) < rate).long()
@@ -61,7 +61,7 @@ def made(images: int, classes: int) -> tuple[Tensor, Tensor]:
 
 
 def timer(scorer: Scorer, scores: Tensor, labels: Tensor) -> Callable[[], float]:
-    """Seconds of one call."""
+    """Return a function that measures one call in seconds."""
 
     def call() -> float:
         start = time.perf_counter()
@@ -72,24 +72,26 @@ def timer(scorer: Scorer, scores: Tensor, labels: Tensor) -> Callable[[], float]
 
 
 def main() -> None:
-    """Print ratios of time, then the largest difference from scikit-learn in any class."""
+    """Print time ratios, then the largest difference from scikit-learn in any class."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--images", type=int, default=40_000, help="rows")
     parser.add_argument("--classes", type=int, default=80, help="columns")
-    parser.add_argument("--rounds", type=int, default=7, help="calls of each")
+    parser.add_argument("--rounds", type=int, default=7, help="calls per competitor")
     args = parser.parse_args()
     warnings.filterwarnings("ignore", module="torchmetrics")
-    (scores, labels), rivals = made(args.images, args.classes), scorers()
-    for scorer in rivals.values():
+    (scores, labels), competitors = make_scores(args.images, args.classes), scorers()
+    for scorer in competitors.values():
         scorer(scores[:1000], labels[:1000])
-    found = alternate({name: timer(scorer, scores, labels) for name, scorer in rivals.items()}, args.rounds, "s")
-    for name in rivals:
-        print(f"{name} takes {median_ratio(found[name], found['probmcl']):.2f} times as long as probmcl")
+    times = alternate({name: timer(scorer, scores, labels) for name, scorer in competitors.items()}, args.rounds, "s")
+    for name in competitors:
+        print(f"{name} takes {median_ratio(times[name], times['probmcl']):.2f} times as long as probmcl")
     tied = scores.round(decimals=2)
-    exact = scikit_learns(tied, labels)
-    for name, scorer in rivals.items():
+    exact = scikit_learn(tied, labels)
+    for name, scorer in competitors.items():
         difference = np.abs(scorer(tied, labels) - exact).max()
-        print(f"{name} on scores rounded to two digits: at most {difference:.1e} from scikit-learn in any class")
+        print(
+            f"{name}, scores rounded to two digits: differs from scikit-learn by at most {difference:.1e} in any class"
+        )
 
 
 if __name__ == "__main__":

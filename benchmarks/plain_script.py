@@ -1,6 +1,7 @@
-"""What a user would write instead: timm, torch and binary cross-entropy, one epoch of train, then the test mAP.
+"""The script that a user would write instead: one epoch of binary cross-entropy with timm and torch, then the test mAP.
 
-DATA is a folder with labels.csv (filename, split, labels as 0-based indices, perhaps difficult), classes.txt, images/.
+DATA is a folder with labels.csv (filename, split, labels as 0-based indices, and optionally difficult), classes.txt
+and images/.
 """
 
 import argparse
@@ -12,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch: threads that wait on busy cores must not spin
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch: waiting threads must not spin on busy cores
 
-import probmcl.runtime.torchvision_compat  # noqa: F401  # only so that a torchvision built for another torch can be imported
+import probmcl.runtime.torchvision_compat  # noqa: F401  # so that a torchvision built for another torch can be imported
 
 # isort: split
 import numpy as np
@@ -29,7 +30,7 @@ from torchvision import transforms
 
 
 class Photos(Dataset[tuple[Tensor, Tensor, Tensor]]):
-    """One split: image, labels, and which of them are known."""
+    """Images, labels and known masks of one split."""
 
     def __init__(self, data: Path, split: str, transform: Callable[[Image.Image], Tensor], limit: int | None) -> None:
         with (data / "labels.csv").open(newline="", encoding="utf-8") as file:
@@ -49,7 +50,7 @@ class Photos(Dataset[tuple[Tensor, Tensor, Tensor]]):
 
 
 def create_model(encoder: str, weights: str, classes: int) -> Any:
-    """A timm model with a new classifier, on pretrained weights, a safetensors file's, or none."""
+    """Return a timm model with a new classifier, from pretrained weights, a safetensors file, or random weights."""
     model: Any = timm.create_model(encoder, pretrained=weights == "pretrained")
     if weights not in ("pretrained", "none"):
         model.load_state_dict(load_file(weights))
@@ -58,7 +59,7 @@ def create_model(encoder: str, weights: str, classes: int) -> Any:
 
 
 def views(model: Any, size: int) -> tuple[Callable[[Image.Image], Tensor], Callable[[Image.Image], Tensor]]:
-    """The usual transforms for training and for testing."""
+    """Return the usual transforms for training and for testing."""
     finish = [transforms.ToTensor(), transforms.Normalize(model.pretrained_cfg["mean"], model.pretrained_cfg["std"])]
     crop = transforms.RandomResizedCrop(size, scale=(0.5, 1.0))
     return (
@@ -68,61 +69,61 @@ def views(model: Any, size: int) -> tuple[Callable[[Image.Image], Tensor], Calla
 
 
 def train_epoch(model: Any, batches: DataLoader[Any], lr: float) -> list[float]:
-    """One epoch with AdamW and one cycle of the learning rate; when each step ended, in seconds from the start."""
+    """Train one epoch with AdamW and one learning rate cycle, and return the end time of each step in seconds."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=lr, total_steps=max(len(batches), 10))
     model.train()
-    start, ended = time.perf_counter(), []
+    start, end_times = time.perf_counter(), []
     for images, labels, known in batches:
         loss = nn.functional.binary_cross_entropy_with_logits(model(images), labels, weight=known)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         schedule.step()
-        ended.append(time.perf_counter() - start)
-        if len(ended) % 10 == 0:
-            print(f"step {len(ended)} of {len(batches)}: loss {loss.item():.4f}", flush=True)
-    return ended
+        end_times.append(time.perf_counter() - start)
+        if len(end_times) % 10 == 0:
+            print(f"step {len(end_times)} of {len(batches)}: loss {loss.item():.4f}", flush=True)
+    return end_times
 
 
 @torch.inference_mode()
 def mean_average_precision(model: Any, batches: DataLoader[Any]) -> float:
-    """Over the classes with a known positive, difficult entries left out."""
+    """Return the mAP over classes with a known positive, without difficult entries."""
     model.eval()
     rows = [(model(images), labels, known) for images, labels, known in batches]
     scores, labels, known = (torch.cat(column).numpy() for column in zip(*rows, strict=True))
-    seen = [(scores[known[:, c] == 1, c], labels[known[:, c] == 1, c]) for c in range(labels.shape[1])]
-    return float(np.mean([average_precision_score(truth, score) for score, truth in seen if truth.any()]))
+    pairs = [(scores[known[:, c] == 1, c], labels[known[:, c] == 1, c]) for c in range(labels.shape[1])]
+    return float(np.mean([average_precision_score(truth, score) for score, truth in pairs if truth.any()]))
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The flags."""
+    """Return the argument parser."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with labels.csv, classes.txt and images/")
     parser.add_argument("--encoder", default="tf_efficientnet_lite0", help="any timm model")
     parser.add_argument("--weights", default="pretrained", help="pretrained, none, or a safetensors file")
     parser.add_argument("--image-size", type=int, default=224, help="side of the square input")
-    parser.add_argument("--batch-size", type=int, default=64, help="images in a step")
-    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate at its top")
-    parser.add_argument("--workers", type=int, default=2, help="processes that decode")
-    parser.add_argument("--limit", type=int, default=None, help="images of each split, to try it out")
-    parser.add_argument("--seed", type=int, default=0, help="of everything that is drawn")
+    parser.add_argument("--batch-size", type=int, default=64, help="images per step")
+    parser.add_argument("--lr", type=float, default=1e-3, help="maximum learning rate")
+    parser.add_argument("--workers", type=int, default=2, help="worker processes")
+    parser.add_argument("--limit", type=int, default=None, help="images per split, for a quick try")
+    parser.add_argument("--seed", type=int, default=0, help="random seed")
     return parser
 
 
 def main() -> None:
-    """Train, test, and print the numbers as JSON in the last line."""
+    """Train, test, and print the results as JSON in the last line."""
     start, args = time.perf_counter(), arguments().parse_args()
     torch.manual_seed(args.seed)
     classes = len((args.data / "classes.txt").read_text(encoding="utf-8").splitlines())
     model = create_model(args.encoder, args.weights, classes)
-    for_training, for_testing = views(model, args.image_size)
-    train = Photos(args.data, "train", for_training, args.limit)
-    test = Photos(args.data, "test", for_testing, args.limit)
+    train_transform, test_transform = views(model, args.image_size)
+    train = Photos(args.data, "train", train_transform, args.limit)
+    test = Photos(args.data, "test", test_transform, args.limit)
     options = {"batch_size": args.batch_size, "num_workers": args.workers}
-    ended = train_epoch(model, DataLoader(train, shuffle=True, drop_last=True, **options), args.lr)
+    end_times = train_epoch(model, DataLoader(train, shuffle=True, drop_last=True, **options), args.lr)
     result = {
-        "images_per_second": len(ended) * args.batch_size / ended[-1],
+        "images_per_second": len(end_times) * args.batch_size / end_times[-1],
         "mAP": mean_average_precision(model, DataLoader(test, **options)),
         "seconds": time.perf_counter() - start,
     }

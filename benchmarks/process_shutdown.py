@@ -1,9 +1,9 @@
-"""How often two processes under torchrun end badly next to busy ones.
+"""Count runs of two processes under torchrun that fail on a busy machine.
 
     python benchmarks/process_shutdown.py --runs 40 --busy 3
 
-torch's gloo can abort an interpreter that ends while a process group is still alive. Each run trains a small model on
-random images in two processes; nothing but their exit code counts.
+torch's gloo can abort an interpreter that exits while a process group is still alive. Each run trains a small model on
+random images in two processes. Only the exit code is checked.
 """
 
 import argparse
@@ -24,10 +24,10 @@ SMALL = "--encoder test_convnext --weights none --image-size 32 --probe-epochs 1
 
 
 def main() -> None:
-    """Count the runs that fail."""
+    """Print the number of runs that fail."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--runs", type=int, default=40)
-    parser.add_argument("--busy", type=int, default=3, help="processes that only keep the cores busy")
+    parser.add_argument("--busy", type=int, default=3, help="processes that keep the cores busy")
     args = parser.parse_args()
     failed = 0
     with tempfile.TemporaryDirectory() as folder, busy(args.busy):
@@ -35,18 +35,18 @@ def main() -> None:
         for number in range(1, args.runs + 1):
             start = time.monotonic()
             out = Path(folder) / f"run{number}"
-            words = ["train", str(table), *SMALL.split(), "--method", "bce", "--device", "cpu", "--out", str(out)]
-            answer = subprocess.run([*TORCHRUN, *words], capture_output=True, text=True, check=False)
-            failed += answer.returncode != 0
-            print(f"run {number}: exit code {answer.returncode}, {time.monotonic() - start:.0f} s", flush=True)
-            if answer.returncode:
-                print(answer.stderr[-2000:], flush=True)
+            options = ["train", str(table), *SMALL.split(), "--method", "bce", "--device", "cpu", "--out", str(out)]
+            result = subprocess.run([*TORCHRUN, *options], capture_output=True, text=True, check=False)
+            failed += result.returncode != 0
+            print(f"run {number}: exit code {result.returncode}, {time.monotonic() - start:.0f} s", flush=True)
+            if result.returncode:
+                print(result.stderr[-2000:], flush=True)
     print(f"{failed} of {args.runs} runs failed next to {args.busy} busy processes")
 
 
 @contextlib.contextmanager
 def busy(count: int) -> Iterator[None]:
-    """Keep so many processes busy meanwhile."""
+    """Run `count` busy processes inside the context."""
     processes = [multiprocessing.Process(target=spin, daemon=True) for _ in range(count)]
     for process in processes:
         process.start()
@@ -58,13 +58,13 @@ def busy(count: int) -> Iterator[None]:
 
 
 def spin() -> None:
-    """Compute without an end."""
+    """Compute forever."""
     while True:
         sum(range(100_000))
 
 
 def write_images(folder: Path, images: int = 24) -> Path:
-    """Random images, and a table that gives each one of two labels."""
+    """Write random images and a table with one of two labels for each, and return the table."""
     folder.mkdir()
     rng, lines = np.random.default_rng(0), ["filename,tags"]
     for number in range(images):

@@ -1,4 +1,4 @@
-"""What `similarity.py` found: a table, ratios, a file of all numbers and a plot."""
+"""The results of `similarity.py`: a table, ratios, a JSON file and a plot."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ VARIANTS = ("naive", "tiled", "features", "compiled")
 
 @dataclass
 class Row:
-    """What was found of one variant at one size. What was not measured may have been predicted."""
+    """Measurements of one variant at one size; values that were not measured may be predicted."""
 
     dim: int
     classes: int
     variant: str
-    components: int  # of each mixture that count for anything; the package leaves the others out
-    error_rows: int  # that errors were measured on
+    components: int  # per mixture that are not negligible
+    error_rows: int  # rows used to measure errors
     seconds: list[float] = field(default_factory=list)
     bytes: int | None = None
     similarity_error: float | None = None
@@ -38,12 +38,12 @@ class Row:
     predicted_bytes: int | None = None
 
     def time(self, *, best: bool = False) -> float | None:
-        """Median or best of the rounds, or what was extrapolated."""
+        """Return the median or best time of the rounds, or the extrapolated time."""
         return (min if best else statistics.median)(self.seconds) if self.seconds else self.predicted_seconds
 
     @property
     def note(self) -> str:
-        """What a reader has to know of its numbers."""
+        """A remark on values that were not measured, or an empty string."""
         if self.seconds:
             return ""
         if self.predicted_seconds is not None:
@@ -52,7 +52,7 @@ class Row:
 
 
 def shown(value: float | None, unit: float = 1.0, form: str = ".3g") -> str:
-    """A number in a table; a dash where there is none.
+    """Format a number for a table; None is a dash.
 
     >>> shown(0.01234), shown(2.179e14, unit=1e9), shown(None)
     ('0.0123', '217,900', '–')
@@ -61,9 +61,9 @@ def shown(value: float | None, unit: float = 1.0, form: str = ".3g") -> str:
 
 
 def table(rows: list[Row]) -> str:
-    """All numbers in Markdown."""
-    head = ["n", "C", "that count", "variant", "median s", "best s", "peak MB", "max error of Sim", "of gradients"]
-    lines = [[*head, "on rows", "note"], ["---"] * (len(head) + 2)]
+    """Return all results as a Markdown table."""
+    head = ["n", "C", "components", "variant", "median s", "best s", "peak MB", "error of Sim", "error of gradients"]
+    lines = [[*head, "rows", "note"], ["---"] * (len(head) + 2)]
     for r in rows:
         size = [f"{r.dim:,}", f"{r.classes:,}", f"{r.components:,}", r.variant]
         cost = [shown(r.time()), shown(r.time(best=True)), shown(r.bytes, 1e6)]
@@ -73,46 +73,46 @@ def table(rows: list[Row]) -> str:
 
 
 def ratios(rows: list[Row]) -> list[str]:
-    """How many times as long one takes as another, at 80 classes (or the fewest), and the most classes as those."""
+    """Return time ratios of variants at 80 classes (or the fewest), and of the most classes to these."""
     lines = []
     for dim in dict.fromkeys(row.dim for row in rows):
-        found = {(row.variant, row.classes): row for row in rows if row.dim == dim}
-        sizes = sorted({classes for _, classes in found})
-        at, most = 80 if 80 in sizes else sizes[0], sizes[-1]
-        rivals = (("naive", "features"), ("naive", "compiled"), ("tiled", "features"), ("tiled", "compiled"))
-        wanted = [((a, at), (b, at)) for a, b in rivals]
-        wanted += [((variant, most), (variant, at)) for variant in ("features", "compiled") if most != at]
-        lines += [ratio(found[a], found[b]) for a, b in wanted if a in found and b in found]
+        by_size = {(row.variant, row.classes): row for row in rows if row.dim == dim}
+        sizes = sorted({classes for _, classes in by_size})
+        base, most = 80 if 80 in sizes else sizes[0], sizes[-1]
+        pairs = (("naive", "features"), ("naive", "compiled"), ("tiled", "features"), ("tiled", "compiled"))
+        compared = [((a, base), (b, base)) for a, b in pairs]
+        compared += [((variant, most), (variant, base)) for variant in ("features", "compiled") if most != base]
+        lines += [ratio(by_size[a], by_size[b]) for a, b in compared if a in by_size and b in by_size]
     return lines
 
 
 def ratio(a: Row, b: Row) -> str:
-    """Of the medians of the rounds, and of the best of each; with what is to be known of either."""
+    """Return the ratio of the median and of the best times as text, with the notes of both rows."""
     title = f"n = {a.dim:,}: {a.variant} at C = {a.classes:,} / {b.variant} at C = {b.classes:,}"
     times = [(a.time(best=best), b.time(best=best)) for best in (False, True)]
     medians, best = (shown(None if x is None or y is None else x / y) for x, y in times)
     return f"{title}: {medians} (medians), {best} (best)" + "".join(f"; {r.variant} {r.note}" for r in (a, b) if r.note)
 
 
-def save(found: list[Row], folder: Path, *, rows: int, threads: int) -> None:
-    """All numbers, and where they come from; the plot where matplotlib is there."""
+def save(results: list[Row], folder: Path, *, rows: int, threads: int) -> None:
+    """Write all results with date, machine and commit, and the plot if matplotlib is installed."""
     git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
     machine = {"cores": os.cpu_count(), "threads": threads, "processor": platform.machine()}
-    whole = {
+    report = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "machine": machine | {"python": platform.python_version(), "torch": torch.__version__},
         "commit": subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or None,
         "rows": rows,
-        "results": [asdict(row) for row in found],
+        "results": [asdict(row) for row in results],
     }
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "similarity.json").write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+    (folder / "similarity.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if importlib.util.find_spec("matplotlib"):
-        draw(found, folder / "similarity.png")
+        draw(results, folder / "similarity.png")
 
 
 def draw(rows: list[Row], file: Path) -> None:
-    """Time and memory against C, on log axes; hollow where a number was not measured."""
+    """Plot time and memory against C on log axes; hollow markers are values that were not measured."""
     colors = dict(zip(VARIANTS, ("#555555", "#d95f02", "#1b9e77", "#7570b3"), strict=True))
     styles = dict(zip(dict.fromkeys(row.dim for row in rows), itertools.cycle(("-", "--", ":")), strict=False))
     panels: dict[str, Callable[[Row], float | None]] = {
@@ -128,10 +128,10 @@ def draw(rows: list[Row], file: Path) -> None:
                 (r.classes, value(r) or math.nan, r.note) for r in rows if (r.variant, r.dim) == (variant, dim)
             )
             if line:
-                places, values, notes = zip(*line, strict=True)
-                axis.plot(places, values, styles[dim], color=colors[variant], label=f"{variant}, n = {dim:,}")
-                inside = ["white" if note else colors[variant] for note in notes]
-                axis.scatter(places, values, s=25, edgecolors=colors[variant], facecolors=inside, zorder=3)
+                classes, values, notes = zip(*line, strict=True)
+                axis.plot(classes, values, styles[dim], color=colors[variant], label=f"{variant}, n = {dim:,}")
+                face_colors = ["white" if note else colors[variant] for note in notes]
+                axis.scatter(classes, values, s=25, edgecolors=colors[variant], facecolors=face_colors, zorder=3)
         axis.set(xscale="log", yscale="log", xlabel="classes C", ylabel=label)
         axis.set_xticks(sizes, [f"{size:,}" for size in sizes])
         axis.minorticks_off()
@@ -139,5 +139,5 @@ def draw(rows: list[Row], file: Path) -> None:
         axis.spines[["top", "right"]].set_visible(False)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize="small")
     if any(row.note for row in rows):
-        figure.supxlabel("hollow: not measured; time extrapolated, memory predicted", fontsize="small")
+        figure.supxlabel("hollow: not measured (time extrapolated, memory predicted)", fontsize="small")
     figure.savefig(file, dpi=150)

@@ -1,6 +1,7 @@
-"""The whole contrastive step of ProbMCL beside a bare step of the same encoder on the same images, and where time goes.
+"""Compare a complete contrastive step of ProbMCL with a bare step of the same encoder, and measure its parts.
 
-A bare step is forward, the mean square of the features, backward and optimizer. Encoders start from random weights.
+A bare step is a forward pass, the mean square of the features, a backward pass and the optimizer. Encoders start from
+random weights.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, final
 
-os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "5000"}  # before torch, as the command does for itself
+os.environ |= {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "5000"}  # before torch, as the command does
 
 import numpy as np
 import torch
@@ -28,13 +29,13 @@ from probmcl.methods.probmcl import ProbMCL
 from probmcl.training.optimizer import Training, build_optimizer
 from rounds import alternate, median_ratio
 
-BESIDE = ("mixture head", "similarity", "losses and signs", "backward to the features")
-PARTS = ("encoder forward", *BESIDE, "backward through the encoder", "optimizer", "whole step")
+OUTSIDE_ENCODER = ("mixture head", "similarity", "losses and statistics", "backward to the features")
+PARTS = ("encoder forward", *OUTSIDE_ENCODER, "backward through the encoder", "optimizer", "whole step")
 
 
 @final
 class Bare(Method):
-    """An encoder and the simplest loss there is."""
+    """An encoder with a trivial loss."""
 
     n_views = 2
 
@@ -43,7 +44,7 @@ class Bare(Method):
         self.encoder = encoder
 
     def forward(self, views: Tensor, labels: Tensor, known: Tensor | None = None) -> Step:
-        """The mean square of the features."""
+        """Return the mean square of the features."""
         return Step(self.encoder(views.flatten(0, 1)).square().mean(), {})
 
 
@@ -56,56 +57,56 @@ class Stopwatch:
         self.spent: dict[str, list[float]] = defaultdict(list)
 
     def now(self) -> float:
-        """In milliseconds; when the device has done all it was asked to."""
+        """Return the time in milliseconds, after all work of the device has finished."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return 1000 * time.perf_counter()
 
-    def around(self, owner: Any, name: str, part: str) -> None:
-        """Count what a function of an object takes toward a part of the step."""
+    def wrap(self, owner: Any, name: str, part: str) -> None:
+        """Add the time of a method of `owner` to a part of the step."""
         function = getattr(owner, name)
 
-        def watched(*args: Any, **kwargs: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
             start = self.now()
             result = function(*args, **kwargs)
             self.add(part, self.now() - start)
             return result
 
-        setattr(owner, name, watched)
+        setattr(owner, name, timed)
 
     def gradient_reached(self, gradient: Tensor) -> None:
-        """Backward has come to the features: the rest of it is the encoder's."""
+        """Record the time at which the backward pass reaches the features; the rest is spent in the encoder."""
         self.at_features = self.now()
 
     def add(self, part: str, spent: float) -> None:
-        """To the step that is under way."""
+        """Add time to a part of the current step."""
         self.spent[part][-1] += spent
 
     def begin(self) -> None:
-        """A new step."""
+        """Start a new step."""
         for part in PARTS:
             self.spent[part].append(0.0)
 
 
-def watched(method: Method, device: torch.device) -> Stopwatch:
-    """A stopwatch around the parts of a method's forward that can be told apart."""
+def attach_stopwatch(method: Method, device: torch.device) -> Stopwatch:
+    """Return a stopwatch for the separable parts of a method's forward pass."""
     watch = Stopwatch(device)
-    watch.around(method.encoder, "forward", "encoder forward")
+    watch.wrap(method.encoder, "forward", "encoder forward")
 
     def follow(module: nn.Module, images: tuple[Tensor, ...], features: Tensor) -> None:
         features.register_hook(watch.gradient_reached)  # type: ignore[no-untyped-call]
 
     method.encoder.register_forward_hook(follow)
     if isinstance(method, ProbMCL):
-        watch.around(method.network.hidden, "forward", "mixture head")
-        watch.around(method.network, "mixture", "mixture head")
-        watch.around(method, "_similarity", "similarity")
+        watch.wrap(method.network.hidden, "forward", "mixture head")
+        watch.wrap(method.network, "mixture", "mixture head")
+        watch.wrap(method, "_similarity", "similarity")
     return watch
 
 
 def stepper(method: Method, watch: Stopwatch, batch: tuple[Tensor, ...]) -> Callable[[], float]:
-    """One training step, in milliseconds."""
-    moves = build_optimizer(method, Training(precision="float32"))
+    """Return a function that runs one training step and returns its milliseconds."""
+    optimizer = build_optimizer(method, Training(precision="float32"))
 
     def step() -> float:
         watch.begin()
@@ -114,10 +115,10 @@ def stepper(method: Method, watch: Stopwatch, batch: tuple[Tensor, ...]) -> Call
         forward = watch.now()
         loss.backward()
         backward = watch.now()
-        moves.step()
-        moves.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         end = watch.now()
-        watch.add("losses and signs", forward - start - sum(watch.spent[part][-1] for part in PARTS[:3]))
+        watch.add("losses and statistics", forward - start - sum(watch.spent[part][-1] for part in PARTS[:3]))
         watch.add("backward to the features", watch.at_features - forward)
         watch.add("backward through the encoder", backward - watch.at_features)
         watch.add("optimizer", end - backward)
@@ -127,33 +128,33 @@ def stepper(method: Method, watch: Stopwatch, batch: tuple[Tensor, ...]) -> Call
     return step
 
 
-def methods(args: argparse.Namespace) -> dict[str, Method]:
-    """The bare encoder and ProbMCL by each preset, from the same weights; kernels channels last, as in training."""
+def build_methods(args: argparse.Namespace) -> dict[str, Method]:
+    """Return the bare encoder and each preset of ProbMCL, from the same weights, channels last as in training."""
     torch.manual_seed(0)
     encoder = Encoder(args.encoder, image_size=args.image_size)
     names = [f"class {k}" for k in range(args.classes)]
     label_space = LabelSpace.from_labels(names, np.zeros((1, args.classes), dtype=np.float32))
-    found: dict[str, Method] = {"bare encoder": Bare(copy.deepcopy(encoder))}
+    methods: dict[str, Method] = {"bare encoder": Bare(copy.deepcopy(encoder))}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the paper's own settings collapse is not what is measured here
+        warnings.simplefilter("ignore")  # the paper's preset warns about collapse
         for preset, config in ProbMCL.presets.items():
-            found[preset] = ProbMCL(copy.deepcopy(encoder), label_space, config)
-    for method in found.values():
+            methods[preset] = ProbMCL(copy.deepcopy(encoder), label_space, config)
+    for method in methods.values():
         method.to(args.device).train()
         method.encoder.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return found
+    return methods
 
 
-def made(args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor]:
-    """Two views of random images, about three labels each, all of them known."""
+def random_batch(args: argparse.Namespace) -> tuple[Tensor, Tensor, Tensor]:
+    """Return two views of random images, about three labels per image, and the mask of known labels."""
     generator = torch.Generator().manual_seed(0)
     views = torch.randn(2, args.images, 3, args.image_size, args.image_size, generator=generator)
     labels = (torch.rand(args.images, args.classes, generator=generator) < 3 / args.classes).float()
     return views.to(args.device), labels.to(args.device), torch.ones_like(labels, dtype=torch.bool).to(args.device)
 
 
-def split(watches: dict[str, Stopwatch], rounds: int) -> str:
-    """Medians of the parts over the last rounds, in Markdown."""
+def parts_table(watches: dict[str, Stopwatch], rounds: int) -> str:
+    """Return the median times of the parts over the last rounds as a Markdown table."""
     lines = [["ms", *watches], ["---"] * (len(watches) + 1)]
     for part in PARTS:
         medians = [statistics.median(watch.spent[part][-rounds:]) for watch in watches.values()]
@@ -162,28 +163,28 @@ def split(watches: dict[str, Stopwatch], rounds: int) -> str:
 
 
 def main() -> None:
-    """Print each step as it is done, then the parts and the ratios."""
+    """Print each step, then the parts and the ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--encoder", default="tresnet_m", help="any model of timm")
+    parser.add_argument("--encoder", default="tresnet_m", help="any timm model")
     parser.add_argument("--image-size", type=int, default=224, help="pixels")
-    parser.add_argument("--images", type=int, default=16, help="in a batch, of two views each")
+    parser.add_argument("--images", type=int, default=16, help="images per batch, with two views each")
     parser.add_argument("--classes", type=int, default=80, help="components of a mixture")
-    parser.add_argument("--rounds", type=int, default=7, help="steps of each that count")
-    parser.add_argument("--device", type=torch.device, default="cpu", help="of torch")
+    parser.add_argument("--rounds", type=int, default=7, help="measured steps per method")
+    parser.add_argument("--device", type=torch.device, default="cpu", help="torch device")
     args = parser.parse_args()
-    rivals, batch = methods(args), made(args)
-    watches = {name: watched(method, args.device) for name, method in rivals.items()}
-    steps = {name: stepper(method, watches[name], batch) for name, method in rivals.items()}
-    for step in steps.values():  # optimizers make their state, memory is found
+    methods, batch = build_methods(args), random_batch(args)
+    watches = {name: attach_stopwatch(method, args.device) for name, method in methods.items()}
+    steps = {name: stepper(method, watches[name], batch) for name, method in methods.items()}
+    for step in steps.values():  # warm-up: creates the optimizer state and allocates memory
         step()
-    found = alternate(steps, args.rounds, "ms")
-    print("", split(watches, args.rounds), "", sep="\n")
-    for name in list(rivals)[1:]:
-        ratio, best = median_ratio(found[name], found["bare encoder"]), min(found[name]) / min(found["bare encoder"])
-        beside = sum(statistics.median(watches[name].spent[part][-args.rounds :]) for part in BESIDE)
-        share = beside / statistics.median(found[name])
+    times = alternate(steps, args.rounds, "ms")
+    print("", parts_table(watches, args.rounds), "", sep="\n")
+    for name in list(methods)[1:]:
+        ratio, best = median_ratio(times[name], times["bare encoder"]), min(times[name]) / min(times["bare encoder"])
+        outside = sum(statistics.median(watches[name].spent[part][-args.rounds :]) for part in OUTSIDE_ENCODER)
+        share = outside / statistics.median(times[name])
         print(f"{name} preset / bare encoder: {ratio:.3f} (median), {best:.3f} (best of each)")
-        print(f"  beside the encoder, without the optimizer's part: {beside:.1f} ms, {share:.1%} of the step")
+        print(f"  outside the encoder, without the optimizer: {outside:.1f} ms, {share:.1%} of the step")
 
 
 if __name__ == "__main__":

@@ -242,7 +242,7 @@ def test_two_processes_end_in_the_model_of_one(photographs: Path, tmp_path: Path
 def test_a_leak_that_is_allowed_is_remembered_and_the_run_goes_on_from_its_own_split(tmp_path: Path) -> None:
     table = pictures.folder(tmp_path / "photos", 30, splits=["train"] * 20 + ["val"] * 4 + ["test"] * 6)
     shutil.copy(table.parent / "1.jpg", table.parent / "28.jpg")
-    with pytest.raises(ValueError, match="equal files in train and test"):
+    with pytest.raises(ValueError, match="files in train and test"):
         probmcl.train(table, **SMALL, method="probe", out=tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
     run = probmcl.train(table, **SMALL, method="probe", out=tmp_path / "run", checks=DataChecks(allow_leaks=True))
@@ -283,6 +283,6 @@ def test_a_fold_is_tested_and_its_file_gives_the_same_folds_back(tmp_path: Path)
 
 def test_a_cache_inside_the_data_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     table = pictures.folder(tmp_path / "photos", 12)
-    with pytest.raises(ValueError, match="which has your images"):
+    with pytest.raises(ValueError, match="`cache="):
         probmcl.train(table, **SMALL, method="probe", out=tmp_path / "run", cache=table.parent / "cache")
     assert not (table.parent / "cache").exists()

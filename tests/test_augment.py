@@ -27,7 +27,7 @@ def pixels(image: Image.Image) -> Pixels:
 
 
 def photograph(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Colored noise with structure: every pixel value occurs and neighbors are alike."""
+    """Return smooth colored noise."""
     noise = np.random.default_rng(seed).integers(0, 256, (height // 4 + 1, width // 4 + 1, 3), dtype=np.uint8)
     return Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)
 
@@ -49,14 +49,14 @@ def with_sign(name: str, sign: int, magnitude: int, image: Image.Image) -> Image
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_a_view_depends_on_its_four_numbers_alone(name: str) -> None:
+def test_view_depends_only_on_its_four_numbers(name: str) -> None:
     augmentation, image = AUGMENTATIONS[name](16), photograph(30, 20)
     keys = [(seed, epoch, index, view) for seed in (0, 1) for epoch in (0, 1) for index in (0, 1) for view in (0, 1)]
 
     def views(keys: list[tuple[int, int, int, int]]) -> dict[tuple[int, int, int, int], bytes]:
         drawn = {}
         for seed, epoch, index, view in keys:
-            torch.rand(3)  # another worker's history
+            torch.rand(3)  # the state of the global generator must not matter
             drawn[seed, epoch, index, view] = augment.draw(
                 augmentation, image, seed=seed, epoch=epoch, index=index, view=view
             ).tobytes()
@@ -87,7 +87,7 @@ def test_neighboring_keys_give_independent_uniform_draws(position: int) -> None:
     assert len(set(draws)) == len(draws)
     assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 4 / np.sqrt(len(draws))
     distance = np.abs(np.sort(draws) - (np.arange(len(draws)) + 0.5) / len(draws)).max()
-    assert distance < 1.95 / np.sqrt(len(draws))  # Kolmogorov and Smirnov, one in a thousand
+    assert distance < 1.95 / np.sqrt(len(draws))  # Kolmogorov-Smirnov test, p = 0.001
 
 
 def test_the_four_numbers_are_not_interchangeable() -> None:
@@ -95,20 +95,20 @@ def test_the_four_numbers_are_not_interchangeable() -> None:
     assert len(set(draws)) == len(draws)
 
 
-def test_a_seed_of_more_than_32_bits_counts_in_full() -> None:
+def test_all_bits_of_a_large_seed_are_used() -> None:
     draws = recorded_draws([(0, 0, 0, 0), (2**32, 0, 0, 0), (2**64, 0, 0, 0), (0, 1, 0, 0)])
     assert len(set(draws)) == len(draws)
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_the_callers_generator_stays_where_it_was(name: str) -> None:
+def test_global_generator_is_unchanged(name: str) -> None:
     torch.manual_seed(11)
     before = torch.get_rng_state()
     seeded(AUGMENTATIONS[name](8), photograph(20, 20))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_the_callers_generator_stays_where_it_was_after_an_error() -> None:
+def test_global_generator_is_unchanged_after_an_error() -> None:
     def fail(image: Image.Image) -> Image.Image:
         torch.rand(1)
         raise OSError("broken")
@@ -120,23 +120,23 @@ def test_the_callers_generator_stays_where_it_was_after_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_no_other_generator_takes_part(name: str) -> None:
+def test_no_other_generator_is_used(name: str) -> None:
     def outcome() -> bytes:
         return b"".join(seeded(AUGMENTATIONS[name](8), photograph(20, 20), seed).tobytes() for seed in range(20))
 
-    first, state = outcome(), np.random.get_state()  # noqa: NPY002 - the global generator is the one in question
+    first, state = outcome(), np.random.get_state()  # noqa: NPY002 - the global generator is tested
     np.random.seed(99)  # noqa: NPY002
     random.seed(99)
     assert outcome() == first
     np.random.set_state(state)  # noqa: NPY002
 
 
-def test_an_image_of_another_mode_is_refused_with_a_remedy() -> None:
-    with pytest.raises(ValueError, match=r"image 0 has mode 'L'.*convert\('RGB'\)"):
+def test_draw_requires_rgb() -> None:
+    with pytest.raises(ValueError, match=r"image 0: .*'L'.*convert\('RGB'\)"):
         seeded(augment.none(4), Image.new("L", (4, 4)))
 
 
-def test_a_negative_number_is_refused_by_name() -> None:
+def test_draw_rejects_negative_numbers() -> None:
     with pytest.raises(ValueError, match="seed=0, epoch=-1"):
         augment.draw(augment.none(4), Image.new("RGB", (4, 4)), seed=0, epoch=-1, index=0, view=0)
 
@@ -151,7 +151,7 @@ def test_a_negative_number_is_refused_by_name() -> None:
     size=st.integers(1, 20),
     seed=st.integers(0, 2**32),
 )
-def test_any_image_becomes_rgb_of_the_asked_size(name: str, width: int, height: int, size: int, seed: int) -> None:
+def test_view_is_rgb_of_the_requested_size(name: str, width: int, height: int, size: int, seed: int) -> None:
     view = seeded(AUGMENTATIONS[name](size), photograph(width, height), seed)
     expected = (width, height) if name == "none" else (size, size)
     assert (view.mode, view.size) == ("RGB", expected)
@@ -159,14 +159,14 @@ def test_any_image_becomes_rgb_of_the_asked_size(name: str, width: int, height: 
 
 @pytest.mark.parametrize("name", ["light", "paper"])
 @pytest.mark.parametrize("shape", [(1, 1), (3000, 2), (2, 3000), (500, 375)])
-def test_extreme_shapes_become_the_asked_size(name: str, shape: tuple[int, int]) -> None:
+def test_extreme_aspect_ratios(name: str, shape: tuple[int, int]) -> None:
     for seed in range(20):
         view = seeded(AUGMENTATIONS[name](32), photograph(*shape), seed)
         assert (view.mode, view.size) == ("RGB", (32, 32))
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_the_image_given_is_not_changed(name: str) -> None:
+def test_input_image_is_not_modified(name: str) -> None:
     image = photograph(16, 16)
     before = image.tobytes()
     for seed in range(30):
@@ -175,13 +175,13 @@ def test_the_image_given_is_not_changed(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", AUGMENTATIONS)
-def test_an_augmentation_can_be_sent_to_another_process(name: str) -> None:
+def test_augmentation_can_be_pickled(name: str) -> None:
     augmentation, image = AUGMENTATIONS[name](8), photograph(20, 20)
     sent = pickle.loads(pickle.dumps(augmentation))
     assert seeded(sent, image).tobytes() == seeded(augmentation, image).tobytes()
 
 
-def test_the_table_of_augmentations_is_constant() -> None:
+def test_augmentations_are_read_only() -> None:
     assert list(AUGMENTATIONS) == ["light", "paper", "none"]
     with pytest.raises(TypeError):
         AUGMENTATIONS["light"] = augment.none  # type: ignore[index]
@@ -190,7 +190,7 @@ def test_the_table_of_augmentations_is_constant() -> None:
 # --- none and light -------------------------------------------------------------------------------------------------
 
 
-def test_squashing_ignores_the_aspect_ratio_and_draws_nothing() -> None:
+def test_squash_ignores_the_aspect_ratio_and_is_deterministic() -> None:
     left_right = Image.new("RGB", (40, 4), "white")
     left_right.paste((0, 0, 0), (0, 0, 20, 4))
     before = torch.get_rng_state()
@@ -201,24 +201,24 @@ def test_squashing_ignores_the_aspect_ratio_and_draws_nothing() -> None:
 
 
 def only_crop(size: int, scale: tuple[float, float], flip: float = 0.0) -> Augmentation:
-    """Square crops of a share of the area, in the image's own colors."""
-    still = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
-    return augment.light(size, scale=scale, ratio=(1.0, 1.0), flip=flip, **still)
+    """Return a `light` augmentation with square crops and without color jitter."""
+    no_jitter = {"brightness": 0.0, "contrast": 0.0, "saturation": 0.0, "hue": 0.0}
+    return augment.light(size, scale=scale, ratio=(1.0, 1.0), flip=flip, **no_jitter)
 
 
-def test_light_with_everything_off_and_the_whole_image_is_the_plain_view() -> None:
+def test_light_without_changes_is_the_plain_view() -> None:
     image = photograph(24, 24)
     assert seeded(only_crop(12, (1.0, 1.0)), image).tobytes() == augment.squash(image, 12).tobytes()
 
 
-def test_light_mirrors_when_told_to() -> None:
+def test_light_flips_with_probability_one() -> None:
     image = photograph(24, 24)
     mirrored = seeded(only_crop(12, (1.0, 1.0), flip=1.0), image)
     assert np.array_equal(pixels(mirrored), pixels(augment.squash(image, 12))[:, ::-1])
 
 
-def test_light_keeps_between_half_and_all_of_the_image() -> None:
-    # On a ramp from 0 to 250 the spread of the view tells which share of the width is left.
+def test_light_keeps_at_least_half_of_the_area() -> None:
+    # On a ramp from 0 to 250, the range of values in the view is proportional to the width of the crop.
     ramp = np.broadcast_to(np.linspace(0, 250, 251, dtype=np.uint8)[None, :, None], (251, 251, 3))
     crop = only_crop(64, (0.5, 1.0))
     shares = [np.ptp(pixels(seeded(crop, Image.fromarray(ramp), seed))) / 250 for seed in range(200)]
@@ -230,7 +230,7 @@ def test_light_keeps_between_half_and_all_of_the_image() -> None:
 
 @pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("quantity", ["brightness", "contrast", "saturation"])
-def test_each_factor_equals_torchvisions(quantity: str, sign: int) -> None:
+def test_each_factor_agrees_with_torchvision(quantity: str, sign: int) -> None:
     soft = Image.fromarray((pixels(photograph(40, 30)) // 3 + 80).astype(np.uint8))  # far from clipping
     factors = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0} | {quantity: 1 + 0.3 * sign}
     oracle = getattr(transforms.functional, f"adjust_{quantity}")(soft, factors[quantity])
@@ -239,7 +239,7 @@ def test_each_factor_equals_torchvisions(quantity: str, sign: int) -> None:
 
 
 @pytest.mark.parametrize("order", list(permutations(["brightness", "contrast", "saturation"])))
-def test_all_factors_together_equal_one_after_another_in_any_order(order: tuple[str, ...]) -> None:
+def test_combined_factors_equal_any_sequence_of_single_factors(order: tuple[str, ...]) -> None:
     soft = Image.fromarray((pixels(photograph(40, 30)) // 3 + 80).astype(np.uint8))
     factors, expected = {"brightness": 0.8, "contrast": 1.3, "saturation": 0.7}, pixels(soft).astype(float)
     for quantity in order:
@@ -251,12 +251,12 @@ def test_all_factors_together_equal_one_after_another_in_any_order(order: tuple[
 
 @pytest.mark.parametrize("color", [(180, 90, 90), (90, 180, 90), (90, 90, 180), (170, 170, 100)])
 @pytest.mark.parametrize("turn", [-0.05, 0.05])
-def test_the_hue_turns_as_in_hsv_and_keeps_the_luma(color: tuple[int, int, int], turn: float) -> None:
+def test_hue_rotation_keeps_the_luma(color: tuple[int, int, int], turn: float) -> None:
     image = Image.new("RGB", (1, 1), color)
     turned = augment.change_colors(image, 1.0, 1.0, 1.0, turn)
     hue = pixels(turned.convert("HSV"))[0, 0, 0] / 256 - pixels(image.convert("HSV"))[0, 0, 0] / 256
     moved = (hue + 0.5) % 1 - 0.5
-    assert 0.5 < moved / turn < 2  # the circles of YIQ and HSV are not evenly divided alike
+    assert 0.5 < moved / turn < 2  # hue angles in YIQ and HSV are not proportional
     assert abs(int(pixels(turned.convert("L"))[0, 0]) - int(pixels(image.convert("L"))[0, 0])) <= 1
 
 
@@ -266,7 +266,7 @@ def test_whole_turns_change_nothing(color: tuple[int, int, int], turns: int) -> 
     assert augment.change_colors(image, 1.0, 1.0, 1.0, float(turns)).tobytes() == image.tobytes()
 
 
-def test_jitter_draws_each_factor_over_its_whole_range(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_color_jitter_covers_the_range_of_each_factor(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[float, ...]] = []
 
     def record(image: Image.Image, *factors: float) -> Image.Image:
@@ -288,7 +288,7 @@ def test_jitter_draws_each_factor_over_its_whole_range(monkeypatch: pytest.Monke
 # --- the fifteen operations -----------------------------------------------------------------------------------------
 
 
-def test_the_list_has_the_papers_fifteen_operations_and_ranges() -> None:
+def test_operations_have_the_ranges_of_the_paper() -> None:
     assert {name: operation.levels for name, operation in OPERATIONS.items()} == {
         "Invert": (0, 0),
         "Cutout": (0, 20),
@@ -309,14 +309,14 @@ def test_the_list_has_the_papers_fifteen_operations_and_ranges() -> None:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_levels_are_ten_evenly_spaced_numbers(name: str) -> None:
+def test_levels_are_evenly_spaced(name: str) -> None:
     operation = OPERATIONS[name]
     assert np.allclose([operation.level(m) for m in range(10)], np.linspace(*operation.levels, 10))
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (33, 20)])
-def test_every_operation_keeps_mode_and_size_at_every_magnitude(name: str, shape: tuple[int, int]) -> None:
+def test_operations_keep_mode_and_size(name: str, shape: tuple[int, int]) -> None:
     image = photograph(*shape)
     before = image.tobytes()
     for magnitude in magnitudes:
@@ -329,34 +329,34 @@ def test_every_operation_keeps_mode_and_size_at_every_magnitude(name: str, shape
 
 @pytest.mark.parametrize("name", ["Sharpness", "Contrast", "Color", "Brightness", "Posterize", "Solarize"])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_larger_magnitude_moves_colors_further(name: str, sign: int) -> None:
+def test_color_change_grows_with_the_magnitude(name: str, sign: int) -> None:
     image = photograph(60, 40)
     if not OPERATIONS[name].either_sign:
         sign = 1
     changed = [pixels(with_sign(name, sign, m, image)).astype(int) for m in magnitudes]
-    # Solarizing moves mid-gray little, so for it the pixels that moved are counted.
+    # Solarize hardly changes mid-gray, so the changed pixels are counted instead.
     moved = [(c != pixels(image)).mean() if name == "Solarize" else np.abs(c - pixels(image)).mean() for c in changed]
     assert (np.diff(moved) >= 0).all()
     assert moved[-1] > 2 * moved[2] > 0
 
 
 @pytest.mark.parametrize("name", ["ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate", "Cutout"])
-def test_a_larger_magnitude_leaves_less_of_the_image(name: str) -> None:
+def test_visible_area_shrinks_with_the_magnitude(name: str) -> None:
     image = Image.new("RGB", (60, 60), RED)
     for seed in range(4):
-        left = [(pixels(at(name, m, image, seed)) == RED).all(-1).mean() for m in magnitudes]
-        assert (np.diff(left) <= 0).all()
-        assert left[-1] < left[0] < 1
+        visible = [(pixels(at(name, m, image, seed)) == RED).all(-1).mean() for m in magnitudes]
+        assert (np.diff(visible) <= 0).all()
+        assert visible[-1] < visible[0] < 1
 
 
 @pytest.mark.parametrize("name", ["Invert", "AutoContrast", "Equalize"])
-def test_operations_without_a_level_are_the_same_at_every_magnitude(name: str) -> None:
+def test_operations_without_a_level_ignore_the_magnitude(name: str) -> None:
     image = photograph(20, 20)
     assert len({at(name, m, image).tobytes() for m in magnitudes}) == 1
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_sign_is_drawn_half_and_half_and_not_for_rotate(name: str) -> None:
+def test_sign_is_random_except_for_rotate(name: str) -> None:
     levels: list[float] = []
 
     def record(image: Image.Image, level: float) -> Image.Image:
@@ -378,7 +378,7 @@ def test_invert_is_255_minus_the_pixel() -> None:
 
 
 @pytest.mark.parametrize("magnitude", magnitudes)
-def test_solarize_inverts_what_reaches_the_threshold(magnitude: int) -> None:
+def test_solarize_inverts_pixels_above_the_threshold(magnitude: int) -> None:
     image, threshold = photograph(60, 40), 256 - 256 * magnitude / 9
     before = pixels(image)
     expected = np.where(before < threshold, before, 255 - before)
@@ -401,7 +401,7 @@ def test_brightness_multiplies_every_pixel(magnitude: int, sign: int) -> None:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_contrast_moves_pixels_from_the_mean_and_color_from_the_gray(sign: int) -> None:
+def test_contrast_scales_around_the_mean_and_color_around_gray(sign: int) -> None:
     image, factor = photograph(60, 40), 1 + sign * 0.5
     before, luma = pixels(image).astype(float), pixels(image.convert("L")).astype(float)[..., None]
     for name, middle in (("Contrast", luma.mean()), ("Color", luma)):
@@ -409,7 +409,7 @@ def test_contrast_moves_pixels_from_the_mean_and_color_from_the_gray(sign: int) 
         assert np.abs(pixels(with_sign(name, sign, 5, image)) - expected).max() <= 1.5
 
 
-def test_sharpness_moves_pixels_from_their_neighbors_mean() -> None:
+def test_sharpness_enhances_and_softens_edges() -> None:
     step = Image.new("RGB", (8, 8), (100, 100, 100))
     step.paste((150, 150, 150), (4, 0, 8, 8))
     sharp, soft = (pixels(with_sign("Sharpness", sign, 9, step))[4, :, 0].astype(int) for sign in (1, -1))
@@ -417,10 +417,10 @@ def test_sharpness_moves_pixels_from_their_neighbors_mean() -> None:
     assert soft[4] < 150 < sharp[4]
 
 
-def test_autocontrast_and_equalize_use_the_whole_range() -> None:
+def test_autocontrast_and_equalize_use_the_full_range() -> None:
     dull = Image.fromarray((pixels(photograph(60, 40)) // 4 + 90).astype(np.uint8))
     equalized, before = pixels(at("Equalize", 1, dull)), pixels(dull).astype(float)
-    share = np.mean(equalized[..., None] <= np.arange(0, 256, 16), axis=(0, 1))  # as many pixels in each part
+    share = np.mean(equalized[..., None] <= np.arange(0, 256, 16), axis=(0, 1))  # uniform distribution
     assert np.abs(share - np.arange(0, 256, 16) / 255).max() < 0.06
     low, high = before.min((0, 1)), before.max((0, 1))
     assert np.abs(pixels(at("AutoContrast", 1, dull)) - 255 * (before - low) / (high - low)).max() <= 1
@@ -428,7 +428,7 @@ def test_autocontrast_and_equalize_use_the_whole_range() -> None:
 
 @pytest.mark.parametrize("magnitude", magnitudes)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_translate_moves_by_its_share_of_the_side_over_gray(magnitude: int, sign: int) -> None:
+def test_translate_shifts_by_a_share_of_the_side_and_fills_with_gray(magnitude: int, sign: int) -> None:
     image = photograph(331, 110)
     moved = pixels(with_sign("TranslateX", sign, magnitude, image))
     columns = round(150 * magnitude / 9)
@@ -443,7 +443,7 @@ def test_translate_moves_by_its_share_of_the_side_over_gray(magnitude: int, sign
     assert np.array_equal(down[: 110 - 50], pixels(image)[50:])
 
 
-def test_shear_keeps_the_first_line_and_shifts_the_last_by_its_share() -> None:
+def test_shear_keeps_the_first_line_and_shifts_the_last() -> None:
     image = Image.new("RGB", (100, 100), RED)
     for name in ("ShearX", "ShearY"):
         line = pixels(with_sign(name, 1, 9, image))
@@ -453,9 +453,9 @@ def test_shear_keeps_the_first_line_and_shifts_the_last_by_its_share() -> None:
         assert abs(int(filled[99]) - 30) <= 2
 
 
-def test_rotate_turns_anticlockwise_by_up_to_thirty_degrees() -> None:
+def test_rotate_is_counterclockwise_up_to_30_degrees() -> None:
     image = Image.new("RGB", (101, 101))
-    image.paste(RED, (88, 47, 95, 54))  # to the right of the center, on a level with it
+    image.paste(RED, (88, 47, 95, 54))  # to the right of the center, at the same height
     rows, columns = np.nonzero(pixels(at("Rotate", 9, image))[..., 0] == RED[0])
     angle = np.degrees(np.arctan2(50 - rows.mean(), columns.mean() - 50))
     assert abs(angle - 30) < 1
@@ -478,16 +478,16 @@ def covered_box(image: Image.Image, color: tuple[int, int, int]) -> tuple[int, i
     box=st.tuples(st.integers(1, 40), st.integers(1, 40)),
     seed=st.integers(0, 10**6),
 )
-def test_cutout_covers_the_rectangle_about_its_center(width: int, height: int, box: tuple[int, int], seed: int) -> None:
+def test_cutout_covers_a_rectangle_around_its_center(width: int, height: int, box: tuple[int, int], seed: int) -> None:
     covered = seeded(lambda image: augment.cutout(image, *box, RED), Image.new("RGB", (width, height)), seed)
     left, top, right, bottom = covered_box(covered, RED)
     for low, high, side, length in ((left, right, box[0], width), (top, bottom, box[1], height)):
-        # Some center in the image explains the extent.
+        # The extent must match some center in the image.
         starts = [center - side // 2 for center in range(length)]
         assert (low, high) in {(max(start, 0), min(start + side, length)) for start in starts}
 
 
-def test_half_cutout_covers_a_quarter_where_it_fits_and_is_clipped_at_the_border() -> None:
+def test_half_cutout_covers_a_quarter_and_is_clipped_at_the_border() -> None:
     image = Image.new("RGB", (40, 20))
     areas, lefts = [], []
     for seed in range(400):
@@ -498,14 +498,14 @@ def test_half_cutout_covers_a_quarter_where_it_fits_and_is_clipped_at_the_border
     assert max(areas) == 20 * 10
     assert min(areas) < 80  # a corner: a quarter of the rectangle is 50
     assert {right - left for left, right in lefts if left > 0 and right < 40} == {20}
-    assert {left for left, _ in lefts} == set(range(30))  # center 0..39 less 10, cut at 0
-    # Along a side, mean cover = mean over centers of the clipped length; the two sides are independent.
+    assert {left for left, _ in lefts} == set(range(30))  # centers 0..39 minus 10, clipped at 0
+    # The mean length along a side is the mean of the clipped length over all centers; the sides are independent.
     means = [np.mean([min(c + s // 2, 2 * s) - max(c - s // 2, 0) for c in range(2 * s)]) for s in (20, 10)]
     assert abs(np.mean(areas) / (means[0] * means[1]) - 1) < 0.05
 
 
 def color_of(image: Image.Image) -> tuple[int, int, int]:
-    """The one color that is not black."""
+    """Return the only color that is not black."""
     colors = np.unique(pixels(image).reshape(-1, 3), axis=0)
     red, green, blue = colors[colors.any(1)][0].tolist()
     return red, green, blue
@@ -519,7 +519,7 @@ def test_half_cutout_draws_any_color() -> None:
 
 
 @pytest.mark.parametrize("magnitude", magnitudes)
-def test_the_cutout_operation_covers_up_to_twenty_pixels_in_its_gray(magnitude: int) -> None:
+def test_cutout_operation_covers_up_to_20_pixels(magnitude: int) -> None:
     sides = set()
     for seed in range(60):
         left, top, right, bottom = covered_box(
@@ -532,7 +532,7 @@ def test_the_cutout_operation_covers_up_to_twenty_pixels_in_its_gray(magnitude: 
 # --- paper ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_quarter_of_the_images_meets_no_operation() -> None:
+def test_a_quarter_of_the_images_is_unchanged_by_two_operations() -> None:
     image = photograph(4, 4)
     torch.manual_seed(0)
     untouched = np.mean([augment.two_operations(image) is image for _ in range(4000)])
@@ -570,23 +570,25 @@ def test_paper_is_squash_then_half_cutout_then_two_operations() -> None:
     image = photograph(50, 20)
 
     def by_hand(image: Image.Image) -> Image.Image:
-        squashed = image.resize((16, 16), Image.Resampling.BILINEAR)
-        return augment.two_operations(augment.half_cutout(squashed))
+        resized = image.resize((16, 16), Image.Resampling.BILINEAR)
+        return augment.two_operations(augment.half_cutout(resized))
 
     for seed in range(10):
         assert seeded(augment.paper(16), image, seed).tobytes() == seeded(by_hand, image, seed).tobytes()
 
 
-def test_paper_keeps_both_ends_of_a_wide_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paper_does_not_crop_wide_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(augment, "OPERATIONS", {"Nothing": augment.Operation(lambda image, _: image)})
     wide = Image.new("RGB", (400, 10), "black")
     wide.paste((0, 0, 255), (0, 0, 80, 10))
     wide.paste((0, 255, 0), (320, 0, 400, 10))
     ends = [pixels(seeded(augment.paper(20), wide, seed))[:, [0, 19]].reshape(-1, 3).tolist() for seed in range(20)]
-    assert all([0, 0, 255] in end and [0, 255, 0] in end for end in ends)  # half a side is never covered whole
+    assert all(
+        [0, 0, 255] in end and [0, 255, 0] in end for end in ends
+    )  # a cutout of half the size never covers a full side
 
 
-def test_paper_never_leaves_an_image_uncovered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paper_always_covers_a_part_of_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(augment, "OPERATIONS", {"Nothing": augment.Operation(lambda image, _: image)})
     image = photograph(16, 16)
     changed = [(pixels(seeded(augment.paper(16), image, seed)) != pixels(image)).any(-1).mean() for seed in range(100)]

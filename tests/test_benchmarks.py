@@ -1,4 +1,4 @@
-"""The parts of the benchmarks that could measure the wrong thing without anybody noticing."""
+"""Parts of the benchmarks whose errors would not be visible in their results."""
 
 import csv
 import json
@@ -22,7 +22,7 @@ from probmcl.evaluation import average_precision
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    """Colored squares as a table with label indices; the first training image has a difficult label."""
+    """Return a folder of colored squares with a table of label indices; the first image has a difficult label."""
     records = colored_records(tmp_path / "images", train=24, val=9, test=9)
     (tmp_path / "classes.txt").write_text("\n".join(NAMES))
     with (tmp_path / "labels.csv").open("w", newline="") as file:
@@ -34,20 +34,20 @@ def data(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_rivals_take_turns_in_both_orders(capsys: pytest.CaptureFixture[str]) -> None:
+def test_competitors_alternate_in_both_orders(capsys: pytest.CaptureFixture[str]) -> None:
     called: list[str] = []
 
-    def rival(name: str) -> Callable[[], float]:
+    def competitor(name: str) -> Callable[[], float]:
         return lambda: called.append(name) or float(len(called))  # type: ignore[func-returns-value]
 
-    rivals = {"a": rival("a"), "b": rival("b")}
-    found = rounds.alternate(rivals, 2, "s")
+    competitors = {"a": competitor("a"), "b": competitor("b")}
+    values = rounds.alternate(competitors, 2, "s")
     assert called == ["a", "b", "b", "a"]
-    assert found == {"a": [1.0, 4.0], "b": [2.0, 3.0]}
+    assert values == {"a": [1.0, 4.0], "b": [2.0, 3.0]}
     assert "round 2 of 2: b 3 s" in capsys.readouterr().out
 
 
-def test_the_plain_script_reads_the_labels_that_we_read(data: Path) -> None:
+def test_plain_script_reads_the_same_labels(data: Path) -> None:
     records = read(data)
     for split in SPLITS:
         rows = records.rows(split)
@@ -58,7 +58,7 @@ def test_the_plain_script_reads_the_labels_that_we_read(data: Path) -> None:
     assert not records.known[0].all()
 
 
-def test_the_plain_script_scores_as_we_score(data: Path) -> None:
+def test_plain_script_computes_the_same_map(data: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3, 3))
     photos = plain_script.Photos(
@@ -67,11 +67,11 @@ def test_the_plain_script_scores_as_we_score(data: Path) -> None:
     images = torch.stack([photos[i][0] for i in range(len(photos))])
     with torch.no_grad():
         expected = average_precision(model(images), photos.labels, photos.known == 1).nanmean()
-    found = plain_script.mean_average_precision(model, DataLoader(photos, batch_size=5))
-    assert found == pytest.approx(expected.item())
+    score = plain_script.mean_average_precision(model, DataLoader(photos, batch_size=5))
+    assert score == pytest.approx(expected.item())
 
 
-def test_the_plain_scripts_weights_are_the_files(tmp_path: Path) -> None:
+def test_plain_script_loads_weights_from_a_file(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     torch.manual_seed(1)
@@ -83,7 +83,7 @@ def test_the_plain_scripts_weights_are_the_files(tmp_path: Path) -> None:
     assert loaded(images).shape == (2, 3)
 
 
-def test_a_subset_keeps_some_images_of_each_split_and_can_be_read(data: Path, tmp_path: Path) -> None:
+def test_subset_has_images_of_each_split_and_is_readable(data: Path, tmp_path: Path) -> None:
     small = tmp_path / "small"
     small.mkdir()
     training_overhead.write_subset(data, small, 10)
@@ -92,7 +92,7 @@ def test_a_subset_keeps_some_images_of_each_split_and_can_be_read(data: Path, tm
     assert records.label_space.names == NAMES
 
 
-def test_the_speed_of_a_stage_is_all_images_by_all_seconds_without_the_first_row(tmp_path: Path) -> None:
+def test_speed_of_a_stage_excludes_the_first_row(tmp_path: Path) -> None:
     rows = [
         {"stage": "frozen probe", "step": 10, "images_per_second": 9.0},
         {"stage": "bce", "step": 10, "images_per_second": 1.0},
@@ -100,21 +100,26 @@ def test_the_speed_of_a_stage_is_all_images_by_all_seconds_without_the_first_row
         {"stage": "bce", "step": 25, "images_per_second": 10.0},  # 5 steps
         {"stage": "bce, re-probed", "step": 30, "images_per_second": 7.0},
     ]
-    journal = tmp_path / "metrics.jsonl"
-    journal.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     batch = 8
     seconds = 10 * batch / 40 + 5 * batch / 10
-    assert training_overhead.speed_of(journal, "bce") == pytest.approx(15 * batch / seconds)
-    with pytest.raises(SystemExit, match="0 rows; give a larger --limit"):
-        training_overhead.speed_of(journal, "asl")
+    assert training_overhead.speed_of(metrics, "bce") == pytest.approx(15 * batch / seconds)
+    with pytest.raises(SystemExit, match="0 rows"):
+        training_overhead.speed_of(metrics, "asl")
 
 
-def test_speed_after_the_warm_up_leaves_its_steps_and_its_seconds_out() -> None:
-    ended = [float(5 * i) for i in range(1, 11)] + [51.0, 52.0, 53.0, 54.0]  # slow at first, then one second a step
-    assert training_overhead.after_warm_up(ended, batch_size=8) == 8.0
+def test_warm_up_steps_and_their_time_are_excluded() -> None:
+    end_times = [float(5 * i) for i in range(1, 11)] + [
+        51.0,
+        52.0,
+        53.0,
+        54.0,
+    ]  # slow at first, then one second per step
+    assert training_overhead.after_warm_up(end_times, batch_size=8) == 8.0
 
 
-def test_a_run_can_predict_when_it_says_which_model_it_has(tmp_path: Path) -> None:
+def test_run_can_predict_once_its_metadata_has_a_model(tmp_path: Path) -> None:
     assert not first_minutes.can_predict(tmp_path / "nowhere")
     (tmp_path / "model.safetensors").touch()
     assert not first_minutes.can_predict(tmp_path)
@@ -124,7 +129,7 @@ def test_a_run_can_predict_when_it_says_which_model_it_has(tmp_path: Path) -> No
     assert first_minutes.can_predict(tmp_path)
 
 
-def test_only_whole_files_of_a_run_are_copied(tmp_path: Path) -> None:
+def test_only_complete_files_of_a_run_are_copied(tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
     for name in ("run.json", "model.safetensors", ".labels.json.part", "checkpoints/large"):

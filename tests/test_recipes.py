@@ -37,14 +37,14 @@ adp-asl-tresnet-l-448        96.1  93.1  88.6  90.8  92.1  90.7  91.4
 adp-tresnet-l-448            96.9  93.0  92.7  92.8  92.9  93.3  93.1
 """
 PUBLISHED = {name: numbers for name, *numbers in map(str.split, ROWS.strip().splitlines())}
-"""Tables 1 and 2 of the paper, in their order, a recipe for each row."""
+"""Tables 1 and 2 of the paper in their order, with the recipe of each row."""
 
 
 def head(path: Path) -> str:
-    """The comment that a recipe begins with, in one line."""
+    """Return the comment at the top of a recipe as one line."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    until = next(number for number, line in enumerate(lines) if not line.startswith("#"))
-    return " ".join(" ".join(lines[:until]).replace("#", " ").split())
+    end = next(number for number, line in enumerate(lines) if not line.startswith("#"))
+    return " ".join(" ".join(lines[:end]).replace("#", " ").split())
 
 
 def settings(path: Path) -> Settings:
@@ -58,39 +58,39 @@ def harmonic(precision: str, recall: str) -> float:
 
 @pytest.fixture(params=PATHS, ids=lambda path: path.stem)
 def path(request: pytest.FixtureRequest) -> Path:
-    found: Path = request.param
-    return found
+    path: Path = request.param
+    return path
 
 
-def test_every_row_of_both_tables_has_a_recipe_and_every_recipe_a_row() -> None:
+def test_recipes_match_the_rows_of_both_tables() -> None:
     assert sorted(PUBLISHED) == [path.stem for path in PATHS]
     assert len(PUBLISHED) == len(ROWS.strip().splitlines()) == 17
 
 
-def test_the_named_recipes_are_the_files_of_the_source_tree() -> None:
+def test_named_recipes_are_the_files_of_the_source_tree() -> None:
     assert {name: path.read_text() for name, path in recipes.recipes().items()} == {
         path.stem: path.read_text() for path in PATHS
     }
 
 
-def test_the_page_lists_every_recipe_with_its_published_map_in_the_order_of_the_tables() -> None:
+def test_docs_list_every_recipe_with_its_published_map_in_table_order() -> None:
     page = (SOURCE.parent / "docs" / "recipes.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| \[`([\w-]+)`\]\(\.\./recipes/\1\.toml\) \| ([\d.]+|none)", page, re.MULTILINE)
     assert rows == [(name, "none" if mean == "-" else mean) for name, (mean, *_) in PUBLISHED.items()]
 
 
-def test_an_installed_package_has_them_beside_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_package_finds_recipes_next_to_its_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.toml").write_text("")
     (tmp_path / "notes.md").write_text("")
     monkeypatch.setattr(recipes, "_FOLDERS", (tmp_path, SOURCE))
     assert recipes.recipes() == {"mine": tmp_path / "mine.toml"}
 
 
-def test_a_named_recipe_can_be_read() -> None:
+def test_recipe_is_found_by_name() -> None:
     assert tomllib.loads(find_recipe("coco-tresnet-m-224").read_text())["encoder"]["image_size"] == 224
 
 
-def test_a_path_that_exists_comes_before_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_path_takes_precedence_over_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert find_recipe("coco-tresnet-m-224") != Path("coco-tresnet-m-224")
     Path("coco-tresnet-m-224").write_text("mine")
@@ -98,7 +98,7 @@ def test_a_path_that_exists_comes_before_a_name(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("name", "message"),
     [
         ("coco-tresnet-m-24", "did you mean 'coco-tresnet-m-224'"),
         ("coco-tresnet-m-224.toml", "did you mean 'coco-tresnet-m-224'"),
@@ -108,47 +108,49 @@ def test_a_path_that_exists_comes_before_a_name(tmp_path: Path, monkeypatch: pyt
         (".", "=.` is a folder"),
     ],
 )
-def test_a_recipe_that_is_not_there_is_answered_with_the_nearest(
-    given: str | Path, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_unknown_recipe_suggests_the_closest_name(
+    name: str | Path, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="`recipe=") as error:
-        find_recipe(given)
+        find_recipe(name)
     assert message in str(error.value)
 
 
-def test_the_command_in_a_recipes_head_names_the_recipe(path: Path) -> None:
+def test_head_has_the_command_with_the_recipes_name(path: Path) -> None:
     (command,) = re.findall(r"^# command +(.*)$", path.read_text(), re.MULTILINE)
     data = path.stem.partition("-")[0].upper()
     assert command == f"probmcl train {data} --recipe {path.stem}"
 
 
-def test_a_recipes_head_has_the_row_of_the_table(path: Path) -> None:
+def test_head_has_the_published_scores(path: Path) -> None:
     numbers = ", ".join(f"{name} {number}" for name, number in zip(COLUMNS, PUBLISHED[path.stem], strict=True))
     assert f" published {numbers} (" in head(path)
 
 
-def test_a_recipes_head_says_what_is_needed_and_that_it_was_not_run(path: Path) -> None:
-    said = head(path)
-    assert " data MS-COCO 2014: " in said if path.stem.startswith("coco") else " data ADP V1.0, flat release" in said
-    assert re.search(r" machine .*nobody here has run it: no GPU", said)
-    assert "(no threshold: " in said if "-pla-" in path.stem else "threshold" in said
+def test_head_has_data_status_and_threshold(path: Path) -> None:
+    comment = head(path)
+    assert (
+        " data MS-COCO 2014: " in comment if path.stem.startswith("coco") else " data ADP V1.0, flat release" in comment
+    )
+    assert re.search(r" status .*not run by us: no GPU", comment)
+    assert "(no threshold: " in comment if "-pla-" in path.stem else "threshold" in comment
 
 
-def test_a_recipes_head_says_what_is_the_authors_and_what_is_not(path: Path) -> None:
-    if settings(path).method != "probmcl":  # whose trainer this is
-        assert re.search(r" authors .+ here ", head(path))
+def test_head_separates_original_settings_from_differences(path: Path) -> None:
+    if settings(path).method != "probmcl":  # its recipes follow the trainer of the paper
+        assert re.search(r" original .+ differs ", head(path))
 
 
-def test_a_recipes_head_says_where_f1_is_not_the_harmonic_mean(path: Path) -> None:
+def test_head_mentions_f1_that_is_not_the_harmonic_mean(path: Path) -> None:
     _, cp, cr, cf1, op, recall, of1 = PUBLISHED[path.stem]
     for name, printed, expected in (("CF1", cf1, harmonic(cp, cr)), ("OF1", of1, harmonic(op, recall))):
-        differs = abs(float(printed) - expected) > 0.15  # what rounding explains
+        differs = abs(float(printed) - expected) > 0.15  # more than rounding can explain
         assert bool(re.search(rf"{name} is .*?not the harmonic mean of \w+ and \w+,", head(path))) is differs
         assert not differs or f" {expected:.1f}" in head(path)
 
 
-def test_the_title_names_method_table_encoder_and_size(path: Path) -> None:
+def test_title_has_method_table_encoder_and_size(path: Path) -> None:
     title = path.read_text().splitlines()[0]
     table = "Table 1, (upper|lower) block: MS-COCO" if path.stem.startswith("coco") else "Table 2: ADP"
     encoder = {"resnet101": "ResNet-101", "tresnet-m": "TResNet-M", "tresnet-l": "TResNet-L"}
@@ -159,12 +161,12 @@ def test_the_title_names_method_table_encoder_and_size(path: Path) -> None:
     assert not path.stem.startswith("coco") or f"{block} block" in title
 
 
-def test_a_recipe_is_a_run_of_the_method_encoder_and_size_in_its_name(path: Path) -> None:
+def test_name_matches_method_encoder_and_size(path: Path) -> None:
     s = settings(path)
     (job,) = s.jobs
-    between = path.stem.split("-")[1:-1]
-    network = {"resnet101": "resnet101", "m": "tresnet_m", "l": "tresnet_v2_l"}[between[-1]]
-    method = "_".join(between[: -1 if between[-1] == "resnet101" else -2]) or "probmcl"
+    parts = path.stem.split("-")[1:-1]
+    network = {"resnet101": "resnet101", "m": "tresnet_m", "l": "tresnet_v2_l"}[parts[-1]]
+    method = "_".join(parts[: -1 if parts[-1] == "resnet101" else -2]) or "probmcl"
     assert (s.method, job.method) == (method, method)
     assert method in METHODS
     assert s.encoder.name.split(".")[0] == network
@@ -172,32 +174,32 @@ def test_a_recipe_is_a_run_of_the_method_encoder_and_size_in_its_name(path: Path
     assert (s.tune, s.encoder.statistics, s.encoder.weights) == ("all", "moving", "pretrained")
 
 
-def test_nothing_that_decides_training_is_left_to_a_default(path: Path) -> None:
-    given = read_recipe(path)
-    assert given["training"].keys() >= {"epochs", "batch_size", "learning_rate", "weight_decay"}
-    # A method that is a classifier would learn three times as fast as its encoder.
-    assert "head_factor" in given["training"] or given["method"] == "probmcl"
+def test_training_settings_are_explicit(path: Path) -> None:
+    recipe = read_recipe(path)
+    assert recipe["training"].keys() >= {"epochs", "batch_size", "learning_rate", "weight_decay"}
+    # By default the head of a classifier has three times the learning rate of its encoder.
+    assert "head_factor" in recipe["training"] or recipe["method"] == "probmcl"
 
 
-def test_its_encoder_is_one_that_timm_has_weights_for(path: Path) -> None:
+def test_timm_has_weights_for_the_encoder(path: Path) -> None:
     name = settings(path).encoder.name
     assert describe_encoder(name).startswith(name)
 
 
-def test_only_files_are_left_to_be_filled_in(path: Path) -> None:
-    left = re.findall(r'^# (\w+) = "', path.read_text(), re.MULTILINE)
-    assert set(left) == set(find_method(settings(path).method).files)
+def test_only_file_settings_are_commented_out(path: Path) -> None:
+    commented = re.findall(r'^# (\w+) = "', path.read_text(), re.MULTILINE)
+    assert set(commented) == set(find_method(settings(path).method).files)
 
 
-def test_one_step_of_its_method_runs_on_a_small_encoder(path: Path) -> None:
+def test_method_takes_a_step_on_a_small_encoder(path: Path) -> None:
     (job,) = settings(path).jobs
-    kind = find_method(job.method)
+    method_class = find_method(job.method)
     torch.manual_seed(0)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the paper's preset speaks of collapse
-        method: Any = kind(Encoder("test_resnet", image_size=64), label_space(4), job.settings)
+        warnings.simplefilter("ignore")  # the paper's preset warns about collapse
+        method: Any = method_class(Encoder("test_resnet", image_size=64), label_space(4), job.settings)
     labels = torch.tensor([[1.0, 0, 1, 0], [0, 1, 0, 0], [1, 1, 0, 0]])
-    loss = method.train()(torch.rand(kind.n_views, 3, 3, 64, 64), labels).loss
+    loss = method.train()(torch.rand(method_class.n_views, 3, 3, 64, 64), labels).loss
     loss.backward()
     assert loss.isfinite()
     assert any(p.grad is not None and (p.grad != 0).any() for p in method.parameters())

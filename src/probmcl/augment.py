@@ -1,10 +1,10 @@
-"""Stage 2, image -> V views: how one image becomes several that still carry its labels.
+"""Stage 2, image -> V views: augmentations that produce several views of an image with the same labels.
 
-An augmentation takes an RGB image of any size and returns one of size x size (`none` leaves that to preprocessing). It
-draws only from torch's global CPU generator, so that `draw` makes a view a function of its four numbers alone.
+An augmentation takes an RGB image of any size and returns one of size x size (except `none`, where preprocessing
+resizes). It uses only torch's global CPU generator, so that `draw` can make every view reproducible.
 
-`paper` follows the published code of ASL and KMCL, which ProbMCL builds on, and the `randaugment` package that both
-call ("the package" below); a comment says where it was silent or where we differ.
+`paper` follows the published code of ASL and KMCL, on which ProbMCL builds, and the `randaugment` package that both
+use ("the package" below). Comments mark the differences.
 """
 
 import math
@@ -18,25 +18,25 @@ import numpy as np
 import torch
 from PIL import Image, ImageEnhance, ImageOps
 
-from probmcl.data.images import squashed
+from probmcl.data.images import resize_bilinear
 from probmcl.runtime.torchvision_compat import transforms
 
 Augmentation: TypeAlias = Callable[[Image.Image], Image.Image]
 RGB: TypeAlias = tuple[int, int, int]
 
-GRAY: RGB = (128, 128, 128)  # what a moved image leaves open
-CUTOUT_GRAY: RGB = (125, 122, 113)  # the package's choice, about the mean color of CIFAR-10
-MAGNITUDES = 10  # levels of a range; level 0 changes nothing and is never drawn
+GRAY: RGB = (128, 128, 128)  # fills the area that a shifted or rotated image leaves empty
+CUTOUT_GRAY: RGB = (125, 122, 113)  # as in the package; about the mean color of CIFAR-10
+MAGNITUDES = 10  # magnitudes 0 to 9; 0 changes nothing and is never drawn
 LUMA_CHROMA = ((0.299, 0.587, 0.114), (0.5959, -0.2746, -0.3213), (0.2115, -0.5227, 0.3112))  # RGB -> YIQ
 
 
 def draw(
     augmentation: Augmentation, image: Image.Image, *, seed: int, epoch: int, index: int, view: int
 ) -> Image.Image:
-    """Make view number `view` of image number `index` in an epoch, the same wherever and whenever it is made.
+    """Return view number `view` of image number `index` in an epoch; the result depends only on the arguments.
 
-    The four numbers are hashed into the state of torch's generator for the length of the call. Workers, their
-    number and the order of the images therefore change nothing, and the caller's generator stays where it was.
+    During the call, torch's CPU generator is seeded with a hash of the four numbers. The view therefore does not depend
+    on the number of workers or the order of the images, and the generator's state is restored afterwards.
 
     >>> image = Image.new("RGB", (8, 4), "navy")
     >>> first, again, other = (draw(paper(4), image, seed=0, epoch=0, index=7, view=v).tobytes() for v in (0, 0, 1))
@@ -44,10 +44,10 @@ def draw(
     (True, False)
     """
     if image.mode != "RGB":
-        raise ValueError(f"image {index} has mode {image.mode!r}, not 'RGB'; convert it with image.convert('RGB')")
+        raise ValueError(f"image {index}: expected mode 'RGB', got {image.mode!r}; call image.convert('RGB')")
     if min(seed, epoch, index, view) < 0:
-        raise ValueError(f"{seed=}, {epoch=}, {index=}, {view=}: give none of them below 0")
-    # One word: torch's CPU generator uses the lowest 32 bits of a seed and no more.
+        raise ValueError(f"{seed=}, {epoch=}, {index=} and {view=} must be at least 0")
+    # One 32-bit word is enough: torch's CPU generator uses only the lowest 32 bits of a seed.
     state = np.random.SeedSequence(seed, spawn_key=(epoch, index, view)).generate_state(1)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(int(state[0]))  # torch.manual_seed would also reseed the accelerators
@@ -55,7 +55,7 @@ def draw(
 
 
 def none(size: int) -> Augmentation:
-    """The image as it is: preprocessing squashes it to the plain view that validation and prediction see too.
+    """Return the identity. Preprocessing then makes the same plain view as in validation and prediction.
 
     >>> none(4)(Image.new("RGB", (8, 2))).size
     (8, 2)
@@ -75,15 +75,15 @@ def light(
     saturation: float = 0.3,
     hue: float = 0.05,
 ) -> Augmentation:
-    """A view that keeps most labels: at least half of the image, perhaps mirrored, in slightly other colors.
+    """Return a light augmentation, which preserves most labels: random crop, horizontal flip and color jitter.
 
-    `scale` is the share of the area to crop and `ratio` the crop's width over height; the rest as in `color_jitter`.
-    Where no such crop fits, as in a panorama beyond 8:3, torchvision takes the middle, which is less than half.
+    `scale` is the range of the crop's share of the area, `ratio` that of its width / height, `flip` a probability; for
+    the others see `color_jitter`. If no such crop fits (panoramas wider than 8:3), torchvision takes a center crop.
 
     >>> light(4, flip=0.0)(Image.new("RGB", (9, 5))).size
     (4, 4)
     """
-    # The crop comes first: colors then change on size x size pixels and not on the whole photograph.
+    # The crop comes first, so that colors are changed on size x size pixels instead of the full image.
     crop = partial(random_crop, size=size, scale=scale, ratio=ratio)
     jitter = partial(color_jitter, brightness=brightness, contrast=contrast, saturation=saturation, hue=hue)
     return _compose(crop, transforms.RandomHorizontalFlip(flip), jitter)
@@ -95,9 +95,9 @@ def _compose(*steps: Augmentation) -> Augmentation:
 
 
 def paper(size: int) -> Augmentation:
-    """The view that ASL, KMCL and ProbMCL train on: squash, half-size cutout, two operations of fifteen; no flip.
+    """Return the augmentation of ASL, KMCL and ProbMCL: resize, half-size cutout and two of fifteen operations.
 
-    Reference: ProbMCL, section 3.1 ("RandAugment"), as published with ASL and KMCL.
+    There is no flip. Reference: ProbMCL, section 3.1 ("RandAugment"), as in the code of ASL and KMCL.
 
     >>> paper(4)(Image.new("RGB", (9, 5))).size
     (4, 4)
@@ -111,7 +111,7 @@ AUGMENTATIONS: Mapping[str, Callable[[int], Augmentation]] = MappingProxyType(
 
 
 def squash(image: Image.Image, size: int) -> Image.Image:
-    """Resize to size x size, whatever the aspect ratio.
+    """Resize to size x size without keeping the aspect ratio.
 
     >>> squash(Image.new("RGB", (300, 2)), 5).size
     (5, 5)
@@ -122,22 +122,22 @@ def squash(image: Image.Image, size: int) -> Image.Image:
 def random_crop(
     image: Image.Image, *, size: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Image.Image:
-    """Draw a crop as torchvision's `RandomResizedCrop` does, and resize it to size x size in half its time.
+    """Return a random crop, resized to size x size: torchvision's `RandomResizedCrop` in half the time.
 
     >>> random_crop(Image.new("RGB", (9, 5)), size=4, scale=(0.5, 1.0), ratio=(1.0, 1.0)).size
     (4, 4)
     """
     top, left, height, width = transforms.RandomResizedCrop.get_params(image, list(scale), list(ratio))
     crop = image.crop((left, top, left + width, top + height))
-    return Image.fromarray(squashed(crop, size).permute(1, 2, 0).numpy())
+    return Image.fromarray(resize_bilinear(crop, size).permute(1, 2, 0).numpy())
 
 
 def color_jitter(
     image: Image.Image, *, brightness: float, contrast: float, saturation: float, hue: float
 ) -> Image.Image:
-    """Draw how colors change, and change them in one pass.
+    """Change brightness, contrast, saturation and hue randomly, in one pass.
 
-    The first three factors are uniform in [1 - x, 1 + x] (never below 0), the hue moves by up to ± `hue` turns.
+    The first three factors are uniform in [max(0, 1 - x), 1 + x]; the hue shift is uniform in ± `hue` turns.
 
     >>> image = Image.new("RGB", (1, 1), "teal")
     >>> color_jitter(image, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0).getpixel((0, 0))
@@ -150,11 +150,11 @@ def color_jitter(
 def change_colors(
     image: Image.Image, brightness: float, contrast: float, saturation: float, turn: float
 ) -> Image.Image:
-    """Scale brightness, contrast and saturation, and turn the hue by `turn` of the circle.
+    """Scale brightness, contrast and saturation, and rotate the hue by `turn` turns.
 
-    x -> b (c A x + (1 - c) m), where A keeps the luma of a color, scales its two chroma axes (YIQ) by the
-    saturation and rotates them, and m is the image's mean luma. Before rounding and clipping the four changes commute,
-    so one matrix does them all, in any order. One after the other, and through HSV, they take seven times as long.
+    x -> b (c A x + (1 - c) m), where A keeps the luma of a color and scales and rotates its chroma (YIQ), and m is the
+    mean luma of the image. Apart from rounding and clipping, the four changes commute, so that one matrix can apply
+    all of them. Applying them one by one, with the hue in HSV, takes seven times as long.
 
     >>> change_colors(Image.new("RGB", (1, 1), (100, 50, 30)), 2.0, 1.0, 1.0, 0.0).getpixel((0, 0))
     (200, 100, 60)
@@ -169,7 +169,7 @@ def change_colors(
 
 
 def cutout(image: Image.Image, width: int, height: int, color: RGB) -> Image.Image:
-    """Cover a width x height rectangle; its center is uniform over the pixels, and what lies outside is cut off.
+    """Cover a rectangle of width x height around a uniformly drawn pixel; it may extend beyond the image.
 
     >>> cutout(Image.new("RGB", (1, 1)), 3, 3, (1, 2, 3)).getpixel((0, 0))
     (1, 2, 3)
@@ -181,9 +181,9 @@ def cutout(image: Image.Image, width: int, height: int, color: RGB) -> Image.Ima
 
 
 def half_cutout(image: Image.Image) -> Image.Image:
-    """Cover a rectangle of half the height and half the width in one random color.
+    """Cover a rectangle of half the width and half the height with a random color.
 
-    A small object can vanish although its label stays: the price of the paper's setting.
+    This may hide a small object completely while its label remains.
 
     >>> half_cutout(Image.new("RGB", (6, 4))).size
     (6, 4)
@@ -194,7 +194,7 @@ def half_cutout(image: Image.Image) -> Image.Image:
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of the list: what it does to an image, and its level at magnitude 0 and at magnitude 9.
+    """An operation on images, with its levels at magnitude 0 and magnitude 9.
 
     >>> OPERATIONS["Rotate"].level(9)
     30.0
@@ -202,21 +202,21 @@ class Operation:
 
     apply: Callable[[Image.Image, float], Image.Image]
     levels: tuple[float, float] = (0.0, 0.0)
-    either_sign: bool = False  # the level's sign is drawn, half and half
+    either_sign: bool = False  # the level is negated with probability 1/2
 
     def level(self, magnitude: int) -> float:
-        """Entry number `magnitude` of ten that are evenly spaced over the range."""
+        """Return the level of a magnitude, by linear interpolation."""
         first, last = self.levels
         return first + (last - first) * magnitude / (MAGNITUDES - 1)
 
     def __call__(self, image: Image.Image, magnitude: int) -> Image.Image:
-        """Apply it at a magnitude, to a random side where it has two."""
+        """Apply the operation, with a random sign if `either_sign` is set."""
         sign = -1 if self.either_sign and _integer(2) else 1
         return self.apply(image, sign * self.level(magnitude))
 
 
 def _shear(image: Image.Image, x: float, y: float) -> Image.Image:
-    # About the upper left corner and bicubic, as in the package.
+    # Relative to the upper left corner and bicubic, as in the package.
     rows = (1, x, 0, y, 1, 0)
     return image.transform(image.size, Image.Transform.AFFINE, rows, Image.Resampling.BICUBIC, fillcolor=GRAY)
 
@@ -230,12 +230,11 @@ def _enhanced(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Opera
     return Operation(lambda image, x: enhancer(image).enhance(1 + x), (0.0, 0.9), either_sign=True)
 
 
-# The fifteen operations with their ranges, in the package's order. Where a level has a sign it is drawn, except for
-# Rotate, which turns one way only (anticlockwise), as in the package.
+# The fifteen operations with their ranges and order in the package, where Rotate is always counterclockwise.
 OPERATIONS: Mapping[str, Operation] = MappingProxyType(
     {
         "Invert": Operation(lambda image, _: ImageOps.invert(image)),
-        # The package's square is one pixel smaller where the number is odd.
+        # The package's square is one pixel smaller if the side is odd.
         "Cutout": Operation(lambda image, side: cutout(image, round(side), round(side), CUTOUT_GRAY), (0.0, 20.0)),
         "Sharpness": _enhanced(ImageEnhance.Sharpness),
         "AutoContrast": Operation(lambda image, _: ImageOps.autocontrast(image)),
@@ -255,9 +254,9 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
 
 
 def two_operations(image: Image.Image) -> Image.Image:
-    """Draw an ordered pair of operations with their magnitudes, and apply each with probability one half.
+    """Draw two operations with magnitudes, and apply each with probability 1/2.
 
-    A pair is one of (15 · 9)², so an operation may come twice; a quarter of the images stay as they are.
+    They are drawn independently, so that both may be the same. A quarter of the images remain unchanged.
 
     >>> two_operations(Image.new("RGB", (6, 4))).size
     (6, 4)

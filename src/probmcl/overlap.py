@@ -1,4 +1,4 @@
-"""How much two label sets share: D(y_i, y_j) of ProbMCL, section 2.2 and its first ablation."""
+"""Overlap of label sets: D(y_i, y_j) in ProbMCL, section 2.2, and in its first ablation study."""
 
 from typing import NamedTuple
 
@@ -16,10 +16,10 @@ def jaccard(
     known_a: Bool[Tensor, "M C"] | None = None,
     known_b: Bool[Tensor, "P C"] | None = None,
 ) -> Float[Tensor, "M P"]:
-    """Share of the labels of either image that both have.
+    """Return the Jaccard index of every pair of label sets.
 
-    D(y, y') = |y ∩ y'| / |y ∪ y'|, counted over the labels known to both images. Where neither has a label, D = 1 if
-    every label is known (two empty photographs are alike), else 0 (decision 0001, point 10).
+    D(y, y') = |y ∩ y'| / |y ∪ y'| over the labels that are known for both images. An empty union has D = 1 if every
+    label is known, because two images without objects match, and D = 0 otherwise (decision 0001, point 10).
 
     Reference: ProbMCL, section 3.2, "Ablation Study on Overlapping Index Function".
 
@@ -28,9 +28,9 @@ def jaccard(
     tensor([[1.0000, 0.5000],
             [0.5000, 1.0000]])
     """
-    count = _count(a, b, known_a, known_b)
-    either = count.a + count.b - count.shared
-    return (count.shared / either.clamp(min=1)).where(either > 0, count.all_known)
+    counts = _count_pairs(a, b, known_a, known_b)
+    union = counts.a + counts.b - counts.intersection
+    return (counts.intersection / union.clamp(min=1)).where(union > 0, counts.all_known)
 
 
 @full_precision
@@ -42,10 +42,10 @@ def cosine(
     known_b: Bool[Tensor, "P C"] | None = None,
     literal: bool = False,
 ) -> Float[Tensor, "M P"]:
-    """Cosine of the angle between two label vectors.
+    """Return the cosine similarity of every pair of label vectors.
 
-    D(y, y') = y·y' / (‖y‖ ‖y'‖), counted over the labels known to both images; empty label sets as in `jaccard`. The
-    paper prints squared norms, with which two equal label sets of m labels have D = 1/m: `literal` computes that.
+    D(y, y') = y·y' / (‖y‖ ‖y'‖) over the labels that are known for both images. Empty label sets are treated as in
+    `jaccard`. The paper prints squared norms (`literal=True`), with which two equal sets of m labels have D = 1/m.
 
     Reference: ProbMCL, section 3.2, "Ablation Study on Overlapping Index Function"; decision 0001, point 9.
 
@@ -58,30 +58,30 @@ def cosine(
     tensor([[0.2500, 0.2500],
             [0.2500, 1.0000]])
     """
-    count = _count(a, b, known_a, known_b)
-    squared_norms = count.a * count.b
-    # Deviation (decision 0001, point 9): plain norms, unless the printed formula is asked for.
+    counts = _count_pairs(a, b, known_a, known_b)
+    squared_norms = counts.a * counts.b
+    # Deviation (decision 0001, point 9): norms instead of the paper's squared norms, unless `literal` is set.
     norms = squared_norms if literal else squared_norms.sqrt()
-    neither = (count.a + count.b) == 0
-    return (count.shared / norms.clamp(min=1)).where(~neither, count.all_known)
+    both_empty = (counts.a + counts.b) == 0
+    return (counts.intersection / norms.clamp(min=1)).where(~both_empty, counts.all_known)
 
 
-class _Count(NamedTuple):
-    """Whole numbers for each pair of images, over the labels known to both."""
+class _Counts(NamedTuple):
+    """Label counts of every pair of images, over the labels that are known for both."""
 
-    a: Float[Tensor, "M P"]  # labels of the first
-    b: Float[Tensor, "M P"]  # labels of the second
-    shared: Float[Tensor, "M P"]  # labels of both
-    all_known: Float[Tensor, "M P"]  # 1 where every label is known to both
+    a: Float[Tensor, "M P"]  # labels of the first image
+    b: Float[Tensor, "M P"]  # labels of the second image
+    intersection: Float[Tensor, "M P"]  # labels of both images
+    all_known: Float[Tensor, "M P"]  # 1 if every label is known for both images, else 0
 
 
-def _count(a: Tensor, b: Tensor | None, known_a: Tensor | None, known_b: Tensor | None) -> _Count:
+def _count_pairs(a: Tensor, b: Tensor | None, known_a: Tensor | None, known_b: Tensor | None) -> _Counts:
     if b is None:
         if known_b is not None:
-            raise ValueError("known_b belongs to b, which is not given; known_a serves for both sides")
+            raise ValueError("`known_b` requires `b`; without `b`, `known_a` applies to both sides")
         b, known_b = a, known_a
-    seen_a = a.new_ones(a.shape) if known_a is None else known_a.to(a.dtype)
-    seen_b = b.new_ones(b.shape) if known_b is None else known_b.to(b.dtype)
-    a, b = a.where(seen_a > 0, 0), b.where(seen_b > 0, 0)  # not a product: what is unknown may be NaN
-    # Counts below 2**24 are exact in float32, so that a true 0.5 comes out as 0.5.
-    return _Count(a @ seen_b.T, seen_a @ b.T, a @ b.T, (seen_a @ seen_b.T == a.shape[1]).to(a.dtype))
+    mask_a = a.new_ones(a.shape) if known_a is None else known_a.to(a.dtype)
+    mask_b = b.new_ones(b.shape) if known_b is None else known_b.to(b.dtype)
+    a, b = a.where(mask_a > 0, 0), b.where(mask_b > 0, 0)  # a product would keep the NaN of unknown labels
+    # Counts below 2**24 are exact in float32, so an overlap of one half is exactly 0.5.
+    return _Counts(a @ mask_b.T, mask_a @ b.T, a @ b.T, (mask_a @ mask_b.T == a.shape[1]).to(a.dtype))

@@ -90,7 +90,7 @@ def test_a_signal_that_python_drops_is_sent_again() -> None:
         "def forking():\n"
         "    os.register_at_fork(after_in_parent=drop)\n"
         "    if os.fork() == 0:\n        os._exit(0)\n"
-        "    time.sleep(20)\n"
+        f"    time.sleep({2 * HANGS})\n"
         "cli.app = lambda: forking\n"
         "cli.main()"
     )

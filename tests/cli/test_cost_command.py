@@ -72,8 +72,8 @@ def test_by_choice_it_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: 
     [
         ("probmlc", "no method 'probmlc'; did you mean 'probmcl'?"),
         ("bce --encoders resnt18", "timm has no model 'resnt18'; did you mean 'resnet18'"),
-        ("bce --encoders test_vit --image-sizes 40", "test_vit cannot take images of 40 pixels"),
-        ("csra --encoders pit_ti_224", "csra needs feature maps, and pit_ti_224 has none"),
+        ("bce --encoders test_vit --image-sizes 40", "test_vit does not support images of 40 pixels"),
+        ("csra --encoders pit_ti_224", "csra needs feature maps"),
         ("bce --batch-size 4", "--batch-size and --device are for a measurement; add --measure"),
         ("bce --measure --batch-size 1", "`batch_size=1` must be at least 2"),
         ("bce --measure --device tpu", "`device=tpu` is not available: torch has"),

@@ -69,7 +69,7 @@ def test_each_row_has_weights_size_and_license(capsys: pytest.CaptureFixture[str
 def test_a_long_list_is_cut_with_a_count_and_builds_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probmcl.encoders, "millions", lambda model: pytest.fail(f"{model} was built"))
+    monkeypatch.setattr(probmcl.encoders, "parameters_in_millions", lambda model: pytest.fail(f"{model} was built"))
     command.encoders("resnet")
     text = capsys.readouterr().out
     rest = len(command.matching("resnet")) - command.MAX_ROWS

@@ -98,7 +98,7 @@ def test_an_existing_file_is_refused_before_the_model_is_loaded(run: Path, photo
 
 def test_no_image_leaves_no_file(run: Path) -> None:
     (run.parent / "empty").mkdir()
-    with pytest.raises(ValueError, match="no image in this folder"):
+    with pytest.raises(ValueError, match="contain no images"):
         predict(run, run.parent / "empty", "--out", run.parent / "said.csv")
     assert not list(run.parent.glob("said*"))
 

@@ -85,5 +85,5 @@ def test_whoever_needs_maps_says_so_by_name_where_features_are_stored(name: str)
     if not find_method(name).needs_maps:
         find_method(name)(PrecomputedFeatures(5), label_space(4), None)
         return
-    with pytest.raises(ValueError, match=rf"^{name} needs feature maps, and stored features have none: choose `tune"):
+    with pytest.raises(ValueError, match=rf"^{name} needs feature maps.*`tune"):
         find_method(name)(PrecomputedFeatures(5), label_space(4), None)

@@ -113,7 +113,7 @@ def test_a_method_that_needs_maps_says_so_where_there_are_none() -> None:
     bce, csra = cost_rows(parse_methods(["bce", "csra"]), ["pit_ti_224"], [None], [2])
     assert bce.problem is None
     assert csra.problem is not None
-    assert csra.problem.startswith("csra needs feature maps, and pit_ti_224 has none at 224 pixels")
+    assert csra.problem.startswith("csra needs feature maps")
     assert csra.gmac is csra.training_parameters is csra.prediction_parameters is csra.training_gmac is None
 
 
@@ -166,7 +166,7 @@ def test_two_methods_of_one_name_are_not_taken_for_one(tmp_path: Path) -> None:
 def test_a_size_that_an_encoder_cannot_take_is_a_row_that_says_so() -> None:
     small, fine = cost_rows(parse_methods(["bce"]), ["test_vit"], [40, 160], [2])
     assert small.problem is not None
-    assert "test_vit cannot take images of 40 pixels" in small.problem
+    assert "images of 40 pixels" in small.problem
     assert small.image_size == 40
     assert fine.problem is None
 

@@ -32,8 +32,8 @@ def start_method(request: pytest.FixtureRequest) -> Iterator[str]:
     multiprocessing.set_start_method(before, force=True)
 
 
-def spoil(records: Records) -> list[int]:
-    """Three images of three splits are made useless."""
+def corrupt_three(records: Records) -> list[int]:
+    """Truncate a train image, empty a val image and delete a test image; return their rows."""
     train, val, test = (int(records.rows(split)[1]) for split in ("train", "val", "test"))
     records.paths[train].write_bytes(records.paths[train].read_bytes()[:-40])
     records.paths[val].write_bytes(b"")
@@ -41,14 +41,14 @@ def spoil(records: Records) -> list[int]:
     return [train, val, test]
 
 
-def many(tmp_path: Path) -> Records:
+def sixty_seven_images(tmp_path: Path) -> Records:
     return colored_records(tmp_path, train=57, val=5, test=5)
 
 
-def test_bad_images_of_every_split_are_found_with_row_path_and_reason(tmp_path: Path) -> None:
-    records = many(tmp_path)
+def test_bad_images_of_every_split_are_found(tmp_path: Path) -> None:
+    records = sixty_seven_images(tmp_path)
     assert find_bad_images(records) == []
-    rows = spoil(records)
+    rows = corrupt_three(records)
     bad = find_bad_images(records)
     assert [image.row for image in bad] == rows
     assert [image.path for image in bad] == [records.paths[row] for row in rows]
@@ -56,28 +56,28 @@ def test_bad_images_of_every_split_are_found_with_row_path_and_reason(tmp_path: 
     assert [image.reason for image in bad[1:]] == ["the file is empty", "does not exist"]
 
 
-def test_fingerprints_taken_before_say_the_same(tmp_path: Path) -> None:
-    records = many(tmp_path)
-    spoil(records)
+def test_bad_images_from_fingerprints_agree_with_find_bad_images(tmp_path: Path) -> None:
+    records = sixty_seven_images(tmp_path)
+    corrupt_three(records)
     assert bad_images(records, fingerprints(records.paths)) == find_bad_images(records)
 
 
-def test_processes_find_the_same_however_they_are_started(tmp_path: Path, start_method: str) -> None:
-    records = many(tmp_path)
-    spoil(records)
+def test_workers_find_the_same_bad_images(tmp_path: Path, start_method: str) -> None:
+    records = sixty_seven_images(tmp_path)
+    corrupt_three(records)
     assert find_bad_images(records, workers=2) == find_bad_images(records)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_progress_counts_every_image_once(tmp_path: Path, workers: int) -> None:
-    records = many(tmp_path)
+    records = sixty_seven_images(tmp_path)
     steps: list[int] = []
     find_bad_images(records, workers=workers, advance=steps.append)
     assert steps == [IMAGES_AT_ONCE] * (67 // IMAGES_AT_ONCE) + [67 % IMAGES_AT_ONCE]
 
 
 @pytest.mark.parametrize("progressive", [False, True])
-def test_a_jpeg_cut_anywhere_is_found_as_a_full_decode_finds_it(tmp_path: Path, progressive: bool) -> None:
+def test_truncated_jpegs_are_found_at_every_length(tmp_path: Path, progressive: bool) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8)
     Image.fromarray(noise).resize((600, 400)).save(tmp_path / "whole.jpg", progressive=progressive)
     data = (tmp_path / "whole.jpg").read_bytes()
@@ -98,7 +98,7 @@ def decodes(path: Path) -> bool:
     return True
 
 
-def test_an_interrupt_ends_at_once_and_quietly(tmp_path: Path) -> None:
+def test_interrupt_stops_the_workers_without_extra_tracebacks(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import time\n"
         "from pathlib import Path\n"
@@ -116,7 +116,7 @@ def test_an_interrupt_ends_at_once_and_quietly(tmp_path: Path) -> None:
     ) as run:
         assert run.stdout is not None
         first = int(run.stdout.readline())
-        os.killpg(run.pid, signal.SIGINT)  # as a terminal does: to this process and to all of its workers
+        os.killpg(run.pid, signal.SIGINT)  # like Ctrl-C in a terminal, which signals the process and its workers
         rest, errors = run.communicate()
     assert first + sum(map(int, rest.split())) < 20_000
     assert run.returncode == -signal.SIGINT
@@ -125,28 +125,29 @@ def test_an_interrupt_ends_at_once_and_quietly(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "images", "enough"), [(1, 2, "0.5"), (123, 10_000, "0.02"), (1, 8000, "0.0002"), (95, 100, "0.99")]
+    ("bad", "images", "share"), [(1, 2, "0.5"), (123, 10_000, "0.02"), (1, 8000, "0.0002"), (95, 100, "0.99")]
 )
-def test_the_share_in_the_remedy_is_a_round_one_that_is_large_enough(bad: int, images: int, enough: str) -> None:
+def test_suggested_share_is_rounded_up(bad: int, images: int, share: str) -> None:
     records = Records.from_labels(["a"], [Path("a")] * images, ["train"] * images, np.ones((images, 1)))
-    with pytest.raises(DataError, match=f"`skip_bad={enough}` goes on without them$"):
+    with pytest.raises(DataError, match=f"`skip_bad={share}`"):
         without_bad(records, [BadImage(row, Path("a"), "empty") for row in range(bad)])
 
 
-def test_bad_images_are_refused_with_their_rows_and_the_remedy(tmp_path: Path) -> None:
-    records = many(tmp_path / "photos")
+def test_error_lists_the_rows_of_bad_images(tmp_path: Path) -> None:
+    records = sixty_seven_images(tmp_path / "photos")
     rows = "".join(f"{path.name},red\n" for path in records.paths)
     (tmp_path / "labels.csv").write_text(f"filename,labels\n{rows}")
-    spoil(records)
-    found = read(tmp_path / "labels.csv", images=tmp_path / "photos", seed=None, missing="keep")
+    corrupt_three(records)
+    table = read(tmp_path / "labels.csv", images=tmp_path / "photos", seed=None, missing="keep")
     with pytest.raises(DataError) as caught:
-        without_bad(found, find_bad_images(found))
+        without_bad(table, find_bad_images(table))
     lines = str(caught.value).splitlines()
-    assert lines[0] == "3 of 67 images cannot be used:"
-    assert lines[1].startswith(f"  {tmp_path}/labels.csv: row 3: {tmp_path}/photos/1.png: ")
+    assert "3 of 67 images" in lines[0]
+    assert lines[1].startswith(f"  {tmp_path}/labels.csv")
+    assert f"row 3: {tmp_path}/photos/1.png: " in lines[1]
     assert "truncated" in lines[1]
-    assert lines[3] == f"  {tmp_path}/labels.csv: row 65: {tmp_path}/photos/63.png: does not exist"
-    assert lines[4] == "repair or remove them; `skip_bad=0.05` goes on without them"
+    assert lines[3].endswith(f"row 65: {tmp_path}/photos/63.png: does not exist")
+    assert "`skip_bad=0.05`" in lines[4]
 
 
 def labeled(count: int = 40) -> Records:
@@ -173,38 +174,40 @@ def bad_rows(*rows: int) -> list[BadImage]:
     return [BadImage(row, Path(f"{row}.jpg"), "does not exist") for row in rows]
 
 
-def test_a_long_list_is_cut_and_says_how_many_more() -> None:
+def test_long_list_of_bad_images_is_truncated() -> None:
     with pytest.raises(DataError) as caught:
         without_bad(labeled(), bad_rows(*range(13)), share=0.3)
     lines = str(caught.value).splitlines()
-    assert lines[0] == "13 of 40 images cannot be used, more than `skip_bad=0.3` allows:"
-    assert lines[1:11] == [f"  labels.csv: row {row + 2}: {row}.jpg: does not exist" for row in range(10)]
-    assert lines[11:] == ["  and 3 more", "repair or remove them; `skip_bad=0.4` goes on without them"]
+    assert "13 of 40 images" in lines[0]
+    assert "`skip_bad=0.3`" in lines[0]
+    assert all(lines[row + 1].endswith(f"row {row + 2}: {row}.jpg: does not exist") for row in range(10))
+    assert lines[11] == "  and 3 more"
+    assert "`skip_bad=0.4`" in lines[12]
 
 
-def test_without_a_table_a_bad_image_is_named_by_its_path() -> None:
+def test_bad_image_without_a_table_is_listed_by_path() -> None:
     with pytest.raises(DataError, match=r"\n  3\.jpg: does not exist\n"):
         without_bad(replace(labeled(), origin=None), bad_rows(3))
 
 
-def test_what_is_left_is_counted_anew_and_keeps_everything_else() -> None:
+def test_remaining_records_keep_their_fields_and_update_the_counts() -> None:
     records = labeled()
-    left = without_bad(records, bad_rows(0, 5, 33), share=0.1)
+    remaining = without_bad(records, bad_rows(0, 5, 33), share=0.1)
     kept = [row for row in range(40) if row not in (0, 5, 33)]
-    assert [path.stem for path in left.paths] == [str(row) for row in kept]
-    assert np.array_equal(left.labels, records.labels[kept])
-    assert np.array_equal(left.known, records.known[kept])
-    assert left.group == tuple(str(row // 2) for row in kept)
-    assert left.split == tuple(records.split[row] for row in kept)
-    assert left.label_space.hierarchy == {"b": "a"}
-    assert left.where(0) == "labels.csv: row 3: 1.jpg"
+    assert [path.stem for path in remaining.paths] == [str(row) for row in kept]
+    assert np.array_equal(remaining.labels, records.labels[kept])
+    assert np.array_equal(remaining.known, records.known[kept])
+    assert remaining.group == tuple(str(row // 2) for row in kept)
+    assert remaining.split == tuple(records.split[row] for row in kept)
+    assert remaining.label_space.hierarchy == {"b": "a"}
+    assert "row 3: 1.jpg" in remaining.where(0)
     trained = [row for row in kept if row < 32]
     counts = [sum(bool(records.labels[row, k] and records.known[row, k]) for row in trained) for k in range(3)]
-    assert left.label_space.counts.tolist() == counts
+    assert remaining.label_space.counts.tolist() == counts
     assert counts != records.label_space.counts.tolist()
 
 
-def test_the_share_itself_is_allowed_and_nothing_bad_needs_none() -> None:
+def test_share_limit_is_inclusive() -> None:
     assert len(without_bad(labeled(100), bad_rows(*range(29)), share=0.29)) == 71
     with pytest.raises(DataError, match="30 of 100"):
         without_bad(labeled(100), bad_rows(*range(30)), share=0.29)
@@ -212,13 +215,13 @@ def test_the_share_itself_is_allowed_and_nothing_bad_needs_none() -> None:
     assert without_bad(records, []) is records
 
 
-def test_a_split_that_loses_its_last_image_is_refused() -> None:
-    with pytest.raises(DataError, match="without them val has no image left"):
+def test_skipping_must_not_empty_a_split() -> None:
+    with pytest.raises(DataError, match="the val split"):
         without_bad(labeled(), bad_rows(32, 33, 34, 35), share=0.5)
 
 
 @given(st.integers(2, 3000).flatmap(lambda n: st.tuples(st.integers(1, n - 1), st.just(n))))
-def test_the_share_in_the_message_is_enough(numbers: tuple[int, int]) -> None:
+def test_suggested_share_is_sufficient(numbers: tuple[int, int]) -> None:
     bad, count = numbers
     names = [Path(f"{row}.jpg") for row in range(count)]
     records = Records.from_labels(["a"], names, ["train"] * count, np.ones((count, 1)))
@@ -228,24 +231,23 @@ def test_the_share_in_the_message_is_enough(numbers: tuple[int, int]) -> None:
     assert len(without_bad(records, bad_rows(*range(bad)), share=share)) == count - bad
 
 
-def test_where_every_image_is_bad_nothing_can_be_skipped() -> None:
+def test_error_suggests_no_share_if_every_image_is_bad() -> None:
     with pytest.raises(DataError, match=r"repair or remove them$"):
         without_bad(labeled(), bad_rows(*range(40)))
-    with pytest.raises(DataError, match=r"more than `skip_bad=0.99` allows"):
+    with pytest.raises(DataError, match=r"`skip_bad=0.99`"):
         without_bad(labeled(), bad_rows(*range(40)), share=0.99)
 
 
 @pytest.mark.parametrize("share", [5.0, 1.0, -0.1, math.nan, math.inf])
-def test_a_share_that_is_none_is_refused_whether_or_not_an_image_is_bad(share: float) -> None:
-    said = rf"^`skip_bad={share:g}` must be a share between 0 and 1, as 0\.05 for 5 %$"
-    with pytest.raises(OptionError, match=said):
+def test_invalid_share_is_an_error(share: float) -> None:
+    with pytest.raises(OptionError, match=f"`skip_bad={share:g}`"):
         refuse_share(share)
-    with pytest.raises(OptionError, match=said):
+    with pytest.raises(OptionError, match=f"`skip_bad={share:g}`"):
         without_bad(labeled(), [], share=share)
 
 
-def test_no_share_none_at_all_and_almost_all_are_shares() -> None:
+def test_valid_shares_are_accepted() -> None:
     for share in (None, 0.0, 0.999):
         refuse_share(share)
-    with pytest.raises(DataError, match="1 of 40 images cannot be used, more than `skip_bad=0` allows"):
+    with pytest.raises(DataError, match=r"1 of 40 images .*`skip_bad=0`"):
         without_bad(labeled(), bad_rows(0), share=0.0)

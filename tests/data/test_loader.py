@@ -31,14 +31,14 @@ def records(tmp_path: Path) -> Records:
 
 @pytest.fixture(params=["fork", "spawn"])
 def start_method(request: pytest.FixtureRequest) -> Iterator[str]:
-    """How Python starts processes, for as long as a test takes."""
+    """Set the start method of processes during a test."""
     before = multiprocessing.get_start_method()
     multiprocessing.set_start_method(request.param, force=True)
     yield request.param
     multiprocessing.set_start_method(before, force=True)
 
 
-def feed(records: Records, *, workers: int = 0, seed: int = 0) -> ImageBatchSource:
+def batch_source(records: Records, *, workers: int = 0, seed: int = 0) -> ImageBatchSource:
     return ImageBatchSource(records, PLAIN, light(16), seed=seed, workers=workers)
 
 
@@ -46,7 +46,7 @@ def same(a: list[Batch], b: list[Batch]) -> bool:
     return all(torch.equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True))
 
 
-def test_every_epoch_sees_every_image_once_in_another_order() -> None:
+def test_every_epoch_has_every_image_once_in_a_new_order() -> None:
     order = Order(np.arange(10, 20), batch_size=5, epochs=3, seed=0)
     batches = list(order)
     assert len(order) == len(batches) == 6
@@ -56,17 +56,17 @@ def test_every_epoch_sees_every_image_once_in_another_order() -> None:
     assert all(epoch == e for e in range(3) for batch in batches[2 * e : 2 * e + 2] for epoch, _ in batch)
 
 
-def test_a_last_smaller_batch_is_left_out_but_a_small_data_set_is_not() -> None:
+def test_incomplete_last_batch_is_dropped_unless_it_is_the_only_one() -> None:
     assert [len(batch) for batch in Order(np.arange(10), batch_size=4, epochs=1, seed=0)] == [4, 4]
     assert [len(batch) for batch in Order(np.arange(3), batch_size=4, epochs=1, seed=0)] == [3]
 
 
-def test_no_images_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no images"):
+def test_order_without_images_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no training images"):
         Order(np.arange(0), batch_size=4, epochs=1, seed=0)
 
 
-def test_an_image_comes_as_often_as_its_weight() -> None:
+def test_images_are_repeated_in_proportion_to_their_weight() -> None:
     weights = np.array([0.0, 1.0, 2.0, 0.5, 1.5])
     order = Order(np.arange(10, 15), batch_size=5, epochs=400, seed=0, weights=weights)
     epochs = [[row for _, row in batch] for batch in order]
@@ -76,7 +76,7 @@ def test_an_image_comes_as_often_as_its_weight() -> None:
     assert counts.mean(axis=0) == pytest.approx(weights, abs=0.1)
 
 
-def test_equal_weights_are_no_weights() -> None:
+def test_equal_weights_have_no_effect() -> None:
     plain, weighted = (
         [sorted(row for _, row in batch) for batch in Order(np.arange(6), batch_size=6, epochs=3, seed=1, weights=w)]
         for w in (None, np.full(6, 2.5))
@@ -84,52 +84,55 @@ def test_equal_weights_are_no_weights() -> None:
     assert plain == weighted
 
 
-def test_a_chance_is_drawn_anew_in_each_epoch_whoever_draws_it(records: Records) -> None:
+def test_uncertain_labels_are_drawn_per_epoch_independently_of_workers(records: Records) -> None:
     states = records.states.dense()
     states[:, 0] = State.UNCERTAIN
-    held = LabelStates.from_states(states, chance=np.array([0.5, np.nan, np.nan], dtype=np.float32))
-    soft = replace(records, states=held)
-    found = [
+    uncertain = LabelStates.from_states(states, chance=np.array([0.5, np.nan, np.nan], dtype=np.float32))
+    soft = replace(records, states=uncertain)
+    labels = [
         torch.stack(
-            [b.labels[b.rows.argsort(), 0] for b in feed(soft, workers=n).training(n_views=1, batch_size=24, epochs=4)]
+            [
+                b.labels[b.rows.argsort(), 0]
+                for b in batch_source(soft, workers=n).training(n_views=1, batch_size=24, epochs=4)
+            ]
         )
         for n in (0, 2)
     ]
-    assert torch.equal(*found)
-    assert set(found[0].flatten().tolist()) == {0.0, 1.0}
-    assert not torch.equal(found[0][0], found[0][1])
-    assert all(b.known[:, 0].all() for b in feed(soft).training(n_views=1, batch_size=24, epochs=1))
+    assert torch.equal(*labels)
+    assert set(labels[0].flatten().tolist()) == {0.0, 1.0}
+    assert not torch.equal(labels[0][0], labels[0][1])
+    assert all(b.known[:, 0].all() for b in batch_source(soft).training(n_views=1, batch_size=24, epochs=1))
 
 
-def test_in_order_leaves_nothing_out() -> None:
+def test_in_order_covers_every_row() -> None:
     assert [row for batch in in_order(np.arange(7), 3) for _, row in batch] == list(range(7))
 
 
-def test_a_batch_has_views_first_and_labels_of_its_rows(records: Records) -> None:
-    for batch in feed(records).training(n_views=2, batch_size=6, epochs=1):
+def test_batch_has_views_first_and_the_labels_of_its_rows(records: Records) -> None:
+    for batch in batch_source(records).training(n_views=2, batch_size=6, epochs=1):
         assert batch.views.shape == (2, 6, 3, 16, 16)
         assert torch.equal(batch.labels, torch.from_numpy(records.labels[batch.rows.numpy()]))
         assert not torch.equal(batch.views[0], batch.views[1])
 
 
 def test_views_do_not_depend_on_the_number_of_workers(records: Records, start_method: str) -> None:
-    alone = list(feed(records).training(n_views=2, batch_size=6, epochs=2))
-    together = list(feed(records, workers=2).training(n_views=2, batch_size=6, epochs=2))
-    assert same(alone, together)
+    in_process = list(batch_source(records).training(n_views=2, batch_size=6, epochs=2))
+    in_workers = list(batch_source(records, workers=2).training(n_views=2, batch_size=6, epochs=2))
+    assert same(in_process, in_workers)
 
 
 @pytest.mark.parametrize("augmentation", ["light", "paper", "none"])
-def test_workers_that_start_afresh_can_be_sent_every_augmentation(records: Records, augmentation: str) -> None:
-    fed = ImageBatchSource(records, PLAIN, AUGMENTATIONS[augmentation](16), seed=2)
-    sent = pickle.loads(pickle.dumps(fed))
+def test_batch_source_can_be_pickled_with_every_augmentation(records: Records, augmentation: str) -> None:
+    source = ImageBatchSource(records, PLAIN, AUGMENTATIONS[augmentation](16), seed=2)
+    sent = pickle.loads(pickle.dumps(source))
     image = Image.open(records.paths[0]).convert("RGB")
-    assert sent.view(image, 1, 0, 1).tobytes() == fed.view(image, 1, 0, 1).tobytes()
+    assert sent.view(image, 1, 0, 1).tobytes() == source.view(image, 1, 0, 1).tobytes()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_torchs_own_generator_stays_where_it_was(records: Records, workers: int) -> None:
+def test_global_generator_is_unchanged(records: Records, workers: int) -> None:
     before = torch.get_rng_state()
-    batches = list(feed(records, workers=workers).training(n_views=2, batch_size=6, epochs=1))
+    batches = list(batch_source(records, workers=workers).training(n_views=2, batch_size=6, epochs=1))
     assert len(batches) == 4
     assert torch.equal(torch.get_rng_state(), before)
 
@@ -148,51 +151,51 @@ def views(workers):
     return torch.cat([batch.views for batch in batches], dim=1)
 
 if __name__ == "__mp_main__":
-    print("started afresh", flush=True)
+    print("spawned", flush=True)
 
 if __name__ == "__main__":
     torch.multiprocessing.set_start_method("spawn")
     assert torch.equal(views(workers=1), views(workers=0))
-    print("the same")
+    print("equal")
 """
 
 
-def test_a_script_that_chooses_spawn_gets_the_same_views(tmp_path: Path) -> None:
+def test_spawned_workers_produce_the_same_views(tmp_path: Path) -> None:
     written = colored_records(tmp_path, train=8, val=0, test=0)
     rows = [f"{path.name},red" for path in written.paths]
     (tmp_path / "labels.csv").write_text("\n".join(["filename,labels", *rows]))
     (tmp_path / "script.py").write_text(SCRIPT)
     run = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, check=False)
-    assert (run.returncode, run.stdout) == (0, "started afresh\nthe same\n"), run.stderr
+    assert (run.returncode, run.stdout) == (0, "spawned\nequal\n"), run.stderr
 
 
-def test_workers_are_started_as_the_one_place_says(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_use_the_configured_start_method(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "start_method", lambda: "backwards")
-    assert len(list(feed(records).plain("test"))) == 1  # nothing is started
+    assert len(list(batch_source(records).plain("test"))) == 1  # no worker is started
     with pytest.raises(ValueError, match="backwards"):
-        list(feed(records, workers=1).plain("test"))
+        list(batch_source(records, workers=1).plain("test"))
 
 
-def test_another_seed_gives_other_views_and_another_order(records: Records) -> None:
-    one, other = (list(feed(records, seed=s).training(n_views=1, batch_size=6, epochs=1)) for s in (0, 1))
+def test_order_depends_on_the_seed(records: Records) -> None:
+    one, other = (list(batch_source(records, seed=s).training(n_views=1, batch_size=6, epochs=1)) for s in (0, 1))
     assert not torch.equal(one[0].rows, other[0].rows)
 
 
-def test_views_of_an_image_change_from_epoch_to_epoch(records: Records) -> None:
-    batches = list(feed(records).training(n_views=1, batch_size=24, epochs=2))
+def test_views_differ_between_epochs(records: Records) -> None:
+    batches = list(batch_source(records).training(n_views=1, batch_size=24, epochs=2))
     views = [batch.views[0][batch.rows.argsort()] for batch in batches]
     assert all(not torch.equal(a, b) for a, b in zip(views[0], views[1], strict=True))
 
 
-def test_the_plain_view_is_preprocessing_and_nothing_else(records: Records) -> None:
-    batch = next(iter(feed(records).plain("test")))
+def test_plain_view_is_only_preprocessed(records: Records) -> None:
+    batch = next(iter(batch_source(records).plain("test")))
     expected = [PLAIN(Image.open(records.paths[row]).convert("RGB")) for row in records.rows("test")]
     assert torch.equal(batch.views[0], torch.stack(expected))
 
 
-def test_the_plain_view_comes_before_augmented_ones(records: Records) -> None:
+def test_plain_view_comes_before_augmented_views(records: Records) -> None:
     order = in_order(records.rows("train"), 24)
-    batches = ImageBatches(records, order, PLAIN, n_plain=1, n_augmented=2, make_view=feed(records).view)
+    batches = ImageBatches(records, order, PLAIN, n_plain=1, n_augmented=2, make_view=batch_source(records).view)
     batch = next(iter(batches))
     assert batch.views.shape[0] == 3
     assert torch.equal(batch.rows, torch.from_numpy(records.rows("train")))
@@ -201,32 +204,30 @@ def test_the_plain_view_comes_before_augmented_ones(records: Records) -> None:
     assert not torch.equal(batch.views[1], batch.views[2])
 
 
-def test_no_more_pixels_are_scored_at_once_than_asked_for(records: Records) -> None:
+def test_pixels_at_once_limits_the_batch_size(records: Records) -> None:
     few = ImageBatchSource(records, PLAIN, light(16), pixels_at_once=4 * 16 * 16)
     assert [len(batch.labels) for batch in few.plain("test")] == [4, 4, 1]
     assert {batch.views.shape[:2] for batch in few.augmented("train", n_views=2)} == {(2, 2)}
-    assert (
-        sum(len(batch.labels) for batch in few.augmented("train", n_views=9)) == 24
-    )  # one image at a time, all of them
+    assert sum(len(batch.labels) for batch in few.augmented("train", n_views=9)) == 24  # one image at a time
 
 
-def test_plain_views_of_a_photograph_are_the_same_in_training_and_scoring(tmp_path: Path) -> None:
+def test_plain_views_are_the_same_in_training_and_scoring(tmp_path: Path) -> None:
     records = colored_records(tmp_path)
     noise = np.random.default_rng(0).integers(0, 255, (300, 400, 3), dtype=np.uint8)
     paths = tuple(path.with_suffix(".jpg") for path in records.paths)
-    for path in paths:  # large enough that decoding it for a crop would decode more than for the plain view
+    for path in paths:  # large enough that it is decoded at different sizes for a crop and for the plain view
         Image.fromarray(noise).save(path)
     train: Split = "train"
     photographs = replace(records, paths=paths, split=(train,) * len(paths))
     order = in_order(photographs.rows("train"), len(paths))
-    mixed = ImageBatches(photographs, order, PLAIN, n_plain=1, n_augmented=1, make_view=feed(photographs).view)
+    mixed = ImageBatches(photographs, order, PLAIN, n_plain=1, n_augmented=1, make_view=batch_source(photographs).view)
     probed = next(iter(mixed)).views[0]
-    scored = next(iter(feed(photographs).plain("train"))).views[0]
+    scored = next(iter(batch_source(photographs).plain("train"))).views[0]
     assert torch.equal(probed, scored)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_image_that_cannot_be_read_is_named_whoever_reads_it(records: Records, workers: int) -> None:
+def test_unreadable_image_raises_an_image_error(records: Records, workers: int) -> None:
     records.paths[1].write_bytes(b"")
     with pytest.raises(ImageError, match=r"1\.png"):
         list(ImageBatches(records, in_order(np.arange(4), 2), PLAIN, workers=workers))

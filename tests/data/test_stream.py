@@ -20,19 +20,19 @@ PLAIN = Preprocessing(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Nine images in three folders, among other things."""
+    """A folder tree with nine images and other files."""
     folder = tmp_path / "photos"
     paths = colored_records(folder, train=9, val=0, test=0).paths
-    for number, place in enumerate(["b.PNG", "a.png", "z/10.png", "z/9.png", "c/deep/1.png", "c/2.png"]):
-        (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        paths[number].rename(folder / place)
+    for number, name in enumerate(["b.PNG", "a.png", "z/10.png", "z/9.png", "c/deep/1.png", "c/2.png"]):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        paths[number].rename(folder / name)
     (folder / "notes.md").write_text("not an image")
     (folder / ".hidden.png").write_bytes(b"")
     (folder / "empty").mkdir()
     return folder
 
 
-def found(*sources: str | Path) -> list[str]:
+def found_paths(*sources: str | Path) -> list[str]:
     return [str(item.path) for item in find(sources)]
 
 
@@ -43,31 +43,33 @@ def under(folder: Path, *names: str) -> list[str]:
 IN_PHOTOS = ("6.png", "7.png", "8.png", "a.png", "b.PNG", "c/2.png", "c/deep/1.png", "z/10.png", "z/9.png")
 
 
-def test_a_folder_is_searched_to_the_bottom_in_the_order_of_names(photos: Path) -> None:
-    assert found(photos) == under(photos, *IN_PHOTOS)
-    assert found(str(photos / "z")) == under(photos, "z/10.png", "z/9.png")
+def test_folder_is_searched_recursively_in_sorted_order(photos: Path) -> None:
+    assert found_paths(photos) == under(photos, *IN_PHOTOS)
+    assert found_paths(str(photos / "z")) == under(photos, "z/10.png", "z/9.png")
 
 
-def test_a_pattern_finds_files_and_searches_folders_that_it_matches(photos: Path) -> None:
-    assert found(f"{photos}/*.png") == under(photos, "6.png", "7.png", "8.png", "a.png")
-    assert found(f"{photos}/[cz]") == under(photos, "c/2.png", "c/deep/1.png", "z/10.png", "z/9.png")
+def test_pattern_matches_files_and_searches_matching_folders(photos: Path) -> None:
+    assert found_paths(f"{photos}/*.png") == under(photos, "6.png", "7.png", "8.png", "a.png")
+    assert found_paths(f"{photos}/[cz]") == under(photos, "c/2.png", "c/deep/1.png", "z/10.png", "z/9.png")
 
 
 @pytest.mark.parametrize("pattern", ["**", "**/*", "**/*.[pP][nN][gG]"])
-def test_a_pattern_over_all_folders_finds_each_image_once(photos: Path, pattern: str) -> None:
-    assert sorted(found(f"{photos}/{pattern}")) == sorted(under(photos, *IN_PHOTOS))
+def test_recursive_pattern_finds_each_image_once(photos: Path, pattern: str) -> None:
+    assert sorted(found_paths(f"{photos}/{pattern}")) == sorted(under(photos, *IN_PHOTOS))
 
 
-def test_a_file_whose_name_looks_like_a_pattern_is_that_file(photos: Path) -> None:
+def test_existing_file_has_priority_over_a_pattern(photos: Path) -> None:
     (photos / "a.png").rename(photos / "a[1].png")
-    assert found(photos / "a[1].png") == under(photos, "a[1].png")
+    assert found_paths(photos / "a[1].png") == under(photos, "a[1].png")
 
 
-def test_a_list_names_files_from_here_or_from_its_own_folder(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_paths_are_relative_to_the_working_directory_or_the_list(
+    photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(photos / "z")
     (photos / "list.txt").write_text("\ufeffa.png\r\n\n  9.png  \nz\nnowhere.png\n", encoding="utf-8")
     z = photos / "z"
-    assert found(photos / "list.txt") == [
+    assert found_paths(photos / "list.txt") == [
         str(photos / "a.png"),
         "9.png",
         str(z / "10.png"),
@@ -76,44 +78,44 @@ def test_a_list_names_files_from_here_or_from_its_own_folder(photos: Path, monke
     ]
 
 
-def test_several_sources_come_in_the_order_given_and_may_repeat(photos: Path) -> None:
+def test_sources_keep_their_order_and_may_repeat(photos: Path) -> None:
     sources = (photos / "b.PNG", photos / "z", photos / "b.PNG")
-    assert found(*sources) == under(photos, "b.PNG", "z/10.png", "z/9.png", "b.PNG")
+    assert found_paths(*sources) == under(photos, "b.PNG", "z/10.png", "z/9.png", "b.PNG")
 
 
-def test_links_are_followed_but_not_in_circles(photos: Path) -> None:
+def test_symlinks_are_followed_without_cycles(photos: Path) -> None:
     (photos / "z" / "up").symlink_to(photos)
     (photos / "c" / "other").symlink_to(photos / "z")
-    assert found(photos / "c") == [
+    assert found_paths(photos / "c") == [
         *under(photos, "c/2.png", "c/deep/1.png", "c/other/10.png", "c/other/9.png"),
         *under(photos / "c/other/up", "6.png", "7.png", "8.png", "a.png", "b.PNG"),
     ]
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "message"),
     [
-        ("empty", "no image in this folder or its subfolders; looked for files that end in .jpg"),
-        ("*.gif", "no image matches it"),
-        ("list.txt", "names no image"),
-        ("fotos", "does not exist; name an image file, a folder"),
+        ("empty", "no images"),
+        ("*.gif", "pattern"),
+        ("list.txt", "list contains no images"),
+        ("fotos", "does not exist"),
         ("other.txt", "does not exist"),
     ],
 )
-def test_what_holds_no_image_is_refused_before_anything_is_decoded(photos: Path, source: str, said: str) -> None:
+def test_source_without_images_is_an_error(photos: Path, source: str, message: str) -> None:
     (photos / "list.txt").write_text("\n")
-    with pytest.raises(DataError, match=said) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         find([photos / "a.png", photos / source])
     assert str(photos / source) in str(caught.value)
 
 
-def test_nothing_at_all_is_refused() -> None:
-    with pytest.raises(DataError, match="no image was given"):
+def test_no_source_is_an_error() -> None:
+    with pytest.raises(DataError, match="no images given"):
         find([])
 
 
-def test_images_are_found_one_after_the_other(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder is not opened before the images before it were taken."""
+def test_folders_are_listed_lazily(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder is opened only after the images before it were consumed."""
     opened: list[str] = []
     scandir = os.scandir
 
@@ -134,8 +136,8 @@ def test_many_files_need_little_memory(tmp_path: Path) -> None:
     with listed.open("w") as file:
         file.writelines(f"nowhere/{number}.jpg\n" for number in range(20_000))
     assert sum(1 for _ in find([listed])) == 20_000
-    # Twice, since Python's own table of names has to grow now and then, by millions of bytes at once.
-    # As a list, the names alone would take more than a million.
+    # The minimum of two runs, because Python's table of interned strings occasionally grows by several MB.
+    # A list of the names would take more than 1 MB.
     assert min(peak_of_finding(listed), peak_of_finding(listed)) < 500_000
 
 
@@ -158,7 +160,7 @@ def expected(path: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("workers", "start"), [(0, None), (2, "fork"), (2, "spawn"), (None, None)])
-def test_images_are_plain_whoever_decodes_them(photos: Path, workers: int | None, start: str | None) -> None:
+def test_decoded_images_do_not_depend_on_workers(photos: Path, workers: int | None, start: str | None) -> None:
     batches = decoded(photos, workers=workers, start=start)
     assert [len(batch.paths) for batch in batches] == [4, 4, 1]
     assert [str(path) for batch in batches for path in batch.paths] == under(photos, *IN_PHOTOS)
@@ -168,14 +170,14 @@ def test_images_are_plain_whoever_decodes_them(photos: Path, workers: int | None
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_torchs_own_generator_stays_where_it_was(photos: Path, workers: int) -> None:
+def test_global_generator_is_unchanged(photos: Path, workers: int) -> None:
     before = torch.get_rng_state()
     assert len(decoded(photos, workers=workers)) == 3
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_broken_image_is_named_and_the_others_keep_their_rows(photos: Path, workers: int) -> None:
+def test_unreadable_images_are_reported_and_others_keep_their_rows(photos: Path, workers: int) -> None:
     (photos / "7.png").write_bytes(b"")
     (photos / "8.png").write_bytes(b"no image")
     (photos / "c/deep/1.png").unlink()
@@ -185,50 +187,49 @@ def test_a_broken_image_is_named_and_the_others_keep_their_rows(photos: Path, wo
     assert torch.equal(first.images, torch.stack([expected(str(photos / name)) for name in ("6.png", "a.png")]))
     assert {error.path.name: error.reason for error in first.errors} == {
         "7.png": "the file is empty",
-        "8.png": "not an image in any format that Pillow reads",
+        "8.png": "is not an image, or Pillow cannot read its format",
     }
     assert second.rows == [0, 1, 3]
     assert [error.reason for error in second.errors] == ["does not exist"]
 
 
-def test_a_batch_of_nothing_but_broken_images_is_empty(photos: Path) -> None:
+def test_batch_of_unreadable_images_is_empty(photos: Path) -> None:
     (batch,) = decode([photos / "nowhere.jpg", photos / "notes.md"], PLAIN, batch_size=4, workers=0)
     assert (batch.rows, len(batch.images), len(batch.errors)) == ([], 0, 2)
 
 
-def test_images_in_memory_are_taken_as_their_files_are(photos: Path) -> None:
+def test_pil_images_are_decoded_like_files(photos: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (20, 30, 3), dtype=np.uint8)
     exif = Image.Exif()
-    exif[0x0112] = 6  # lies on its side
-    Image.fromarray(pixels).save(photos / "lying.png", exif=exif)
+    exif[0x0112] = 6  # rotated by 90 degrees
+    Image.fromarray(pixels).save(photos / "rotated.png", exif=exif)
     gray = Image.new("L", (8, 8))
-    with Image.open(photos / "lying.png") as lying:
-        (batch,) = decode([lying, photos / "a.png", gray], PLAIN, batch_size=4)
+    with Image.open(photos / "rotated.png") as rotated:
+        (batch,) = decode([rotated, photos / "a.png", gray], PLAIN, batch_size=4)
     assert [str(path) for path in batch.paths] == ["image 0", str(photos / "a.png"), "image 2"]
-    assert torch.equal(batch.images, torch.stack([expected(str(photos / name)) for name in ("lying.png", "a.png")]))
-    assert [str(error) for error in batch.errors] == [
-        "image 2: its mode is L; give its file instead, or image.convert('RGB')"
-    ]
+    assert torch.equal(batch.images, torch.stack([expected(str(photos / name)) for name in ("rotated.png", "a.png")]))
+    (error,) = batch.errors
+    assert str(error).startswith("image 2: has mode L")
 
 
-def test_an_image_in_memory_whose_file_is_cut_off_is_an_error_of_its_own(photos: Path) -> None:
+def test_pil_image_with_a_truncated_file_is_an_error(photos: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (60, 60, 3), dtype=np.uint8)
     Image.fromarray(noise).save(photos / "cut.png")
-    whole = (photos / "cut.png").read_bytes()
-    (photos / "cut.png").write_bytes(whole[: len(whole) // 2])
+    complete = (photos / "cut.png").read_bytes()
+    (photos / "cut.png").write_bytes(complete[: len(complete) // 2])
     with Image.open(photos / "cut.png") as cut:
         (batch,) = decode(cut, PLAIN, batch_size=1)
     assert [error.path.name for error in batch.errors] == ["image 0"]
     assert batch.rows == []
 
 
-@pytest.mark.parametrize(("batch_size", "workers", "said"), [(0, 0, "`batch_size=0`"), (1, -1, "`workers=-1`")])
-def test_impossible_numbers_are_refused_at_once(photos: Path, batch_size: int, workers: int, said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize(("batch_size", "workers", "message"), [(0, 0, "`batch_size=0`"), (1, -1, "`workers=-1`")])
+def test_invalid_batch_size_or_workers_is_an_error(photos: Path, batch_size: int, workers: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         decode(photos, PLAIN, batch_size=batch_size, workers=workers)
 
 
-def test_a_script_without_a_main_guard_can_use_workers(photos: Path, tmp_path: Path) -> None:
+def test_workers_do_not_require_a_main_guard(photos: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "from probmcl.data.images import Preprocessing\n"

@@ -1,6 +1,6 @@
-"""A folder of broken and odd files: what is odd is read in a defined way, what is broken is named, nothing is changed.
+"""A folder of broken and unusual files. Unusual ones are read correctly, broken ones are reported, none is changed.
 
-Paths that lead out of the image folder by `../` are a matter of tables, which refuse them; see their own tests.
+Paths that leave the image folder by `../` are rejected by the table reader and tested there.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ from probmcl.errors import DataError, ImageError
 RED, BLUE, WHITE = (230, 20, 30), (20, 30, 220), (255, 255, 255)
 
 
-class Odd(NamedTuple):
-    """A file: its name, how it is made, and what comes of it: the color of its middle, or words of the reason."""
+class File(NamedTuple):
+    """A file: its name, a function that writes it, and the expected color or a part of the expected error."""
 
     name: str
     make: Callable[[Path], object]
@@ -49,7 +49,7 @@ def cut(kind: str) -> Callable[[Path], object]:
     return make
 
 
-def zeros_at_the_end(path: Path) -> None:
+def zero_filled(path: Path) -> None:
     noise().save(path, "JPEG")
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2].ljust(len(data), b"\0"))
@@ -59,8 +59,8 @@ def animated(kind: str) -> Callable[[Path], object]:
     return lambda path: plain(RED).save(path, kind, save_all=True, append_images=[plain(BLUE)] * 3, lossless=True)
 
 
-def lying(path: Path) -> None:
-    """Its left half is red; turned as its orientation says, the upper half is."""
+def rotated(path: Path) -> None:
+    """Save an image whose left half is red; after the EXIF rotation, it is the upper half."""
     image = plain(BLUE, (96, 48))
     image.paste(RED, (0, 0, 48, 48))
     exif = Image.Exif()
@@ -68,7 +68,7 @@ def lying(path: Path) -> None:
     image.save(path, exif=exif)
 
 
-def png_that_claims(width: int, height: int) -> bytes:
+def png_with_declared_size(width: int, height: int) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
@@ -76,11 +76,11 @@ def png_that_claims(width: int, height: int) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
 
 
-def jpeg_that_claims(path: Path, width: int, height: int) -> None:
+def jpeg_with_declared_size(path: Path, width: int, height: int) -> None:
     plain().save(path, "JPEG", progressive=True)
     data = bytearray(path.read_bytes())
-    at = data.index(b"\xff\xc2") + 5  # progressive start of frame: length, precision, then height and width
-    data[at : at + 4] = struct.pack(">HH", height, width)
+    start = data.index(b"\xff\xc2") + 5  # progressive start of frame: length, precision, height, width
+    data[start : start + 4] = struct.pack(">HH", height, width)
     path.write_bytes(data)
 
 
@@ -90,102 +90,102 @@ def linked(path: Path) -> None:
     path.symlink_to(outside)
 
 
-ODD = [
-    Odd("empty.jpg", Path.touch, "the file is empty"),
-    Odd("cut.jpg", cut("JPEG"), "truncated"),
-    Odd("cut.png", cut("PNG"), "truncated"),
-    Odd("cut.webp", cut("WEBP"), ""),
-    Odd("cut.gif", cut("GIF"), "truncated"),
-    Odd("cut.tif", cut("TIFF"), ""),
-    Odd("zeros.jpg", zeros_at_the_end, "truncated (its end is missing)"),
-    Odd("text.jpg", lambda path: path.write_text("no picture"), "not an image in any format that Pillow reads"),
-    Odd("start.jpg", lambda path: path.write_bytes(b"\xff\xd8\xff\xe0"), ""),
-    Odd("page.jpg", lambda path: path.write_text("<html>404 not found</html>"), "not an image"),
-    Odd("folder.jpg", Path.mkdir, "is a folder, not a file"),
-    Odd("pipe.jpg", os.mkfifo, "is not a regular file"),
-    Odd("lost.jpg", lambda path: path.symlink_to("nowhere"), "does not exist"),
-    Odd("circle.jpg", lambda path: path.symlink_to(path.name), "symbolic links"),
-    Odd("bomb.png", lambda path: path.write_bytes(png_that_claims(20_000, 20_000)), "pixels of memory to decode"),
-    Odd("large.png", lambda path: path.write_bytes(png_that_claims(12_000, 12_000)), "pixels of memory to decode"),
-    Odd("bomb.jpg", lambda path: jpeg_that_claims(path, 20_000, 20_000), "pixels of memory to decode"),
-    Odd("float.tif", lambda path: Image.new("F", (4, 4), 0.5).save(path), "`range=LOW,HIGH`"),
-    Odd("png.jpg", lambda path: plain().save(path, "PNG"), RED),
-    Odd("jpg.png", lambda path: plain().save(path, "JPEG"), RED),
-    Odd("no suffix", lambda path: plain().save(path, "BMP"), RED),
-    Odd("cmyk.jpg", lambda path: plain().convert("CMYK").save(path), RED),
-    Odd("16bit.png", lambda path: Image.new("I;16", (8, 8), 0x8000).save(path), (128, 128, 128)),
-    Odd("palette.png", lambda path: plain().convert("P", palette=Image.Palette.ADAPTIVE).save(path), RED),
-    Odd("alpha.png", lambda path: Image.new("RGBA", (8, 8), (*BLUE, 0)).save(path), WHITE),
-    Odd("animated.gif", animated("GIF"), RED),
-    Odd("animated.webp", animated("WEBP"), RED),
-    Odd("lying.jpg", lying, RED),
-    Odd("two\nlines.png", lambda path: plain(BLUE).save(path), BLUE),
-    Odd("not utf-8 \udce9.png", lambda path: plain(BLUE).save(path), BLUE),
-    Odd("..png", lambda path: plain(BLUE).save(path, "PNG"), BLUE),
-    Odd("linked.png", linked, BLUE),
+FILES = [
+    File("empty.jpg", Path.touch, "the file is empty"),
+    File("cut.jpg", cut("JPEG"), "truncated"),
+    File("cut.png", cut("PNG"), "truncated"),
+    File("cut.webp", cut("WEBP"), ""),
+    File("cut.gif", cut("GIF"), "truncated"),
+    File("cut.tif", cut("TIFF"), ""),
+    File("zeros.jpg", zero_filled, "truncated"),
+    File("text.jpg", lambda path: path.write_text("no picture"), "not an image"),
+    File("start.jpg", lambda path: path.write_bytes(b"\xff\xd8\xff\xe0"), ""),
+    File("page.jpg", lambda path: path.write_text("<html>404 not found</html>"), "not an image"),
+    File("folder.jpg", Path.mkdir, "is a folder, not a file"),
+    File("pipe.jpg", os.mkfifo, "is not a regular file"),
+    File("lost.jpg", lambda path: path.symlink_to("nowhere"), "does not exist"),
+    File("circle.jpg", lambda path: path.symlink_to(path.name), "symbolic links"),
+    File("bomb.png", lambda path: path.write_bytes(png_with_declared_size(20_000, 20_000)), "decodes to more than"),
+    File("large.png", lambda path: path.write_bytes(png_with_declared_size(12_000, 12_000)), "decodes to more than"),
+    File("bomb.jpg", lambda path: jpeg_with_declared_size(path, 20_000, 20_000), "decodes to more than"),
+    File("float.tif", lambda path: Image.new("F", (4, 4), 0.5).save(path), "`range=LOW,HIGH`"),
+    File("png.jpg", lambda path: plain().save(path, "PNG"), RED),
+    File("jpg.png", lambda path: plain().save(path, "JPEG"), RED),
+    File("no suffix", lambda path: plain().save(path, "BMP"), RED),
+    File("cmyk.jpg", lambda path: plain().convert("CMYK").save(path), RED),
+    File("16bit.png", lambda path: Image.new("I;16", (8, 8), 0x8000).save(path), (128, 128, 128)),
+    File("palette.png", lambda path: plain().convert("P", palette=Image.Palette.ADAPTIVE).save(path), RED),
+    File("alpha.png", lambda path: Image.new("RGBA", (8, 8), (*BLUE, 0)).save(path), WHITE),
+    File("animated.gif", animated("GIF"), RED),
+    File("animated.webp", animated("WEBP"), RED),
+    File("rotated.jpg", rotated, RED),
+    File("two\nlines.png", lambda path: plain(BLUE).save(path), BLUE),
+    File("not utf-8 \udce9.png", lambda path: plain(BLUE).save(path), BLUE),
+    File("..png", lambda path: plain(BLUE).save(path, "PNG"), BLUE),
+    File("linked.png", linked, BLUE),
 ]
-BAD = [odd for odd in ODD if isinstance(odd.outcome, str)]
-GOOD = [odd for odd in ODD if not isinstance(odd.outcome, str)]
+BAD = [file for file in FILES if isinstance(file.outcome, str)]
+GOOD = [file for file in FILES if not isinstance(file.outcome, str)]
 
 
 def color(image: Image.Image) -> tuple[int, ...]:
-    """Of the middle of the upper half, where one that lies on its side tells how it was turned."""
-    found = image.getpixel((image.width // 2, image.height // 4))
-    assert isinstance(found, tuple)
-    return found
+    """Return the color at the center of the upper half, which depends on the rotation of rotated.jpg."""
+    pixel = image.getpixel((image.width // 2, image.height // 4))
+    assert isinstance(pixel, tuple)
+    return pixel
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All of them in one folder, beside a file that one of them is linked to."""
-    place = tmp_path_factory.mktemp("torture") / "images"
-    place.mkdir()
-    for odd in ODD:
-        odd.make(place / odd.name)
-    return place
+    """A folder with all files; the target of a symlink is next to the folder."""
+    images = tmp_path_factory.mktemp("torture") / "images"
+    images.mkdir()
+    for file in FILES:
+        file.make(images / file.name)
+    return images
 
 
 def state_of(folder: Path) -> dict[str, tuple[int, str]]:
-    """Names, times and contents of all that lies there."""
-    found = {}
+    """Return the modification time and a digest of every file, by name."""
+    state = {}
     for path in sorted(folder.parent.rglob("*")):
-        facts = path.lstat()
+        status = path.lstat()
         content = path.read_bytes() if path.is_file() and not path.is_symlink() else b""
-        found[str(path)] = (facts.st_mtime_ns, hashlib.sha256(content).hexdigest())
-    return found
+        state[str(path)] = (status.st_mtime_ns, hashlib.sha256(content).hexdigest())
+    return state
 
 
 def records(folder: Path) -> Records:
-    paths = [folder / odd.name for odd in ODD]
-    return Records.from_labels(["odd"], paths, ["train"] * len(paths), np.ones((len(paths), 1), dtype=np.float32))
+    paths = [folder / file.name for file in FILES]
+    return Records.from_labels(["file"], paths, ["train"] * len(paths), np.ones((len(paths), 1), dtype=np.float32))
 
 
 @pytest.mark.parametrize("size", [None, 16])
-@pytest.mark.parametrize("odd", GOOD, ids=lambda odd: ascii(odd.name))
-def test_what_is_odd_is_read_in_a_defined_way(folder: Path, odd: Odd, size: int | None) -> None:
-    read = read_image(folder / odd.name, size)
+@pytest.mark.parametrize("file", GOOD, ids=lambda file: ascii(file.name))
+def test_unusual_files_are_read(folder: Path, file: File, size: int | None) -> None:
+    read = read_image(folder / file.name, size)
     assert read.mode == "RGB"
-    assert np.abs(np.subtract(color(read), odd.outcome)).max() <= 4  # JPEG is not exact
+    assert np.abs(np.subtract(color(read), file.outcome)).max() <= 4  # JPEG is lossy
 
 
 @pytest.mark.parametrize("size", [None, 16])
-@pytest.mark.parametrize("odd", BAD, ids=lambda odd: odd.name)
-@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # whatever Python does with warnings
-def test_what_is_broken_is_named_with_the_reason(folder: Path, odd: Odd, size: int | None) -> None:
+@pytest.mark.parametrize("file", BAD, ids=lambda file: file.name)
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")  # pytest turns warnings into errors
+def test_broken_files_are_an_error_with_the_reason(folder: Path, file: File, size: int | None) -> None:
     with pytest.raises(ImageError) as caught:
-        read_image(folder / odd.name, size)
-    assert caught.value.path == folder / odd.name
+        read_image(folder / file.name, size)
+    assert caught.value.path == folder / file.name
     assert caught.value.reason
-    assert str(odd.outcome) in caught.value.reason
+    assert str(file.outcome) in caught.value.reason
 
 
-def test_where_warnings_are_errors_a_large_image_is_refused_alike(folder: Path) -> None:
-    with pytest.raises(ImageError, match="pixels of memory to decode; save it smaller"):
+def test_huge_image_is_an_error_if_warnings_are_errors(folder: Path) -> None:
+    with pytest.raises(ImageError, match="decodes to more than"):
         read_image(folder / "large.png")
 
 
 @pytest.mark.parametrize("name", ["bomb.png", "bomb.jpg"])
-def test_a_bomb_is_refused_before_memory_is_taken(folder: Path, name: str) -> None:
+def test_decompression_bomb_is_rejected_before_allocating_memory(folder: Path, name: str) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(ImageError):
@@ -195,15 +195,17 @@ def test_a_bomb_is_refused_before_memory_is_taken(folder: Path, name: str) -> No
         tracemalloc.stop()
 
 
-def test_a_large_photograph_is_judged_by_what_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixel_limit_applies_to_the_decoded_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain(RED, (400, 300)).save(tmp_path / "a.jpg")
     plain(RED, (400, 300)).save(tmp_path / "a.png")
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 80_000)  # 120,000 are above it, and below twice as many
+    monkeypatch.setattr(
+        Image, "MAX_IMAGE_PIXELS", 80_000
+    )  # the images have 120,000 pixels: more than the limit, less than twice the limit
     assert read_image(tmp_path / "a.jpg", 100).size == (200, 150)
-    with pytest.raises(ImageError, match="more than 80,000 pixels of memory to decode; save it smaller"):
+    with pytest.raises(ImageError, match="more than 80,000 pixels"):
         read_image(tmp_path / "a.jpg")
     with pytest.raises(ImageError, match="more than 80,000 pixels"):
-        read_image(tmp_path / "a.png", 100)  # of which there is no smaller decoding
+        read_image(tmp_path / "a.png", 100)  # a PNG cannot be decoded at a reduced size
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50_000)
     with pytest.raises(ImageError, match="more than 50,000 pixels"):
         read_image(tmp_path / "a.jpg", 100)
@@ -213,30 +215,28 @@ def test_a_large_photograph_is_judged_by_what_is_decoded(tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_the_check_names_exactly_the_broken_ones_and_changes_nothing(folder: Path, workers: int) -> None:
+def test_find_bad_images_finds_exactly_the_broken_files(folder: Path, workers: int) -> None:
     before, everything = state_of(folder), records(folder)
     bad = find_bad_images(everything, workers=workers)
-    assert [image.path.name for image in bad] == [odd.name for odd in BAD]
+    assert [image.path.name for image in bad] == [file.name for file in BAD]
     kept = without_bad(everything, bad, share=0.6)
-    assert [path.name for path in kept.paths] == [odd.name for odd in GOOD]
-    with pytest.raises(
-        DataError, match=f"{len(BAD)} of {len(ODD)} images cannot be used, more than `skip_bad=0.1`"
-    ) as e:
+    assert [path.name for path in kept.paths] == [file.name for file in GOOD]
+    with pytest.raises(DataError, match=f"{len(BAD)} of {len(FILES)} images .*`skip_bad=0.1`") as e:
         without_bad(everything, bad, share=0.1)
     assert "empty.jpg: the file is empty" in str(e.value)
     assert state_of(folder) == before
 
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
-def test_a_stream_goes_on_past_the_broken_ones(folder: Path) -> None:
+def test_stream_continues_after_broken_files(folder: Path) -> None:
     plain_view = Preprocessing(16, (0.0,) * 3, (1.0,) * 3)
-    named = [folder / odd.name for odd in ODD if odd.name != "folder.jpg"]  # which would be searched
-    (batch,) = decode(named, plain_view, batch_size=100, workers=0)
+    sources = [folder / file.name for file in FILES if file.name != "folder.jpg"]  # a folder would be searched
+    (batch,) = decode(sources, plain_view, batch_size=100, workers=0)
     assert len(batch.images) == len(GOOD)
-    assert [error.path.name for error in batch.errors] == [odd.name for odd in BAD if odd.name != "folder.jpg"]
+    assert [error.path.name for error in batch.errors] == [file.name for file in BAD if file.name != "folder.jpg"]
 
 
-def test_a_name_with_a_line_end_stays_in_one_line_of_a_message(tmp_path: Path) -> None:
+def test_file_name_with_a_newline_is_escaped_in_messages(tmp_path: Path) -> None:
     path = tmp_path / "two\nlines \udce9.png"
     path.touch()
     with pytest.raises(ImageError) as caught:

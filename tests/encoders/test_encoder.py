@@ -2,18 +2,16 @@ import pytest
 import torch
 
 from helpers.networks import SMALL, images, ready
-from probmcl.encoders import Encoder, PrecomputedFeatures, millions
+from probmcl.encoders import Encoder, PrecomputedFeatures, parameters_in_millions
 
 import timm  # isort: skip
-
-# Models by name
 
 
 @pytest.mark.parametrize(
     ("name", "features", "millions"),
     [("tresnet_m", 2048, 29.340), ("tresnet_l", 2432, 53.556), ("tresnet_v2_l", 2048, 44.126)],
 )
-def test_the_encoders_of_the_paper_have_the_published_sizes(name: str, features: int, millions: float) -> None:
+def test_encoders_of_the_paper_have_published_sizes(name: str, features: int, millions: float) -> None:
     encoder = ready(name, image_size=64)
     assert encoder.features == features
     assert round(sum(parameter.numel() for parameter in encoder.parameters()) / 1e6, 3) == millions
@@ -22,11 +20,11 @@ def test_the_encoders_of_the_paper_have_the_published_sizes(name: str, features:
     assert pooled.shape == (2, features)
     assert maps.shape == (2, features, 2, 2)
     torch.testing.assert_close(maps.mean((2, 3)), pooled)
-    assert pooled.std(0).max() > 0  # the two images are told apart
+    assert pooled.std(0).max() > 0  # the two images have different features
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_features_is_the_size_of_what_comes_out(name: str) -> None:
+def test_features_is_the_output_size(name: str) -> None:
     side, features = SMALL[name]
     encoder = ready(name, image_size=side)
     with torch.no_grad():
@@ -35,7 +33,7 @@ def test_features_is_the_size_of_what_comes_out(name: str) -> None:
     assert pooled.isfinite().all()
 
 
-def test_the_classifier_is_gone_and_gradients_reach_the_first_layer() -> None:
+def test_classifier_is_removed_and_gradients_reach_the_first_layer() -> None:
     encoder = ready("test_resnet")
     with_classifier = sum(parameter.numel() for parameter in timm.create_model("test_resnet").parameters())
     assert with_classifier - sum(parameter.numel() for parameter in encoder.parameters()) == (96 + 1) * 1000
@@ -54,39 +52,37 @@ def test_the_classifier_is_gone_and_gradients_reach_the_first_layer() -> None:
         ("vit_tiny_patch16_384", 0.5, 0.5, 384, "bicubic"),
     ],
 )
-def test_what_the_images_need_travels_with_the_model(
-    name: str, mean: float, std: float, side: int, interpolation: str
-) -> None:
+def test_preprocessing_attributes(name: str, mean: float, std: float, side: int, interpolation: str) -> None:
     with torch.device("meta"):
         encoder = Encoder(name)
     assert (encoder.name, encoder.mean, encoder.std) == (name, (mean,) * 3, (std,) * 3)
     assert (encoder.image_size, encoder.interpolation) == (side, interpolation)
 
 
-def test_channels_may_have_means_of_their_own() -> None:
+def test_mean_and_std_per_channel() -> None:
     encoder = ready("resnet10t")
     assert encoder.mean == (0.485, 0.456, 0.406)
     assert encoder.std == (0.229, 0.224, 0.225)
 
 
 @pytest.mark.parametrize(("name", "side"), [("test_vit", 32), ("test_vit", 192), ("test_resnet", 96)])
-def test_another_image_size_than_the_models_own_works(name: str, side: int) -> None:
+def test_other_image_sizes(name: str, side: int) -> None:
     encoder = ready(name, image_size=side)
     assert encoder.image_size == side
     assert encoder(images(side)).shape == (2, encoder.features)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "near"),
+    ("wrong", "suggestion"),
     [("resnet5O", "resnet50"), ("tresnet-m", "tresnet_m"), ("tresnet_v2l.miil_in21k", "tresnet_v2_l")],
 )
-def test_an_unknown_model_names_the_nearest(wrong: str, near: str) -> None:
-    with pytest.raises(ValueError, match=rf"no model '{wrong}'; did you mean .*\b{near}\b"):
+def test_unknown_model_suggests_similar_names(wrong: str, suggestion: str) -> None:
+    with pytest.raises(ValueError, match=rf"no model '{wrong}'; did you mean .*\b{suggestion}\b"):
         Encoder(wrong)
 
 
 @pytest.mark.parametrize("name", ["", "!!!", "vit_tiny_patch16_224_in21k"])
-def test_a_name_that_timm_does_not_have_or_has_given_up_is_an_error(name: str) -> None:
+def test_unknown_or_removed_model_is_an_error(name: str) -> None:
     with pytest.raises(ValueError, match=f"timm has no model '{name}'"):
         Encoder(name)
 
@@ -98,19 +94,16 @@ def test_a_name_that_timm_does_not_have_or_has_given_up_is_an_error(name: str) -
         ("convnext_atto_rms.a1_in1k", "none"),
     ],
 )
-def test_an_unknown_tag_lists_those_there_are(name: str, tags: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{name}: .*There are: {tags}$"):
+def test_unknown_tag_lists_available_tags(name: str, tags: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{name}: .*{tags}$"):
         Encoder(name)
 
 
-def test_a_model_that_does_not_pool_is_named() -> None:
+def test_model_without_pooling_is_an_error() -> None:
     encoder = ready("test_resnet")
     encoder.model.reset_classifier(0, "")
-    with pytest.raises(ValueError, match=r"test_resnet returns \(96, 2, 2\) instead of 96 pooled features; choose"):
+    with pytest.raises(ValueError, match=r"test_resnet returns \(96, 2, 2\)"):
         encoder(images(64))
-
-
-# Maps
 
 
 @pytest.mark.parametrize(
@@ -124,7 +117,7 @@ def test_a_model_that_does_not_pool_is_named() -> None:
         ("mixer_s32_224", 96),
     ],
 )
-def test_the_mean_of_the_maps_is_the_feature_of_a_model_that_averages(name: str, side: int) -> None:
+def test_mean_of_maps_equals_average_pooled_features(name: str, side: int) -> None:
     encoder = ready(name, image_size=side)
     with torch.no_grad():
         maps, pooled = encoder.maps(images(side)), encoder(images(side))
@@ -133,37 +126,37 @@ def test_the_mean_of_the_maps_is_the_feature_of_a_model_that_averages(name: str,
 
 
 @pytest.mark.parametrize(
-    ("name", "side", "before"),
+    ("name", "side", "prefix"),
     [
         ("test_vit", 48, 1),
         ("deit_tiny_distilled_patch16_224", 48, 2),
-        ("cait_xxs24_224", 48, 1),  # does not say that it has a class token
-        ("mixer_s32_224", 96, 0),  # does not say that it has none
+        ("cait_xxs24_224", 48, 1),  # does not declare its prefix token
+        ("mixer_s32_224", 96, 0),  # does not declare the number of prefix tokens
     ],
 )
-def test_tokens_are_laid_out_row_by_row_without_those_before_them(name: str, side: int, before: int) -> None:
+def test_tokens_become_maps_without_prefix_tokens(name: str, side: int, prefix: int) -> None:
     encoder = ready(name, image_size=side)
     with torch.no_grad():
         maps, tokens = encoder.maps(images(side)), encoder.model.forward_features(images(side))
     assert maps.shape == (2, encoder.features, 3, 3)
     for row in range(3):
         for column in range(3):
-            assert torch.equal(maps[:, :, row, column], tokens[:, before + 3 * row + column])
+            assert torch.equal(maps[:, :, row, column], tokens[:, prefix + 3 * row + column])
 
 
 @pytest.mark.parametrize(("name", "channels"), [("swin_tiny_patch4_window7_224", 768), ("test_mambaout", 64)])
-def test_a_model_with_channels_last_gives_maps_with_channels_first(name: str, channels: int) -> None:
+def test_channels_last_model_returns_channels_first_maps(name: str, channels: int) -> None:
     encoder = ready(name, image_size=96)
     with torch.no_grad():
-        maps, places = encoder.maps(images(96)), encoder.model.forward_features(images(96))
+        maps, activation = encoder.maps(images(96)), encoder.model.forward_features(images(96))
     assert maps.shape == (2, channels, 3, 3)
     for row in range(3):
         for column in range(3):
-            assert torch.equal(maps[:, :, row, column], places[:, row, column])
+            assert torch.equal(maps[:, :, row, column], activation[:, row, column])
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_mambaout"])
-def test_maps_lie_where_the_image_changed(name: str) -> None:
+def test_maps_keep_image_positions(name: str) -> None:
     encoder = ready(name, image_size=160)
     plain, marked = images(160, 1), images(160, 1)
     marked[:, :, :32, 128:] = 0  # the upper right corner
@@ -173,37 +166,34 @@ def test_maps_lie_where_the_image_changed(name: str) -> None:
     assert change[change.shape[0] // 2 :].sum() < change[: change.shape[0] // 2].sum()
 
 
-def test_maps_follow_an_image_that_is_not_square() -> None:
+def test_maps_of_rectangular_images() -> None:
     assert ready("test_resnet").maps(torch.rand(1, 3, 64, 96)).shape == (1, 96, 2, 3)
 
 
 @pytest.mark.parametrize(
-    ("name", "complaint"),
-    [("pit_ti_224", r"its tokens \(1\) are not a square map"), ("efficientvim_m1", "maps of several sizes")],
+    ("name", "message"),
+    [("pit_ti_224", "square map"), ("efficientvim_m1", "several sizes")],
 )
-def test_a_model_without_a_map_says_so(name: str, complaint: str) -> None:
+def test_model_without_maps_is_an_error(name: str, message: str) -> None:
     encoder = ready(name)
-    with pytest.raises(ValueError, match=f"{name}.*{complaint}; choose another model"):
+    with pytest.raises(ValueError, match=f"{name}.*{message}"):
         encoder.maps(images(encoder.image_size, 1))
 
 
 @pytest.mark.parametrize(
     ("name", "size"), [("test_vit", 40), ("xcit_nano_12_p16_224", 40), ("maxvit_pico_rw_256", 100)]
 )
-def test_a_size_that_a_model_cannot_take_is_refused_by_name(name: str, size: int) -> None:
-    with pytest.raises(ValueError, match=f"{name} cannot take images of {size} pixels .*choose another `image_size`"):
+def test_unsupported_image_size_is_an_error(name: str, size: int) -> None:
+    with pytest.raises(ValueError, match=f"{name} .*{size} pixels"):
         Encoder(name, image_size=size)
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_vit", "tf_efficientnet_lite0"])
-def test_parameters_are_counted_as_in_a_built_encoder(name: str) -> None:
-    assert millions(name) == sum(parameter.numel() for parameter in Encoder(name).parameters()) / 1e6
+def test_parameters_in_millions_matches_a_built_encoder(name: str) -> None:
+    assert parameters_in_millions(name) == sum(parameter.numel() for parameter in Encoder(name).parameters()) / 1e6
 
 
-# No encoder at all
-
-
-def test_extracted_features_pass_through() -> None:
+def test_precomputed_features_are_returned_unchanged() -> None:
     features = torch.rand(3, 5)
     assert PrecomputedFeatures(5)(features) is features
     assert PrecomputedFeatures(5).features == 5

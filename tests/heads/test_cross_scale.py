@@ -8,22 +8,22 @@ from torch.nn.functional import gelu, layer_norm
 from probmcl.heads.cross_scale import MapTransformer, ThreeScales, cross_scale
 
 
-def slow_resize(image: Tensor, rows: int, columns: int) -> Tensor:
-    """Bilinear, corner on corner, of one map (h, w)."""
+def reference_resize(image: Tensor, rows: int, columns: int) -> Tensor:
+    """Resize one map (h, w) by bilinear interpolation with aligned corners."""
 
-    def place(i: int, of: int, there: int) -> tuple[int, int, float]:
-        at = i * (there - 1) / (of - 1) if of > 1 else 0.0
-        low = min(int(at), there - 1)
-        return low, min(low + 1, there - 1), at - low
+    def locate(i: int, target: int, source: int) -> tuple[int, int, float]:
+        position = i * (source - 1) / (target - 1) if target > 1 else 0.0
+        low = min(int(position), source - 1)
+        return low, min(low + 1, source - 1), position - low
 
     resized = image.new_zeros(rows, columns)
     for r in range(rows):
-        above, below, down = place(r, rows, image.shape[0])
+        above, below, row_weight = locate(r, rows, image.shape[0])
         for c in range(columns):
-            left, right, along = place(c, columns, image.shape[1])
-            top = (1 - along) * image[above, left] + along * image[above, right]
-            bottom = (1 - along) * image[below, left] + along * image[below, right]
-            resized[r, c] = (1 - down) * top + down * bottom
+            left, right, column_weight = locate(c, columns, image.shape[1])
+            top = (1 - column_weight) * image[above, left] + column_weight * image[above, right]
+            bottom = (1 - column_weight) * image[below, left] + column_weight * image[below, right]
+            resized[r, c] = (1 - row_weight) * top + row_weight * bottom
     return resized
 
 
@@ -31,31 +31,31 @@ def slow_resize(image: Tensor, rows: int, columns: int) -> Tensor:
     "sizes",
     [[(4, 4), (2, 2), (1, 1)], [(7, 7), (7, 7), (3, 3)], [(2, 2), (1, 1), (1, 1)], [(1, 1)] * 3, [(2, 5), (4, 3)]],
 )
-def test_the_product_of_all_scales_is_added_to_each(sizes: list[tuple[int, int]]) -> None:
+def test_cross_scale_adds_the_product_of_all_scales(sizes: list[tuple[int, int]]) -> None:
     torch.manual_seed(0)
     maps = [torch.randn(2, 3, *size, dtype=torch.float64) for size in sizes]
     rows, columns = max(size[0] for size in sizes), max(size[1] for size in sizes)
     measured = cross_scale(*maps)
     for n in range(2):
         for k in range(3):
-            large = [slow_resize(x[n, k], rows, columns) for x in maps]
+            enlarged = [reference_resize(x[n, k], rows, columns) for x in maps]
             for s, (height, width) in enumerate(sizes):
-                added = large[s].clone()
+                added = enlarged[s].clone()
                 for r in range(rows):
                     for c in range(columns):
                         product = 1.0
-                        for x in large:
+                        for x in enlarged:
                             product *= x[r, c].item()
                         added[r, c] += product
-                torch.testing.assert_close(measured[s][n, k], slow_resize(added, height, width))
+                torch.testing.assert_close(measured[s][n, k], reference_resize(added, height, width))
 
 
-def test_gradients_of_the_product() -> None:
+def test_gradients_of_cross_scale() -> None:
     maps = [torch.randn(1, 2, side, side, dtype=torch.float64, requires_grad=True) for side in (4, 2, 1)]
     assert torch.autograd.gradcheck(cross_scale, maps)
 
 
-def test_halves_are_multiplied_as_whole_numbers() -> None:
+def test_half_precision_is_multiplied_in_float32() -> None:
     halves = torch.randn(1, 2, 4, 4).bfloat16(), torch.randn(1, 2, 2, 2).bfloat16()
     expected = cross_scale(*(x.float() for x in halves))
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -64,7 +64,7 @@ def test_halves_are_multiplied_as_whole_numbers() -> None:
 
 
 @pytest.mark.parametrize(("side", "coarse"), [(14, 6), (7, 3), (4, 1), (3, 1), (2, 1), (1, 1)])
-def test_the_sides_of_the_three_scales(side: int, coarse: int) -> None:
+def test_sides_of_the_three_scales(side: int, coarse: int) -> None:
     scales = ThreeScales(2, 3, 4)
     shapes = [tuple(x.shape) for x in scales(torch.zeros(1, 2, 2 * side, 2 * side), torch.zeros(1, 3, side, side))]
     assert shapes == [(1, 4, 2 * side, 2 * side), (1, 4, side, side), (1, 4, coarse, coarse)]
@@ -72,35 +72,35 @@ def test_the_sides_of_the_three_scales(side: int, coarse: int) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [(5, 5), (2, 2), (1, 1), (2, 3), (6, 1)])
-def test_the_three_scales_are_sums_over_channels_and_places(size: tuple[int, int]) -> None:
+def test_three_scales_match_loops(size: tuple[int, int]) -> None:
     torch.manual_seed(0)
     scales = ThreeScales(2, 3, 4, normalize=False).double()
     entering, last = torch.randn(1, 2, 3, 3, dtype=torch.float64), torch.randn(1, 3, *size, dtype=torch.float64)
     fine, middle, coarse = scales(entering, last)
-    for convolution, given, found in ((scales.fine, entering, fine), (scales.middle, last, middle)):
+    for convolution, inputs, output in ((scales.fine, entering, fine), (scales.middle, last, middle)):
         assert convolution.bias is not None
-        expected = convolution.weight[:, :, 0, 0] @ given[0, :, -1, -1] + convolution.bias
-        torch.testing.assert_close(found[0, :, -1, -1], expected)
+        expected = convolution.weight[:, :, 0, 0] @ inputs[0, :, -1, -1] + convolution.bias
+        torch.testing.assert_close(output[0, :, -1, -1], expected)
     assert scales.coarse.bias is not None
-    before = [int(side < 3) for side in size]
+    padding = [int(side < 3) for side in size]
     for r in range(coarse.shape[2]):
         for c in range(coarse.shape[3]):
             expected = scales.coarse.bias.clone()
             for i in range(3):
                 for j in range(3):
-                    y, x = 2 * r + i - before[0], 2 * c + j - before[1]
+                    y, x = 2 * r + i - padding[0], 2 * c + j - padding[1]
                     if 0 <= y < size[0] and 0 <= x < size[1]:
                         expected += scales.coarse.weight[:, :, i, j] @ last[0, :, y, x]
             torch.testing.assert_close(coarse[0, :, r, c], expected)
 
 
 @torch.no_grad()
-def test_normalized_scales_differ_from_others_by_mean_and_deviation_of_each_position() -> None:
+def test_normalization_standardizes_each_position() -> None:
     torch.manual_seed(0)
     scales, plain = ThreeScales(2, 3, 4).double(), ThreeScales(2, 3, 4, normalize=False).double()
     plain.load_state_dict(scales.state_dict())
-    given = 100 * torch.randn(2, 2, 4, 4, dtype=torch.float64), torch.randn(2, 3, 3, 3, dtype=torch.float64)
-    for normalized, raw in zip(scales(*given), plain(*given), strict=True):
+    inputs = 100 * torch.randn(2, 2, 4, 4, dtype=torch.float64), torch.randn(2, 3, 3, 3, dtype=torch.float64)
+    for normalized, raw in zip(scales(*inputs), plain(*inputs), strict=True):
         for n in range(2):
             for r in range(raw.shape[2]):
                 for c in range(raw.shape[3]):
@@ -109,7 +109,7 @@ def test_normalized_scales_differ_from_others_by_mean_and_deviation_of_each_posi
                     torch.testing.assert_close(normalized[n, :, r, c], (channels - channels.mean()) / deviation)
 
 
-def test_normalized_scales_stay_finite_however_large_their_maps_are() -> None:
+def test_normalized_scales_are_finite_for_large_maps() -> None:
     maps = 1e12 * torch.randn(2, 2, 4, 4), 1e12 * torch.randn(2, 3, 3, 3)
     assert all(x.isfinite().all() for x in cross_scale(*ThreeScales(2, 3, 4)(*maps)))
     assert not all(
@@ -118,7 +118,7 @@ def test_normalized_scales_stay_finite_however_large_their_maps_are() -> None:
 
 
 @pytest.mark.parametrize("side", [1, 2, 3])
-def test_of_a_small_map_no_position_is_left_out(side: int) -> None:
+def test_all_positions_of_small_maps_are_used(side: int) -> None:
     last = torch.randn(1, 3, side, side, requires_grad=True)
     ThreeScales(2, 3, 4)(torch.zeros(1, 2, 1, 1), last)[2].square().sum().backward()
     assert last.grad is not None
@@ -126,7 +126,7 @@ def test_of_a_small_map_no_position_is_left_out(side: int) -> None:
 
 
 def build(*, over_batch: bool = False, layers: int = 2) -> MapTransformer:
-    """Small, in float64, with every number drawn: as it starts, a layer only normalizes."""
+    """Build a small float64 transformer with random parameters, because new layers only normalize."""
     torch.manual_seed(0)
     transformer = MapTransformer(6, layers=layers, heads=2, feed_forward=5, over_batch=over_batch).double().eval()
     with torch.no_grad():
@@ -135,82 +135,84 @@ def build(*, over_batch: bool = False, layers: int = 2) -> MapTransformer:
     return transformer
 
 
-def slow_attention(attention: nn.MultiheadAttention, rows: Tensor) -> Tensor:
-    """Rows (L, W) that see each other, head by head and row by row."""
+def reference_attention(attention: nn.MultiheadAttention, rows: Tensor) -> Tensor:
+    """Compute self-attention of rows (L, W) in loops over heads and rows."""
     query, key, value = (rows @ attention.in_proj_weight.T + attention.in_proj_bias).chunk(3, 1)
     size = rows.shape[1] // attention.num_heads
-    found = torch.zeros_like(rows)
+    output = torch.zeros_like(rows)
     for head in range(attention.num_heads):
-        part = slice(head * size, (head + 1) * size)
+        head_slice = slice(head * size, (head + 1) * size)
         for i in range(len(rows)):
-            fits = [math.exp(float(query[i, part] @ key[j, part]) / math.sqrt(size)) for j in range(len(rows))]
-            for j, fit in enumerate(fits):
-                found[i, part] += fit / sum(fits) * value[j, part]
-    return found @ attention.out_proj.weight.T + attention.out_proj.bias
+            weights = [
+                math.exp(float(query[i, head_slice] @ key[j, head_slice]) / math.sqrt(size)) for j in range(len(rows))
+            ]
+            for j, weight in enumerate(weights):
+                output[i, head_slice] += weight / sum(weights) * value[j, head_slice]
+    return output @ attention.out_proj.weight.T + attention.out_proj.bias
 
 
-def slow_layer(layer: nn.Module, rows: Tensor) -> Tensor:
+def reference_layer(layer: nn.Module, rows: Tensor) -> Tensor:
     assert isinstance(layer, nn.TransformerEncoderLayer)
     width = (rows.shape[1],)
-    rows = layer_norm(rows + slow_attention(layer.self_attn, rows), width, layer.norm1.weight, layer.norm1.bias)
+    rows = layer_norm(rows + reference_attention(layer.self_attn, rows), width, layer.norm1.weight, layer.norm1.bias)
     hidden = gelu(rows @ layer.linear1.weight.T + layer.linear1.bias)
     rows = rows + hidden @ layer.linear2.weight.T + layer.linear2.bias
     return layer_norm(rows, width, layer.norm2.weight, layer.norm2.bias)
 
 
 @torch.no_grad()
-def test_the_positions_of_an_image_see_each_other() -> None:
+def test_attention_over_positions_matches_loops() -> None:
     transformer, maps = build(), torch.randn(3, 6, 2, 4, dtype=torch.float64)
     measured = transformer(maps)
     for image in range(3):
         rows = torch.stack([maps[image, :, p // 4, p % 4] for p in range(8)])
         for layer in transformer.layers:
-            rows = slow_layer(layer, rows)
+            rows = reference_layer(layer, rows)
         for p in range(8):
             torch.testing.assert_close(measured[image, :, p // 4, p % 4], rows[p])
 
 
 @torch.no_grad()
-def test_over_the_batch_the_images_see_each_other_at_each_position() -> None:
+def test_attention_over_the_batch_matches_loops() -> None:
     transformer, maps = build(over_batch=True), torch.randn(3, 6, 2, 4, dtype=torch.float64)
     measured = transformer(maps)
     for p in range(8):
         rows = torch.stack([maps[image, :, p // 4, p % 4] for image in range(3)])
         for layer in transformer.layers:
-            rows = slow_layer(layer, rows)
+            rows = reference_layer(layer, rows)
         torch.testing.assert_close(measured[:, :, p // 4, p % 4], rows)
 
 
 @pytest.mark.parametrize("over_batch", [False, True])
 @torch.no_grad()
-def test_whether_an_image_depends_on_the_others_in_its_batch(over_batch: bool) -> None:
+def test_output_depends_on_the_batch_only_with_over_batch(over_batch: bool) -> None:
     transformer, maps = build(over_batch=over_batch), torch.randn(4, 6, 3, 3, dtype=torch.float64)
-    together, alone = transformer(maps)[:1], transformer(maps[:1])
-    assert torch.allclose(together, alone) is not over_batch
+    batched, single = transformer(maps)[:1], transformer(maps[:1])
+    assert torch.allclose(batched, single) is not over_batch
 
 
 @torch.no_grad()
-def test_at_first_a_layer_only_normalizes() -> None:
+def test_new_layer_only_normalizes() -> None:
     transformer, maps = MapTransformer(6, layers=3, heads=2, feed_forward=5), 5 * torch.randn(2, 6, 3, 2) + 1
     expected = layer_norm(maps.movedim(1, 3), (6,)).movedim(3, 1)
     torch.testing.assert_close(transformer(maps), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_everything_in_it_learns_from_the_first_steps() -> None:
+def test_every_parameter_changes_in_the_first_steps() -> None:
     torch.manual_seed(0)
     transformer, maps, target = MapTransformer(6, heads=2, feed_forward=5), torch.randn(2, 6, 3, 2), torch.randn(2, 6)
     before = {name: value.clone() for name, value in transformer.state_dict().items()}
-    moves = torch.optim.SGD(transformer.parameters(), lr=0.5)
+    optimizer = torch.optim.SGD(transformer.parameters(), lr=0.5)
     for _ in range(3):
         (transformer(maps).amax((2, 3)) - target).square().mean().backward()
-        moves.step()
-        moves.zero_grad()
-    still = [name for name, value in transformer.state_dict().items() if torch.equal(value, before[name])]
-    assert still == []
+        optimizer.step()
+        optimizer.zero_grad()
+    unchanged = [name for name, value in transformer.state_dict().items() if torch.equal(value, before[name])]
+    assert unchanged == []
 
 
 @pytest.mark.parametrize("shape", [(1, 6, 1, 1), (2, 6, 1, 1), (1, 6, 2, 3)])
-def test_one_image_and_one_position_are_enough(shape: tuple[int, ...]) -> None:
+def test_single_image_and_single_position(shape: tuple[int, ...]) -> None:
     for over_batch in (False, True):
         assert build(over_batch=over_batch)(torch.randn(shape, dtype=torch.float64)).isfinite().all()
 

@@ -232,13 +232,11 @@ def test_images_skipped_by_the_run_are_skipped(tmp_path: Path, records: Records)
     assert model.evaluate(workers=0)["ap"] == pytest.approx(expected_ap(records, range(20, 40)), abs=1e-6)
     with pytest.raises(DataError) as caught:
         model.evaluate(data, workers=0)
-    first, *listed, last = str(caught.value).splitlines()
-    assert first.startswith("2 of 22 images")
-    assert listed == [
-        f"  {data}: row 42: {records.paths[40]}: does not exist",
-        f"  {data}: row 43: {records.paths[41]}: the file is empty",
-    ]
-    assert "`skip_bad=0.1`" in last
+    lines = str(caught.value).splitlines()
+    assert "2 of 22 images" in lines[0]
+    assert lines[1].endswith(f"row 42: {records.paths[40]}: does not exist")
+    assert lines[2].endswith(f"row 43: {records.paths[41]}: the file is empty")
+    assert "`skip_bad=0.1`" in lines[3]
 
 
 def test_run_without_a_data_source_needs_data(tmp_path: Path) -> None:

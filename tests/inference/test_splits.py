@@ -188,12 +188,11 @@ def test_error_lists_all_unreadable_images_above_the_limit(
         raise AssertionError("nothing must be scored")
 
     monkeypatch.setattr(model, "_probabilities", scored)
-    with pytest.raises(ValueError, match="cannot be used") as caught:
+    with pytest.raises(ValueError, match="4 of 20 images") as caught:
         model.evaluate(data, skip_bad=share, draws=0, workers=0)
     first, *listed, last = str(caught.value).splitlines()
-    assert first.startswith("4 of 20 images")
     assert ("`skip_bad=0.1`" in first) == (share is not None)
-    assert [line.partition(": row ")[2] for line in listed] == [
+    assert [line.partition(" row ")[2] for line in listed] == [
         f"4: {images[2]}: does not exist",
         f"7: {images[5]}: the file is empty",
         f"11: {images[9]}: is a folder, not a file",

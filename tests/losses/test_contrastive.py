@@ -17,29 +17,29 @@ from probmcl.overlap import jaccard
 FRACTIONS = sorted({Fraction(p, q) for q in range(1, 13) for p in range(q + 1)})
 
 
-def drawn(rows: int, columns: int | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Similarities, and overlaps of which some reach any threshold and some none; both in float64."""
+def random_pairs(rows: int, columns: int | None = None, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Return random similarities and overlaps (multiples of ¼) in float64."""
     generator = torch.Generator().manual_seed(seed)
     similarity, overlap = torch.rand(2, rows, columns or rows, generator=generator, dtype=torch.float64)
     return similarity, (overlap * 4).round() / 4
 
 
-def slow_rows(
-    similarity: Tensor, overlap: Tensor, threshold: float, temperature: float, own: list[int] | None = None
+def reference_rows(
+    similarity: Tensor, overlap: Tensor, threshold: float, temperature: float, self_column: list[int] | None = None
 ) -> list[float]:
-    """Eq. 3 as printed, one anchor after the other."""
+    """Compute Eq. 3 as printed, in loops."""
     rows, columns = similarity.shape
     losses = []
     for i in range(rows):
-        itself = own[i] if own else i
-        others = [j for j in range(columns) if j != itself]
-        chosen = [j for j in others if overlap[i, j].item() >= threshold]
+        anchor_column = self_column[i] if self_column else i
+        others = [j for j in range(columns) if j != anchor_column]
+        positive_columns = [j for j in others if overlap[i, j].item() >= threshold]
         total = 0.0
-        for j in chosen:
+        for j in positive_columns:
             numerator = math.exp(similarity[i, j].item() / temperature)
             denominator = sum(math.exp(similarity[i, other].item() / temperature) for other in others)
             total += overlap[i, j].item() * math.log(numerator / denominator)
-        losses.append(-total / len(chosen) if chosen else 0.0)
+        losses.append(-total / len(positive_columns) if positive_columns else 0.0)
     return losses
 
 
@@ -49,9 +49,9 @@ def slow_rows(
     threshold=st.sampled_from([0.0, 0.25, 0.5, 0.6, 1.0]),
     temperature=st.floats(0.05, 2),
 )
-def test_it_is_eq_3(rows: int, seed: int, threshold: float, temperature: float) -> None:
-    similarity, overlap = drawn(rows, seed=seed)
-    expected = slow_rows(similarity, overlap, threshold, temperature)
+def test_contrastive_matches_eq_3(rows: int, seed: int, threshold: float, temperature: float) -> None:
+    similarity, overlap = random_pairs(rows, seed=seed)
+    expected = reference_rows(similarity, overlap, threshold, temperature)
     reductions: list[Reduction] = ["sum", "mean"]
     for reduction in reductions:
         measured = contrastive(similarity, overlap, threshold=threshold, temperature=temperature, reduction=reduction)
@@ -60,15 +60,15 @@ def test_it_is_eq_3(rows: int, seed: int, threshold: float, temperature: float) 
         assert measured.item() == pytest.approx(total, rel=1e-10, abs=1e-12)
 
 
-def test_by_default_it_is_the_mean_over_all_rows() -> None:
-    similarity, overlap = drawn(5)
-    overlap[2] = 0  # a row without positives counts, too
-    expected = sum(slow_rows(similarity, overlap, 0.5, 0.2)) / 5
+def test_default_reduction_is_the_mean_over_all_rows() -> None:
+    similarity, overlap = random_pairs(5)
+    overlap[2] = 0  # a row without positives is included in the mean
+    expected = sum(reference_rows(similarity, overlap, 0.5, 0.2)) / 5
     assert contrastive(similarity, overlap, threshold=0.5, temperature=0.2).item() == pytest.approx(expected)
 
 
-def test_by_hand() -> None:
-    """Anchor 0: positives 1 (D 1) and 2 (D ½), denominator e² + e + 1 without itself."""
+def test_contrastive_by_hand() -> None:
+    """Anchor 0 has positives 1 (D = 1) and 2 (D = ½), and its denominator is e² + e + 1."""
     similarity = torch.tensor([[9.0, 2.0, 1.0, 0.0]]).repeat(4, 1)
     overlap = torch.tensor([[1.0, 1.0, 0.5, 0.25], *[[0.0] * 4] * 3])
     log_denominator = math.log(math.exp(2) + math.exp(1) + 1)
@@ -77,27 +77,27 @@ def test_by_hand() -> None:
     assert measured.item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_with_labels_that_agree_or_not_it_is_the_supervised_contrastive_loss() -> None:
-    similarity, _ = drawn(6)
+def test_binary_overlap_gives_the_supervised_contrastive_loss() -> None:
+    similarity, _ = random_pairs(6)
     group = torch.tensor([0, 0, 0, 1, 1, 2])
     same = (group[:, None] == group).double()
-    off = ~torch.eye(6, dtype=torch.bool)
-    log_share = torch.stack([(similarity[i][off[i]] / 0.1).log_softmax(0) for i in range(6)])
-    rows = [-log_share[i][same[i][off[i]] == 1] for i in range(6)]
+    off_diagonal = ~torch.eye(6, dtype=torch.bool)
+    log_share = torch.stack([(similarity[i][off_diagonal[i]] / 0.1).log_softmax(0) for i in range(6)])
+    rows = [-log_share[i][same[i][off_diagonal[i]] == 1] for i in range(6)]
     expected = sum(row.mean().item() for row in rows if len(row)) / 6
     assert contrastive(similarity, same, threshold=0.5, temperature=0.1).item() == pytest.approx(expected)
 
 
 class TestPositives:
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_an_overlap_equal_to_the_threshold_is_positive_for_every_fraction(self, dtype: torch.dtype) -> None:
+    def test_overlap_equal_to_the_threshold_is_positive(self, dtype: torch.dtype) -> None:
         for fraction in FRACTIONS:
             overlap = torch.tensor(fraction.numerator, dtype=dtype) / torch.tensor(fraction.denominator, dtype=dtype)
             matrix = overlap.expand(2, 2)
             assert positives(matrix, threshold=fraction.numerator / fraction.denominator).sum() == 2, fraction
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
-    def test_so_it_is_when_the_overlap_comes_from_labels(self, dtype: torch.dtype) -> None:
+    def test_jaccard_overlap_equal_to_the_threshold_is_positive(self, dtype: torch.dtype) -> None:
         for fraction in FRACTIONS:
             labels = torch.zeros(2, fraction.denominator)
             labels[0], labels[1, : fraction.numerator] = 1, 1
@@ -106,32 +106,32 @@ class TestPositives:
             assert positives(overlap, threshold=float(fraction) + 1e-6).sum() == 0, fraction
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_neighboring_fractions_are_told_apart(self, dtype: torch.dtype) -> None:
+    def test_close_fractions_are_distinguished(self, dtype: torch.dtype) -> None:
         column = torch.tensor([x.numerator for x in FRACTIONS], dtype=dtype)
         column /= torch.tensor([x.denominator for x in FRACTIONS], dtype=dtype)
-        for place, fraction in enumerate(FRACTIONS):
-            chosen = positives(column[None], threshold=float(fraction), self_column=torch.tensor([-1]))
-            assert chosen.sum() == len(FRACTIONS) - place
+        for index, fraction in enumerate(FRACTIONS):
+            positive_columns = positives(column[None], threshold=float(fraction), self_column=torch.tensor([-1]))
+            assert positive_columns.sum() == len(FRACTIONS) - index
 
-    def test_an_image_is_no_positive_of_itself(self) -> None:
+    def test_image_is_not_its_own_positive(self) -> None:
         assert torch.equal(positives(torch.ones(3, 3), threshold=0.5), ~torch.eye(3, dtype=torch.bool))
-        own = torch.tensor([3, 0])
-        assert positives(torch.ones(2, 4), threshold=0.5, self_column=own).tolist() == [
+        self_column = torch.tensor([3, 0])
+        assert positives(torch.ones(2, 4), threshold=0.5, self_column=self_column).tolist() == [
             [True, True, True, False],
             [False, True, True, True],
         ]
 
     @pytest.mark.parametrize("n_views", [2, 3])
-    def test_the_other_views_of_an_image_are_positives(self, n_views: int) -> None:
+    def test_other_views_of_an_image_are_positives(self, n_views: int) -> None:
         labels = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 0]])
         overlap = jaccard(labels.repeat(n_views, 1))
-        chosen = positives(overlap, threshold=0.6)
+        positive_columns = positives(overlap, threshold=0.6)
         for row in range(3 * n_views):
-            assert chosen[row].nonzero().flatten().tolist() == [
+            assert positive_columns[row].nonzero().flatten().tolist() == [
                 j for j in range(3 * n_views) if j != row and j % 3 == row % 3
             ]
 
-    def test_images_of_which_nothing_is_known_are_drawn_to_their_own_views_once_these_overlap_by_one(self) -> None:
+    def test_image_without_known_labels_is_attracted_to_its_other_view(self) -> None:
         known = torch.tensor([[True, True], [False, False]])
         overlap = jaccard(torch.tensor([[1.0, 0.0], [math.nan, math.nan]]), known_a=known)
         views = overlap.fill_diagonal_(1).repeat(2, 2)
@@ -143,9 +143,9 @@ class TestPositives:
 
 class TestRectangle:
     @pytest.mark.parametrize("rows", [[0], [3, 1], [5, 0, 2]])
-    def test_anchors_against_all_columns_are_rows_of_the_square(self, rows: list[int]) -> None:
-        similarity, overlap = drawn(6)
-        expected = slow_rows(similarity, overlap, 0.5, 0.2)
+    def test_subset_of_anchors_matches_rows_of_the_square(self, rows: list[int]) -> None:
+        similarity, overlap = random_pairs(6)
+        expected = reference_rows(similarity, overlap, 0.5, 0.2)
         measured = contrastive(
             similarity[rows],
             overlap[rows],
@@ -156,10 +156,10 @@ class TestRectangle:
         )
         assert measured.item() == pytest.approx(sum(expected[i] for i in rows))
 
-    def test_two_halves_make_the_whole_with_its_gradient(self) -> None:
-        similarity, overlap = drawn(6)
+    def test_two_halves_match_the_full_loss_and_gradient(self) -> None:
+        similarity, overlap = random_pairs(6)
         similarity.requires_grad_()
-        whole = contrastive(similarity, overlap, threshold=0.5, temperature=0.2)
+        full = contrastive(similarity, overlap, threshold=0.5, temperature=0.2)
         halves = [
             contrastive(
                 similarity[half],
@@ -171,84 +171,86 @@ class TestRectangle:
             for half in (slice(0, 3), slice(3, 6))
         ]
         joined = (halves[0] + halves[1]) / 2
-        torch.testing.assert_close(joined, whole)
-        torch.testing.assert_close(torch.autograd.grad(joined, similarity), torch.autograd.grad(whole, similarity))
+        torch.testing.assert_close(joined, full)
+        torch.testing.assert_close(torch.autograd.grad(joined, similarity), torch.autograd.grad(full, similarity))
 
-    def test_columns_of_the_paper_s_formula_with_any_own_column(self) -> None:
-        similarity, overlap = drawn(3, 7)
-        expected = slow_rows(similarity, overlap, 0.5, 0.2, [6, 2, 0])
+    def test_arbitrary_self_columns(self) -> None:
+        similarity, overlap = random_pairs(3, 7)
+        expected = reference_rows(similarity, overlap, 0.5, 0.2, [6, 2, 0])
         measured = contrastive(similarity, overlap, threshold=0.5, temperature=0.2, self_column=torch.tensor([6, 2, 0]))
         assert measured.item() == pytest.approx(sum(expected) / 3)
 
-    def test_without_a_diagonal_the_own_column_must_be_said(self) -> None:
-        with pytest.raises(ValueError, match="2 rows and 3 columns has no diagonal; give self_column"):
+    def test_rectangle_without_self_column_is_an_error(self) -> None:
+        with pytest.raises(ValueError, match="self_column"):
             contrastive(torch.rand(2, 3), torch.ones(2, 3), threshold=0.5, temperature=0.1)
 
 
 class TestEdges:
     @pytest.mark.parametrize("rows", [1, 4])
-    def test_without_positives_loss_and_gradient_are_zero(self, rows: int) -> None:
+    def test_loss_and_gradient_without_positives_are_zero(self, rows: int) -> None:
         similarity = torch.rand(rows, rows, requires_grad=True)
         value = contrastive(similarity, torch.eye(rows), threshold=0.5, temperature=0.01)
         assert value == 0
         assert torch.equal(torch.autograd.grad(value, similarity)[0], torch.zeros(rows, rows))
 
-    def test_two_rows_have_nothing_to_choose_from(self) -> None:
+    def test_two_rows_have_loss_zero(self) -> None:
         assert contrastive(torch.rand(2, 2), torch.ones(2, 2), threshold=0.5, temperature=0.1) == 0
 
-    def test_what_stands_on_the_diagonal_does_not_matter(self) -> None:
-        similarity, overlap = drawn(5)
+    def test_diagonal_is_ignored(self) -> None:
+        similarity, overlap = random_pairs(5)
         expected = contrastive(similarity, overlap, threshold=0.5, temperature=0.2)
-        for here in (-1e6, 0.0, 1e6):
-            changed = similarity.clone().fill_diagonal_(here)
+        for diagonal in (-1e6, 0.0, 1e6):
+            changed = similarity.clone().fill_diagonal_(diagonal)
             other = overlap.clone().fill_diagonal_(0)
             assert contrastive(changed, other, threshold=0.5, temperature=0.2).item() == pytest.approx(expected.item())
 
-    def test_an_overlap_below_the_threshold_does_not_matter(self) -> None:
-        similarity, overlap = drawn(5)
+    def test_overlap_below_the_threshold_is_ignored(self) -> None:
+        similarity, overlap = random_pairs(5)
         expected = contrastive(similarity, overlap, threshold=0.5, temperature=0.2)
-        cut = overlap.where(overlap >= 0.5, 0)
-        assert torch.equal(contrastive(similarity, cut, threshold=0.5, temperature=0.2), expected)
+        thresholded = overlap.where(overlap >= 0.5, 0)
+        assert torch.equal(contrastive(similarity, thresholded, threshold=0.5, temperature=0.2), expected)
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-    def test_a_low_temperature_overflows_nothing(self, dtype: torch.dtype) -> None:
+    def test_low_temperature_does_not_overflow(self, dtype: torch.dtype) -> None:
         similarity = torch.eye(4).roll(1, 0).to(dtype).requires_grad_()
         value = contrastive(similarity, torch.ones(4, 4), threshold=0.5, temperature=1e-5)
         assert value.dtype == torch.float32
-        assert value.item() == pytest.approx(2 / 3 * 1e5)  # two of three positives lie 1/τ below the best
+        assert value.item() == pytest.approx(2 / 3 * 1e5)  # two of three positives are 1/τ below the best
         assert torch.autograd.grad(value, similarity)[0].isfinite().all()
 
     @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
-    def test_half_precision_is_raised_first(self, half: torch.dtype) -> None:
-        similarity, overlap = (x.to(half) for x in drawn(6))
+    def test_half_precision_is_converted_to_float32(self, half: torch.dtype) -> None:
+        similarity, overlap = (x.to(half) for x in random_pairs(6))
         assert torch.equal(
             contrastive(similarity, overlap, threshold=0.5, temperature=0.1),
             contrastive(similarity.float(), overlap.float(), threshold=0.5, temperature=0.1),
         )
 
-    def test_autocast_around_the_call_changes_nothing(self) -> None:
-        similarity, overlap = (x.float() for x in drawn(6))
+    def test_autocast_does_not_change_the_result(self) -> None:
+        similarity, overlap = (x.float() for x in random_pairs(6))
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            inside = contrastive(similarity, overlap, threshold=0.5, temperature=0.1)
-        assert torch.equal(inside, contrastive(similarity, overlap, threshold=0.5, temperature=0.1))
+            autocast_result = contrastive(similarity, overlap, threshold=0.5, temperature=0.1)
+        assert torch.equal(autocast_result, contrastive(similarity, overlap, threshold=0.5, temperature=0.1))
 
     @pytest.mark.parametrize("temperature", [0.0, -0.1])
-    def test_a_temperature_of_zero_or_less_is_an_error(self, temperature: float) -> None:
-        with pytest.raises(ValueError, match=f"temperature={temperature} must be above 0"):
+    def test_temperature_must_be_positive(self, temperature: float) -> None:
+        with pytest.raises(ValueError, match="temperature"):
             contrastive(torch.rand(2, 2), torch.ones(2, 2), threshold=0.5, temperature=temperature)
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.5, 1.0])
 def test_gradients(threshold: float) -> None:
-    similarity, overlap = drawn(5)
+    similarity, overlap = random_pairs(5)
     overlap[3] = 0.1
 
     def square(x: Tensor) -> Tensor:
         return contrastive(x, overlap, threshold=threshold, temperature=0.3)
 
     def rectangle(x: Tensor) -> Tensor:
-        own = torch.tensor([4, 0])
-        return contrastive(x, overlap[:2], threshold=threshold, temperature=0.3, self_column=own, reduction="sum")
+        self_column = torch.tensor([4, 0])
+        return contrastive(
+            x, overlap[:2], threshold=threshold, temperature=0.3, self_column=self_column, reduction="sum"
+        )
 
     assert torch.autograd.gradcheck(square, similarity.requires_grad_())
     assert torch.autograd.gradcheck(rectangle, similarity[:2].detach().requires_grad_())
@@ -256,8 +258,8 @@ def test_gradients(threshold: float) -> None:
 
 @given(seed=st.integers(0, 999), shift=st.floats(-5, 5), order=st.permutations(range(6)))
 @settings(max_examples=50)
-def test_order_of_rows_and_a_common_shift_of_a_row_change_nothing(seed: int, shift: float, order: list[int]) -> None:
-    similarity, overlap = drawn(6, seed=seed)
+def test_invariance_to_row_order_and_row_shift(seed: int, shift: float, order: list[int]) -> None:
+    similarity, overlap = random_pairs(6, seed=seed)
     expected = contrastive(similarity, overlap, threshold=0.5, temperature=0.2)
     shuffled = contrastive(similarity[order][:, order], overlap[order][:, order], threshold=0.5, temperature=0.2)
     torch.testing.assert_close(shuffled, expected)
@@ -266,19 +268,19 @@ def test_order_of_rows_and_a_common_shift_of_a_row_change_nothing(seed: int, shi
 
 
 @pytest.mark.parametrize("weight", [0.3, torch.tensor(0.3)], ids=["number", "tensor"])
-def test_it_is_eq_4(weight: float | Tensor) -> None:
+def test_objective_matches_eq_4(weight: float | Tensor) -> None:
     measured = objective(torch.tensor(2.0), torch.tensor(5.0), contrastive_weight=weight)
     assert measured.shape == ()
     assert measured.item() == pytest.approx(3.5)
 
 
-def test_gradients_of_the_sum() -> None:
+def test_gradients_of_the_objective() -> None:
     inputs = [torch.tensor(x, dtype=torch.float64, requires_grad=True) for x in (2.0, -5.0)]
     assert torch.autograd.gradcheck(lambda a, b: objective(a, b, contrastive_weight=0.3), inputs)
 
 
-class Run:
-    """A small network with both terms of ProbMCL."""
+class SmallModel:
+    """Small network with both loss terms of ProbMCL."""
 
     def __init__(self, reduction: Reduction = "mean") -> None:
         torch.manual_seed(0)
@@ -292,78 +294,82 @@ class Run:
             correlation(mixture), jaccard(labels), threshold=0.5, temperature=0.2, reduction=reduction
         )
 
-    def pull(self, loss: Tensor) -> Tensor:
-        """The gradient at the features."""
+    def gradient(self, loss: Tensor) -> Tensor:
         return torch.autograd.grad(loss, self.features, retain_graph=True)[0]
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_with_the_balanced_weight_both_terms_pull_equally_hard(reduction: Reduction) -> None:
-    run = Run(reduction)
-    weight = balanced_weight(run.likelihood, run.contrast, run.features)
+def test_balanced_weight_equalizes_gradient_norms(reduction: Reduction) -> None:
+    model = SmallModel(reduction)
+    weight = balanced_weight(model.likelihood, model.contrast, model.features)
     assert weight.shape == ()
-    likelihood, contrast = run.pull(run.likelihood).norm().item(), run.pull(weight * run.contrast).norm().item()
+    likelihood, contrast = (
+        model.gradient(model.likelihood).norm().item(),
+        model.gradient(weight * model.contrast).norm().item(),
+    )
     assert contrast == pytest.approx(likelihood, rel=1e-5)
-    assert abs(weight.item() - 1) > 0.1  # without it they did not
+    assert abs(weight.item() - 1) > 0.1  # the gradients differ without it
 
 
-def test_the_balanced_weight_is_a_number_without_gradient() -> None:
-    run = Run()
-    weight = balanced_weight(run.likelihood, run.contrast, run.features)
+def test_balanced_weight_is_detached() -> None:
+    model = SmallModel()
+    weight = balanced_weight(model.likelihood, model.contrast, model.features)
     assert not weight.requires_grad
-    total = objective(run.likelihood, run.contrast, contrastive_weight=weight)
-    expected = run.pull(run.likelihood) + weight * run.pull(run.contrast)
-    torch.testing.assert_close(run.pull(total), expected)
+    total = objective(model.likelihood, model.contrast, contrastive_weight=weight)
+    expected = model.gradient(model.likelihood) + weight * model.gradient(model.contrast)
+    torch.testing.assert_close(model.gradient(total), expected)
 
 
-def test_the_graph_is_still_there_for_the_step_and_no_gradient_was_left_behind() -> None:
-    run = Run()
-    weight = balanced_weight(run.likelihood, run.contrast, run.features)
-    parameters = [*run.encoder.parameters(), *run.network.parameters()]
+def test_balanced_weight_keeps_the_graph_and_leaves_no_gradients() -> None:
+    model = SmallModel()
+    weight = balanced_weight(model.likelihood, model.contrast, model.features)
+    parameters = [*model.encoder.parameters(), *model.network.parameters()]
     assert all(x.grad is None for x in parameters)
-    torch.autograd.backward(objective(run.likelihood, run.contrast, contrastive_weight=weight))
+    torch.autograd.backward(objective(model.likelihood, model.contrast, contrastive_weight=weight))
     assert all(x.grad is not None and x.grad.isfinite().all() for x in parameters)
 
 
-def test_a_contrast_without_gradient_has_weight_zero() -> None:
+def test_contrastive_loss_without_gradient_has_weight_zero() -> None:
     h = torch.ones(2, 3, requires_grad=True)
     weight = balanced_weight(h.sum(), (0 * h).sum(), h)
     assert weight == 0
-    alone = contrastive(torch.ones(2, 2) * h.sum(), torch.eye(2), threshold=0.5, temperature=0.1)  # no positives
-    assert balanced_weight(h.sum(), alone, h) == 0
+    no_positives = contrastive(torch.ones(2, 2) * h.sum(), torch.eye(2), threshold=0.5, temperature=0.1)  # no positives
+    assert balanced_weight(h.sum(), no_positives, h) == 0
 
 
-def test_a_likelihood_without_gradient_has_weight_zero() -> None:
+def test_likelihood_without_gradient_has_weight_zero() -> None:
     h = torch.ones(2, 3, requires_grad=True)
     assert balanced_weight((0 * h).sum(), h.sum(), h) == 0
 
 
 @pytest.mark.parametrize("likelihood", [1.0, 1e30])
-def test_a_contrast_with_almost_no_gradient_has_a_bounded_weight(likelihood: float) -> None:
+def test_balanced_weight_is_bounded(likelihood: float) -> None:
     h = torch.ones(2, 3, requires_grad=True)
     assert balanced_weight(likelihood * h.sum(), 1e-15 * h.sum(), h) == LARGEST_WEIGHT
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
-def test_features_in_half_precision_have_norms_in_float32(half: torch.dtype) -> None:
+def test_gradient_norms_are_computed_in_float32(half: torch.dtype) -> None:
     h = torch.ones(100, 100, dtype=half, requires_grad=True)
-    weight = balanced_weight((2048 * h.float()).sum(), (2 * h.float()).sum(), h)  # 204,800 does not exist in float16
+    weight = balanced_weight(
+        (2048 * h.float()).sum(), (2 * h.float()).sum(), h
+    )  # the norm 204,800 overflows in float16
     assert weight.dtype == torch.float32
     assert weight.item() == pytest.approx(1024)
 
 
-def test_without_gradients_at_the_features_there_is_an_error_that_says_what_to_do() -> None:
+def test_balanced_weight_without_gradients_is_an_error() -> None:
     with torch.no_grad():
-        run = Run()
-    with pytest.raises(ValueError, match="under no_grad give a number"):
-        balanced_weight(run.likelihood, run.contrast, run.features)
+        model = SmallModel()
+    with pytest.raises(ValueError, match="no_grad"):
+        balanced_weight(model.likelihood, model.contrast, model.features)
 
 
 ROWS, COMPONENTS, DIM = 4, 3, 5
 
 
-def drawn_mixture(*, vector: bool) -> list[Tensor]:
-    """Logits, means, unbounded variances and z."""
+def random_mixture(*, vector: bool) -> list[Tensor]:
+    """Return random logits, means, unconstrained variances and z."""
     generator = torch.Generator().manual_seed(int(vector))
     mean = (ROWS, COMPONENTS, DIM) if vector else (ROWS, COMPONENTS)
     shapes = [(ROWS, COMPONENTS), mean, (ROWS, COMPONENTS), (ROWS, DIM)]
@@ -374,8 +380,8 @@ def build(logit: Tensor, mean: Tensor, raw: Tensor) -> IsotropicMixture:
     return IsotropicMixture(logit.log_softmax(1), mean, elu(raw) + 2, DIM)
 
 
-def slow_likelihoods(p: IsotropicMixture, z: Tensor) -> list[float]:
-    """Eq. 1 as printed, coordinate by coordinate, and minus its logarithm for each row."""
+def reference_likelihoods(p: IsotropicMixture, z: Tensor) -> list[float]:
+    """Compute the negative logarithm of Eq. 1 as printed, in loops over coordinates."""
     losses = []
     for i in range(ROWS):
         density = 0.0
@@ -394,43 +400,43 @@ def slow_likelihoods(p: IsotropicMixture, z: Tensor) -> list[float]:
 @pytest.mark.parametrize("vector", [False, True])
 @pytest.mark.parametrize("per_dimension", [False, True])
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
-def test_it_is_eq_2_with_two_settings_for_its_scale(reduction: Reduction, per_dimension: bool, vector: bool) -> None:
-    logit, mean, raw, z = drawn_mixture(vector=vector)
+def test_likelihood_matches_eq_2(reduction: Reduction, per_dimension: bool, vector: bool) -> None:
+    logit, mean, raw, z = random_mixture(vector=vector)
     p = build(logit, mean, raw)
     measured = negative_log_likelihood(p, z, reduction=reduction, per_dimension=per_dimension)
-    expected = sum(slow_likelihoods(p, z)) / (ROWS if reduction == "mean" else 1) / (DIM if per_dimension else 1)
+    expected = sum(reference_likelihoods(p, z)) / (ROWS if reduction == "mean" else 1) / (DIM if per_dimension else 1)
     assert measured.shape == ()
     assert measured.item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_by_default_it_is_the_mean_over_rows_and_the_sum_over_dimensions() -> None:
-    logit, mean, raw, z = drawn_mixture(vector=False)
+def test_likelihood_defaults() -> None:
+    logit, mean, raw, z = random_mixture(vector=False)
     p = build(logit, mean, raw)
-    assert negative_log_likelihood(p, z).item() == pytest.approx(sum(slow_likelihoods(p, z)) / ROWS, rel=1e-12)
+    assert negative_log_likelihood(p, z).item() == pytest.approx(sum(reference_likelihoods(p, z)) / ROWS, rel=1e-12)
 
 
 @pytest.mark.parametrize("vector", [False, True])
-def test_gradients_reach_the_mixture_and_the_target(vector: bool) -> None:
-    inputs = [x.requires_grad_() for x in drawn_mixture(vector=vector)]
+def test_gradients_of_the_likelihood(vector: bool) -> None:
+    inputs = [x.requires_grad_() for x in random_mixture(vector=vector)]
     assert torch.autograd.gradcheck(lambda a, m, v, z: negative_log_likelihood(build(a, m, v), z), inputs)
 
 
-def test_one_row_one_component_at_its_own_mean() -> None:
+def test_likelihood_of_one_component_at_its_mean() -> None:
     one = IsotropicMixture(torch.zeros(1, 1), torch.full((1, 1), 3.0), torch.full((1, 1), 2.0), dim=2048)
     expected = 1024 * math.log(2 * math.pi * 2)
     assert negative_log_likelihood(one, torch.full((1, 2048), 3.0)).item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_target_of_another_size_is_an_error() -> None:
-    logit, mean, raw, z = drawn_mixture(vector=False)
-    with pytest.raises(ValueError, match="z has 4 dimensions, the mixture 5"):
+def test_target_of_wrong_size_is_an_error() -> None:
+    logit, mean, raw, z = random_mixture(vector=False)
+    with pytest.raises(ValueError, match="z has 4 dimensions"):
         negative_log_likelihood(build(logit, mean, raw), z[:, :4])
 
 
 @pytest.mark.parametrize("half", [torch.float16, torch.bfloat16])
-def test_a_target_in_half_precision_under_autocast_is_computed_in_float32(half: torch.dtype) -> None:
-    logit, mean, raw, z = (x.to(half) for x in drawn_mixture(vector=False))
+def test_half_precision_target_under_autocast(half: torch.dtype) -> None:
+    logit, mean, raw, z = (x.to(half) for x in random_mixture(vector=False))
     p = build(logit.float(), mean.float(), raw.float())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = negative_log_likelihood(p, z, per_dimension=True)
-    assert torch.equal(inside, negative_log_likelihood(p, z.float(), per_dimension=True))
+        autocast_result = negative_log_likelihood(p, z, per_dimension=True)
+    assert torch.equal(autocast_result, negative_log_likelihood(p, z.float(), per_dimension=True))

@@ -13,15 +13,15 @@ from probmcl.overlap import jaccard
 CLASSES = 4
 
 
-def drawn(rows: int, columns: int | None = None, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Similarities (rows, columns, classes) in float64, and labels of rows and columns."""
+def random_pairs(rows: int, columns: int | None = None, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Return random similarities (rows, columns, classes) in float64 and the labels of rows and columns."""
     generator = torch.Generator().manual_seed(seed)
     similarity = torch.rand(rows, columns or rows, CLASSES, generator=generator, dtype=torch.float64)
     present = torch.rand(rows, CLASSES, generator=generator) < 0.5
     return similarity, present, torch.rand(columns or rows, CLASSES, generator=generator) < 0.5
 
 
-def of_present(similarity: Tensor, present: Tensor) -> Tensor:
+def select_present(similarity: Tensor, present: Tensor) -> Tensor:
     anchor, label = present.nonzero(as_tuple=True)
     return similarity[anchor, :, label]
 
@@ -30,28 +30,28 @@ def overlaps(present: Tensor, columns: Tensor) -> Tensor:
     return jaccard(present.double(), columns.double())
 
 
-def slow_rows(
+def reference_rows(
     similarity: Tensor,
     present: Tensor,
     columns: Tensor,
     temperature: float,
     offset: float = 0.0,
-    own: list[int] | None = None,
+    self_column: list[int] | None = None,
 ) -> list[float]:
-    """The published formula, one anchor, one partner and one label after the other."""
+    """Compute the published formula in loops over anchors, columns and labels."""
     losses = []
     for i in range(len(present)):
-        others = [j for j in range(len(columns)) if j != (own[i] if own else i)]
-        total, partners = 0.0, 0
+        others = [j for j in range(len(columns)) if j != (self_column[i] if self_column else i)]
+        total, positives = 0.0, 0
         for j in others:
             shared = [k for k in range(CLASSES) if present[i, k] and columns[j, k]]
-            partners += bool(shared)
+            positives += bool(shared)
             for k in shared:
-                either = sum(bool(present[i, c] or columns[j, c]) for c in range(CLASSES))
+                union = sum(bool(present[i, c] or columns[j, c]) for c in range(CLASSES))
                 numerator = math.exp(similarity[i, j, k].item() / temperature)
                 denominator = sum(math.exp(similarity[i, other, k].item() / temperature) for other in others)
-                total += math.log(len(shared) / either * numerator / denominator + offset)
-        losses.append(-total / partners if partners else 0.0)
+                total += math.log(len(shared) / union * numerator / denominator + offset)
+        losses.append(-total / positives if positives else 0.0)
     return losses
 
 
@@ -61,13 +61,13 @@ def slow_rows(
     temperature=st.floats(0.05, 2),
     offset=st.sampled_from([0.0, 1e-7, 0.1]),
 )
-def test_it_is_the_published_formula(rows: int, seed: int, temperature: float, offset: float) -> None:
-    similarity, present, _ = drawn(rows, seed=seed)
-    expected = slow_rows(similarity, present, present, temperature, offset)
+def test_matches_the_published_formula(rows: int, seed: int, temperature: float, offset: float) -> None:
+    similarity, present, _ = random_pairs(rows, seed=seed)
+    expected = reference_rows(similarity, present, present, temperature, offset)
     reductions: list[Reduction] = ["sum", "mean"]
     for reduction in reductions:
         measured = kernel_contrastive(
-            of_present(similarity, present),
+            select_present(similarity, present),
             overlaps(present, present),
             present,
             temperature=temperature,
@@ -79,36 +79,38 @@ def test_it_is_the_published_formula(rows: int, seed: int, temperature: float, o
         assert measured.item() == pytest.approx(total, rel=1e-9, abs=1e-12)
 
 
-def test_by_default_it_is_the_mean_at_the_published_temperature() -> None:
-    similarity, present, _ = drawn(5)
-    present[2] = False  # a row without partners counts, too
-    measured = kernel_contrastive(of_present(similarity, present), overlaps(present, present), present)
-    assert measured.item() == pytest.approx(sum(slow_rows(similarity, present, present, 0.17)) / 5, rel=1e-10)
+def test_defaults() -> None:
+    similarity, present, _ = random_pairs(5)
+    present[2] = False  # a row without positives is included in the mean
+    measured = kernel_contrastive(select_present(similarity, present), overlaps(present, present), present)
+    assert measured.item() == pytest.approx(sum(reference_rows(similarity, present, present, 0.17)) / 5, rel=1e-10)
 
 
-def test_columns_may_be_more_than_the_rows() -> None:
-    similarity, present, columns = drawn(3, 7)
-    own = [2, 3, 4]
-    columns[own] = present
+def test_more_columns_than_rows() -> None:
+    similarity, present, columns = random_pairs(3, 7)
+    self_column = [2, 3, 4]
+    columns[self_column] = present
     measured = kernel_contrastive(
-        of_present(similarity, present),
+        select_present(similarity, present),
         overlaps(present, columns),
         present,
         columns,
-        self_column=torch.tensor(own),
+        self_column=torch.tensor(self_column),
         reduction="sum",
     )
-    assert measured.item() == pytest.approx(sum(slow_rows(similarity, present, columns, 0.17, own=own)), rel=1e-10)
+    assert measured.item() == pytest.approx(
+        sum(reference_rows(similarity, present, columns, 0.17, self_column=self_column)), rel=1e-10
+    )
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e-7])
-def test_the_overlap_pulls_nowhere_unless_there_is_an_offset(offset: float) -> None:
-    similarity, present, _ = drawn(6)
-    chosen = of_present(similarity, present).requires_grad_()
+def test_overlap_affects_the_gradient_only_with_an_offset(offset: float) -> None:
+    similarity, present, _ = random_pairs(6)
+    selected = select_present(similarity, present).requires_grad_()
     gradients = []
     for factor in (1.0, 0.5):
-        loss = kernel_contrastive(chosen, factor * overlaps(present, present), present, share_offset=offset)
-        gradients.append(torch.autograd.grad(loss, chosen)[0])
+        loss = kernel_contrastive(selected, factor * overlaps(present, present), present, share_offset=offset)
+        gradients.append(torch.autograd.grad(loss, selected)[0])
     if offset == 0:
         torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-10, atol=1e-14)
     else:
@@ -116,14 +118,14 @@ def test_the_overlap_pulls_nowhere_unless_there_is_an_offset(offset: float) -> N
 
 
 @pytest.mark.parametrize("case", ["no labels", "no partner", "one row", "no rows"])
-def test_without_partners_the_loss_and_its_gradients_are_zero(case: str) -> None:
+def test_loss_and_gradient_without_positives_are_zero(case: str) -> None:
     present = {
         "no labels": torch.zeros(3, CLASSES),
         "no partner": torch.eye(4)[:3],
         "one row": torch.ones(1, CLASSES),
         "no rows": torch.zeros(0, CLASSES),
     }[case].bool()
-    similarity = of_present(drawn(len(present))[0], present).requires_grad_()
+    similarity = select_present(random_pairs(len(present))[0], present).requires_grad_()
     loss = kernel_contrastive(similarity, overlaps(present, present), present, reduction="sum")
     assert loss.item() == 0
     assert (torch.autograd.grad(loss, similarity)[0] == 0).all()
@@ -131,39 +133,39 @@ def test_without_partners_the_loss_and_its_gradients_are_zero(case: str) -> None
 
 @pytest.mark.parametrize("offset", [0.0, 1e-3])
 def test_gradients(offset: float) -> None:
-    similarity, present, _ = drawn(4)
-    chosen = of_present(similarity, present).requires_grad_()
+    similarity, present, _ = random_pairs(4)
+    selected = select_present(similarity, present).requires_grad_()
     shared = overlaps(present, present)
-    assert torch.autograd.gradcheck(lambda s: kernel_contrastive(s, shared, present, share_offset=offset), chosen)
+    assert torch.autograd.gradcheck(lambda s: kernel_contrastive(s, shared, present, share_offset=offset), selected)
 
 
-def test_a_tiny_temperature_stays_finite() -> None:
-    similarity, present, _ = drawn(5)
-    chosen = of_present(similarity, present).float().requires_grad_()
-    loss = kernel_contrastive(chosen, overlaps(present, present).float(), present, temperature=1e-4)
+def test_low_temperature_is_finite() -> None:
+    similarity, present, _ = random_pairs(5)
+    selected = select_present(similarity, present).float().requires_grad_()
+    loss = kernel_contrastive(selected, overlaps(present, present).float(), present, temperature=1e-4)
     assert loss.isfinite()
-    assert torch.autograd.grad(loss, chosen)[0].isfinite().all()
+    assert torch.autograd.grad(loss, selected)[0].isfinite().all()
 
 
-def test_autocast_around_the_call_changes_nothing() -> None:
-    similarity, present, _ = drawn(5)
-    given_ = (of_present(similarity, present).float(), overlaps(present, present).float(), present)
+def test_autocast_does_not_change_the_result() -> None:
+    similarity, present, _ = random_pairs(5)
+    inputs = (select_present(similarity, present).float(), overlaps(present, present).float(), present)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = kernel_contrastive(*given_)
-    assert torch.equal(inside, kernel_contrastive(*given_))
+        autocast_result = kernel_contrastive(*inputs)
+    assert torch.equal(autocast_result, kernel_contrastive(*inputs))
 
 
-def test_a_temperature_of_zero_is_an_error() -> None:
-    similarity, present, _ = drawn(2)
+def test_temperature_of_zero_is_an_error() -> None:
+    similarity, present, _ = random_pairs(2)
     with pytest.raises(ValueError, match="temperature"):
-        kernel_contrastive(of_present(similarity, present), overlaps(present, present), present, temperature=0.0)
+        kernel_contrastive(select_present(similarity, present), overlaps(present, present), present, temperature=0.0)
 
 
 ROWS, CLASSES = 6, 4
 
 
-def drawn_kernels() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Log-weights and log-kernels in float64, labels that are present and labels that are known; every kind of row."""
+def random_kernels() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return log-weights and log-kernels in float64 and masks of labels, including rows with all or none of them."""
     generator = torch.Generator().manual_seed(0)
     log_weight, log_kernel = -3 * torch.rand(2, ROWS, CLASSES, generator=generator, dtype=torch.float64)
     present = torch.rand(ROWS, CLASSES, generator=generator) < 0.5
@@ -172,42 +174,46 @@ def drawn_kernels() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return log_weight, log_kernel, present, known
 
 
-def slow_reconstruction(log_weight: Tensor, log_kernel: Tensor, present: Tensor, known: Tensor | None) -> list[float]:
-    """The published formula, one image after the other; 0 where no label is present."""
+def reference_reconstruction(
+    log_weight: Tensor, log_kernel: Tensor, present: Tensor, known: Tensor | None
+) -> list[float]:
+    """Compute the published formula in loops; the loss is 0 if no label is present."""
     losses = []
     for i in range(ROWS):
-        of_present, of_all = 0.0, 0.0
+        present_sum, known_sum = 0.0, 0.0
         for k in range(CLASSES):
             if known is not None and not known[i, k]:
                 continue
-            part = math.exp(log_weight[i, k].item()) * math.exp(log_kernel[i, k].item())
-            of_all += part
-            of_present += part if present[i, k] else 0.0
-        losses.append(-math.log(of_present / of_all) if of_present > 0 else 0.0)
+            term = math.exp(log_weight[i, k].item()) * math.exp(log_kernel[i, k].item())
+            known_sum += term
+            present_sum += term if present[i, k] else 0.0
+        losses.append(-math.log(present_sum / known_sum) if present_sum > 0 else 0.0)
     return losses
 
 
 @pytest.mark.parametrize("some_unknown", [False, True])
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_it_is_minus_the_logarithm_of_the_share_of_present_labels(reduction: Reduction, some_unknown: bool) -> None:
-    log_weight, log_kernel, present, known = drawn_kernels()
-    chosen = known if some_unknown else None
-    expected = sum(slow_reconstruction(log_weight, log_kernel, present, chosen)) / (ROWS if reduction == "mean" else 1)
-    measured = reconstruction(log_weight, log_kernel, present, chosen, reduction=reduction)
+def test_reconstruction_matches_the_published_formula(reduction: Reduction, some_unknown: bool) -> None:
+    log_weight, log_kernel, present, known = random_kernels()
+    selected = known if some_unknown else None
+    expected = sum(reference_reconstruction(log_weight, log_kernel, present, selected)) / (
+        ROWS if reduction == "mean" else 1
+    )
+    measured = reconstruction(log_weight, log_kernel, present, selected, reduction=reduction)
     assert measured.shape == ()
     assert measured.item() == pytest.approx(expected, rel=1e-12)
     assert expected > 0.1
 
 
-def test_by_default_it_is_the_mean_over_all_rows() -> None:
-    log_weight, log_kernel, present, _ = drawn_kernels()
-    expected = sum(slow_reconstruction(log_weight, log_kernel, present, None)) / ROWS
+def test_reconstruction_default_is_the_mean_over_all_rows() -> None:
+    log_weight, log_kernel, present, _ = random_kernels()
+    expected = sum(reference_reconstruction(log_weight, log_kernel, present, None)) / ROWS
     assert reconstruction(log_weight, log_kernel, present).item() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("case", ["nothing present", "nothing known", "everything present"])
-def test_where_nothing_can_be_told_the_loss_and_its_gradients_are_zero(case: str) -> None:
-    log_weight, log_kernel, present, known = drawn_kernels()
+def test_reconstruction_of_uninformative_labels_is_zero(case: str) -> None:
+    log_weight, log_kernel, present, known = random_kernels()
     if case == "nothing known":
         known = torch.zeros_like(known)
     else:
@@ -219,8 +225,8 @@ def test_where_nothing_can_be_told_the_loss_and_its_gradients_are_zero(case: str
         assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
-def test_a_label_that_is_not_known_takes_no_part() -> None:
-    log_weight, log_kernel, present, known = drawn_kernels()
+def test_unknown_labels_are_ignored() -> None:
+    log_weight, log_kernel, present, known = random_kernels()
     loss = reconstruction(log_weight, log_kernel, present, known)
     assert torch.equal(reconstruction(log_weight, log_kernel, present ^ ~known, known), loss)
     moved = log_kernel.where(known, log_kernel + 5)
@@ -228,7 +234,7 @@ def test_a_label_that_is_not_known_takes_no_part() -> None:
 
 
 def test_gradients_of_the_reconstruction() -> None:
-    log_weight, log_kernel, present, known = drawn_kernels()
+    log_weight, log_kernel, present, known = random_kernels()
     inputs = (log_weight.requires_grad_(), log_kernel.requires_grad_())
     assert torch.autograd.gradcheck(lambda w, g: reconstruction(w, g, present, known), inputs)
     assert torch.autograd.gradcheck(
@@ -236,7 +242,7 @@ def test_gradients_of_the_reconstruction() -> None:
     )
 
 
-def test_kernels_that_no_float_can_hold_are_compared_all_the_same() -> None:
+def test_kernels_that_underflow_are_compared() -> None:
     log_kernel = torch.tensor([[-5000.0, -5001.0]], requires_grad=True)
     present = torch.tensor([[False, True]])
     loss = reconstruction(torch.zeros(1, 2), log_kernel, present)
@@ -245,14 +251,14 @@ def test_kernels_that_no_float_can_hold_are_compared_all_the_same() -> None:
     assert gradient[0, 1].item() == pytest.approx(1 / (1 + math.exp(-1)) * -1, rel=1e-5)
 
 
-def test_with_the_published_floor_such_kernels_are_all_alike_and_pull_nowhere() -> None:
+def test_kernels_below_the_floor_are_equal_and_have_no_gradient() -> None:
     log_kernel = torch.tensor([[-5000.0, -5001.0]], requires_grad=True)
     loss = reconstruction(torch.zeros(1, 2), log_kernel, torch.tensor([[False, True]]), kernel_floor=1.17549e-38)
     assert loss.item() == pytest.approx(math.log(2), rel=1e-6)
     assert (torch.autograd.grad(loss, log_kernel)[0] == 0).all()
 
 
-def test_a_share_below_the_floor_costs_no_more_than_the_floor() -> None:
+def test_ratio_floor_bounds_the_loss() -> None:
     log_weight = torch.tensor([[0.0, -50.0]], requires_grad=True)
     present = torch.tensor([[False, True]])
     assert reconstruction(log_weight, torch.zeros(1, 2), present).item() == pytest.approx(50, rel=1e-6)
@@ -261,11 +267,11 @@ def test_a_share_below_the_floor_costs_no_more_than_the_floor() -> None:
     assert (torch.autograd.grad(loss, log_weight)[0] == 0).all()
 
 
-def test_it_has_the_precision_of_the_weights_and_no_less_than_float32() -> None:
-    log_weight, log_kernel, present, _ = drawn_kernels()
+def test_reconstruction_dtype() -> None:
+    log_weight, log_kernel, present, _ = random_kernels()
     assert reconstruction(log_weight.float(), log_kernel, present).dtype == torch.float32
     half = log_weight.bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        inside = reconstruction(half, log_kernel, present)
-    assert inside.dtype == torch.float32
-    torch.testing.assert_close(inside, reconstruction(half.float(), log_kernel, present))
+        autocast_result = reconstruction(half, log_kernel, present)
+    assert autocast_result.dtype == torch.float32
+    torch.testing.assert_close(autocast_result, reconstruction(half.float(), log_kernel, present))

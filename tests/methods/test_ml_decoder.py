@@ -79,7 +79,7 @@ def test_the_paper_preset_has_the_published_settings() -> None:
 
 
 def test_more_groups_than_classes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^groups=4: give a number from 1 to the number of classes, 3$"):
+    with pytest.raises(ValueError, match=r"groups.*got 4"):
         build(Config(groups=4))
 
 

@@ -10,7 +10,7 @@ from helpers.images import label_space
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder
 from probmcl.errors import DataError
-from probmcl.heads.graph import label_graph, normalized
+from probmcl.heads.graph import label_graph, normalize_adjacency
 from probmcl.losses import binary_cross_entropy
 from probmcl.methods.ml_gcn import MLGCN, Config
 
@@ -59,7 +59,7 @@ def test_logits_are_maxima_times_what_the_graph_makes_of_the_labels() -> None:
 
 def test_the_graph_is_that_of_the_training_labels_and_is_not_learned() -> None:
     method, space = build(), counted()
-    expected = normalized(label_graph(space.counts, space.cooccurrence, threshold=0.4, neighbor_share=0.2))
+    expected = normalize_adjacency(label_graph(space.counts, space.cooccurrence, threshold=0.4, neighbor_share=0.2))
     assert torch.equal(method.graph, expected)
     assert (method.graph > 0).tolist() == [  # from row to column, what a class takes from others
         [True, False, False, False],

@@ -116,7 +116,7 @@ def test_it_fits_one_image_size_alone() -> None:
     small, large = build(side=64), build(side=96)
     with pytest.raises(RuntimeError, match=r"size mismatch for regularization\.filters\.0\.weight"):
         large.load_state_dict(small.state_dict())
-    with pytest.raises(ValueError, match="maps of 6×6 positions, and filters for 4×4: give images of the size"):
+    with pytest.raises(ValueError, match="4×4 positions, got 6×6"):
         small.logits(torch.rand(1, 3, 96, 96))
 
 

@@ -20,8 +20,8 @@ def anchors_of(regime: str, size: tuple[int, ...], dim: int = 3) -> IsotropicMix
     return IsotropicMixture(torch.full((1, 4), -math.log(4), dtype=torch.float64), mean, variance, dim)
 
 
-def written_out(anchors: IsotropicMixture, sets: Tensor) -> IsotropicMixture:
-    """A mixture for every set, in which the components of other classes have no weight."""
+def set_mixtures(anchors: IsotropicMixture, sets: Tensor) -> IsotropicMixture:
+    """Return one mixture per label set, with weight zero for the components of other classes."""
     weight = sets.double() / sets.sum(1, keepdim=True)
     mean, variance = (x.repeat(len(sets), *[1] * (x.ndim - 1)) for x in (anchors.mean, anchors.variance))
     return IsotropicMixture(weight.log(), mean, variance, anchors.dim)
@@ -31,16 +31,16 @@ class TestLabelSets:
     @pytest.mark.parametrize("component_weight", WEIGHTS)
     @SIZES
     @pytest.mark.parametrize("regime", REGIMES)
-    def test_it_is_the_aligned_correlation_with_their_mixtures(
+    def test_equals_aligned_correlation_with_set_mixtures(
         self, regime: str, size: tuple[int, ...], component_weight: ComponentWeight
     ) -> None:
         p, anchors = mixture_of(draw(regime, rows=3, size=size), 3), anchors_of(regime, size)
         measured = label_set_correlation(p, anchors, SETS, component_weight=component_weight)
-        expected = aligned_correlation(p, written_out(anchors, SETS), component_weight=component_weight)
+        expected = aligned_correlation(p, set_mixtures(anchors, SETS), component_weight=component_weight)
         torch.testing.assert_close(measured, expected, rtol=1e-10, atol=1e-12)
 
     @SIZES
-    def test_it_is_the_formula_in_slow_loops(self, size: tuple[int, ...]) -> None:
+    def test_matches_formula_in_loops(self, size: tuple[int, ...]) -> None:
         """Σ_{k∈y} w_k κ_k / √(|y| Σ w²), with κ from the integrals of products of two Gaussians."""
         p, anchors = mixture_of(draw("wide", rows=3, size=size), 3), anchors_of("wide", size)
 
@@ -49,8 +49,8 @@ class TestLabelSets:
 
         def kappa(i: int, k: int) -> float:
             v, w = p.variance[i, k].item(), anchors.variance[0, k].item()
-            apart = (means_written_out(p)[i, k] - means_written_out(anchors)[0, k]).square().sum().item()
-            return math.exp(log_product(v + w, apart) - log_product(2 * v, 0) / 2 - log_product(2 * w, 0) / 2)
+            distance = (means_written_out(p)[i, k] - means_written_out(anchors)[0, k]).square().sum().item()
+            return math.exp(log_product(v + w, distance) - log_product(2 * v, 0) / 2 - log_product(2 * w, 0) / 2)
 
         measured = label_set_correlation(p, anchors, SETS)
         weight = p.log_weight.exp()
@@ -61,29 +61,29 @@ class TestLabelSets:
                 norm = math.sqrt(len(labels) * sum(weight[i, k].item() ** 2 for k in range(4)))
                 assert measured[i, j].item() == pytest.approx(total / norm, rel=1e-10)
 
-    def test_an_image_that_is_the_mixture_of_a_set_has_one_with_it(self) -> None:
+    def test_mixture_of_a_set_has_correlation_one_with_it(self) -> None:
         anchors = anchors_of("init", (3,))
         for component_weight in WEIGHTS:
             measured = label_set_correlation(
-                written_out(anchors, SETS), anchors, SETS, component_weight=component_weight
+                set_mixtures(anchors, SETS), anchors, SETS, component_weight=component_weight
             )
             torch.testing.assert_close(measured.diagonal(), torch.ones(5).double())
             assert measured.max() <= 1
             assert measured[0, 1] == 0  # no label in common
 
     @pytest.mark.parametrize("component_weight", WEIGHTS)
-    def test_a_set_without_labels_has_zero_and_no_gradient(self, component_weight: ComponentWeight) -> None:
+    def test_empty_set_has_correlation_zero_and_no_gradient(self, component_weight: ComponentWeight) -> None:
         inputs = [x.requires_grad_() for x in (*draw(rows=2, size=(3,)), *draw(rows=1, size=(3,), seed=1))]
         p, anchors = mixture_of(inputs[:3], 3), mixture_of(inputs[3:], 3)
         sets = torch.tensor([[False] * 4, [True] * 4])
         measured = label_set_correlation(p, anchors, sets, component_weight=component_weight)
         assert (measured[:, 0] == 0).all()
-        nothing = torch.autograd.grad(measured[:, 0].sum(), inputs, retain_graph=True, allow_unused=True)
-        assert all(g is None or (g == 0).all() for g in nothing)
-        something = torch.autograd.grad(measured[:, 1].sum(), inputs, allow_unused=True)
-        assert all(g is None or g.isfinite().all() for g in something)
+        empty_gradients = torch.autograd.grad(measured[:, 0].sum(), inputs, retain_graph=True, allow_unused=True)
+        assert all(g is None or (g == 0).all() for g in empty_gradients)
+        gradients = torch.autograd.grad(measured[:, 1].sum(), inputs, allow_unused=True)
+        assert all(g is None or g.isfinite().all() for g in gradients)
 
-    def test_no_sets_are_no_columns(self) -> None:
+    def test_zero_sets_give_zero_columns(self) -> None:
         measured = label_set_correlation(mixture_of(draw(), 2), anchors_of("init", (), 2), SETS[:0])
         assert measured.shape == (6, 0)
 
@@ -100,7 +100,7 @@ class TestLabelSets:
 
     @pytest.mark.parametrize("component_weight", WEIGHTS)
     def test_two_thousand_dimensions_in_float32(self, component_weight: ComponentWeight) -> None:
-        """Norms of densities are v^−512 there."""
+        """The norms of the densities are proportional to v^−512."""
         p, anchors = mixture_of(draw("wide", rows=3), 2048), anchors_of("wide", (), 2048)
         rounded = [
             IsotropicMixture(m.log_weight.float(), m.mean.float(), m.variance.float(), 2048) for m in (p, anchors)
@@ -111,8 +111,8 @@ class TestLabelSets:
         assert measured.dtype == torch.float32
         torch.testing.assert_close(measured.double(), expected, rtol=1e-6, atol=1e-30)
 
-    def test_mixtures_of_other_sizes_are_refused(self) -> None:
-        with pytest.raises(ValueError, match="differ"):
+    def test_different_dimensions_are_an_error(self) -> None:
+        with pytest.raises(ValueError, match="cannot compare"):
             label_set_correlation(mixture_of(draw(), 3), anchors_of("init", (), 2), SETS)
 
 
@@ -120,7 +120,7 @@ class TestLogits:
     @pytest.mark.parametrize("component_weight", WEIGHTS)
     @SIZES
     @pytest.mark.parametrize("regime", REGIMES)
-    def test_their_sigmoid_is_the_correlation_with_each_class_alone(
+    def test_sigmoid_is_the_correlation_with_single_labels(
         self, regime: str, size: tuple[int, ...], component_weight: ComponentWeight
     ) -> None:
         p, anchors = mixture_of(draw(regime, rows=3, size=size), 3), anchors_of(regime, size)
@@ -129,8 +129,8 @@ class TestLogits:
         torch.testing.assert_close(measured.sigmoid(), alone, rtol=1e-10, atol=1e-300)
         torch.testing.assert_close(measured, alone.logit(), rtol=1e-8, atol=1e-8)
 
-    def test_far_from_an_anchor_they_go_on_where_the_correlation_has_become_zero(self) -> None:
-        """At distance d the correlation is e^(−d²/4) of an even weight's 1/√2; the logit has the digits."""
+    def test_accurate_far_from_an_anchor(self) -> None:
+        """At distance d, the correlation e^(−d²/4)/√2 underflows, but the logit stays accurate."""
         for distance in (0.0, 10.0, 100.0, 1e4):
             mean = torch.tensor([[[distance], [distance]]])
             p = IsotropicMixture(torch.full((1, 2), math.log(0.5)), mean, torch.ones(1, 2), dim=1)
@@ -139,8 +139,8 @@ class TestLogits:
             expected = -t - math.log(-math.expm1(-t))
             assert class_logits(p, anchors)[0, 0].item() == pytest.approx(expected, rel=1e-6)
 
-    def test_near_an_anchor_they_keep_the_digits_that_the_correlation_loses(self) -> None:
-        """One class, so that its weight is one: 1 − Sim = d²/4 down to where float32 has no smaller one."""
+    def test_accurate_near_an_anchor(self) -> None:
+        """With one class, 1 − Sim ≈ d²/4 is below the resolution of float32, but the logit stays accurate."""
         for distance in (1e-1, 1e-4, 1e-8):
             one = torch.zeros(1, 1), torch.tensor([[[distance]]]), torch.ones(1, 1)
             anchor = IsotropicMixture(torch.zeros(1, 1), torch.zeros(1, 1, 1), torch.ones(1, 1), dim=1)
@@ -149,7 +149,7 @@ class TestLogits:
             assert class_logits(IsotropicMixture(*one, dim=1), anchor).item() == pytest.approx(expected, rel=1e-6)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    def test_on_an_anchor_they_are_large_and_finite(self, dtype: torch.dtype) -> None:
+    def test_large_and_finite_on_an_anchor(self, dtype: torch.dtype) -> None:
         one = IsotropicMixture(
             torch.zeros(1, 1, dtype=dtype), torch.zeros(1, 1, 2, dtype=dtype), torch.ones(1, 1, dtype=dtype), dim=2
         )
@@ -159,7 +159,7 @@ class TestLogits:
         assert measured > 80
         assert measured.sigmoid() == 1
 
-    def test_a_weight_of_almost_nothing_gives_a_finite_logit(self) -> None:
+    def test_tiny_weight_gives_a_finite_logit(self) -> None:
         log_weight = torch.tensor([[0.0, -5e4]]).log_softmax(1)
         p = IsotropicMixture(log_weight, torch.zeros(1, 2, 2), torch.ones(1, 2), dim=2)
         measured = class_logits(p, p)
@@ -183,7 +183,7 @@ class TestLogits:
 class TestAnchors:
     @pytest.mark.parametrize("floor", ["variance", "deviation"])
     @pytest.mark.parametrize("mean_size", [None, 5])
-    def test_they_are_one_gaussian_for_each_class(self, mean_size: int | None, floor: Floor) -> None:
+    def test_one_gaussian_per_class(self, mean_size: int | None, floor: Floor) -> None:
         module = LabelAnchors(4, dim=5, mean_size=mean_size, floor=floor)
         anchors = module()
         assert anchors.mean.shape == ((1, 4) if mean_size is None else (1, 4, 5))
@@ -195,7 +195,7 @@ class TestAnchors:
             module.variance.fill_(-1e3)
         assert (module().variance == 1).all()
 
-    def test_what_they_learn_is_a_mean_and_a_variance_for_each_class(self) -> None:
+    def test_parameters_are_a_mean_and_a_variance_per_class(self) -> None:
         assert {k: tuple(v.shape) for k, v in LabelAnchors(4, dim=5, mean_size=5).named_parameters()} == {
             "mean": (4, 5),
             "variance": (4,),

@@ -15,8 +15,8 @@ def components(regime: str = "init", rows: int = 6, count: int = 4, seed: int = 
     return Components(log_weight - log_weight.amax(1, keepdim=True), mean, variance)
 
 
-def slow_products(a: Components, b: Components, dim: int) -> Tensor:
-    """Σ_kl exp(ω_ik + ω'_jl) κ_kl, in four loops over numbers."""
+def reference_products(a: Components, b: Components, dim: int) -> Tensor:
+    """Compute Σ_kl exp(ω_ik + ω'_jl) κ_kl in four loops."""
 
     def kappa(i: int, k: int, j: int, m: int) -> Tensor:
         v, w = a.variance[i, k], b.variance[j, m]
@@ -30,85 +30,81 @@ def slow_products(a: Components, b: Components, dim: int) -> Tensor:
     return out
 
 
-def of_both(inputs: list[Tensor], dim: int = 16) -> list[Tensor]:
-    """All that there is for two sides, and its gradients."""
+def products_and_gradients(inputs: list[Tensor], dim: int = 16) -> list[Tensor]:
+    """Return all inner products of two sides and their gradients."""
     a, b = Components(*inputs[:3]), Components(*inputs[3:])
-    found = [inner_products(a, None, dim), inner_products(a, b, dim), squares(a, dim)]
-    weights = [torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype) for x in found]
-    return [*found, *torch.autograd.grad(found, inputs, weights)]
+    products = [inner_products(a, None, dim), inner_products(a, b, dim), squares(a, dim)]
+    weights = [torch.randn(x.shape, generator=torch.Generator().manual_seed(0), dtype=x.dtype) for x in products]
+    return [*products, *torch.autograd.grad(products, inputs, weights)]
 
 
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize("dim", [1, 2, 40])
-def test_inner_products_are_what_slow_loops_give(regime: str, dim: int) -> None:
+def test_inner_products_match_loops(regime: str, dim: int) -> None:
     a, b = components(regime, rows=3), components(regime, rows=2, count=3, seed=1)
-    own = slow_products(a, a, dim)
+    expected_a = reference_products(a, a, dim)
     for measured, expected in (
-        (inner_products(a, None, dim), own),
-        (inner_products(a, a, dim), own),
-        (inner_products(a, b, dim), slow_products(a, b, dim)),
-        (squares(a, dim), own.diagonal()),
+        (inner_products(a, None, dim), expected_a),
+        (inner_products(a, a, dim), expected_a),
+        (inner_products(a, b, dim), reference_products(a, b, dim)),
+        (squares(a, dim), expected_a.diagonal()),
     ):
         torch.testing.assert_close(measured, expected, rtol=1e-11, atol=1e-13)
 
 
 @pytest.mark.parametrize("dim", [1, 16])
-def test_gradients_alone_and_of_both_sides(dim: int) -> None:
+def test_gradients_of_one_and_two_sides(dim: int) -> None:
     inputs = [x.requires_grad_() for x in (*components(rows=3, count=2), *components(rows=2, count=3, seed=1))]
     assert torch.autograd.gradcheck(lambda *x: inner_products(Components(*x), None, dim), inputs[:3])
     assert torch.autograd.gradcheck(lambda *x: inner_products(Components(*x[:3]), Components(*x[3:]), dim), inputs)
     assert torch.autograd.gradcheck(lambda *x: squares(Components(*x), dim), inputs[:3])
 
 
-def test_with_itself_only_half_of_the_pairs_are_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_symmetric_product_computes_half_of_the_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     a = components(rows=32)
-    seen: list[int] = []
+    sizes: list[int] = []
 
-    class Counted(pairs._Tile):
+    class CountingTile(pairs._Tile):
         def __init__(self, first: list[Tensor], second: list[Tensor], dim: int) -> None:
             super().__init__(first, second, dim)
-            seen.append(self.product.numel())
+            sizes.append(self.product.numel())
 
-    monkeypatch.setattr(pairs, "TILE", 64)  # two rows by two rows of four components
-    monkeypatch.setattr(pairs, "_Tile", Counted)
+    monkeypatch.setattr(pairs, "TILE", 64)  # two by two rows of four components each
+    monkeypatch.setattr(pairs, "_Tile", CountingTile)
     inner_products(a, None, 16)
-    alone = sum(seen)
-    seen.clear()
+    symmetric_size = sum(sizes)
+    sizes.clear()
     inner_products(a, a, 16)
-    assert sum(seen) == (32 * 4) ** 2
-    assert alone == (16 * 17 // 2) * 64
+    assert sum(sizes) == (32 * 4) ** 2
+    assert symmetric_size == (16 * 17 // 2) * 64
 
 
 class TestTiles:
     @pytest.mark.parametrize("tile", [1, 15, 16, 40, 100, 1000])
-    def test_their_size_changes_nothing(self, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_tile_size_does_not_change_the_result(self, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
         inputs = [x.requires_grad_() for x in (*components(rows=7), *components(rows=5, count=3, seed=1))]
-        expected = of_both(inputs)
+        expected = products_and_gradients(inputs)
         monkeypatch.setattr(pairs, "TILE", tile)
-        for measured, whole in zip(of_both(inputs), expected, strict=True):
-            torch.testing.assert_close(measured, whole, rtol=1e-12, atol=1e-13)
+        for measured, value in zip(products_and_gradients(inputs), expected, strict=True):
+            torch.testing.assert_close(measured, value, rtol=1e-12, atol=1e-13)
 
     @pytest.mark.parametrize("tile", [400, 1000, 5000])
-    def test_no_tensor_is_larger_than_a_tile_forward_or_backward(
-        self, tile: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_tensors_fit_into_a_tile(self, tile: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pairs, "TILE", tile)
         inputs = [x.requires_grad_() for x in (*components(rows=20, count=5), *components(rows=20, count=5, seed=1))]
-        with Largest() as seen:  # type: ignore[no-untyped-call]
-            of_both(inputs)  # 10,000 pairs of components in each direction
-        assert tile / 2 < seen.numbers <= tile
+        with Largest() as tracker:  # type: ignore[no-untyped-call]
+            products_and_gradients(inputs)  # 10,000 pairs of components in each direction
+        assert tile / 2 < tracker.numbers <= tile
 
     @pytest.mark.parametrize("count", [40, 100])
-    def test_pairs_of_two_rows_that_exceed_a_tile_are_divided(
-        self, count: int, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_rows_with_many_components_are_split(self, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pairs, "TILE", 1000)
         inputs = [x.requires_grad_() for x in (*components(rows=2, count=count), *components(rows=1, count=count))]
-        with Largest() as seen:  # type: ignore[no-untyped-call]
-            of_both(inputs)
-        assert seen.numbers <= 1000
+        with Largest() as tracker:  # type: ignore[no-untyped-call]
+            products_and_gradients(inputs)
+        assert tracker.numbers <= 1000
 
-    def test_pairs_that_count_for_nothing_have_no_gradient_that_is_not_finite(self) -> None:
+    def test_gradients_of_distant_components_are_finite(self) -> None:
         mean = torch.tensor([[0.0], [1e5], [-1e18]], requires_grad=True)
         c = Components(torch.zeros(3, 1), mean, torch.ones(3, 1))
         products = inner_products(c, None, 2048)

@@ -123,4 +123,5 @@ def _send_again(lost: "sys.UnraisableHookArgs") -> None:
     if number is None:
         sys.__unraisablehook__(lost)
     else:
-        threading.Timer(0.2, signal.raise_signal, [number]).start()
+        main_thread = threading.main_thread().ident  # a signal sent to the timer would not wake it
+        threading.Timer(0.2, signal.pthread_kill, [main_thread, number]).start()

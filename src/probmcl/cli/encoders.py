@@ -95,10 +95,10 @@ def _import_timm() -> Any:
 
 
 def _table(found: Sequence[Weights], reasons: Mapping[str, str]) -> Table:
-    from probmcl.encoders import millions
+    from probmcl.encoders import parameters_in_millions
 
     models = {weights.model for weights in found}
-    counts = {model: f"{millions(model):.1f}" for model in models} if len(models) <= MAX_COUNTED else {}
+    counts = {model: f"{parameters_in_millions(model):.1f}" for model in models} if len(models) <= MAX_COUNTED else {}
     columns = [Column.of_names("encoder"), Column("params (M)"), Column("pixels"), Column.of_names("license")]
     rows = []
     for model, name, size, license_name in found:

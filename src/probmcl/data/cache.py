@@ -1,4 +1,4 @@
-"""A cache of decoded images on disk: optional, and safe to delete in part or as a whole at any time."""
+"""Optional disk cache of decoded images. Entries can be deleted at any time."""
 
 import hashlib
 import os
@@ -17,22 +17,22 @@ from probmcl.data.images import read_image
 from probmcl.data.intensity import IntensityRange
 from probmcl.errors import OptionError
 
-HEADER = struct.Struct("<8sIII")  # the mark, width, height, and the checksum of the pixels that follow as RGB
-MARK = b"probmcl1"
+HEADER = struct.Struct("<8sIII")  # magic bytes, width, height and checksum of the RGB pixels that follow
+MAGIC = b"probmcl1"
 
 
 @dataclass(frozen=True)
 class ImageCache:
-    """A cache of decoded images, made by `open_cache`; several processes may read and write it at once.
+    """A disk cache of decoded images, created by `open_cache`. Concurrent reads and writes are safe.
 
-    It stores nothing while fewer than `keep_free` bytes of the disk are free, by default a tenth of it.
+    New images are not stored if less than `keep_free` bytes of the disk are free (default: a tenth of the disk).
     """
 
     folder: Path
     keep_free: int | None = None
 
     def read(self, path: Path, size: int | None = None, *, intensity: IntensityRange | None = None) -> Image.Image:
-        """Return what `read_image` returns, from the disk if it is cached; errors are the same too."""
+        """Read an image like `read_image`, but from the cache if possible. Errors are the same."""
         entry = self._entry(path, size, intensity)
         cached = None if entry is None else _load(entry)
         if cached is not None:
@@ -43,23 +43,23 @@ class ImageCache:
         return image
 
     def has_room(self) -> bool:
-        """Return whether the disk has room for more entries."""
+        """Return whether the disk has enough free space for more entries."""
         try:
             disk = shutil.disk_usage(self.folder)
-        except OSError:  # deleted meanwhile; whoever stores makes it again
+        except OSError:  # the folder was deleted; `_store` creates it again
             return True
         return disk.free >= (0.1 * disk.total if self.keep_free is None else self.keep_free)
 
     def _entry(self, path: Path, size: int | None, intensity: IntensityRange | None) -> Path | None:
         try:
-            facts = path.stat()
+            status = path.stat()
         except (OSError, ValueError):
             return None
         levels = None if intensity is None else (intensity.low, intensity.high)
-        # The version of this format comes first; another Pillow may decode differently.
-        key = (1, PIL.__version__, os.path.realpath(path), facts.st_mtime_ns, facts.st_size, size, levels)
+        # The first number is the version of the cache format. Another version of Pillow may decode differently.
+        key = (1, PIL.__version__, os.path.realpath(path), status.st_mtime_ns, status.st_size, size, levels)
         name = hashlib.sha256(repr(key).encode("utf-8", "surrogateescape")).hexdigest()
-        return self.folder / name[:2] / name[2:]  # some hundred folders, since one of a million files is slow
+        return self.folder / name[:2] / name[2:]  # 256 subfolders, because a folder with a million files is slow
 
 
 def default_folder() -> Path:
@@ -70,22 +70,22 @@ def default_folder() -> Path:
 def open_cache(
     folder: Path | None = None, *, apart_from: Iterable[Path] = (), keep_free: int | None = None
 ) -> ImageCache:
-    """Create the folder if it is missing, and refuse one inside a folder of the user's images.
+    """Open a cache and create its folder, which must be outside of the image folders `apart_from`.
 
     >>> open_cache(Path("photos/cache"), apart_from=[Path("photos")])
     Traceback (most recent call last):
     ...
-    probmcl.errors.OptionError: `cache=photos/cache` lies in photos, which has your images; name a folder elsewhere
+    probmcl.errors.OptionError: `cache=photos/cache` is inside the image folder photos; choose a folder outside
     """
     folder = folder or default_folder()
     for images in apart_from:
         if folder.resolve().is_relative_to(images.resolve()):
-            raise OptionError("cache", folder, f"lies in {images}, which has your images; name a folder elsewhere")
+            raise OptionError("cache", folder, f"is inside the image folder {images}; choose a folder outside")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise OptionError("cache", folder, f"cannot be written ({error.strerror}); name another folder") from error
+        raise OptionError("cache", folder, f"is not writable ({error.strerror}); choose another folder") from error
     return ImageCache(folder.resolve(), keep_free)
 
 
@@ -93,23 +93,23 @@ def _load(entry: Path) -> Image.Image | None:
     """Return a cached image, or None if it is missing, truncated or damaged."""
     try:
         data = entry.read_bytes()
-        mark, width, height, checksum = HEADER.unpack_from(data)
+        magic, width, height, checksum = HEADER.unpack_from(data)
     except (OSError, struct.error):
         return None
     pixels = data[HEADER.size :]
-    if mark != MARK or len(pixels) != 3 * width * height or zlib.crc32(pixels) != checksum:
+    if magic != MAGIC or len(pixels) != 3 * width * height or zlib.crc32(pixels) != checksum:
         return None
     return Image.frombytes("RGB", (width, height), pixels)
 
 
 def _store(entry: Path, image: Image.Image) -> None:
-    """Write an entry atomically. If that fails, as on a full disk, the image is decoded again the next time."""
+    """Write an entry atomically. If this fails, for example on a full disk, the image is not cached."""
     pixels = image.tobytes()
-    header = HEADER.pack(MARK, image.width, image.height, zlib.crc32(pixels))
+    header = HEADER.pack(MAGIC, image.width, image.height, zlib.crc32(pixels))
     part: Path | None = None
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        # A name of its own: two processes may come to the same image at once.
+        # The name is unique, because two processes may store the same image concurrently.
         descriptor, name = tempfile.mkstemp(prefix=".", suffix=".part", dir=entry.parent)
         part = Path(name)
         with os.fdopen(descriptor, "wb") as file:

@@ -1,7 +1,7 @@
-"""DICOM files as the 8-bit images that their own window shows; needs `pip install 'probmcl[dicom]'`.
+"""DICOM files as 8-bit images; needs `pip install 'probmcl[dicom]'`.
 
-Stored values go through the modality LUT or rescale, then through the first VOI LUT or window (NEMA PS3.3, C.11.1 and
-C.11.2). A file without a window is scaled by the given intensity range, and without one by that of its stored bits.
+The modality LUT or rescale is applied to the stored values, then the first VOI LUT or window (NEMA PS3.3, C.11.1 and
+C.11.2). A file without either is scaled by the given intensity range or, by default, the full range of its bits.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from probmcl.data.intensity import IntensityRange
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-HEAD = 132  # bytes: a preamble of 128, then the mark
+HEAD = 132  # bytes: a preamble of 128 bytes and the prefix DICM
 COLORS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420", "YBR_PARTIAL_422")
 
 
 def is_dicom(head: bytes) -> bool:
-    """Return whether the first bytes of a file are those of DICOM.
+    """Return whether the first bytes of a file identify it as DICOM.
 
     >>> is_dicom(bytes(128) + b"DICM"), is_dicom(b"GIF89a")
     (True, False)
@@ -33,24 +33,24 @@ def is_dicom(head: bytes) -> bool:
 
 
 def read_dicom(file: IO[bytes], intensity: IntensityRange | None = None) -> Image.Image:
-    """Decode the first frame into RGB, or raise `ValueError`."""
+    """Decode the first frame into an RGB image, or raise `ValueError`."""
     data, stored = _read(file)
-    kind = data.PhotometricInterpretation
-    if kind == "PALETTE COLOR":
+    interpretation = data.PhotometricInterpretation
+    if interpretation == "PALETTE COLOR":
         from pydicom.pixels.processing import apply_color_lut
 
         colors = apply_color_lut(stored, data)
         return Image.fromarray(_eight_bits(colors[..., :3], 8 * colors.dtype.itemsize))
-    if kind in COLORS:
+    if interpretation in COLORS:
         return Image.fromarray(_eight_bits(stored, data.BitsStored))
-    if not kind.startswith("MONOCHROME"):
-        raise ValueError(f"its photometric interpretation is {kind}; save it as MONOCHROME2 or RGB")
+    if not interpretation.startswith("MONOCHROME"):
+        raise ValueError(f"photometric interpretation {interpretation} is not supported; save it as MONOCHROME2 or RGB")
     gray = _gray(data, stored, intensity)
-    return Image.fromarray(255 - gray if kind == "MONOCHROME1" else gray).convert("RGB")
+    return Image.fromarray(255 - gray if interpretation == "MONOCHROME1" else gray).convert("RGB")
 
 
 def dicom_values(file: IO[bytes]) -> Shaped[ndarray, "H W"] | None:
-    """Return the gray values of the first frame; None if the file itself defines how they are displayed."""
+    """Return the gray values of the first frame, or None if the file defines how they are displayed."""
     data, stored = _read(file)
     if not data.PhotometricInterpretation.startswith("MONOCHROME") or not _needs_range(data):
         return None
@@ -62,28 +62,28 @@ def _read(file: IO[bytes]) -> tuple[Dataset, Shaped[ndarray, "*frame"]]:
         import pydicom
         from pydicom.pixels.utils import pixel_array
     except ImportError as error:
-        raise ValueError("is a DICOM file, which pydicom reads; pip install 'probmcl[dicom]'") from error
+        raise ValueError("is a DICOM file, which requires pydicom; run pip install 'probmcl[dicom]'") from error
     data = pydicom.dcmread(file)
     if "PixelData" not in data:
-        raise ValueError("is a DICOM file without an image; leave it out")
+        raise ValueError("is a DICOM file without an image; remove it")
     if Image.MAX_IMAGE_PIXELS is not None and data.Rows * data.Columns > Image.MAX_IMAGE_PIXELS:
         raise Image.DecompressionBombError(f"{data.Columns:,} × {data.Rows:,} pixels")
-    _lift_frame_facts(data)
+    _copy_frame_attributes(data)
     try:
         return data, pixel_array(data, index=0)
     except RuntimeError as error:  # no decoder for this compression
         name = data.file_meta.TransferSyntaxUID.name
-        remedy = "pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg, or save it uncompressed"
-        raise ValueError(f"its pixels are stored as {name}, which needs more than pydicom; {remedy}") from error
+        remedy = "run pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg, or save it uncompressed"
+        raise ValueError(f"is compressed as {name}, which pydicom cannot decode alone; {remedy}") from error
 
 
-def _lift_frame_facts(data: Dataset) -> None:
+def _copy_frame_attributes(data: Dataset) -> None:
     """Copy the rescale and the window of the first frame of a multi-frame file to the top level."""
     for groups in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
         first = (data.get(groups) or [{}])[0]
-        for fact in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
-            if fact in first:
-                data.update({element.tag: element for element in first[fact].value[0]})
+        for sequence in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):
+            if sequence in first:
+                data.update({element.tag: element for element in first[sequence].value[0]})
 
 
 def _gray(data: Dataset, stored: Shaped[ndarray, "H W"], intensity: IntensityRange | None) -> UInt8[ndarray, "H W"]:
@@ -112,24 +112,24 @@ def _needs_range(data: Dataset) -> bool:
 
 
 def _window(values: Float[ndarray, "H W"], data: Dataset) -> Float[ndarray, "H W"]:
-    """Apply the first window (C.11.2.1.2 and C.11.2.1.3); the result is from 0 to 1."""
-    center, width = (float(np.ravel(several)[0]) for several in (data.WindowCenter, data.WindowWidth))
+    """Apply the first window (C.11.2.1.2 and C.11.2.1.3); the result lies between 0 and 1."""
+    center, width = (float(np.ravel(attribute)[0]) for attribute in (data.WindowCenter, data.WindowWidth))
     function = data.get("VOILUTFunction") or "LINEAR"
     if not width > 0 or not math.isfinite(center):
-        raise ValueError(f"its window has center {center:g} and width {width:g}; give it a width above 0")
+        raise ValueError(f"has a window with center {center:g} and width {width:g}; the width must be above 0")
     if function == "SIGMOID":
         return np.asarray(1 / (1 + np.exp(-4 * (values - center) / width)))
     if function == "LINEAR_EXACT":
         return np.clip((values - center) / width + 0.5, 0, 1)
     if function != "LINEAR":
-        raise ValueError(f"its VOI LUT function is {function}; LINEAR, LINEAR_EXACT and SIGMOID are known")
+        raise ValueError(f"VOI LUT function {function} is not supported; expected LINEAR, LINEAR_EXACT or SIGMOID")
     if width <= 1:  # a threshold
         return (values > center - 0.5).astype(np.float64)
     return np.clip((values - (center - 0.5)) / (width - 1) + 0.5, 0, 1)
 
 
 def _full(data: Dataset) -> IntensityRange:
-    """Return the range of the stored bits, through the modality LUT or rescale."""
+    """Return the range that the stored bits can represent, after the modality LUT or rescale."""
     if data.get("ModalityLUTSequence"):
         return IntensityRange(0.0, 2.0 ** data.ModalityLUTSequence[0].LUTDescriptor[2] - 1)
     half = 2.0 ** (data.BitsStored - 1)

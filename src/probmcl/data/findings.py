@@ -1,4 +1,4 @@
-"""Findings: unreadable images, statistics of images and labels, and the problems that follow from them."""
+"""Findings about the data: unreadable images, statistics of images and labels, and problems with either."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,17 +26,17 @@ Kind = (
 )
 Advance = Callable[[int], None]
 PerClass = Mapping[str, Mapping[str, Mapping[str, int]]]
-"""The number of images by class, state and split."""
+"""Number of images by class, label state and split."""
 
-IMBALANCE = 100.0  # ratio of the positives of the most and the least frequent class above which a warning is given
+MAX_IMBALANCE = 100.0  # ratio of the positives of the most and the least frequent class; a larger one is a warning
 MIN_TRAIN_POSITIVES = 10
-COOCCURRENCES = 20  # pairs of classes listed, the most frequent first
-LISTED = 10  # unreadable images in a message
+COOCCURRENCES = 20  # number of class pairs in the report, most frequent first
+LISTED = 10  # maximum number of unreadable images in a message
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Something that a user should know before training; a blocked one prevents it."""
+    """A problem or a note to show to the user before training; training does not start if `level` is "blocked"."""
 
     level: Level
     kind: Kind
@@ -44,7 +44,7 @@ class Finding:
 
 
 def verdict(findings: Sequence[Finding]) -> Literal["fine", "warnings", "blocked"]:
-    """Return the most serious level.
+    """Return the overall verdict, which is that of the most serious finding.
 
     >>> verdict([Finding("note", "near_duplicates", "a"), Finding("warning", "imbalance", "b")])
     'warnings'
@@ -64,12 +64,12 @@ class BadImage(NamedTuple):
 def find_bad_images(
     records: Records, *, intensity: IntensityRange | None = None, workers: int = 0, advance: Advance | None = None
 ) -> list[BadImage]:
-    """Decode the images of all splits, as `fingerprints` does, and return those that are missing or unreadable."""
+    """Decode all images and return the missing and unreadable ones."""
     return bad_images(records, fingerprints(records.paths, intensity=intensity, workers=workers, advance=advance))
 
 
 def bad_images(records: Records, fingerprints: Sequence[Fingerprint]) -> list[BadImage]:
-    """Return the images that could not be decoded when their fingerprints were computed.
+    """Return the images that could not be decoded, according to their fingerprints.
 
     >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "train"], np.ones((2, 1)))
     >>> bad_images(records, [Fingerprint(None, (4, 3)), Fingerprint("the file is empty")])
@@ -80,7 +80,7 @@ def bad_images(records: Records, fingerprints: Sequence[Fingerprint]) -> list[Ba
 
 
 def without_bad(records: Records, bad: Sequence[BadImage], *, share: float | None = None) -> Records:
-    """Return the records without bad images, unless `unreadable` blocks.
+    """Return the records without bad images; raise `DataError` if `unreadable` returns a blocking finding.
 
     >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "train"], np.ones((2, 1)))
     >>> bad = [BadImage(1, Path("b.jpg"), "the file is empty")]
@@ -91,7 +91,7 @@ def without_bad(records: Records, bad: Sequence[BadImage], *, share: float | Non
     ...
     probmcl.errors.DataError: 1 of 2 images cannot be used:
       b.jpg: the file is empty
-    repair or remove them; `skip_bad=0.5` goes on without them
+    repair or remove them, or skip them with `skip_bad=0.5`
     """
     refuse_share(share)
     for finding in unreadable(records, bad, share):
@@ -101,14 +101,14 @@ def without_bad(records: Records, bad: Sequence[BadImage], *, share: float | Non
 
 
 def usable_rows(records: Records, bad: Sequence[BadImage]) -> Int[ndarray, "K"]:
-    """Return the rows that are not bad."""
+    """Return the rows of the readable images."""
     return np.setdiff1d(np.arange(len(records)), [image.row for image in bad])
 
 
 def unreadable(records: Records, bad: Sequence[BadImage], share: float | None) -> list[Finding]:
-    """Return the finding about bad images.
+    """Return a finding that lists the bad images, or nothing if there are none.
 
-    It blocks if `share` is None, if a larger share of all images is bad, or if a split would lose its last image.
+    It is blocking if `share` is None, if more than this share of the images is bad, or if a split would become empty.
     """
     if not bad:
         return []
@@ -116,26 +116,26 @@ def unreadable(records: Records, bad: Sequence[BadImage], share: float | None) -
     lines += [f"  and {len(bad) - LISTED:,} more"] if len(bad) > LISTED else []
     usable = {records.split[row] for row in usable_rows(records, bad)}
     lost = [split for split in SPLITS if split in records.split and split not in usable]
-    bad_share, beyond, remedy = len(bad) / len(records), "", []
+    bad_share, excess, remedy = len(bad) / len(records), "", []
     if share is None or bad_share > share:
-        beyond = "" if share is None else f", more than `skip_bad={share:g}` allows"
-        skip = f"; `skip_bad={_round_up(bad_share):g}` goes on without them" if bad_share < 1 else ""
+        excess = "" if share is None else f", more than `skip_bad={share:g}` allows"
+        skip = f", or skip them with `skip_bad={_round_up(bad_share):g}`" if bad_share < 1 else ""
         remedy = [f"repair or remove them{skip}"]
     elif lost:
-        remedy = [f"without them {lost[0]} has no image left; repair some, or add others"]
-    title = f"{len(bad):,} of {len(records):,} images cannot be used{beyond}:"
+        remedy = [f"without them the {lost[0]} split would be empty; repair some of them or add other images"]
+    title = f"{len(bad):,} of {len(records):,} images cannot be used{excess}:"
     return [Finding("blocked" if remedy else "warning", "unreadable", "\n".join([title, *lines, *remedy]))]
 
 
 def _round_up(share: float) -> float:
-    """Return the smallest share of one digit that is large enough; above nine tenths, of some nines."""
+    """Round up to one significant digit; above 0.9, to 0.99, 0.999 and so on."""
     digits = [digit / 10**n for n in (6, 5, 4, 3, 2, 1) for digit in range(1, 10)]
     nines = [(10**n - 1) / 10**n for n in (2, 3, 4, 5, 6)]
-    return next((enough for enough in (*digits, *nines) if share <= enough), nines[-1])
+    return next((rounded for rounded in (*digits, *nines) if share <= rounded), nines[-1])
 
 
 def statistics(records: Records, duplicates: Duplicates) -> dict[str, Any]:
-    """Return counts, sizes, unreadable images and duplicates, as JSON."""
+    """Return the counts, sizes, unreadable images and duplicates, ready for JSON."""
     per_class, present, where = _per_class(records), records.states.present(), records.where
     bad = bad_images(records, duplicates.fingerprints)
     conflicts = [_conflict(records, rows) for rows in duplicates.exact]
@@ -150,9 +150,9 @@ def statistics(records: Records, duplicates: Duplicates) -> dict[str, Any]:
         "not_known": 1 - records.states.known_share(),
         "imbalance": _imbalance(per_class),
         "together": _cooccurrences(records),
-        "sizes": _sizes([seen for seen in duplicates.fingerprints if seen.reason is None]),
+        "sizes": _sizes([image for image in duplicates.fingerprints if image.reason is None]),
         "unreadable": [{"image": where(image.row), "reason": image.reason} for image in bad],
-        "nearly_constant": [where(row) for row, seen in enumerate(duplicates.fingerprints) if seen.nearly_constant],
+        "nearly_constant": [where(row) for row, image in enumerate(duplicates.fingerprints) if image.nearly_constant],
         "exact_duplicates": [[where(row) for row in rows] for rows in duplicates.exact],
         "conflicting_labels": [conflict for conflict in conflicts if conflict["classes"]],
         "near_duplicates": [_pair(records, pair) for pair in duplicates.near],
@@ -174,7 +174,7 @@ def _totals(per_class: PerClass, state: str) -> dict[str, int]:
 
 
 def _imbalance(per_class: PerClass) -> dict[str, Any] | None:
-    """Return the most and the least frequent of the classes that have a positive."""
+    """Return the most and the least frequent class, among the classes with at least one positive."""
     positives = {name: count for name, count in _totals(per_class, "present").items() if count}
     if not positives:
         return None
@@ -184,7 +184,7 @@ def _imbalance(per_class: PerClass) -> dict[str, Any] | None:
 
 
 def _cooccurrences(records: Records) -> list[dict[str, Any]]:
-    """Return the pairs of classes with most images in common, and these as a share of the rarer class's images."""
+    """Return the class pairs that co-occur most often; `share` is relative to the images of the rarer class."""
     from scipy.sparse import triu
 
     present, names = records.states.present().astype(np.int64), records.label_space.names
@@ -198,14 +198,14 @@ def _cooccurrences(records: Records) -> list[dict[str, Any]]:
 
 
 def _sizes(readable: Sequence[Fingerprint]) -> dict[str, Any]:
-    sizes = dict(zip(("width", "height"), zip(*(seen.size for seen in readable), strict=True), strict=False))
-    spread = {side: {"least": min(x), "median": int(np.median(x)), "most": max(x)} for side, x in sizes.items()}
-    modes = Counter(seen.mode for seen in readable)
-    return {"width": None, "height": None, **spread, "modes": dict(modes.most_common())}
+    sizes = dict(zip(("width", "height"), zip(*(image.size for image in readable), strict=True), strict=False))
+    ranges = {side: {"least": min(x), "median": int(np.median(x)), "most": max(x)} for side, x in sizes.items()}
+    modes = Counter(image.mode for image in readable)
+    return {"width": None, "height": None, **ranges, "modes": dict(modes.most_common())}
 
 
 def _conflict(records: Records, rows: Sequence[int]) -> dict[str, Any]:
-    """Return the classes that are present in one of some equal images and absent in another."""
+    """Return the classes that are positive for some of these identical images and negative for others."""
     labels, known = records.states.labels_and_known(np.array(rows))
     differ = ((labels == 1) & known).any(axis=0) & ((labels == 0) & known).any(axis=0)
     names = records.label_space.names
@@ -214,13 +214,13 @@ def _conflict(records: Records, rows: Sequence[int]) -> dict[str, Any]:
 
 def _pair(records: Records, pair: NearPair) -> dict[str, Any]:
     rows = (pair.one, pair.other)
-    about = {"distance": pair.distance, "correlation": pair.correlation, "confirmed": pair.confirmed}
-    return {"images": [records.where(row) for row in rows], "splits": [records.split[row] for row in rows], **about}
+    scores = {"distance": pair.distance, "correlation": pair.correlation, "confirmed": pair.confirmed}
+    return {"images": [records.where(row) for row in rows], "splits": [records.split[row] for row in rows], **scores}
 
 
 def findings(records: Records, content: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield warnings and notes about the images and labels that `statistics` describes."""
-    yield from _about_images(content)
+    """Yield warnings and notes that follow from the result of `statistics`, given as `content`."""
+    yield from _image_findings(content)
     for text in records.origin.warnings if records.origin else ():
         yield Finding("warning", "reading", text)
     for kind, problem, applies in _class_problems(content["per_class"]):
@@ -228,39 +228,39 @@ def findings(records: Records, content: Mapping[str, Any]) -> Iterator[Finding]:
         if names:
             listed = f"{len(names):,} ({', '.join(names[:8])}{', …' if len(names) > 8 else ''})"
             yield Finding("warning", kind, f"classes {problem}: {listed}")
-    if content["imbalance"] and content["imbalance"]["ratio"] > IMBALANCE:
+    if content["imbalance"] and content["imbalance"]["ratio"] > MAX_IMBALANCE:
         (most, more), (least, fewer) = content["imbalance"]["most"], content["imbalance"]["least"]
-        yield Finding("warning", "imbalance", f"{most!r} is in {more:,} images and {least!r} in {fewer:,}")
+        yield Finding("warning", "imbalance", f"imbalance: {more:,} positives of {most!r}, {fewer:,} of {least!r}")
     unknown = int((~records.states.any_known()).sum())
     if unknown:
-        yield Finding("warning", "nothing_known", f"images without any known label: {unknown:,}")
+        yield Finding("warning", "nothing_known", f"images without a known label: {unknown:,}")
 
 
-def _about_images(content: Mapping[str, Any]) -> Iterator[Finding]:
+def _image_findings(content: Mapping[str, Any]) -> Iterator[Finding]:
     constant, conflicts = content["nearly_constant"], content["conflicting_labels"]
     if constant:
-        text = f"images that are nearly of one color: {len(constant):,} ({constant[0]}, …)"
+        text = f"images of nearly uniform color: {len(constant):,}, for example {constant[0]}"
         yield Finding("warning", "nearly_constant", text)
     if conflicts:
         pair, classes = " and ".join(conflicts[0]["images"][:2]), ", ".join(conflicts[0]["classes"])
-        text = f"equal images with different labels: {len(conflicts):,} times; {pair}: {classes}"
+        text = f"identical images with different labels: {len(conflicts):,}, for example {pair} ({classes})"
         yield Finding("warning", "conflicting_labels", text)
     copies = sum(len(rows) - 1 for rows in content["exact_duplicates"])
     if copies:
-        yield Finding("note", "exact_duplicates", f"images that are byte-for-byte copies of others: {copies:,}")
+        yield Finding("note", "exact_duplicates", f"files with the same content as another file: {copies:,}")
     within = sum(pair["confirmed"] and len(set(pair["splits"])) == 1 for pair in content["near_duplicates"])
     if within:
-        yield Finding("note", "near_duplicates", f"pairs of nearly equal images within a split: {within:,}")
+        yield Finding("note", "near_duplicates", f"pairs of near-duplicate images within a split: {within:,}")
 
 
 def _class_problems(per_class: PerClass) -> list[tuple[Kind, str, Callable[[str], bool]]]:
     positives, negatives = _totals(per_class, "present"), _totals(per_class, "absent")
     train, test = ({name: x["present"][split] for name, x in per_class.items()} for split in ("train", "test"))
     few = MIN_TRAIN_POSITIVES
-    unlearnable, unscorable = "a known negative, which cannot be learned", "a positive in test, which cannot be scored"
+    unlearnable, unscorable = "known negatives (they cannot be learned)", "positives in test (they cannot be scored)"
     return [
-        ("no_positive", "without any positive", lambda n: not positives[n]),
-        ("no_train_positive", "without a positive in train", lambda n: not train[n] and positives[n] > 0),
+        ("no_positive", "without positives", lambda n: not positives[n]),
+        ("no_train_positive", "without positives in train", lambda n: not train[n] and positives[n] > 0),
         ("few_train_positives", f"with fewer than {few} positives in train", lambda n: 0 < train[n] < few),
         ("no_negative", f"without {unlearnable}", lambda n: not negatives[n] and positives[n] > 0),
         ("no_test_positive", f"without {unscorable}", lambda n: train[n] > 0 and not test[n]),

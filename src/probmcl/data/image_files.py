@@ -1,4 +1,4 @@
-"""Image files on disk: their suffixes, walking directories, and finding files with equal bytes."""
+"""Image files on disk: suffixes, directory walks, lists and patterns, and detection of identical files."""
 
 import glob
 import itertools
@@ -16,11 +16,11 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm", ".pbm"),
     *(".jp2", ".avif", ".dcm", ".dicom"),
 )
-PIECE = 4096  # bytes at the start, in the middle and at the end of a file, which differ between most files of one size
+PIECE = 4096  # bytes compared at the start, middle and end of files of equal size, which rules out most of them
 
 
 def is_image(name: str) -> bool:
-    """Return whether a file name has the suffix of an image, in upper or lower case.
+    """Return whether a file name has an image suffix, ignoring case.
 
     >>> is_image("1.JPG"), is_image("labels.csv"), is_image("jpg")
     (True, False, False)
@@ -30,27 +30,27 @@ def is_image(name: str) -> bool:
 
 
 def walk(root: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield every file below a folder: those of a folder by name, then those of its subfolders.
+    """Yield every file below a folder: first its files sorted by name, then those of its subfolders.
 
-    A folder that several links lead to is visited once, and names that begin with a dot are skipped.
+    Symlinks are followed, but each folder is visited only once. Names that start with a dot are skipped.
     """
-    waiting, visited = [str(root)], set()
-    while waiting:
-        folder = waiting.pop()
+    pending, visited = [str(root)], set()
+    while pending:
+        folder = pending.pop()
         status = Path(folder).stat()
         if (status.st_dev, status.st_ino) in visited:
             continue
         visited.add((status.st_dev, status.st_ino))
         try:
-            with os.scandir(folder) as listed:
-                entries = [entry for entry in listed if not entry.name.startswith(".")]
+            with os.scandir(folder) as scan:
+                entries = [entry for entry in scan if not entry.name.startswith(".")]
         except OSError as error:
             raise DataError(f"{folder}: cannot be listed ({error.strerror}); check its permissions") from error
         entries.sort(key=lambda entry: entry.name, reverse=True)
-        waiting += [entry.path for entry in entries if entry.is_dir()]
+        pending += [entry.path for entry in entries if entry.is_dir()]
         entries = [entry for entry in entries if not entry.is_dir()]
         while entries:
-            yield entries.pop()  # frees memory as it goes, for folders of a million files
+            yield entries.pop()  # frees the memory of each entry; a folder may have a million files
 
 
 def images_below(folder: Path) -> Iterator[Path]:
@@ -61,11 +61,11 @@ def images_below(folder: Path) -> Iterator[Path]:
 def named_images(
     folder: Path, names: Sequence[str], *, source: Path, remedy: str, missing: Missing = "error"
 ) -> list[Path]:
-    """Return the paths of files in a folder that a source names; a missing one is an error with its remedy.
+    """Return the paths of named files in a folder. A missing file is an error, which cites `source` and `remedy`.
 
-    With `missing="keep"` it is an error only if all are missing, since then the folder is wrong.
+    With `missing="keep"` it is an error only if all files are missing, because then the folder is wrong.
     """
-    existing = {path.name for path in folder.iterdir()} if folder.is_dir() else set()  # far faster than one by one
+    existing = {path.name for path in folder.iterdir()} if folder.is_dir() else set()  # faster than one stat per file
     absent = [name for name in names if name not in existing]
     if absent and (missing == "error" or len(absent) == len(names)):
         share = f"{len(absent)} of {len(names)} missing"
@@ -74,9 +74,9 @@ def named_images(
 
 
 def expand(source: str | Path) -> Iterator[Path]:
-    """Yield the image files that a source names: a file, a folder, a pattern or a `.txt` list of paths.
+    """Yield the image files of a source: a file, a folder, a glob pattern or a `.txt` list of paths.
 
-    A file that is named itself may have any suffix, and need not exist.
+    A single file may have any suffix. A file with an image suffix need not exist.
     """
     path = Path(source)
     if path.is_dir():
@@ -90,37 +90,37 @@ def expand(source: str | Path) -> Iterator[Path]:
 
 
 def is_one_image(source: str | Path) -> bool:
-    """Return whether a source is an image by its name, without looking for the file."""
+    """Return whether a source is a single image according to its name; the file need not exist."""
     return is_image(str(source)) and not glob.has_magic(str(source))
 
 
 def refuse_without_image(source: str | Path) -> None:
-    """Refuse a folder, pattern or list without an image."""
+    """Raise `DataError` if a folder, pattern or list contains no images."""
     if next(expand(source), None) is not None:
         return
     path, suffixes = Path(source), f"{IMAGE_SUFFIXES[0]}, …, {IMAGE_SUFFIXES[-1]}"
     if path.is_dir():
-        raise DataError(f"{path}: no image in this folder or its subfolders; looked for files that end in {suffixes}")
+        raise DataError(f"{path}: the folder and its subfolders contain no images (files ending in {suffixes})")
     if path.is_file():
-        raise DataError(f"{path}: names no image; write one path per line")
+        raise DataError(f"{path}: the list contains no images; write one path per line")
     if glob.has_magic(str(source)):
-        raise DataError(f"{source}: no image matches it; looked for files that end in {suffixes}")
-    raise DataError(f"{source}: does not exist; name an image file, a folder, a pattern or a .txt list of paths")
+        raise DataError(f"{source}: no images match the pattern (files ending in {suffixes})")
+    raise DataError(f"{source}: does not exist; expected an image, a folder, a pattern or a .txt list of paths")
 
 
 def _listed(path: Path) -> Iterator[Path]:
-    """Yield the paths of a list: relative to the working directory or, if no such file exists, to the list's folder."""
+    """Yield the paths in a list. They are relative to the working directory or else to the list's folder."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
         for line in filter(None, map(str.strip, lines)):
-            near = path.parent / line
-            listed = near if not Path(line).exists() and near.exists() else Path(line)
+            relative = path.parent / line
+            listed = relative if not Path(line).exists() and relative.exists() else Path(line)
             yield from images_below(listed) if listed.is_dir() else (listed,)
 
 
 def _matching(pattern: str) -> Iterator[Path]:
-    """Yield matching files, sorted within each folder; matching folders are searched, unless `**` does so already."""
+    """Yield matching images, sorted per folder, and images below matching folders unless `**` matches them anyway."""
     recursive = "**" in pattern
-    matches = glob.iglob(pattern, recursive=True)  # noqa: PTH207  # pathlib's takes no pattern that begins with a folder
+    matches = glob.iglob(pattern, recursive=True)  # noqa: PTH207  # pathlib does not support absolute patterns
     for _, names in itertools.groupby(matches, os.path.dirname):
         for name in sorted(names):
             if not recursive and Path(name).is_dir():
@@ -130,21 +130,21 @@ def _matching(pattern: str) -> Iterator[Path]:
 
 
 def equal_files(*groups: Iterable[str]) -> list[dict[str, bytes]]:
-    """Return, for each group, the files with the bytes of another file, and a digest of these bytes.
+    """Return, for each group, the files that are identical to another file, with a digest of their content.
 
-    Files of one group are compared with each other, those of two groups only with the other group. Only files of equal
-    size are opened, and only those that also agree in a few pieces are read. A missing or empty file equals none.
+    The files of a single group are compared with each other, those of several groups only across groups. Only files of
+    equal size are opened, and only those that agree in a few pieces are read. Missing and empty files are ignored.
     """
     keyed: list[dict[str, bytes]] = [dict.fromkeys(group, b"") for group in groups]
     for key in (_size, _pieces, _digest):
-        keyed = [{path: _or_nothing(key, path) for path in group} for group in keyed]
-        counted = (group.values() if len(groups) == 1 else set(group.values()) for group in keyed)
-        times = Counter(itertools.chain.from_iterable(counted))
-        keyed = [{path: value for path, value in group.items() if value and times[value] > 1} for group in keyed]
+        keyed = [{path: _or_empty(key, path) for path in group} for group in keyed]
+        values = (group.values() if len(groups) == 1 else set(group.values()) for group in keyed)
+        counts = Counter(itertools.chain.from_iterable(values))
+        keyed = [{path: value for path, value in group.items() if value and counts[value] > 1} for group in keyed]
     return keyed
 
 
-def _or_nothing(key: Callable[[str], bytes], path: str) -> bytes:
+def _or_empty(key: Callable[[str], bytes], path: str) -> bytes:
     try:
         return key(path)
     except (OSError, ValueError):
@@ -157,7 +157,6 @@ def _size(path: str) -> bytes:
 
 
 def _pieces(path: str) -> bytes:
-    """Return a digest of the size and of a few pieces."""
     with Path(path).open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         digest = blake2b(str(size).encode(), digest_size=16)

@@ -1,4 +1,4 @@
-"""Decoding of image files, and preprocessing from an image to the tensor that a network takes."""
+"""Image decoding, and preprocessing of images to tensors."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from probmcl.data.intensity import IntensityRange, Kind
 from probmcl.errors import ImageError
 
 if TYPE_CHECKING:
-    from torch import Tensor  # not imported at run time: torch takes a second, and reading labels does not need it
+    from torch import Tensor  # importing torch takes a second, and commands that only read labels do not need it
 
 Interpolation = Literal["bilinear", "bicubic"]
 
-# The transpositions that undo the EXIF orientations from 2 to 8; 1 is upright.
+# The transpositions that undo the EXIF orientations 2 to 8; 1 is upright.
 TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
 START_OF_JPEG, END_OF_JPEG = b"\xff\xd8\xff", b"\xff\xd9"
 
 
 def read_image(path: Path, size: int | None = None, *, intensity: IntensityRange | None = None) -> Image.Image:
-    """Decode a file completely into an upright RGB image, or raise `ImageError`.
+    """Decode an image file into an upright RGB image, or raise `ImageError`.
 
-    With `size`, a JPEG is decoded at 1/2, 1/4 or 1/8 of its size if no side falls below `size`, which is two to five
-    times as fast. Transparent pixels become white: the color stored beneath them is arbitrary. Of several frames the
-    first is taken. The image carries no metadata, so that it is not rotated a second time.
+    If `size` is given, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as both sides have at least `size`
+    pixels; this is two to five times as fast. Transparent pixels become white, because the color stored for them is
+    arbitrary. Only the first frame is read. Metadata are removed, so that no later step rotates the image again.
 
-    `intensity` scales gray images of 16 bits or more, or of floats. Without it 16-bit grays keep their high byte, and
-    images without a fixed range are an error. Other images are never scaled; of 16-bit colors Pillow keeps the high
-    byte. A decoded image has at most `PIL.Image.MAX_IMAGE_PIXELS` pixels, a stored one twice as many.
+    `intensity` applies to gray images with more than 8 bits or with floats. Without it, the high byte of 16-bit values
+    is used, and images without a fixed range are an error. Pillow reduces 16-bit colors to their high byte. An image
+    may have `PIL.Image.MAX_IMAGE_PIXELS` pixels when decoded, and a JPEG twice as many before it is reduced.
 
     >>> read_image(Path("nowhere.jpg"))
     Traceback (most recent call last):
     ...
     probmcl.errors.ImageError: nowhere.jpg: does not exist
     """
-    with _opened(path) as (file, head):
+    with _open(path) as (file, head):
         return read_dicom(file, intensity) if is_dicom(head) else _decode(file, head, size, intensity)
 
 
 def gray_values(path: Path) -> tuple[Kind, Shaped[ndarray, "H W"]] | None:
-    """Return the stored pixels of a deep image; None for any other image, whose pixels are not read."""
-    with _opened(path) as (file, head):
+    """Return the kind and the stored pixels of a deep image (more than 8 bits, or floats), or None for other images."""
+    with _open(path) as (file, head):
         if is_dicom(head):
             values = dicom_values(file)
             return None if values is None else ("DICOM", values)
@@ -61,15 +61,15 @@ def gray_values(path: Path) -> tuple[Kind, Shaped[ndarray, "H W"]] | None:
         with Image.open(file) as image:
             if not _is_deep(image):
                 return None
-            _refuse_a_bomb(image)
+            _refuse_huge(image)
             return "float" if image.mode == "F" else "16-bit", np.array(image)
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The preprocessing of an image to a tensor (3, S, S), the same in training and inference.
+    """The preprocessing of images to tensors (3, S, S), used in training and inference.
 
-    x = (RGB / 255 − mean) / std, of the image squashed to `size` × `size` with antialiasing.
+    The image is resized to `size` × `size` with antialiasing, then normalized: x = (RGB / 255 − mean) / std.
 
     >>> gray = Image.new("RGB", (40, 30), (51, 51, 51))
     >>> Preprocessing(size=2, mean=(0.0, 0.1, 0.2), std=(1.0, 1.0, 0.5))(gray)[:, 0, 0]
@@ -84,27 +84,27 @@ class Preprocessing:
 
     def __post_init__(self) -> None:
         if self.size < 1:
-            raise ValueError(f"size {self.size}: an image has at least one pixel a side")
+            raise ValueError(f"size={self.size} must be at least 1")
         if not all(deviation > 0 for deviation in self.std):
-            raise ValueError(f"std {self.std}: every channel is divided by its own, which must be positive")
+            raise ValueError(f"std={self.std} must be positive for every channel")
         if self.interpolation not in get_args(Interpolation):
-            raise ValueError(f"interpolation {self.interpolation!r} is none of {', '.join(get_args(Interpolation))}")
+            raise ValueError(f"interpolation={self.interpolation!r} must be {' or '.join(get_args(Interpolation))}")
 
     def __call__(self, image: Image.Image) -> Float[Tensor, "3 S S"]:
-        """Squash the image to size, then make it a tensor."""
+        """Resize and normalize an image."""
         return self.tensor(image) if image.size == (self.size, self.size) else self._normalized(self.squash(image))
 
     def squash(self, image: Image.Image) -> UInt8[Tensor, "3 S S"]:
-        """Resize to `size` × `size`, whatever the aspect ratio, with antialiasing."""
+        """Resize to `size` × `size` with antialiasing, without keeping the aspect ratio."""
         if self.interpolation == "bilinear":
-            return squashed(image, self.size)
+            return resize_bilinear(image, self.size)
         return _pixels(image.resize((self.size, self.size), Image.Resampling.BICUBIC))
 
     def tensor(self, image: Image.Image) -> Float[Tensor, "3 S S"]:
-        """Make a tensor of an image that has the right size already, as an augmented view does."""
+        """Normalize an image that already has the right size, such as an augmented view."""
         if image.mode != "RGB" or image.size != (self.size, self.size):
-            wanted = f"RGB of {self.size} × {self.size}"
-            raise ValueError(f"the image is {image.mode} of {image.width} × {image.height} pixels, not {wanted}")
+            expected = f"an RGB image of {self.size} × {self.size} pixels"
+            raise ValueError(f"expected {expected}, got {image.mode} of {image.width} × {image.height}")
         return self._normalized(_pixels(image))
 
     def _normalized(self, pixels: UInt8[Tensor, "3 S S"]) -> Float[Tensor, "3 S S"]:
@@ -114,12 +114,12 @@ class Preprocessing:
         return pixels.contiguous().float().div_(255).sub_(mean).div_(std)
 
 
-def squashed(image: Image.Image, size: int) -> UInt8[Tensor, "3 S S"]:
-    """Resize an RGB image to `size` × `size` pixels, bilinear and with antialiasing.
+def resize_bilinear(image: Image.Image, size: int) -> UInt8[Tensor, "3 S S"]:
+    """Resize an RGB image to `size` × `size` pixels, bilinear with antialiasing.
 
-    torch agrees with Pillow up to one level in 255, in less than half the time; for bicubic it does not.
+    torch is more than twice as fast as Pillow, and its result differs by at most one level of 255 (not for bicubic).
 
-    >>> squashed(Image.new("RGB", (40, 30), (51, 0, 255)), 2)[:, 0, 0]
+    >>> resize_bilinear(Image.new("RGB", (40, 30), (51, 0, 255)), 2)[:, 0, 0]
     tensor([ 51,   0, 255], dtype=torch.uint8)
     """
     from torch.nn.functional import interpolate
@@ -131,28 +131,28 @@ def _pixels(image: Image.Image) -> UInt8[Tensor, "3 H W"]:
     import torch
 
     if image.mode != "RGB":
-        raise ValueError(f"the image is {image.mode}, not RGB; convert it with image.convert('RGB')")
+        raise ValueError(f"expected an RGB image, got {image.mode}; convert it with image.convert('RGB')")
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[tuple[IO[bytes], bytes]]:
-    """Open a file and yield it with its first bytes; whatever is wrong with it is an `ImageError`."""
+def _open(path: Path) -> Iterator[tuple[IO[bytes], bytes]]:
+    """Open a file and yield it with its first bytes; errors inside the context become an `ImageError`."""
     _refuse_non_file(path)
     try:
         with path.open("rb") as file:
             head = file.read(HEAD)
             file.seek(0)
             yield file, head
-    except Exception as error:  # on a damaged file Pillow's decoders raise almost any type
+    except Exception as error:  # Pillow's decoders raise almost any exception for a damaged file
         raise ImageError(path, _reason(error)) from error
 
 
 def _refuse_non_file(path: Path) -> None:
     if ImageFile.LOAD_TRUNCATED_IMAGES:
-        raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is on, which lets half an image pass; set it to False")
+        raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES hides truncated images; set it to False")
     try:
-        status = path.stat()  # once: every call takes time on a network disk
+        status = path.stat()  # a single call, because each is slow on a network disk
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         raise ImageError(path, "does not exist") from error
     except OSError as error:
@@ -167,9 +167,9 @@ def _refuse_non_file(path: Path) -> None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "not an image in any format that Pillow reads"
+        return "is not an image, or Pillow cannot read its format"
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
-        return f"would take more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels of memory to decode; save it smaller"
+        return f"decodes to more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels; resize it"
     return str(error) or type(error).__name__
 
 
@@ -177,30 +177,30 @@ def _decode(file: IO[bytes], head: bytes, size: int | None, intensity: Intensity
     with _jpeg(file.read()) if head.startswith(START_OF_JPEG) else Image.open(file) as image:
         if size is not None:
             image.draft("RGB", (size, size))
-        _refuse_a_bomb(image)
+        _refuse_huge(image)
         image.load()
         orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-        turned = orientation in range(2, 9)
-        upright = image.transpose(Image.Transpose[TURNS[orientation - 2]]) if turned else image
+        rotated = orientation in range(2, 9)
+        upright = image.transpose(Image.Transpose[TURNS[orientation - 2]]) if rotated else image
         rgb = upright if upright.mode == "RGB" and not upright.has_transparency_data else _rgb(upright, intensity)
     rgb.info = {}
     return rgb
 
 
 def _jpeg(data: bytes) -> JpegImageFile:
-    """Open a JPEG without `Image.open`, which limits the stored size instead of the decoded one."""
+    """Open a JPEG without `Image.open`, which would limit the stored instead of the decoded size."""
     image = JpegImageFile(io.BytesIO(data))
-    # Pillow notices a file that stops early, but not one whose lost rest was filled with zeros by a broken copy.
-    start_of_scan = image.fp.tell() if image.fp else 0  # beyond a thumbnail, which has an end of its own
+    # Pillow detects a file that ends early, but not one whose rest is zeros after an interrupted copy.
+    start_of_scan = image.fp.tell() if image.fp else 0  # after the thumbnail, which has an end marker too
     if data.rfind(END_OF_JPEG, start_of_scan) < 0:
-        raise ValueError("image file is truncated (its end is missing)")
-    _refuse_a_bomb(image, times=2)  # as `Image.open` does; a progressive one is held whole while it is decoded
+        raise ValueError("image file is truncated (no end marker)")
+    _refuse_huge(image, times=2)  # like `Image.open`; a progressive JPEG is decoded at its full size first
     return image
 
 
-def _refuse_a_bomb(image: Image.Image, times: int = 1) -> None:
-    most = Image.MAX_IMAGE_PIXELS
-    if most is not None and image.width * image.height > times * most:
+def _refuse_huge(image: Image.Image, times: int = 1) -> None:
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit is not None and image.width * image.height > times * limit:
         raise Image.DecompressionBombError
 
 
@@ -218,11 +218,11 @@ def _rgb(image: Image.Image, intensity: IntensityRange | None) -> Image.Image:
 
 
 def _high_byte(image: Image.Image) -> UInt8[ndarray, "H W"]:
-    """Return the high byte: Pillow's own conversion clips at 255, which makes most 16-bit images plain white."""
-    remedy = "give those that become black and white as `range=LOW,HIGH`, or `range=auto`"
+    """Return the high byte. Pillow's conversion clips at 255, which makes most 16-bit images white."""
+    remedy = "set the values of black and white with `range=LOW,HIGH`, or use `range=auto`"
     if image.mode == "F":
-        raise ValueError(f"its pixels are floating-point numbers of no fixed range; {remedy}")
+        raise ValueError(f"has floating-point pixels without a fixed range; {remedy}")
     values = np.asarray(image)
     if values.min() < 0 or values.max() > 0xFFFF:
-        raise ValueError(f"its levels reach from {values.min()} to {values.max()}, beyond 16 bits; {remedy}")
+        raise ValueError(f"has gray levels from {values.min()} to {values.max()}, which exceeds 16 bits; {remedy}")
     return (values >> 8).astype(np.uint8)

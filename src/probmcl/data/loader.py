@@ -1,4 +1,4 @@
-"""Batches of views, decoded, augmented and converted to tensors by worker processes."""
+"""Batches of views. Worker processes decode and augment the images and convert them to tensors."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,8 +19,8 @@ from probmcl.data.records import Records
 from probmcl.errors import ImageError
 from probmcl.runtime.machine import ignore_interrupts, start_method
 
-MakeView = Callable[[Image.Image, int, int, int], Image.Image]  # of an image, epoch, row and number of the view
-ROOM = 1.5  # an image is decoded larger than the encoder's input, so that a crop of half its area stays sharp
+MakeView = Callable[[Image.Image, int, int, int], Image.Image]  # arguments: image, epoch, row, number of the view
+DECODE_SCALE = 1.5  # images are decoded larger than the encoder's input, so that a crop of half the area stays sharp
 
 
 class Batch(NamedTuple):
@@ -33,11 +33,11 @@ class Batch(NamedTuple):
 
 
 class Order:
-    """The shuffled batches of all epochs, as pairs (epoch, row), without a last, smaller batch.
+    """The shuffled batches of all epochs, as lists of (epoch, row). An incomplete last batch is dropped.
 
-    `batch_size` counts the images of a step in all processes; `share` is the rank and the world size. With `images` it
-    ends before a step that would exceed this number of images. With `weights` an epoch has the same length, but an
-    image occurs in proportion to its weight, rounded up or down at random.
+    `batch_size` is the number of images per step over all processes, `share` the rank and the world size. `images`
+    limits the total number of images. With `weights`, an epoch has the same length, but images are repeated in
+    proportion to their weight, rounded up or down at random.
 
     >>> list(Order(np.arange(4), batch_size=2, epochs=1, seed=0))
     [[(0, 2), (0, 0)], [(0, 1), (0, 3)]]
@@ -55,15 +55,15 @@ class Order:
         weights: Float[ndarray, "K"] | None = None,
     ) -> None:
         if len(rows) == 0:
-            raise ValueError("there are no images to train on")
+            raise ValueError("no training images")
         if weights is not None and not weights.any():
-            raise ValueError(f"all {len(rows)} images to train on have weight 0; give some of them more")
+            raise ValueError(f"all {len(rows)} training images have weight 0; at least one weight must be above 0")
         self.rows, self.epochs, self.seed, self.weights = rows, epochs, seed, weights
         self.process, self.processes = share
         self.batch_size = min(batch_size, len(rows)) // self.processes * self.processes
         if self.batch_size == 0:
             images = min(batch_size, len(rows))
-            raise ValueError(f"{self.processes} processes for {images} images in a step; start fewer processes")
+            raise ValueError(f"{self.processes} processes, but only {images} images per step; start fewer processes")
         self.steps_per_epoch = len(rows) // self.batch_size
         steps = epochs * self.steps_per_epoch
         self.steps = steps if images is None else min(steps, images // self.batch_size)
@@ -75,23 +75,23 @@ class Order:
         return self.starting(0)
 
     def starting(self, step: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield the batches from a step on, which do not depend on where iteration starts."""
-        own = self.batch_size // self.processes
-        reached, order = -1, self.rows
+        """Yield the batches from a given step on, the same as in a full iteration."""
+        local_size = self.batch_size // self.processes
+        current, order = -1, self.rows
         for number in range(step, self.steps):
             epoch, index = divmod(number, self.steps_per_epoch)
-            if epoch != reached:
-                reached, rng = epoch, np.random.default_rng((self.seed, epoch))
+            if epoch != current:
+                current, rng = epoch, np.random.default_rng((self.seed, epoch))
                 rows = self.rows if self.weights is None else self.rows[_by_weight(self.weights, rng.random())]
                 order = rng.permutation(rows)
-            first = index * self.batch_size + self.process * own
-            yield [(epoch, row) for row in order[first : first + own].tolist()]
+            first = index * self.batch_size + self.process * local_size
+            yield [(epoch, row) for row in order[first : first + local_size].tolist()]
 
 
 class ImageBatches:
-    """Batches of views in a given order: of each image the plain view first, then augmented ones.
+    """Batches of views in a given order: `n_plain` (0 or 1) plain views of each image, then `n_augmented` others.
 
-    `n_plain` is 1 or 0; `workers` processes decode and augment, 0 works in this one.
+    `workers` processes decode and augment; 0 does it in this process.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ImageBatches:
         return self.starting(0)
 
     def starting(self, step: int) -> Iterator[Batch]:
-        """Yield the batches from a step on; earlier ones are not decoded."""
+        """Yield the batches from a given step on, without decoding earlier ones."""
         order = self.order
         loader = DataLoader(
             self.views,
@@ -128,7 +128,7 @@ class ImageBatches:
             worker_init_fn=ignore_interrupts,
             multiprocessing_context=start_method() if self.workers else None,
             pin_memory=torch.cuda.is_available(),
-            # No view depends on it. Without it torch's own generator moves on, and after a resume not as often.
+            # Unused by the views. The default, torch's global generator, would advance differently in a resumed run.
             generator=torch.Generator().manual_seed(0),
         )
         for batch in loader:
@@ -138,7 +138,7 @@ class ImageBatches:
 
 
 def in_order(rows: Int[ndarray, "K"], batch_size: int) -> list[list[tuple[int, int]]]:
-    """Return batches of every image once, in the given order.
+    """Return batches that contain every row once, in the given order.
 
     >>> in_order(np.array([5, 6, 7]), batch_size=2)
     [[(0, 5), (0, 6)], [(0, 7)]]
@@ -148,9 +148,9 @@ def in_order(rows: Int[ndarray, "K"], batch_size: int) -> list[list[tuple[int, i
 
 
 def _by_weight(weights: Float[ndarray, "K"], start: float) -> Int[ndarray, "K"]:
-    """Return as many indices as there are weights, each in proportion to its weight, up to rounding."""
+    """Return K indices, each repeated in proportion to its weight (systematic sampling with offset `start`)."""
     ends = np.cumsum(weights) / weights.sum() * len(weights)
-    ends[-1] = len(weights)  # whatever was rounded
+    ends[-1] = len(weights)  # removes the rounding error
     return np.searchsorted(ends, np.arange(len(weights)) + start, side="right")
 
 
@@ -169,7 +169,7 @@ class _Views(Dataset[Batch | ImageError]):
         try:
             views = torch.stack(list(self._views(epoch, row)))
         except ImageError as error:
-            return error  # raised by the reader of the batches: a worker's exception would lose its kind on the way
+            return error  # raised in the main process; DataLoader would change the type of a worker's exception
         targets, known = self.records.states.targets_and_known(np.array([row]))
         labels = torch.from_numpy(drawn(targets[0], self.seed, epoch, row))
         return Batch(views, labels, torch.from_numpy(known[0]), torch.tensor(row))
@@ -178,7 +178,7 @@ class _Views(Dataset[Batch | ImageError]):
         for _ in range(self.n_plain):
             yield self.preprocessing(self._image(row, self.preprocessing.size))
         if self.n_augmented and self.make_view is not None:
-            image = self._image(row, round(ROOM * self.preprocessing.size))
+            image = self._image(row, round(DECODE_SCALE * self.preprocessing.size))
             for view in range(self.n_augmented):
                 yield self.preprocessing(self.make_view(image, epoch, row, view))
 

@@ -1,4 +1,4 @@
-"""Splits: made from train, by folds, or given by a file; what belongs together (a group, copies) is never divided."""
+"""Splits: taken from train, made from folds, or read from a file. Groups and sets of copies are never divided."""
 
 import os
 import re
@@ -19,54 +19,56 @@ from probmcl.data.stratify import stratify
 from probmcl.errors import DataError, OptionError
 
 LISTED = 5
-Sets = Sequence[Sequence[int]]  # of rows that belong together
+Sets = Sequence[Sequence[int]]  # sets of rows that must stay in one split
 
 
 class SplitRecords(NamedTuple):
-    """Records in their splits, how these were made ('' if they were given), and the fold of every image."""
+    """Records with their splits, a note on how these were made ('' if the data define them), and the folds."""
 
     records: Records
     note: str
     fold_of: Int[ndarray, "N"] | None = None
 
 
-def divide(records: Records, checks: DataChecks, seed: int, together: Sets, left_out: Sequence[Path]) -> SplitRecords:
-    """Split records by the file or the folds that the checks name, otherwise as `make_splits` does."""
+def split_records(
+    records: Records, checks: DataChecks, seed: int, together: Sets, left_out: Sequence[Path]
+) -> SplitRecords:
+    """Split records by `checks.split_file` or `checks.folds`; without these options, call `make_splits`."""
     file = checks.split_file
     if checks.fold is not None:
         if file is not None:
-            fold_of = given_folds(records, file, left_out=left_out)
+            fold_of = read_folds(records, file, left_out=left_out)
         else:
             fold_of = folds(records, checks.folds or 0, seed=seed, together=together)
-        divided = with_fold(records, fold_of, checks.fold, seed=seed, together=together)
-        note = f"fold {checks.fold} of {fold_of.max()} is test, val taken from the others with seed {seed}"
-        return SplitRecords(divided, note, fold_of)
+        result = with_fold(records, fold_of, checks.fold, seed=seed, together=together)
+        note = f"test is fold {checks.fold} of {fold_of.max()}, val taken from the other folds with seed {seed}"
+        return SplitRecords(result, note, fold_of)
     if file is None:
-        divided = make_splits(records, seed=seed, together=together)
-        return SplitRecords(divided, taken_from_train(records, divided, seed))
+        result = make_splits(records, seed=seed, together=together)
+        return SplitRecords(result, taken_from_train(records, result, seed))
     columns = names_of_columns(file, lambda names: "path" in names)
     if "fold" in columns and "split" not in columns:
-        raise OptionError("split_file", file, "has folds; `fold=K` says which of them is the test fold")
-    return SplitRecords(given_split(records, file, left_out=left_out), f"split of {file}")
+        raise OptionError("split_file", file, "has folds; choose the test fold with `fold=K`")
+    return SplitRecords(read_splits(records, file, left_out=left_out), f"splits from {file}")
 
 
 def make_splits(
     records: Records, *, seed: int = 0, val: float = 0.1, test: float = 0.2, together: Sets = ()
 ) -> Records:
-    """Take a random part of train for test, and one for val, if they have no images.
+    """Move random images from train to test and val, if these are empty.
 
-    `val` and `test` are shares of the train images as given, and of each class. An image of val or test is never
-    moved. Groups, and rows in one set of `together`, are not divided: if some of them are in val or test already, the
-    others stay. Every class keeps a positive in train unless a split would stay empty for it.
+    `val` and `test` are shares of the original train split, in images and in each class. Images in val or test are
+    never moved. Groups and the sets in `together` are not divided; if a part of one is already in val or test, the
+    rest stays in train. Every class keeps a positive in train unless that would leave a split empty.
 
     >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdefghij"], ["train"] * 10, np.ones((10, 1)))
     >>> [len(make_splits(records).rows(split)) for split in ("train", "val", "test")]
     [7, 1, 2]
     """
     if val < 0 or test < 0 or val + test >= 1:
-        raise ValueError(f"val {val} and test {test} are shares of train, at least 0 and together below 1")
-    wanted: dict[Split, float] = {"test": test, "val": val}
-    missing = {name: share for name, share in wanted.items() if share > 0 and name not in records.split}
+        raise ValueError(f"{val=} and {test=} must be at least 0 and add up to less than 1")
+    targets: dict[Split, float] = {"test": test, "val": val}
+    missing = {name: share for name, share in targets.items() if share > 0 and name not in records.split}
     split = np.array(records.split, dtype="<U5")
     train, unit = np.flatnonzero(split == "train"), units_of(records, together)
     stay = np.unique(unit[split != "train"]).tolist()
@@ -76,89 +78,89 @@ def make_splits(
     return with_split(records, split)
 
 
-def taken_from_train(records: Records, divided: Records, seed: int) -> str:
-    """Return a note on the splits that `make_splits` took from train, '' if all were given."""
-    taken = [split for split in SPLITS if divided.split.count(split) > records.split.count(split)]
+def taken_from_train(records: Records, result: Records, seed: int) -> str:
+    """Return a note on the splits that `make_splits` took from train, or '' if it took none."""
+    taken = [split for split in SPLITS if result.split.count(split) > records.split.count(split)]
     return f"{' and '.join(taken)} taken from train with seed {seed}" if taken else ""
 
 
 def folds(records: Records, k: int, *, seed: int = 0, together: Sets = ()) -> Int[ndarray, "N"]:
-    """Return the fold of every image, from 1 to `k`, whatever its split: equal shares of images and of each class.
+    """Assign every image to one of `k` folds, numbered from 1, with equal shares of images and of each class.
 
-    Groups, and rows in one set of `together`, are in one fold.
+    The splits of the records are ignored. Groups and the sets in `together` are not divided.
 
     >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdef"], ["train"] * 6, np.ones((6, 1)))
     >>> np.bincount(folds(records, 3)).tolist()
     [0, 2, 2, 2]
     """
     unit = units_of(records, together)
-    number = len(np.unique(unit))
-    if not 2 <= k <= number:
-        remedy = f"choose 2 to {number}" if number > 1 else "they cannot be divided"
-        units = f"which form {number} indivisible units (a group is not divided)"
-        raise DataError(f"{k} folds of {len(records)} images, {units}; {remedy}")
+    count = len(np.unique(unit))
+    if not 2 <= k <= count:
+        remedy = f"choose 2 to {count} folds" if count > 1 else "they cannot be split into folds"
+        reason = f"{len(records)} images in {count} units (groups and duplicates are not divided)"
+        raise DataError(f"cannot make {k} folds of {reason}; {remedy}")
     return 1 + _assign(records, unit, np.arange(len(records)), [1 / k] * k, seed=seed, keep=None)
 
 
 def with_fold(
     records: Records, fold_of: Int[ndarray, "N"], fold: int, *, seed: int = 0, val: float = 0.1, together: Sets = ()
 ) -> Records:
-    """Return records in which one fold is test, a share of the other images val, and the rest train.
+    """Use one fold as test, a share `val` of the other images as val, and the rest as train.
 
     >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdef"], ["train"] * 6, np.ones((6, 1)))
     >>> with_fold(records, np.array([1, 1, 2, 2, 2, 2]), 1, val=0.25).split.count("val")
     1
     """
     if fold not in fold_of:
-        raise ValueError(f"no image is in fold {fold}; folds go from {min(fold_of)} to {max(fold_of)}")
+        raise ValueError(f"fold {fold} does not exist; expected {min(fold_of)} to {max(fold_of)}")
     split = np.where(fold_of == fold, "test", "train")
     return make_splits(with_split(records, split), seed=seed, val=val, test=0.0, together=together)
 
 
-def given_split(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Records:
-    """Return records in the splits of a file with the columns path and split, as runs write it.
+def read_splits(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Records:
+    """Return records with the splits of a CSV file with the columns path and split, such as the split.csv of a run.
 
-    A relative path starts at the folder of the file or at the working directory. The file may name `left_out` images.
+    Paths are relative to the file's folder or to the working directory. Rows of `left_out` images are ignored.
     """
     cells = _cells_of_images(records, path, "split", left_out)
     for cell in cells:
         if cell.text not in SPLITS:
-            raise DataError(f"{path}: row {cell.line}: split {cell.text!r} is none of {', '.join(SPLITS)}; write one")
+            raise DataError(f"{path}, row {cell.line}: split {cell.text!r} must be train, val or test")
     return with_split(records, np.array([cell.text for cell in cells]))
 
 
-def given_folds(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Int[ndarray, "N"]:
-    """Return the fold of every image from a file with the columns path and fold, a whole number from 1."""
+def read_folds(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Int[ndarray, "N"]:
+    """Return the fold of every image from a CSV file with the columns path and fold. Folds are numbered from 1."""
     cells = _cells_of_images(records, path, "fold", left_out)
     for cell in cells:
         if not re.fullmatch("[1-9][0-9]{0,5}", cell.text):
-            raise DataError(f"{path}: row {cell.line}: fold {cell.text!r} is not a whole number from 1; write one")
+            raise DataError(f"{path}, row {cell.line}: fold {cell.text!r} must be an integer of at least 1")
     fold_of = np.array([int(cell.text) for cell in cells])
-    absent = sorted({*range(1, max(2, fold_of.max()) + 1)} - {*fold_of.tolist()})
-    if absent:
-        raise DataError(f"{path}: no image is in fold {absent[0]}; number two folds or more from 1 without a gap")
+    empty = sorted({*range(1, max(2, fold_of.max()) + 1)} - {*fold_of.tolist()})
+    if empty:
+        raise DataError(f"{path}: no image is in fold {empty[0]}; number at least two folds from 1 without gaps")
     return fold_of
 
 
 def with_split(records: Records, split: Shaped[ndarray, "N"]) -> Records:
-    """Return the same images in other splits; the label space counts the new train."""
-    return replace(records, split=tuple(split.tolist())).take(np.arange(len(records)))  # counts again
+    """Return the records with other splits; the counts of the label space follow the new train split."""
+    return replace(records, split=tuple(split.tolist())).take(np.arange(len(records)))  # `take` updates the counts
 
 
 def units_of(records: Records, together: Sets) -> Int[ndarray, "N"]:
-    """Return the unit of each image: a set that groups and `together` join, directly or through others."""
+    """Return the unit number of each image; images joined by groups or `together`, even indirectly, are one unit."""
     if records.group is None and not together:
         return np.arange(len(records))
     wrong = [row for rows in together for row in rows if not 0 <= row < len(records)]
     if wrong:
-        raise ValueError(f"row {wrong[0]} is to stay together with others, but there are {len(records)} images")
+        raise ValueError(f"together: row {wrong[0]} does not exist; there are {len(records)} images")
     first: dict[str, int] = {}
     groups = [(first.setdefault(group, row), row) for row, group in enumerate(records.group or ())]
     return connected_sets(len(records), [*together, *groups])
 
 
 def connected_sets(count: int, sets: Sets) -> Int[ndarray, "N"]:
-    """Return a number for each of `count` rows, equal for rows that sets join, directly or through others.
+    """Return the connected component of each of `count` rows, where every set connects its rows.
 
     >>> connected_sets(6, [(0, 3), (3, 5), (1, 2)]).tolist()
     [0, 1, 1, 0, 2, 0]
@@ -191,7 +193,7 @@ def _assign(
 
 
 def _stratified_columns(records: Records) -> Any:
-    """Return a sparse matrix of what every part gets its share of: labels and, to be scored, known images."""
+    """Return a sparse matrix of columns to stratify by: the labels, and whether an image has a known label."""
     from scipy.sparse import csr_array, hstack
 
     present, known = records.states.present().astype(np.int64), records.states.any_known()
@@ -201,51 +203,51 @@ def _stratified_columns(records: Records) -> Any:
 
 
 def _cells_of_images(records: Records, path: Path, column: str, left_out: Collection[Path]) -> list[Cell]:
-    """Return the cell of a column for each image; the file names every image, and no others but left-out ones."""
-    gone = {os.path.realpath(image) for image in left_out}
+    """Return the cell of a column for each image; every image must be listed, and only `left_out` ones besides."""
+    ignored = {os.path.realpath(image) for image in left_out}
     table = load(path, lambda columns: {"path", column} <= set(columns))
     names, values = (table.cells(_column(table, name)) for name in ("path", column))
     cells: dict[int, Cell] = {}
     for name, value, rows in zip(names, values, _rows(records, path, names), strict=True):
-        if not rows and gone.intersection(_possible_paths(name, path)):
+        if not rows and ignored.intersection(_possible_paths(name, path)):
             continue
         if not rows:
-            remedy = "remove the row, or write the path as the data has it"
-            raise DataError(f"{path}: row {name.line}: {name.text!r} is none of the {len(records):,} images; {remedy}")
+            problem = f"{name.text!r} is not one of the {len(records):,} images; remove the row or correct the path"
+            raise DataError(f"{path}, row {name.line}: {problem}")
         for row in rows:
-            before = cells.setdefault(row, value)
-            if before.text != value.text:
-                both = f"{before.text!r} in row {before.line}, but {value.text!r} in row {value.line}"
-                raise DataError(f"{path}: {column} of {name.text!r} is {both}; remove one of them")
-    unnamed = [str(image) for row, image in enumerate(records.paths) if row not in cells]
-    if unnamed:
-        listed = ", ".join(unnamed[:LISTED]) + (", …" if unnamed[LISTED:] else "")
-        remedy = f"add a row for each, with its {column}"
-        raise DataError(f"{path}: {len(unnamed):,} of {len(records):,} images are not named: {listed}; {remedy}")
+            first = cells.setdefault(row, value)
+            if first.text != value.text:
+                conflict = f"{first.text!r} in row {first.line}, but {value.text!r} in row {value.line}"
+                raise DataError(f"{path}: {column} of {name.text!r} is {conflict}; remove one of these rows")
+    missing = [str(image) for row, image in enumerate(records.paths) if row not in cells]
+    if missing:
+        listed = ", ".join(missing[:LISTED]) + (", …" if missing[LISTED:] else "")
+        problem = f"{len(missing):,} of {len(records):,} images are missing"
+        raise DataError(f"{path}: {problem}: {listed}; add a row with the {column} of each")
     return [cells[row] for row in range(len(records))]
 
 
 def _column(table: Table, name: str) -> str:
     column = only_column(table, [name], set(), "rename one")
     if column is None:
-        raise DataError(f"{table.path}: row 1: no column of {quoted(table.columns)} is named {name!r}; name one so")
+        raise DataError(f"{table.path}, row 1: there is no column {name!r}, only {quoted(table.columns)}; rename one")
     return column
 
 
 def _rows(records: Records, path: Path, names: Sequence[Cell]) -> list[list[int]]:
-    written = _rows_by_name(map(str, records.paths))
-    rows = [written.get(name.text, []) for name in names]
-    if all(rows):  # a million files take a minute to resolve
+    verbatim = _rows_by_name(map(str, records.paths))
+    rows = [verbatim.get(name.text, []) for name in names]
+    if all(rows):  # resolving a million paths takes a minute
         return rows
-    real = _rows_by_name(map(os.path.realpath, records.paths))
+    resolved = _rows_by_name(map(os.path.realpath, records.paths))
     return [
-        known or next((real[at] for at in _possible_paths(name, path) if at in real), [])
-        for known, name in zip(rows, names, strict=True)
+        exact or next((resolved[file] for file in _possible_paths(name, path) if file in resolved), [])
+        for exact, name in zip(rows, names, strict=True)
     ]
 
 
 def _possible_paths(name: Cell, path: Path) -> list[str]:
-    return [os.path.realpath(start / name.text) for start in (path.parent, Path())]
+    return [os.path.realpath(folder / name.text) for folder in (path.parent, Path())]
 
 
 def _rows_by_name(names: Iterable[str]) -> dict[str, list[int]]:

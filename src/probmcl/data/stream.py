@@ -1,4 +1,4 @@
-"""Unlabeled images: found in files, folders, patterns and lists, and decoded by worker processes."""
+"""Streams of unlabeled images from files, folders, patterns and lists, decoded by worker processes."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,18 +18,18 @@ from probmcl.errors import DataError, ImageError, OptionError
 from probmcl.runtime.machine import default_workers, ignore_interrupts, start_method
 
 Source = str | Path | Image.Image
-"""An image's file, a folder, a pattern such as `photos/*.jpg`, a `.txt` file with a path a line, or an image itself."""
+"""An image file, a folder, a pattern such as `photos/*.jpg`, a `.txt` list with one path per line, or a PIL image."""
 
 
 class Item(NamedTuple):
-    """One image to decode: its path or, if it was given as an image, its number and the image."""
+    """An image to decode. The path of a PIL image is its number, such as `image 0`."""
 
     path: Path
     image: Image.Image | None = None
 
 
 class Decoded(NamedTuple):
-    """A batch in the order of the sources: the images that could be decoded, with their rows in `paths`."""
+    """A batch in the order of the sources. `rows` are the positions in `paths` of the images that could be decoded."""
 
     paths: list[Path]
     rows: list[int]
@@ -38,20 +38,20 @@ class Decoded(NamedTuple):
 
 
 def find(images: Source | Sequence[Source]) -> Iterator[Item]:
-    """Return every image that the sources name, one after the other, with at most the names of one folder in memory.
+    """Return an iterator over the images of all sources, which lists only one folder at a time.
 
-    A file that does not exist is returned like any other. A folder, pattern or list without any image is an error.
+    Files need not exist. A folder, pattern or list without images is an error.
 
     >>> [str(item.path) for item in find(["b.jpg", Path("a.png")])]
     ['b.jpg', 'a.png']
     >>> find("nowhere/*.jpg")
     Traceback (most recent call last):
     ...
-    probmcl.errors.DataError: nowhere/*.jpg: no image matches it; looked for files that end in .jpg, …, .dicom
+    probmcl.errors.DataError: nowhere/*.jpg: no images match the pattern (files ending in .jpg, …, .dicom)
     """
     sources = [images] if isinstance(images, Source) else images
     if len(sources) == 0:
-        raise DataError("no image was given; name image files, folders, patterns or .txt lists of paths")
+        raise DataError("no images given; expected image files, folders, patterns or .txt lists of paths")
     for source in sources:
         if not isinstance(source, Image.Image) and not is_one_image(source):
             refuse_without_image(source)
@@ -69,9 +69,10 @@ def decode(
     workers: int | None = None,
     start: str | None = None,
 ) -> Iterator[Decoded]:
-    """Find images as `find` does and make batches of plain tensors of them; the last may be smaller.
+    """Decode the images that `find` returns into batches of tensors; the last batch may be smaller.
 
-    `workers` processes decode, 0 does it in this one, None takes `default_workers`; they start as `start_method` says.
+    `workers` processes decode (default: `default_workers`, 0 decodes in this process); PIL images are always decoded in
+    this process. `start` is the start method of the workers (default: `start_method`).
     """
     if any(isinstance(source, Image.Image) for source in ([images] if isinstance(images, Source) else images)):
         workers = 0
@@ -81,7 +82,7 @@ def decode(
 def decode_files(
     paths: Iterable[Path], preprocessing: Preprocessing, *, batch_size: int, workers: int | None = None
 ) -> Iterator[Decoded]:
-    """Decode exactly these files, in batches as `decode` does; a folder or a list of paths is an error of its own."""
+    """Decode these files in batches like `decode`, but without expanding folders and lists, which become errors."""
     return _batches(map(Item, paths), preprocessing, batch_size, workers, None)
 
 
@@ -91,27 +92,27 @@ def _batches(
     if batch_size < 1:
         raise OptionError("batch_size", batch_size, "must be at least 1")
     if workers is not None and workers < 0:
-        raise OptionError("workers", workers, "must be 0, to decode in the main process, or more")
+        raise OptionError("workers", workers, "must be at least 0 (0 decodes in the main process)")
     workers = default_workers() if workers is None else workers
     loader = DataLoader(
-        _Plain(preprocessing),
+        _PlainImages(preprocessing),
         batch_sampler=iter(lambda: list(itertools.islice(items, batch_size)), []),
         collate_fn=_collate,
         num_workers=workers,
         worker_init_fn=ignore_interrupts,
         multiprocessing_context=(start or start_method()) if workers else None,
-        generator=torch.Generator().manual_seed(0),  # nothing is drawn from it; without it, torch's own moves on
+        generator=torch.Generator().manual_seed(0),  # unused; the default advances the global one
     )
-    return _started(loader)
+    return _start_lazily(loader)
 
 
-def _started(loader: Iterable[Decoded]) -> Iterator[Decoded]:
-    """Start the workers when the first batch is asked for."""
+def _start_lazily(loader: Iterable[Decoded]) -> Iterator[Decoded]:
+    """Defer the start of the workers until the first batch is requested."""
     yield from loader
 
 
 @dataclass(frozen=True)
-class _Plain(Dataset[tuple[Path, Tensor | ImageError]]):
+class _PlainImages(Dataset[tuple[Path, Tensor | ImageError]]):
     preprocessing: Preprocessing
 
     def __getitem__(self, item: Item) -> tuple[Path, Tensor | ImageError]:
@@ -126,15 +127,15 @@ class _Plain(Dataset[tuple[Path, Tensor | ImageError]]):
 
 def _upright(image: Image.Image, path: Path) -> Image.Image:
     if image.mode != "RGB":
-        raise ImageError(path, f"its mode is {image.mode}; give its file instead, or image.convert('RGB')")
+        raise ImageError(path, f"has mode {image.mode}; pass its file, or convert it with image.convert('RGB')")
     try:
         return ImageOps.exif_transpose(image)
-    except Exception as error:  # one that is decoded only now can be as broken as any file
+    except Exception as error:  # a lazily loaded image is decoded here, and its file may be damaged
         raise ImageError(path, str(error) or type(error).__name__) from error
 
 
 def _collate(decoded: list[tuple[Path, Tensor | ImageError]]) -> Decoded:
-    whole = {row: image for row, (_, image) in enumerate(decoded) if isinstance(image, Tensor)}
+    tensors = {row: image for row, (_, image) in enumerate(decoded) if isinstance(image, Tensor)}
     errors = [error for _, error in decoded if isinstance(error, ImageError)]
-    images = torch.stack(list(whole.values())) if whole else torch.empty(0, 3, 0, 0)
-    return Decoded([path for path, _ in decoded], list(whole), images, errors)
+    images = torch.stack(list(tensors.values())) if tensors else torch.empty(0, 3, 0, 0)
+    return Decoded([path for path, _ in decoded], list(tensors), images, errors)

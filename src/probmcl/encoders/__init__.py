@@ -1,13 +1,13 @@
-"""Stage 3: from an image to its feature h(x), by any timm model."""
+"""Image encoders h(x) built from any timm model."""
 
-from probmcl.encoders.encoder import AnyEncoder, Encoder, PrecomputedFeatures, describe_encoder, millions
+from probmcl.encoders.encoder import AnyEncoder, Encoder, PrecomputedFeatures, describe_encoder, parameters_in_millions
 from probmcl.encoders.stages import (
     SplitEncoder,
     Stage,
     Trunk,
     TwoMaps,
-    at_entrances,
-    is_part,
+    has_stage,
+    hook_stage_inputs,
     split_encoder,
     stages,
     two_maps,
@@ -25,10 +25,10 @@ __all__ = [
     "Trunk",
     "TwoMaps",
     "WeightsError",
-    "at_entrances",
     "describe_encoder",
-    "is_part",
-    "millions",
+    "has_stage",
+    "hook_stage_inputs",
+    "parameters_in_millions",
     "split_encoder",
     "stages",
     "two_maps",

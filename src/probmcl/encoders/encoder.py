@@ -1,4 +1,4 @@
-"""Any timm model as an encoder: its pooled features, and its last feature maps."""
+"""Encoders from timm models, with pooled features and feature maps."""
 
 import functools
 import math
@@ -20,16 +20,16 @@ MODEL_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError,
 
 
 class Encoder(nn.Module):
-    """An image encoder with pooled features, not normalized, and the feature maps before pooling.
+    """Image encoder that returns unnormalized pooled features, or the feature maps before pooling.
 
     Args:
-        name: any model of timm, with or without its tag: `resnet50`, `tresnet_m.miil_in21k`.
-        weights: None for a random initialization, `"pretrained"` for timm's weights of that name (and tag), or the path
-            of a safetensors file in timm's own keys, or of a run folder.
-        image_size: side of the square input; by default that of the pretrained model.
+        name: name of a timm model, with or without a tag: `resnet50`, `tresnet_m.miil_in21k`.
+        weights: None for a random initialization, `"pretrained"` for timm's weights of that name and tag, or the path
+            of a run folder or of a safetensors file with timm's parameter names.
+        image_size: side of the square input; defaults to that of the pretrained model.
 
-    `mean`, `std`, `image_size` and `interpolation` define the preprocessing; `features` is D, and `channels` is K, the
-    number of its maps.
+    The attributes `mean`, `std`, `image_size` and `interpolation` define the preprocessing, `features` is the feature
+    size D, and `channels` is the number K of feature maps.
 
     Reference: ProbMCL, section 2.1, "Encoder Network".
 
@@ -46,7 +46,7 @@ class Encoder(nn.Module):
             _refuse_size(name, image_size, bool(cfg["fixed_input_size"]))
         self.model = _build(name, cfg, weights, image_size)
         self.fixed_statistics = False
-        # Some heads widen the maps' `num_features` after pooling.
+        # In some models the pooled features are larger than `num_features`, the number of maps.
         self.features: int = getattr(self.model, "head_hidden_size", self.model.num_features)
         self.channels: int = self.model.num_features
         self.image_size: int = image_size or cfg["input_size"][-1]
@@ -57,7 +57,7 @@ class Encoder(nn.Module):
         )
 
     def train(self, mode: bool = True) -> "Encoder":
-        """Set training mode; with `fixed_statistics`, batch normalization keeps its running statistics."""
+        """Set the training mode; with `fixed_statistics`, batch normalization stays in evaluation mode."""
         super().train(mode)
         if self.fixed_statistics:
             for module in self.modules():
@@ -71,81 +71,81 @@ class Encoder(nn.Module):
         if features.shape[1:] != (self.features,):
             shape = tuple(features.shape[1:])
             raise ValueError(
-                f"{self.name} returns {shape} instead of {self.features} pooled features; choose another model"
+                f"{self.name} returns {shape} instead of {self.features} pooled features; choose another encoder"
             )
         return features
 
     def maps(self, images: Float[Tensor, "N *image"]) -> Float[Tensor, "N K h w"]:
-        """Return the last feature maps before pooling, channels first whatever the model's own layout.
+        """Return the last feature maps before pooling, with channels first for every model.
 
-        K = D, except for models that widen the pooled features, such as MobileNetV3.
+        K = D, except for models such as MobileNetV3 whose head increases the size of the pooled features.
         """
         features: Any = self.model.forward_features(images)
         if not isinstance(features, Tensor):
-            raise ValueError(f"{self.name} has maps of several sizes; choose another model")
-        return self.laid_out(features)
+            raise ValueError(f"{self.name} has feature maps of several sizes; choose another encoder")
+        return self.to_maps(features)
 
-    def laid_out(self, activation: Float[Tensor, "N ..."]) -> Float[Tensor, "N K h w"]:
-        """Return maps with channels first, from an activation in the model's own layout: tokens, or channels last."""
+    def to_maps(self, activation: Float[Tensor, "N ..."]) -> Float[Tensor, "N K h w"]:
+        """Convert an activation of the model (tokens, channels last or first) to maps with channels first."""
         if activation.ndim == 4:
             return activation.permute(0, 3, 1, 2) if self._channels_last else activation
-        tokens = activation[:, self._before(activation) :]  # (N, h·w, K)
+        tokens = activation[:, self._count_prefix_tokens(activation) :]  # (N, h·w, K)
         side = math.isqrt(tokens.shape[1])
         if side**2 != tokens.shape[1] or side < 2:
-            raise ValueError(f"{self.name}: its tokens ({tokens.shape[1]}) are not a square map; choose another model")
-        # Not len(tokens), which would fix the number of images in an exported model.
+            raise ValueError(f"{self.name}: {tokens.shape[1]} tokens do not form a square map; choose another encoder")
+        # len(tokens) would make the batch size of an exported model constant.
         return tokens.transpose(1, 2).reshape(tokens.shape[0], -1, side, side)
 
-    def laid_back(self, maps: Float[Tensor, "N K h w"], activation: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
-        """Return the activation with its maps replaced: the inverse of `laid_out`."""
+    def from_maps(self, maps: Float[Tensor, "N K h w"], activation: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
+        """Return the activation with its maps replaced, the inverse of `to_maps`."""
         if activation.ndim == 4:
             return maps.permute(0, 2, 3, 1) if self._channels_last else maps
-        before = activation[:, : self._before(activation)]
-        return torch.cat([before, maps.flatten(2).transpose(1, 2)], dim=1)
+        prefix = activation[:, : self._count_prefix_tokens(activation)]
+        return torch.cat([prefix, maps.flatten(2).transpose(1, 2)], dim=1)
 
     @property
     def _channels_last(self) -> bool:
         return getattr(self.model, "output_fmt", "NCHW") == "NHWC"
 
-    def _before(self, tokens: Float[Tensor, "N T K"]) -> int:
-        """Return the number of prefix tokens; a model that does not define it has none or one, the class token."""
-        one = int(math.isqrt(tokens.shape[1]) ** 2 < tokens.shape[1])
-        return int(getattr(self.model, "num_prefix_tokens", one))
+    def _count_prefix_tokens(self, tokens: Float[Tensor, "N T K"]) -> int:
+        """Return the number of prefix tokens; a model that does not define it has at most a class token."""
+        class_tokens = int(math.isqrt(tokens.shape[1]) ** 2 < tokens.shape[1])
+        return int(getattr(self.model, "num_prefix_tokens", class_tokens))
 
 
 class PrecomputedFeatures(nn.Module):
-    """The stand-in for an encoder whose features were computed before: the identity."""
+    """Placeholder for an encoder whose features were computed in advance; it returns its input."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
         self.features = features
 
     def forward(self, features: Float[Tensor, "N D"]) -> Float[Tensor, "N D"]:
-        """Return the features themselves."""
+        """Return the features unchanged."""
         return features
 
 
 AnyEncoder = Encoder | PrecomputedFeatures
-"""An encoder, or the stand-in for one whose features were computed before."""
+"""An encoder or its placeholder for precomputed features."""
 
 
 def describe_encoder(name: str) -> str:
-    """Return an encoder's name and tag, its size and the license of its weights, without downloading anything.
+    """Describe the tag, size and license of an encoder's weights without downloading them.
 
     >>> describe_encoder("test_resnet")
     'test_resnet.r160_in1k, 0.4 million parameters (1 MB), license apache-2.0'
     """
     cfg = _configuration(name)
     tag = f"{name.split('.')[0]}.{cfg['tag']}" if cfg["tag"] else name
-    parameters = millions(name)
+    parameters = parameters_in_millions(name)
     size = f"{parameters:.1f} million parameters ({4 * parameters:.0f} MB)"
     return f"{tag}, {size}, license {cfg['license'] or 'not stated'}"
 
 
-def millions(name: str) -> float:
-    """Return the number of an encoder's parameters in millions, counted on the meta device.
+def parameters_in_millions(name: str) -> float:
+    """Return the number of parameters of an encoder in millions, counted on the meta device.
 
-    >>> round(millions("resnet50"), 1)
+    >>> round(parameters_in_millions("resnet50"), 1)
     23.5
     """
     with torch.device("meta"):
@@ -156,10 +156,10 @@ def millions(name: str) -> float:
 def _configuration(name: str) -> dict[str, Any]:
     architecture = name.split(".")[0]
     try:
-        cfg = timm.get_pretrained_cfg(name)  # None for a name that timm has never had or has given up
+        cfg = timm.get_pretrained_cfg(name)  # None if timm does not have, or no longer has, this model
     except RuntimeError as error:
-        tags = ", ".join(found.partition(".")[2] for found in timm.list_pretrained(architecture))
-        raise ValueError(f"{name}: {error} There are: {tags or 'none'}") from error
+        tags = ", ".join(model.partition(".")[2] for model in timm.list_pretrained(architecture))
+        raise ValueError(f"{name}: {error} Available tags: {tags or 'none'}") from error
     if cfg is None:
         raise ValueError(f"timm has no model {name!r}; {suggestion(architecture, timm.list_models())}")
     return vars(cfg)
@@ -167,7 +167,7 @@ def _configuration(name: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _refuse_size(name: str, image_size: int, fixed: bool) -> None:
-    """Raise an error if a model does not accept images of a size; checked on the meta device if possible."""
+    """Raise ValueError if a model does not support an image size; runs on the meta device if possible."""
     size: dict[str, Any] = {"img_size": image_size} if fixed else {}
     problem: Exception | None = None
     for device in ("meta", "cpu"):  # a few models cannot run on the meta device
@@ -179,12 +179,12 @@ def _refuse_size(name: str, image_size: int, fixed: bool) -> None:
         except MODEL_ERRORS as error:
             problem = error
     raise ValueError(
-        f"{name} cannot take images of {image_size} pixels ({problem}); choose another `image_size`, or another encoder"
+        f"{name} does not support images of {image_size} pixels ({problem}); choose another `image_size` or encoder"
     )
 
 
 def _build(name: str, cfg: dict[str, Any], weights: str | Path | None, image_size: int | None) -> Any:
-    # Only a model that fixes its input (a vision transformer, say) takes the size as an argument.
+    # Only models with a fixed input size, such as vision transformers, have this argument.
     size: dict[str, Any] = {"img_size": image_size} if image_size and cfg["fixed_input_size"] else {}
     if weights == "pretrained":
         return pretrained(name, cfg, size)

@@ -1,1 +1,1 @@
-"""Heads on an encoder's feature maps: attention over positions, transformers, decoders, graphs of the labels."""
+"""Heads on the feature maps of an encoder: attention pooling, transformers, decoders and label graphs."""

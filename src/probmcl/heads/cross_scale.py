@@ -1,4 +1,4 @@
-"""Feature maps at three scales, attention between the scales, and a transformer over the positions of a map."""
+"""Feature maps at three scales, cross-scale attention, and a transformer over the positions of a map."""
 
 import functools
 import operator
@@ -10,18 +10,18 @@ from torch.nn.functional import interpolate, layer_norm, pad
 from probmcl.runtime.precision import full_precision
 
 KERNEL = 3
-"""Kernel size of the coarsest scale, and the smallest side of a map that it fits without padding."""
+"""Kernel size of the convolution of the coarsest scale; smaller maps are padded."""
 
 
 class ThreeScales(nn.Module):
-    """Maps of `width` channels at three scales: of the input of an encoder's last stage, of its output, and coarser.
+    """Feature maps of `width` channels at three scales, from the input and output of an encoder's last stage.
 
-    The first two are 1 × 1 convolutions of maps with `entering` and `last` channels; the third is a 3 × 3 convolution
-    of the last maps with stride 2. It has no padding, except for one zero at either end of an axis of fewer than three
-    positions. With `normalize` every position has mean 0 and deviation 1 over its channels: this bounds the product of
-    `cross_scale` and the attention after it.
+    The fine and middle scales are 1 × 1 convolutions of the input (`entering` channels) and output (`last` channels) of
+    the stage. The coarse scale is a 3 × 3 convolution of the output with stride 2, zero-padded only along axes of fewer
+    than three positions. `normalize` standardizes every position over its channels, which bounds the product in
+    `cross_scale` and the attention logits.
 
-    Reference: Zhao et al., TDRG, ICCV 2021, with 28, 14 and 6 positions a side; padding and normalization are ours.
+    Reference: Zhao et al., TDRG, ICCV 2021, with sides of 28, 14 and 6. Padding and normalization are our additions.
 
     >>> import torch
     >>> scales = ThreeScales(4, 5, 8)
@@ -39,18 +39,18 @@ class ThreeScales(nn.Module):
     def forward(
         self, entering: Float[Tensor, "N E h1 w1"], last: Float[Tensor, "N K h2 w2"]
     ) -> tuple[Float[Tensor, "N W h1 w1"], Float[Tensor, "N W h2 w2"], Float[Tensor, "N W h3 w3"]]:
-        """Return the three scales, the finest first."""
+        """Return the three scales from fine to coarse."""
         rows, columns = (int(side < KERNEL) for side in last.shape[2:])
         scales = self.fine(entering), self.middle(last), self.coarse(pad(last, (columns, columns, rows, rows)))
-        fine, middle, coarse = map(over_channels, scales) if self.normalize else scales
+        fine, middle, coarse = map(normalize_channels, scales) if self.normalize else scales
         return fine, middle, coarse
 
 
-def over_channels(maps: Float[Tensor, "N W h w"]) -> Float[Tensor, "N W h w"]:
-    """Normalize every position of the maps to mean 0 and deviation 1 over its channels.
+def normalize_channels(maps: Float[Tensor, "N W h w"]) -> Float[Tensor, "N W h w"]:
+    """Normalize every position to mean 0 and standard deviation 1 over channels.
 
     >>> import torch
-    >>> over_channels(torch.tensor([[[[3.0]], [[5.0]]]])).flatten()
+    >>> normalize_channels(torch.tensor([[[[3.0]], [[5.0]]]])).flatten()
     tensor([-1.0000,  1.0000])
     """
     return layer_norm(maps.movedim(1, 3), maps.shape[1:2]).movedim(3, 1)
@@ -58,12 +58,11 @@ def over_channels(maps: Float[Tensor, "N W h w"]) -> Float[Tensor, "N W h w"]:
 
 @full_precision
 def cross_scale(*maps: Float[Tensor, "N W _ _"]) -> tuple[Float[Tensor, "N W _ _"], ...]:
-    """Add to each scale the product of all scales at the same place: x_s ← x_s + Π_t x_t.
+    """Add the elementwise product of all scales to each scale: x_s ← x_s + Π_t x_t.
 
-    All maps are resized to the largest size for it, and back afterwards, by bilinear interpolation with aligned
-    corners.
+    Maps are resized to the largest size and back by bilinear interpolation with `align_corners=True`.
 
-    Reference: Zhao et al., TDRG, ICCV 2021, the cross-scale attention.
+    Reference: Zhao et al., TDRG, ICCV 2021, cross-scale attention.
 
     >>> import torch
     >>> fine, coarse = cross_scale(torch.tensor([[[[1.0, 2.0, 3.0]]]]), torch.tensor([[[[10.0]]]]))
@@ -71,27 +70,29 @@ def cross_scale(*maps: Float[Tensor, "N W _ _"]) -> tuple[Float[Tensor, "N W _ _
     (tensor([[[[11., 22., 33.]]]]), tensor([[[[20.]]]]))
     """
     largest = (max(x.shape[2] for x in maps), max(x.shape[3] for x in maps))
-    same = [_resized(x, largest) for x in maps]
-    product = functools.reduce(operator.mul, same)
-    return tuple(_resized(x + product, (old.shape[2], old.shape[3])) for x, old in zip(same, maps, strict=True))
+    resized = [_resize(x, largest) for x in maps]
+    product = functools.reduce(operator.mul, resized)
+    return tuple(
+        _resize(x + product, (original.shape[2], original.shape[3])) for x, original in zip(resized, maps, strict=True)
+    )
 
 
-def _resized(maps: Float[Tensor, "N W h1 w1"], size: tuple[int, int]) -> Float[Tensor, "N W h2 w2"]:
+def _resize(maps: Float[Tensor, "N W h1 w1"], size: tuple[int, int]) -> Float[Tensor, "N W h2 w2"]:
     return interpolate(maps, size=size, mode="bilinear", align_corners=True)
 
 
 class MapTransformer(nn.Module):
-    """Transformer encoder layers over the positions of a map of any size.
+    """Transformer encoder over the positions of a feature map of any size.
 
-    x ← norm(x + attention(x, x, x)),  x ← norm(x + W₂ gelu(W₁ x)), layer by layer, where x are the positions, attention
-    has several heads, and W₁ has `feed_forward` outputs. There is no position embedding. W₂ and the output projection
-    of the attention start at 0, so that a layer initially only normalizes and needs no warm-up of its own.
+    Each layer computes x ← norm(x + attention(x, x, x)) and x ← norm(x + W₂ gelu(W₁ x)), where x are the positions,
+    attention is multi-head, and W₁ has `feed_forward` outputs. There is no position embedding. W₂ and the output
+    projection of the attention are initialized to zero, so a layer initially only normalizes and needs no warm-up.
 
-    With `over_batch` each position attends to the same position of the other images instead: the output for an image
-    then depends on the others in the batch.
+    With `over_batch`, each position attends to the same position of the other images instead, so the output for an
+    image depends on the rest of the batch.
 
-    Reference: Zhao et al., TDRG, ICCV 2021, the structural relation; in the first release of its code the attention
-    runs over the batch, and all matrices start as Glorot and Bengio's.
+    Reference: Zhao et al., TDRG, ICCV 2021, structural relation. The first release of its code has attention over the
+    batch and Glorot initialization.
 
     >>> import torch
     >>> transformer = MapTransformer(8, layers=2, heads=2, feed_forward=16)
@@ -108,11 +109,11 @@ class MapTransformer(nn.Module):
 
     def forward(self, maps: Float[Tensor, "N W h w"]) -> Float[Tensor, "N W h w"]:
         """Return maps of the same size."""
-        positions = maps.flatten(2).permute(2, 0, 1)  # (P, N, W); a layer attends along the first axis
-        seen = positions.transpose(0, 1) if self.over_batch else positions
+        positions = maps.flatten(2).permute(2, 0, 1)  # (P, N, W); attention runs along the first axis
+        sequence = positions.transpose(0, 1) if self.over_batch else positions
         for layer in self.layers:
-            seen = layer(seen)
-        positions = seen.transpose(0, 1) if self.over_batch else seen
+            sequence = layer(sequence)
+        positions = sequence.transpose(0, 1) if self.over_batch else sequence
         return positions.permute(1, 2, 0).reshape(maps.shape)
 
 

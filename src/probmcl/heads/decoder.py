@@ -1,4 +1,4 @@
-"""The head of ML-Decoder: queries attend to a feature map, and each query predicts the logits of a group of classes."""
+"""Head of ML-Decoder: queries attend to a feature map, and each query predicts the logits of a group of classes."""
 
 import math
 
@@ -10,17 +10,17 @@ from torch.nn.functional import relu
 from probmcl.runtime.precision import full_precision
 
 DEFAULT_GROUPS = 100
-"""Default number of queries, unless there are fewer classes."""
+"""Default number of groups; smaller if there are fewer classes."""
 
 
 class CrossAttention(nn.Module):
-    """One transformer decoder layer without self-attention: queries attend to tokens.
+    """Transformer decoder layer without self-attention: queries attend to tokens only.
 
     q ← norm(2q),  q ← norm(q + attention(q, x, x)),  q ← norm(q + W₂ relu(W₁ q)), where x are the tokens and attention
-    has several heads. Queries do not attend to each other. In training there is dropout on one of the two q, on the
-    attention, on the output of each block, and between W₁ and W₂.
+    is multi-head. Dropout is applied to one of the two terms of 2q, to the attention weights, to the output of each
+    block, and between W₁ and W₂.
 
-    Reference: Ridnik et al., ML-Decoder, WACV 2023; norm(2q) remains of its self-attention.
+    Reference: Ridnik et al., ML-Decoder, WACV 2023. The step norm(2q) is left over from the removed self-attention.
 
     >>> layer = CrossAttention(width=8, heads=2, feed_forward=16, dropout=0.1)
     >>> layer(torch.zeros(2, 3, 8), torch.zeros(2, 49, 8)).shape
@@ -47,20 +47,20 @@ class CrossAttention(nn.Module):
 
 
 class GroupDecoder(nn.Module):
-    """Logits from feature maps, by queries that each predict a group of classes.
+    """Decoder that computes logits from feature maps with one query per group of classes.
 
-    logit_c = h_q · w_c + b_c with q = ⌊c/g⌋, where g = ⌈C/G⌉ is the size of a group and h_q is the output of query q,
-    see `CrossAttention`. Its tokens are the positions of the map, mapped to its width with a ReLU and without position
-    embedding. There are ⌈C/g⌉ queries: any further ones would have no class.
+    logit_c = h_q · w_c + b_c with q = ⌊c/g⌋, where g = ⌈C/G⌉ is the group size and h_q is the output of query q of
+    `CrossAttention`. The tokens are the positions of the map, after a linear layer and ReLU, without position
+    embedding. There are ⌈C/g⌉ queries, which can be fewer than G.
 
-    Reference: Ridnik et al., ML-Decoder, WACV 2023, and the initialization of its code.
+    Reference: Ridnik et al., ML-Decoder, WACV 2023, with the initialization of its code.
 
     Args:
-        channels: K of the maps.
-        classes: C.
-        groups: G, at most C; None means one for each class, up to 100.
-        width: of queries and tokens, a multiple of `heads`; `feed_forward` and `dropout` as in `CrossAttention`.
-        learned_queries: whether the queries are learned, or a fixed random buffer in the state.
+        channels: number K of channels of the maps.
+        classes: number C of classes.
+        groups: number G of groups, at most C; defaults to one per class, up to 100.
+        width: size of queries and tokens, a multiple of `heads`. See `CrossAttention` for `feed_forward` and `dropout`.
+        learned_queries: train the queries; otherwise they are a fixed random buffer.
 
     >>> head = GroupDecoder(channels=5, classes=7, groups=3, width=8, heads=2)
     >>> head(torch.zeros(2, 5, 4, 4)).shape, head.group_size
@@ -84,7 +84,7 @@ class GroupDecoder(nn.Module):
         super().__init__()
         groups = min(DEFAULT_GROUPS, classes) if groups is None else groups
         if not 1 <= groups <= classes:
-            raise ValueError(f"groups={groups}: give a number from 1 to the number of classes, {classes}")
+            raise ValueError(f"`groups` must be between 1 and the number of classes ({classes}), got {groups}")
         self.group_size = math.ceil(classes / groups)
         n_queries = math.ceil(classes / self.group_size)
         self.embedding = nn.Linear(channels, width)
@@ -98,7 +98,7 @@ class GroupDecoder(nn.Module):
         self.bias = nn.Parameter(torch.zeros(classes))
 
     def forward(self, maps: Float[Tensor, "N K h w"]) -> Float[Tensor, "N C"]:
-        """Return one logit for each class."""
+        """Return one logit per class."""
         tokens = relu(self.embedding(maps.flatten(2).transpose(1, 2)))  # (N, P, W)
         queries = self.queries.expand(maps.shape[0], -1, -1)
         return group_logits(self.layer(queries, tokens), self.weight, self.bias)
@@ -108,9 +108,9 @@ class GroupDecoder(nn.Module):
 def group_logits(
     outputs: Float[Tensor, "N Q W"], weight: Float[Tensor, "Q W g"], bias: Float[Tensor, "C"]
 ) -> Float[Tensor, "N C"]:
-    """Return each query's logits of its g classes, one group after the other, without those beyond the C classes.
+    """Return the logits of each query for its g classes, concatenated and truncated to C classes.
 
-    Reference: Ridnik et al., ML-Decoder, WACV 2023, the group fully-connected layer.
+    Reference: Ridnik et al., ML-Decoder, WACV 2023, group fully-connected layer.
 
     >>> outputs = torch.tensor([[[1.0], [10.0]]])  # one image, two queries
     >>> group_logits(outputs, torch.tensor([[[1.0, 2.0]], [[3.0, 4.0]]]), torch.zeros(3))

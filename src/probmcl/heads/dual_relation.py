@@ -1,4 +1,4 @@
-"""The dual relation head of TDRG: a transformer over three scales, and a graph of the classes for each image."""
+"""Dual relation head of TDRG: a transformer over three scales and a class graph for each image."""
 
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from probmcl.runtime.precision import at_least_float32, full_precision
 
 
 class Relations(NamedTuple):
-    """Three logits for each class: of the structural relation, the semantic relation and the constraint."""
+    """Logits of the structural relation, the semantic relation and the constraint."""
 
     structural: Float[Tensor, "N C"]
     semantic: Float[Tensor, "N C"]
@@ -23,23 +23,23 @@ class Relations(NamedTuple):
 
 
 class DualRelation(nn.Module):
-    """Logits from the maps before and after an encoder's last stage.
+    """Dual relation head on the input and output maps of an encoder's last stage.
 
     t_s = transformer(x_s),  structural = linear([max_p t_1 | max_p t_2 | max_p t_3]), where x are `ThreeScales` after
-    `cross_scale`, and all share one `MapTransformer`. The constraint is the `top_mean` of class scores s at every
-    position of the last maps y. Its scores also weight the nodes [nodes(B y) | T nodes(t_2)] of `class_nodes`, from
-    which an `ImageGraph` computes the semantic logits, guided by the means of t_1, t_2 and t_3. No gradient flows from
-    the semantic relation into the t.
+    `cross_scale` and all scales share one `MapTransformer`. The constraint is the `top_mean` of class scores s over the
+    positions of the last maps y. The same scores weight the nodes [nodes(B y) | T nodes(t_2)], see `class_nodes`, from
+    which an `ImageGraph` computes the semantic logits, guided by the means of t_1, t_2 and t_3. The semantic relation
+    uses t with a stop-gradient.
 
     Reference: Zhao et al., Transformer-based Dual Relation Graph for Multi-label Image Recognition, ICCV 2021.
 
     Args:
-        entering: channels of the maps that enter the last stage.
-        last: K, channels of the maps that leave it.
-        classes: C.
-        width: W, channels of the three scales and half of a node, a multiple of the heads.
-        normalize: see `ThreeScales`; `layers`, `heads`, `feed_forward` and `batch_attention` are of the transformer.
-        top_share: share of the positions that the constraint takes.
+        entering: number of channels of the input of the last stage.
+        last: number K of channels of the output of the last stage.
+        classes: number C of classes.
+        width: number W of channels of the three scales and half the size of a node; a multiple of `heads`.
+        normalize: see `ThreeScales`. `layers`, `heads`, `feed_forward` and `batch_attention` configure the transformer.
+        top_share: fraction of the positions that the constraint averages.
 
     >>> head = DualRelation(4, 5, 3, width=8, heads=2, feed_forward=16)
     >>> head(torch.zeros(2, 4, 14, 14), torch.zeros(2, 5, 7, 7)).structural.shape
@@ -73,24 +73,24 @@ class DualRelation(nn.Module):
         self.graph = ImageGraph(2 * width, 3 * width, classes)
 
     def forward(self, entering: Float[Tensor, "N E h1 w1"], last: Float[Tensor, "N K h2 w2"]) -> Relations:
-        """Return all three; the constraint is only trained, it does not predict."""
-        seen = [self.transformer(maps) for maps in cross_scale(*self.scales(entering, last))]
+        """Return all three logits; the constraint is used in training only."""
+        transformed = [self.transformer(maps) for maps in cross_scale(*self.scales(entering, last))]
         scores = self.scores(last)
-        structural: Tensor = self.structural(torch.cat([maps.amax((2, 3)) for maps in seen], 1))
-        return Relations(structural, self._semantic(last, scores, seen), top_mean(scores, self.top_share))
+        structural: Tensor = self.structural(torch.cat([maps.amax((2, 3)) for maps in transformed], 1))
+        return Relations(structural, self._semantic(last, scores, transformed), top_mean(scores, self.top_share))
 
-    def _semantic(self, last: Tensor, scores: Tensor, seen: list[Tensor]) -> Float[Tensor, "N C"]:
-        guidance = torch.cat([maps.detach().mean((2, 3)) for maps in seen], 1)  # (N, 3W)
-        guided = class_nodes(seen[1].detach(), scores.detach())
-        own = class_nodes(self.own_part(last), scores)
-        logits: Tensor = self.graph(torch.cat([own, self.guided_part(guided)], 2), guidance)
+    def _semantic(self, last: Tensor, scores: Tensor, transformed: list[Tensor]) -> Float[Tensor, "N C"]:
+        guidance = torch.cat([maps.detach().mean((2, 3)) for maps in transformed], 1)  # (N, 3W)
+        transformed_nodes = class_nodes(transformed[1].detach(), scores.detach())
+        last_nodes = class_nodes(self.own_part(last), scores)
+        logits: Tensor = self.graph(torch.cat([last_nodes, self.guided_part(transformed_nodes)], 2), guidance)
         return logits
 
 
 def top_mean(scores: Float[Tensor, "N C h w"], share: float) -> Float[Tensor, "N C"]:
-    """Return the mean of the highest scores of each class, over round(share · P) of P positions and at least one.
+    """Return the mean of the highest round(share · P) scores of each class over P positions, at least one.
 
-    Reference: Zhao et al., TDRG, ICCV 2021, the semantic-aware constraints.
+    Reference: Zhao et al., TDRG, ICCV 2021, semantic-aware constraints.
 
     >>> top_mean(torch.tensor([[[[1.0, 2.0], [3.0, 6.0]]]]), 0.5)
     tensor([[4.5000]])
@@ -102,27 +102,27 @@ def top_mean(scores: Float[Tensor, "N C h w"], share: float) -> Float[Tensor, "N
 
 @full_precision
 def class_nodes(maps: Float[Tensor, "N W h w"], scores: Float[Tensor, "N C h w"]) -> Float[Tensor, "N C W"]:
-    """Return a vector for each class: the sum of the positions of a map, weighted by their scores for the class.
+    """Return one vector per class: the sum over positions of a map, weighted by the class scores.
 
-    node_c = Σ_p sigmoid(s_cp) x_p. It is a sum, not a mean, since a class is visible at few positions.
+    node_c = Σ_p sigmoid(s_cp) x_p. This is a sum instead of a mean because a class is visible at few positions.
 
-    Reference: Zhao et al., TDRG, ICCV 2021, the nodes of the semantic relation.
+    Reference: Zhao et al., TDRG, ICCV 2021, nodes of the semantic relation.
 
-    >>> class_nodes(torch.tensor([[[[2.0, 4.0]]]]), torch.zeros(1, 1, 1, 2))  # each counts one half
+    >>> class_nodes(torch.tensor([[[[2.0, 4.0]]]]), torch.zeros(1, 1, 1, 2))  # both weights are ½
     tensor([[[3.]]])
     """
     return torch.einsum("nchw,nkhw->nck", scores.sigmoid(), maps)
 
 
 class ImageGraph(nn.Module):
-    """Logits from a node for each class, along edges that depend on the nodes and on a guidance for the whole image.
+    """Graph network over class nodes, whose edges depend on the nodes and on a guidance vector of the image.
 
     A_ij = sigmoid(u_j · [g | v_i] + a_j),  r_i = σ(W σ(Σ_j A_ij v_j) + b),  logit_i = w_i · (v_i + r_i) + b_i,
-    where v are the nodes, g = σ(norm(G m)) with m the given guidance, and σ is a leaky ReLU. W and b start at 0, so
-    that initially no node depends on any other. `norm` uses the statistics of the batch in training, except for a
-    single image, for which it uses the running statistics.
+    where v are the nodes, g = σ(norm(G m)) for the guidance m, and σ is a leaky ReLU. W and b are initialized to zero,
+    so nodes are initially independent. In training, `norm` uses batch statistics, or the running statistics if the
+    batch has a single image.
 
-    Reference: Zhao et al., TDRG, ICCV 2021, the semantic relation; there W and b start as those of any linear layer.
+    Reference: Zhao et al., TDRG, ICCV 2021, semantic relation, where W and b have the default initialization.
 
     >>> graph = ImageGraph(node=4, guidance=6, classes=3)
     >>> graph(torch.zeros(2, 3, 4), torch.zeros(2, 6)).shape
@@ -142,13 +142,13 @@ class ImageGraph(nn.Module):
     @full_precision
     def forward(self, nodes: Float[Tensor, "N C V"], guidance: Float[Tensor, "N G"]) -> Float[Tensor, "N C"]:
         """Apply the classifier of each class to its node."""
-        sent = leaky_relu(self.correlation(nodes, guidance) @ nodes, SLOPE)
-        received = leaky_relu(self.convolution(sent), SLOPE)
+        messages = leaky_relu(self.correlation(nodes, guidance) @ nodes, SLOPE)
+        received = leaky_relu(self.convolution(messages), SLOPE)
         return ((nodes + received) * self.classifier.weight).sum(2) + self.classifier.bias
 
     @full_precision
     def correlation(self, nodes: Float[Tensor, "N C V"], guidance: Float[Tensor, "N G"]) -> Float[Tensor, "N C C"]:
-        """Return the edges: in row i, how much class i takes from each class."""
+        """Return the edge weights; row i has the weights with which class i receives from each class."""
         guide = leaky_relu(self.norm(self.guide(guidance)), SLOPE)
         guides = guide[:, None].expand(-1, nodes.shape[1], -1)  # (N, C, G)
         edges: Tensor = self.edges(torch.cat([guides, nodes], 2))

@@ -1,4 +1,4 @@
-"""Label graphs: vectors as nodes, edges from co-occurrence and knowledge, convolutions, and the heads of KSSNet."""
+"""Label graphs: label vectors, edges from co-occurrence and knowledge, graph convolutions and the heads of KSSNet."""
 
 import math
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ SLOPE = 0.2
 """Negative slope of the leaky ReLU between graph convolutions."""
 
 LEARNED_DEVIATION = 0.3
-"""Standard deviation of the initial label vectors if they are learned: about that of word vectors."""
+"""Initial standard deviation of learned label vectors, similar to that of word vectors."""
 
 
 def label_nodes(names: Sequence[str], *, size: int, file: str | None = None) -> nn.Parameter | nn.Buffer:
-    """Return the vectors of the labels: fixed word vectors of a file, or new ones to be learned.
+    """Return the label vectors: a fixed buffer of word vectors from a file, or a trainable parameter.
 
-    As an attribute of a module both have the same key in its state.
+    Both have the same key in the state dict of a module.
 
     >>> label_nodes(["cat", "traffic light"], size=300).shape
     torch.Size([2, 300])
@@ -39,13 +39,13 @@ def label_nodes(names: Sequence[str], *, size: int, file: str | None = None) -> 
 def label_graph(
     counts: Int[ndarray, "C"], cooccurrence: Int[ndarray, "C C"], *, threshold: float, neighbor_share: float
 ) -> Float[Tensor, "C C"]:
-    """Return edges from each class to those that it rarely occurs without, re-weighted to keep most of each class.
+    """Return the re-weighted correlation matrix of ML-GCN, with an edge from i to j if j often occurs with i.
 
-    A = p B / Σ_i B_ij + (1−p) I, where B_ij = 1 if P(j|i) = M_ij / N_i ≥ t and else 0, N are the `counts`, M is
-    `cooccurrence`, t `threshold` and p `neighbor_share`. A class that never occurs has no edges.
+    A = p B / Σ_i B_ij + (1−p) I, where B_ij = 1 if P(j|i) = M_ij / N_i ≥ t, otherwise 0. N is `counts`, M is
+    `cooccurrence`, t is `threshold` and p is `neighbor_share`. A class that never occurs has no edges.
 
-    Reference: Chen et al., ML-GCN, CVPR 2019, the re-weighted correlation matrix. The sum runs over columns as in its
-    code, which has p/(1−p) beside I: after `normalized` that is the same.
+    Reference: Chen et al., ML-GCN, CVPR 2019. The sum runs over columns as in its code, which uses the weights p/(1−p)
+    and 1; this makes no difference after `normalize_adjacency`.
 
     >>> label_graph(np.array([4, 2]), np.array([[0, 1], [1, 0]]), threshold=0.4, neighbor_share=0.2)
     tensor([[0.8000, 0.0000],
@@ -53,8 +53,8 @@ def label_graph(
     """
     check_range(above=0, at_most=1, threshold=threshold)
     check_range(at_least=0, below=1, neighbor_share=neighbor_share)
-    given = cooccurrence / np.maximum(counts, 1)[:, None]  # P(j|i); what never occurs occurs with nothing
-    edges = (given >= threshold).astype(np.float64)
+    conditional = cooccurrence / np.maximum(counts, 1)[:, None]  # P(j|i), or 0 if i never occurs
+    edges = (conditional >= threshold).astype(np.float64)
     np.fill_diagonal(edges, 0)
     shares = edges / np.maximum(edges.sum(0), 1)
     graph = neighbor_share * shares + (1 - neighbor_share) * np.eye(len(counts))
@@ -72,11 +72,11 @@ def superimposed_graph(
 ) -> Float[Tensor, "C C"]:
     """Return the symmetric superposition of a co-occurrence graph and a knowledge graph.
 
-    A = η ⌊λ S + (1−λ) K⌋ + (1−η) I, where S_ij = M_ij / √(N_i N_j), N are the `counts`, M is `cooccurrence`, K is
-    `knowledge` with numbers from 0 to 1, λ `cooccurrence_weight`, η `neighbor_share`, and ⌊·⌋ makes numbers below
-    `smallest_edge` 0. Without knowledge λ is 1.
+    A = η ⌊λ S + (1−λ) K⌋ + (1−η) I, where S_ij = M_ij / √(N_i N_j), N is `counts`, M is `cooccurrence`, K is
+    `knowledge` with values from 0 to 1, λ is `cooccurrence_weight`, η is `neighbor_share`, and ⌊·⌋ sets values below
+    `smallest_edge` to 0. Without knowledge, λ is 1.
 
-    Reference: Wang et al., KSSNet, AAAI 2020. S is ours, the geometric mean of P(j|i) and P(i|j).
+    Reference: Wang et al., KSSNet, AAAI 2020. Our choice of S is the geometric mean of P(j|i) and P(i|j).
 
     >>> settings = {"cooccurrence_weight": 0.5, "smallest_edge": 0.03, "neighbor_share": 0.4}
     >>> superimposed_graph(np.array([4, 1]), np.array([[0, 1], [1, 0]]), np.array([[0.0, 1.0], [1.0, 0.0]]), **settings)
@@ -85,7 +85,7 @@ def superimposed_graph(
     """
     check_range(at_least=0, at_most=1, cooccurrence_weight=cooccurrence_weight, smallest_edge=smallest_edge)
     check_range(at_least=0, below=1, neighbor_share=neighbor_share)
-    root = np.sqrt(np.maximum(counts, 1))  # what never occurs occurs with nothing
+    root = np.sqrt(np.maximum(counts, 1))  # avoids division by zero for absent classes
     edges = cooccurrence / root / root[:, None]
     if knowledge is not None:
         edges = cooccurrence_weight * edges + (1 - cooccurrence_weight) * knowledge
@@ -94,23 +94,23 @@ def superimposed_graph(
     return torch.from_numpy(graph).to(torch.get_default_dtype())
 
 
-def normalized(adjacency: Float[Tensor, "C C"]) -> Float[Tensor, "C C"]:
-    """Return the normalized graph D^−½ Aᵀ D^−½, where D has the row sums of A. Symmetry is preserved.
+def normalize_adjacency(adjacency: Float[Tensor, "C C"]) -> Float[Tensor, "C C"]:
+    """Return the normalized adjacency matrix D^−½ Aᵀ D^−½, where D is the diagonal matrix of the row sums of A.
 
     Reference: Chen et al., ML-GCN, CVPR 2019; transposed as in its code.
 
-    >>> normalized(torch.tensor([[1.0, 0.0], [3.0, 1.0]]))
+    >>> normalize_adjacency(torch.tensor([[1.0, 0.0], [3.0, 1.0]]))
     tensor([[1.0000, 1.5000],
             [0.0000, 0.2500]])
     """
     scale = adjacency.sum(1).rsqrt()
-    return (scale[:, None] * adjacency * scale).T.contiguous()  # files take no views
+    return (scale[:, None] * adjacency * scale).T.contiguous()  # safetensors does not save views
 
 
 class GraphConvolution(nn.Module):
-    """Graph convolution without a bias: X ↦ G X W, in full precision. W is drawn from U(±1/√out).
+    """Graph convolution without bias, X ↦ G X W, in full precision. W is drawn from U(±1/√out).
 
-    Reference: Chen et al., ML-GCN, CVPR 2019, and the initialization of its code.
+    Reference: Chen et al., ML-GCN, CVPR 2019, with the initialization of its code.
 
     >>> convolution = GraphConvolution(4, 2)
     >>> convolution(torch.ones(3, 4), torch.eye(3)).shape
@@ -129,14 +129,14 @@ class GraphConvolution(nn.Module):
 
 
 class LowRankConvolution(nn.Module):
-    """Graph convolution of low rank: X ↦ G X W₁ W₂ + b, in full precision.
+    """Low-rank graph convolution X ↦ G X W₁ W₂ + b, in full precision.
 
-    The rank is an eighth of both sizes together, and at least 32. With `even`, weights are drawn so that nodes after a
-    leaky ReLU keep their variance, W₁ from U(±√(6/(1+0.2²)/in)) and W₂ from U(±√(3/inner)), and b is 0. Otherwise W₁ is
-    from U(±1/√inner), W₂ and b from U(±1/√out): nodes become smaller with each convolution, until mostly the bias is
-    left, which is the same for all.
+    The rank is (in + out)/8, at least 32. With `even`, the initialization preserves the variance of nodes after a leaky
+    ReLU: W₁ is drawn from U(±√(6/(1+0.2²)/in)), W₂ from U(±√(3/inner)), and b is 0. Otherwise W₁ is drawn from
+    U(±1/√inner), W₂ and b from U(±1/√out), and nodes shrink with each convolution until the bias, which is the same for
+    all nodes, dominates.
 
-    Reference: Wang et al., KSSNet, AAAI 2020: its code has this width, and is not even.
+    Reference: Wang et al., KSSNet, AAAI 2020, whose code uses this rank and the second initialization.
 
     >>> LowRankConvolution(300, 256).first.shape
     torch.Size([300, 69])
@@ -145,8 +145,8 @@ class LowRankConvolution(nn.Module):
     def __init__(self, in_features: int, out_features: int, *, even: bool = True) -> None:
         super().__init__()
         inner = max(32, (in_features + out_features) // 8)
-        keeping = math.sqrt(6 / (1 + SLOPE**2) / in_features), math.sqrt(3 / inner), 0.0
-        first, second, bias = keeping if even else (inner**-0.5, out_features**-0.5, out_features**-0.5)
+        even_bounds = math.sqrt(6 / (1 + SLOPE**2) / in_features), math.sqrt(3 / inner), 0.0
+        first, second, bias = even_bounds if even else (inner**-0.5, out_features**-0.5, out_features**-0.5)
         self.first = _uniform(first, in_features, inner)
         self.second = _uniform(second, inner, out_features)
         self.bias = _uniform(bias, out_features)
@@ -162,10 +162,10 @@ def _uniform(bound: float, *shape: int) -> nn.Parameter:
 
 
 class LabelEmbeddings(nn.Module):
-    """Label embeddings of several sizes, by successive graph convolutions.
+    """Label embeddings of several sizes, computed by successive graph convolutions.
 
     E_l = tanh(X_l) with X_l = G σ(X_{l−1}) W_l + b_l, where W_l has low rank, σ is a leaky ReLU, and the first
-    convolution takes the label vectors themselves. `sizes` are those of a label vector and of each E_l.
+    convolution is applied to the label vectors without σ. `sizes` has the size of a label vector and of each E_l.
 
     Reference: Wang et al., KSSNet, AAAI 2020.
 
@@ -191,13 +191,13 @@ class LabelEmbeddings(nn.Module):
 
 
 class LateralConnection(nn.Module):
-    """Maps plus a residual from their similarity to each class.
+    """Lateral connection that adds a residual computed from the similarity of each position to the classes.
 
-    y = x + V s(x), where s_c = γ x · e_c at every position, e_c is the embedding of class c, γ is `scale`, and V a
-    linear layer from the C classes back to the K channels, without a bias. V starts at zero, so that the maps are
-    initially unchanged.
+    y = x + V s(x), where s_c = γ x · e_c at every position, e_c is the embedding of class c, γ is `scale`, and V is a
+    linear layer without bias from the C classes to the K channels. V is initialized to zero, so the maps are initially
+    unchanged.
 
-    Reference: Wang et al., KSSNet, AAAI 2020. There V starts from torch's random numbers.
+    Reference: Wang et al., KSSNet, AAAI 2020, where V has the default initialization.
 
     >>> import torch
     >>> maps = torch.rand(2, 5, 7, 7)
@@ -213,13 +213,13 @@ class LateralConnection(nn.Module):
 
     def forward(self, maps: Float[Tensor, "N K h w"], embeddings: Float[Tensor, "C K"]) -> Float[Tensor, "N K h w"]:
         """Return the maps with the residual added."""
-        shared = conv2d(maps, self.scale * embeddings[:, :, None, None])  # (N, C, h, w)
-        added: Tensor = self.back(shared)
-        return maps + added
+        similarity = conv2d(maps, self.scale * embeddings[:, :, None, None])  # (N, C, h, w)
+        residual: Tensor = self.back(similarity)
+        return maps + residual
 
 
 class EmbeddingClassifier(nn.Module):
-    """Logits from pooled features, as the sum of a linear layer and products with the embeddings of the classes.
+    """Classifier on pooled features that adds a linear layer and inner products with the class embeddings.
 
     logit_c = γ f · e_c + w_c · f + b_c, where e_c is the embedding of class c, γ is `scale` and f are the features
     after dropout.
@@ -238,7 +238,7 @@ class EmbeddingClassifier(nn.Module):
         self.linear = nn.Linear(features, classes)
 
     def forward(self, features: Float[Tensor, "N D"], embeddings: Float[Tensor, "C D"]) -> Float[Tensor, "N C"]:
-        """Return one logit for each class."""
-        kept = self.dropout(features)
-        logits: Tensor = self.linear(kept) + kept @ (self.scale * embeddings).T
+        """Return one logit per class."""
+        dropped_out = self.dropout(features)
+        logits: Tensor = self.linear(dropped_out) + dropped_out @ (self.scale * embeddings).T
         return logits

@@ -1,4 +1,4 @@
-"""Class-specific residual attention (CSRA): from scores at every position of a feature map to logits."""
+"""Class-specific residual attention (CSRA), which pools class scores over the positions of a feature map."""
 
 import math
 from typing import Literal
@@ -19,17 +19,17 @@ TEMPERATURES: dict[Heads, tuple[float, ...]] = {
     6: (1.0, 2.0, 3.0, 4.0, 5.0, math.inf),
     8: (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, math.inf),
 }
-"""Temperatures of the heads for each number of heads; an infinite temperature takes the maximum."""
+"""Temperatures of the heads, by number of heads; an infinite temperature is max pooling."""
 
 
 class ResidualAttention(nn.Module):
-    """Logits from feature maps, by heads with a vector for every class and a temperature each.
+    """Multi-head residual attention on feature maps, with one vector per class and one temperature per head.
 
     logit_c = Σ_h base_c(s_h) + λ att_c(s_h), where s_h = x·w_hc / ‖w_hc‖ at every position x of the map, `base` is the
     mean over positions, `att` the mean weighted by attention, see `residual_attention`, and λ is `attention_weight`.
-    Without `normalize` scores are not divided by ‖w_hc‖.
+    Without `normalize`, scores are not divided by ‖w_hc‖.
 
-    Reference: Zhu and Wu, Residual Attention, ICCV 2021, and the temperatures of its code.
+    Reference: Zhu and Wu, Residual Attention, ICCV 2021, with the temperatures of its code.
 
     >>> head = ResidualAttention(channels=5, classes=3, heads=4)
     >>> head(torch.zeros(2, 5, 7, 7)).shape
@@ -43,11 +43,11 @@ class ResidualAttention(nn.Module):
         self.temperatures = TEMPERATURES[heads]
         self.attention_weight = attention_weight
         self.normalize = normalize
-        bound = channels**-0.5  # what torch gives to a convolution of one position
+        bound = channels**-0.5  # PyTorch's default for a 1×1 convolution
         self.weight = nn.Parameter(torch.empty(heads, classes, channels).uniform_(-bound, bound))
 
     def forward(self, maps: Float[Tensor, "N K h w"]) -> Float[Tensor, "N C"]:
-        """Return the sum of the heads' logits."""
+        """Return the logits, summed over heads."""
         logits = [
             residual_attention(scores, temperature=temperature, weight=self.attention_weight)
             for scores, temperature in zip(self.scores(maps).flatten(3).unbind(1), self.temperatures, strict=True)
@@ -55,14 +55,14 @@ class ResidualAttention(nn.Module):
         return torch.stack(logits).sum(0)
 
     def scores(self, maps: Float[Tensor, "N K h w"]) -> Float[Tensor, "N H C h w"]:
-        """Return each head's score of each class at each position."""
+        """Return the score of each class at each position, for every head."""
         vectors = normalize(self.weight, dim=2) if self.normalize else self.weight
         scores = conv2d(maps, vectors.flatten(0, 1)[:, :, None, None])  # (N, H·C, h, w)
         return scores.reshape(maps.shape[0], *vectors.shape[:2], *maps.shape[2:])
 
 
 def residual_attention(scores: Float[Tensor, "N C P"], *, temperature: float, weight: float) -> Float[Tensor, "N C"]:
-    """Return the mean score over positions plus, weighted by λ, the mean over those that matter for the class.
+    """Return the mean score over positions plus λ times the attention-weighted mean.
 
     logit = 1/P Σ_p s_p + λ Σ_p a_p s_p, where a = softmax(T s) over the P positions.
 
@@ -72,18 +72,18 @@ def residual_attention(scores: Float[Tensor, "N C P"], *, temperature: float, we
     tensor([[2.]])
     """
     scores = at_least_float32(scores)
-    return scores.mean(2) + weight * attended(scores, temperature)
+    return scores.mean(2) + weight * softmax_mean(scores, temperature)
 
 
-def attended(scores: Float[Tensor, "N C P"], temperature: float) -> Float[Tensor, "N C"]:
-    """Return the mean of the scores, weighted by their own softmax: Σ_p softmax(T s)_p s_p.
+def softmax_mean(scores: Float[Tensor, "N C P"], temperature: float) -> Float[Tensor, "N C"]:
+    """Return the softmax-weighted mean of the scores: Σ_p softmax(T s)_p s_p.
 
-    T = 0 is the plain mean and T = ∞ the maximum.
+    T = 0 gives the mean and T = ∞ the maximum.
 
     Reference: Zhu and Wu, Residual Attention, ICCV 2021.
 
     >>> scores = torch.tensor([[[0.0, 2.0]]])
-    >>> attended(scores, 0.0), attended(scores, 1.0), attended(scores, math.inf)
+    >>> softmax_mean(scores, 0.0), softmax_mean(scores, 1.0), softmax_mean(scores, math.inf)
     (tensor([[1.]]), tensor([[1.7616]]), tensor([[2.]]))
     """
     scores = at_least_float32(scores)

@@ -1,4 +1,4 @@
-"""Spatial regularization (SRN): attention and confidence maps for each class, and filters over the whole map."""
+"""Spatial regularization (SRN): attention and confidence maps per class, and filters over whole maps."""
 
 import math
 from typing import NamedTuple
@@ -10,25 +10,24 @@ from torch.nn.functional import batch_norm
 from probmcl.runtime.precision import full_precision
 
 PRIOR = 0.05
-"""Initial probability of each class: VOC and MS-COCO have a class in 7 % and in 4 % of the images, on average."""
+"""Initial probability of each class. On average, a class occurs in 7 % of VOC and 4 % of MS-COCO images."""
 
 
 class ClassMaps(NamedTuple):
-    """For each class an attention map, whose sum is 1, and a map of logits."""
+    """Attention maps, which sum to 1 over positions, and maps of logits."""
 
     attention: Float[Tensor, "N C h w"]
     confidence: Float[Tensor, "N C h w"]
 
 
 class ClassAttention(nn.Module):
-    """Two maps for each class: attention A = softmax over positions of f(x), and confidence S = W x + b.
+    """Attention maps A = softmax over positions of f(x), and confidence maps S = W x + b, one of each per class.
 
-    f is a 1×1, a 3×3 and a 1×1 convolution with `width` channels between them, and batch normalization and ReLU after
-    the first two. The last has no bias, which a softmax would cancel. x are the maps with each channel standardized, so
-    that W learns equally fast from maps of any scale. Since standardized maps have mean 0, b starts at the logit of a
-    low probability, `PRIOR`.
+    f consists of 1×1, 3×3 and 1×1 convolutions with `width` hidden channels, and batch normalization and ReLU after the
+    first two. The last has no bias, because softmax would cancel it. x are the maps with each channel standardized, so
+    the learning speed of W does not depend on the scale of the maps. b is initialized to the logit of `PRIOR`.
 
-    Reference: Zhu et al., SRN, CVPR 2017; batch normalization as in later versions by others.
+    Reference: Zhu et al., SRN, CVPR 2017, with the batch normalization of later reimplementations.
 
     >>> import torch
     >>> attention, confidence = ClassAttention(channels=5, classes=3, width=8)(torch.zeros(2, 5, 7, 7))
@@ -48,19 +47,19 @@ class ClassAttention(nn.Module):
         nn.init.constant_(self.confidence.get_parameter("bias"), math.log(PRIOR / (1 - PRIOR)))
 
     def forward(self, maps: Float[Tensor, "N E h w"]) -> ClassMaps:
-        """Return the attention and the confidence maps."""
+        """Return the attention and confidence maps."""
         maps = self.norm(maps)
         return ClassMaps(spatial_softmax(self.score(maps)), self.confidence(maps))
 
 
 class SpatialRegularization(nn.Module):
-    """Logits from the weighted attention maps of all classes together, by filters that see the whole map.
+    """Head that computes logits from the weighted attention maps of all classes, with filters as large as the maps.
 
-    Two 1×1 convolutions of `width` channels mix the classes; then each channel has `filters` filters of its own, as
-    large as the map, whose outputs a linear layer maps to logits. Batch normalization and ReLU follow each convolution.
-    The filters fit only maps of `side` × `side` positions.
+    Two 1×1 convolutions of `width` channels mix the classes. A grouped convolution then applies `filters` filters of
+    `side` × `side` positions to each channel, and a linear layer computes the logits. Each convolution is followed by
+    batch normalization and ReLU. Maps of any other size are an error.
 
-    Reference: Zhu et al., SRN, CVPR 2017; batch normalization as in later versions by others.
+    Reference: Zhu et al., SRN, CVPR 2017, with the batch normalization of later reimplementations.
 
     >>> import torch
     >>> head = SpatialRegularization(classes=3, side=7, width=8)
@@ -78,11 +77,11 @@ class SpatialRegularization(nn.Module):
         self.linear = nn.Linear(width * filters, classes)
 
     def forward(self, maps: Float[Tensor, "N C h w"]) -> Float[Tensor, "N C"]:
-        """Return one logit for each class."""
+        """Return one logit per class."""
         if maps.shape[2:] != (self.side, self.side):
             raise ValueError(
-                f"maps of {maps.shape[2]}×{maps.shape[3]} positions, and filters for {self.side}×{self.side}: "
-                "give images of the size that this was made for"
+                f"expected maps of {self.side}×{self.side} positions, got {maps.shape[2]}×{maps.shape[3]}; "
+                "use the image size that the model was built for"
             )
         logits: Tensor = self.linear(self.filters(self.mix(maps)).flatten(1))
         return logits
@@ -90,7 +89,7 @@ class SpatialRegularization(nn.Module):
 
 @full_precision
 def spatial_softmax(scores: Float[Tensor, "N C h w"]) -> Float[Tensor, "N C h w"]:
-    """Attention of each class: the softmax of its scores over the positions of the map.
+    """Return the attention of each class, the softmax of its scores over the positions of the map.
 
     Reference: Zhu et al., SRN, CVPR 2017.
 
@@ -106,7 +105,7 @@ def spatial_softmax(scores: Float[Tensor, "N C h w"]) -> Float[Tensor, "N C h w"
 def attended_confidence(
     attention: Float[Tensor, "N C h w"], confidence: Float[Tensor, "N C h w"]
 ) -> Float[Tensor, "N C"]:
-    """Logits from where each class is looked for: Σ_p A_p S_p over the positions p.
+    """Return logits, the attention-weighted mean of the confidence: Σ_p A_p S_p over positions p.
 
     Reference: Zhu et al., SRN, CVPR 2017.
 
@@ -121,10 +120,10 @@ def attended_confidence(
 def weighted_attention(
     attention: Float[Tensor, "N C h w"], confidence: Float[Tensor, "N C h w"]
 ) -> Float[Tensor, "N C h w"]:
-    """Attention where there is confidence, and little where there is none: U = P A sigmoid(S), P positions.
+    """Return the attention weighted by confidence, U = P A sigmoid(S), for maps of P positions.
 
-    Reference: Zhu et al., SRN, CVPR 2017, which has no P. With it, attention that is spread evenly counts as 1 on maps
-    of any size, and batch normalization after the convolution that comes next is not left with numbers below its ε.
+    Reference: Zhu et al., SRN, CVPR 2017, without the factor P. With it, P A is 1 for uniform attention on maps of any
+    size, and the inputs of the following batch normalization are not tiny compared to its ε.
 
     >>> import torch
     >>> weighted_attention(torch.tensor([[[[0.75, 0.25]]]]), torch.zeros(1, 1, 1, 2))
@@ -138,20 +137,21 @@ def _layer(convolution: nn.Conv2d) -> tuple[nn.Module, ...]:
 
 
 class BatchNorm(nn.BatchNorm2d):
-    """Batch normalization of maps or of vectors.
+    """Batch normalization of maps or vectors.
 
-    One position of one image has no deviation: in training it is held against the running statistics, which stay.
+    A single position of a single image has no variance. In training it is normalized with the running statistics,
+    which are not updated.
 
     >>> import torch
-    >>> BatchNorm(3)(torch.ones(1, 3)).shape  # torch's own would refuse
+    >>> BatchNorm(3)(torch.ones(1, 3)).shape  # an error in PyTorch
     torch.Size([1, 3])
     """
 
     def forward(self, x: Float[Tensor, "N K *positions"]) -> Float[Tensor, "N K *positions"]:
-        """Every channel with mean 0 and deviation 1, then scaled and moved as learned."""
+        """Normalize every channel to mean 0 and standard deviation 1, then apply the learned scale and shift."""
         if self.training and x.numel() == x.shape[1]:
             return batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
         return super().forward(x)
 
     def _check_input_dim(self, x: Tensor) -> None:
-        """Vectors are welcome too."""
+        """Accept vectors too."""

@@ -1,4 +1,4 @@
-"""Stage 6: numbers to minimize. Functions of tensors, usable in any training loop."""
+"""Loss functions of tensors, which can be used in any training loop."""
 
 from probmcl.losses.alignment import aligned_targets, sequence_cross_entropy
 from probmcl.losses.binary import asymmetric, binary_cross_entropy, focal

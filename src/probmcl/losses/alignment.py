@@ -1,4 +1,4 @@
-"""Alignment of labels, which have no order, with the steps of a sequence, and the loss of the sequence."""
+"""Alignment of unordered labels with the steps of a predicted sequence, and the loss of the sequence."""
 
 from typing import Literal
 
@@ -15,7 +15,7 @@ from probmcl.runtime.precision import at_least_float32, full_precision
 Alignment = Literal["predicted", "minimal"]
 
 IGNORED = -100
-"""The target of a step that has none; the value that torch's losses ignore."""
+"""Target of steps that do not contribute to the loss; the default `ignore_index` of PyTorch."""
 
 
 @torch.no_grad()
@@ -26,15 +26,15 @@ def aligned_targets(
     *,
     alignment: Alignment = "predicted",
 ) -> Int[Tensor, "N T"]:
-    """Return the target of each step: the n labels of the image in its first n steps, then the end, then none.
+    """Return the targets of a sequence: the n labels of an image in the first n steps, then the end token.
 
-    `predicted`: a label that is the most probable answer of one of these n steps stays there, at the first of them.
-    The others have the remaining steps, so that −Σ_t log p_t(target_t) is least. `minimal`: the sum is least over all
-    orders. An image with more labels than steps has those that fit best, and no end. One of which nothing is known has
-    no targets.
+    With `predicted`, a label that is the most probable token of one of these n steps keeps the first such step, and
+    the other labels are assigned to the remaining steps so that −Σ_t log p_t(target_t) is minimal. `minimal` minimizes
+    the sum over all orders. If an image has more labels than steps, the best subset is used without an end token.
+    Steps after the end, and all steps of an image without known labels, get `IGNORED`.
 
-    The last of the E = C + 1 answers is the end. Labels that are not known are no targets; a decoder should not be able
-    to say them either.
+    The end token is the last of the E = C + 1 tokens. Unknown labels are never targets; the decoder should exclude
+    them too.
 
     Reference: Yazici et al., Orderless Recurrent Models for Multi-label Classification, CVPR 2020: predicted label
     alignment (PLA) and minimal loss alignment (MLA).
@@ -44,30 +44,30 @@ def aligned_targets(
     tensor([[1, 0, 2]])
     """
     if alignment not in ("predicted", "minimal"):
-        raise ValueError(f"alignment={alignment!r}; there are 'predicted' and 'minimal'")
+        raise ValueError(f"`alignment` must be 'predicted' or 'minimal', got {alignment!r}")
     known = torch.ones_like(labels, dtype=torch.bool) if known is None else known
     scores = at_least_float32(log_probabilities.detach()).cpu().numpy()
-    present, some = (x.cpu().numpy() for x in ((labels > 0) & known, known.any(1)))
+    present, any_known = (x.cpu().numpy() for x in ((labels > 0) & known, known.any(1)))
     targets = np.full(scores.shape[:2], IGNORED)
-    for row in np.flatnonzero(some):
-        sequence = _aligned(scores[row], np.flatnonzero(present[row]), alignment)
+    for row in np.flatnonzero(any_known):
+        sequence = _align(scores[row], np.flatnonzero(present[row]), alignment)
         targets[row, : len(sequence)] = sequence
     return torch.from_numpy(targets).to(labels.device)
 
 
-def _aligned(scores: Float[ndarray, "T E"], labels: Int[ndarray, " L"], alignment: Alignment) -> Int[ndarray, " S"]:
+def _align(scores: Float[ndarray, "T E"], labels: Int[ndarray, " L"], alignment: Alignment) -> Int[ndarray, " S"]:
     steps = min(len(labels), len(scores))
     targets = np.full(min(steps + 1, len(scores)), scores.shape[1] - 1)
     targets[:steps] = IGNORED
     if alignment == "predicted":
-        for step, answer in enumerate(scores[:steps].argmax(1)):
-            if answer in labels and answer not in targets[:steps]:
-                targets[step] = answer
-    free, left = np.flatnonzero(targets[:steps] == IGNORED), np.setdiff1d(labels, targets)
-    # NaN is reported by the check of the loss, not here.
-    cost = np.nan_to_num(-scores[free][:, left], nan=0.0, posinf=np.inf)
-    at, which = linear_sum_assignment(cost)
-    targets[free[at]] = left[which]
+        for step, token in enumerate(scores[:steps].argmax(1)):
+            if token in labels and token not in targets[:steps]:
+                targets[step] = token
+    free_steps, free_labels = np.flatnonzero(targets[:steps] == IGNORED), np.setdiff1d(labels, targets)
+    # NaN must not raise here, because the trainer checks the loss.
+    cost = np.nan_to_num(-scores[free_steps][:, free_labels], nan=0.0, posinf=np.inf)
+    step_indices, label_indices = linear_sum_assignment(cost)
+    targets[free_steps[step_indices]] = free_labels[label_indices]
     return targets
 
 
@@ -75,7 +75,7 @@ def _aligned(scores: Float[ndarray, "T E"], labels: Int[ndarray, " L"], alignmen
 def sequence_cross_entropy(
     log_probabilities: Float[Tensor, "N T E"], targets: Int[Tensor, "N T"], *, reduction: Reduction = "mean"
 ) -> Float[Tensor, ""]:
-    """Negative log-likelihood of the targets, L = −Σ log p_t(target_t), over the steps that have one.
+    """Return the negative log-likelihood of the targets, L = −Σ log p_t(target_t), over steps that are not `IGNORED`.
 
     Reference: Yazici et al., Orderless Recurrent Models for Multi-label Classification, CVPR 2020.
 
@@ -83,6 +83,6 @@ def sequence_cross_entropy(
     >>> sequence_cross_entropy(steps.log(), torch.tensor([[1, IGNORED]]))  # log 2
     tensor(0.6931)
     """
-    counted = targets != IGNORED
-    said = log_probabilities.gather(2, targets.where(counted, 0)[..., None])[..., 0]
-    return reduce_known(-said, counted, reduction)
+    has_target = targets != IGNORED
+    log_likelihood = log_probabilities.gather(2, targets.where(has_target, 0)[..., None])[..., 0]
+    return reduce_known(-log_likelihood, has_target, reduction)

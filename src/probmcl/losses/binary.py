@@ -1,4 +1,4 @@
-"""Losses of independent labels: binary cross-entropy, asymmetric and focal loss, over the labels that are known."""
+"""Losses for independent labels, computed over known labels: binary cross-entropy, asymmetric and focal loss."""
 
 from typing import Literal
 
@@ -19,28 +19,28 @@ def reduce_rows(loss: Float[Tensor, "M"], reduction: Reduction) -> Float[Tensor,
     >>> reduce_rows(torch.tensor([1.0, 3.0]), "mean")
     tensor(2.)
     """
-    _check(reduction)
+    _check_reduction(reduction)
     return loss.mean() if reduction == "mean" else loss.sum()
 
 
 def reduce_known(
     loss: Float[Tensor, "N C"], known: Bool[Tensor, "N C"] | None, reduction: Reduction
 ) -> Float[Tensor, ""]:
-    """Return the sum or mean over the entries whose label is known; 0 if none is.
+    """Return the sum or mean over entries with a known label, or 0 if there are none.
 
     >>> reduce_known(torch.tensor([[1.0, 5.0]]), torch.tensor([[True, False]]), "mean")
     tensor(1.)
     """
-    _check(reduction)
+    _check_reduction(reduction)
     if known is None:
         return reduce_rows(loss.flatten(), reduction)
     total = loss.where(known, 0).sum()
     return total if reduction == "sum" else total / known.sum().clamp(min=1)
 
 
-def _check(reduction: str) -> None:
+def _check_reduction(reduction: str) -> None:
     if reduction not in ("mean", "sum"):
-        raise ValueError(f"reduction={reduction!r}; there are 'mean' and 'sum'")
+        raise ValueError(f"`reduction` must be 'mean' or 'sum', got {reduction!r}")
 
 
 @full_precision
@@ -51,7 +51,7 @@ def binary_cross_entropy(
     *,
     reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
-    """Return the negative log-likelihood of independent labels.
+    """Return the binary cross-entropy of independent labels.
 
     L = −Σ y log p + (1−y) log(1−p) over the known entries, with p = sigmoid(logit).
 
@@ -74,38 +74,38 @@ def asymmetric(
     focusing_gradient: bool = False,
     reduction: Reduction = "sum",
 ) -> Float[Tensor, ""]:
-    """Return the binary cross-entropy with less weight on easy entries, above all on easy negatives.
+    """Return the asymmetric loss, a binary cross-entropy that down-weights easy entries, especially negatives.
 
     L = −Σ y (1−p)^γ₊ log p + (1−y) q^γ₋ log(1−q) over known entries, where p = sigmoid(logit), q = max(p − clip, 0),
-    γ₊ is `gamma_positive` and γ₋ `gamma_negative`. Computed from log-sigmoids, which need no clamp at either end.
+    γ₊ is `gamma_positive` and γ₋ is `gamma_negative`. Log-sigmoids keep it finite for logits of any size.
 
-    Reference: Ridnik et al., Asymmetric Loss for Multi-Label Classification, ICCV 2021; its published values are the
-    defaults here (decision 0001, point 17).
+    Reference: Ridnik et al., Asymmetric Loss for Multi-Label Classification, ICCV 2021, whose published values are
+    the defaults (decision 0001, point 17).
 
     Args:
-        logits: before the sigmoid.
+        logits: scores before the sigmoid.
         labels: 0 or 1.
-        known: entries that count; None means all.
+        known: mask of the entries with a known label; defaults to all.
         gamma_negative: focusing exponent for negatives.
-        gamma_positive: the same for positives.
-        clip: probability below which a negative has no loss.
-        focusing_gradient: whether the factors (1−p)^γ₊ and q^γ₋ are differentiated too; the published code does not.
-        reduction: over the known entries.
+        gamma_positive: focusing exponent for positives.
+        clip: probability below which a negative has zero loss.
+        focusing_gradient: differentiate through the factors (1−p)^γ₊ and q^γ₋; the published code does not.
+        reduction: `sum` or `mean` over the known entries.
 
-    >>> asymmetric(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]))  # log 2, and 0.45⁴ · −log 0.55
+    >>> asymmetric(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]))  # log 2 − 0.45⁴ log 0.55
     tensor(0.7177)
     """
     labels = labels if known is None else labels.where(known, 0)
-    focused = logits if focusing_gradient else logits.detach()
-    positive = _power(torch.sigmoid(-focused), gamma_positive) * logsigmoid(logits)
+    focusing_logits = logits if focusing_gradient else logits.detach()
+    positive = _power(torch.sigmoid(-focusing_logits), gamma_positive) * logsigmoid(logits)
     log_not_q = logsigmoid(-logits) if clip == 0 else (torch.sigmoid(-logits) + clip).clamp(max=1).log()
-    negative = _power(torch.sigmoid(focused) - clip, gamma_negative) * log_not_q
+    negative = _power(torch.sigmoid(focusing_logits) - clip, gamma_negative) * log_not_q
     loss = -(labels * positive + (1 - labels) * negative)
     return reduce_known(loss, known, reduction)
 
 
 def _power(base: Tensor, exponent: float) -> Tensor:
-    # Zero has an infinite slope for exponents below one, and 0 · ∞ is NaN: stay off it by the smallest number there is.
+    # At zero, exponents below 1 have an infinite derivative, which would give NaN gradients.
     return base.clamp(min=torch.finfo(base.dtype).tiny).pow(exponent)
 
 
@@ -119,13 +119,13 @@ def focal(
     positive_weight: float | None = 0.25,
     reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
-    """Return the binary cross-entropy in which an entry counts less, the more probable its label already is.
+    """Return the focal loss, a binary cross-entropy that down-weights entries with a confident, correct prediction.
 
     L = −Σ α y (1−p)^γ log p + (1−α) (1−y) p^γ log(1−p) over the known entries, where p = sigmoid(logit), γ is `gamma`
-    and α `positive_weight`; None weighs neither. The powers are taken in log space, so that value and slope are finite
-    for every logit and every γ ≥ 0.
+    and α is `positive_weight` (None disables the weights). The powers are computed in log space, so value and gradient
+    are finite for every logit and every γ ≥ 0.
 
-    Reference: Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, Eqs. 4 and 5; its values are the defaults.
+    Reference: Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, Eqs. 4 and 5, with its values as defaults.
 
     >>> focal(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]), reduction="sum")  # 0.5² log 2
     tensor(0.1733)

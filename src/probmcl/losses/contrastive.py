@@ -1,4 +1,4 @@
-"""The objective of ProbMCL, Eq. 4: the contrast (Eq. 3, L_PCL) of any similarity matrix, and the likelihood (Eq. 2)."""
+"""Objective of ProbMCL (Eq. 4): contrastive loss of a similarity matrix (Eq. 3) and negative log-likelihood (Eq. 2)."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,7 +10,7 @@ from probmcl.mixture import IsotropicMixture
 from probmcl.runtime.precision import at_least_float32, full_precision
 
 LARGEST_WEIGHT = 1e6
-"""Bound of the balanced weight, reached only where the contrast has almost no gradient left."""
+"""Upper bound of the balanced weight, which is reached if the contrastive gradient is almost zero."""
 
 
 @full_precision
@@ -23,25 +23,25 @@ def contrastive(
     self_column: Int[Tensor, "M"] | None = None,
     reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
-    """Return the overlap-weighted contrastive loss over the rows that share enough labels.
+    """Return the contrastive loss of ProbMCL, whose positives are weighted by their label overlap.
 
     L_PCL = Σ_i −1/|A(i)| Σ_{j∈A(i)} D_ij log[ exp(Sim_ij/τ) / Σ_{l≠i} exp(Sim_il/τ) ],  A(i) = {j ≠ i : D_ij ≥ α},
-    where Sim is `similarity`, D `overlap`, α `threshold` and τ `temperature`. A row without positives adds 0 and
-    counts in the mean.
+    where Sim is `similarity`, D is `overlap`, α is `threshold` and τ is `temperature`. A row without positives has
+    loss 0 and is included in the mean.
 
     Reference: ProbMCL, Eq. 3.
 
     Args:
-        similarity: of M anchors with P columns.
-        overlap: of the same pairs, in [0, 1].
-        threshold: smallest overlap of a positive pair.
-        temperature: divides the similarity.
-        self_column: the column that is the row itself; None means the diagonal of a square matrix.
-        reduction: over the rows.
+        similarity: similarity of M anchors to P columns.
+        overlap: label overlap of the same pairs, in [0, 1].
+        threshold: minimum overlap of a positive pair.
+        temperature: positive divisor of the similarity.
+        self_column: column that contains the anchor itself; defaults to the diagonal of a square matrix.
+        reduction: `mean` or `sum` over the rows.
 
     >>> similarity = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
     >>> overlap = torch.tensor([[1.0, 1.0, 0.0], [1.0, 1.0, 0.0], [0.0, 0.0, 1.0]])
-    >>> contrastive(similarity, overlap, threshold=0.5, temperature=1.0, reduction="sum")  # two rows of log 2
+    >>> contrastive(similarity, overlap, threshold=0.5, temperature=1.0, reduction="sum")  # log 2 for each of two rows
     tensor(1.3863)
     """
     check_range(above=0, temperature=temperature)
@@ -57,7 +57,7 @@ def contrastive(
 def positives(
     overlap: Float[Tensor, "M P"], *, threshold: float, self_column: Int[Tensor, "M"] | None = None
 ) -> Bool[Tensor, "M P"]:
-    """Return the positive set of each row, A(i) = {j ≠ i : D_ij ≥ α}.
+    """Return a mask of the positives of each row, A(i) = {j ≠ i : D_ij ≥ α}.
 
     >>> positives(torch.tensor([[1.0, 0.5], [0.5, 1.0]]), threshold=0.5)
     tensor([[False,  True],
@@ -67,17 +67,17 @@ def positives(
 
 
 def masked_logsumexp(logits: Float[Tensor, "M P"], mask: Bool[Tensor, "M P"]) -> Float[Tensor, "M 1"]:
-    """Return the logsumexp of the masked entries of each row; finite, with finite gradients, if there are none."""
-    # The most negative finite number, not −∞, whose gradient would be NaN for a row without entries.
+    """Return the log-sum-exp of the selected entries of each row; without entries, a finite value and gradient."""
+    # −∞ would give NaN gradients for a row without entries.
     return logits.masked_fill(~mask, torch.finfo(logits.dtype).min).logsumexp(1, keepdim=True)
 
 
 def is_self(matrix: Float[Tensor, "M P"], self_column: Int[Tensor, "M"] | None) -> Bool[Tensor, "M P"]:
-    """Mark the column of each row that is the row itself; without `self_column` the diagonal."""
+    """Return a mask of the pairs of a row with itself; `self_column` defaults to the diagonal."""
     rows, columns = matrix.shape
     if self_column is None:
         if rows != columns:
-            raise ValueError(f"a matrix of {rows} rows and {columns} columns has no diagonal; give self_column")
+            raise ValueError(f"`self_column` is required for a matrix of {rows} rows and {columns} columns")
         self_column = torch.arange(rows, device=matrix.device)
     return self_column[:, None] == torch.arange(columns, device=matrix.device)
 
@@ -85,10 +85,10 @@ def is_self(matrix: Float[Tensor, "M P"], self_column: Int[Tensor, "M"] | None) 
 def negative_log_likelihood(
     mixture: IsotropicMixture, z: Float[Tensor, "M n"], *, reduction: Reduction = "mean", per_dimension: bool = False
 ) -> Float[Tensor, ""]:
-    """Negative log-likelihood of each row of z under the mixture of that row.
+    """Return the negative log-likelihood of each row of z under the mixture of that row.
 
-    L_NLL = Σ_i −log p(z_i|x_i), summed or averaged over rows. `per_dimension` divides by the n dimensions of z, which
-    keeps the number comparable between encoders of different widths.
+    L_NLL = Σ_i −log p(z_i|x_i), summed or averaged over rows. `per_dimension` divides by the dimension n of z, which
+    makes encoders of different feature sizes comparable.
 
     Reference: ProbMCL, Eq. 2; decision 0001, points 1 and 4.
 
@@ -103,7 +103,7 @@ def negative_log_likelihood(
 def objective(
     likelihood: Float[Tensor, ""], contrast: Float[Tensor, ""], *, contrastive_weight: float | Float[Tensor, ""]
 ) -> Float[Tensor, ""]:
-    """Likelihood plus weighted contrast, L = L_NLL + λ L_PCL.
+    """Return the sum of likelihood and weighted contrastive loss, L = L_NLL + λ L_PCL.
 
     Reference: ProbMCL, Eq. 4.
 
@@ -116,10 +116,10 @@ def objective(
 def balanced_weight(
     likelihood: Float[Tensor, ""], contrast: Float[Tensor, ""], features: Float[Tensor, "M D"]
 ) -> Float[Tensor, ""]:
-    """The λ at which both terms pull equally hard at the features: ‖∂L_NLL/∂h‖ / ‖∂L_PCL/∂h‖.
+    """Return the λ that gives both terms the same gradient norm at the features: ‖∂L_NLL/∂h‖ / ‖∂L_PCL/∂h‖.
 
-    The paper says that λ is there "to equalize the gradients", and then fixes it at 0.3; this does what it says. The
-    weight itself carries no gradient. It is 0 where the contrast has none.
+    The paper introduces λ "to equalize the gradients" but fixes it at 0.3. The weight is detached, and 0 if the
+    contrastive loss has no gradient.
 
     Reference: ProbMCL, text below Eq. 4; decision 0003.
 
@@ -128,8 +128,8 @@ def balanced_weight(
     tensor(3.)
     """
     if not features.requires_grad:
-        raise ValueError("a balanced contrastive weight needs gradients at the features; under no_grad give a number")
+        raise ValueError("a balanced weight needs `features` that require gradients; under no_grad, use a number")
     gradients = [torch.autograd.grad(loss, features, retain_graph=True)[0] for loss in (likelihood, contrast)]
-    norms = [at_least_float32(gradient).norm() for gradient in gradients]  # a norm in float16 ends at 65504
+    norms = [at_least_float32(gradient).norm() for gradient in gradients]  # float16 norms overflow at 65504
     ratio: Tensor = norms[0] / norms[1]
     return ratio.where(norms[1] > 0, 0).clamp(max=LARGEST_WEIGHT)

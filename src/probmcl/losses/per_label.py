@@ -1,4 +1,4 @@
-"""The contrastive loss of MulSupCon, in which each label of an image is an anchor of its own."""
+"""Contrastive loss of MulSupCon, which treats each label of an image as a separate anchor."""
 
 from typing import Literal, get_args
 
@@ -24,49 +24,49 @@ def per_label_contrastive(
     self_column: Int[Tensor, "M"] | None = None,
     average: Average = "labels",
 ) -> Float[Tensor, ""]:
-    """Return the supervised contrastive loss of every label of every row, averaged.
+    """Return the supervised contrastive loss, averaged over the labels of all rows.
 
     L_ik = −1/|A(i,k)| Σ_{j∈A(i,k)} log[ exp(Sim_ij/τ) / Σ_l exp(Sim_il/τ) ],  A(i,k) = {j ≠ i : k ∈ y_j},
-    for the labels k ∈ y_i, where l runs over all columns but i itself of which it is known whether they have k. A row
-    without labels adds 0, and so does a label that no other row has.
+    for the labels k ∈ y_i, where l ≠ i runs over columns whose label k is known. Rows without labels and labels
+    without positives have loss 0.
 
     Reference: Zhang and Wu, Multi-Label Supervised Contrastive Learning, AAAI 2024; τ is `temperature`.
 
     Args:
-        similarity: of M anchors with P columns.
-        labels_a: of the anchors, 0 or 1.
-        labels_b: of the columns.
-        temperature: divides the similarity.
-        known_a: labels of the anchors that take part; None means all.
-        known_b: the same for the columns.
-        self_column: the column that is the row itself; None means the diagonal of a square matrix.
-        average: over all `labels` of all rows, so that a row counts as often as it has labels, or over `images`: the
-            labels of each row first, then all rows.
+        similarity: similarity of M anchors to P columns.
+        labels_a: labels of the anchors, 0 or 1.
+        labels_b: labels of the columns.
+        temperature: positive divisor of the similarity.
+        known_a: mask of the known labels of the anchors; defaults to all.
+        known_b: mask of the known labels of the columns; defaults to all.
+        self_column: column that contains the anchor itself; defaults to the diagonal of a square matrix.
+        average: `labels` averages over all pairs of a row and one of its labels; `images` averages over the labels of
+            each row, then over rows.
 
     >>> import torch
     >>> labels = torch.tensor([[1.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
-    >>> per_label_contrastive(torch.zeros(3, 3), labels, labels, temperature=1.0)  # one of two others, each time
+    >>> per_label_contrastive(torch.zeros(3, 3), labels, labels, temperature=1.0)  # one of two columns each time
     tensor(0.6931)
     """
     check_range(above=0, temperature=temperature)
     if average not in get_args(Average):
-        raise ValueError(f"average={average!r}; there are 'labels' and 'images'")
+        raise ValueError(f"`average` must be 'labels' or 'images', got {average!r}")
     present_a, present_b = present(labels_a, known_a), present(labels_b, known_b)
-    rows, classes = present_a.nonzero(as_tuple=True)  # R pairs of a row and a label of it
+    rows, classes = present_a.nonzero(as_tuple=True)  # R pairs of a row and one of its labels
     other = ~is_self(similarity, self_column)[rows]  # (R, P)
-    seen = other if known_b is None else other & known_b.T[classes]
+    contrasted = other if known_b is None else other & known_b.T[classes]
     positive = present_b.T[classes] & other
     logits = similarity[rows] / temperature
-    log_denominator = masked_logsumexp(logits, seen)
+    log_denominator = masked_logsumexp(logits, contrasted)
     loss = (log_denominator - logits).where(positive, 0).sum(1) / positive.sum(1).clamp(min=1)  # (R)
     if average == "labels":
         return loss.sum() / max(1, len(loss))
-    weight = 1 / present_a.sum(1).to(loss.dtype)[rows]  # of a row that has labels, or it would not be among the rows
+    weight = 1 / present_a.sum(1).to(loss.dtype)[rows]  # rows without labels do not occur here
     return (loss * weight).sum() / len(similarity)
 
 
 def present(labels: Float[Tensor, "M C"], known: Bool[Tensor, "M C"] | None) -> Bool[Tensor, "M C"]:
-    """Mark the labels that an image is known to have.
+    """Return a mask of the labels that are known and positive.
 
     >>> import torch
     >>> present(torch.tensor([[1.0, 1.0, 0.0]]), torch.tensor([[True, False, True]]))

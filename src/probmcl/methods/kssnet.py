@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from probmcl.data.class_knowledge import label_knowledge
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import AnyEncoder, Encoder, Stage, at_entrances, is_part, stages, with_stages
+from probmcl.encoders import AnyEncoder, Encoder, Stage, has_stage, hook_stage_inputs, stages, with_stages
 from probmcl.errors import check_range
 from probmcl.heads.graph import (
     EmbeddingClassifier,
     LabelEmbeddings,
     LateralConnection,
     label_nodes,
-    normalized,
+    normalize_adjacency,
     superimposed_graph,
 )
 from probmcl.methods.base import LogitClassifier, Logits, Origin
@@ -85,14 +85,14 @@ class KSSNet(LogitClassifier):
         self.encoder = with_stages(encoder, "kssnet", c.connections)
         for parameter in learning:  # it pools as the encoder does: what lies beyond the maps learns too
             parameter.requires_grad_(True)
-        self.register_buffer("graph", normalized(_graph(label_space, c)))
+        self.register_buffer("graph", normalize_adjacency(_graph(label_space, c)))
         self.vectors = label_nodes(label_space.names, size=c.vector_size, file=c.vectors)
         sizes = [*(stage.channels for stage in self._entrances), self.encoder.features]
         self.embeddings = LabelEmbeddings([c.vector_size, *sizes], even=c.scale == "even")
         *scales, scale = (size**-0.5 if c.scale == "even" else 1.0 for size in sizes)
         self.connections = nn.ModuleList(
             LateralConnection(stage.channels, len(label_space), scale=scale).requires_grad_(
-                is_part(self.encoder, stage)
+                has_stage(self.encoder, stage)
             )
             for stage, scale in zip(self._entrances, scales, strict=True)
         )
@@ -108,9 +108,9 @@ class KSSNet(LogitClassifier):
         visits = {
             stage: functools.partial(connection, embeddings=of_stage)
             for stage, connection, of_stage in zip(self._entrances, self.connections, lateral, strict=True)
-            if is_part(self.encoder, stage)
+            if has_stage(self.encoder, stage)
         }
-        with at_entrances(self.encoder, visits):
+        with hook_stage_inputs(self.encoder, visits):
             features = self.encoder(images)
         logits: Tensor = self.classifier(features, last)
         return logits

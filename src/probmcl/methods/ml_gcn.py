@@ -10,7 +10,7 @@ from torch.nn.functional import leaky_relu
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder, Encoder, with_maps
 from probmcl.errors import check_range
-from probmcl.heads.graph import SLOPE, GraphConvolution, label_graph, label_nodes, normalized
+from probmcl.heads.graph import SLOPE, GraphConvolution, label_graph, label_nodes, normalize_adjacency
 from probmcl.methods.base import LogitClassifier, Logits, Origin
 
 
@@ -63,7 +63,7 @@ class MLGCN(LogitClassifier):
         graph = label_graph(
             label_space.counts, label_space.cooccurrence, threshold=c.threshold, neighbor_share=c.neighbor_share
         )
-        self.register_buffer("graph", normalized(graph))
+        self.register_buffer("graph", normalize_adjacency(graph))
         self.vectors = label_nodes(label_space.names, size=c.vector_size, file=c.vectors)
         self.first = GraphConvolution(c.vector_size, c.hidden)
         self.second = GraphConvolution(c.hidden, self.encoder.channels)

@@ -7,7 +7,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probmcl.data.records import LabelSpace
-from probmcl.encoders import AnyEncoder, Encoder, at_entrances, stages, with_stages
+from probmcl.encoders import AnyEncoder, Encoder, hook_stage_inputs, stages, with_stages
 from probmcl.errors import check_range
 from probmcl.heads.spatial import ClassAttention, SpatialRegularization, attended_confidence, weighted_attention
 from probmcl.methods.base import Classifier, Known, Labels, Logits, Origin, Step, Views, cross_entropies
@@ -73,7 +73,7 @@ class SRN(Classifier):
     def branches(self, images: Float[Tensor, "M *image"]) -> Branches:
         """Return all logits, in one pass through the encoder."""
         entering: list[Tensor] = []
-        with at_entrances(self.encoder, {self.stage: entering.append}):
+        with hook_stage_inputs(self.encoder, {self.stage: entering.append}):
             plain = self.linear(self.encoder(images))
         attention, confidence = self.attention(*entering)
         regularized = self.regularization(weighted_attention(attention, confidence))

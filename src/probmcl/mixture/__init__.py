@@ -1,4 +1,4 @@
-"""Stage 4: from a feature to a Gaussian mixture, and how alike two mixtures are."""
+"""Gaussian mixtures predicted from features, and the similarity of two mixtures."""
 
 from probmcl.mixture.aligned import aligned_correlation
 from probmcl.mixture.density import IsotropicMixture, MixtureDensityNetwork

@@ -1,4 +1,4 @@
-"""Mixtures of label sets: a Gaussian that is learned for each class, and how alike an image's mixture is to them."""
+"""Label anchors: one learned Gaussian per class, and the similarity of images to the mixtures of label sets."""
 
 import torch
 from jaxtyping import Bool, Float
@@ -8,21 +8,21 @@ from probmcl.mixture.aligned import ComponentWeight
 from probmcl.mixture.density import (
     Floor,
     IsotropicMixture,
-    at_most_one,
+    cap_at_one,
     check_same_space,
     floored_variance,
     log_norms,
-    spread,
+    variance_term,
 )
 from probmcl.runtime.precision import full_precision, to_float64
 
 
 class LabelAnchors(nn.Module):
-    """A Gaussian N(m_k, v_k I) for each class, in the space of the images' component k.
+    """One learned Gaussian N(m_k, v_k I) per class, which is compared with component k of the images.
 
-    The mixture of a label set y is q_y = Σ_{k∈y} N(m_k, v_k I)/|y|. All means start at zero and all variances at two,
-    close to those of a network with PyTorch's initialization. Classes need not differ at the start, since component k
-    is compared with component k only. `dim`, `mean_size` and `floor` are as in `MixtureDensityNetwork`.
+    The mixture of a label set y is q_y = Σ_{k∈y} N(m_k, v_k I)/|y|. All means start at zero and all variances at
+    two (floor `variance`), close to a mixture density network with PyTorch's initialization. Classes may start equal
+    because component k is compared with component k only. See `MixtureDensityNetwork` for the arguments.
 
     >>> LabelAnchors(3, dim=2, mean_size=2)().mean.shape
     torch.Size([1, 3, 2])
@@ -35,7 +35,7 @@ class LabelAnchors(nn.Module):
         self.variance = nn.Parameter(torch.zeros(classes))  # before the floor
 
     def forward(self) -> IsotropicMixture:
-        """One row, whose component k is the Gaussian of class k, all of equal weight."""
+        """Return a single mixture of equal weights whose component k is the Gaussian of class k."""
         variance = floored_variance(self.variance, self.floor)[None]
         return IsotropicMixture(torch.zeros_like(variance).log_softmax(1), self.mean[None], variance, self.dim)
 
@@ -48,46 +48,46 @@ def label_set_correlation(
     *,
     component_weight: ComponentWeight = "l2",
 ) -> Float[Tensor, "M P"]:
-    """`aligned_correlation` of M images with the mixtures of P label sets, as one product of two matrices.
+    """Return the `aligned_correlation` of M images with the mixtures of P label sets, as one matrix product.
 
-    Sim(p, q_y) = Σ_{k∈y} w_k κ_k / √(|y| Σ_k w_k²), where with component_weight `density` the classes of y count by
-    u_k = v_k^(−n/4): Σ_{k∈y} w_k κ_k u_k / √(Σ_{k∈y} u_k² Σ_k w_k²). A set without labels has no mixture; its column
+    Sim(p, q_y) = Σ_{k∈y} w_k κ_k / √(|y| Σ_k w_k²). With component_weight `density`, the classes of y are weighted by
+    u_k = v_k^(−n/4), which gives Σ_{k∈y} w_k κ_k u_k / √(Σ_{k∈y} u_k² Σ_k w_k²). The column of an empty label set
     is 0.
 
     Reference: decision 0002, "Label anchors".
 
     Args:
         p: M mixtures.
-        anchors: one row, the Gaussian of each class.
-        present: the labels of each set.
+        anchors: a single mixture with the Gaussian of each class, as returned by `LabelAnchors`.
+        present: mask of the labels in each set.
         component_weight: as in `aligned_correlation`.
 
     >>> p = IsotropicMixture(torch.tensor([[0.5, 0.5]]).log(), torch.zeros(1, 2, 3), torch.ones(1, 2), dim=3)
-    >>> label_set_correlation(p, p, torch.tensor([[True, True], [True, False]]))  # equal, and half of it
+    >>> label_set_correlation(p, p, torch.tensor([[True, True], [True, False]]))  # both classes, and one of them
     tensor([[1.0000, 0.7071]])
     """
     log_weight = _log_class_weight(anchors, component_weight).expand(present.shape)
     empty = ~present.any(1, keepdim=True)
-    among = log_weight.masked_fill(~(present | empty), -torch.inf)  # an empty set is full here, so that all is finite
-    unit = (among - 0.5 * (2 * among).logsumexp(1, keepdim=True)).exp().where(~empty, 0)
-    similarity = (-_distance(p, anchors, component_weight)).exp() @ unit.T
-    return at_most_one(similarity.to(p.variance.dtype))
+    masked = log_weight.masked_fill(~(present | empty), -torch.inf)  # an empty set gets all classes, to avoid NaN
+    unit_weight = (masked - 0.5 * (2 * masked).logsumexp(1, keepdim=True)).exp().where(~empty, 0)
+    similarity = (-_distance(p, anchors, component_weight)).exp() @ unit_weight.T
+    return cap_at_one(similarity.to(p.variance.dtype))
 
 
 @full_precision
 def class_logits(
     p: IsotropicMixture, anchors: IsotropicMixture, *, component_weight: ComponentWeight = "l2"
 ) -> Float[Tensor, "M C"]:
-    """Logit of the correlation with the mixture of each class alone, whose sigmoid is that correlation.
+    """Return logits whose sigmoid is the correlation of an image with each single-label mixture.
 
-    Sim(p, q_k) = w_k κ_k / √(Σ_j w_j²). With t = −log Sim the logit is −t − log(1 − e^(−t)), exact at both ends.
+    Sim(p, q_k) = w_k κ_k / √(Σ_j w_j²). With t = −log Sim, the logit −t − log(1 − e^(−t)) is accurate near 0 and 1.
 
     >>> p = IsotropicMixture(torch.tensor([[0.5, 0.5]]).log(), torch.zeros(1, 2, 3), torch.ones(1, 2), dim=3)
     >>> class_logits(p, p).sigmoid()
     tensor([[0.7071, 0.7071]])
     """
     distance = _distance(p, anchors, component_weight)
-    # The logit of one is infinite. Where distances end, the smallest number there is stands for zero.
+    # A distance of zero would give an infinite logit.
     distance = distance.clamp(min=torch.finfo(distance.dtype).tiny)
     return -(distance + (-torch.expm1(-distance)).log()).to(p.variance.dtype)
 
@@ -95,14 +95,14 @@ def class_logits(
 def _distance(
     p: IsotropicMixture, anchors: IsotropicMixture, component_weight: ComponentWeight
 ) -> Float[Tensor, "M C"]:
-    """−log(w_k κ_k / √Σ w²) in float64; a sum of three numbers none of which is negative."""
+    """Return −log(w_k κ_k / √Σ w²) in float64, as a sum of three nonnegative terms, so without cancellation."""
     check_same_space(p, anchors)
     log_weight = _log_class_weight(p, component_weight)
-    light = 0.5 * (2 * log_weight).logsumexp(1, keepdim=True) - log_weight
+    weight_term = 0.5 * (2 * log_weight).logsumexp(1, keepdim=True) - log_weight
     v, w = to_float64(p.variance), to_float64(anchors.variance)
-    apart = (to_float64(p.mean) - to_float64(anchors.mean)).square()
-    squared_distance = apart.sum(2) if p.has_vector_means else p.dim * apart
-    return light + p.dim * spread(v, w) + squared_distance / (2 * (v + w))
+    squares = (to_float64(p.mean) - to_float64(anchors.mean)).square()
+    squared_distance = squares.sum(2) if p.has_vector_means else p.dim * squares
+    return weight_term + p.dim * variance_term(v, w) + squared_distance / (2 * (v + w))
 
 
 def _log_class_weight(p: IsotropicMixture, component_weight: ComponentWeight) -> Float[Tensor, "M C"]:

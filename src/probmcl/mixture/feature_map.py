@@ -1,8 +1,8 @@
-"""Mixtures as vectors whose inner products are those of the mixtures: linear in the number of components.
+"""Feature map of mixtures that preserves inner products, at a cost linear in the number of components.
 
-P_i[u, y] = Σ_k exp(ω_ik) a_ik(u) g_ik(y) on the nodes of a grid, where a is a component along the line of all multiples
-of **1** and g the same component across it, both of norm one. Then ⟨p_i, p_j⟩ = P_i · P_j up to the error that the grid
-was chosen for, and Sim(p_i, p_j) is the cosine of P_i and P_j. docs/feature_map.md has the derivation.
+P_i[u, y] = Σ_k exp(ω_ik) a_ik(u) g_ik(y) on the nodes of a quadrature grid. Both factors of a component have norm one:
+a is its profile along the line spanned by **1**, and g its profile across that line. Then ⟨p_i, p_j⟩ = P_i · P_j up to
+the error of the grid, and Sim(p_i, p_j) is the cosine of P_i and P_j. docs/feature_map.md has the derivation.
 """
 
 import itertools
@@ -21,49 +21,49 @@ from probmcl.mixture.grid import Grid, middle_across
 from probmcl.runtime.precision import full_precision, to_float64
 
 BLOCK = 2**19
-"""Numbers of the largest tensor that is held while components are mapped: about what a core keeps in its cache."""
+"""Maximum number of elements of a temporary tensor; about the size of a core's cache."""
 
 PIECE = 4096
-"""Nodes over which products are summed at once."""
+"""Number of nodes per partial sum of an inner product."""
 
 MEMORY = 2**30
-"""Bytes that feature vectors and what belongs to them may take."""
+"""Maximum memory in bytes for feature vectors, their gradients and temporary tensors."""
 
 LEAST_EXPONENT = {torch.float32: -40.0, torch.float64: -300.0}
-"""Tails are cut off here. They count for nothing, and numbers below the normal range take a hundred times as long."""
+"""Smallest exponent; smaller values are negligible, and arithmetic on subnormal numbers is a hundred times slower."""
 
 
 def features(c: Components, grid: Grid, *, compiled: bool = False) -> Float[Tensor, "M Q"]:
-    """The feature vector of each row."""
+    """Return the feature vector of each row."""
     vectors: Tensor = _Features.apply(grid, compiled, *c)  # type: ignore[no-untyped-call]
     return vectors
 
 
 def cosines(a: Float[Tensor, "M Q"], b: Float[Tensor, "P Q"] | None) -> Float[Tensor, "M P"]:
-    """Cosines of all pairs of rows; without `b` of `a` with itself."""
+    """Return the cosine similarity of all pairs of rows; `b` defaults to `a`."""
     cosine: Tensor = _Cosines.apply(a, b)  # type: ignore[no-untyped-call]
     return cosine
 
 
 def bytes_needed(sides: list[Components], grid: Grid) -> int:
-    """Feature vectors, unit vectors, gradients of both; one block; some tensors of parameters and of results."""
+    """Estimate the peak memory of feature vectors, unit vectors, their gradients, one block, parameters and results."""
     rows, parameters = sum(len(side.mean) for side in sides), sum(side.mean.numel() for side in sides)
-    numbers = 4 * rows * grid.nodes + 5 * BLOCK + 32 * parameters + 8 * len(sides[0].mean) * len(sides[-1].mean)
-    return numbers * sides[0].variance.dtype.itemsize
+    elements = 4 * rows * grid.nodes + 5 * BLOCK + 32 * parameters + 8 * len(sides[0].mean) * len(sides[-1].mean)
+    return elements * sides[0].variance.dtype.itemsize
 
 
 def refuse_above(memory: int, sides: list[Components], grid: Grid, *, remedy: str) -> None:
-    """Refuse a grid that would take more bytes."""
+    """Raise ValueError if feature vectors on a grid need more than `memory` bytes."""
     size = bytes_needed(sides, grid)
     if size > memory:
         raise ValueError(
-            f"means or variances lie so far apart that {grid.nodes:,} nodes would take {size / 1e9:.1f} GB, "
-            f"more than {memory / 1e9:.1f} GB; {remedy}"
+            f"means or variances are so far apart that {grid.nodes:,} grid nodes need {size / 1e9:.1f} GB, "
+            f"more than the limit of {memory / 1e9:.1f} GB; {remedy}"
         )
 
 
 class _Cosines(torch.autograd.Function):
-    """Cosines of rows. Of rows with one another they are symmetric, so that backward takes one product, not two."""
+    """Autograd function for the cosine similarity of rows; without `b`, backward needs one matrix product, not two."""
 
     @staticmethod
     def forward(ctx: Any, a: Tensor, b: Tensor | None) -> Tensor:
@@ -71,10 +71,10 @@ class _Cosines(torch.autograd.Function):
         length_b = length_a if b is None else _lengths(b)
         unit_a = a / length_a
         unit_b = unit_a if b is None else b / length_b
-        # In float32, a sum over tens of thousands of nodes is more exact as a sum of sums.
+        # In float32, a sum over tens of thousands of nodes is more accurate as a sum of partial sums.
         pieces = zip(torch.split(unit_a, PIECE, 1), torch.split(unit_b, PIECE, 1), strict=True)
         cosine = sum((x @ y.T for x, y in pieces), a.new_zeros(len(unit_a), len(unit_b)))
-        ctx.mirrored = b is None
+        ctx.symmetric = b is None
         ctx.save_for_backward(unit_a, unit_b, length_a, length_b, cosine)
         return cosine
 
@@ -84,43 +84,43 @@ class _Cosines(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         unit_a, unit_b, length_a, length_b, cosine = ctx.saved_tensors
 
-        def gradient(unit: Tensor, others: Tensor, length: Tensor, pull: Tensor, cosine: Tensor) -> Tensor:
-            along = (pull * cosine).sum(1, keepdim=True)  # a step along the vector itself changes no cosine
-            return (pull @ others).addcmul_(unit, along, value=-1).div_(length)
+        def gradient(unit: Tensor, others: Tensor, length: Tensor, upstream: Tensor, cosine: Tensor) -> Tensor:
+            along = (upstream * cosine).sum(1, keepdim=True)  # the length of a vector does not change its cosines
+            return (upstream @ others).addcmul_(unit, along, value=-1).div_(length)
 
-        if ctx.mirrored:
+        if ctx.symmetric:
             return gradient(unit_a, unit_a, length_a, grad + grad.T, cosine), None
-        wanted_a, wanted_b = ctx.needs_input_grad
+        needs_a, needs_b = ctx.needs_input_grad
         return (
-            gradient(unit_a, unit_b, length_a, grad, cosine) if wanted_a else None,
-            gradient(unit_b, unit_a, length_b, grad.T, cosine.T) if wanted_b else None,
+            gradient(unit_a, unit_b, length_a, grad, cosine) if needs_a else None,
+            gradient(unit_b, unit_a, length_b, grad.T, cosine.T) if needs_b else None,
         )
 
 
 def _lengths(vectors: Float[Tensor, "M Q"]) -> Float[Tensor, "M 1"]:
-    """Added up in float64: over tens of thousands of nodes float32 loses the sixth digit."""
-    wide = to_float64(vectors[:0]).dtype
-    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=wide)
+    """Return row norms summed in float64; over tens of thousands of nodes, float32 loses the sixth digit."""
+    dtype = to_float64(vectors[:0]).dtype
+    lengths: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=dtype)
     return lengths.to(vectors.dtype)
 
 
 class _Features(torch.autograd.Function):
-    """P and its gradients, some components of some rows at a time, computed again for backward.
+    """Autograd function for P, which is computed block by block and recomputed in backward.
 
-    With t = (u − x)/√(2v) and x = √n μ, a is proportional to v^(−power) exp(−t²); with ξ = y − middle, which moves with
-    log σ, g to exp(−sharpness (e^2ξ − 1 − 2ξ)). Hence dω = ⟨dP, ag⟩, dx = √(2/v) ⟨dP, t ag⟩ and
-    dv = ⟨dP, (t² − power + sharpness (e^2ξ − 1)) ag⟩ / v.
+    With t = (u − x)/√(2v) and x = √n μ, a is proportional to v^(−power) exp(−t²). With ξ = y − middle, where middle is
+    log σ plus a constant, g is proportional to exp(−sharpness (e^2ξ − 1 − 2ξ)). Hence dω = ⟨dP, ag⟩,
+    dx = √(2/v) ⟨dP, t ag⟩ and dv = ⟨dP, (t² − power + sharpness (e^2ξ − 1)) ag⟩ / v.
     """
 
     @staticmethod
     def forward(ctx: Any, grid: Grid, compiled: bool, *tensors: Tensor) -> Tensor:
         ctx.grid, ctx.compiled = grid, compiled
         ctx.save_for_backward(*tensors)
-        shapes, mapped = _shapes(Components(*tensors), grid), _mapped_by(compiled)[0]
+        shapes, map_block = _shapes(Components(*tensors), grid), _block_functions(compiled)[0]
         vectors = tensors[0].new_zeros(len(tensors[0]), grid.nodes)
-        for rows, some in _blocks(shapes, grid):  # a view would be compiled anew for each kind of block, a clone is not
-            block = _Shapes(*(x[rows, some].clone() for x in shapes))
-            vectors[rows] += mapped(block, *_axes(shapes, grid))
+        for rows, components in _blocks(shapes, grid):  # torch.compile recompiles for views, so blocks are clones
+            block = _Shapes(*(x[rows, components].clone() for x in shapes))
+            vectors[rows] += map_block(block, *_axes(shapes, grid))
         return vectors
 
     @staticmethod
@@ -128,23 +128,23 @@ class _Features(torch.autograd.Function):
     @full_precision
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         grid, c = ctx.grid, Components(*ctx.saved_tensors)
-        shapes, moments = _shapes(c, grid), _mapped_by(ctx.compiled)[1]
-        flow, pull, stretch, widen = sums = [torch.empty_like(c.mean) for _ in range(4)]
-        for rows, some in _blocks(shapes, grid):
-            block = _Shapes(*(x[rows, some].clone() for x in shapes))
+        shapes, moments = _shapes(c, grid), _block_functions(ctx.compiled)[1]
+        moment_0, moment_1, moment_2, moment_across = sums = [torch.empty_like(c.mean) for _ in range(4)]
+        for rows, components in _blocks(shapes, grid):
+            block = _Shapes(*(x[rows, components].clone() for x in shapes))
             parts = moments(grad[rows].clone(), block, *_axes(shapes, grid))
-            for whole, part in zip(sums, parts, strict=True):
-                whole[rows, some] = part
-        d_mean = (2 * grid.dim / c.variance).sqrt() * pull
-        d_variance = (stretch - grid.power * flow + widen) / c.variance
-        return None, None, flow, d_mean, d_variance
+            for total, part in zip(sums, parts, strict=True):
+                total[rows, components] = part
+        d_mean = (2 * grid.dim / c.variance).sqrt() * moment_1
+        d_variance = (moment_2 - grid.power * moment_0 + moment_across) / c.variance
+        return None, None, moment_0, d_mean, d_variance
 
 
 class _Shapes(NamedTuple):
-    """Each component in units of the grid.
+    """Components in units of the grid.
 
-    `node` is the node next to its place along the line, `rest` what is between the two and `scale` a step, both in
-    units of √2 σ: so t = (u − x)/√(2v) of a component far out keeps its digits. `middle` is its middle across the line.
+    `node` is the index of the node nearest to the mean along the line. `rest`, its offset from the mean, and `scale`,
+    the step, are in units of √2 σ, which keeps t = (u − x)/√(2v) accurate. `middle` is the mode across the line.
     """
 
     factor: Float[Tensor, "M K"]
@@ -157,81 +157,81 @@ class _Shapes(NamedTuple):
 def _shapes(c: Components, grid: Grid) -> _Shapes:
     dtype, along = c.variance.dtype, grid.along
     mean, variance = to_float64(c.mean), to_float64(c.variance)
-    from_first = math.sqrt(grid.dim) * mean - along.first
-    node = (from_first / along.step).round()
+    offset = math.sqrt(grid.dim) * mean - along.first
+    node = (offset / along.step).round()
     width = (2 * variance).sqrt()
     log_factor = c.log_norm - grid.power * (4 * math.pi * grid.power / along.step**2 * variance).log()
     middle = torch.zeros_like(variance)
     if grid.across:
         middle = 0.5 * variance.log() + middle_across(grid.dim, grid.power)
         log_factor += 2 * grid.power * (_log_mass_across(grid.dim - 1) + math.log(grid.across.step))
-    rest, scale = (node * along.step - from_first) / width, along.step / width
+    rest, scale = (node * along.step - offset) / width, along.step / width
     factor, node, rest, scale = (x.to(dtype) for x in (log_factor.exp(), node, rest, scale))
     return _Shapes(factor, node, rest, scale, middle)
 
 
 def _log_mass_across(m: int) -> float:
-    """Logarithm of what gives exp(−(m/2)(e^2ξ − 1 − 2ξ)) mass one; half of it gives its root norm one."""
+    """Return log c such that c exp(−(m/2)(e^2ξ − 1 − 2ξ)) has unit mass, and therefore its root unit norm."""
     return math.log(2) - math.lgamma(m / 2) + m / 2 * (math.log(m / 2) - 1)
 
 
 def _axes(shapes: _Shapes, grid: Grid) -> tuple[Tensor, Tensor | None, float]:
-    """Numbers of the nodes along the line, places of those across it, and the sharpness."""
-    numbers = torch.arange(grid.along.nodes, device=shapes.node.device, dtype=shapes.node.dtype)
-    return numbers, grid.across.places(shapes.node) if grid.across else None, grid.sharpness
+    """Return the node indices along the line, the node positions across it, and the sharpness."""
+    indices = torch.arange(grid.along.nodes, device=shapes.node.device, dtype=shapes.node.dtype)
+    return indices, grid.across.positions(shapes.node) if grid.across else None, grid.sharpness
 
 
 def _blocks(shapes: _Shapes, grid: Grid) -> Iterator[tuple[slice, slice]]:
-    """Slices of rows and of components that together have at most `BLOCK` values on either axis."""
+    """Yield slices of rows and components with at most `BLOCK` values along either grid axis."""
     longer = max(grid.along.nodes, grid.across.nodes if grid.across else 1)
     (rows, components), fit = shapes.node.shape, max(1, BLOCK // longer)
     return itertools.product(slices(rows, max(1, fit // components)), slices(components, fit))
 
 
-def _profile_along(s: _Shapes, numbers: Tensor) -> tuple[Float[Tensor, "R K Qu"], Float[Tensor, "R K Qu"]]:
-    """exp(−t²), and t."""
-    t = (numbers - s.node[:, :, None]).mul_(s.scale[:, :, None]).add_(s.rest[:, :, None])
+def _profile_along(s: _Shapes, indices: Tensor) -> tuple[Float[Tensor, "R K Qu"], Float[Tensor, "R K Qu"]]:
+    """Return exp(−t²) and t."""
+    t = (indices - s.node[:, :, None]).mul_(s.scale[:, :, None]).add_(s.rest[:, :, None])
     return t.square().neg_().clamp_(min=LEAST_EXPONENT[t.dtype]).exp_(), t
 
 
 def _profile_across(
-    s: _Shapes, places: Tensor | None, sharpness: float
+    s: _Shapes, positions: Tensor | None, sharpness: float
 ) -> tuple[Float[Tensor, "R K Qy"], Float[Tensor, "R K Qy"]]:
-    """The factor times exp(−sharpness (e^2ξ − 1 − 2ξ)), and sharpness (e^2ξ − 1).
+    """Return factor · exp(−sharpness (e^2ξ − 1 − 2ξ)), and sharpness (e^2ξ − 1).
 
-    Both are small differences of large numbers: in float64, and with e^2ξ as a product of two exponentials.
+    Both are small differences of large numbers, hence float64 and e^2ξ as a product of two exponentials.
     """
     factor = s.factor
-    if places is None:
+    if positions is None:
         return factor[:, :, None], torch.zeros_like(factor[:, :, None])
-    growth = (sharpness * (2 * places).exp()) * (-2 * s.middle).exp()[:, :, None]
-    exponent = ((1 + 2 * places) * sharpness - (2 * sharpness * s.middle)[:, :, None]).sub_(growth)
+    growth = (sharpness * (2 * positions).exp()) * (-2 * s.middle).exp()[:, :, None]
+    exponent = ((1 + 2 * positions) * sharpness - (2 * sharpness * s.middle)[:, :, None]).sub_(growth)
     across = exponent.clamp_(min=LEAST_EXPONENT[factor.dtype]).to(factor.dtype).exp_().mul_(factor[:, :, None])
     return across, growth.sub_(sharpness).to(factor.dtype)
 
 
-def _map(s: _Shapes, numbers: Tensor, places: Tensor | None, sharpness: float) -> Float[Tensor, "R Q"]:
-    """Return what a block adds to the feature vectors of its rows."""
-    along, _ = _profile_along(s, numbers)
-    across, _ = _profile_across(s, places, sharpness)
+def _map(s: _Shapes, indices: Tensor, positions: Tensor | None, sharpness: float) -> Float[Tensor, "R Q"]:
+    """Return the contribution of a block to the feature vectors of its rows."""
+    along, _ = _profile_along(s, indices)
+    across, _ = _profile_across(s, positions, sharpness)
     return torch.bmm(along.mT, across).flatten(1)
 
 
 def _moments(
-    grad: Float[Tensor, "R Q"], s: _Shapes, numbers: Tensor, places: Tensor | None, sharpness: float
+    grad: Float[Tensor, "R Q"], s: _Shapes, indices: Tensor, positions: Tensor | None, sharpness: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """⟨dP, ag⟩ and the same with t, with t² and with sharpness (e^2ξ − 1), for each component of a block."""
-    along, t = _profile_along(s, numbers)
-    across, growth = _profile_across(s, places, sharpness)
-    grad = grad.reshape(len(grad), len(numbers), -1)
-    flow = torch.bmm(across, grad.mT).mul_(along)
-    pull = flow * t
-    widen = torch.bmm(along, grad).mul_(across).mul_(growth)
-    return flow.sum(2), pull.sum(2), pull.mul_(t).sum(2), widen.sum(2)
+    """Return ⟨dP, f ag⟩ for f = 1, t, t² and sharpness (e^2ξ − 1), for each component of a block."""
+    along, t = _profile_along(s, indices)
+    across, growth = _profile_across(s, positions, sharpness)
+    grad = grad.reshape(len(grad), len(indices), -1)
+    moment_0 = torch.bmm(across, grad.mT).mul_(along)
+    moment_1 = moment_0 * t
+    moment_across = torch.bmm(along, grad).mul_(across).mul_(growth)
+    return moment_0.sum(2), moment_1.sum(2), moment_1.mul_(t).sum(2), moment_across.sum(2)
 
 
 @cache
-def _mapped_by(compiled: bool) -> tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, ...]]]:
+def _block_functions(compiled: bool) -> tuple[Callable[..., Tensor], Callable[..., tuple[Tensor, ...]]]:
     if not compiled:
         return _map, _moments
     return torch.compile(_map, dynamic=True), torch.compile(_moments, dynamic=True)

@@ -1,8 +1,7 @@
-"""Where the feature map looks at mixtures: equispaced nodes on two axes, and the error that they leave.
+"""Quadrature grid of the feature map: equispaced nodes on two axes, with steps and ends that bound the error.
 
-A Gaussian around μ·1 in n dimensions is round about the line of all multiples of **1**. It depends on two numbers only:
-the place u = 1ᵀz/√n along that line, and y, the logarithm of the distance from it. docs/feature_map.md derives what
-follows from there.
+A Gaussian around μ·1 in n dimensions is symmetric about the line spanned by **1**. It depends on two coordinates only:
+the position u = 1ᵀz/√n along that line, and the log-distance y from it. docs/feature_map.md has the derivation.
 """
 
 import math
@@ -23,34 +22,35 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 ERROR = {torch.float32: 1e-8, torch.float64: 1e-15}
-"""Error that steps and ends of the axes are chosen for, relative to inner products and to squared norms."""
+"""Quadrature error, relative to inner products and squared norms, that determines the steps and ends of the axes."""
 
 
-def outside_of_graphs(function: Callable[P, R]) -> Callable[P, R]:
-    """Keep torch.compile out of a function that builds a grid, which depends on numbers that no graph knows."""
-    kept_out: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return kept_out
+def disable_compile(function: Callable[P, R]) -> Callable[P, R]:
+    """Exclude a function from torch.compile, because the size of a grid depends on tensor values."""
+    disabled: Callable[P, R] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return disabled
 
 
 @dataclass(frozen=True)
 class Axis:
-    """Equispaced nodes, from the first one on."""
+    """Equispaced nodes, starting at `first`."""
 
     first: float
     step: float
     nodes: int
 
-    def places(self, like: Tensor) -> Tensor:
-        """The nodes, on the device of `like`, in float64 where it has that."""
+    def positions(self, like: Tensor) -> Tensor:
+        """Return the node positions on the device of `like`, in float64 if the device supports it."""
         return self.first + self.step * to_float64(torch.arange(self.nodes, device=like.device, dtype=torch.float32))
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The nodes along the line, and those across it; in one dimension there is nothing across.
+    """Nodes along the line and across it; in one dimension `across` is None.
 
-    Components are sampled with norm one (`power` ¼, for inner products of densities) or with mass one (½, of their
-    roots): along the line they go with σ^(−2·power), across it as exp(−power·m(e^2ξ − 1 − 2ξ)), m = n − 1.
+    Components are sampled with unit norm (`power` ¼, for inner products of densities) or with unit mass (½, for inner
+    products of their roots). Along the line they scale with σ^(−2·power), and across it they are proportional to
+    exp(−power·m(e^2ξ − 1 − 2ξ)), m = n − 1.
     """
 
     along: Axis
@@ -60,21 +60,21 @@ class Grid:
 
     @property
     def nodes(self) -> int:
-        """How many points the grid has: numbers in a feature vector."""
+        """Number of grid points, which is the size of a feature vector."""
         return self.along.nodes * (self.across.nodes if self.across else 1)
 
     @property
     def sharpness(self) -> float:
-        """What (e^2ξ − 1 − 2ξ) is multiplied by across the line."""
+        """Factor of (e^2ξ − 1 − 2ξ) in the exponent across the line."""
         return self.power * (self.dim - 1)
 
 
 def grid_for(
     sides: list[Components], dim: int, *, kind: Literal["norm", "mass"] = "norm", step: float = 1.0
 ) -> Grid | None:
-    """The smallest grid that holds all components of all sides; None where a parameter is not finite.
+    """Return the smallest grid that covers all components, or None if a parameter is not finite.
 
-    Steps are those that suffice for inner products of components of norm one, times `step`.
+    `step` multiplies the steps that are sufficient for inner products of components of unit norm.
     """
     error, power = ERROR[sides[0].variance.dtype], {"norm": 0.25, "mass": 0.5}[kind]
     bounds = torch.stack([_bounds(c, dim, error, power) for c in sides]).amin(0).tolist()
@@ -88,37 +88,37 @@ def grid_for(
 
 
 def _bounds(c: Components, dim: int, error: float, power: float) -> Float[Tensor, "5"]:
-    """The narrowest deviation, and the ends of what counts along and across the line, the upper ones negated.
+    """Return the smallest standard deviation and the ends of the axes along and across the line, upper ends negated.
 
-    What all K components of a row together have outside of the ends is at most `error`, squared norm or mass, in units
-    of the heaviest. A light component comes to its end sooner than a heavy one, and one that is light enough has none.
+    The K components of a row together have at most `error` of squared norm or mass outside the ends, relative to the
+    component of largest norm. Components of small norm need shorter axes, and those of negligible norm are ignored.
     """
     log_norm, mean, variance = (to_float64(x.detach()) for x in c)
-    enough = -math.log(error)
-    together = (log_norm + math.log(log_norm.shape[1])).clamp(max=0)  # if all K were as heavy, in the same place
-    depth = (enough + together / (2 * power)).clamp(min=0)  # by how much, in logarithms, it still has to sink
-    place, deviation = math.sqrt(dim) * mean, variance.sqrt()
+    full_depth = -math.log(error)
+    log_bound = (log_norm + math.log(log_norm.shape[1])).clamp(max=0)  # as if all K had this norm and mean
+    depth = (full_depth + log_bound / (2 * power)).clamp(min=0)  # remaining decay to `error`, in log units
+    position, deviation = math.sqrt(dim) * mean, variance.sqrt()
     reach = (4 * power * depth).sqrt() * deviation
-    ends = [place - reach, -place - reach]
+    ends = [position - reach, -position - reach]
     if dim > 1:
         middle, (below, above) = middle_across(dim, power) + 0.5 * variance.log(), tails_across(dim, error)
-        # From the middle down the logarithm falls ever slower, and up ever faster, than the parabola −mξ².
-        ends += [middle - below * (depth / enough).sqrt(), -middle - (depth / (dim - 1)).sqrt().clamp(max=above)]
+        # Compared with the parabola −mξ², the logarithm falls more slowly below the mode and faster above it.
+        ends += [middle - below * (depth / full_depth).sqrt(), -middle - (depth / (dim - 1)).sqrt().clamp(max=above)]
     else:
-        ends += [torch.zeros_like(place)] * 2
-    at_ends = [end.where(depth > 0, math.inf).amin() for end in ends]
-    # A sum carries what is not finite where a comparison drops it.
-    return torch.stack([deviation.amin(), *at_ends]) + 0 * (place.sum() + variance.sum())
+        ends += [torch.zeros_like(position)] * 2
+    outer_ends = [end.where(depth > 0, math.inf).amin() for end in ends]
+    # The sum propagates NaN and inf, which a comparison would drop.
+    return torch.stack([deviation.amin(), *outer_ends]) + 0 * (position.sum() + variance.sum())
 
 
 def step_along(narrowest: float, error: float) -> float:
-    """The step h at which the trapezoidal rule is wrong by 2 exp(−π²σ²/h²) of the inner product."""
+    """Return the step h whose trapezoidal error 2 exp(−π²σ²/h²), relative to the inner product, is `error`."""
     return math.pi * narrowest / math.sqrt(math.log(2 / error))
 
 
 @cache
 def step_across(dim: int, error: float) -> float:
-    """The step h at which the trapezoidal rule is wrong by 2 |Γ(m/2 + iπ/h)| / Γ(m/2), m = n − 1, of the product."""
+    """Return the step h whose relative trapezoidal error 2 |Γ(m/2 + iπ/h)| / Γ(m/2), m = n − 1, is `error`."""
     m = dim - 1
 
     def excess(step: float) -> float:
@@ -128,19 +128,19 @@ def step_across(dim: int, error: float) -> float:
 
 
 def middle_across(dim: int, power: float) -> float:
-    """Where a component of deviation one is largest across the line: ½ log(2·power·m)."""
+    """Return the mode across the line of a component with σ = 1: ½ log(2·power·m)."""
     return 0.5 * math.log(2 * power * (dim - 1))
 
 
 @cache
 def tails_across(dim: int, error: float) -> tuple[float, float]:
-    """How far below and above its middle the square of a component, exp(−(m/2)(e^2ξ − 1 − 2ξ)), has sunk to `error`."""
+    """Return the distances below and above the mode at which exp(−(m/2)(e^2ξ − 1 − 2ξ)) falls to `error`."""
 
-    def left(distance: float, sign: int) -> float:
+    def excess(distance: float, sign: int) -> float:
         xi = sign * distance
         return (dim - 1) / 2 * (math.expm1(2 * xi) - 2 * xi) + math.log(error)
 
-    return _root(lambda d: left(d, -1), 0.0, 100.0), _root(lambda d: left(d, 1), 0.0, 100.0)
+    return _root(lambda d: excess(d, -1), 0.0, 100.0), _root(lambda d: excess(d, 1), 0.0, 100.0)
 
 
 def _axis(low: float, high: float, step: float) -> Axis:
@@ -148,7 +148,7 @@ def _axis(low: float, high: float, step: float) -> Axis:
 
 
 def _root(function: Callable[[float], float], low: float, high: float) -> float:
-    """Where an increasing function is zero, by halving."""
+    """Return the zero of an increasing function, by bisection."""
     for _ in range(100):
         middle = (low + high) / 2
         low, high = (middle, high) if function(middle) < 0 else (low, middle)

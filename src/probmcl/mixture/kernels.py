@@ -1,4 +1,4 @@
-"""Kernel mixtures, one kernel for each class: the heads of KMCL, its kernels, and how alike those of two images are."""
+"""Kernel mixtures of KMCL with one kernel per class: heads, kernels and their Bhattacharyya coefficients."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,24 +9,24 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid
 
-from probmcl.mixture.density import Initialization, floored_variance, initialize_as_paper, slices, spread
+from probmcl.mixture.density import Initialization, floored_variance, initialize_as_paper, slices, variance_term
 from probmcl.runtime.precision import at_least_float32, full_precision, to_float64
 
 Covariance = Literal["isotropic", "anisotropic"]
 
 BLOCK = 2**19
-"""Numbers of the largest tensor that is held at once: a few kernels against those of all columns."""
+"""Maximum number of elements of a temporary tensor, which compares a few kernels with those of all columns."""
 
 
 @dataclass(frozen=True, eq=False)
 class KernelMixture:
-    """M mixtures of C kernels in `dim` dimensions, whose weights are probabilities of their own.
+    """M mixtures of C kernels in `dim` dimensions, with independent sigmoid weights.
 
     Σ_k p_ik g_ik(z), with p_ik = sigmoid(`logit`) and g_ik(z) = exp[−½ Σ_t (z_t − m_ikt)² / v_ikt], t over dimensions.
-    A kernel is no density: it is 1 at its mean. `mean` and `variance` have either d = dim coordinates (anisotropic) or
-    d = 1, which stands for the same number in every dimension (isotropic).
+    Kernels are not normalized: each is 1 at its mean. `mean` and `variance` have either d = dim coordinates
+    (anisotropic) or d = 1, one value for all dimensions (isotropic).
 
-    Reference: KMCL, its kernel mixture module.
+    Reference: KMCL, kernel mixture module.
 
     >>> one = KernelMixture(torch.zeros(1, 1), torch.zeros(1, 1, 1), torch.ones(1, 1, 1), dim=2)
     >>> one.log_kernels(torch.ones(1, 2))  # −½ (1 + 1)
@@ -45,49 +45,49 @@ class KernelMixture:
                 f"{tuple(self.variance.shape)} must agree in rows, kernels and coordinates"
             )
         if self.mean.shape[2] not in (1, self.dim):
-            raise ValueError(f"kernels of {self.mean.shape[2]} coordinates in dim={self.dim}; give 1 or {self.dim}")
+            raise ValueError(f"`mean` must have 1 or dim={self.dim} coordinates per kernel, got {self.mean.shape[2]}")
         for name in ("logit", "mean", "variance"):
             object.__setattr__(self, name, at_least_float32(getattr(self, name)))
 
     @property
     def log_weight(self) -> Float[Tensor, "M C"]:
-        """Logarithm of p_ik; the weights of a row do not sum to one."""
+        """Logarithm of p_ik; the weights of a row need not sum to one."""
         return logsigmoid(self.logit)
 
     @property
     def repeats(self) -> int:
-        """How many dimensions each stored coordinate stands for."""
+        """Number of dimensions that share a stored coordinate: `dim` if isotropic, else 1."""
         return self.dim // self.mean.shape[2]
 
     @full_precision
     def log_kernels(self, z: Float[Tensor, "M n"]) -> Float[Tensor, "M C"]:
-        """Logarithm of each kernel of row i at row i of z.
+        """Return the logarithm of each kernel of row i at row i of z.
 
-        In float64: the sum over dimensions reaches thousands, of which the digits after the point decide.
+        The result is float64, because the sum over dimensions reaches thousands and its decimals matter.
         """
         if z.shape[1] != self.dim:
-            raise ValueError(f"z has {z.shape[1]} dimensions, the kernels {self.dim}")
+            raise ValueError(f"z has {z.shape[1]} dimensions, but the kernels have {self.dim}")
         z, mean, variance = to_float64(z), to_float64(self.mean), to_float64(self.variance)
         if self.repeats == 1:
             return -0.5 * ((z[:, None] - mean).square() / variance).sum(2)
-        # Pythagoras with the direction 1/√n: ‖z − μ1‖² = ‖z − z̄1‖² + n (z̄ − μ)², without an (M, C, n) tensor.
+        # ‖z − μ1‖² = ‖z − z̄1‖² + n (z̄ − μ)² needs no (M, C, n) tensor.
         center = z.mean(1, keepdim=True)
         distance = (z - center).square().sum(1, keepdim=True) + self.dim * (center - mean[:, :, 0]).square()
         return -0.5 * distance / variance[:, :, 0]
 
 
 class KernelHeads(nn.Module):
-    """Maps a feature h(x) to a kernel mixture: linear heads for the logits, the means and the variances ELU(a) + 2.
+    """Linear heads that map a feature h(x) to the logits, means and variances ELU(a) + 2 of a kernel mixture.
 
-    Isotropic heads sit on the feature itself. Anisotropic ones sit on z = W h + b, of `reduced_size` numbers, since
-    they give a mean and a variance for each class in each dimension of z.
+    Isotropic heads act on h directly. Anisotropic heads act on z = W h + b of size `reduced_size`, because they predict
+    a mean and a variance for every class and every dimension of z.
 
-    Reference: KMCL, its published code.
+    Reference: KMCL, published code.
 
     Args:
-        covariance: whether a kernel has one mean and one variance, or one of each for every dimension of z.
-        reduced_size: dimensions of z where kernels are anisotropic.
-        initialization: of the mean and variance heads; `paper` is `initialize_as_paper`, `torch` keeps PyTorch's draw.
+        covariance: whether a kernel has a single mean and variance or one of each per dimension of z.
+        reduced_size: dimension of z if the kernels are anisotropic.
+        initialization: `paper` applies `initialize_as_paper` to two of the heads; `torch` keeps PyTorch's default.
 
     >>> heads = KernelHeads(in_features=8, classes=3, covariance="anisotropic", reduced_size=4)
     >>> mixture = heads(torch.zeros(2, 8))
@@ -116,17 +116,17 @@ class KernelHeads(nn.Module):
             initialize_as_paper(self.mean_head, self.variance_head)
 
     def logits(self, h: Float[Tensor, "M D"]) -> Float[Tensor, "M C"]:
-        """The logits alone, which are all that predicts."""
+        """Return only the logits, which are sufficient for prediction."""
         logits: Tensor = self.logit_head(self.reduction(h))
         return logits
 
     def forward(self, h: Float[Tensor, "M D"]) -> KernelMixture:
-        """The mixture of each row."""
+        """Return the mixture of each row."""
         return self.mixture(self.reduction(h))
 
     @full_precision
     def mixture(self, z: Float[Tensor, "M n"]) -> KernelMixture:
-        """The three heads, on the output of `reduction`."""
+        """Apply the three heads to the output of `reduction`."""
         mean, raw = (head(z).unflatten(1, (-1, self.coordinates)) for head in (self.mean_head, self.variance_head))
         return KernelMixture(self.logit_head(z), mean, floored_variance(raw, "variance"), self.dim)
 
@@ -135,22 +135,21 @@ class KernelHeads(nn.Module):
 def kernel_bhattacharyya(
     p: KernelMixture, q: KernelMixture | None = None, *, present: Bool[Tensor, "M C"], distance_scale: float = 1.0
 ) -> Float[Tensor, "T P"]:
-    """Bhattacharyya coefficients of chosen kernels of p with the kernels of the same class in every mixture of q.
+    """Return Bhattacharyya coefficients of selected kernels of p with the same class's kernel in every mixture of q.
 
-    BC = exp(−s D_B), D_B = Σ_t ½ log[S_t / 2σ_tσ'_t] + ¼ (m_t − m'_t)² / S_t, S_t = v_t + v'_t, where the sum goes
-    over all dimensions and s is `distance_scale`. The rows of the result are the true entries of `present`, row by row:
-    a contrast over shared labels asks for no other kernels, and images have few of all labels.
+    BC = exp(−s D_B), D_B = Σ_t ½ log[S_t / 2σ_tσ'_t] + ¼ (m_t − m'_t)² / S_t, S_t = v_t + v'_t, where t runs over all
+    dimensions and s is `distance_scale`. The T rows of the result are the true entries of `present`, in row-major
+    order: a contrastive loss over shared labels needs no other kernels, and most images have few labels.
 
-    What is held from forward to backward are the kernels and the T·P coefficients. Of the T·P·d numbers in between,
-    `BLOCK` are held at once, in a handful of tensors of that size. It can be differentiated once.
+    Temporary tensors are limited to `BLOCK` elements. Second derivatives are not supported.
 
-    Reference: KMCL, its kernel similarity.
+    Reference: KMCL, kernel similarity.
 
     Args:
         p: M mixtures.
         q: P mixtures; None compares p with itself.
-        present: the kernels of p that are compared.
-        distance_scale: multiplies the distance. The published code has dim here where kernels are anisotropic.
+        present: mask of the kernels of p to compare.
+        distance_scale: factor s of the distance. The published code uses `dim` for anisotropic kernels.
 
     >>> p = KernelMixture(torch.zeros(2, 1), torch.tensor([[[0.0]], [[2.0]]]), torch.ones(2, 1, 1), dim=1)
     >>> kernel_bhattacharyya(p, present=torch.tensor([[True], [False]]))
@@ -159,7 +158,8 @@ def kernel_bhattacharyya(
     q = q or p
     if (p.mean.shape[1:], p.dim) != (q.mean.shape[1:], q.dim):
         raise ValueError(
-            f"kernels {tuple(p.mean.shape[1:])} in {p.dim} dimensions and {tuple(q.mean.shape[1:])} in {q.dim} differ"
+            f"cannot compare kernels of shape {tuple(p.mean.shape[1:])} in {p.dim} dimensions "
+            f"and {tuple(q.mean.shape[1:])} in {q.dim}"
         )
     label = present.nonzero()[:, 1]
     scale = distance_scale * p.repeats
@@ -170,10 +170,10 @@ def kernel_bhattacharyya(
 
 
 class _Coefficients(torch.autograd.Function):
-    """exp(−s D_B) of T kernels (T, d), each with the P kernels of its class, a few rows at a time.
+    """Autograd function for exp(−s D_B) of T kernels (T, d) with the P kernels of their class, a few rows at a time.
 
     With F = (dL/dBC) s BC, δ = m − m' and S = v + v', the gradients are dm = −Σ F δ/2S and
-    dv = Σ F [δ²/4S² + (v' − v)/(4vS)], those of the other side with the signs of δ and v' − v turned.
+    dv = Σ F [δ²/4S² + (v' − v)/(4vS)]. For the other side, the signs of δ and v' − v are reversed.
     """
 
     @staticmethod
@@ -188,9 +188,9 @@ class _Coefficients(torch.autograd.Function):
     ) -> Float[Tensor, "T P"]:
         coefficients = mean.new_empty(len(mean), len(means))
         for rows in _blocks(mean, means):
-            down, across = variance[rows, None], variances[:, label[rows]].transpose(0, 1)
-            apart = (mean[rows, None] - means[:, label[rows]].transpose(0, 1)).square() / (4 * (down + across))
-            coefficients[rows] = (-scale * (spread(down, across) + apart).sum(2)).exp()
+            v, w = variance[rows, None], variances[:, label[rows]].transpose(0, 1)
+            distance = (mean[rows, None] - means[:, label[rows]].transpose(0, 1)).square() / (4 * (v + w))
+            coefficients[rows] = (-scale * (variance_term(v, w) + distance).sum(2)).exp()
         ctx.scale = scale
         ctx.save_for_backward(label, mean, variance, means, variances, coefficients)
         return coefficients
@@ -199,18 +199,18 @@ class _Coefficients(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         label, mean, variance, means, variances, coefficients = ctx.saved_tensors
-        flow = (ctx.scale / 4 * grad * coefficients)[:, :, None]  # F/4
+        quarter_f = (ctx.scale / 4 * grad * coefficients)[:, :, None]  # F/4
         d_mean, d_variance, d_means, d_variances = map(torch.zeros_like, (mean, variance, means, variances))
         for rows in _blocks(mean, means):
-            chosen = label[rows]
-            down, across = variance[rows, None], variances[:, chosen].transpose(0, 1)
-            total = down + across
-            slope = (mean[rows, None] - means[:, chosen].transpose(0, 1)) / total  # δ/S
-            pull = 2 * flow[rows] * slope
-            steepness, apart = flow[rows] * slope.square(), flow[rows] * (across - down) / total
-            d_mean[rows], d_variance[rows] = -pull.sum(1), (steepness + apart / down).sum(1)
-            d_means.index_add_(1, chosen, pull.transpose(0, 1))
-            d_variances.index_add_(1, chosen, (steepness - apart / across).transpose(0, 1))
+            classes = label[rows]
+            v, w = variance[rows, None], variances[:, classes].transpose(0, 1)
+            total = v + w
+            slope = (mean[rows, None] - means[:, classes].transpose(0, 1)) / total  # δ/S
+            mean_pairs = 2 * quarter_f[rows] * slope
+            square_pairs, variance_pairs = quarter_f[rows] * slope.square(), quarter_f[rows] * (w - v) / total
+            d_mean[rows], d_variance[rows] = -mean_pairs.sum(1), (square_pairs + variance_pairs / v).sum(1)
+            d_means.index_add_(1, classes, mean_pairs.transpose(0, 1))
+            d_variances.index_add_(1, classes, (square_pairs - variance_pairs / w).transpose(0, 1))
         return None, None, d_mean, d_variance, d_means, d_variances
 
 

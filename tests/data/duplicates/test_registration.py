@@ -13,47 +13,47 @@ def tiles(*images: Image.Image) -> UInt8[ndarray, "P S S"]:
     return np.stack([small_gray(image, TILE) for image in images]).astype(np.uint8)
 
 
-def alike(one: Image.Image, other: Image.Image) -> float:
+def correlation(one: Image.Image, other: Image.Image) -> float:
     return float(registered_correlation(tiles(one), tiles(other))[0])
 
 
-def test_the_same_picture_has_likeness_one_however_bright() -> None:
-    assert alike(scene(0), scene(0)) == pytest.approx(1, abs=1e-3)
-    assert alike(scene(0), scene(0).point(lambda level: level // 2 + 60)) > 0.98
+def test_correlation_is_invariant_to_brightness() -> None:
+    assert correlation(scene(0), scene(0)) == pytest.approx(1, abs=1e-3)
+    assert correlation(scene(0), scene(0).point(lambda level: level // 2 + 60)) > 0.98
 
 
 @pytest.mark.parametrize(
     "box", [(8, 6, 152, 114), (0, 0, 152, 120), (8, 0, 160, 114), (0, 9, 160, 120), (12, 0, 160, 120)]
 )
-def test_a_crop_is_laid_where_it_belongs_whichever_comes_first(box: tuple[int, int, int, int]) -> None:
+def test_crops_are_aligned_in_either_order(box: tuple[int, int, int, int]) -> None:
     for seed in range(3):
         whole, part = scene(seed), scene(seed).crop(box)
-        assert alike(whole, part) > 0.95
-        assert alike(part, whole) > 0.95
+        assert correlation(whole, part) > 0.95
+        assert correlation(part, whole) > 0.95
 
 
-def test_other_pictures_are_unlike() -> None:
+def test_different_pictures_have_a_low_correlation() -> None:
     ones, others = np.triu_indices(24, 1)
     pictures = tiles(*(scene(seed) for seed in range(24)))
     assert registered_correlation(pictures[ones], pictures[others]).max() < 0.7
 
 
-def test_a_flipped_picture_is_another_one() -> None:
-    assert alike(scene(0), scene(0).transpose(Image.Transpose.FLIP_LEFT_RIGHT)) < 0.5
+def test_flipped_picture_has_a_low_correlation() -> None:
+    assert correlation(scene(0), scene(0).transpose(Image.Transpose.FLIP_LEFT_RIGHT)) < 0.5
 
 
-def test_a_common_frame_does_not_make_pictures_alike() -> None:
+def test_common_frame_does_not_raise_the_correlation() -> None:
     def framed(seed: int) -> Image.Image:
         faint = scene(seed).point(lambda level: 110 + level // 4)
         mask = Image.new("L", faint.size, 0)
         mask.paste(255, (16, 12, 144, 108))
         return Image.composite(faint, Image.new("RGB", faint.size), mask)
 
-    assert alike(framed(0), framed(0).resize((100, 80))) > 0.92
-    assert max(alike(framed(0), framed(seed)) for seed in range(1, 12)) < 0.92
+    assert correlation(framed(0), framed(0).resize((100, 80))) > 0.92
+    assert max(correlation(framed(0), framed(seed)) for seed in range(1, 12)) < 0.92
 
 
-def test_each_pair_is_judged_by_itself() -> None:
+def test_pairs_in_a_batch_are_independent() -> None:
     ones = tiles(scene(0), scene(1), scene(2))
     others = tiles(scene(0).crop((5, 5, 155, 115)), scene(5), scene(2))
     together = registered_correlation(ones, others)
@@ -62,7 +62,7 @@ def test_each_pair_is_judged_by_itself() -> None:
     assert [value > 0.9 for value in together] == [True, False, True]
 
 
-def test_nothing_and_flat_images_do_no_harm() -> None:
+def test_empty_batches_and_constant_images() -> None:
     assert registered_correlation(
         np.zeros((0, TILE, TILE), dtype=np.uint8), np.zeros((0, TILE, TILE), dtype=np.uint8)
     ).shape == (0,)

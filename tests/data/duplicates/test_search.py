@@ -14,7 +14,7 @@ from probmcl.data.duplicates.search import (
     REMEDY,
     NearPair,
     exact_duplicates,
-    leaks,
+    find_leaks,
     near_duplicates,
     thresholds,
 )
@@ -29,7 +29,7 @@ def near(paths: Sequence[Path], workers: int = 0) -> list[NearPair]:
 
 @pytest.fixture
 def photographs(tmp_path: Path) -> list[Path]:
-    """Scenes, none of which is there twice."""
+    """Files of different scenes."""
     paths = [tmp_path / f"{seed}.png" for seed in range(SCENES)]
     for seed, path in enumerate(paths):
         scene(seed).save(path)
@@ -38,7 +38,7 @@ def photographs(tmp_path: Path) -> list[Path]:
 
 @pytest.fixture
 def copies(tmp_path: Path, photographs: list[Path]) -> list[Path]:
-    """The first five again: encoded anew, smaller, flipped, cropped, and all of it."""
+    """All scenes, then copies of the first five: re-encoded, resized, flipped, cropped, and all of these."""
     flipped, box = Image.Transpose.FLIP_LEFT_RIGHT, (6, 5, 153, 116)
     made = [
         scene(0),
@@ -53,31 +53,31 @@ def copies(tmp_path: Path, photographs: list[Path]) -> list[Path]:
     return [*photographs, *paths]
 
 
-def test_equal_files_are_found_and_bad_ones_left_out() -> None:
-    found = [Fingerprint(None, content=content) for content in (b"a", b"b", b"a", b"c", b"b", b"a")]
-    assert exact_duplicates([*found, Fingerprint("does not exist"), Fingerprint("the file is empty")]) == [
+def test_exact_duplicates_ignores_unreadable_files() -> None:
+    readable = [Fingerprint(None, content=content) for content in (b"a", b"b", b"a", b"c", b"b", b"a")]
+    assert exact_duplicates([*readable, Fingerprint("does not exist"), Fingerprint("the file is empty")]) == [
         (0, 2, 5),
         (1, 4),
     ]
 
 
-def test_every_planted_copy_is_confirmed_and_nothing_else(copies: list[Path]) -> None:
-    found = near(copies)
-    assert [(pair.one, pair.other, pair.confirmed) for pair in found] == [(k, SCENES + k, True) for k in range(5)]
-    assert all(pair.correlation >= CONFIRMED for pair in found)
-    assert [pair.distance <= 14 for pair in found] == [True] * 5
+def test_exactly_the_planted_copies_are_confirmed(copies: list[Path]) -> None:
+    pairs = near(copies)
+    assert [(pair.one, pair.other, pair.confirmed) for pair in pairs] == [(k, SCENES + k, True) for k in range(5)]
+    assert all(pair.correlation >= CONFIRMED for pair in pairs)
+    assert [pair.distance <= 14 for pair in pairs] == [True] * 5
 
 
-def test_processes_find_the_same(copies: list[Path]) -> None:
+def test_workers_find_the_same_pairs(copies: list[Path]) -> None:
     assert near(copies, workers=2) == near(copies)
 
 
-def test_different_scenes_give_nothing_and_nothing_is_read_twice(photographs: list[Path]) -> None:
-    found = fingerprints(photographs)
+def test_different_scenes_have_no_candidates_to_read_again(photographs: list[Path]) -> None:
+    prints = fingerprints(photographs)
     steps: list[int] = []
     for path in photographs:
         path.unlink()
-    assert near_duplicates(photographs, found, advance=steps.append) == []
+    assert near_duplicates(photographs, prints, advance=steps.append) == []
     assert sum(steps) == SCENES
 
 
@@ -91,15 +91,15 @@ def test_no_images_have_no_duplicates() -> None:
     assert near([]) == []
 
 
-def test_equal_files_are_not_near_duplicates_as_well(copies: list[Path], tmp_path: Path) -> None:
+def test_identical_files_are_not_also_near_duplicates(copies: list[Path], tmp_path: Path) -> None:
     (tmp_path / "twin.png").write_bytes(copies[0].read_bytes())
     paths = [tmp_path / "twin.png", *copies]
     assert exact_duplicates(fingerprints(paths)) == [(0, 1)]
     pairs = [(pair.one, pair.other) for pair in near(paths)]
-    assert pairs == [(0, SCENES + 1), *((k + 1, SCENES + k + 1) for k in range(1, 5))]  # the first stands for both
+    assert pairs == [(0, SCENES + 1), *((k + 1, SCENES + k + 1) for k in range(1, 5))]  # only the first is compared
 
 
-def test_images_that_show_nothing_are_copies_of_nothing(tmp_path: Path) -> None:
+def test_nearly_constant_images_are_not_duplicates(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     paths = [tmp_path / f"{number}.png" for number in range(30)]
     for path in paths:
@@ -107,21 +107,21 @@ def test_images_that_show_nothing_are_copies_of_nothing(tmp_path: Path) -> None:
     assert near(paths) == []
 
 
-def test_images_that_cannot_be_read_take_no_part(copies: list[Path]) -> None:
+def test_unreadable_images_are_ignored(copies: list[Path]) -> None:
     copies[0].write_bytes(b"")
     copies[SCENES + 1].unlink()
     assert [(pair.one, pair.other) for pair in near(copies)] == [(k, SCENES + k) for k in range(2, 5)]
 
 
-def test_an_image_that_goes_in_between_is_named(copies: list[Path]) -> None:
-    found = fingerprints(copies)
+def test_image_deleted_during_the_search_is_an_error(copies: list[Path]) -> None:
+    prints = fingerprints(copies)
     copies[2].unlink()
     with pytest.raises(ImageError, match=r"2\.png: does not exist"):
-        near_duplicates(copies, found)
+        near_duplicates(copies, prints)
 
 
-def alike(number: int) -> Image.Image:
-    """One scene for all; each has a few small things of its own."""
+def similar_scene(number: int) -> Image.Image:
+    """Return a common scene with a few small rectangles that depend on `number`."""
     image = scene(0).copy()
     rng = np.random.default_rng((7, number))
     for _ in range(6):
@@ -130,35 +130,33 @@ def alike(number: int) -> Image.Image:
     return image
 
 
-def test_where_all_images_are_alike_only_real_copies_are_confirmed(tmp_path: Path) -> None:
+def test_only_copies_are_confirmed_if_all_images_are_similar(tmp_path: Path) -> None:
     paths = [tmp_path / f"{number}.png" for number in range(45)]
     for number, path in enumerate(paths):
-        alike(number).save(path)
+        similar_scene(number).save(path)
     copy = tmp_path / "copy.jpg"
-    alike(9).resize((140, 105)).save(copy, quality=95)
+    similar_scene(9).resize((140, 105)).save(copy, quality=95)
     confirmed = [(pair.one, pair.other) for pair in near([*paths, copy]) if pair.confirmed]
     assert confirmed == [(9, 45)]
 
 
-def test_what_is_beyond_doubt_rises_with_how_alike_a_set_is() -> None:
+def test_thresholds_rise_with_the_similarity_of_random_pairs() -> None:
     rng = np.random.default_rng(0)
     assert thresholds(np.zeros(0)) == (CONFIRMED, DOUBTFUL)
     assert thresholds(rng.normal(0.2, 0.1, 300)) == (CONFIRMED, DOUBTFUL)
-    unlike = np.exp(rng.normal(np.log(0.04), 0.4, 300))
-    confirmed, doubtful = thresholds(1 - unlike)
+    difference = np.exp(rng.normal(np.log(0.04), 0.4, 300))
+    confirmed, doubtful = thresholds(1 - difference)
     assert confirmed == pytest.approx(1 - 0.04 * np.exp(-5.5 * 0.4), abs=2e-3)
     assert doubtful == pytest.approx(1 - 0.04 * np.exp(-4.5 * 0.4), abs=2e-3)
-    assert max(thresholds(np.ones(300))) < 1  # all equal, yet a copy can still be confirmed
+    assert max(thresholds(np.ones(300))) < 1  # a copy can be confirmed even if all images are the same
 
 
-def test_doubtful_pairs_are_the_most_alike_and_not_too_many(
-    copies: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_number_of_doubtful_pairs_is_limited(copies: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "thresholds", lambda sample: (2.0, 0.5))  # nothing can be confirmed
-    every = near(copies)
-    assert [pair.confirmed for pair in every] == [False] * 5
+    pairs = near(copies)
+    assert [pair.confirmed for pair in pairs] == [False] * 5
     monkeypatch.setattr(module, "MAX_DOUBTFUL", 2)
-    assert {pair.correlation for pair in near(copies)} == set(sorted(pair.correlation for pair in every)[-2:])
+    assert {pair.correlation for pair in near(copies)} == set(sorted(pair.correlation for pair in pairs)[-2:])
 
 
 SPLIT = ("train", "train", "val", "test", "test")
@@ -168,55 +166,57 @@ def pair(one: int, other: int, *, confirmed: bool) -> NearPair:
     return NearPair(one, other, 3, 0.97, confirmed)
 
 
-def test_only_what_stands_in_two_splits_leaks() -> None:
-    sure, unsure = pair(1, 2, confirmed=True), pair(2, 3, confirmed=False)
-    inside = [pair(0, 1, confirmed=True), pair(3, 4, confirmed=False)]
-    found = leaks(SPLIT, ("a", "a", "b", "c", "b"), [(0, 1), (3, 4), (0, 1, 2)], [sure, unsure, *inside])
-    assert found.exact == [(0, 1, 2)]
-    assert found.groups == {"b": (2, 4)}
-    assert found.confirmed == [sure]
-    assert found.doubtful == [unsure]
+def test_leaks_are_in_more_than_one_split() -> None:
+    certain, uncertain = pair(1, 2, confirmed=True), pair(2, 3, confirmed=False)
+    within = [pair(0, 1, confirmed=True), pair(3, 4, confirmed=False)]
+    leaks = find_leaks(SPLIT, ("a", "a", "b", "c", "b"), [(0, 1), (3, 4), (0, 1, 2)], [certain, uncertain, *within])
+    assert leaks.exact == [(0, 1, 2)]
+    assert leaks.groups == {"b": (2, 4)}
+    assert leaks.confirmed == [certain]
+    assert leaks.doubtful == [uncertain]
 
 
-def test_equal_files_groups_and_confirmed_pairs_block_and_doubtful_ones_do_not() -> None:
-    assert leaks(SPLIT, None, [(0, 3)], []).blocks
-    assert leaks(SPLIT, ("a", "b", "c", "a", "d"), [], []).blocks
-    assert leaks(SPLIT, None, [], [pair(0, 3, confirmed=True)]).blocks
-    assert not leaks(SPLIT, None, [], [pair(0, 3, confirmed=False)]).blocks
-    assert not leaks(SPLIT, ("a", "a", "b", "c", "c"), [(0, 1)], [pair(3, 4, confirmed=True)]).blocks
+def test_doubtful_pairs_alone_do_not_block() -> None:
+    assert find_leaks(SPLIT, None, [(0, 3)], []).blocks
+    assert find_leaks(SPLIT, ("a", "b", "c", "a", "d"), [], []).blocks
+    assert find_leaks(SPLIT, None, [], [pair(0, 3, confirmed=True)]).blocks
+    assert not find_leaks(SPLIT, None, [], [pair(0, 3, confirmed=False)]).blocks
+    assert not find_leaks(SPLIT, ("a", "a", "b", "c", "c"), [(0, 1)], [pair(3, 4, confirmed=True)]).blocks
 
 
-def test_a_leak_is_told_with_splits_files_and_remedies() -> None:
+def test_lines_list_the_files_and_splits_of_each_leak() -> None:
     names = [f"{row}.jpg" for row in range(5)]
     near = [pair(0, 4, confirmed=True), pair(1, 2, confirmed=False)]
-    lines = leaks(SPLIT, ("a", "b", "c", "c", "d"), [(1, 2, 3)], near).lines(names)
+    lines = find_leaks(SPLIT, ("a", "b", "c", "c", "d"), [(1, 2, 3)], near).lines(names)
     assert lines == [
-        "equal files in train and val: 1",
+        "identical files in train and val: 1",
         "  1.jpg (train) and 2.jpg (val)",
-        "equal files in train and test: 1",
+        "identical files in train and test: 1",
         "  1.jpg (train) and 3.jpg (test)",
-        "equal files in val and test: 1",
+        "identical files in val and test: 1",
         "  2.jpg (val) and 3.jpg (test)",
-        "one group in val and test: 1",
+        "same group in val and test: 1",
         "  2.jpg (val) and 3.jpg (test): group 'c'",
-        "the same picture in train and test: 1",
+        "near-duplicates in train and test: 1",
         "  0.jpg (train) and 4.jpg (test): correlation 0.970",
-        "perhaps the same picture in train and val: 1",
+        "possible near-duplicates in train and val: 1",
         "  1.jpg (train) and 2.jpg (val): correlation 0.970",
     ]
     for remedy in ("allow_leaks", "`group=COLUMN`", "drop the split column"):
         assert remedy in REMEDY
 
 
-def test_a_doubtful_pair_is_told_and_nothing_else_is() -> None:
-    assert leaks(SPLIT, None, [], []).lines([]) == []
-    lines = leaks(SPLIT, None, [], [pair(0, 3, confirmed=False)]).lines(list("abcde"))
-    assert lines == ["perhaps the same picture in train and test: 1", "  a (train) and d (test): correlation 0.970"]
+def test_lines_of_a_doubtful_pair() -> None:
+    assert find_leaks(SPLIT, None, [], []).lines([]) == []
+    lines = find_leaks(SPLIT, None, [], [pair(0, 3, confirmed=False)]).lines(list("abcde"))
+    assert lines == ["possible near-duplicates in train and test: 1", "  a (train) and d (test): correlation 0.970"]
 
 
-def test_many_leaks_are_counted_and_the_first_few_shown() -> None:
+def test_only_the_first_few_leaks_are_listed() -> None:
     split = ["train"] * 2000 + ["test"] * 2000
-    lines = leaks(split, None, [(row, 2000 + row) for row in range(2000)], []).lines([str(row) for row in range(4000)])
-    assert lines[0] == "equal files in train and test: 2,000"
+    lines = find_leaks(split, None, [(row, 2000 + row) for row in range(2000)], []).lines(
+        [str(row) for row in range(4000)]
+    )
+    assert lines[0] == "identical files in train and test: 2,000"
     assert lines[1:4] == [f"  {row} (train) and {2000 + row} (test)" for row in range(3)]
     assert len(lines) == 4

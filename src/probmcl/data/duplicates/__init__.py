@@ -1,1 +1,1 @@
-"""Images that are there twice: a fingerprint of each, candidates among them, and what confirms or dismisses a pair."""
+"""Duplicate detection: fingerprints of the images, candidate pairs, and registration to confirm them."""

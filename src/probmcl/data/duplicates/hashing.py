@@ -1,4 +1,4 @@
-"""Fingerprints of images: whether a file can be decoded, a digest of its bytes, and perceptual hashes."""
+"""Fingerprints of image files: digests, perceptual hashes, and the reason if a file cannot be decoded."""
 
 import io
 import itertools
@@ -20,28 +20,28 @@ from probmcl.errors import ImageError
 from probmcl.runtime.machine import map_in_order
 
 SIZE = 32
-"""A JPEG is decoded at an eighth of its size: most of the time is saved, and still every byte is read."""
+"""Side in pixels of the decoded image. Large JPEGs are decoded at 1/8 of their size, which still reads every byte."""
 
-IMAGES_AT_ONCE = 8  # few, so that an interrupt need not wait for many
+IMAGES_AT_ONCE = 8  # small, so that an interrupt does not wait long
 NEARLY_CONSTANT = 2.0
-"""Standard deviation of gray levels below which an image shows next to nothing: a black frame, an empty slide."""
+"""Standard deviation of gray levels below which an image counts as empty, such as a black frame or an empty slide."""
 
 BITS = 64
-FREQUENCIES = 12  # a side; the 64 lowest of these without the mean lie within them
+FREQUENCIES = 12  # per axis; enough for the 64 lowest two-dimensional frequencies
 MARGIN = 0.04
-"""Share that `inner_phash` leaves out on each side: half of the largest crop (8 %) under which a copy is found."""
+"""Share of the image that `inner_phash` omits on each side: half of the largest crop that is detected (8 %)."""
 
 
 class Fingerprint(NamedTuple):
-    """Properties of a file from one decode.
+    """Properties of an image file, computed while decoding it once.
 
     Attributes:
-        reason: why it cannot be decoded, None if it can; everything else is empty if it cannot.
-        size: width and height of the upright image, as stored; `mode` is Pillow's.
-        spread: standard deviation of the gray levels, 0 to 255, of the small image.
+        reason: why the file cannot be decoded, or None; if it is set, the other fields are empty.
+        size: stored width and height of the upright image; `mode` is the stored mode, as named by Pillow.
+        spread: standard deviation of the gray levels (0 to 255) of the reduced image.
         content: digest of the file's bytes.
         phash: perceptual hash, the signs of the 64 lowest cosine frequencies.
-        inner_phash: the same of the image without a margin, which is near the hash of a cropped copy.
+        inner_phash: perceptual hash without the margins, which is close to that of a cropped copy.
     """
 
     reason: str | None
@@ -54,12 +54,12 @@ class Fingerprint(NamedTuple):
 
     @property
     def nearly_constant(self) -> bool:
-        """Whether the image shows next to nothing."""
+        """True if the image is almost a single color."""
         return self.reason is None and self.spread < NEARLY_CONSTANT
 
 
 def fingerprint(path: Path, intensity: IntensityRange | None = None) -> Fingerprint:
-    """Decode a file once, small, and return its fingerprint.
+    """Decode a file at a small size and return its fingerprint.
 
     >>> fingerprint(Path("nowhere.jpg")).reason
     'does not exist'
@@ -80,43 +80,42 @@ def fingerprints(
     workers: int = 0,
     advance: Callable[[int], None] | None = None,
 ) -> list[Fingerprint]:
-    """Return the fingerprints of many files, in their order, decoded by `workers` processes (0: by this one).
+    """Return the fingerprints of many files, in order. `workers` processes decode them; 0 uses this process.
 
     `advance` is called with the number of images decoded since the last call.
     """
-    parts = [paths[start : start + IMAGES_AT_ONCE] for start in range(0, len(paths), IMAGES_AT_ONCE)]
-    taken: list[Fingerprint] = []
-    with closing(map_in_order(partial(_part, intensity=intensity), parts, workers)) as results:
-        for part in results:
-            taken += part
+    batches = [paths[start : start + IMAGES_AT_ONCE] for start in range(0, len(paths), IMAGES_AT_ONCE)]
+    prints: list[Fingerprint] = []
+    with closing(map_in_order(partial(_batch, intensity=intensity), batches, workers)) as results:
+        for batch in results:
+            prints += batch
             if advance is not None:
-                advance(len(part))
-    return taken
+                advance(len(batch))
+    return prints
 
 
 def small_gray(image: Image.Image, size: int) -> Float[ndarray, "S S"]:
-    """Return an image squashed to a small square of gray levels from 0 to 255."""
-    squashed = image.convert("L").resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
-    return np.asarray(squashed, dtype=np.float32)
+    """Return the gray levels (0 to 255) of an image resized to a small square."""
+    resized = image.convert("L").resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
+    return np.asarray(resized, dtype=np.float32)
 
 
-def _part(paths: Sequence[Path], intensity: IntensityRange | None) -> list[Fingerprint]:
+def _batch(paths: Sequence[Path], intensity: IntensityRange | None) -> list[Fingerprint]:
     return [fingerprint(path, intensity) for path in paths]
 
 
 def _header(stored: bytes, decoded: Image.Image) -> tuple[tuple[int, int], str]:
-    """Return size and mode as stored: a JPEG was decoded at a part of its size, and everything became RGB."""
+    """Return the stored size and mode, which differ from those of the reduced RGB image."""
     try:
         with Image.open(io.BytesIO(stored)) as image:
-            turned = image.getexif().get(ExifTags.Base.Orientation, 1) in range(5, 9)
-            return (image.size[::-1] if turned else image.size), image.mode
-    except UnidentifiedImageError:  # a format that Pillow does not know, as DICOM, is always read at full size
+            transposed = image.getexif().get(ExifTags.Base.Orientation, 1) in range(5, 9)
+            return (image.size[::-1] if transposed else image.size), image.mode
+    except UnidentifiedImageError:  # formats unknown to Pillow, such as DICOM, are always decoded at full size
         return decoded.size, decoded.mode
 
 
 def _hashes(pixels: Float[ndarray, "S S"]) -> tuple[int, int]:
-    """Return the signs of the lowest frequencies of the whole image and of the part within the margins."""
-    cosines = np.concatenate([_cosines(0.0), _cosines(MARGIN)])  # of the whole rows, and within the margins
+    cosines = np.concatenate([_cosines(0.0), _cosines(MARGIN)])
     signs = (cosines @ pixels @ cosines.T).take(_lowest()) > 0
     bits = np.packbits(signs).tobytes()
     return int.from_bytes(bits[: BITS // 8], "big"), int.from_bytes(bits[BITS // 8 :], "big")
@@ -124,7 +123,7 @@ def _hashes(pixels: Float[ndarray, "S S"]) -> tuple[int, int]:
 
 @lru_cache
 def _cosines(margin: float) -> Float[ndarray, "F S"]:
-    """Return cosines of which each but the first sums to zero, so that brightness does not count."""
+    """Return the cosine basis. All rows but the first sum to zero, so that the hash ignores the brightness."""
     edges = np.arange(SIZE + 1) / SIZE
     share = np.clip(np.minimum(edges[1:], 1 - margin) - np.maximum(edges[:-1], margin), 0, None) * SIZE
     position = ((np.arange(SIZE) + 0.5) / SIZE - margin) / (1 - 2 * margin)
@@ -136,12 +135,12 @@ def _cosines(margin: float) -> Float[ndarray, "F S"]:
 
 @lru_cache
 def _lowest() -> Int[ndarray, "B"]:
-    """Return the indices of the bits of both hashes among the products of all cosines down and along."""
+    """Return the flat indices of the bits of both hashes in the matrix of vertical and horizontal frequencies."""
     grid = itertools.product(range(FREQUENCIES), repeat=2)
     order = sorted(grid, key=lambda pair: (pair[0] ** 2 + pair[1] ** 2, pair))[1 : BITS + 1]  # without the mean
-    down, along = np.array(order).T
-    return np.concatenate([(down + start) * 2 * FREQUENCIES + along + start for start in (0, FREQUENCIES)])
+    vertical, horizontal = np.array(order).T
+    return np.concatenate([(vertical + start) * 2 * FREQUENCIES + horizontal + start for start in (0, FREQUENCIES)])
 
 
 FLIP_MASK = int.from_bytes(np.packbits(_lowest()[:BITS] % 2 == 1).tobytes(), "big")
-"""The bits of odd frequencies along a row, which a left-right flip inverts."""
+"""The bits of odd horizontal frequencies, which a left-right flip inverts."""
