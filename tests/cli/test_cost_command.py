@@ -76,7 +76,7 @@ def test_by_choice_it_is_measured(capsys: pytest.CaptureFixture[str], tmp_path: 
         ("csra --encoders pit_ti_224", "csra needs feature maps"),
         ("bce --batch-size 4", "--batch-size and --device are for a measurement; add --measure"),
         ("bce --measure --batch-size 1", "`batch_size=1` must be at least 2"),
-        ("bce --measure --device tpu", "`device=tpu` is not available: torch has"),
+        ("bce --measure --device tpu", "`device=tpu` is not available"),
         ("bce --paper", "--paper has its own methods, encoders and sizes; leave out METHODS"),
         ("bce --out costs.cvs", "--out costs.cvs: its suffix decides the format; did you mean '.csv'?"),
         ("bce --out costs.txt", "--out costs.txt: its suffix decides the format; available: .csv, .json, .md"),
