@@ -45,10 +45,10 @@ def test_probmcl_recipe_has_the_settings_of_the_paper(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_recipe_header_has_command_data_published_score_and_machine(path: Path) -> None:
+def test_recipe_header_is_complete(path: Path) -> None:
     head = [line for line in path.read_text().splitlines() if line.startswith("#")]
     assert all(
-        any(line.startswith(f"# {word} ") for line in head) for word in ("command", "data", "published", "machine")
+        any(line.startswith(f"# {word} ") for line in head) for word in ("command", "data", "published", "status")
     )
 
 
