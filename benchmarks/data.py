@@ -210,7 +210,7 @@ def labels(_: Path, args: argparse.Namespace) -> None:
     rows, states = np.repeat(np.arange(images, dtype=np.int32), entries), np.tile(entry_states, images)
     usual = np.full(classes, State.UNKNOWN, dtype=np.uint8)
     start = time.perf_counter()
-    label_states = LabelStates.from_entries(rows, columns.ravel(), states, (images, classes), usual=usual)
+    label_states = LabelStates.from_entries(rows, columns.ravel(), states, (images, classes), default=usual)
     seconds = time.perf_counter() - start
     batch = timer(lambda path: label_states.targets_and_known(rng.integers(0, images, 256)), [Path()], 20)()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2

@@ -1,4 +1,4 @@
-"""What every method that predicts promises on any encoder, whole or cut, tested over all of them."""
+"""Contract tests of all classifiers on different encoders, both complete encoders and tails."""
 
 import pytest
 import torch
@@ -11,9 +11,11 @@ from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier
 
 CLASSIFIERS = [
-    name for name, kind in ((name, find_method(name)) for name in METHODS) if kind.has_own_head(kind.presets["default"])
+    name
+    for name, method_class in ((name, find_method(name)) for name in METHODS)
+    if method_class.has_own_head(method_class.presets["default"])
 ]
-CLASSIFIERS.remove("probe")  # its encoder does not learn
+CLASSIFIERS.remove("probe")  # its encoder is frozen
 
 
 def classifier(name: str, encoder: Encoder | PrecomputedFeatures) -> Classifier:
@@ -24,7 +26,7 @@ def classifier(name: str, encoder: Encoder | PrecomputedFeatures) -> Classifier:
 
 
 def example(method: Classifier, images: Tensor) -> tuple[Tensor, Tensor]:
-    """The images as all views of themselves, with labels of which each image has some."""
+    """Return the images as every view, with one label per image."""
     return images.repeat(method.n_views, *[1] * images.ndim), torch.eye(4)[torch.arange(len(images)) % 4]
 
 
@@ -37,9 +39,7 @@ def has_gradients(method: Classifier) -> bool:
     [("test_resnet", 64), ("test_resnet", 96), ("test_vit", 64), ("test_mambaout", 96), ("test_efficientnet", 64)],
 )
 @pytest.mark.parametrize("name", CLASSIFIERS)
-def test_on_encoders_of_every_layout_and_size_all_that_learns_has_a_gradient(
-    name: str, encoder: str, side: int
-) -> None:
+def test_all_trainable_parameters_have_gradients(name: str, encoder: str, side: int) -> None:
     method, images = classifier(name, Encoder(encoder, image_size=side)), torch.rand(3, 3, side, side)
     assert method.eval().logits(images).shape == (3, 4)
     method.train()(*example(method, images)).loss.backward()
@@ -49,39 +49,39 @@ def test_on_encoders_of_every_layout_and_size_all_that_learns_has_a_gradient(
 
 @pytest.mark.parametrize("encoder", ["test_resnet", "test_convnext", "test_mambaout"])
 @pytest.mark.parametrize("name", CLASSIFIERS)
-def test_what_the_tail_of_an_encoder_has_learned_is_the_same_on_the_whole(name: str, encoder: str) -> None:
+def test_trained_tail_gives_the_same_logits_on_the_full_encoder(name: str, encoder: str) -> None:
     network = Encoder(encoder, image_size=96).eval()
     cut = split_encoder(network)
     assert cut is not None
     images = torch.rand(4, 3, 96, 96)
     activations = cut.trunk(images)
-    tail, whole = (classifier(name, part) for part in (cut.tail, network))
-    moves = Adam([p for p in tail.train().parameters() if p.requires_grad], lr=1e-3)
-    before = whole.eval().logits(images)
+    tail, full = (classifier(name, part) for part in (cut.tail, network))
+    optimizer = Adam([p for p in tail.train().parameters() if p.requires_grad], lr=1e-3)
+    before = full.eval().logits(images)
     for _ in range(2):
-        moves.zero_grad()
+        optimizer.zero_grad()
         tail(*example(tail, activations)).loss.backward()
         assert has_gradients(tail)
-        moves.step()
+        optimizer.step()
     learned = tail.state_dict()
-    assert learned.keys() <= whole.state_dict().keys()
-    whole.load_state_dict(whole.state_dict() | learned)
-    after = whole.eval().logits(images)
+    assert learned.keys() <= full.state_dict().keys()
+    full.load_state_dict(full.state_dict() | learned)
+    after = full.eval().logits(images)
     torch.testing.assert_close(after, tail.eval().logits(activations), rtol=1e-3, atol=1e-3)
     assert not torch.allclose(after, before, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", CLASSIFIERS)
-def test_one_image_with_one_position_can_be_trained_on(name: str) -> None:
+def test_can_train_on_one_image_with_one_position(name: str) -> None:
     encoder = Encoder("test_resnet", image_size=32)
-    encoder.fixed_statistics = True  # its own batch normalization would refuse
+    encoder.fixed_statistics = True  # batch normalization rejects a single position
     method = classifier(name, encoder).train()
     method(*example(method, torch.rand(1, 3, 32, 32))).loss.backward()
     assert has_gradients(method)
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_whoever_needs_maps_says_so_by_name_where_features_are_stored(name: str) -> None:
+def test_methods_that_need_maps_reject_precomputed_features(name: str) -> None:
     if not find_method(name).needs_maps:
         find_method(name)(PrecomputedFeatures(5), label_space(4), None)
         return

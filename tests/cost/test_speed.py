@@ -22,20 +22,20 @@ def ones(kilobytes: int) -> Tensor:
     return torch.ones(kilobytes * KB // 4)
 
 
-def two_at_once() -> None:
+def both_alive() -> None:
     first = ones(10)
     second = ones(20)
     del first, second
 
 
-def one_after_the_other() -> None:
+def one_at_a_time() -> None:
     first = ones(10)
     del first
     second = ones(20)
     del second
 
 
-def in_a_view() -> None:
+def through_a_view() -> None:
     part = ones(30)[:1]  # holds all of it
     other = ones(5)
     del part, other
@@ -45,42 +45,42 @@ def in_place() -> None:
     ones(30).add_(1).mul_(2).relu_().view(-1, 2).t_()
 
 
-def from_numbers() -> None:
+def from_a_list() -> None:
     kept = torch.tensor([0.0] * 256), ones(3)
     del kept
 
 
-def grown() -> None:
+def resized() -> None:
     kept = ones(1)
-    torch.add(ones(4), 1, out=kept.resize_(KB))  # 4 kB from here on
+    torch.add(ones(4), 1, out=kept.resize_(KB))  # grows to 4 kB
     del kept
 
 
-def in_a_circle() -> None:
-    """What only the garbage collector finds is alive until it does."""
-    circle: list[Any] = [ones(7)]
-    circle.append(circle)
+def reference_cycle() -> None:
+    """A reference cycle is alive until the garbage collector runs."""
+    cycle: list[Any] = [ones(7)]
+    cycle.append(cycle)
 
 
 @pytest.mark.parametrize(
     ("work", "kilobytes"),
     [
-        (two_at_once, 30),
-        (one_after_the_other, 20),
-        (in_a_view, 35),
+        (both_alive, 30),
+        (one_at_a_time, 20),
+        (through_a_view, 35),
         (in_place, 30),
-        (from_numbers, 4),
-        (grown, 8),
-        (in_a_circle, 7),
+        (from_a_list, 4),
+        (resized, 8),
+        (reference_cycle, 7),
         (lambda: None, 0),
     ],
 )
-def test_the_peak_of_work_of_known_size(work: Any, kilobytes: int) -> None:
+def test_peak_memory_of_known_work(work: Any, kilobytes: int) -> None:
     assert peak_memory(work) == kilobytes * KB
-    assert peak_memory(work) == kilobytes * KB  # nothing is left of the first count
+    assert peak_memory(work) == kilobytes * KB  # the first count has no effect
 
 
-def test_what_was_there_before_is_not_counted() -> None:
+def test_existing_memory_is_not_counted() -> None:
     before = ones(100)
 
     def work() -> None:
@@ -92,8 +92,8 @@ def test_what_was_there_before_is_not_counted() -> None:
     assert peak_memory(work) == 50 * KB
 
 
-def test_a_training_step_holds_gradients_and_activations() -> None:
-    """Weights of 1 MB: their gradient; 64 rows in 256 kB: the output, its square and the gradients of both."""
+def test_training_step_includes_gradients_and_activations() -> None:
+    """The weights (1 MB) have a gradient; the output of 64 rows (128 kB), its square and their gradients add to it."""
     layer, rows = nn.Linear(512, 512, bias=False), torch.ones(64, 512)
 
     def step() -> None:
@@ -101,8 +101,8 @@ def test_a_training_step_holds_gradients_and_activations() -> None:
         layer.zero_grad()
 
     weights, activations = 512 * 512 * 4, 64 * 512 * 4
-    found = peak_memory(step)
-    assert weights + activations < found < weights + 5 * activations
+    measured = peak_memory(step)
+    assert weights + activations < measured < weights + 5 * activations
     assert layer.weight.grad is None
     deep = nn.Sequential(*[nn.Sequential(nn.Linear(512, 512, bias=False), nn.Tanh()) for _ in range(6)])
     with torch.no_grad():
@@ -114,7 +114,7 @@ def test_a_training_step_holds_gradients_and_activations() -> None:
 
 @pytest.fixture
 def _one_thread() -> Iterator[None]:
-    """Attention takes scratch memory in each further thread, and the profiler counts it."""
+    """Use one thread, because attention allocates temporary memory per thread, which the profiler counts."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -122,7 +122,7 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_one_thread")
-def test_it_agrees_with_the_profiler_but_for_scratch_memory() -> None:
+def test_matches_the_profiler() -> None:
     classifier = linear_on("test_vit", image_size=160).train()
     views, labels = torch.rand(1, 2, 3, 160, 160), torch.ones(2, 9)
 
@@ -130,7 +130,7 @@ def test_it_agrees_with_the_profiler_but_for_scratch_memory() -> None:
         classifier(views, labels).loss.backward()
         classifier.zero_grad()
 
-    found = peak_memory(step)
+    measured = peak_memory(step)
     with torch.autograd.profiler.profile(profile_memory=True) as profile:
         step()
     results: Any = profile.kineto_results
@@ -139,16 +139,16 @@ def test_it_agrees_with_the_profiler_but_for_scratch_memory() -> None:
     for _, change in changes:
         now += change
         peak = max(peak, now)
-    assert found == pytest.approx(peak, rel=0.02)
+    assert measured == pytest.approx(peak, rel=0.02)
 
 
-def test_an_error_in_the_work_is_the_callers() -> None:
+def test_errors_propagate() -> None:
     with pytest.raises(ZeroDivisionError):
         peak_memory(lambda: 1 // 0)
     assert peak_memory(lambda: ones(1)) == KB
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
-def test_on_a_gpu_its_own_allocator_counts() -> None:
-    found = peak_memory(lambda: torch.ones(2**20, device="cuda") + torch.ones(2**20, device="cuda"), device="cuda")
-    assert found == 3 * 2**22
+def test_peak_memory_on_a_gpu() -> None:
+    measured = peak_memory(lambda: torch.ones(2**20, device="cuda") + torch.ones(2**20, device="cuda"), device="cuda")
+    assert measured == 3 * 2**22

@@ -15,7 +15,7 @@ from probmcl.errors import DataError, OptionError
     ("checks", "message"),
     [
         ({"folds": 1, "fold": 1}, "`folds=1` must be at least 2"),
-        ({"folds": 5}, "`folds=5` needs `fold`, the number of the test fold, 1 to 5"),
+        ({"folds": 5}, "`folds=5` needs `fold`"),
         ({"folds": 5, "fold": 6}, "`folds=5` needs `fold`"),
         ({"fold": 2}, "`fold=2` needs `folds=K`"),
         ({"folds": 5, "fold": 1, "split_file": Path(__file__)}, "cannot be combined with `split_file`"),
@@ -24,12 +24,14 @@ from probmcl.errors import DataError, OptionError
         ({"split_file": Path("nowhere.csv")}, "`split_file=nowhere.csv` does not exist"),
     ],
 )
-def test_checks_that_contradict_are_refused(checks: dict[str, Any], message: str) -> None:
+def test_invalid_checks_are_refused(checks: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         DataChecks(**checks)
 
 
-def test_a_source_survives_json_and_has_absolute_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_source_has_absolute_paths_and_round_trips_through_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     options = ReadOptions(group="patient", blank=("negative", "cat=unknown"), hierarchy=Path("tree.csv"))
     source = DataSource.of("labels.csv", "photos", options)
@@ -46,16 +48,16 @@ def test_a_source_survives_json_and_has_absolute_paths(tmp_path: Path, monkeypat
         ({"data": "labels.csv", "options": {"blank": "negative"}}, "blank"),
         ({"data": "labels.csv", "reader": "new"}, "unknown key 'reader'"),
         ({"data": "labels.csv", "options": {"group_column": "patient"}}, "unknown key 'group_column'"),
-        ("labels.csv", "not as a run writes it"),
+        ("labels.csv", "data source is invalid"),
     ],
     ids=str,
 )
-def test_a_source_that_a_run_does_not_write_is_refused(content: Any, message: str) -> None:
+def test_invalid_source_is_refused(content: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
         DataSource.parse(content)
 
 
-def test_options_that_are_set_change_a_source_and_no_others() -> None:
+def test_only_options_that_are_set_change_a_source() -> None:
     source = DataSource(Path("labels.csv"), Path("photos"), ReadOptions(group="patient", none_label="none"))
     changed = source.with_changes(None, ReadOptions(none_label="", ignore=("age",)))
     assert changed.images == Path("photos")

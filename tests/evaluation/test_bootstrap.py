@@ -35,25 +35,25 @@ def tables(draw: st.DrawFn) -> Table:
 
 
 def repeated(table: Table) -> list[float]:
-    """mAP of each resample from its images, each as often as it was drawn."""
+    """Return the mAP of each resample, computed from explicitly repeated images."""
     scores, labels, known, weights = table
-    found = []
+    result = []
     for row in weights:
         images = np.repeat(np.arange(len(row)), row)
         kept = (scores[images], labels[images], known[images])
-        found.append(average_precision(*kept).nanmean().item() if len(images) else np.nan)
-    return found
+        result.append(average_precision(*kept).nanmean().item() if len(images) else np.nan)
+    return result
 
 
 @given(tables())
-def test_a_resample_has_the_map_of_its_repeated_images(table: Table) -> None:
-    found = bootstrapped_map(*table)
-    assert found.shape == (len(table[3]),)
-    np.testing.assert_allclose(found, repeated(table), rtol=0, atol=1e-14)
+def test_map_matches_repeated_images(table: Table) -> None:
+    result = bootstrapped_map(*table)
+    assert result.shape == (len(table[3]),)
+    np.testing.assert_allclose(result, repeated(table), rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_so_do_many_images_with_ties_and_unknown_labels(dtype: torch.dtype) -> None:
+def test_map_matches_repeated_images_with_ties_and_unknown_labels(dtype: torch.dtype) -> None:
     generator = np.random.default_rng(0)
     labels = generator.random((300, 6)) < [0.5, 0.2, 0.05, 0.01, 0.003, 0.9]
     scores = torch.tensor((generator.normal(size=labels.shape) + labels).round(1)).to(dtype)
@@ -63,7 +63,7 @@ def test_so_do_many_images_with_ties_and_unknown_labels(dtype: torch.dtype) -> N
     np.testing.assert_allclose(bootstrapped_map(scores, labels, known, weights), expected, rtol=0, atol=1e-14)
 
 
-def test_a_class_without_a_drawn_positive_is_left_out_of_that_mean() -> None:
+def test_class_without_a_drawn_positive_is_left_out() -> None:
     scores, labels = np.array([[0.9, 0.1], [0.2, 0.3]]), np.array([[1, 0], [0, 1]])
     weights = np.array([[1, 1], [2, 0], [0, 0]])
     np.testing.assert_array_equal(bootstrapped_map(scores, labels, None, weights), [1, 1, np.nan])
@@ -71,64 +71,64 @@ def test_a_class_without_a_drawn_positive_is_left_out_of_that_mean() -> None:
     assert np.isnan(unlabeled).all()
 
 
-def test_drawing_every_image_once_gives_the_score_itself() -> None:
+def test_drawing_every_image_once_gives_the_map() -> None:
     generator = np.random.default_rng(1)
     labels = generator.random((50, 3)) < 0.3
     scores = generator.random(labels.shape)
-    found = bootstrapped_map(scores, labels, None, np.ones((1, 50), dtype=np.int32))
-    assert found.item() == pytest.approx(average_precision(scores, labels).mean().item(), abs=1e-14)
+    result = bootstrapped_map(scores, labels, None, np.ones((1, 50), dtype=np.int32))
+    assert result.item() == pytest.approx(average_precision(scores, labels).mean().item(), abs=1e-14)
 
 
 @given(tables(), st.sampled_from([-np.inf, np.nan, 0.6]), st.sampled_from([-1.0, np.nan, 1.0]))
-def test_an_entry_that_is_not_known_changes_nothing(table: Table, score: float, label: float) -> None:
+def test_unknown_entries_are_ignored(table: Table, score: float, label: float) -> None:
     scores, labels, known, weights = table
     changed = np.where(known, scores, score), np.where(known, labels, label), known, weights
     np.testing.assert_array_equal(bootstrapped_map(*changed), bootstrapped_map(*table))
 
 
-def test_working_in_blocks_changes_nothing_and_every_class_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_do_not_change_the_result_and_every_class_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(2)
     labels = generator.random((30, 7)) < 0.2
     labels[:, 3] = False
     scores, weights = generator.random(labels.shape), resamples(30, None, draws=11)
-    whole = bootstrapped_map(scores, labels, None, weights)
+    expected_map = bootstrapped_map(scores, labels, None, weights)
     for count in (1, 60, 100):
-        told: list[int] = []
+        progress: list[int] = []
         monkeypatch.setattr(entries, "BLOCK_ENTRIES", count)
-        areas = bootstrapped_areas(scores, labels, None, weights, advance=told.append)
-        np.testing.assert_array_equal(areas.mean_precision, whole)
-        assert sum(told) == 7
+        areas = bootstrapped_areas(scores, labels, None, weights, advance=progress.append)
+        np.testing.assert_array_equal(areas.mean_precision, expected_map)
+        assert sum(progress) == 7
 
 
-def test_as_many_images_are_drawn_as_there_are() -> None:
+def test_resamples_have_the_original_number_of_images() -> None:
     weights = resamples(50, None, draws=400)
     assert weights.shape == (400, 50)
     assert set(weights.sum(1)) == {50}
     assert weights.min() == 0
-    # Of n images each is missing from a resample with probability (1 − 1/n)^n, and is drawn once on average.
+    # Each of n images is missing from a resample with probability (1 − 1/n)^n, and is drawn once on average.
     assert (weights == 0).mean() == pytest.approx((1 - 1 / 50) ** 50, abs=0.02)
     np.testing.assert_allclose(weights.mean(0), 1, atol=0.25)
     assert weights.var(axis=0).mean() == pytest.approx(1 - 1 / 50, abs=0.1)
 
 
-def test_groups_are_drawn_whole_and_as_many_as_there_are() -> None:
+def test_whole_groups_are_drawn() -> None:
     groups = ["b", "a", "b", "c", "a", "b"]
     weights = resamples(6, groups, draws=200)
     for name in "abc":
         members = weights[:, [i for i, group in enumerate(groups) if group == name]]
         assert (members == members[:, :1]).all()
     assert set(weights[:, [0, 1, 3]].sum(1)) == {3}  # one member of each group
-    assert len(set(weights.sum(1))) > 1  # groups are not of one size
+    assert len(set(weights.sum(1))) > 1  # groups differ in size
 
 
-def test_one_image_in_each_group_is_as_no_groups_in_the_order_of_their_names() -> None:
+def test_groups_of_one_image_equal_no_groups() -> None:
     names = [f"{i:02}" for i in range(12)]
     np.testing.assert_array_equal(resamples(12, names, draws=5), resamples(12, None, draws=5))
-    # What is drawn belongs to the names: images in another order get the same draws.
+    # The draws of a group do not depend on the order of the images.
     np.testing.assert_array_equal(resamples(12, names[::-1], draws=5), resamples(12, names, draws=5)[:, ::-1])
 
 
-def test_draws_depend_on_the_seed_and_not_on_their_number() -> None:
+def test_draws_depend_on_the_seed_but_not_on_their_number() -> None:
     np.testing.assert_array_equal(resamples(20, None, draws=3), resamples(20, None, draws=9)[:3])
     assert (resamples(20, None, draws=3, seed=1) != resamples(20, None, draws=3)).any()
 
@@ -138,7 +138,7 @@ def simulated(generator: np.random.Generator, images: int, classes: int, share: 
     return generator.normal(size=labels.shape) + labels, labels
 
 
-def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+def test_coverage_of_the_interval() -> None:
     generator = np.random.default_rng(0)
     many = [average_precision(*simulated(generator, 150, 1, 0.3)).item() for _ in range(1000)]
     truth, spread = np.mean(many), np.std(many)
@@ -151,47 +151,47 @@ def test_the_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     assert 0.8 < (high - low).mean() / (2 * 1.645 * spread) < 1.2
 
 
-def test_with_few_positives_in_many_classes_it_covers_the_truth_if_centered() -> None:
+def test_coverage_with_few_positives_requires_centering() -> None:
     generator = np.random.default_rng(0)
     truth = np.mean([average_precision(*simulated(generator, 300, 20, 0.05)).nanmean() for _ in range(150)])
-    plain, moved = [], []
+    plain, shifted = [], []
     for seed in range(50):
         table = simulated(generator, 300, 20, 0.05)
         samples = bootstrapped_map(*table, None, resamples(300, None, draws=120, seed=seed))
         plain.append(interval(samples))
-        moved.append(interval(centered(samples, average_precision(*table).nanmean().item())))
-    covered = [np.mean([low < truth < high for low, high in ends]) for ends in (plain, moved)]
+        shifted.append(interval(centered(samples, average_precision(*table).nanmean().item())))
+    covered = [np.mean([low < truth < high for low, high in ends]) for ends in (plain, shifted)]
     assert covered[0] < 0.88 < covered[1]
 
 
-def test_centered_values_have_the_mean_of_the_estimate() -> None:
+def test_mean_of_centered_values_is_the_estimate() -> None:
     samples = np.array([0.2, np.nan, 0.6, 0.7])
-    found = centered(samples, 0.3)
-    assert np.nanmean(found) == pytest.approx(0.3)
-    np.testing.assert_allclose(np.diff(found[[0, 2, 3]]), np.diff(samples[[0, 2, 3]]))
+    result = centered(samples, 0.3)
+    assert np.nanmean(result) == pytest.approx(0.3)
+    np.testing.assert_allclose(np.diff(result[[0, 2, 3]]), np.diff(samples[[0, 2, 3]]))
     assert np.isnan(centered(np.full(2, np.nan), 0.3)).all()
 
 
-def test_the_interval_leaves_out_what_could_not_be_scored() -> None:
+def test_interval_ignores_nan() -> None:
     samples = np.array([np.nan, *np.linspace(0, 1, 41), np.nan])
     assert interval(samples) == pytest.approx((0.025, 0.975))
     assert interval(samples, level=0.5) == pytest.approx((0.25, 0.75))
     assert np.isnan(interval(np.array([np.nan]))).all()
 
 
-def test_p_is_small_where_all_differences_have_one_sign() -> None:
+def test_p_is_small_if_all_differences_have_one_sign() -> None:
     assert p_value(np.full(999, 0.1)) == p_value(np.full(999, -0.1)) == 2 / 1000
-    assert p_value(np.zeros(99)) == 1  # two models that are one
+    assert p_value(np.zeros(99)) == 1  # two identical models
     assert p_value(np.array([1.0] * 90 + [-1.0] * 9)) == pytest.approx(2 * 10 / 100)
     assert p_value(np.array([1.0] * 90 + [0.0] * 9)) == pytest.approx(2 * 10 / 100)
     assert p_value(np.array([np.nan] + [1.0] * 90 + [-1.0] * 9)) == pytest.approx(2 * 10 / 100)
     assert p_value(np.array([np.nan])) == 1
 
 
-def test_a_difference_that_is_none_is_rarely_found() -> None:
-    """Two models of equal worth on the same images: p < 0.1 in about a tenth of the cases; a better one in most."""
+def test_error_rate_of_the_p_value() -> None:
+    """For two equally good models, p < 0.1 in about a tenth of the cases; for a better one, in most cases."""
     generator = np.random.default_rng(0)
-    found: dict[str, list[bool]] = {"equal": [], "better": []}
+    result: dict[str, list[bool]] = {"equal": [], "better": []}
     for seed in range(100):
         first, labels = simulated(generator, 200, 1, 0.3)
         noise = generator.normal(size=labels.shape)
@@ -199,17 +199,17 @@ def test_a_difference_that_is_none_is_rarely_found() -> None:
         weights = resamples(200, None, draws=150, seed=seed)
         baseline = bootstrapped_map(first, labels, None, weights)
         for name, scores in others.items():
-            found[name].append(p_value(bootstrapped_map(scores, labels, None, weights) - baseline) < 0.1)
-    assert 0.02 <= np.mean(found["equal"]) <= 0.2
-    assert np.mean(found["better"]) > 0.8
+            result[name].append(p_value(bootstrapped_map(scores, labels, None, weights) - baseline) < 0.1)
+    assert 0.02 <= np.mean(result["equal"]) <= 0.2
+    assert np.mean(result["better"]) > 0.8
 
 
 def slow_holm(p: list[float]) -> list[float]:
-    """Closed testing: a hypothesis falls if every set of hypotheses that it belongs to falls by Bonferroni."""
-    everything = range(len(p))
+    """Closed testing: reject a hypothesis if Bonferroni rejects every set of hypotheses that contains it."""
+    indices = range(len(p))
     adjusted = []
-    for i in everything:
-        sets = [s for size in range(1, len(p) + 1) for s in itertools.combinations(everything, size) if i in s]
+    for i in indices:
+        sets = [s for size in range(1, len(p) + 1) for s in itertools.combinations(indices, size) if i in s]
         adjusted.append(max(min(1.0, len(s) * min(p[j] for j in s)) for s in sets))
     return adjusted
 
@@ -219,30 +219,30 @@ def test_holm_is_closed_testing_with_bonferroni(p: list[float]) -> None:
     assert holm(p) == pytest.approx(slow_holm(p), abs=1e-15)
 
 
-def test_what_cannot_be_drawn_or_judged_is_refused() -> None:
-    with pytest.raises(ValueError, match="0 images, 10 draws: give at least one of each"):
+def test_invalid_arguments_raise() -> None:
+    with pytest.raises(ValueError, match="images=0"):
         resamples(0, None, draws=10)
-    with pytest.raises(ValueError, match="1 groups for 2 images"):
+    with pytest.raises(ValueError, match=r"groups .*expected 2, got 1"):
         resamples(2, ["a"])
-    with pytest.raises(ValueError, match=r"weights has shape \(1, 3\).*expected \(draws, 2\)"):
+    with pytest.raises(ValueError, match=r"weights: .*\(draws, 2\).*\(1, 3\)"):
         bootstrapped_map(np.ones((2, 1)), np.ones((2, 1)), None, np.ones((1, 3), dtype=np.int32))
-    with pytest.raises(ValueError, match=r"lowest -1.*none below 0"):
+    with pytest.raises(ValueError, match=r"weights: .*-1"):
         bootstrapped_map(np.ones((2, 1)), np.ones((2, 1)), None, np.array([[1, -1]]))
-    with pytest.raises(ValueError, match=r"level is 95\.0: give a share"):
+    with pytest.raises(ValueError, match=r"level=95\.0"):
         interval(np.ones(3), level=95.0)
     for wrong in (np.nan, -0.1, 1.1):
-        with pytest.raises(ValueError, match="give numbers from 0 to 1"):
+        with pytest.raises(ValueError, match="between 0 and 1"):
             holm([0.5, float(wrong)])
 
 
 @given(tables())
-def test_a_resample_has_the_auroc_of_its_repeated_images(table: Table) -> None:
+def test_auroc_matches_repeated_images(table: Table) -> None:
     scores, labels, known, weights = table
-    wanted = []
+    expected_auroc = []
     for row in weights:
         images = np.repeat(np.arange(len(row)), row)
         kept = (scores[images], labels[images], known[images])
-        wanted.append(area_under_roc(*kept).nanmean().item() if len(images) else np.nan)
+        expected_auroc.append(area_under_roc(*kept).nanmean().item() if len(images) else np.nan)
     areas = bootstrapped_areas(*table)
-    np.testing.assert_allclose(areas.mean_auroc, wanted, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(areas.mean_auroc, expected_auroc, rtol=0, atol=1e-14)
     np.testing.assert_array_equal(areas.mean_precision, bootstrapped_map(*table))

@@ -15,14 +15,14 @@ SCORES = torch.tensor([[0.9, 0.6, 0.1], [0.2, 0.7, 0.3], [0.85, 0.1, 0.4]])
 LABELS = torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [1.0, 1.0, 0.0]])
 
 
-def test_it_has_the_parts_that_the_file_promises() -> None:
+def test_keys_of_the_result() -> None:
     result = evaluate(SCORES, LABELS, None, names=["a", "b", "c"], split="val")
     assert (result["split"], result["images"], result["classes"], result["classes_scored"]) == ("val", 3, 3, 2)
     assert set(result["at"]) == {"0.5", "0.8"}
     assert all(set(part) == {"CP", "CR", "CF1", "OP", "OR", "OF1"} for part in (*result["at"].values(), result["top3"]))
 
 
-def test_numbers_are_those_of_the_metrics_and_fit_into_json() -> None:
+def test_values_match_the_metrics_and_are_valid_json() -> None:
     result = evaluate(SCORES, LABELS, None, names=["a", "b", "c"], split="val")
     assert result["ap"]["c"] is None  # no positive
     assert result["mAP"] == multilabel_metrics(SCORES, LABELS)["mAP"]
@@ -31,27 +31,27 @@ def test_numbers_are_those_of_the_metrics_and_fit_into_json() -> None:
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
-def test_a_note_is_there_only_if_something_is_to_be_said() -> None:
+def test_empty_note_is_omitted() -> None:
     plain, noted = (evaluate(SCORES, LABELS, None, names=list("abc"), split="val", note=n) for n in ("", "mind this"))
     assert noted == {**plain, "note": "mind this"}
     assert "note" not in plain
 
 
-def test_nothing_to_score_is_none_and_no_error() -> None:
+def test_undefined_metrics_are_none() -> None:
     result = evaluate(SCORES, torch.zeros_like(LABELS), None, names=["a", "b", "c"], split="val")
     assert result["mAP"] is None
     assert result["classes_scored"] == 0
 
 
-def test_no_images_to_predict_is_an_error_with_a_remedy() -> None:
-    with pytest.raises(ValueError, match="no images to score; choose a split"):
+def test_predicting_without_images_raises() -> None:
+    with pytest.raises(ValueError, match="no images to score"):
         predict(BCE(PrecomputedFeatures(5), label_space()), [])
 
 
 KNOWN = torch.tensor([[True, True, False], [True, False, True], [True, True, True]])
 
 
-def test_each_class_has_its_rates_with_how_many_are_known() -> None:
+def test_rates_and_counts_per_class() -> None:
     result = evaluate(SCORES, LABELS, KNOWN, names=["a", "b", "c"], split="val")
     assert result["per_class"]["b"] == {
         "n": 2,
@@ -78,10 +78,10 @@ def test_each_class_has_its_rates_with_how_many_are_known() -> None:
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
-def test_decisions_are_summed_up_over_what_is_known() -> None:
-    # Of seven known labels b is wrong in the first and the last image; the last alone is known in all classes.
-    found = evaluate(SCORES, LABELS, KNOWN, names=["a", "b", "c"], split="val")["decisions"]
-    assert found == {
+def test_decisions_use_only_known_labels() -> None:
+    # Of seven known labels, b is wrong in the first and the last image. Only the last image is fully known.
+    decisions = evaluate(SCORES, LABELS, KNOWN, names=["a", "b", "c"], split="val")["decisions"]
+    assert decisions == {
         "threshold": 0.5,
         "macro_F1": pytest.approx(1 / 3),
         "micro_F1": pytest.approx(2 * 2 / (2 * 2 + 2)),
@@ -94,7 +94,7 @@ def test_decisions_are_summed_up_over_what_is_known() -> None:
 
 @settings(max_examples=60)
 @given(tables())
-def test_what_is_hidden_changes_nothing_at_all(table: Table) -> None:
+def test_unknown_entries_are_ignored(table: Table) -> None:
     names = [f"c{number}" for number in range(table.scores.shape[1])]
     scores, labels, known = (torch.from_numpy(part) for part in table)
     result = evaluate(scores, labels, known, names=names, split="val")
@@ -103,17 +103,17 @@ def test_what_is_hidden_changes_nothing_at_all(table: Table) -> None:
         assert evaluate(*hidden, names=names, split="val") == result
 
 
-def test_classes_whose_ap_is_one_whatever_the_scores_are_named() -> None:
+def test_classes_without_negatives_are_listed() -> None:
     names = ["a", "b", "c"]
     assert evaluate(SCORES, LABELS, None, names=names, split="val")["classes_without_negatives"] == []
-    hidden = torch.tensor([[True, False, False], [False, True, False], [True, True, False]])  # of c nothing is known
+    hidden = torch.tensor([[True, False, False], [False, True, False], [True, True, False]])  # no label of c is known
     for scores in (SCORES, 1 - SCORES):
         result = evaluate(scores, LABELS, hidden, names=names, split="val")
         assert result["classes_without_negatives"] == ["a", "b"]
         assert (result["ap"], result["mAP"]) == ({"a": 1.0, "b": 1.0, "c": None}, 1.0)
 
 
-def test_levels_have_the_means_of_their_classes() -> None:
+def test_means_per_level() -> None:
     result = evaluate(SCORES, LABELS, None, names=["a", "b", "c"], split="val", levels=[1, 2, 2])
     assert "levels" not in evaluate(SCORES, LABELS, None, names=["a", "b", "c"], split="val")
     assert result["levels"] == {

@@ -15,7 +15,7 @@ from helpers import half_hidden
 from probmcl.evaluation import area_under_roc, average_precision, entries, multilabel_metrics
 
 KINDS = ["area", "voc11", "envelope"]
-LEVELS = [0.0, 0.25, 0.5, 0.75, 1.0]  # few, so that ties are common; exact in every precision
+LEVELS = [0.0, 0.25, 0.5, 0.75, 1.0]  # few values, so that ties are common; exact in every precision
 
 
 class Table(NamedTuple):
@@ -33,14 +33,14 @@ def tables(draw: st.DrawFn) -> Table:
 
 
 def slow_average_precision(scores: list[float], positive: list[bool], kind: str) -> float:
-    """One class, every distinct score as a threshold, fractions throughout."""
+    """Compute the AP of one class in exact fractions, with every distinct score as a threshold."""
     total = sum(positive)
     if total == 0:
         return float("nan")
     points = [(Fraction(0), Fraction(0))]
     for limit in sorted(set(scores), reverse=True):
-        shown = [p for s, p in zip(scores, positive, strict=True) if s >= limit]
-        points.append((Fraction(sum(shown), total), Fraction(sum(shown), len(shown))))
+        retrieved = [p for s, p in zip(scores, positive, strict=True) if s >= limit]
+        points.append((Fraction(sum(retrieved), total), Fraction(sum(retrieved), len(retrieved))))
 
     def interpolated(recall: Fraction) -> Fraction:
         return max(p for r, p in points if r >= recall)
@@ -61,8 +61,8 @@ def slow_decisions(table: Table, threshold: float, top_k: int | None) -> set[tup
     return decided
 
 
-def share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
+def ratio(part: int, expected_result: int) -> float:
+    return part / expected_result if expected_result else 0.0
 
 
 def harmonic(a: float, b: float) -> float:
@@ -77,29 +77,29 @@ def slow_metrics(table: Table, threshold: float, f1: str, top_k: int | None) -> 
         p, d = {n for n, k in truth if k == c}, {n for n, k in decided if k == c}
         keep = table.known[:, c]
         aps.append(slow_average_precision(list(table.scores[keep, c]), list(table.labels[keep, c] == 1), "area"))
-        precisions.append(share(len(p & d), len(d)))
-        recalls.append(share(len(p & d), len(p)))
+        precisions.append(ratio(len(p & d), len(d)))
+        recalls.append(ratio(len(p & d), len(p)))
         f1s.append(harmonic(precisions[-1], recalls[-1]))
     count = len(aps)
     m_ap, cp, cr, mean_f1 = (sum(x) / count if count else float("nan") for x in (aps, precisions, recalls, f1s))
-    overall = share(len(truth & decided), len(decided)), share(len(truth & decided), len(truth))
+    overall = ratio(len(truth & decided), len(decided)), ratio(len(truth & decided), len(truth))
     cf1 = mean_f1 if f1 == "per_class" or not count else harmonic(cp, cr)
     values = (m_ap, cp, cr, cf1, *overall, harmonic(*overall), float(count))
     return dict(zip(("mAP", "CP", "CR", "CF1", "OP", "OR", "OF1", "classes_scored"), values, strict=True))
 
 
 @given(tables())
-def test_the_area_equals_scikit_learn_on_the_known_entries(table: Table) -> None:
-    for c, found in enumerate(average_precision(*table).tolist()):
+def test_area_matches_scikit_learn_on_known_entries(table: Table) -> None:
+    for c, result in enumerate(average_precision(*table).tolist()):
         keep = table.known[:, c]
         scores, labels = table.scores[keep, c], table.labels[keep, c]
         if labels.any():
-            assert found == pytest.approx(average_precision_score(labels, scores), abs=1e-12)
+            assert result == pytest.approx(average_precision_score(labels, scores), abs=1e-12)
         else:
-            assert np.isnan(found)
+            assert np.isnan(result)
 
 
-def test_the_area_equals_scikit_learn_on_many_images() -> None:
+def test_area_matches_scikit_learn_on_many_images() -> None:
     generator = np.random.default_rng(0)
     labels = generator.random((5000, 6)) < [0.5, 0.2, 0.05, 0.01, 0.001, 0.9]
     scores = (generator.normal(size=labels.shape) + 2 * labels).round(2).astype(np.float32)
@@ -109,12 +109,12 @@ def test_the_area_equals_scikit_learn_on_many_images() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(table=tables())
-def test_every_kind_equals_a_loop_over_thresholds(kind: str, table: Table) -> None:
-    found = average_precision(*table, kind=kind)
-    assert found.shape == table.scores.shape[1:]
+def test_every_kind_matches_a_loop_over_thresholds(kind: str, table: Table) -> None:
+    result = average_precision(*table, kind=kind)
+    assert result.shape == table.scores.shape[1:]
     for c, keep in enumerate(table.known.T):
         expected = slow_average_precision(list(table.scores[keep, c]), list(table.labels[keep, c] == 1), kind)
-        assert found[c].item() == pytest.approx(expected, abs=1e-12, nan_ok=True)
+        assert result[c].item() == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
 @given(
@@ -123,15 +123,15 @@ def test_every_kind_equals_a_loop_over_thresholds(kind: str, table: Table) -> No
     st.sampled_from(["harmonic", "per_class"]),
     st.sampled_from([None, 1, 2, 3, 9]),
 )
-def test_the_metrics_equal_a_loop_over_classes(table: Table, threshold: float, f1: str, top_k: int | None) -> None:
-    found = multilabel_metrics(*table, threshold=threshold, f1=f1, top_k=top_k)
+def test_metrics_match_a_loop_over_classes(table: Table, threshold: float, f1: str, top_k: int | None) -> None:
+    result = multilabel_metrics(*table, threshold=threshold, f1=f1, top_k=top_k)
     expected = slow_metrics(table, threshold, f1, top_k)
-    assert list(found) == list(expected)
-    assert found == pytest.approx(expected, abs=1e-12, nan_ok=True)
+    assert list(result) == list(expected)
+    assert result == pytest.approx(expected, abs=1e-12, nan_ok=True)
 
 
 @given(tables(), st.randoms(use_true_random=False), st.sampled_from(KINDS), st.sampled_from([None, 2]))
-def test_the_order_of_the_images_does_not_matter(table: Table, random: Any, kind: str, top_k: int | None) -> None:
+def test_order_of_the_images_does_not_matter(table: Table, random: Any, kind: str, top_k: int | None) -> None:
     order = list(range(len(table.scores)))
     random.shuffle(order)
     shuffled = Table(*(array[order] for array in table))
@@ -141,7 +141,7 @@ def test_the_order_of_the_images_does_not_matter(table: Table, random: Any, kind
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(table=tables())
-def test_average_precision_depends_on_the_ranking_alone(kind: str, table: Table) -> None:
+def test_average_precision_depends_only_on_the_ranking(kind: str, table: Table) -> None:
     for scores in (np.exp(3 * table.scores) - 40, table.scores**3 / 7, np.log(table.scores + 0.01)):
         assert torch.equal(ap(table._replace(scores=scores), kind), ap(table, kind))
 
@@ -152,7 +152,7 @@ def ap(table: Table, kind: str) -> torch.Tensor:
 
 
 @given(tables(), st.sampled_from([-np.inf, np.nan, 0.6, np.inf]), st.sampled_from([-1.0, np.nan, 0.0, 1.0]))
-def test_an_entry_that_is_not_known_changes_nothing(table: Table, score: float, label: float) -> None:
+def test_unknown_entries_are_ignored(table: Table, score: float, label: float) -> None:
     scores, labels = np.where(table.known, table.scores, score), np.where(table.known, table.labels, label)
     changed = Table(scores, labels, table.known)
     for kind in KINDS:
@@ -162,27 +162,27 @@ def test_an_entry_that_is_not_known_changes_nothing(table: Table, score: float, 
 
 
 @pytest.mark.parametrize("positives", [3, 7, 10, 20, 30, 70])
-def test_voc11_meets_its_recall_levels_exactly(positives: int) -> None:
-    """`first` positives lead, five negatives follow: a level missed by rounding reads the lower precision."""
+def test_voc11_recall_levels_are_exact(positives: int) -> None:
+    """Five negatives follow after `first` positives, so a rounding error would select the lower precision."""
     for first in range(1, positives + 1):
         positive = [True] * first + [False] * 5 + [True] * (positives - first)
         scores = [-float(rank) for rank in range(len(positive))]
-        found = average_precision(torch.tensor(scores)[:, None], torch.tensor(positive)[:, None], kind="voc11")
+        result = average_precision(torch.tensor(scores)[:, None], torch.tensor(positive)[:, None], kind="voc11")
         reached = sum(10 * first >= t * positives for t in range(11))
         tail = positives / (positives + 5)
-        assert found.item() == pytest.approx((reached + (11 - reached) * tail) / 11, abs=1e-12)
+        assert result.item() == pytest.approx((reached + (11 - reached) * tail) / 11, abs=1e-12)
 
 
-def test_the_kinds_differ_as_their_definitions_say() -> None:
+def test_definitions_of_the_kinds() -> None:
     scores, labels = torch.tensor([[5.0], [4], [3], [2], [1]]), torch.tensor([[1], [0], [0], [1], [1]])
     assert average_precision(scores, labels).item() == pytest.approx((1 + 2 / 4 + 3 / 5) / 3)
     assert average_precision(scores, labels, kind="envelope").item() == pytest.approx((1 + 3 / 5 + 3 / 5) / 3)
     assert average_precision(scores, labels, kind="voc11").item() == pytest.approx((4 * 1 + 7 * 3 / 5) / 11)
 
 
-def test_f1_is_of_the_means_or_the_mean_of_f1() -> None:
+def test_f1_of_means_and_mean_of_f1() -> None:
     scores = torch.tensor([[0.9, 0.1, 0.9], [0.9, 0.2, 0.9], [0.9, 0.3, 0.1]])
-    labels = torch.tensor([[1, 1, 0], [0, 0, 0], [0, 0, 0]])  # class 1 is never decided, class 2 never there
+    labels = torch.tensor([[1, 1, 0], [0, 0, 0], [0, 0, 0]])  # class 1 is never predicted, class 2 never present
     table = multilabel_metrics(scores, labels)
     assert (table["CP"], table["CR"], table["classes_scored"]) == pytest.approx((1 / 6, 1 / 2, 2))
     assert (table["OP"], table["OR"], table["OF1"]) == pytest.approx((1 / 5, 1 / 2, 2 / 7))
@@ -191,44 +191,48 @@ def test_f1_is_of_the_means_or_the_mean_of_f1() -> None:
     assert per_class == table | {"CF1": pytest.approx((1 / 2 + 0) / 2)}
 
 
-def test_without_a_positive_only_the_overall_numbers_are_defined() -> None:
+def test_only_overall_metrics_are_defined_without_positives() -> None:
     table = multilabel_metrics(torch.ones(2, 3), torch.zeros(2, 3))
     assert all(np.isnan(table[name]) for name in ("mAP", "CP", "CR", "CF1"))
     assert [table[name] for name in ("OP", "OR", "OF1", "classes_scored")] == [0, 0, 0, 0]
 
 
-def test_one_image_is_enough() -> None:
+def test_single_image() -> None:
     table = multilabel_metrics(torch.tensor([[0.9, 0.1]]), torch.tensor([[1, 0]]))
     assert set(table.values()) == {1.0}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("threshold", [0.5, 0.8])
-def test_a_score_at_the_threshold_is_not_above_it(dtype: torch.dtype, threshold: float) -> None:
+def test_threshold_is_exclusive(dtype: torch.dtype, threshold: float) -> None:
     scores = torch.tensor([[threshold, threshold + 0.01]], dtype=dtype)
     assert multilabel_metrics(scores, torch.ones(1, 2), threshold=threshold)["OR"] == 0.5
 
 
 @given(tables(), st.lists(st.sampled_from([-1.0, *LEVELS]), min_size=5, max_size=5), st.sampled_from([None, 1, 3]))
-def test_each_class_may_have_its_own_threshold(table: Table, thresholds: list[float], top_k: int | None) -> None:
-    own = np.array(thresholds[: table.scores.shape[1]])
-    lowered = table._replace(scores=table.scores - own)  # decided at 0 all the same
+def test_thresholds_can_differ_per_class(table: Table, thresholds: list[float], top_k: int | None) -> None:
+    class_thresholds = np.array(thresholds[: table.scores.shape[1]])
+    lowered = table._replace(scores=table.scores - class_thresholds)  # same decisions at threshold 0
     expected = multilabel_metrics(*lowered, threshold=0.0)
     names = ("CP", "CR", "CF1", "OP", "OR", "OF1")
-    for given_as in (own, torch.tensor(own), torch.tensor(own).float()):
-        found = multilabel_metrics(*table, threshold=given_as)
-        assert [found[n] for n in names] == pytest.approx([expected[n] for n in names], nan_ok=True)
-    same = np.full(len(own), 0.5)
+    for thresholds_variant in (
+        class_thresholds,
+        torch.tensor(class_thresholds),
+        torch.tensor(class_thresholds).float(),
+    ):
+        result = multilabel_metrics(*table, threshold=thresholds_variant)
+        assert [result[n] for n in names] == pytest.approx([expected[n] for n in names], nan_ok=True)
+    same = np.full(len(class_thresholds), 0.5)
     assert repr(multilabel_metrics(*table, threshold=same, top_k=top_k)) == repr(
         multilabel_metrics(*table, top_k=top_k)
     )
 
 
-def test_a_threshold_of_a_class_decides_for_that_class() -> None:
+def test_threshold_applies_to_its_class() -> None:
     scores, labels = torch.tensor([[0.3, 0.3, 0.9], [0.6, 0.6, 0.6]]), torch.tensor([[1, 1, 1], [1, 1, 1]])
-    found = multilabel_metrics(scores, labels, threshold=torch.tensor([0.1, 0.5, 0.95]), f1="per_class")
-    assert found["CR"] == pytest.approx((1 + 1 / 2 + 0) / 3)
-    assert found["CF1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
+    result = multilabel_metrics(scores, labels, threshold=torch.tensor([0.1, 0.5, 0.95]), f1="per_class")
+    assert result["CR"] == pytest.approx((1 + 1 / 2 + 0) / 3)
+    assert result["CF1"] == pytest.approx((1 + 2 / 3 + 0) / 3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -240,22 +244,22 @@ def test_thresholds_are_rounded_to_the_precision_of_the_scores(dtype: torch.dtyp
 @pytest.mark.parametrize(
     ("threshold", "message"),
     [
-        (torch.ones(3), r"threshold has shape \(3,\): expected a number, or \(2,\), one for each class"),
-        (np.ones((3, 2)), r"threshold has shape \(3, 2\): expected a number, or \(2,\)"),
+        (torch.ones(3), r"threshold has shape \(3,\).*\(2,\)"),
+        (np.ones((3, 2)), r"threshold has shape \(3, 2\).*\(2,\)"),
         (torch.ones(1), r"threshold has shape \(1,\)"),
-        (torch.tensor([0.5, torch.nan]), "threshold is NaN"),
-        (float("nan"), "threshold is NaN"),
+        (torch.tensor([0.5, torch.nan]), "threshold .*NaN"),
+        (float("nan"), "threshold .*NaN"),
     ],
 )
-def test_thresholds_that_do_not_fit_are_refused(threshold: Any, message: str) -> None:
+def test_invalid_thresholds_raise(threshold: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         multilabel_metrics(ONES, ONES, threshold=threshold)
 
 
-def test_of_equal_scores_the_lower_class_is_among_the_best() -> None:
+def test_top_k_prefers_the_lower_class_among_equal_scores() -> None:
     scores = torch.full((2, 40), 0.9)
     known = torch.ones(2, 40, dtype=torch.bool)
-    known[1, :2] = False  # leaves the places to classes 2 and 3
+    known[1, :2] = False  # so that classes 2 and 3 are the best
     labels = torch.zeros(2, 40)
     labels[0, :2] = labels[1, 2:4] = 1
     table = multilabel_metrics(scores, labels, known, top_k=2)
@@ -263,7 +267,7 @@ def test_of_equal_scores_the_lower_class_is_among_the_best() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_half_precision_scores_give_the_result_of_their_values(dtype: torch.dtype) -> None:
+def test_half_precision_scores(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     scores = torch.rand(300, 4, generator=generator).to(dtype)
     labels = torch.rand(300, 4, generator=generator) < 0.3
@@ -272,12 +276,12 @@ def test_half_precision_scores_give_the_result_of_their_values(dtype: torch.dtyp
     assert multilabel_metrics(scores, labels) == expected
 
 
-def test_double_precision_scores_are_not_rounded_into_ties() -> None:
+def test_double_precision_scores_are_not_rounded() -> None:
     scores, labels = torch.tensor([[0.5], [0.5 - 1e-12]], dtype=torch.float64), torch.tensor([[1], [0]])
     assert average_precision(scores, labels).item() == 1
 
 
-def test_arrays_and_tensors_of_any_layout_are_taken() -> None:
+def test_arrays_and_tensors_of_any_layout_are_accepted() -> None:
     scores, labels = np.random.default_rng(0).random((30, 4)), np.arange(120).reshape(30, 4) % 3 == 0
     expected = average_precision(scores, labels)
     assert expected.dtype == torch.float64
@@ -290,20 +294,20 @@ def test_arrays_and_tensors_of_any_layout_are_taken() -> None:
     assert torch.equal(average_precision(scores[::-1], labels[::-1]), expected)
 
 
-def test_hard_decisions_count_as_scores() -> None:
+def test_binary_decisions_are_valid_scores() -> None:
     decided, labels = torch.tensor([[1, 0], [1, 1]]), torch.tensor([[1, 1], [0, 1]])
     assert multilabel_metrics(decided, labels) == multilabel_metrics(decided.double(), labels)
     assert multilabel_metrics(decided.bool(), labels)["OP"] == pytest.approx(2 / 3)
 
 
-def test_working_in_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = np.random.default_rng(0)
     table = Table(generator.random((11, 7)).round(1), generator.random((11, 7)) < 0.4, generator.random((11, 7)) < 0.8)
-    whole = [ap(table, kind) for kind in KINDS], multilabel_metrics(*table, top_k=3)
+    expected_result = [ap(table, kind) for kind in KINDS], multilabel_metrics(*table, top_k=3)
     for count in (1, 23, 40):
         monkeypatch.setattr(entries, "BLOCK_ENTRIES", count)
-        assert all(map(torch.equal, whole[0], (ap(table, kind) for kind in KINDS)))
-        assert multilabel_metrics(*table, top_k=3) == whole[1]
+        assert all(map(torch.equal, expected_result[0], (ap(table, kind) for kind in KINDS)))
+        assert multilabel_metrics(*table, top_k=3) == expected_result[1]
     table.scores[9, 5], table.known[9, 5] = np.nan, True
     with pytest.raises(ValueError, match="scores: row 9, class 5 is nan"):
         average_precision(*table)
@@ -317,60 +321,62 @@ TWO = torch.tensor([[1.0, 0], [1, 2], [0, 0]])
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((ONES, torch.ones(3, 1)), r"scores has shape \(3, 2\), labels \(3, 1\)"),
-        ((ONES, ONES, torch.ones(1, 2).bool()), r"scores has shape \(3, 2\), known \(1, 2\)"),
-        ((ONES[:, 0], ONES[:, 0]), r"scores has shape \(3,\): expected \(images, classes\)"),
+        ((ONES, torch.ones(3, 1)), r"labels has shape \(3, 1\).*\(3, 2\)"),
+        ((ONES, ONES, torch.ones(1, 2).bool()), r"known has shape \(1, 2\).*\(3, 2\)"),
+        ((ONES[:, 0], ONES[:, 0]), r"scores has shape \(3,\).*\(images, classes\)"),
         ((ONES[:0], ONES[:0]), r"scores has shape \(0, 2\).*at least one"),
-        ((ONES, TWO), "labels: row 1, class 1 is 2.0: expected 0 or 1"),
-        ((ONES, -TWO.long()), "labels: row 0, class 0 is -1: expected 0 or 1"),
+        ((ONES, TWO), "labels: row 1, class 1 is 2.0"),
+        ((ONES, -TWO.long()), "labels: row 0, class 0 is -1"),
         ((ONES, TWO.where(TWO < 2, torch.nan)), "labels: row 1, class 1 is nan"),
         ((TWO.where(TWO < 2, torch.nan), ONES), "scores: row 1, class 1 is nan"),
-        ((ONES, ONES, ONES), "known has type torch.float32: expected torch.bool"),
+        ((ONES, ONES, ONES), "known .*torch.bool.*torch.float32"),
     ],
 )
-def test_what_cannot_be_scored_is_refused_by_name(metric: Any, arguments: tuple[Any, ...], message: str) -> None:
+def test_invalid_arguments_raise(metric: Any, arguments: tuple[Any, ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         metric(*arguments)
 
 
-def test_a_wrong_choice_lists_the_right_ones() -> None:
-    with pytest.raises(ValueError, match="kind is 'voc': choose one of 'area', 'envelope', 'voc11'"):
+def test_invalid_choices_list_the_valid_ones() -> None:
+    with pytest.raises(ValueError, match=r"kind='voc' .*'area', 'envelope' or 'voc11'"):
         average_precision(ONES, ONES, kind="voc")
-    with pytest.raises(ValueError, match="f1 is 'mean': choose one of 'harmonic', 'per_class'"):
+    with pytest.raises(ValueError, match=r"f1='mean' .*'harmonic' or 'per_class'"):
         multilabel_metrics(ONES, ONES, f1="mean")
-    with pytest.raises(ValueError, match="top_k is 0: give a whole number from 1 up"):
+    with pytest.raises(ValueError, match="top_k=0"):
         multilabel_metrics(ONES, ONES, top_k=0)
 
 
 @given(half_hidden.tables())
-def test_auroc_with_labels_hidden_it_is_exactly_that_of_the_known_ones(table: half_hidden.Table) -> None:
-    found = area_under_roc(*table)
-    assert found.dtype == torch.float64
-    np.testing.assert_array_equal(found, [half_hidden.auroc(entries) for entries in table.classes])
+def test_auroc_uses_only_known_labels(table: half_hidden.Table) -> None:
+    result = area_under_roc(*table)
+    assert result.dtype == torch.float64
+    np.testing.assert_array_equal(result, [half_hidden.auroc(entries) for entries in table.classes])
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_auroc_it_is_scikit_learns_with_ties(dtype: torch.dtype) -> None:
+def test_auroc_matches_scikit_learn_with_ties(dtype: torch.dtype) -> None:
     generator = np.random.default_rng(0)
     labels = generator.random((500, 6)) < [0.5, 0.2, 0.05, 0.01, 0.9, 0.3]
     scores = torch.tensor((generator.normal(size=labels.shape) + labels).round(1)).to(dtype)
     known = generator.random(labels.shape) < 0.5
-    wanted = [
+    expected_auroc = [
         roc_auc_score(labels[known[:, c], c], scores[known[:, c], c].double().numpy()) for c in range(labels.shape[1])
     ]
-    np.testing.assert_allclose(area_under_roc(scores, labels.astype(np.float32), known), wanted, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(
+        area_under_roc(scores, labels.astype(np.float32), known), expected_auroc, rtol=0, atol=1e-12
+    )
 
 
-def test_auroc_a_class_without_positives_or_without_negatives_has_none() -> None:
+def test_auroc_is_nan_without_positives_or_negatives() -> None:
     labels = torch.tensor([[1, 0, 1], [1, 0, 0]])
     assert area_under_roc(torch.rand(2, 3), labels).isnan().tolist() == [True, True, False]
 
 
-def test_auroc_equal_scores_are_worth_one_half_and_infinite_ones_are_scores() -> None:
+def test_auroc_of_equal_and_infinite_scores() -> None:
     scores = torch.tensor([[0.5, torch.inf], [0.5, -torch.inf], [0.5, 0.0]])
     assert area_under_roc(scores, torch.tensor([[1, 1], [0, 0], [0, 0]])).tolist() == [0.5, 1.0]
 
 
-def test_auroc_a_score_that_is_no_number_is_refused() -> None:
+def test_auroc_with_nan_scores_raises() -> None:
     with pytest.raises(ValueError, match="scores: row 0, class 0 is nan"):
         area_under_roc(torch.tensor([[torch.nan]]), torch.tensor([[1]]))

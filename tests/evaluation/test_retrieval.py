@@ -16,7 +16,7 @@ from probmcl.evaluation.retrieval import retrieval
 def images(count: int = 40, *, dim: int = 5, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     labels = (torch.rand(count, classes, generator=generator) < 0.4).float()
-    labels[:, 0] = 1 - labels[:, 1:].amax(1)  # none is empty
+    labels[:, 0] = 1 - labels[:, 1:].amax(1)  # no label set is empty
     noise = torch.randn(count, dim, generator=generator)
     return noise + torch.nn.functional.pad(labels, (0, dim - classes)), labels
 
@@ -28,57 +28,57 @@ def slow_jaccard(a: list[float], b: list[float], known: list[bool]) -> float:
 
 
 def slow_retrieval(embedding: Tensor, labels: Tensor, known: Tensor, k: int) -> dict[str, float]:
-    """One query at a time, without equal cosines."""
-    near, precision = [], []
+    """Loop over queries; assumes that no cosines are equal."""
+    overlaps, precision = [], []
     searched = [n for n in range(len(labels)) if known[n].any()]
     for q in searched:
-        found = []
+        result = []
         for n in searched:
             if n != q:
                 cosine = float(torch.cosine_similarity(embedding[q].double(), embedding[n].double(), dim=0))
                 both = (known[q] & known[n]).tolist()
-                found.append((cosine, slow_jaccard(labels[q].tolist(), labels[n].tolist(), both)))
-        ranked = [overlap for _, overlap in sorted(found, reverse=True)]
-        near.append(np.mean(ranked[:k]))
+                result.append((cosine, slow_jaccard(labels[q].tolist(), labels[n].tolist(), both)))
+        ranked = [overlap for _, overlap in sorted(result, reverse=True)]
+        overlaps.append(np.mean(ranked[:k]))
         hits = [rank for rank, overlap in enumerate(ranked, start=1) if overlap >= 0.5]
         if hits:
             precision.append(np.mean([number / rank for number, rank in enumerate(hits, start=1)]))
-    return {f"jaccard_at_{k}": float(np.mean(near)), "mAP": float(np.mean(precision))}
+    return {f"jaccard_at_{k}": float(np.mean(overlaps)), "mAP": float(np.mean(precision))}
 
 
 @pytest.mark.parametrize("k", [1, 3, 10, 39, 100])
-def test_it_equals_a_loop_over_queries(k: int) -> None:
+def test_matches_a_loop_over_queries(k: int) -> None:
     embedding, labels = images()
-    everything = torch.ones_like(labels, dtype=torch.bool)
-    assert retrieval(embedding, labels, k=k) == pytest.approx(slow_retrieval(embedding, labels, everything, k))
+    all_known = torch.ones_like(labels, dtype=torch.bool)
+    assert retrieval(embedding, labels, k=k) == pytest.approx(slow_retrieval(embedding, labels, all_known, k))
 
 
-def test_it_equals_scikit_learn() -> None:
+def test_matches_scikit_learn() -> None:
     embedding, labels = images(25, seed=1)
     cosine = cosine_similarity(embedding.double())
     truth = labels.numpy().astype(int)
-    near, precision = [], []
+    overlaps, precision = [], []
     for q in range(25):
         others = np.array([n for n in range(25) if n != q])
         overlap = np.array([jaccard_score(truth[q], truth[n]) for n in others])
-        near.append(overlap[np.argsort(-cosine[q, others])[:10]].mean())
+        overlaps.append(overlap[np.argsort(-cosine[q, others])[:10]].mean())
         if (overlap >= 0.5).any():
             precision.append(average_precision_score(overlap >= 0.5, cosine[q, others]))
-    expected = {"jaccard_at_10": np.mean(near), "mAP": np.mean(precision)}
+    expected = {"jaccard_at_10": np.mean(overlaps), "mAP": np.mean(precision)}
     assert retrieval(embedding, labels) == pytest.approx(expected)
 
 
-def test_unknown_labels_take_no_part() -> None:
+def test_unknown_labels_are_ignored() -> None:
     embedding, labels = images(seed=2)
     known = torch.rand(labels.shape, generator=torch.Generator().manual_seed(3)) < 0.6
     known[[4, 17]] = False
-    found = retrieval(embedding, labels, known, k=5)
-    assert found == pytest.approx(slow_retrieval(embedding, labels, known, 5))
+    result = retrieval(embedding, labels, known, k=5)
+    assert result == pytest.approx(slow_retrieval(embedding, labels, known, 5))
     for value in (torch.nan, -1.0, 1.0):
-        assert retrieval(embedding, labels.where(known, value), known, k=5) == found
+        assert retrieval(embedding, labels.where(known, value), known, k=5) == result
 
 
-def test_an_image_without_a_known_label_neither_asks_nor_is_found() -> None:
+def test_images_without_known_labels_are_excluded() -> None:
     embedding, labels = images(12)
     known = torch.ones_like(labels, dtype=torch.bool)
     known[[2, 7]] = False
@@ -92,96 +92,99 @@ def test_an_image_is_never_its_own_neighbor() -> None:
     assert retrieval(embedding, labels, k=3) == {"jaccard_at_3": 0.0, "mAP": None}
 
 
-def test_images_at_equal_cosine_share_their_places_whatever_their_order() -> None:
-    """Four copies of one image compete for the two places that the nearest leaves; the mean over all orders counts."""
-    query, near, copy = [1.0, 0.0, 0.0], [3.0, 0.3, 0.1], [0.7, 0.9, 0.3]
+def test_ties_do_not_depend_on_the_order() -> None:
+    """Four copies of an image are tied for the two ranks after the nearest image; the mean over all orders counts."""
+    query, overlaps, copy = [1.0, 0.0, 0.0], [3.0, 0.3, 0.1], [0.7, 0.9, 0.3]
     labels = torch.tensor([[1.0, 1, 0], [1, 1, 1], [1, 1, 0], [0, 0, 1], [1, 0, 1], [0, 1, 0]])
     overlap = [1.0, 0.0, 1 / 3, 0.5]
     expected = np.mean([(2 / 3 + sum(order[:2])) / 3 for order in itertools.permutations(overlap)])
-    points = torch.tensor([query, near, *[copy] * 4])
+    points = torch.tensor([query, overlaps, *[copy] * 4])
     for order in itertools.islice(itertools.permutations(range(6)), 0, 720, 37):
-        asked = list(order)
-        found = only(points[asked], labels[asked], asked.index(0), k=3)
-        assert found["jaccard_at_3"] == pytest.approx(expected)
-        # Of five, two copies and the nearest are relevant: it alone at first, then all at one point.
-        assert found["mAP"] == pytest.approx((1 + 3 / 5 + 3 / 5) / 3)
+        permutation = list(order)
+        result = query_metrics(points[permutation], labels[permutation], permutation.index(0), k=3)
+        assert result["jaccard_at_3"] == pytest.approx(expected)
+        # The nearest image and two of the copies are relevant. The copies share one point.
+        assert result["mAP"] == pytest.approx((1 + 3 / 5 + 3 / 5) / 3)
 
 
-def only(points: Tensor, labels: Tensor, query: int, *, k: int) -> dict[str, float | None]:
-    """What one image finds: of all seeds, one that lets it ask."""
+def query_metrics(points: Tensor, labels: Tensor, query: int, *, k: int) -> dict[str, float | None]:
+    """Return the metrics of a single query, with a seed that selects it."""
     seed = next(s for s in range(1000) if np.random.default_rng(s).permutation(len(points))[0] == query)
     return retrieval(points, labels, k=k, queries=1, seed=seed)
 
 
-def test_a_vector_of_zeros_is_as_far_as_a_right_angle() -> None:
+def test_zero_vectors_have_cosine_zero() -> None:
     points = torch.tensor([[1.0, 0.0], [0.0, 0.0], [-1.0, 0.1], [0.5, 0.5]])
     labels = torch.tensor([[1.0, 0], [1, 0], [0, 1], [0, 1]])
-    assert only(points, labels, 0, k=2) == {"jaccard_at_2": 0.5, "mAP": 0.5}  # behind the last, before the third
-    assert only(points, labels, 1, k=1) == {"jaccard_at_1": pytest.approx(1 / 3), "mAP": pytest.approx(1 / 3)}
+    assert query_metrics(points, labels, 0, k=2) == {
+        "jaccard_at_2": 0.5,
+        "mAP": 0.5,
+    }  # after the last image, before the third
+    assert query_metrics(points, labels, 1, k=1) == {"jaccard_at_1": pytest.approx(1 / 3), "mAP": pytest.approx(1 / 3)}
 
 
 @pytest.mark.parametrize("scale", [1e-300, 1e-20, 1e20, 1e300])
-def test_lengths_do_not_matter(scale: float) -> None:
+def test_norms_do_not_matter(scale: float) -> None:
     embedding, labels = images()
     factors = torch.linspace(1, 9, len(embedding), dtype=torch.float64)[:, None] * scale
     assert retrieval(embedding.double() * factors, labels) == pytest.approx(retrieval(embedding, labels))
 
 
-def test_two_images_without_labels_are_alike() -> None:
+def test_empty_label_sets_overlap_fully() -> None:
     embedding, labels = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]), torch.tensor([[0.0], [0.0], [1.0]])
     assert retrieval(embedding, labels, k=1) == {"jaccard_at_1": pytest.approx(2 / 3), "mAP": 1.0}
 
 
-def test_relevant_is_an_overlap_at_the_threshold() -> None:
+def test_threshold_of_relevance_is_inclusive() -> None:
     embedding = torch.tensor([[1.0, 0.0], [1.0, 0.1]])
     labels = torch.tensor([[1.0, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     assert retrieval(embedding, labels, threshold=0.6)["mAP"] == 1
     assert retrieval(embedding, labels, threshold=0.61)["mAP"] is None
 
 
-def test_fewer_queries_are_a_draw_by_the_seed_over_the_same_search() -> None:
+def test_queries_are_sampled_by_the_seed() -> None:
     embedding, labels = images()
     assert retrieval(embedding, labels, queries=None) == retrieval(embedding, labels, queries=40)
-    some = [retrieval(embedding, labels, queries=8, seed=seed) for seed in range(30)]
-    assert some[0] == retrieval(embedding, labels, queries=8)
-    assert len({str(found) for found in some}) > 20
-    mean = np.mean([found["jaccard_at_10"] for found in some])
+    samples = [retrieval(embedding, labels, queries=8, seed=seed) for seed in range(30)]
+    assert samples[0] == retrieval(embedding, labels, queries=8)
+    assert len({str(result) for result in samples}) > 20
+    mean = np.mean([result["jaccard_at_10"] for result in samples])
     assert mean == pytest.approx(retrieval(embedding, labels)["jaccard_at_10"], abs=0.03)
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_nothing_to_average_is_none(count: int) -> None:
+def test_undefined_metrics_are_none(count: int) -> None:
     known = torch.tensor([[True], [False]])[:count]
-    found = retrieval(torch.ones(count, 2), torch.ones(count, 1), known)
-    assert found == {"jaccard_at_10": None, "mAP": None}
+    result = retrieval(torch.ones(count, 2), torch.ones(count, 1), known)
+    assert result == {"jaccard_at_10": None, "mAP": None}
 
 
-def test_nobody_known_at_all_is_none() -> None:
-    found = retrieval(torch.ones(3, 2), torch.ones(3, 1), torch.zeros(3, 1, dtype=torch.bool))
-    assert found == {"jaccard_at_10": None, "mAP": None}
+def test_metrics_are_none_without_known_labels() -> None:
+    result = retrieval(torch.ones(3, 2), torch.ones(3, 1), torch.zeros(3, 1, dtype=torch.bool))
+    assert result == {"jaccard_at_10": None, "mAP": None}
 
 
-def test_working_in_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     embedding, labels = images()
     embedding[20:] = embedding[:20]  # equal cosines in different blocks
-    whole = retrieval(embedding, labels)
-    for at_once, entries in ((7, 23), (40, 1)):
-        monkeypatch.setattr(module, "QUERY_BLOCK", at_once)
+    expected_result = retrieval(embedding, labels)
+    for query_block, entries in ((7, 23), (40, 1)):
+        monkeypatch.setattr(module, "QUERY_BLOCK", query_block)
         monkeypatch.setattr(entries_module, "BLOCK_ENTRIES", entries)
-        assert retrieval(embedding, labels) == pytest.approx(whole, abs=1e-12)
+        assert retrieval(embedding, labels) == pytest.approx(expected_result, abs=1e-12)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"k": 0}, "k=0, queries=2000: give whole numbers from 1 up"),
-        ({"queries": 0}, "k=10, queries=0"),
-        ({"embedding": torch.ones(3, 2)}, "embedding has 3 rows, labels 2"),
-        ({"embedding": torch.tensor([[1.0], [torch.inf]])}, "embedding: row 1 is not finite"),
-        ({"labels": torch.tensor([[1.0], [2.0]])}, "labels: row 1, class 0 is 2.0: expected 0 or 1"),
+        ({"k": 0}, "k=0"),
+        ({"queries": 0}, "queries=0"),
+        ({"embedding": torch.ones(3, 2)}, "embedding has 3 rows"),
+        ({"embedding": torch.tensor([[1.0], [torch.inf]])}, "embedding: row 1"),
+        ({"labels": torch.tensor([[1.0], [2.0]])}, "labels: row 1, class 0 is 2.0"),
     ],
 )
-def test_what_cannot_be_searched_is_refused_by_name(change: dict[str, Any], message: str) -> None:
+def test_invalid_arguments_raise(change: dict[str, Any], message: str) -> None:
     arguments: dict[str, Any] = {"embedding": torch.ones(2, 2), "labels": torch.ones(2, 1)} | change
     with pytest.raises(ValueError, match=message):
         retrieval(**arguments)

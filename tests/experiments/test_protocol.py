@@ -103,7 +103,7 @@ def test_duplicate_names_are_rejected(tmp_path: Path) -> None:
         (tmp_path / folder / "loss.py").write_text(
             "def mine(logits, labels, known): pass\ndef bce(similarity, overlap): pass"
         )
-    with pytest.raises(SettingsError, match="mine"):
+    with pytest.raises(SettingsError, match="mine; rename one"):
         parse_methods([f"{tmp_path}/a/loss.py:mine", f"{tmp_path}/b/loss.py:mine"])
     with pytest.raises(SettingsError, match="method bce"):
         parse_methods([f"{tmp_path}/a/loss.py:bce"])

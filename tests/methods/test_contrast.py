@@ -26,7 +26,7 @@ from probmcl.mixture import IsotropicMixture
 
 
 class TestProjection:
-    def test_layers_have_relu_between_them_and_none_after_the_last(self) -> None:
+    def test_projection_has_relu_between_layers_only(self) -> None:
         torch.manual_seed(0)
         head, features = ProjectionHead(6, (5, 4, 3)), torch.randn(7, 6)
         parameters, x = list(head.parameters()), features
@@ -36,16 +36,16 @@ class TestProjection:
         assert (x < 0).any()
         torch.testing.assert_close(head(features), x / x.norm(dim=1, keepdim=True))
 
-    def test_one_size_is_one_linear_layer(self) -> None:
+    def test_one_size_gives_one_linear_layer(self) -> None:
         head = ProjectionHead(6, (4,))
         assert [tuple(p.shape) for p in head.parameters()] == [(4, 6), (4,)]
 
-    def test_no_sizes_leave_the_direction_of_the_feature(self) -> None:
+    def test_without_sizes_features_are_normalized(self) -> None:
         head, x = ProjectionHead(6, ()), torch.randn(7, 6)
         assert not list(head.parameters())
         torch.testing.assert_close(head(x), x / x.norm(dim=1, keepdim=True))
 
-    def test_it_runs_in_full_precision_and_a_feature_of_zero_has_a_finite_gradient(self) -> None:
+    def test_projection_uses_full_precision_and_handles_zero_features(self) -> None:
         head, x = ProjectionHead(6, (4,)), torch.randn(7, 6)
         expected = head(x)
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -57,7 +57,7 @@ class TestProjection:
 
 @pytest.mark.parametrize("n_views", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["jaccard", "cosine", "cosine_literal"])
-def test_rows_share_what_their_images_share_and_views_of_one_image_everything(kind: Overlap, n_views: int) -> None:
+def test_label_overlap_of_rows_is_that_of_their_images(kind: Overlap, n_views: int) -> None:
     labels = torch.tensor([[1.0, 1.0, 0.0], [0.0, 1.0, 1.0], [0.0, 0.0, 0.0]])
     known = torch.tensor([[True, True, True], [True, True, False], [False, False, False]])
     measured = label_overlap(labels, known, n_views=n_views, kind=kind)
@@ -71,7 +71,7 @@ def test_rows_share_what_their_images_share_and_views_of_one_image_everything(ki
             assert measured[row, column] == expected
 
 
-def test_columns_are_the_rows_in_their_order() -> None:
+def test_gathered_rows_are_in_row_order() -> None:
     labels = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
     assert torch.equal(gather_rows(labels, n_views=2), torch.cat([labels, labels]))
     assert gather_rows(labels > 0, n_views=2).dtype == torch.bool
@@ -83,8 +83,8 @@ class Config:
     projection: tuple[int, ...] = (5,)
 
 
-class Own(ProjectedContrast):
-    """A contrast of one's own: what is given to it is kept."""
+class RecordingContrast(ProjectedContrast):
+    """A contrastive loss that records its arguments."""
 
     presets = {"default": Config()}  # noqa: RUF012
 
@@ -106,9 +106,9 @@ def batch(n_views: int = 2) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @pytest.mark.parametrize("n_views", [2, 3])
-def test_a_contrast_is_given_the_cosines_of_all_rows(n_views: int) -> None:
+def test_contrast_receives_the_cosines_of_all_rows(n_views: int) -> None:
     torch.manual_seed(0)
-    method = Own(PrecomputedFeatures(12), label_space(3))
+    method = RecordingContrast(PrecomputedFeatures(12), label_space(3))
     views, labels, known = batch(n_views)
     step = method(views, labels, known)
     similarity, *rest = method.given
@@ -122,15 +122,15 @@ def test_a_contrast_is_given_the_cosines_of_all_rows(n_views: int) -> None:
     assert torch.equal(step.terms["contrastive"], step.loss)
 
 
-def test_it_watches_for_collapse_without_a_mixture() -> None:
+def test_projected_contrast_reports_collapse_statistics() -> None:
     torch.manual_seed(0)
-    method = Own(PrecomputedFeatures(12), label_space(3))
+    method = RecordingContrast(PrecomputedFeatures(12), label_space(3))
     views, labels, known = batch()
     step = method(views, labels, known)
     assert set(step.terms) == {"contrastive", *STATISTICS} - {"effective_components"}
     similarity = method.given[0]
-    alike = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [0, 0, 0, 1, 1], [0, 0, 0, 1, 1]])
-    positive = alike.bool().repeat(2, 2)
+    positives = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 0, 0], [0, 0, 0, 1, 1], [0, 0, 0, 1, 1]])
+    positive = positives.bool().repeat(2, 2)
     itself = torch.eye(10, dtype=torch.bool)
     torch.testing.assert_close(step.terms["similarity_positive"], similarity[positive & ~itself].mean())
     torch.testing.assert_close(step.terms["similarity_negative"], similarity[~positive].mean())
@@ -140,15 +140,15 @@ def test_it_watches_for_collapse_without_a_mixture() -> None:
     assert nothing.terms["similarity_positive"].isfinite()  # the other view
 
 
-def test_equal_images_collapse_in_the_signs() -> None:
-    method = Own(PrecomputedFeatures(12), label_space(3))
+def test_statistics_of_equal_images_show_a_collapse() -> None:
+    method = RecordingContrast(PrecomputedFeatures(12), label_space(3))
     terms = method(torch.ones(2, 5, 12), *batch()[1:]).terms
     assert terms["similarity_negative"].item() == pytest.approx(1)
     assert terms["feature_cosine"].item() == pytest.approx(1)
 
 
 N, C, D = 5, 4, 7
-SIGNS = {
+ALL_STATISTICS = {
     "effective_components",
     "mean_coordinate",
     "feature_cosine",
@@ -163,7 +163,7 @@ def mixture(log_weight: Tensor) -> IsotropicMixture:
 
 
 def step(n_views: int) -> tuple[Tensor, IsotropicMixture, Tensor, Tensor]:
-    """A random step in which image 2 has no positive, and image 4 only the other views of itself."""
+    """Return a random step in which image 2 has no positive, and image 4 only its own other views."""
     generator = torch.Generator().manual_seed(n_views)
     rows = n_views * N
     features = torch.randn(rows, D, generator=generator)
@@ -175,7 +175,7 @@ def step(n_views: int) -> tuple[Tensor, IsotropicMixture, Tensor, Tensor]:
     return features, mixture(weights), similarity, positive
 
 
-def slow_signs(
+def slow_statistics(
     features: Tensor, mixed: IsotropicMixture, similarity: Tensor, positive: Tensor, n_views: int
 ) -> dict[str, float]:
     rows = [x.tolist() for x in features.double()]
@@ -183,64 +183,64 @@ def slow_signs(
     unit = [[a / length for a in row] for row, length in zip(rows, lengths, strict=True)]
     image = [i for _ in range(n_views) for i in range(len(rows) // n_views)]
     weights = mixed.log_weight.double().exp().tolist()
-    cosines, alike, unlike, alone = [], [], [], 0
-    for i, one in enumerate(unit):
-        for j, other in enumerate(unit):
+    cosines, positives, negatives, lonely_rows = [], [], [], 0
+    for i, first in enumerate(unit):
+        for j, second in enumerate(unit):
             if image[i] != image[j]:
-                cosines.append(sum(a * b for a, b in zip(one, other, strict=True)))
+                cosines.append(sum(a * b for a, b in zip(first, second, strict=True)))
             if positive[i, j]:
-                alike.append(similarity[i, j].item())
+                positives.append(similarity[i, j].item())
             elif i != j:
-                unlike.append(similarity[i, j].item())
-        alone += not any(positive[i, j] and image[i] != image[j] for j in range(len(rows)))
+                negatives.append(similarity[i, j].item())
+        lonely_rows += not any(positive[i, j] and image[i] != image[j] for j in range(len(rows)))
     return {
         "effective_components": sum(1 / sum(w * w for w in row) for row in weights) / len(rows),
         "mean_coordinate": sum(abs(sum(row)) / math.sqrt(len(row)) for row in unit) / len(rows),
         "feature_cosine": sum(cosines) / len(cosines),
-        "similarity_positive": sum(alike) / len(alike),
-        "similarity_negative": sum(unlike) / len(unlike),
-        "rows_without_positives": alone / len(rows),
+        "similarity_positive": sum(positives) / len(positives),
+        "similarity_negative": sum(negatives) / len(negatives),
+        "rows_without_positives": lonely_rows / len(rows),
     }
 
 
 @pytest.mark.parametrize("n_views", [2, 3])
-@pytest.mark.parametrize("sign", sorted(SIGNS))
-def test_each_sign_is_what_a_slow_loop_finds(sign: str, n_views: int) -> None:
-    assert collapse_statistics(*step(n_views), n_views=n_views)[sign].item() == pytest.approx(
-        slow_signs(*step(n_views), n_views)[sign], rel=1e-5
+@pytest.mark.parametrize("statistic", sorted(ALL_STATISTICS))
+def test_statistics_match_a_loop(statistic: str, n_views: int) -> None:
+    assert collapse_statistics(*step(n_views), n_views=n_views)[statistic].item() == pytest.approx(
+        slow_statistics(*step(n_views), n_views)[statistic], rel=1e-5
     )
 
 
-def test_there_are_six_signs_each_one_number_without_gradient() -> None:
+def test_statistics_are_scalars_without_gradient() -> None:
     features, mixed, similarity, positive = step(2)
-    seen = collapse_statistics(features.requires_grad_(), mixed, similarity.requires_grad_(), positive, n_views=2)
-    assert set(seen) == SIGNS
-    assert all(x.shape == () and not x.requires_grad for x in seen.values())
+    statistics = collapse_statistics(features.requires_grad_(), mixed, similarity.requires_grad_(), positive, n_views=2)
+    assert set(statistics) == ALL_STATISTICS
+    assert all(x.shape == () and not x.requires_grad for x in statistics.values())
 
 
-def test_without_a_mixture_there_are_five_of_the_six_signs_and_they_are_the_same() -> None:
+def test_statistics_without_a_mixture() -> None:
     features, mixed, similarity, positive = step(2)
     expected = collapse_statistics(features, mixed, similarity, positive, n_views=2)
-    seen = collapse_statistics(features, None, similarity, positive, n_views=2)
-    assert set(seen) == SIGNS - {"effective_components"}
-    assert all(torch.equal(x, expected[name]) for name, x in seen.items())
+    statistics = collapse_statistics(features, None, similarity, positive, n_views=2)
+    assert set(statistics) == ALL_STATISTICS - {"effective_components"}
+    assert all(torch.equal(x, expected[name]) for name, x in statistics.items())
 
 
 @pytest.mark.parametrize("direction", [1.0, -1.0])
-def test_features_all_in_the_direction_of_ones_have_mean_coordinate_one(direction: float) -> None:
+def test_mean_coordinate_of_constant_features_is_one(direction: float) -> None:
     _, mixed, similarity, positive = step(2)
-    features = direction * torch.linspace(1, 9, 2 * N)[:, None].expand(-1, D)  # of any length
-    seen = collapse_statistics(features.contiguous(), mixed, similarity, positive, n_views=2)
-    assert seen["mean_coordinate"].item() == pytest.approx(1, abs=1e-6)
-    assert seen["feature_cosine"].item() == pytest.approx(1, abs=1e-6)
+    features = direction * torch.linspace(1, 9, 2 * N)[:, None].expand(-1, D)  # of different norms
+    statistics = collapse_statistics(features.contiguous(), mixed, similarity, positive, n_views=2)
+    assert statistics["mean_coordinate"].item() == pytest.approx(1, abs=1e-6)
+    assert statistics["feature_cosine"].item() == pytest.approx(1, abs=1e-6)
 
 
-def test_features_at_right_angles_have_cosine_zero_between_images() -> None:
+def test_feature_cosine_of_orthogonal_images_is_zero() -> None:
     _, mixed, similarity, positive = step(2)
-    seen = collapse_statistics(
+    statistics = collapse_statistics(
         torch.eye(N, D).repeat(2, 1), mixed, similarity, positive, n_views=2
     )  # views agree, images do not
-    assert seen["feature_cosine"] == 0
+    assert statistics["feature_cosine"] == 0
 
 
 @pytest.mark.parametrize(
@@ -252,13 +252,13 @@ def test_features_at_right_angles_have_cosine_zero_between_images() -> None:
     ],
     ids=["even", "one", "two"],
 )
-def test_effective_components_counts_those_that_carry_the_weight(log_weight: Tensor, expected: int) -> None:
+def test_effective_components_counts_components_with_weight(log_weight: Tensor, expected: int) -> None:
     features, _, similarity, positive = step(2)
-    seen = collapse_statistics(features, mixture(log_weight), similarity, positive, n_views=2)
-    assert seen["effective_components"].item() == pytest.approx(expected, rel=1e-6)
+    statistics = collapse_statistics(features, mixture(log_weight), similarity, positive, n_views=2)
+    assert statistics["effective_components"].item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_a_row_whose_only_positives_are_its_own_views_counts_as_without() -> None:
+def test_own_views_do_not_count_as_positives() -> None:
     features, mixed, similarity, _ = step(2)
     own_views = torch.eye(N, dtype=torch.bool).repeat(2, 2).fill_diagonal_(False)
     assert collapse_statistics(features, mixed, similarity, own_views, n_views=2)["rows_without_positives"] == 1
@@ -268,63 +268,64 @@ def test_a_row_whose_only_positives_are_its_own_views_counts_as_without() -> Non
     ].item() == pytest.approx(1 - 1 / (2 * N))
 
 
-def test_one_image_says_nothing_about_others_and_raises_no_alarm() -> None:
+def test_a_single_image_has_no_negatives_and_no_warning() -> None:
     twins = torch.tensor([[False, True], [True, False]])
-    seen = collapse_statistics(torch.randn(2, D), mixture(torch.zeros(2, 1)), torch.ones(2, 2), twins, n_views=2)
-    assert seen["feature_cosine"].isnan()
-    assert seen["similarity_negative"].isnan()
-    assert collapse_warning({name: x.item() for name, x in seen.items()}) is None
+    statistics = collapse_statistics(torch.randn(2, D), mixture(torch.zeros(2, 1)), torch.ones(2, 2), twins, n_views=2)
+    assert statistics["feature_cosine"].isnan()
+    assert statistics["similarity_negative"].isnan()
+    assert collapse_warning({name: x.item() for name, x in statistics.items()}) is None
 
 
-def test_half_precision_features_and_autocast_leave_the_signs_as_they_are() -> None:
+def test_statistics_do_not_change_under_autocast() -> None:
     features, mixed, similarity, positive = step(2)
     expected = collapse_statistics(features.bfloat16().float(), mixed, similarity, positive, n_views=2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        seen = collapse_statistics(features.bfloat16(), mixed, similarity, positive, n_views=2)
+        statistics = collapse_statistics(features.bfloat16(), mixed, similarity, positive, n_views=2)
     for name, x in expected.items():
-        assert torch.equal(seen[name], x), name
+        assert torch.equal(statistics[name], x), name
 
 
-def seen(positive: float, negative: float) -> dict[str, float]:
+def statistics(positive: float, negative: float) -> dict[str, float]:
     return {"similarity_positive": positive, "similarity_negative": negative, "effective_components": 3.25}
 
 
-class TestAlarm:
+class TestCollapseWarning:
     @pytest.mark.parametrize("negative", [0.0, 0.4, 0.9])
-    def test_it_sounds_below_the_smallest_gap_and_not_above(self, negative: float) -> None:
-        assert collapse_warning(seen(negative + SMALLEST_GAP - 1e-4, negative))
-        assert collapse_warning(seen(negative + SMALLEST_GAP + 1e-4, negative)) is None
+    def test_warns_only_below_the_smallest_gap(self, negative: float) -> None:
+        assert collapse_warning(statistics(negative + SMALLEST_GAP - 1e-4, negative))
+        assert collapse_warning(statistics(negative + SMALLEST_GAP + 1e-4, negative)) is None
 
-    def test_a_gap_of_exactly_the_smallest_is_wide_enough(self) -> None:
-        assert collapse_warning(seen(SMALLEST_GAP, 0.0)) is None
+    def test_does_not_warn_at_exactly_the_smallest_gap(self) -> None:
+        assert collapse_warning(statistics(SMALLEST_GAP, 0.0)) is None
 
-    def test_the_smallest_gap_is_the_one_of_the_pilots(self) -> None:
+    def test_smallest_gap_is_that_of_the_pilot_runs(self) -> None:
         assert pytest.approx(0.02) == SMALLEST_GAP
 
-    def test_it_sounds_where_everything_is_alike_and_where_nothing_is(self) -> None:
-        assert collapse_warning(seen(1.0, 1.0))
-        assert collapse_warning(seen(0.0, 0.0))
+    def test_warns_if_all_similarities_are_equal(self) -> None:
+        assert collapse_warning(statistics(1.0, 1.0))
+        assert collapse_warning(statistics(0.0, 0.0))
 
-    def test_it_sounds_where_negatives_are_more_alike_than_positives(self) -> None:
-        assert collapse_warning(seen(0.2, 0.7))
+    def test_warns_if_negatives_are_more_similar_than_positives(self) -> None:
+        assert collapse_warning(statistics(0.2, 0.7))
 
     @pytest.mark.parametrize(("positive", "negative"), [(math.nan, 0.3), (0.3, math.nan), (math.nan, math.nan)])
-    def test_a_batch_without_positives_or_negatives_says_nothing(self, positive: float, negative: float) -> None:
-        assert collapse_warning(seen(positive, negative)) is None
+    def test_does_not_warn_without_positives_or_negatives(self, positive: float, negative: float) -> None:
+        assert collapse_warning(statistics(positive, negative)) is None
 
-    def test_it_speaks_of_components_only_where_there_are_any(self) -> None:
-        words = collapse_warning({"similarity_positive": 0.9051, "similarity_negative": 0.9004})
-        assert words is not None
-        assert "0.905 against 0.900)" in words
-        assert "mixture" not in words
-        assert "component" not in words
+    def test_warning_mentions_components_only_with_a_mixture(self) -> None:
+        warning = collapse_warning({"similarity_positive": 0.9051, "similarity_negative": 0.9004})
+        assert warning is not None
+        assert "0.905" in warning
+        assert "0.900" in warning
+        assert "mixture" not in warning
+        assert "component" not in warning
 
-    def test_a_run_without_contrast_has_no_alarm(self) -> None:
+    def test_does_not_warn_without_similarities(self) -> None:
         assert collapse_warning({"loss": 1.0}) is None
 
-    def test_it_says_in_words_what_it_saw(self) -> None:
-        words = collapse_warning(seen(0.9051, 0.9004))
-        assert words is not None
-        assert words.startswith("collapsed: ")
-        for part in ("0.905 against 0.900", "3.2 effective components", "docs/decisions/0002"):
-            assert part in words
+    def test_warning_contains_the_statistics(self) -> None:
+        warning = collapse_warning(statistics(0.9051, 0.9004))
+        assert warning is not None
+        assert warning.startswith("collapsed: ")
+        for part in ("0.905", "0.900", "3.2 effective components", "docs/decisions/0002"):
+            assert part in warning

@@ -10,7 +10,7 @@ from probmcl.methods.focal import Config, Focal
 
 
 @pytest.mark.parametrize("config", [Config(), Config(gamma=1.0, positive_weight=None)])
-def test_the_loss_is_the_focal_loss_of_the_linear_layer(config: Config) -> None:
+def test_loss_is_the_focal_loss_of_the_linear_layer(config: Config) -> None:
     torch.manual_seed(0)
     method = Focal(PrecomputedFeatures(6), label_space(3), config)
     views, labels = torch.randn(1, 4, 6), torch.tensor([[1.0, 0, 0], [0, 1, 1], [0, 0, 0], [1, 1, 0]])
@@ -20,12 +20,12 @@ def test_the_loss_is_the_focal_loss_of_the_linear_layer(config: Config) -> None:
     torch.testing.assert_close(method(views, labels, known).loss, expected)
 
 
-def test_the_defaults_are_the_papers() -> None:
+def test_defaults_are_the_published_values() -> None:
     assert (Config().gamma, Config().positive_weight) == (2.0, 0.25)
 
 
 @pytest.mark.parametrize(("gamma", "weight"), [(-0.5, 0.25), (2.0, 1.25)])
-def test_settings_out_of_range_are_refused(gamma: float, weight: float) -> None:
+def test_settings_out_of_range_raise(gamma: float, weight: float) -> None:
     wrong = f"gamma={gamma}" if gamma < 0 else f"positive_weight={weight}"
     with pytest.raises(ValueError, match=re.escape(wrong)):
         Config(gamma=gamma, positive_weight=weight)

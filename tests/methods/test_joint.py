@@ -35,34 +35,34 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(2, 5, 12, generator=generator), labels, known
 
 
-def test_the_default_is_what_the_documents_say() -> None:
+def test_default_settings() -> None:
     c = Config()
     assert (c.classification, c.contrast, c.contrast_weight) == ("bce", "supcon", 0.3)
 
 
 @pytest.mark.parametrize(("classification", "contrast"), PAIRS)
-def test_it_is_the_sum_of_both_losses(classification: Classification, contrast: Contrast) -> None:
+def test_loss_is_the_weighted_sum_of_both_losses(classification: Classification, contrast: Contrast) -> None:
     views, labels, known = batch()
     method = build(Config(classification, contrast, contrast_weight=0.7))
     step = method(views, labels, known)
     loss = {"asl": asymmetric, "bce": binary_cross_entropy}[classification]
     logits = views.flatten(0, 1) @ method.linear.weight.T + method.linear.bias
     entries = loss(logits, labels.repeat(2, 1), known.repeat(2, 1), reduction="sum") / (2 * known.sum())
-    alone = {"supcon": SupCon, "probmcl": ProbMCL}[contrast](PrecomputedFeatures(12), label_space(3))
-    alone.load_state_dict(method.contrast.state_dict())
-    torch.testing.assert_close(step.loss, 3 * entries + 0.7 * alone(views, labels, known).loss)
+    contrastive = {"supcon": SupCon, "probmcl": ProbMCL}[contrast](PrecomputedFeatures(12), label_space(3))
+    contrastive.load_state_dict(method.contrast.state_dict())
+    torch.testing.assert_close(step.loss, 3 * entries + 0.7 * contrastive(views, labels, known).loss)
     torch.testing.assert_close(step.terms["classification"], 3 * entries)
-    torch.testing.assert_close(step.terms["contrastive"], alone(views, labels, known).loss)
+    torch.testing.assert_close(step.terms["contrastive"], contrastive(views, labels, known).loss)
 
 
 @pytest.mark.parametrize("contrast", ["supcon", "probmcl"])
-def test_its_terms_are_both_losses_and_the_signs_of_collapse(contrast: Contrast) -> None:
-    there = set(STATISTICS) if contrast == "probmcl" else set(STATISTICS) - {"effective_components"}
-    assert set(build(Config(contrast=contrast))(*batch()).terms) == {"classification", "contrastive", *there}
+def test_terms_are_both_losses_and_the_collapse_statistics(contrast: Contrast) -> None:
+    statistics = set(STATISTICS) if contrast == "probmcl" else set(STATISTICS) - {"effective_components"}
+    assert set(build(Config(contrast=contrast))(*batch()).terms) == {"classification", "contrastive", *statistics}
 
 
-def test_a_class_that_is_easy_leaves_the_balance_of_the_losses_as_it_was() -> None:
-    """Seventeen more classes that no image has, and that the layer says no to."""
+def test_easy_classes_do_not_change_the_loss() -> None:
+    """Add 17 classes that no image has and that the layer predicts as absent."""
     views, labels, _ = batch()
     few, many = build(Config()), build(Config(), classes=20)
     many.contrast.load_state_dict(few.contrast.state_dict())
@@ -74,7 +74,7 @@ def test_a_class_that_is_easy_leaves_the_balance_of_the_losses_as_it_was() -> No
     torch.testing.assert_close(many(views, more).loss, few(views, labels).loss)
 
 
-def test_the_encoder_runs_once_and_no_second_one_is_saved() -> None:
+def test_encoder_runs_once_and_is_stored_once() -> None:
     encoder = Encoder("test_resnet", image_size=32)
     method = Joint(encoder, label_space(3))
     runs: list[int] = []
@@ -84,7 +84,7 @@ def test_the_encoder_runs_once_and_no_second_one_is_saved() -> None:
     assert not [key for key in method.state_dict() if key.startswith("contrast.encoder")]
 
 
-def test_it_is_a_linear_classifier_whose_scores_know_nothing_of_the_contrast() -> None:
+def test_logits_are_those_of_the_linear_layer() -> None:
     views, _, _ = batch()
     method = build(Config())
     assert isinstance(method, LinearClassifier)
@@ -92,19 +92,19 @@ def test_it_is_a_linear_classifier_whose_scores_know_nothing_of_the_contrast() -
     torch.testing.assert_close(method.logits(views[0]), views[0] @ method.linear.weight.T + method.linear.bias)
 
 
-def test_both_losses_reach_the_features() -> None:
+def test_both_losses_have_gradients_at_the_features() -> None:
     views, labels, known = batch()
     views.requires_grad_()
     step = build(Config(contrast_weight=0.5))(views, labels, known)
-    whole, classification, contrast = (
+    total, classification, contrast = (
         torch.autograd.grad(x, views, retain_graph=True)[0]
         for x in (step.loss, step.terms["classification"], step.terms["contrastive"])
     )
-    torch.testing.assert_close(whole, classification + 0.5 * contrast)
+    torch.testing.assert_close(total, classification + 0.5 * contrast)
     assert classification.abs().max() > 0
     assert contrast.abs().max() > 0
 
 
-def test_a_negative_weight_is_refused() -> None:
+def test_negative_weight_raises() -> None:
     with pytest.raises(ValueError, match="contrast_weight=-1"):
         Config(contrast_weight=-1.0)

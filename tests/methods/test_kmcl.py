@@ -15,12 +15,12 @@ CONFIGS = {
     "default": Config(),
     "paper": dataclasses.replace(PAPER, reduced_size=3),
     "anisotropic": Config(covariance="anisotropic", reduced_size=3, temperature=0.3),
-    "isotropic with clamps": Config(clamps=True, initialization="paper", gamma_positive=1.0),
+    "clamps": Config(clamps=True, initialization="paper", gamma_positive=1.0),
 }
 
 
 def batch() -> tuple[Tensor, Tensor, Tensor]:
-    """Features that are their own images, labels, and which are known; an image without labels, one unknown."""
+    """Return features, labels and the mask of known labels; image 0 has no labels, image 1 no known ones."""
     generator = torch.Generator().manual_seed(0)
     features = torch.rand(1, IMAGES, FEATURES, generator=generator, dtype=torch.float64)
     labels = (torch.rand(IMAGES, CLASSES, generator=generator) < 0.6).double()
@@ -36,7 +36,7 @@ def build(config: Config) -> KMCL:
 
 
 def slow_reconstruction(method: KMCL, z: Tensor, present: Tensor, known: Tensor) -> float:
-    """Straight from the heads, as the published code multiplies it, over known labels; 0 without a label."""
+    """Compute the loss from the heads, as in the published code, over the known labels; 0 without a label."""
     mixture = method.heads.mixture(z)
     losses = []
     for i in range(IMAGES):
@@ -44,10 +44,12 @@ def slow_reconstruction(method: KMCL, z: Tensor, present: Tensor, known: Tensor)
         for k in range(CLASSES):
             squares = ((z[i] - mixture.mean[i, k]) ** 2 / mixture.variance[i, k]).sum().item()
             kernel = math.exp(-squares / 2)
-            part = torch.sigmoid(mixture.logit[i, k]).item() * (max(kernel, 1.17549e-38) if clamped(method) else kernel)
+            part = torch.sigmoid(mixture.logit[i, k]).item() * (
+                max(kernel, 1.17549e-38) if has_clamps(method) else kernel
+            )
             of_all += part if known[i, k] else 0.0
             of_present += part if present[i, k] else 0.0
-        share = max(of_present / of_all, 1e-7 if clamped(method) else 0.0) if of_present else 1.0
+        share = max(of_present / of_all, 1e-7 if has_clamps(method) else 0.0) if of_present else 1.0
         losses.append(-math.log(share))
     return sum(losses) / IMAGES
 
@@ -57,7 +59,7 @@ def slow_contrast(method: KMCL, z: Tensor, present: Tensor, known: Tensor) -> fl
     means, variances = (x.expand(-1, -1, mixture.dim) for x in (mixture.mean, mixture.variance))
     factor = mixture.dim if method.config.repeated_dimensions else 1
 
-    def heat(i: int, j: int, k: int) -> float:
+    def exponential(i: int, j: int, k: int) -> float:
         v, w = variances[i, k], variances[j, k]
         distance = 0.5 * ((v + w) / (2 * (v * w).sqrt())).log() + (means[i, k] - means[j, k]) ** 2 / (4 * (v + w))
         return math.exp(math.exp(-factor * distance.sum().item()) / method.config.temperature)
@@ -65,23 +67,27 @@ def slow_contrast(method: KMCL, z: Tensor, present: Tensor, known: Tensor) -> fl
     total = 0.0
     for i in range(IMAGES):
         others = [j for j in range(IMAGES) if j != i]
-        partners = [j for j in others if (present[i] & present[j]).any()]
-        for j in partners:
+        positives = [j for j in others if (present[i] & present[j]).any()]
+        for j in positives:
             seen = known[i] & known[j]
             index = (present[i] & present[j]).sum().item() / ((present[i] | present[j]) & seen).sum().item()
             for k in range(CLASSES):
                 if present[i, k] and present[j, k]:
-                    share = index * heat(i, j, k) / sum(heat(i, other, k) for other in others if known[other, k])
-                    total -= math.log(share + (1e-7 if clamped(method) else 0.0)) / len(partners)
+                    share = (
+                        index
+                        * exponential(i, j, k)
+                        / sum(exponential(i, other, k) for other in others if known[other, k])
+                    )
+                    total -= math.log(share + (1e-7 if has_clamps(method) else 0.0)) / len(positives)
     return total / IMAGES
 
 
-def clamped(method: KMCL) -> bool:
+def has_clamps(method: KMCL) -> bool:
     return method.config.clamps
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_each_term_is_the_published_formula(name: str) -> None:
+def test_terms_match_the_published_formulas(name: str) -> None:
     method = build(CONFIGS[name])
     features, labels, known = batch()
     step = method(features, labels, known)
@@ -97,7 +103,7 @@ def test_each_term_is_the_published_formula(name: str) -> None:
     assert step.loss.item() == pytest.approx(sum(x.item() for x in step.terms.values()), rel=1e-12)
 
 
-def test_each_term_has_its_weight() -> None:
+def test_terms_are_weighted() -> None:
     weights = {"classification": 0.5, "reconstruction": 2.0, "contrast": 3.0}
     config = Config(classification_weight=0.5, reconstruction_weight=2.0, contrastive_weight=3.0)
     step = build(config)(*batch())
@@ -105,7 +111,7 @@ def test_each_term_has_its_weight() -> None:
     assert step.loss.item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_repeated_factor_and_the_clamps_change_the_loss_and_only_where_they_should() -> None:
+def test_repeated_dimensions_and_clamps_change_only_their_terms() -> None:
     plain = dataclasses.replace(PAPER, reduced_size=3, repeated_dimensions=False, clamps=False)
     terms = build(plain)(*batch()).terms
     repeated = build(dataclasses.replace(plain, repeated_dimensions=True))(*batch()).terms
@@ -116,7 +122,7 @@ def test_the_repeated_factor_and_the_clamps_change_the_loss_and_only_where_they_
     assert 0 < terms["contrast"] - clamps["contrast"] < 1e-4
 
 
-def test_logits_are_the_weights_of_the_kernels() -> None:
+def test_logits_are_those_of_the_kernel_weights() -> None:
     for config in CONFIGS.values():
         method = build(config)
         features = batch()[0][0]
@@ -136,16 +142,16 @@ def test_two_views_count_as_two_images() -> None:
     [
         ({"temperature": 0.0}, "temperature=0.0"),
         ({"reduced_size": 0}, "reduced_size=0"),
-        ({"repeated_dimensions": True}, "repeated_dimensions is for covariance 'anisotropic'"),
+        ({"repeated_dimensions": True}, "repeated_dimensions"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(changes: dict[str, object], message: str) -> None:
+def test_invalid_settings_raise(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(Config(), **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_an_image_of_which_nothing_is_known_is_not_pushed_away(name: str) -> None:
+def test_images_without_known_labels_have_no_contrastive_gradient(name: str) -> None:
     method = build(CONFIGS[name])
     features, labels, known = batch()
     known[2] = False

@@ -18,7 +18,7 @@ def build(config: Config = SMALL, *, name: str = "test_resnet", side: int = 64) 
     return MLDecoder(Encoder(name, image_size=side), label_space(), config).eval()
 
 
-def test_logits_are_the_decoder_on_the_maps() -> None:
+def test_logits_apply_the_decoder_to_the_maps() -> None:
     method, images = build(), torch.rand(2, 3, 64, 64)
     head = GroupDecoder(96, 3, groups=2, width=8, heads=2, feed_forward=16).eval()
     head.load_state_dict(method.decoder.state_dict())
@@ -36,7 +36,7 @@ def test_settings_reach_the_decoder() -> None:
     assert len(build(Config()).decoder.queries) == 3
 
 
-def test_the_loss_is_the_asymmetric_loss_summed_over_known_labels() -> None:
+def test_loss_is_the_asymmetric_loss_summed_over_known_labels() -> None:
     config = Config(width=8, heads=2, gamma_negative=3.0, gamma_positive=1.0, clip=0.1)
     method, images = build(config), torch.rand(5, 3, 64, 64)
     labels, known = (torch.rand(5, 3) < 0.5).float(), torch.rand(5, 3) < 0.7
@@ -53,14 +53,14 @@ def test_two_views_count_twice() -> None:
     torch.testing.assert_close(method(torch.stack([images, images]), labels).loss, 2 * once)
 
 
-def test_the_encoder_runs_once_in_a_step() -> None:
+def test_encoder_runs_once_per_step() -> None:
     method, runs = build(), []
     method.encoder.model.layer4.register_forward_hook(lambda *_: runs.append(1))
     method(torch.rand(1, 2, 3, 64, 64), torch.zeros(2, 3))
     assert runs == [1]
 
 
-def test_the_number_of_parameters_on_resnet101_with_80_classes() -> None:
+def test_number_of_parameters_on_resnet101() -> None:
     with torch.device("meta"):
         encoder = Encoder("resnet101", image_size=448)
         method = MLDecoder(encoder, label_space(80), PAPER)
@@ -71,15 +71,15 @@ def test_the_number_of_parameters_on_resnet101_with_80_classes() -> None:
     assert sum(p.numel() for p in method.parameters()) == trunk + head == 42_500_160 + 7_150_672
 
 
-def test_the_paper_preset_has_the_published_settings() -> None:
+def test_paper_preset_has_the_published_settings() -> None:
     assert MLDecoder.origin.published == ("paper",)
     assert (PAPER.groups, PAPER.width, PAPER.heads, PAPER.feed_forward, PAPER.dropout) == (None, 768, 8, 2048, 0.1)
     assert (PAPER.gamma_negative, PAPER.gamma_positive, PAPER.clip) == (4.0, 0.0, 0.05)
     assert not PAPER.learned_queries
 
 
-def test_more_groups_than_classes_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"groups.*got 4"):
+def test_more_groups_than_classes_raise() -> None:
+    with pytest.raises(ValueError, match="`groups`.*got 4"):
         build(Config(groups=4))
 
 
@@ -98,7 +98,7 @@ def test_more_groups_than_classes_are_refused() -> None:
         {"clip": 1.0},
     ],
 )
-def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+def test_settings_out_of_range_raise(wrong: dict[str, Any]) -> None:
     ((name, value),) = wrong.items()
     with pytest.raises(ValueError, match=re.escape(f"{name}={value} must be ")):
         Config(**wrong)

@@ -25,53 +25,53 @@ def batch() -> tuple[Tensor, Tensor, Tensor]:
     return torch.randn(2, 5, 12, generator=generator), labels, known
 
 
-def slow(views: Tensor, labels: Tensor, known: Tensor, average: str, temperature: float) -> float:
-    """For every view, for every label that its image is known to have: the rows that have it against all rows."""
+def slow_loss(views: Tensor, labels: Tensor, known: Tensor, average: str, temperature: float) -> float:
+    """For each known label of each row, contrast the rows that have the label with all rows."""
     unit = normalize(views.flatten(0, 1), dim=1).double()
     images = len(labels)
-    of_rows: list[list[float]] = []
+    by_row: list[list[float]] = []
     for i in range(len(unit)):
-        found = []
+        losses = []
         for k in range(labels.shape[1]):
             if not (known[i % images, k] and labels[i % images, k]):
                 continue
-            seen = [j for j in range(len(unit)) if j != i and known[j % images, k]]
-            exponents = {j: float(unit[i] @ unit[j]) / temperature for j in seen}
-            chosen = [j for j in seen if labels[j % images, k]]
-            assert (i + images) % len(unit) in chosen  # the other view
+            candidates = [j for j in range(len(unit)) if j != i and known[j % images, k]]
+            exponents = {j: float(unit[i] @ unit[j]) / temperature for j in candidates}
+            positives = [j for j in candidates if labels[j % images, k]]
+            assert (i + images) % len(unit) in positives  # the other view
             log_denominator = math.log(sum(math.exp(x) for x in exponents.values()))
-            found.append(sum(log_denominator - exponents[j] for j in chosen) / len(chosen))
-        of_rows.append(found)
+            losses.append(sum(log_denominator - exponents[j] for j in positives) / len(positives))
+        by_row.append(losses)
     if average == "labels":
-        return sum(map(sum, of_rows)) / sum(map(len, of_rows))
-    return sum(sum(row) / len(row) for row in of_rows if row) / len(of_rows)
+        return sum(map(sum, by_row)) / sum(map(len, by_row))
+    return sum(sum(row) / len(row) for row in by_row if row) / len(by_row)
 
 
-def test_the_default_is_what_the_documents_say() -> None:
+def test_default_settings() -> None:
     c = Config()
     assert (c.projection, c.temperature, c.average) == ((128,), 0.1, "labels")
 
 
 @pytest.mark.parametrize("average", AVERAGES)
-def test_each_label_of_an_image_is_an_anchor_of_its_own(average: Average) -> None:
+def test_loss_matches_a_loop_over_labels(average: Average) -> None:
     views, labels, known = batch()
     method = build(Config(projection=(), average=average, temperature=0.2))
-    for which in (torch.ones_like(known), known):
-        measured = method(views, labels, which).loss.item()
-        assert measured == pytest.approx(slow(views, labels, which, average, 0.2), rel=1e-5)
+    for mask in (torch.ones_like(known), known):
+        measured = method(views, labels, mask).loss.item()
+        assert measured == pytest.approx(slow_loss(views, labels, mask, average, 0.2), rel=1e-5)
 
 
-def test_it_sees_the_projection() -> None:
+def test_loss_is_computed_on_projected_features() -> None:
     views, labels, known = batch()
     torch.manual_seed(0)
     method = build(Config(projection=(4,)))
     weight, bias = method.projection.parameters()
-    expected = slow((views @ weight.T + bias).detach(), labels, known, "labels", 0.1)
+    expected = slow_loss((views @ weight.T + bias).detach(), labels, known, "labels", 0.1)
     assert method(views, labels, known).loss.item() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("average", AVERAGES)
-def test_images_without_labels_have_nothing_to_learn(average: Average) -> None:
+def test_images_without_labels_have_zero_loss(average: Average) -> None:
     views, labels, known = batch()
     views.requires_grad_()
     method = build(Config(projection=(), average=average))
@@ -81,6 +81,6 @@ def test_images_without_labels_have_nothing_to_learn(average: Average) -> None:
     assert (gradient == 0).all()
 
 
-def test_a_temperature_of_zero_is_refused() -> None:
+def test_zero_temperature_raises() -> None:
     with pytest.raises(ValueError, match=r"temperature=0\.0 must be above 0"):
         Config(temperature=0.0)

@@ -28,27 +28,29 @@ def batch(images: int = 5, classes: int = 4) -> tuple[Tensor, Tensor]:
 
 
 def confident(method: PLA) -> PLA:
-    """With answers that differ from image to image, which those of a new decoder hardly do."""
+    """Scale the output layer, because the answers of a new decoder hardly differ between images."""
     with torch.no_grad():
         method.decoder.answer.weight.mul_(20)
     return method
 
 
 @pytest.mark.parametrize("config", [SMALL, dataclasses.replace(SMALL, alignment="minimal", repeats=True)])
-def test_the_loss_is_the_mean_over_all_steps_up_to_the_end(config: Config) -> None:
+def test_loss_is_the_mean_over_the_steps_up_to_the_end(config: Config) -> None:
     method, (views, labels) = confident(build(config=config)), batch()
     total, steps = 0.0, 0
-    for view in views:  # one image at a time, over as many steps as there can be
+    for view in views:  # one image at a time, with the maximum number of steps
         for image, present in zip(view, labels, strict=True):
-            said = method.decoder(method.encoder.maps(image[None]), 5)
-            for step, target in enumerate(aligned_targets(said, present[None], alignment=config.alignment)[0]):
+            log_probabilities = method.decoder(method.encoder.maps(image[None]), 5)
+            for step, target in enumerate(
+                aligned_targets(log_probabilities, present[None], alignment=config.alignment)[0]
+            ):
                 if target != IGNORED:
-                    total, steps = total - said[0, step, target].item(), steps + 1
+                    total, steps = total - log_probabilities[0, step, target].item(), steps + 1
     assert steps == 2 * (labels.sum() + len(labels))
     torch.testing.assert_close(method(views, labels).loss.item(), total / steps)
 
 
-def test_the_two_alignments_differ_and_the_minimal_one_costs_less() -> None:
+def test_minimal_alignment_has_the_smaller_loss() -> None:
     views, labels = batch()[0], torch.ones(5, 4, dtype=torch.float64)
     predicted, minimal = (
         confident(build(config=dataclasses.replace(SMALL, alignment=alignment, repeats=True)))(views, labels).loss
@@ -57,7 +59,7 @@ def test_the_two_alignments_differ_and_the_minimal_one_costs_less() -> None:
     assert minimal < predicted
 
 
-def test_a_class_that_is_not_known_has_no_part_in_the_softmax() -> None:
+def test_unknown_classes_are_not_in_the_softmax() -> None:
     method, (views, labels) = build(), batch()
     known = torch.ones_like(labels, dtype=torch.bool)
     known[:, 2] = False
@@ -68,7 +70,7 @@ def test_a_class_that_is_not_known_has_no_part_in_the_softmax() -> None:
     assert not torch.allclose(method(views, labels).loss, before)
 
 
-def test_an_image_of_which_nothing_is_known_counts_for_nothing() -> None:
+def test_images_without_known_labels_are_ignored() -> None:
     method, (views, labels) = build(), batch()
     known = torch.ones_like(labels, dtype=torch.bool)
     known[3] = False
@@ -76,7 +78,7 @@ def test_an_image_of_which_nothing_is_known_counts_for_nothing() -> None:
     torch.testing.assert_close(method(views, labels, known).loss, method(views[:, others], labels[others]).loss)
 
 
-def test_a_sequence_is_no_longer_than_all_classes_and_the_end_or_than_asked_for() -> None:
+def test_maximum_length_of_a_sequence() -> None:
     assert [build(classes, SMALL).steps for classes in (1, 4, 19, 80)] == [2, 5, 20, 20]
     short = build(4, dataclasses.replace(SMALL, steps=2))
     loss = short(batch()[0], torch.ones(5, 4, dtype=torch.float64)).loss
@@ -84,14 +86,14 @@ def test_a_sequence_is_no_longer_than_all_classes_and_the_end_or_than_asked_for(
     assert (short.logits(batch()[0][0]).sigmoid() > 0.5).sum(1).max() <= 2
 
 
-def test_logits_are_those_of_the_set_that_the_decoder_emits() -> None:
+def test_logits_are_those_of_the_emitted_set() -> None:
     method, (views, _) = confident(build()), batch()
-    said = method.decoder(method.encoder.maps(views[0]), 5)
+    log_probabilities = method.decoder(method.encoder.maps(views[0]), 5)
     logits = method.logits(views[0])
-    torch.testing.assert_close(logits, set_logits(said))
+    torch.testing.assert_close(logits, set_logits(log_probabilities))
     for threshold in (0.5, 0.8):
-        assert torch.equal(logits.sigmoid() > threshold, emitted_labels(said))
-    assert 0 < emitted_labels(said).sum() < emitted_labels(said).numel()
+        assert torch.equal(logits.sigmoid() > threshold, emitted_labels(log_probabilities))
+    assert 0 < emitted_labels(log_probabilities).sum() < emitted_labels(log_probabilities).numel()
 
 
 def test_settings_reach_the_decoder() -> None:
@@ -106,39 +108,39 @@ def test_settings_reach_the_decoder() -> None:
     )
 
 
-def test_it_has_the_published_sizes() -> None:
+def test_decoder_has_the_published_size() -> None:
     with torch.device("meta"):
         method = PLA(Encoder("resnet101", image_size=288), label_space(80))
-    found = sum(p.numel() for p in method.decoder.parameters())
+    parameters = sum(p.numel() for p in method.decoder.parameters())
     lstm = 4 * 512 * (256 + 2048 + 512) + 2 * 4 * 512
     attention = (2048 + 1) * 512 + (512 + 1) * 512 + 512
     starts, gate, answer = 2 * (2048 + 1) * 512, (512 + 1) * 2048, (512 + 1) * 81
-    assert found == lstm + attention + starts + gate + answer + 82 * 256
+    assert parameters == lstm + attention + starts + gate + answer + 82 * 256
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "log_probabilities"),
     [({"steps": 0}, "steps=0"), ({"hidden": 0, "embedding": -1}, "hidden=0, embedding=-1"), ({"dropout": 1.0}, "1.0")],
 )
-def test_settings_without_a_meaning_are_errors(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_settings_out_of_range_raise(wrong: dict[str, Any], log_probabilities: str) -> None:
+    with pytest.raises(ValueError, match=log_probabilities):
         Config(**wrong)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_rounded_maps_change_some_answers_of_a_new_decoder_and_its_loss_little(seed: int) -> None:
-    """Why the contract on bfloat16 holds: the decoder itself is in float32, and gets maps that were rounded.
+def test_rounded_maps_change_answers_but_hardly_the_loss(seed: int) -> None:
+    """The contract on bfloat16 holds although the decoder, which computes in float32, receives rounded maps.
 
-    Where two answers are level, that can make the other one the most probable, which feeds another vector and rules out
-    another label. Neither costs much while all answers are about equally probable, as they are before training.
+    If two answers are almost tied, rounding can change the most probable one, and with it the next input and the
+    remaining labels. This changes the loss little while all answers are about equally probable, as before training.
     """
     torch.manual_seed(seed)
     decoder = LabelDecoder(96, 4).eval()
     maps, labels = torch.rand(64, 96, 2, 2), (torch.rand(64, 4) < 0.4).float()
     losses, answers = [], []
-    for given in (maps, maps + 0.02 * torch.randn(maps.shape)):  # bfloat16 has errors of up to 0.002 here
-        said = decoder(given, 5)
-        losses.append(sequence_cross_entropy(said, aligned_targets(said, labels)))
-        answers.append(said.argmax(2))
+    for inputs in (maps, maps + 0.02 * torch.randn(maps.shape)):  # bfloat16 has errors of up to 0.002 here
+        log_probabilities = decoder(inputs, 5)
+        losses.append(sequence_cross_entropy(log_probabilities, aligned_targets(log_probabilities, labels)))
+        answers.append(log_probabilities.argmax(2))
     assert not torch.equal(*answers)
     torch.testing.assert_close(losses[0], losses[1], rtol=0, atol=0.02)

@@ -18,16 +18,16 @@ def labeled(images: int, *, seed: int, views: int = 1) -> LabeledFeatures:
     return LabeledFeatures(features, labels, torch.ones(images, 3, dtype=torch.bool))
 
 
-def test_standardized_features_have_mean_zero_and_deviation_one() -> None:
+def test_standardized_features_have_mean_0_and_deviation_1() -> None:
     features = labeled(50, seed=0).features[0]
     features[:, 4] = 7.0
     probe = Probe(PrecomputedFeatures(10), label_space())
     probe.standardize(features)
-    given = (features - probe.shift) / probe.scale
-    torch.testing.assert_close(given.mean(0), torch.zeros(10), atol=1e-6, rtol=0)
+    standardized = (features - probe.shift) / probe.scale
+    torch.testing.assert_close(standardized.mean(0), torch.zeros(10), atol=1e-6, rtol=0)
     expected = torch.ones(10)
-    expected[4] = 0.0  # it never changes
-    torch.testing.assert_close(given.std(0, correction=0), expected)
+    expected[4] = 0.0  # constant
+    torch.testing.assert_close(standardized.std(0, correction=0), expected)
 
 
 def test_folding_into_the_linear_layer_keeps_the_logits() -> None:
@@ -42,7 +42,7 @@ def test_folding_into_the_linear_layer_keeps_the_logits() -> None:
     assert (folded.shift == 0).all()
 
 
-def test_the_encoder_stays_in_eval_mode_and_frozen() -> None:
+def test_encoder_is_frozen_and_stays_in_eval_mode() -> None:
     probe = Probe(Encoder("test_resnet"), label_space()).train()
     assert probe.training
     assert not probe.encoder.training
@@ -50,7 +50,7 @@ def test_the_encoder_stays_in_eval_mode_and_frozen() -> None:
 
 
 @pytest.mark.parametrize(("name", "loss"), [("asl", asymmetric), ("bce", binary_cross_entropy)])
-def test_the_loss_is_the_one_that_was_asked_for(name: str, loss: object) -> None:
+def test_loss_setting(name: str, loss: object) -> None:
     features, labels, known, _ = labeled(6, seed=0)
     probe = Probe(PrecomputedFeatures(10), label_space(), Config(loss=name))  # type: ignore[arg-type]
     torch.nn.init.normal_(probe.linear.weight)
@@ -58,26 +58,26 @@ def test_the_loss_is_the_one_that_was_asked_for(name: str, loss: object) -> None
     torch.testing.assert_close(probe(features, labels, known).loss, expected)
 
 
-def test_the_weight_decay_that_is_best_on_validation_is_chosen() -> None:
+def test_chooses_the_weight_decay_with_the_best_validation_map() -> None:
     train, validation = labeled(200, seed=0, views=2), labeled(100, seed=1)
     settings = ProbeSettings(weight_decays=(0.1, 10.0, 1e5), epochs=20)
-    seen: list[float] = []
+    used_decays: list[float] = []
 
     def callbacks(weight_decay: float) -> list[Callback]:
-        seen.append(weight_decay)
+        used_decays.append(weight_decay)
         return []
 
     fitted = fit_probe(train, validation, label_space(), settings, callbacks=callbacks)
-    each = {
+    map_by_decay = {
         d: fit_probe(train, validation, label_space(), ProbeSettings(weight_decays=(d,), epochs=20)).validation
         for d in settings.weight_decays
     }
-    assert seen == [0.1, 10.0, 1e5]
-    assert fitted.validation == max(each.values()) == each[fitted.weight_decay]
-    assert each[1e5] < each[0.1]
+    assert used_decays == [0.1, 10.0, 1e5]
+    assert fitted.validation == max(map_by_decay.values()) == map_by_decay[fitted.weight_decay]
+    assert map_by_decay[1e5] < map_by_decay[0.1]
 
 
-def test_validation_is_the_mean_average_precision_of_the_plain_view() -> None:
+def test_validation_map_uses_the_first_view() -> None:
     data = labeled(60, seed=2, views=2)
     probe = Probe(PrecomputedFeatures(10), label_space())
     torch.nn.init.normal_(probe.linear.weight)

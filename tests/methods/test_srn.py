@@ -18,7 +18,7 @@ def build(config: Config = SMALL, *, name: str = "test_resnet", side: int = 64) 
     return SRN(Encoder(name, image_size=side), label_space(), config).eval()
 
 
-def test_logits_are_the_plain_and_the_regularized_ones_mixed() -> None:
+def test_logits_mix_plain_and_regularized_logits() -> None:
     method, images = build(Config(width=6, regularized_share=0.3)), torch.rand(2, 3, 64, 64)
     entering = two_maps(method.encoder, images).entering
     assert entering.shape == (2, 192, 4, 4)
@@ -29,7 +29,7 @@ def test_logits_are_the_plain_and_the_regularized_ones_mixed() -> None:
     torch.testing.assert_close(method.branches(images).attended, attended_confidence(attention, confidence))
 
 
-def test_the_loss_is_that_of_the_prediction_of_the_plain_logits_and_of_attention() -> None:
+def test_loss_is_the_weighted_sum_of_three_losses() -> None:
     method, images = build(Config(width=6, branch_weight=0.4)), torch.rand(5, 3, 64, 64)
     labels, known = (torch.rand(5, 3) < 0.5).float(), torch.rand(5, 3) < 0.7
     branches, step = method.branches(images), method(images[None], labels, known)
@@ -39,26 +39,26 @@ def test_the_loss_is_that_of_the_prediction_of_the_plain_logits_and_of_attention
     torch.testing.assert_close(step.loss, prediction + 0.4 * (plain + attended))
 
 
-def test_two_views_are_as_many_images() -> None:
+def test_two_views_count_as_two_images() -> None:
     method, views = build(), torch.rand(2, 3, 3, 64, 64)
     labels, known = (torch.rand(3, 3) < 0.5).float(), torch.rand(3, 3) < 0.7
     together = method(views.flatten(0, 1)[None], labels.repeat(2, 1), known.repeat(2, 1))
     torch.testing.assert_close(method(views, labels, known).loss, together.loss)
 
 
-def test_without_a_share_it_predicts_what_a_linear_layer_says() -> None:
+def test_without_regularized_share_logits_are_linear() -> None:
     method, images = build(Config(width=6, regularized_share=0.0)), torch.rand(2, 3, 64, 64)
     torch.testing.assert_close(method.logits(images), method.linear(method.encoder(images)))
 
 
-def test_the_encoder_runs_once_in_a_step() -> None:
+def test_encoder_runs_once_per_step() -> None:
     method, runs = build(), []
     method.encoder.model.layer4.register_forward_hook(lambda *_: runs.append(1))
     method(torch.rand(1, 2, 3, 64, 64), torch.zeros(2, 3))
     assert runs == [1]
 
 
-def test_the_prediction_reaches_attention_and_confidence() -> None:
+def test_prediction_has_gradients_at_attention_and_confidence() -> None:
     method = build(Config(width=6, branch_weight=0.0))
     method(torch.rand(1, 3, 3, 64, 64), torch.ones(3, 3)).loss.backward()
     for name in ("score.0.weight", "score.6.weight", "confidence.weight"):
@@ -67,7 +67,7 @@ def test_the_prediction_reaches_attention_and_confidence() -> None:
         assert (gradient != 0).any()
 
 
-def test_the_sizes_are_the_published_ones_on_resnet101() -> None:
+def test_sizes_on_resnet101_are_as_published() -> None:
     with torch.device("meta"):
         method = SRN(Encoder("resnet101", image_size=224), label_space(80))
     shapes = {key: tuple(value.shape) for key, value in method.named_parameters() if not key.startswith("encoder")}
@@ -94,35 +94,35 @@ def test_any_encoder_with_stages_at_any_size(name: str, side: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["test_resnet", "test_convnext", "test_mambaout"])
-def test_what_the_tail_of_an_encoder_learned_is_loaded_on_the_whole(name: str) -> None:
+def test_trained_tail_gives_the_same_logits_on_the_full_encoder(name: str) -> None:
     encoder = Encoder(name, image_size=96).eval()
     cut = split_encoder(encoder)
     assert cut is not None
     torch.manual_seed(0)
-    tail, whole = (SRN(part, label_space(), SMALL) for part in (cut.tail, encoder))
+    tail, full = (SRN(part, label_space(), SMALL) for part in (cut.tail, encoder))
     images = torch.rand(4, 3, 96, 96)
     activations, labels = cut.trunk(images), (torch.rand(4, 3) < 0.5).float()
-    moves = Adam([p for p in tail.train().parameters() if p.requires_grad], lr=1e-2)
+    optimizer = Adam([p for p in tail.train().parameters() if p.requires_grad], lr=1e-2)
     for _ in range(3):
         tail(activations[None], labels).loss.backward()
-        moves.step()
+        optimizer.step()
     learned = tail.state_dict()
-    assert learned.keys() <= whole.state_dict().keys()
-    whole.load_state_dict(whole.state_dict() | learned)
-    torch.testing.assert_close(whole.eval().logits(images), tail.eval().logits(activations), rtol=1e-4, atol=1e-4)
+    assert learned.keys() <= full.state_dict().keys()
+    full.load_state_dict(full.state_dict() | learned)
+    torch.testing.assert_close(full.eval().logits(images), tail.eval().logits(activations), rtol=1e-4, atol=1e-4)
 
 
-def test_it_fits_one_image_size_alone() -> None:
+def test_image_size_is_fixed() -> None:
     small, large = build(side=64), build(side=96)
     with pytest.raises(RuntimeError, match=r"size mismatch for regularization\.filters\.0\.weight"):
         large.load_state_dict(small.state_dict())
-    with pytest.raises(ValueError, match="4×4 positions, got 6×6"):
+    with pytest.raises(ValueError, match=r"6×6.*4×4"):
         small.logits(torch.rand(1, 3, 96, 96))
 
 
 @pytest.mark.parametrize(
     ("setting", "value"), [("width", 0), ("filters", 0), ("regularized_share", 1.5), ("branch_weight", -1.0)]
 )
-def test_settings_out_of_range_are_refused(setting: str, value: float) -> None:
+def test_settings_out_of_range_raise(setting: str, value: float) -> None:
     with pytest.raises(ValueError, match=re.escape(f"{setting}={value} must be ")):
         Config(**{setting: value})  # type: ignore[arg-type]

@@ -22,13 +22,13 @@ def batch(images: int = 5) -> tuple[Tensor, Tensor]:
     return torch.randn(2, images, 12, generator=generator), (torch.rand(images, 3, generator=generator) < 0.5).float()
 
 
-def test_the_default_is_what_the_documents_say() -> None:
+def test_default_settings() -> None:
     c = Config()
     assert (c.projection, c.overlap, c.threshold, c.temperature) == ((128,), "jaccard", 0.5, 0.1)
     assert SupCon.presets["default"] == c
 
 
-def test_it_is_equation_3_of_probmcl_on_cosines_of_projected_features() -> None:
+def test_loss_is_equation_3_on_cosines() -> None:
     views, labels = batch()
     method = build()
     weight, bias = method.projection.parameters()
@@ -38,8 +38,8 @@ def test_it_is_equation_3_of_probmcl_on_cosines_of_projected_features() -> None:
     assert weight.shape == (128, 12)
 
 
-def test_for_one_label_an_image_it_is_khoslas_loss() -> None:
-    """One anchor after the other: the mean over its positives, outside the logarithm."""
+def test_matches_khosla_with_one_label_per_image() -> None:
+    """Loop over anchors, with the mean over the positives outside of the logarithm."""
     views, _ = batch()
     classes = [0, 0, 1, 1, 2]
     labels = torch.eye(3)[classes]
@@ -55,7 +55,7 @@ def test_for_one_label_an_image_it_is_khoslas_loss() -> None:
     assert build(Config(projection=()))(views, labels).loss.item() == pytest.approx(sum(losses) / 10, rel=1e-5)
 
 
-def test_each_setting_changes_what_it_says() -> None:
+def test_settings_reach_the_loss() -> None:
     views, labels = batch()
     unit = normalize(views.flatten(0, 1), dim=1)
     settings = Config(projection=(), overlap="cosine", threshold=0.7, temperature=0.3)
@@ -63,7 +63,7 @@ def test_each_setting_changes_what_it_says() -> None:
     torch.testing.assert_close(build(settings)(views, labels).loss, expected)
 
 
-def test_views_of_an_image_are_positives_whatever_is_known() -> None:
+def test_views_are_positives_even_without_known_labels() -> None:
     views, labels = batch()
     loss = build(Config(projection=()))(views, labels, torch.zeros(5, 3, dtype=torch.bool)).loss
     unit = normalize(views.flatten(0, 1), dim=1)
@@ -74,13 +74,13 @@ def test_views_of_an_image_are_positives_whatever_is_known() -> None:
 @pytest.mark.parametrize(
     ("setting", "value"), [("temperature", 0.0), ("temperature", -1.0), ("threshold", -0.1), ("threshold", 1.1)]
 )
-def test_settings_without_a_meaning_are_refused(setting: str, value: float) -> None:
+def test_settings_out_of_range_raise(setting: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{setting}={value} must be"):
         Config(**{setting: value})  # type: ignore[arg-type]
     Config(temperature=0.1, threshold=1.0)
 
 
-def test_a_projection_adds_its_layers_and_nothing_else() -> None:
+def test_projection_adds_only_its_layers() -> None:
     encoder = Encoder("test_resnet", image_size=32)
     count = sum(p.numel() for p in encoder.parameters())
     deep = SupCon(encoder, label_space(3), Config(projection=(96, 128)))

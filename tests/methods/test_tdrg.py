@@ -21,8 +21,8 @@ def build(config: Config = SMALL, *, name: str = "test_resnet", side: int = 64) 
     return TDRG(Encoder(name, image_size=side), label_space(), config).eval()
 
 
-def stirred(method: TDRG) -> TDRG:
-    """With what starts at 0 drawn, so that attention and edges have a part in it."""
+def perturbed(method: TDRG) -> TDRG:
+    """Add noise to all parameters, because attention and edges start at 0."""
     with torch.no_grad():
         for parameter in method.relation.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -30,7 +30,7 @@ def stirred(method: TDRG) -> TDRG:
 
 
 @torch.no_grad()
-def test_logits_are_seven_tenths_structural_and_three_semantic() -> None:
+def test_logits_mix_structural_and_semantic_logits() -> None:
     method, images = build(), torch.rand(2, 3, 64, 64)
     head = DualRelation(192, 96, 3, width=8, layers=2, heads=2, feed_forward=16).eval()
     head.load_state_dict(method.relation.state_dict())
@@ -54,7 +54,7 @@ def test_settings_reach_the_head() -> None:
     assert not build(Config(width=8, heads=2, normalize=False)).relation.scales.normalize
 
 
-def test_the_loss_is_four_soft_margin_losses_each_a_term() -> None:
+def test_loss_is_the_sum_of_four_soft_margin_losses() -> None:
     method, images, labels = build(), torch.rand(4, 3, 64, 64), (torch.rand(4, 3) < 0.5).float()
     loss, terms = method(images[None], labels)
     logits = {"fused": method.logits(images), **method.relations(images)._asdict()}
@@ -64,16 +64,16 @@ def test_the_loss_is_four_soft_margin_losses_each_a_term() -> None:
     torch.testing.assert_close(loss, sum(terms.values(), start=torch.zeros(())))
 
 
-def test_unknown_labels_have_no_part_in_any_term() -> None:
+def test_unknown_labels_affect_no_term() -> None:
     method, images = build(), torch.rand(5, 3, 64, 64)
     labels, known = (torch.rand(5, 3) < 0.5).float(), torch.rand(5, 3) < 0.7
     expected = method(images[None], labels, known).terms
-    found = method(images[None], labels.where(known, torch.nan), known).terms
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    terms_with_nan = method(images[None], labels.where(known, torch.nan), known).terms
+    assert all(torch.equal(terms_with_nan[name], expected[name]) for name in expected)
     assert not torch.isclose(method(images[None], labels).loss, method(images[None], labels, known).loss)
 
 
-def test_two_views_are_twice_as_many_images() -> None:
+def test_two_views_count_as_two_images() -> None:
     method, images, labels = build(), torch.rand(3, 3, 64, 64), (torch.rand(3, 3) < 0.5).float()
     once = method(images[None], labels).loss
     torch.testing.assert_close(method(torch.stack([images, images]), labels).loss, once)
@@ -81,35 +81,33 @@ def test_two_views_are_twice_as_many_images() -> None:
 
 @pytest.mark.parametrize("batch_attention", [False, True])
 @torch.no_grad()
-def test_with_batch_attention_alone_a_prediction_depends_on_the_other_images(batch_attention: bool) -> None:
+def test_predictions_depend_on_the_batch_only_with_batch_attention(batch_attention: bool) -> None:
     config = Config(width=8, layers=2, heads=2, feed_forward=16, batch_attention=batch_attention)
-    method, images = stirred(build(config)), torch.rand(4, 3, 64, 64)
+    method, images = perturbed(build(config)), torch.rand(4, 3, 64, 64)
     alone = method.logits(images[:1])
     assert torch.allclose(method.logits(images)[:1], alone, rtol=1e-3, atol=1e-4) is not batch_attention
 
 
-def test_the_encoder_runs_once_in_a_step() -> None:
+def test_encoder_runs_once_per_step() -> None:
     method, runs = build(), []
     method.encoder.model.layer4.register_forward_hook(lambda *_: runs.append(1))
     method(torch.rand(1, 2, 3, 64, 64), torch.zeros(2, 3))
     assert runs == [1]
 
 
-def test_one_image_at_a_time_can_be_trained() -> None:
-    method = build(side=32).train()  # whose last maps have one position
-    method.encoder.eval()  # it has norms of its own
+def test_can_train_on_a_single_image() -> None:
+    method = build(side=32).train()  # the last maps have one position
+    method.encoder.eval()  # its batch norms need more than one position
     method(torch.rand(1, 1, 3, 32, 32), torch.ones(1, 3)).loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in method.parameters() if p.requires_grad)
 
 
 UNUSED = 2 * 50 * 256 + 512 + 2 * 512
-"""Of the released code: tables of positions and of one query, and a norm, none of which has a part in the output."""
+"""Unused parameters of the released code: two position tables, one query, and a norm."""
 
 
 @pytest.mark.parametrize(("classes", "released"), [(9, 67.79), (80, 68.30)])
-def test_parameters_on_resnet101_are_those_of_the_released_code_but_for_unused_ones(
-    classes: int, released: float
-) -> None:
+def test_number_of_parameters_on_resnet101(classes: int, released: float) -> None:
     with torch.device("meta"):
         encoder = Encoder("resnet101", image_size=448)
         method = TDRG(encoder, label_space(classes), PAPER)
@@ -120,7 +118,7 @@ def test_parameters_on_resnet101_are_those_of_the_released_code_but_for_unused_o
     by_class = (1536 + 1) + 2048 + (2560 + 1) + (1024 + 1)
     head = scales + 3 * layer + nodes + graph + classes * by_class
     assert count_parameters(method) == count_parameters(encoder) + head
-    identity = classes**2  # stored there as a parameter, and never learned
+    identity = classes**2  # stored as a parameter in the released code, but not trained
     assert round((count_parameters(method) + UNUSED + identity) / 1e6, 2) == released
 
 
@@ -130,13 +128,13 @@ def test_multiply_adds_on_resnet101(batch_attention: bool, products: float, with
     with torch.device("meta"):
         encoder = Encoder("resnet101", image_size=448)
         method = TDRG(encoder, label_space(9), replace(PAPER, batch_attention=batch_attention))
-    counted = prediction_operations(method, 448)
-    assert (round(counted.gmac, 2), round(counted.gmac_ptflops, 2)) == (products, with_others)
+    operations = prediction_operations(method, 448)
+    assert (round(operations.gmac, 2), round(operations.gmac_ptflops, 2)) == (products, with_others)
 
 
 @pytest.mark.exhaustive  # by default the contract of all methods exports it
 @pytest.mark.parametrize("batch_attention", [False, True])
-def test_logits_are_exported_for_any_number_of_images(batch_attention: bool) -> None:
+def test_logits_can_be_exported_for_any_number_of_images(batch_attention: bool) -> None:
     class Logits(torch.nn.Module):
         def __init__(self, method: TDRG) -> None:
             super().__init__()
@@ -152,7 +150,7 @@ def test_logits_are_exported_for_any_number_of_images(batch_attention: bool) -> 
     torch.testing.assert_close(exported.module()(images), method.logits(images))
 
 
-def test_the_presets_are_the_published_settings_and_ours() -> None:
+def test_settings_of_the_presets() -> None:
     sizes = (PAPER.width, PAPER.layers, PAPER.heads, PAPER.feed_forward)
     assert (*sizes, PAPER.structural_share, PAPER.top_share, PAPER.normalize) == (512, 3, 4, 2048, 0.7, 0.05, False)
     assert (Config().width, Config().feed_forward, Config().normalize) == (128, 512, True)
@@ -174,7 +172,7 @@ def test_the_presets_are_the_published_settings_and_ours() -> None:
         {"top_share": 1.1},
     ],
 )
-def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+def test_settings_out_of_range_raise(wrong: dict[str, Any]) -> None:
     ((name, value),) = wrong.items()
     with pytest.raises(ValueError, match=re.escape(f"{name}={value} must be ")):
         Config(**wrong)

@@ -1,1 +1,1 @@
-"""The cost of a method before training: parameters and multiply-adds from shapes; time and memory, if measured."""
+"""The cost of a method before training: parameters and multiply-adds from shapes, and measured time and memory."""

@@ -1,4 +1,4 @@
-"""Parameters and operations of a network, counted by shapes alone in two conventions."""
+"""Parameter and operation counts of a network, computed from shapes in two conventions."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -22,10 +22,10 @@ from probmcl.methods.base import Classifier
 class Operations:
     """The number of operations, in two parts.
 
-    `products` are multiply-adds of matrix products and convolutions, by the formulas of torch's own counter. `others`
-    are what ptflops counts in addition, per number: a bias 1; normalization 2, or 1 without learned weights; ReLU and
-    its variants, GELU, SiLU and softmax 1; pooling 1 per input, upsampling 1 per output. Sums and products of two
-    tensors, sigmoids and tangents count nothing, as in ptflops.
+    `products` are the multiply-adds of matrix products and convolutions, by the formulas of torch's FLOP counter.
+    `others` are the operations that ptflops counts in addition, per element: 1 for a bias; 2 for normalization, or 1
+    without learned weights; 1 for ReLU and its variants, GELU, SiLU and softmax; 1 per input for pooling, and 1 per
+    output for upsampling. As in ptflops, sums and products of two tensors, sigmoid and tanh are not counted.
 
     >>> Operations(products=2_000_000_000, others=500_000_000).gmac_ptflops
     2.5
@@ -34,12 +34,12 @@ class Operations:
     products: int
     others: int
 
-    def __add__(self, more: "Operations") -> "Operations":
-        return Operations(self.products + more.products, self.others + more.others)
+    def __add__(self, other: "Operations") -> "Operations":
+        return Operations(self.products + other.products, self.others + other.others)
 
     @property
     def gmac(self) -> float:
-        """The products alone, in 1e9."""
+        """Multiply-adds of the products, in 1e9."""
         return self.products / 1e9
 
     @property
@@ -49,7 +49,7 @@ class Operations:
 
 
 def count_parameters(module: nn.Module) -> int:
-    """Return the number of parameters of a module; a shared one counts once, buffers do not count.
+    """Return the number of parameters of a module. Shared parameters count once, buffers not at all.
 
     >>> count_parameters(nn.Linear(4, 3))
     15
@@ -59,7 +59,7 @@ def count_parameters(module: nn.Module) -> int:
 
 @torch.no_grad()
 def prediction_operations(classifier: Classifier, image_size: int) -> Operations:
-    """Count the operations that `logits` needs for one square image, without computing anything.
+    """Count the operations of `logits` for one square image with fake tensors, without computing anything.
 
     ResNet-101 at 448 pixels has 31.20 GMAC, and 31.39 by the convention of ptflops.
 
@@ -70,7 +70,7 @@ def prediction_operations(classifier: Classifier, image_size: int) -> Operations
     >>> round(operations.gmac, 3), round(operations.gmac_ptflops, 3)
     (1.814, 1.822)
     """
-    model = copy.deepcopy(classifier).eval()  # a model may keep what it computes: here, a fake tensor
+    model = copy.deepcopy(classifier).eval()  # a model may cache results, which would be fake tensors
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     with FakeTensorMode(allow_non_fake_inputs=True):
         image = torch.empty(1, 3, image_size, image_size, device=device)
@@ -78,20 +78,20 @@ def prediction_operations(classifier: Classifier, image_size: int) -> Operations
 
 
 def count_operations(work: Callable[[], object]) -> Operations:
-    """Count the operations of a function, whichever modules or functions call them.
+    """Count the operations that a function dispatches.
 
-    ptflops counts by module type and misses operations outside the modules that it knows. Here each operation is
-    dispatched and counted once. Tensors on the meta device are enough.
+    ptflops counts by module type and misses operations outside of known modules. Here every dispatched operation is
+    counted once. Tensors may be on the meta device.
 
     >>> layer, row = nn.Linear(4, 3, device="meta"), torch.empty(1, 4, device="meta")
     >>> count_operations(lambda: layer(row).relu())
     Operations(products=12, others=6)
     """
     counter, before = _Counter(), mha.get_fastpath_enabled()
-    # Transformer layers predict with the operations of training, not with one fused operation.
+    # Without the fast path, transformer layers dispatch the same operations as in training instead of a fused one.
     mha.set_fastpath_enabled(False)
     try:
-        # torch has formulas for the products of this attention kernel on every device.
+        # The math kernel of attention consists of operations that torch can count on every device.
         with sdpa_kernel(SDPBackend.MATH), _Contiguous(), counter:
             work()
     finally:
@@ -100,7 +100,7 @@ def count_operations(work: Callable[[], object]) -> Operations:
 
 
 class _Contiguous(TorchFunctionMode):
-    """Makes the input of linear layers contiguous; otherwise the bias would be a plain sum, which is not counted."""
+    """Mode that makes the input of linear layers contiguous; otherwise the bias is a sum, which is not counted."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -111,9 +111,9 @@ class _Contiguous(TorchFunctionMode):
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
-    """Counts by torch's formulas and by `RULES`.
+    """Mode that counts operations with torch's formulas and with `RULES`.
 
-    torch's `FlopCounterMode` has the same formulas, but also tracks modules, which fails for some models (PiT, CaiT).
+    torch's `FlopCounterMode` has the same formulas, but it also tracks modules, which fails for PiT and CaiT.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
     ) -> Any:
         kwargs, packet = kwargs or {}, func.overloadpacket
         if func.namespace == "aten" and packet not in flop_registry and packet not in RULES:
-            with self:  # inference mode dispatches composite operations as a whole
+            with self:  # inference mode does not decompose composite operations
                 parts = func.decompose(*args, **kwargs)
             if parts is not NotImplemented:
                 return parts
@@ -138,7 +138,7 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has
 
 
 Rule = Callable[[tuple[Any, ...], Tensor], int]
-"""A count from the arguments of an operation and the first tensor that it returned."""
+"""Function that returns a count from the arguments of an operation and its first output tensor."""
 
 
 def _normalization(args: tuple[Any, ...], out: Tensor, weight: int = 1) -> int:
@@ -146,7 +146,7 @@ def _normalization(args: tuple[Any, ...], out: Tensor, weight: int = 1) -> int:
 
 
 def _rules(rule: Rule, names: str) -> dict[Any, Rule]:
-    """The rule for each operation of these names, in place or not, that this torch has; * is 1d, 2d and 3d."""
+    """Map the named operations that this torch version has, also in place, to a rule; * means 1d, 2d and 3d."""
     expanded = (name.replace("*", dims) for name in names.split() for dims in ("1d", "2d", "3d"))
     available = (getattr(torch.ops.aten, name + end, None) for name in expanded for end in ("", "_"))
     return {operation: rule for operation in available if operation is not None}
@@ -160,11 +160,11 @@ RULES: dict[Any, Rule] = {
     **_rules(lambda args, out: _normalization(args, out, weight=2), "native_layer_norm"),
     **_rules(lambda _, out: out.numel(), "addmm baddbmm relu leaky_relu hardtanh elu _prelu_kernel gelu silu"),
     **_rules(lambda _, out: out.numel(), "_softmax _safe_softmax"),
-    # A mean or maximum is pooling if there are positions; that of a matrix does not count.
+    # A mean or maximum counts as pooling if the input has positions, which a matrix does not.
     **_rules(lambda args, _: int(args[0].numel()) if args[0].ndim > 2 else 0, "mean amax"),
     **_rules(lambda args, _: int(args[0].numel()), "avg_pool* _adaptive_avg_pool* adaptive_max_pool*"),
     **_rules(lambda args, _: int(args[0].numel()), "max_pool*_with_indices"),
     **_rules(lambda _, out: out.numel(), "upsample_nearest* upsample_linear1d upsample_bilinear2d"),
     **_rules(lambda _, out: out.numel(), "upsample_trilinear3d upsample_bicubic2d _upsample_bilinear2d_aa"),
 }
-"""Counts in addition to products, by operation."""
+"""Rules for `Operations.others`, by operation."""

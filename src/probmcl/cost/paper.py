@@ -1,4 +1,4 @@
-"""Table 3 of the paper, "Computational training cost", and the cost of the networks that it names."""
+"""Table 3 of the paper, "Computational training cost", and our counts for the networks in it."""
 
 import tempfile
 from collections.abc import Iterator
@@ -10,18 +10,18 @@ from probmcl.cost.rows import CostRow, cost_row, label_space, meta_encoder
 from probmcl.data.class_knowledge import words_of
 from probmcl.settings import MethodSpec
 
-CLASSES = (9, 80)  # of ADP, and of MS-COCO, which the caption of the table names
-SIZE = 448  # image size of all its methods
+CLASSES = (9, 80)  # ADP, and MS-COCO, which the caption mentions
+SIZE = 448  # image size of all methods in the table
 
 
 @dataclass(frozen=True)
 class PaperColumn:
-    """A column of the table: the method, parameters in millions and GMAC as printed, and our findings."""
+    """A column of the table: the printed parameters (in millions) and GMAC of a method, and our findings."""
 
     name: str
     parameters: float
     gmac: float
-    networks: tuple[tuple[str, str], ...]  # that it may have been counted on: a method with its preset, and an encoder
+    networks: tuple[tuple[str, str], ...]  # candidates: method (with preset) and encoder
     note: str
 
 
@@ -31,62 +31,62 @@ TABLE_3 = (
         44.90,
         31.39,
         (("ml_gcn", "resnet101"),),
-        "fits, with word vectors that are not learned and up to 20 classes, or without the graph, which the authors' "
-        "code keeps as a parameter (44.91 with 80). The printed GMAC is that of ResNet-101 alone: ptflops did not see "
-        "the products of the graph.",
+        "matches with fixed word vectors and up to 20 classes, or without the graph, which is a parameter in the "
+        "authors' code (44.91 M with 80 classes). The printed GMAC is that of ResNet-101 alone: ptflops does not count "
+        "the matrix products of the graph.",
     ),
     PaperColumn(
         "TDRG",
         75.20,
         64.40,
         (("tdrg:paper", "resnet101"),),
-        "fits no network that we know; the authors' code has 67.8 M with 9 classes and 68.3 M with 80, as ours. Two "
-        "ResNet-101 and the heads without their transformer come to 64.0 GMAC, and the authors' class does hold the "
-        "encoder twice, which a counter may follow twice: a guess, and it explains no parameters.",
+        "matches no network that we know. The authors' code and ours have 67.8 M parameters with 9 classes and 68.3 M "
+        "with 80. Two ResNet-101 and the heads without the transformer have 64.0 GMAC; the authors' class references "
+        "the encoder twice, so it may have been counted twice, but this does not explain the parameters.",
     ),
     PaperColumn(
         "CSRA",
         42.52,
         31.39,
         (("csra", "resnet101"), ("csra:paper", "resnet101")),
-        "fits 9 classes and one head, and nothing else; on MS-COCO the authors have 80 classes and six heads.",
+        "matches only 9 classes and one head; on MS-COCO the authors use 80 classes and six heads.",
     ),
     PaperColumn(
         "ProbMCL",
         42.23,
         29.65,
         (("probmcl:paper", "tresnet_v2_l"), ("probmcl:paper", "tresnet_l"), ("probmcl:paper", "resnet101")),
-        "fits no network that we know: it is less than ResNet-101 without any head (42.50 M, 31.39 GMAC) and than "
-        "either TResNet-L, even without the mixture network that training adds.",
+        "matches no network that we know: it is below ResNet-101 without a head (42.50 M, 31.39 GMAC) and below both "
+        "versions of TResNet-L, even without the mixture network that is added in training.",
     ),
 )
 
 PAPER_ROWS = len(CLASSES) * sum(len(column.networks) for column in TABLE_3)
-"""The number of networks that `paper_networks` yields."""
+"""Number of networks that `paper_networks` yields."""
 
 
 class PaperNetwork(NamedTuple):
-    """A column of the printed table, and a network of ours that it may have been counted on."""
+    """A column of the printed table, and our counts for a network that it may refer to."""
 
     printed: PaperColumn
     row: CostRow
 
 
 def paper_networks() -> Iterator[PaperNetwork]:
-    """Yield our networks for every printed column, with 9 and with 80 classes."""
+    """Yield our counts for each printed column, with 9 and with 80 classes."""
     with tempfile.TemporaryDirectory() as folder:
         vectors = _write_vectors(Path(folder) / "vectors.txt")
         for printed in TABLE_3:
             for method, encoder in printed.networks:
                 spec = MethodSpec.parse(method)
-                # The authors count ML-GCN with word vectors that are not learned.
+                # The authors count ML-GCN with fixed word vectors.
                 settings = replace(spec.settings, vectors=vectors) if method == "ml_gcn" else None
                 for classes in CLASSES:
                     yield PaperNetwork(printed, cost_row(spec, meta_encoder(encoder, SIZE), classes, settings))
 
 
 def _write_vectors(path: Path) -> str:
-    """Write word vectors of zeros for all classes: only their shape matters."""
+    """Write a file with zero word vectors for all classes, since only their shape matters."""
     words = {word for name in label_space(max(CLASSES)).names for word in words_of(name)}
     zeros = " 0" * MethodSpec("ml_gcn").settings.vector_size
     path.write_text("".join(f"{word}{zeros}\n" for word in words), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The cost of a method on an encoder, at an image size, with a number of classes, from shapes alone."""
+"""The cost of a method for a given encoder, image size and number of classes, computed from shapes."""
 
 import copy
 import functools
@@ -23,11 +23,11 @@ from probmcl.methods.base import Classifier, Method
 from probmcl.methods.probe import Probe
 from probmcl.settings import MethodSpec
 
-STEP_IMAGES = 8  # of the step whose operations are counted; comparing them costs next to nothing next to an encoder
+STEP_IMAGES = 8  # images of the counted step; comparisons between them cost almost nothing compared with an encoder
 
 
 def parse_methods(names: Sequence[str], preset: str | None = None) -> tuple[MethodSpec, ...]:
-    """Parse `all` and the forms of `MethodSpec.parse`; `preset` is for methods named without one.
+    """Parse method names: `all`, or any form of `MethodSpec.parse`. `preset` applies to names without a preset.
 
     >>> [spec.name for spec in parse_methods(["csra", "probmcl:paper", "csra"])]
     ['csra', 'probmcl:paper']
@@ -36,10 +36,10 @@ def parse_methods(names: Sequence[str], preset: str | None = None) -> tuple[Meth
     for text in itertools.chain.from_iterable(METHODS if name == "all" else [name] for name in names):
         spec = MethodSpec.parse(text, preset or "default")
         if spec.method in METHODS and spec.preset != (preset or spec.preset):
-            raise OptionError("preset", preset, f"contradicts {text}; give one preset")
+            raise OptionError("preset", preset, f"cannot be combined with {text}; give only one preset")
         other = specs.setdefault(spec.name, spec)
         if other != spec:
-            raise SettingsError(f"{other.method} and {spec.method} are both called {spec.name}; rename one")
+            raise SettingsError(f"{other.method} and {spec.method} have the same name, {spec.name}; rename one of them")
     return tuple(specs.values())
 
 
@@ -47,24 +47,24 @@ def parse_methods(names: Sequence[str], preset: str | None = None) -> tuple[Meth
 class CostRow:
     """The cost of a method on an encoder."""
 
-    method: str  # its name, with the preset unless it is the default
-    encoder: str  # the name of the timm model
+    method: str  # name, with the preset unless it is the default
+    encoder: str  # name of the timm model
     image_size: int | None  # side of the square image; None if the encoder cannot be built at its default size
     classes: int
-    views: int  # of each image in a step
-    own_head: bool  # the method predicts by itself; otherwise a linear probe on its encoder predicts
-    training_parameters: int | None = None  # of everything that exists in training
-    prediction_parameters: int | None = None  # those that a prediction depends on
-    gmac: float | None = None  # matrix products and convolutions of predicting one image, in 1e9 multiply-adds
-    gmac_ptflops: float | None = None  # the same by the convention of ptflops
-    training_gmac: float | None = None  # products of the forward pass of a step, per image with all its views
-    problem: str | None = None  # why the cost cannot be counted; then there are no numbers
-    speed: Speed | None = None  # the measurement, if there is one
-    unmeasured: str | None = None  # why the measurement failed
+    views: int  # views of each image in a step
+    own_head: bool  # whether the method predicts with its own head or through a linear probe
+    training_parameters: int | None = None  # all parameters in training
+    prediction_parameters: int | None = None  # parameters that a prediction depends on
+    gmac: float | None = None  # matrix products and convolutions for the prediction of one image, in 1e9 multiply-adds
+    gmac_ptflops: float | None = None  # the same in the convention of ptflops
+    training_gmac: float | None = None  # products in the forward pass of a training step, per image with all views
+    problem: str | None = None  # reason why the cost cannot be counted; all counts are None
+    speed: Speed | None = None  # measurement, if requested
+    unmeasured: str | None = None  # reason why the measurement failed
 
 
 class MetaEncoder(NamedTuple):
-    """An encoder on the meta device, which has shapes and no numbers, and the operations of encoding one image."""
+    """An encoder on the meta device, which has shapes but no data, and the operations of encoding one image."""
 
     encoder: Encoder
     operations: Operations
@@ -72,7 +72,7 @@ class MetaEncoder(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def meta_encoder(name: str, image_size: int | None = None) -> MetaEncoder:
-    """Build an encoder on the meta device, by default at its own image size.
+    """Build an encoder on the meta device, by default at its default image size.
 
     >>> meta_encoder("resnet18", 224).operations.products
     1813561344
@@ -83,7 +83,7 @@ def meta_encoder(name: str, image_size: int | None = None) -> MetaEncoder:
         try:
             return MetaEncoder(encoder, count_operations(lambda: encoder(image)))
         except MODEL_ERRORS as error:
-            raise ValueError(f"{name} does not run on the meta device ({error}); choose another model") from error
+            raise ValueError(f"encoder {name} cannot run on the meta device ({error}); choose another one") from error
 
 
 def cost_rows(
@@ -93,7 +93,7 @@ def cost_rows(
     classes: Sequence[int],
     measure: MeasureOptions | None = None,
 ) -> Iterator[CostRow]:
-    """Yield the cost of every combination; if an encoder cannot take a size, its rows have a `problem`."""
+    """Yield the cost of every combination. If an encoder does not support an image size, its rows have a `problem`."""
     for name, size in itertools.product(encoders, image_sizes):
         try:
             encoder = meta_encoder(name, size)
@@ -116,7 +116,7 @@ def cost_row(spec: MethodSpec, meta: MetaEncoder, classes: int, settings: Any = 
     method, settings, names = find_method(spec.method), settings or spec.settings, label_space(classes)
     try:
         with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-            warnings.simplefilter("ignore")  # they are for training
+            warnings.simplefilter("ignore")  # they concern training
             if method.needs_maps:
                 return _count_on_maps(row, method(copy.deepcopy(meta.encoder), names, settings))
             return _count_on_features(row, method(PrecomputedFeatures(meta.encoder.features), names, settings), meta)
@@ -135,12 +135,12 @@ def _measure(row: CostRow, spec: MethodSpec, options: MeasureOptions) -> CostRow
         encoder = Encoder(row.encoder, image_size=row.image_size)
         try:
             return replace(row, speed=measure_speed(spec, encoder, label_space(row.classes), options))
-        except torch.OutOfMemoryError:  # other methods may need less
-            return replace(row, unmeasured="not measured, out of memory; a smaller batch size helps")
+        except torch.OutOfMemoryError:  # other methods may need less memory
+            return replace(row, unmeasured="not measured: out of memory; try a smaller batch size")
 
 
 def label_space(classes: int) -> LabelSpace:
-    """Return classes with generic names that never occur together.
+    """Return a label space of generic class names without co-occurrences.
 
     >>> label_space(2).names
     ('class 1', 'class 2')
@@ -150,7 +150,7 @@ def label_space(classes: int) -> LabelSpace:
 
 
 def _count_on_features(row: CostRow, method: Method, meta: MetaEncoder) -> CostRow:
-    """Count the encoder and the method on its features separately."""
+    """Count the encoder and the method separately, and add them."""
     encoder, features = count_parameters(meta.encoder), meta.encoder.features
     views, labels = random_batch(method.n_views, STEP_IMAGES, (features,), row.classes)
     method.train()
@@ -162,9 +162,9 @@ def _count_on_features(row: CostRow, method: Method, meta: MetaEncoder) -> CostR
 
 
 def _count_on_maps(row: CostRow, method: Method) -> CostRow:
-    """Count the encoder and the method together; a step costs one prediction per view."""
+    """Count the encoder and the method together. A training step costs one prediction per view."""
     if not row.own_head:
-        raise ValueError("it needs more than pooled features and does not predict by itself; this cannot be counted")
+        raise ValueError("a method that needs feature maps but has no head cannot be counted")
     assert row.image_size is not None
     image = torch.empty(1, 3, row.image_size, row.image_size, device="meta")
     row = _count_prediction(row, method.to("meta"), image, Operations(0, 0), 0)
@@ -175,19 +175,19 @@ def _count_on_maps(row: CostRow, method: Method) -> CostRow:
 def _count_prediction(
     row: CostRow, classifier: Method, image: Tensor, operations: Operations, parameters: int
 ) -> CostRow:
-    """Add, to those of the encoder, the operations for one image and the parameters that its logits depend on."""
+    """Add the operations for one image, and the parameters that its logits depend on, to those of the encoder."""
     assert isinstance(classifier, Classifier)
     classifier.eval().requires_grad_(True)
     logits: list[Tensor] = []
     with torch.enable_grad():
         operations += count_operations(lambda: logits.append(classifier.logits(image)))
-    parameters += sum(parameter.numel() for parameter in leaves(logits[0]))  # others are for training only
+    parameters += sum(parameter.numel() for parameter in leaves(logits[0]))  # others are only used in training
     gmac, gmac_ptflops = operations.gmac, operations.gmac_ptflops
     return replace(row, prediction_parameters=parameters, gmac=gmac, gmac_ptflops=gmac_ptflops)
 
 
 def leaves(result: Tensor) -> set[Tensor]:
-    """Return the parameters that a tensor was computed from, each once.
+    """Return the set of parameters that a tensor was computed from.
 
     >>> layer, other = torch.nn.Linear(4, 3), torch.nn.Linear(3, 3)
     >>> leaves(layer(torch.rand(1, 4))) == {layer.weight, layer.bias}

@@ -1,4 +1,4 @@
-"""Time of a training step and of a prediction on this device, and the memory of a step, with random images."""
+"""Measured time of training steps and predictions, and memory of training steps, on random images."""
 
 import copy
 import functools
@@ -24,12 +24,12 @@ from probmcl.runtime.distributed import broadcast
 from probmcl.settings import MethodSpec, default_training
 from probmcl.training.optimizer import Training, build_optimizer
 
-ROUNDS, LONG_SECONDS = 2, 3.0  # timed rounds after the first; none if the first takes this long
+ROUNDS, LONG_SECONDS = 2, 3.0  # number of timed rounds after the first, which are skipped if it takes this long
 
 
 @dataclass(frozen=True)
 class MeasureOptions:
-    """Options of a measurement: the device, and the number of images per step."""
+    """Options of a measurement: the device and the number of images per step."""
 
     device: str = "cpu"
     batch_size: int = 8
@@ -45,16 +45,16 @@ class Speed:
 
     device: str
     batch_size: int  # images per step and per prediction
-    step_seconds: float  # time of a training step of the whole encoder, per image
-    views_per_second: float  # of such a step
-    prediction_seconds: float  # per image
-    peak_memory: int  # bytes of tensors that a step holds at once, without the method itself
+    step_seconds: float  # time of a training step that updates the whole encoder, per image
+    views_per_second: float  # views per second of this step
+    prediction_seconds: float  # time of a prediction, per image
+    peak_memory: int  # peak bytes of tensors in a training step, without the method itself
 
 
 def measure_speed(spec: MethodSpec, encoder: Encoder, label_space: LabelSpace, options: MeasureOptions) -> Speed:
-    """Train and predict with a method on a copy of an encoder; all of it is trained, unless the method freezes it."""
+    """Measure training steps and predictions of a method on a copy of an encoder, which is trained unless frozen."""
     method, settings, batch_size = find_method(spec.method), spec.settings, options.batch_size
-    # The layout of a run, which is a fifth to a half faster on a CPU.
+    # Runs use this memory format, which is 20 to 50 % faster on a CPU.
     encoder = encoder.to(options.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     trained = method(copy.deepcopy(encoder), label_space, settings)
     classifier = trained if method.has_own_head(settings) else Probe(copy.deepcopy(encoder), label_space)
@@ -73,7 +73,7 @@ def measure_speed(spec: MethodSpec, encoder: Encoder, label_space: LabelSpace, o
 def random_batch(
     n_views: int, images: int, shape: tuple[int, ...], classes: int, device: str = "cpu"
 ) -> tuple[Float[Tensor, "V N ..."], Float[Tensor, "N C"]]:
-    """Return random views, and labels of which every image has one.
+    """Return random views, and labels with one class per image.
 
     >>> views, labels = random_batch(2, 3, (4,), 2)
     >>> views.shape, labels.tolist()
@@ -84,7 +84,7 @@ def random_batch(
 
 
 def seconds_per_row(forward: Callable[[Tensor], object], rows: Tensor) -> float:
-    """Return the time of a forward pass without gradient, per row."""
+    """Return the time of a forward pass without gradients, per row."""
 
     @torch.inference_mode()
     def work() -> None:
@@ -94,12 +94,12 @@ def seconds_per_row(forward: Callable[[Tensor], object], rows: Tensor) -> float:
 
 
 def seconds_per_step(method: Method, views: Tensor, labels: Tensor, training: Training) -> float:
-    """Return the time of a training step; it changes the method, so pass a copy."""
+    """Return the time of a training step, which changes the method; pass a copy."""
     return _seconds(_training_step(method, views, labels, training), views.device)
 
 
 def step_memory(method: Method, views: Tensor, labels: Tensor, training: Training) -> int:
-    """Return the bytes of tensors that a training step holds, without the method; it changes it, so pass a copy."""
+    """Return the peak bytes of tensors in a training step, which changes the method; pass a copy."""
     return peak_memory(_training_step(method, views, labels, training), views.device)
 
 
@@ -115,9 +115,9 @@ def _training_step(method: Method, views: Tensor, labels: Tensor, training: Trai
 
 
 def _seconds(work: Callable[[], None], device: torch.device) -> float:
-    """The time of the fastest round after a warm-up; that of the warm-up itself if it takes long."""
+    """Return the time of the fastest round after a warm-up, or of the warm-up if it takes long."""
     seconds: list[float] = []
-    # All processes run the same number of rounds: the work may wait for the others.
+    # All processes must run the same number of rounds, since the work may synchronize them.
     while len(seconds) < (1 + ROUNDS) and (not seconds or broadcast(seconds[0]) < LONG_SECONDS):
         start = time.perf_counter()
         work()
@@ -130,10 +130,9 @@ def _seconds(work: Callable[[], None], device: torch.device) -> float:
 def peak_memory(work: Callable[[], object], device: torch.device | str = "cpu") -> int:
     """Return the peak number of bytes in tensors that `work` creates.
 
-    On CUDA this is what the allocator counted beyond the memory in use before, with the workspaces of libraries.
-    On other devices every tensor that an operation returns is tracked until it is released: the number is the same in
-    every run, but excludes scratch memory inside an operation. Memory that was in use before and is released meanwhile
-    is not subtracted.
+    On CUDA this is the increase of the allocator's peak, including library workspaces. On other devices every tensor
+    that an operation returns is tracked until it is released, so the result is deterministic but excludes temporary
+    memory inside an operation. Memory that was allocated before and is released during `work` is not subtracted.
 
     >>> peak_memory(lambda: torch.zeros(1000) + torch.ones(1000))  # two inputs and one output of 4,000 bytes each
     12000
@@ -153,19 +152,19 @@ def peak_memory(work: Callable[[], object], device: torch.device | str = "cpu") 
 
 
 class _MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
-    # torch's profiler would see scratch memory, too, but writes to the terminal whenever it starts and stops.
+    # torch's profiler would include temporary memory, but prints to the terminal when it starts and stops.
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now, self.peak = 0, 0
-        self._sizes: dict[int, int | None] = {}  # None: existed before
+        self._sizes: dict[int, int | None] = {}  # None for memory that existed before
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        # `torch.tensor` fills its memory without dispatch; this is the first operation that has the new tensor.
+        # `torch.tensor` fills its memory without dispatch; `lift_fresh` is the first operation on the new tensor.
         if func is not torch.ops.aten.lift_fresh.default:
             self._track((args, kwargs), initial_size=None)
         result = func(*args, **kwargs)
@@ -178,14 +177,14 @@ class _MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
                 self._count(leaf.untyped_storage(), initial_size)
 
     def _count(self, storage: torch.UntypedStorage, initial_size: int | None) -> None:
-        key, size = id(storage), storage.nbytes()  # its one Python object lives as long as the memory
+        key, size = id(storage), storage.nbytes()  # the Python object lives as long as the memory
         if key not in self._sizes:
             self._alive[key] = weakref.ref(storage, functools.partial(self._release, key))
             self._sizes[key] = initial_size
-        held = self._sizes[key]
-        if held is not None:
+        previous = self._sizes[key]
+        if previous is not None:
             self._sizes[key] = size
-            self.now += size - held  # an operation may also resize
+            self.now += size - previous  # an operation may also resize
             self.peak = max(self.peak, self.now)
 
     def _release(self, key: int, _: object) -> None:

@@ -1,6 +1,6 @@
-"""Stage 1: images and labels, from files to records, and from an image to a tensor.
+"""Images and labels: reading files into records, checking and splitting them, and turning images into tensors.
 
-What needs numpy is loaded when it is first used: importing this package loads no other library.
+Importing this package loads no other library: names that need numpy are imported on first access.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Knowledge about classes from files: vectors of their words, and tables of relations between them."""
+"""Knowledge about classes from files: word vectors, and tables of relations between classes."""
 
 import re
 import warnings
@@ -16,10 +16,10 @@ from probmcl.errors import DataError
 ONE = ("start", "source", "from", "head", "subject", "label_1", "label1", "first")
 OTHER = ("end", "target", "to", "tail", "object", "label_2", "label2", "second")
 WEIGHT = ("weight", "strength", "score")
-CONCEPTNET = b"/a/["  # the first bytes of ConceptNet's own file
+CONCEPTNET = b"/a/["  # first bytes of the file that ConceptNet distributes
 
-OR_LEARN = "or leave out the file of vectors: then they are learned"
-OR_WITHOUT = "or leave out the file: then the graph is made of co-occurrence alone"
+OR_LEARN = "or omit the file to learn the vectors"
+OR_WITHOUT = "or omit the file to build the graph from co-occurrence alone"
 
 
 def words_of(name: str) -> list[str]:
@@ -32,51 +32,51 @@ def words_of(name: str) -> list[str]:
 
 
 def label_vectors(path: Path, names: Sequence[str], *, size: int) -> Float32[ndarray, "C size"]:
-    """Return a vector of `size` numbers for each class: the mean of its words' vectors, whatever their case.
+    """Return a vector of length `size` for each class: the mean of the vectors of its words, ignoring case.
 
-    Each line of the file, in GloVe's format, has a word and its vector. It is read only as far as needed.
+    Each line of the file has a word and its vector (GloVe format). Reading stops when all words are found.
     """
     words = {name: words_of(name) for name in names}
-    vectors = _find_vectors(path, {word for of_name in words.values() for word in of_name}, size)
-    lacking = [(name, word) for name in names for word in words[name] or [""] if word not in vectors]
-    if lacking:
-        name, word = lacking[0]
-        others = len({name for name, _ in lacking}) - 1
+    vectors = _find_vectors(path, {word for name_words in words.values() for word in name_words}, size)
+    missing = [(name, word) for name in names for word in words[name] or [""] if word not in vectors]
+    if missing:
+        name, word = missing[0]
+        others = len({name for name, _ in missing}) - 1
         more = f" (and for {others} more classes)" if others else ""
-        remedy = "name the class in words of the file, as in 'dining table' for 'diningtable', give another file"
-        raise DataError(f"{path}: class {name!r}: there is no word {word!r}{more}; {remedy}, {OR_LEARN}")
+        remedy = "rename the class to words in the file ('dining table', not 'diningtable'), use another file"
+        raise DataError(f"{path}: no vector for {word!r} of class {name!r}{more}; {remedy}, {OR_LEARN}")
     return np.stack([np.mean([vectors[word] for word in words[name]], axis=0) for name in names]).astype(np.float32)
 
 
 def _find_vectors(path: Path, wanted: Collection[str], size: int) -> dict[str, ndarray]:
-    """Return the vectors of the wanted words; of several spellings that in lower case, or else the first."""
+    """Return the vectors of words. The lower-case spelling takes precedence, otherwise the first one."""
     vectors: dict[str, ndarray] = {}
-    open_words = set(wanted)  # those that a better line may still come for
+    remaining = set(wanted)  # words without a vector of their lower-case spelling
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
-                if not open_words:
+                if not remaining:
                     break
                 spelling = line.partition(b" ")[0].decode("utf-8", "replace")
                 word = spelling.casefold()
-                if word not in open_words or (word in vectors and spelling != word):
+                if word not in remaining or (word in vectors and spelling != word):
                     continue
                 values = line.split()[1:]
                 if len(values) > size and not _is_number(values[0]):
-                    continue  # a phrase, of which large files have some: its first word is not its name
-                vectors[word] = _vector(values, size, f"{path}: line {number}: {spelling!r}")
+                    continue  # a phrase of several words, which only begins with this one
+                vectors[word] = _vector(values, size, f"{path}, line {number}: {spelling!r}")
                 if spelling == word:
-                    open_words.discard(word)
+                    remaining.discard(word)
     except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}); give another file, {OR_LEARN}") from error
+        raise DataError(f"{path} cannot be read ({error.strerror}); use another file, {OR_LEARN}") from error
     return vectors
 
 
-def _vector(values: Sequence[bytes], size: int, place: str) -> ndarray:
+def _vector(values: Sequence[bytes], size: int, where: str) -> ndarray:
     if not all(map(_is_number, values)):
-        raise DataError(f"{place} is not followed by numbers alone; give a text file in GloVe's format, {OR_LEARN}")
+        raise DataError(f"{where} must be followed by numbers only; use a text file in GloVe format, {OR_LEARN}")
     if len(values) != size:
-        raise DataError(f"{place} has {len(values)} numbers instead of {size}; give a whole file of that vector size")
+        raise DataError(f"{where} has {len(values)} numbers, expected {size}; use a complete file of that vector size")
     return np.array([float(value) for value in values])
 
 
@@ -88,19 +88,18 @@ def _is_number(text: bytes | str) -> bool:
 
 
 def label_knowledge(path: Path, names: Sequence[str]) -> Float64[ndarray, "C C"]:
-    """Return how strongly classes are related: a symmetric matrix from 0 to 1, 0 on the diagonal.
+    """Return the strength of the relation between classes: a symmetric matrix from 0 to 1, 0 on the diagonal.
 
-    Each row of the table, such as an edge of ConceptNet, joins two labels. A label is a class if its words are the
-    same: `/c/en/traffic_light` is `Traffic light`. Columns are found by name, and others, such as the relation, are
-    ignored. Without a column of weights each row has weight 1. Rows for the same two classes, in any order, are
-    averaged; if a weight is then above 1, all are divided by the largest. A warning counts the rows that do not join
-    two classes.
+    Each row of the table, such as an edge of ConceptNet, relates two labels. A label matches the class with the same
+    words: `/c/en/traffic_light` matches `Traffic light`. Columns are found by name; others, such as the relation, are
+    ignored. Without a weight column, each row has weight 1. Rows for the same pair of classes are averaged. If a weight
+    is then above 1, all are divided by the largest. A warning reports the rows that do not relate two classes.
     """
     if path.is_file():
         _refuse_conceptnet(path)
     table = load(path, lambda columns: bool(named(columns, ONE)) and bool(named(columns, OTHER)), row="pair")
-    one, other = _column(table, ONE, "one label"), _column(table, OTHER, "the other")
-    weight = only_column(table, WEIGHT, set(), "rename those that hold something else")
+    one, other = _column(table, ONE, "first"), _column(table, OTHER, "second")
+    weight = only_column(table, WEIGHT, set(), "rename the others")
     weights = [1.0] * len(table.rows) if weight is None else [_weight(table, cell) for cell in table.cells(weight)]
     find = _finder(names)
     pairs: dict[tuple[int, int], list[float]] = defaultdict(list)
@@ -117,43 +116,43 @@ def label_knowledge(path: Path, names: Sequence[str]) -> Float64[ndarray, "C C"]
 
 
 def _refuse_conceptnet(path: Path) -> None:
-    """Refuse ConceptNet's own file, which has no header, before its gigabytes are read."""
+    """Refuse the file that ConceptNet distributes before reading it: it has no header and gigabytes of rows."""
     with path.open("rb") as file:
         if file.read(len(CONCEPTNET)) == CONCEPTNET:
             raise DataError(
-                f"{path}: row 1: begins with {CONCEPTNET.decode()!r}: this is ConceptNet's own file, without a header; "
-                f"put what joins two of your classes into another, below a row 'start,end,weight', {OR_WITHOUT}"
+                f"{path}, row 1: starts with {CONCEPTNET.decode()!r}, as the file of ConceptNet, which has no header; "
+                f"copy the rows that relate two classes to a file with the header 'start,end,weight', {OR_WITHOUT}"
             )
 
 
-def _column(table: Table, names: Sequence[str], holds: str) -> str:
-    column = only_column(table, names, set(), "rename those that hold something else")
+def _column(table: Table, names: Sequence[str], which: str) -> str:
+    column = only_column(table, names, set(), "rename the others")
     if column is None:
         raise DataError(
-            f"{table.path}: row 1: none of its columns ({', '.join(table.columns)}) has a name that says it holds "
-            f"{holds} of the two that a row joins; name it {names[0]!r}, or put a row "
-            f"'start,end,weight' above all others if they have no header, {OR_WITHOUT}"
+            f"{table.path}, row 1: none of the columns {', '.join(table.columns)} is recognized as the "
+            f"{which} label of a pair; rename it to {names[0]!r}, or add the header "
+            f"'start,end,weight' if there is none, {OR_WITHOUT}"
         )
     return column
 
 
 def _weight(table: Table, cell: Cell) -> float:
     if not _is_number(cell.text) or float(cell.text) < 0:
-        place = f"{table.path}: row {cell.line}: column {cell.column!r} holds {cell.text!r}"
-        raise DataError(f"{place}; a weight is a number from 0 on, such as 0.5")
+        weight = f"{table.path}, row {cell.line}: weight {cell.column!r} is {cell.text!r}"
+        raise DataError(f"{weight}, but must be a number of at least 0")
     return float(cell.text)
 
 
 def _finder(names: Sequence[str]) -> Callable[[str], int | None]:
-    """Return a function from a label to its class: by its name or, if no two classes share them, by its words."""
+    """Return a function that finds the class of a label: by name, or by words if only one class has these words."""
     words = [tuple(words_of(name)) for name in names]
-    times = Counter(words)
-    by_words = {of_name: index for index, of_name in enumerate(words) if of_name and times[of_name] == 1}
+    counts = Counter(words)
+    by_words = {key: index for index, key in enumerate(words) if key and counts[key] == 1}
     by_name = {name: index for index, name in enumerate(names)}
 
     def find(label: str) -> int | None:
-        address = re.match(r"/c/[^/]+/([^/]+)", label)  # ConceptNet's, as /c/en/traffic_light/n
-        return by_name.get(label, by_words.get(tuple(words_of(address[1] if address else label))))
+        uri = re.match(r"/c/[^/]+/([^/]+)", label)  # of ConceptNet, such as /c/en/traffic_light/n
+        return by_name.get(label, by_words.get(tuple(words_of(uri[1] if uri else label))))
 
     return find
 
@@ -163,10 +162,10 @@ def _warn_of_unused_rows(table: Table, used: int, pairs: int, columns: tuple[str
     if not used:
         a, b = (table.cells(column)[0] for column in columns)
         raise DataError(
-            f"{table.path}: row {a.line}: {a.text!r} and {b.text!r} are not two classes of the data, nor are those of "
-            f"any other row; name them as in the data, such as {names[0]!r}, {OR_WITHOUT}"
+            f"{table.path}, row {a.line}: {a.text!r} and {b.text!r} are not two classes of the data, and no other row "
+            f"relates two classes; use the names in the data, such as {names[0]!r}, {OR_WITHOUT}"
         )
     if used < rows:
         others = f"the others relate {pairs} {'pair' if pairs == 1 else 'pairs'} of classes"
-        unused = f"{rows - used} of {rows} rows do not join two classes of the data and are left out"
+        unused = f"{rows - used} of {rows} rows do not relate two classes of the data and are ignored"
         warnings.warn(f"{table.path}: {unused}; {others}", stacklevel=3)

@@ -1,4 +1,4 @@
-"""Hierarchies of classes: parents, levels, and scores that agree with them."""
+"""Class hierarchies: parents, levels, and scores that respect them."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,52 +8,52 @@ from numpy import ndarray
 
 
 def parents_of(names: Sequence[str], hierarchy: Mapping[str, str] | None) -> Int[ndarray, "C"]:
-    """Return the index of each class's parent, −1 if it has none or the parent is not a class.
+    """Return the index of the parent of each class, or −1 if it has no parent among the classes.
 
     >>> parents_of(["E", "E.M", "C"], {"E.M": "E"}).tolist()
     [-1, 0, -1]
     """
     index = {name: k for k, name in enumerate(names)}
     parents = np.array([index.get((hierarchy or {}).get(name, ""), -1) for name in names], dtype=np.int64)
-    above = parents
+    ancestors = parents
     for _ in names:
-        above = np.where(above >= 0, parents[above], -1)
-    circle = np.flatnonzero(above >= 0)
-    if len(circle):
-        raise ValueError(f"class {names[circle[0]]!r} is its own ancestor; correct the hierarchy")
+        ancestors = np.where(ancestors >= 0, parents[ancestors], -1)
+    in_cycle = np.flatnonzero(ancestors >= 0)
+    if len(in_cycle):
+        raise ValueError(f"class {names[in_cycle[0]]!r} is its own ancestor; correct the hierarchy")
     return parents
 
 
 def levels_of(parents: Int[ndarray, "C"]) -> Int[ndarray, "C"]:
-    """Return the level of each class: 1 without a parent, otherwise one more than its parent.
+    """Return the level of each class: 1 for a root, otherwise one more than the level of its parent.
 
     >>> levels_of(np.array([-1, 0, 1, -1])).tolist()
     [1, 2, 3, 1]
     """
-    levels, above = np.ones(len(parents), dtype=np.int64), parents
-    while (above >= 0).any():
-        levels += above >= 0
-        above = np.where(above >= 0, parents[above], -1)
+    levels, ancestors = np.ones(len(parents), dtype=np.int64), parents
+    while (ancestors >= 0).any():
+        levels += ancestors >= 0
+        ancestors = np.where(ancestors >= 0, parents[ancestors], -1)
     return levels
 
 
-def from_the_top(parents: Int[ndarray, "C"]) -> list[tuple[int, int]]:
-    """Return pairs (class, parent), every parent before its children.
+def child_parent_pairs(parents: Int[ndarray, "C"]) -> list[tuple[int, int]]:
+    """Return all pairs (child, parent), ordered from the roots to the leaves.
 
-    >>> from_the_top(np.array([1, -1, 0]))
+    >>> child_parent_pairs(np.array([1, -1, 0]))
     [(0, 1), (2, 0)]
     """
     order = np.argsort(levels_of(parents), kind="stable")
     return [(int(k), int(parents[k])) for k in order if parents[k] >= 0]
 
 
-def below_parents(scores: Float[ndarray, "N C"], parents: Int[ndarray, "C"]) -> Float[ndarray, "N C"]:
-    """Return scores of which no child's exceeds its parent's: the minimum over a class and its ancestors.
+def cap_at_parents(scores: Float[ndarray, "N C"], parents: Int[ndarray, "C"]) -> Float[ndarray, "N C"]:
+    """Cap the score of each class at the lowest score of its ancestors.
 
-    >>> below_parents(np.array([[0.3, 0.9, 0.5]]), np.array([-1, 0, -1])).tolist()
+    >>> cap_at_parents(np.array([[0.3, 0.9, 0.5]]), np.array([-1, 0, -1])).tolist()
     [[0.3, 0.3, 0.5]]
     """
     capped = scores.copy()
-    for child, parent in from_the_top(parents):
+    for child, parent in child_parent_pairs(parents):
         np.minimum(capped[:, child], capped[:, parent], out=capped[:, child])
     return capped

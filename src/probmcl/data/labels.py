@@ -1,4 +1,4 @@
-"""The state of every class in every image, stored sparsely: only entries that differ from a class's usual state."""
+"""Label states: whether each class is present, absent, unknown or uncertain in each image, stored sparsely."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 from jaxtyping import Bool, Float, Int, UInt8
 from numpy import ndarray
 
-from probmcl.data.hierarchy import from_the_top
+from probmcl.data.hierarchy import child_parent_pairs
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-ROWS_AT_ONCE = 4096  # images whose states are dense at the same time
+ROWS_AT_ONCE = 4096  # rows per dense block, which bounds memory
 LabelsAndKnown = tuple[Float[ndarray, "K C"], Bool[ndarray, "K C"]]
 
 
 class State(IntEnum):
-    """The state of a class in an image; an uncertain one counts as unknown unless its chance is given."""
+    """The state of a class in an image. Uncertain labels are treated as unknown unless they have a chance."""
 
     ABSENT = 0
     PRESENT = 1
@@ -32,10 +32,10 @@ class State(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class LabelStates:
-    """The states of C classes in N images, as sparse rows.
+    """The states of C classes in N images, as sparse rows of the entries that differ from a default.
 
-    `chance` is the probability that an uncertain label is present: NaN for unknown, 0 for absent, 1 for present; in
-    between it is drawn whenever an image is trained on, and unknown in evaluation.
+    `chance` is the probability that an uncertain label of a class is present (NaN: unknown). Between 0 and 1, the label
+    is sampled each time an image is trained on, and is unknown in evaluation.
 
     >>> states = LabelStates.from_states(np.array([[1, 0, 0], [0, 0, 3], [0, 2, 0]], dtype=np.uint8))
     >>> labels, known = states.labels_and_known()
@@ -43,28 +43,28 @@ class LabelStates:
     ([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 0.0]], [True, True, False])
     """
 
-    usual: UInt8[ndarray, "C"]  # the state in images without an entry for the class
-    starts: Int[ndarray, "N1"]  # the index of each image's first entry, and the number of entries
+    default: UInt8[ndarray, "C"]  # state of a class in images without an entry for it
+    starts: Int[ndarray, "N1"]  # index of the first entry of each image, then the number of entries
     classes: Int[ndarray, "E"]  # ascending within an image
     states: UInt8[ndarray, "E"]
     chance: Float[ndarray, "C"]
 
     def __post_init__(self) -> None:
-        if self.chance.shape != self.usual.shape or self.classes.shape != self.states.shape:
-            raise ValueError("a chance for every class and a state for every entry are needed")
+        if self.chance.shape != self.default.shape or self.classes.shape != self.states.shape:
+            raise ValueError("`chance` needs a value for every class, and `states` one for every entry")
         if len(self.starts) < 1 or self.starts[-1] != len(self.classes):
-            raise ValueError(f"the last image's entries end at {self.starts[-1:]}, of {len(self.classes)}")
+            raise ValueError(f"`starts` ends with {self.starts[-1:]}, but there are {len(self.classes)} entries")
         wrong = (self.chance < 0) | (self.chance > 1)
         if wrong.any():
-            raise ValueError(f"chance {self.chance[wrong][0]}: give a number from 0 to 1, or NaN for not known")
+            raise ValueError(f"chance {self.chance[wrong][0]} must be between 0 and 1, or NaN for unknown")
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The numbers of images and classes."""
-        return len(self), len(self.usual)
+        """The number of images and the number of classes."""
+        return len(self), len(self.default)
 
     @classmethod
     def from_entries(
@@ -74,85 +74,85 @@ class LabelStates:
         states: UInt8[ndarray, "E"],
         shape: tuple[int, int],
         *,
-        usual: UInt8[ndarray, "C"] | None = None,
+        default: UInt8[ndarray, "C"] | None = None,
         chance: Float[ndarray, "C"] | None = None,
     ) -> LabelStates:
-        """Build from entries in any order; a repeated entry counts once, a contradicting one is an error."""
+        """Build the states from entries in any order. Equal duplicates are merged, conflicting ones are an error."""
         order = np.lexsort((classes, rows))
         rows, classes, states = rows[order], classes[order], states[order]
-        again = (np.diff(rows, prepend=-1) == 0) & (np.diff(classes, prepend=-1) == 0)
-        if (again & (np.diff(states.astype(np.int16), prepend=-1) != 0)).any():
-            raise ValueError("a class has two states in one image; give one")
-        rows, classes, states = rows[~again], classes[~again].astype(np.int32), states[~again]
+        repeated = (np.diff(rows, prepend=-1) == 0) & (np.diff(classes, prepend=-1) == 0)
+        if (repeated & (np.diff(states.astype(np.int16), prepend=-1) != 0)).any():
+            raise ValueError("a class has two different states in one image")
+        rows, classes, states = rows[~repeated], classes[~repeated].astype(np.int32), states[~repeated]
         starts = np.concatenate([[0], np.bincount(rows, minlength=shape[0]).cumsum()])
-        usual = np.full(shape[1], State.ABSENT, dtype=np.uint8) if usual is None else usual
+        default = np.full(shape[1], State.ABSENT, dtype=np.uint8) if default is None else default
         chance = np.full(shape[1], np.nan, dtype=np.float32) if chance is None else chance
-        return cls(usual, starts, classes, states, chance)
+        return cls(default, starts, classes, states, chance)
 
     @classmethod
     def from_states(
         cls,
         states: UInt8[ndarray, "N C"],
         *,
-        usual: UInt8[ndarray, "C"] | None = None,
+        default: UInt8[ndarray, "C"] | None = None,
         chance: Float[ndarray, "C"] | None = None,
     ) -> LabelStates:
-        """Build from a matrix; the usual state of a class is by default its most frequent one."""
-        if usual is None:
-            usual = np.stack([(states == state).sum(axis=0) for state in State]).argmax(axis=0).astype(np.uint8)
-        rows, classes = np.nonzero(states != usual)
-        return cls.from_entries(rows, classes, states[rows, classes], states.shape, usual=usual, chance=chance)
+        """Build the states from a matrix. The default state of a class is its most frequent one unless given."""
+        if default is None:
+            default = np.stack([(states == state).sum(axis=0) for state in State]).argmax(axis=0).astype(np.uint8)
+        rows, classes = np.nonzero(states != default)
+        return cls.from_entries(rows, classes, states[rows, classes], states.shape, default=default, chance=chance)
 
     @classmethod
     def from_labels(cls, labels: Float[ndarray, "N C"], known: Bool[ndarray, "N C"] | None = None) -> LabelStates:
-        """Build from labels 0 and 1 and the mask of known labels."""
+        """Build the states from binary labels and a mask of known labels (default: all known)."""
         states = np.where(labels > 0, np.uint8(State.PRESENT), np.uint8(State.ABSENT))
         if known is not None:
             states[~known] = State.UNKNOWN
         return cls.from_states(states)
 
     @classmethod
-    def joined(cls, parts: Sequence[LabelStates]) -> LabelStates:
-        """Concatenate the images of several, which have the same classes and chances."""
-        usual = parts[0].usual
-        if all((part.usual == usual).all() for part in parts):
+    def concatenate(cls, parts: Sequence[LabelStates]) -> LabelStates:
+        """Concatenate the images of several objects with the same classes and chances."""
+        default = parts[0].default
+        if all((part.default == default).all() for part in parts):
             starts = np.concatenate([[0], *(np.diff(part.starts) for part in parts)]).cumsum()
             classes, states = [part.classes for part in parts], [part.states for part in parts]
-            return cls(usual, starts, np.concatenate(classes), np.concatenate(states), parts[0].chance)
+            return cls(default, starts, np.concatenate(classes), np.concatenate(states), parts[0].chance)
         return cls.from_states(np.concatenate([part.dense() for part in parts]), chance=parts[0].chance)
 
     def take(self, rows: Int[ndarray, "K"]) -> LabelStates:
-        """Return some images, in the given order."""
+        """Return the given rows in the given order."""
         entries, starts = self._entries(rows)
         return replace(self, starts=starts, classes=self.classes[entries], states=self.states[entries])
 
-    def of_classes(self, classes: Int[ndarray, "K"]) -> LabelStates:
-        """Return some classes, in the given order."""
-        index = np.full(len(self.usual), -1)
+    def select_classes(self, classes: Int[ndarray, "K"]) -> LabelStates:
+        """Return the given classes in the given order."""
+        index = np.full(len(self.default), -1)
         index[classes] = np.arange(len(classes))
         columns = index[self.classes]
         kept, shape = columns >= 0, (len(self), len(classes))
         rows = np.repeat(np.arange(len(self)), np.diff(self.starts))[kept]
-        usual, chance = self.usual[classes], self.chance[classes]
-        return LabelStates.from_entries(rows, columns[kept], self.states[kept], shape, usual=usual, chance=chance)
+        default, chance = self.default[classes], self.chance[classes]
+        return LabelStates.from_entries(rows, columns[kept], self.states[kept], shape, default=default, chance=chance)
 
     def dense(self, rows: Int[ndarray, "K"] | None = None) -> UInt8[ndarray, "K C"]:
-        """Return the states of some images, by default all, as a matrix."""
+        """Return the states of the given rows (default: all) as a matrix."""
         rows = np.arange(len(self)) if rows is None else rows
         entries, starts = self._entries(rows)
-        states = np.tile(self.usual, (len(rows), 1))
+        states = np.tile(self.default, (len(rows), 1))
         states[np.repeat(np.arange(len(rows)), np.diff(starts)), self.classes[entries]] = self.states[entries]
         return states
 
     def labels_and_known(self, rows: Int[ndarray, "K"] | None = None) -> LabelsAndKnown:
-        """Return labels 0 and 1 of some images, and which of them are known, for evaluation."""
+        """Return binary labels of the given rows (default: all) and the mask of known labels, for evaluation."""
         labels, known = self.targets_and_known(rows)
         soft = (labels > 0) & (labels < 1)
         labels[soft], known[soft] = 0.0, False
         return labels, known
 
     def targets_and_known(self, rows: Int[ndarray, "K"] | None = None) -> LabelsAndKnown:
-        """Return the same for training: the target of an uncertain label with a chance is that chance, and is known."""
+        """Return targets and the mask of known labels for training. The target of an uncertain label is its chance."""
         states = self.dense(rows)
         uncertain = (states == State.UNCERTAIN) & ~np.isnan(self.chance)
         labels = (states == State.PRESENT).astype(np.float32)
@@ -160,11 +160,11 @@ class LabelStates:
         return labels, (states <= State.PRESENT) | uncertain
 
     def present(self) -> csr_array:
-        """Return a sparse matrix that is True for labels known to be present."""
+        """Return a sparse Boolean matrix of the labels that are known to be present."""
         from scipy.sparse import csr_array
 
         certain = self.chance == 1
-        if ((self.usual == State.PRESENT) | ((self.usual == State.UNCERTAIN) & certain)).any():
+        if ((self.default == State.PRESENT) | ((self.default == State.UNCERTAIN) & certain)).any():
             labels, known = self.labels_and_known()
             return csr_array((labels > 0) & known)
         kept = (self.states == State.PRESENT) | ((self.states == State.UNCERTAIN) & certain[self.classes])
@@ -172,14 +172,14 @@ class LabelStates:
         return csr_array((np.ones(len(rows), dtype=bool), (rows, self.classes[kept])), shape=self.shape)
 
     def counts(self) -> Int[ndarray, "4 C"]:
-        """Return how many images have each state, before any chance is applied."""
+        """Return the number of images per state and class, before chances are applied."""
         images, classes = self.shape
         counts = np.stack([np.bincount(self.classes[self.states == state], minlength=classes) for state in State])
-        counts[self.usual, np.arange(classes)] += images - counts.sum(axis=0)
+        counts[self.default, np.arange(classes)] += images - counts.sum(axis=0)
         return counts
 
     def settled_counts(self) -> Int[ndarray, "4 C"]:
-        """Return the same with a chance of 1 counted as present and a chance of 0 as absent."""
+        """Return the counts with uncertain labels of chance 1 counted as present and of chance 0 as absent."""
         counts = self.counts()
         for state, chance in ((State.PRESENT, 1), (State.ABSENT, 0)):
             settled = np.where(self.chance == chance, counts[State.UNCERTAIN], 0)
@@ -188,28 +188,28 @@ class LabelStates:
         return counts
 
     def known_share(self) -> float:
-        """Return the share of labels that are known in evaluation."""
+        """Return the share of labels that evaluation treats as known."""
         counts = self.settled_counts()
         return float(counts[: State.UNKNOWN].sum() / max(counts.sum(), 1))
 
     def any_known(self) -> Bool[ndarray, "N"]:
-        """Return whether any label of each image is known."""
+        """Return for each image whether any of its labels is known."""
         known = [self.labels_and_known(rows)[1].any(axis=1) for rows in self._blocks()]
         return np.concatenate([np.zeros(0, dtype=bool), *known])
 
     def digest(self) -> bytes:
-        """Return a digest of states and chances that does not depend on how they are stored."""
+        """Return a hash of states and chances that does not depend on the default states."""
         digest = hashlib.sha256(self.chance.astype("<f4").tobytes())
         for rows in self._blocks():
             digest.update(self.dense(rows).tobytes())
         return digest.digest()
 
     def with_parents(self, parents: Int[ndarray, "C"]) -> LabelStates:
-        """Return the states that a hierarchy implies.
+        """Return the states after applying a hierarchy.
 
-        A present label makes its parents present; unknown and uncertain children of absent parents become absent.
+        A present class makes its ancestors present. An absent class makes unknown and uncertain children absent.
         """
-        pairs = from_the_top(parents)
+        pairs = child_parent_pairs(parents)
         if not pairs or not len(self):
             return self
         parts = []
@@ -222,12 +222,12 @@ class LabelStates:
             for child, parent in pairs:
                 states[absent[:, parent] & ~present[:, child] & ~absent[:, child], child] = State.ABSENT
                 absent[:, child] |= absent[:, parent] & ~present[:, child]
-            parts.append(LabelStates.from_states(states, usual=self.usual, chance=self.chance))
-        return LabelStates.joined(parts)
+            parts.append(LabelStates.from_states(states, default=self.default, chance=self.chance))
+        return LabelStates.concatenate(parts)
 
     def contradicted(self, parents: Int[ndarray, "C"]) -> Int[ndarray, "K"]:
-        """Return the rows in which a child is present and its parent absent."""
-        pairs = from_the_top(parents)
+        """Return the rows in which a class is present and its parent is absent."""
+        pairs = child_parent_pairs(parents)
         wrong = [np.zeros(0, dtype=np.int64)]
         for rows in self._blocks() if pairs else ():
             present, absent = self._settled(self.dense(rows))
@@ -235,7 +235,7 @@ class LabelStates:
         return np.concatenate(wrong)
 
     def _settled(self, states: UInt8[ndarray, "K C"]) -> tuple[Bool[ndarray, "K C"], Bool[ndarray, "K C"]]:
-        """Return what is present and what is absent, including uncertain labels with a chance of 1 or 0."""
+        """Return the masks of present and absent labels, including uncertain labels of chance 1 and 0."""
         uncertain = states == State.UNCERTAIN
         present = (states == State.PRESENT) | (uncertain & (self.chance == 1))
         return present, (states == State.ABSENT) | (uncertain & (self.chance == 0))
@@ -245,22 +245,22 @@ class LabelStates:
         return (np.arange(start, min(start + ROWS_AT_ONCE, len(self))) for start in starts)
 
     def _entries(self, rows: Int[ndarray, "K"]) -> tuple[Int[ndarray, "F"], Int[ndarray, "K1"]]:
-        """Return the entries of some images, and the index of each image's first one."""
+        """Return the indices of all entries of some rows, and the position of each row's first one among them."""
         lengths = self.starts[rows + 1] - self.starts[rows]
         starts = np.concatenate([[0], lengths.cumsum()])
         return np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], lengths), starts
 
 
-def drawn(targets: Float[ndarray, "*shape"], *seed: int) -> Float[ndarray, "*shape"]:
-    """Return targets in which values between 0 and 1 are drawn: 1 with that chance, else 0.
+def sample_labels(targets: Float[ndarray, "*shape"], *seed: int) -> Float[ndarray, "*shape"]:
+    """Replace each soft target p by a random label: 1 with probability p, otherwise 0.
 
-    The expectation of a loss that is linear in the label is then that of a soft target (docs/decisions/0007).
+    For a loss that is linear in the label, the expected loss equals that of the soft target (docs/decisions/0007).
 
-    >>> drawn(np.array([0.0, 1.0, 0.5]), 3).tolist()
+    >>> sample_labels(np.array([0.0, 1.0, 0.5]), 3).tolist()
     [0.0, 1.0, 0.0]
     """
     soft = (targets > 0) & (targets < 1)
     if not soft.any():
         return targets
-    lots = np.random.default_rng(seed).random(targets.shape)
-    return np.where(soft, lots < targets, targets).astype(targets.dtype)
+    samples = np.random.default_rng(seed).random(targets.shape)
+    return np.where(soft, samples < targets, targets).astype(targets.dtype)

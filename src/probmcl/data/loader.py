@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from probmcl.data.cache import ImageCache
 from probmcl.data.images import Preprocessing, read_image
-from probmcl.data.labels import drawn
+from probmcl.data.labels import sample_labels
 from probmcl.data.records import Records
 from probmcl.errors import ImageError
 from probmcl.runtime.machine import ignore_interrupts, start_method
@@ -171,7 +171,7 @@ class _Views(Dataset[Batch | ImageError]):
         except ImageError as error:
             return error  # raised in the main process; DataLoader would change the type of a worker's exception
         targets, known = self.records.states.targets_and_known(np.array([row]))
-        labels = torch.from_numpy(drawn(targets[0], self.seed, epoch, row))
+        labels = torch.from_numpy(sample_labels(targets[0], self.seed, epoch, row))
         return Batch(views, labels, torch.from_numpy(known[0]), torch.tensor(row))
 
     def _views(self, epoch: int, row: int) -> Iterator[Tensor]:

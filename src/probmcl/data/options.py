@@ -1,4 +1,4 @@
-"""Options for reading and checking data, each declared once: the command line makes an option of every field."""
+"""Options for reading and checking data. Each is declared once: every field becomes an option of the command line."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ Rows = Literal["images", "labels"]
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How data are read; a choice that is None depends on what the data look like.
+    """How data are read. Options that are None or empty are detected from the data.
 
     Attributes:
-        format: table, folders, coco, voc or adp, if DATA could be two of them
-        path_column: column of image paths
-        labels_column: column of label lists, or of one label per row
-        split_column: column of train, val and test; '' for none
-        group: column (patient, slide) whose images stay in one split; '' for none
-        weight_column: column that says how often an image is trained on; '' for none
-        rows: what a row of the table is: a whole image, or one label of an image
-        blank: what a blank cell means, negative or unknown; CLASS=… for one class
-        minus_one: what -1 means: unknown (default), negative, positive or soft:P; CLASS=… for one class
-        none_label: label that means none of the others; '' if every label is a class
-        ignore: columns of the table that are not classes
-        hierarchy: CSV file with the columns child and parent, both names of classes
+        format: table, hugging_face, folders, coco, voc or adp (default: detected)
+        path_column: column with the image paths (default: detected)
+        labels_column: column with a list of labels, or with one label per row (default: detected)
+        split_column: column with train, val or test (default: detected; '' for none)
+        group: column of units to keep in one split, such as patients (default: detected; '' for none)
+        weight_column: column with sampling weights for training (default: detected; '' for none)
+        rows: whether a row of the table is an image or one label of an image (default: detected)
+        blank: meaning of a blank cell: negative or unknown; CLASS=MEANING sets it for one class
+        minus_one: meaning of -1: unknown (default), negative, positive or soft:P; CLASS=MEANING for one class
+        none_label: label for images without any class, such as 'No Finding' (default: detected; '' for none)
+        ignore: columns of the table to ignore
+        hierarchy: CSV file with the columns child and parent, which contain class names
     """
 
     format: str | None = None
@@ -50,17 +50,17 @@ class ReadOptions:
         if self.rows not in (None, *get_args(Rows)):
             raise OptionError("rows", self.rows, "must be images (one row per image) or labels (one row per label)")
         if self.blank or self.minus_one:
-            _ = self.policy  # refuses a wrong meaning before anything is read
+            _ = self.policy  # rejects an invalid meaning before any file is read
 
     @property
     def policy(self) -> LabelPolicy:
-        """The meaning of a blank cell and of -1."""
+        """The meanings of a blank cell and of -1."""
         from probmcl.data.formats.table.policy import LabelPolicy
 
         return LabelPolicy.of(self.blank, self.minus_one)
 
     def set_options(self) -> dict[str, Any]:
-        """Return the options that differ from their default, by name.
+        """Return the options that were set, by name.
 
         >>> ReadOptions(group="patient", none_label="").set_options()
         {'group': 'patient', 'none_label': ''}
@@ -70,14 +70,14 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class DataChecks:
-    """Requirements on data before a run starts, and how they are split.
+    """How data are split, and the problems that training tolerates.
 
     Attributes:
-        range: gray levels of 16-bit and float images that become black and white: auto, full or LOW,HIGH
-        split_file: split.csv of an earlier run to use again, or its folds.csv together with a test fold
-        folds: number of folds to divide the images into, one of which is the test fold
-        fold: number of the test fold, from 1
-        skip_bad: largest share of unreadable images to skip; by default any is an error
+        range: intensities of 16-bit and float images to map to black and white: auto, full or LOW,HIGH
+        split_file: split.csv of another run to reuse, or its folds.csv together with a test fold
+        folds: number of cross-validation folds
+        fold: fold to test on, counted from 1
+        skip_bad: largest share of unreadable images to skip, such as 0.05 (default: any is an error)
         allow_leaks: train even if images or groups of train are also in val or test
     """
 
@@ -101,26 +101,26 @@ class DataChecks:
         if self.folds is not None and self.split_file is not None:
             raise OptionError("folds", self.folds, "cannot be combined with `split_file`")
         if self.folds is not None and (self.fold is None or not 1 <= self.fold <= self.folds):
-            raise OptionError("folds", self.folds, f"needs `fold`, the number of the test fold, 1 to {self.folds}")
+            raise OptionError("folds", self.folds, f"needs `fold`, the fold to test on (1 to {self.folds})")
         if self.fold is not None and self.folds is None and self.split_file is None:
-            raise OptionError("fold", self.fold, "needs `folds=K`, or a folds.csv as `split_file`")
+            raise OptionError("fold", self.fold, "needs `folds=K` or a folds.csv as `split_file`")
 
 
 def refuse_share(share: float | None) -> None:
-    """Refuse a `skip_bad` that is not a share: a percentage, NaN, or all images.
+    """Refuse a `skip_bad` outside of [0, 1), such as a percentage or NaN.
 
     >>> refuse_share(5.0)
     Traceback (most recent call last):
     ...
-    probmcl.errors.OptionError: `skip_bad=5` must be a share between 0 and 1, as 0.05 for 5 %
+    probmcl.errors.OptionError: `skip_bad=5` must be a share between 0 and 1, such as 0.05 for 5 %
     """
-    if share is not None and not 0 <= share < 1:  # NaN is not between either
-        raise OptionError("skip_bad", f"{share:g}", "must be a share between 0 and 1, as 0.05 for 5 %")
+    if share is not None and not 0 <= share < 1:  # also refuses NaN
+        raise OptionError("skip_bad", f"{share:g}", "must be a share between 0 and 1, such as 0.05 for 5 %")
 
 
 @dataclass(frozen=True)
 class SkippedImage:
-    """An unreadable image that a run does without."""
+    """An unreadable image that a run leaves out."""
 
     path: str
     reason: str = ""
@@ -128,7 +128,7 @@ class SkippedImage:
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where the images of a run come from, so that they can be read again, and the problems that were allowed."""
+    """The data of a run: the arguments that read them again, the skipped images and the leaks that were allowed."""
 
     data: Path
     images: Path | None = None
@@ -138,24 +138,24 @@ class DataSource:
 
     @classmethod
     def of(cls, data: Path | str, images: Path | str | None, options: ReadOptions) -> DataSource:
-        """Return a source with absolute paths, which mean the same from any working directory."""
+        """Return a source with absolute paths, so that it does not depend on the working directory."""
         options = replace(options, hierarchy=options.hierarchy and Path(options.hierarchy).resolve())
         return cls(Path(data).resolve(), None if images is None else Path(images).resolve(), options)
 
     def with_changes(self, images: Path | str | None, options: ReadOptions) -> DataSource:
-        """Return the same source with another folder of images, if given, and the options that are set."""
+        """Return a copy with another image folder, if given, and with the options that are set."""
         changed = replace(self.options, **options.set_options())
         return replace(self, images=self.images if images is None else Path(images), options=changed)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plain dict that `parse` reads, for JSON."""
+        """Return a dict that can be written as JSON and read with `parse`."""
         import msgspec
 
         return dict(msgspec.to_builtins(self, enc_hook=str))
 
     @classmethod
     def parse(cls, content: Any) -> DataSource:
-        """Return the source that `to_json` has written; a wrong type or an unknown key is an error.
+        """Return the source from the dict that `to_json` returned. Wrong types and unknown keys are errors.
 
         >>> source = DataSource(Path("labels.csv"), options=ReadOptions(blank=("negative",)))
         >>> DataSource.parse(source.to_json()) == source
@@ -164,11 +164,11 @@ class DataSource:
         import msgspec
 
         try:
-            source = msgspec.convert(content, cls, dec_hook=lambda kind, value: kind(value))
+            source = msgspec.convert(content, cls, dec_hook=lambda expected, value: expected(value))
         except (msgspec.ValidationError, TypeError) as error:
-            raise DataError(f"the source of the data is not as a run writes it: {error}") from error
+            raise DataError(f"the stored data source is invalid: {error}") from error
         for keys, fields in ((content.keys(), vars(source)), (content.get("options", {}).keys(), vars(source.options))):
             unknown = sorted(keys - fields.keys())
             if unknown:
-                raise DataError(f"the source of the data has an unknown key {unknown[0]!r}")
+                raise DataError(f"the stored data source has an unknown key {unknown[0]!r}")
         return source

@@ -1,4 +1,4 @@
-"""Reading of data: detects the format, and loads neither it nor numpy before it is needed."""
+"""Reads data: detects the format and calls its reader. Readers and numpy are imported only when needed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FORMATS: Mapping[str, str] = {
     "adp": "probmcl.data.formats.adp",
     "folders": "probmcl.data.formats.folders",
 }
-"""Each module has `recognizes(folder)` and `read_NAME(folder, missing=…)`; those of tables take their options too."""
+"""Modules by format. Each defines `recognizes(folder)` and `read_NAME(folder, missing=…)`; tables take more options."""
 
 VARIANTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "coco2014": ("coco", {"year": "2014"}),
@@ -30,7 +30,7 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "adp-l2": ("adp", {"level": "L2"}),
     "adp-l3": ("adp", {"level": "L3"}),
 }
-"""Formats that are read only on request, each with the format and the arguments of its reader."""
+"""Formats that are never detected, only requested: the format that reads them, and the arguments of its reader."""
 
 
 def read(
@@ -42,16 +42,16 @@ def read(
     seed: int | None = 0,
     missing: Missing = "error",
 ) -> Records:
-    """Read a table, or a folder with one recognizable layout.
+    """Read a table, or a folder whose layout is recognized.
 
     Args:
         data: a table or a folder.
-        images: the folder that image paths are relative to; by default that of the table, or its `images/`.
+        images: the folder that image paths are relative to (default: the folder of the table, or its `images/`).
         options: how the data are read.
-        keep: further columns whose values the records hold.
-        seed: random seed of val and test, which are taken from train if the data have none; None leaves every image in
-            the split that the data give, or else in train.
-        missing: `keep` leaves images without a file in the records, for the audit to report, as long as any exists.
+        keep: other columns of the table to keep in the records.
+        seed: random seed for taking val and test from train if the data have none; None keeps the splits of the data,
+            or puts all images into train if the data have no splits.
+        missing: with `keep`, images whose file does not exist stay in the records, unless all files are missing.
 
     >>> from tempfile import TemporaryDirectory
     >>> from probmcl.data import describe
@@ -61,7 +61,7 @@ def read(
     ...     print(describe(read(folder)).replace(folder, "digits").replace("), ", "),\\n"))
     digits/labels.csv: path column 'filename', labels 'labels' (names of classes.txt separated by spaces, 10 labels),
     split 'split'
-    5 images: train 3 · val 1 · test 1; 10 classes, 2.4 labels per image, 0.0 % not known
+    5 images: train 3 · val 1 · test 1; 10 classes, 2.4 labels per image, 0.0 % unknown
     images without labels: 0; classes without training positives: 3 of 10 (one, four, nine)
     """
     from probmcl.data.split import make_splits, taken_from_train
@@ -75,9 +75,9 @@ def read(
 
 
 def read_source(source: DataSource, *, keep: Sequence[str] = ()) -> Records:
-    """Read the images of a run again, in the splits that the data give and without those that the run skipped.
+    """Read the data of a run again, with the splits in the data and without the images that the run skipped.
 
-    Images whose files do not exist are kept, as long as any does: whoever decodes them reports them all.
+    Images whose file does not exist are kept, unless all are missing, so that decoding can report all of them.
     """
     records = read(source.data, source.images, source.options, keep=keep, seed=None, missing="keep")
     return records.without([image.path for image in source.skipped])
@@ -87,46 +87,46 @@ def _format(data: Path, name: str | None) -> str:
     if name is not None and name not in {**FORMATS, **VARIANTS}:
         raise OptionError("format", name, f"is not a format; {suggestion(name, {**FORMATS, **VARIANTS})}")
     if not data.exists():
-        raise DataError(f"{data} does not exist; DATA is a table or a folder")
+        raise DataError(f"{data} does not exist; DATA must be a table or a folder")
     if data.is_dir():
         return name or _recognized(data)
     if name not in (None, "table"):
-        raise OptionError("format", name, f"reads a folder, but {data} is a file; give the folder")
+        raise OptionError("format", name, f"needs a folder, but {data} is a file; pass its folder")
     return "table"
 
 
 def _recognized(folder: Path) -> str:
-    from probmcl.data.formats.table.table import files_of_tables
+    from probmcl.data.formats.table.table import table_files
 
-    fit = [name for name in FORMATS if name != "folders" and import_module(FORMATS[name]).recognizes(folder)]
-    if len(fit) > 1:
-        flags = " or ".join(f"`format={name}`" for name in fit)
-        raise DataError(f"{folder} can be read in {len(fit)} ways; {flags} says which")
-    if fit:
-        return fit[0]
-    if files_of_tables(folder):
-        return "table"  # whose reader says what its columns lack, or was told them
-    if import_module(FORMATS["folders"]).recognizes(folder):  # last: nearly any folder of images can be read like this
+    matches = [name for name in FORMATS if name != "folders" and import_module(FORMATS[name]).recognizes(folder)]
+    if len(matches) > 1:
+        choices = " or ".join(f"`format={name}`" for name in matches)
+        raise DataError(f"{folder} matches {len(matches)} formats; choose {choices}")
+    if matches:
+        return matches[0]
+    if table_files(folder):
+        return "table"  # its reader uses `path_column`, or reports that there is no path column
+    if import_module(FORMATS["folders"]).recognizes(folder):  # tried last, because it matches most folders of images
         return "folders"
     raise DataError(
-        f"{folder} has no layout that is known here; looked for one table (.csv, .tsv or .parquet) with a path column, "
-        "metadata.csv in train/, validation/ and test/, MS-COCO's annotations/instances_*.json, a PASCAL VOC devkit, "
-        "ADP's released CSV, or one folder of images for each class"
+        f"{folder} has no recognized layout; expected a table (.csv, .tsv or .parquet) with a path column, "
+        "metadata.csv in train/, validation/ and test/, annotations/instances_*.json (MS-COCO), a PASCAL VOC devkit, "
+        "the CSV file of the ADP release, or one folder of images per class"
     )
 
 
 def _table(data: Path) -> Path:
-    """Return the only table of a folder with a path column or, if none has one, the only table."""
+    """Return the table itself, or the only one in a folder; tables with a path column take precedence."""
     from probmcl.data.formats.table.sheet import SUFFIXES
-    from probmcl.data.formats.table.table import files_of_tables, find_tables
+    from probmcl.data.formats.table.table import find_tables, table_files
 
     if not data.is_dir():
         return data
-    tables = find_tables(data) or files_of_tables(data)
+    tables = find_tables(data) or table_files(data)
     if len(tables) > 1:
-        raise DataError(f"{data} holds {len(tables)} tables; give one as DATA: {', '.join(map(str, tables))}")
+        raise DataError(f"{data} has {len(tables)} tables; pass one of them as DATA: {', '.join(map(str, tables))}")
     if not tables:
-        raise DataError(f"{data} holds no table; looked for a file that ends in {' or '.join(SUFFIXES)}")
+        raise DataError(f"{data} has no table; expected a file that ends in {' or '.join(SUFFIXES)}")
     return tables[0]
 
 
@@ -143,6 +143,6 @@ def _read(
     if for_tables:
         (option, value), *others = for_tables.items()
         also = "".join(f", `{other}`" for other, _ in others)
-        problem = f"cannot be used: {data} is read as {name}, and `{option}`{also} are for tables"
+        problem = f"cannot be used: {data} is read as {name}. Options for tables only: `{option}`{also}"
         raise OptionError(option, value, problem)
     return reader(data, missing=missing, **arguments)

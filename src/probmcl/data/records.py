@@ -1,4 +1,4 @@
-"""Records: paths, labels, splits and groups of images, produced by every reader and used by every later stage."""
+"""Records: the paths, labels, splits and groups of images. Readers return them, and all later stages use them."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from probmcl.data.labels import LabelStates, State
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
-Missing = Literal["error", "keep"]  # what a reader does about a missing file: it fails, or leaves it to the audit
+Missing = Literal["error", "keep"]  # whether a missing file is an error or is kept for the audit to report
 
 
 @dataclass(frozen=True, eq=False)
 class LabelSpace:
-    """The classes, the known positives in the training split, alone and in pairs, and the parents of classes."""
+    """The classes, their positives and joint positives in the training split, and their parents."""
 
     names: tuple[str, ...]
     counts: Int[ndarray, "C"]
-    cooccurrence: Int[ndarray, "C C"]  # its diagonal is 0
+    cooccurrence: Int[ndarray, "C C"]  # images with both classes; the diagonal is 0
     hierarchy: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         repeated = sorted(name for name, times in Counter(self.names).items() if times > 1)
         if repeated:
-            raise ValueError(f"class names must differ; given twice: {', '.join(repeated)}")
+            raise ValueError(f"class names must be unique; repeated: {', '.join(repeated)}")
         classes = len(self.names)
         if self.counts.shape != (classes,) or self.cooccurrence.shape != (classes, classes):
             shapes = f"{self.counts.shape} and {self.cooccurrence.shape}"
-            raise ValueError(f"{classes} class names, but counts and co-occurrence of shape {shapes}")
+            raise ValueError(f"{classes} class names, but counts and co-occurrence have the shapes {shapes}")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -50,7 +50,7 @@ class LabelSpace:
         known: Bool[ndarray, "N C"] | None = None,
         hierarchy: Mapping[str, str] | None = None,
     ) -> LabelSpace:
-        """Count the positives of the training split, alone and in pairs.
+        """Count the known positives of each class and of each pair of classes.
 
         >>> space = LabelSpace.from_labels(["cat", "dog"], np.array([[1.0, 1.0], [0.0, 1.0]]))
         >>> space.counts.tolist(), space.cooccurrence.tolist()
@@ -58,7 +58,7 @@ class LabelSpace:
         """
         states = labels if isinstance(labels, LabelStates) else LabelStates.from_labels(labels, known)
         present = states.present().astype(np.int32)
-        together = (present.T @ present).toarray()  # int32: with 10,000 classes twice as much would be 800 MB
+        together = (present.T @ present).toarray()  # int32, because int64 would take 800 MB for 10,000 classes
         counts = together.diagonal().astype(np.int64)
         np.fill_diagonal(together, 0)
         return cls(tuple(names), counts, together, hierarchy)
@@ -66,27 +66,27 @@ class LabelSpace:
 
 @dataclass(frozen=True)
 class Origin:
-    """The file or folder of records, how it was understood, the line of each image in a table, and warnings.
+    """The table or folder of records, how it was read, the line of each image in the table, and warnings.
 
     >>> print(Origin(Path("labels.csv"), "path column 'file', labels 'tags'", lines=(2, 3)))
     labels.csv: path column 'file', labels 'tags'
     """
 
-    place: Path
-    understood: str
+    path: Path
+    description: str
     lines: tuple[int, ...] | None = None
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.place}: {'; '.join([self.understood, *self.warnings])}"
+        return f"{self.path}: {'; '.join([self.description, *self.warnings])}"
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """N images: path, label states and split of each.
+    """N images with their paths, label states and splits.
 
-    Images of one `group` (a patient, a slide) stay in one split. An image of `weight` 2 is trained on twice as often
-    as one of weight 1; scores ignore weights. `columns` holds further columns of a table, `origin` is for messages.
+    Images of the same `group` (a patient, a slide) stay in one split. An image of `weight` 2 is trained on twice as
+    often as one of weight 1; evaluation ignores weights. `columns` has the other columns of a table that were kept.
     """
 
     paths: tuple[Path, ...]
@@ -105,12 +105,12 @@ class Records:
         optional = {"group": self.group, "weight": self.weight, **self.columns}
         lengths |= {name: len(values) for name, values in optional.items() if values is not None}
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"records of unequal length: {lengths}")
+            raise ValueError(f"fields of different lengths: {lengths}")
         if self.states.shape[1] != len(self.label_space):
-            raise ValueError(f"{self.states.shape[1]} label columns for {len(self.label_space)} class names")
-        strange = sorted(set(self.split) - set(SPLITS))
-        if strange:
-            raise ValueError(f"split {strange[0]!r} is none of {', '.join(SPLITS)}")
+            raise ValueError(f"{self.states.shape[1]} label columns, but {len(self.label_space)} class names")
+        invalid = sorted(set(self.split) - set(SPLITS))
+        if invalid:
+            raise ValueError(f"split {invalid[0]!r} must be one of {', '.join(SPLITS)}")
 
     @classmethod
     def from_labels(
@@ -127,9 +127,9 @@ class Records:
         weight: Float[ndarray, "N"] | None = None,
         columns: Mapping[str, tuple[str, ...]] | None = None,
     ) -> Records:
-        """Make records whose label space counts their training split, with the labels that the hierarchy implies.
+        """Build records and their label space, and add the labels that the hierarchy implies.
 
-        Labels are states, or a matrix of 0 and 1 with the mask of known labels.
+        `labels` are label states, or a binary matrix with a mask of known labels (default: all known).
 
         >>> labels = np.array([[1.0], [1.0]])
         >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "test"], labels)
@@ -149,7 +149,7 @@ class Records:
 
     @cached_property
     def labels(self) -> Float[ndarray, "N C"]:
-        """All labels as a matrix of 0 and 1; unknown labels are 0."""
+        """The labels as a binary matrix, in which unknown labels are 0."""
         return self.states.labels_and_known()[0]
 
     @cached_property
@@ -158,11 +158,11 @@ class Records:
         return self.states.labels_and_known()[1]
 
     def rows(self, split: Split) -> Int[ndarray, "K"]:
-        """Return the rows of one split, in order."""
+        """Return the rows of one split in ascending order."""
         return np.flatnonzero(np.array(self.split, dtype=str) == split)
 
     def take(self, rows: Int[ndarray, "K"]) -> Records:
-        """Return the records of some rows; the label space counts those in train."""
+        """Return the records of the given rows, with a new label space."""
         origin = self.origin
         if origin is not None and origin.lines is not None:
             origin = replace(origin, lines=tuple(origin.lines[row] for row in rows))
@@ -179,10 +179,10 @@ class Records:
         )
 
     def with_note(self, note: str) -> Records:
-        """Return the same records with a note in the description of their origin; '' adds nothing."""
+        """Return the records with a note appended to the description of their origin; an empty note adds nothing."""
         if not note or self.origin is None:
             return self
-        return replace(self, origin=replace(self.origin, understood=f"{self.origin.understood}; {note}"))
+        return replace(self, origin=replace(self.origin, description=f"{self.origin.description}; {note}"))
 
     def without(self, paths: Collection[str]) -> Records:
         """Return the records without these paths.
@@ -191,38 +191,38 @@ class Records:
         >>> records.without(["a.jpg"]).paths
         (PosixPath('b.jpg'),)
         """
-        left_out = frozenset(paths)
-        return self.take(np.flatnonzero([str(path) not in left_out for path in self.paths]))
+        excluded = frozenset(paths)
+        return self.take(np.flatnonzero([str(path) not in excluded for path in self.paths]))
 
     def where(self, row: int) -> str:
-        """Return the path of an image, with its row in a table, for a message."""
+        """Return the path of an image, preceded by its row in the table if there is one, for a message."""
         if self.origin is None or self.origin.lines is None:
             return str(self.paths[row])
-        return f"{self.origin.place}: row {self.origin.lines[row]}: {self.paths[row]}"
+        return f"{self.origin.path}, row {self.origin.lines[row]}: {self.paths[row]}"
 
 
 def describe(records: Records) -> str:
-    """Return a summary: the file and its columns, if known, then the number of images, classes and labels."""
+    """Return a summary of a few lines: the origin, if known, then the numbers of images, classes and labels."""
     present, names = records.states.present(), records.label_space.names
     splits = " · ".join(f"{split} {records.split.count(split):,}" for split in SPLITS)
-    never = [names[i] for i in np.flatnonzero(records.label_space.counts == 0)]
+    unseen = [names[i] for i in np.flatnonzero(records.label_space.counts == 0)]
     unknown = 100 * (1 - records.states.known_share()) if len(records) and names else 0.0
-    listed = ", ".join(never[:5]) + (", …" if len(never) > 5 else "")
+    listed = ", ".join(unseen[:5]) + (", …" if len(unseen) > 5 else "")
     without = int((np.diff(present.indptr) == 0).sum())
     lines = [
         str(records.origin) if records.origin else "",
         f"{len(records):,} images: {splits}; {len(names):,} classes, "
-        f"{present.nnz / max(len(records), 1):.1f} labels per image, {unknown:.1f} % not known",
+        f"{present.nnz / max(len(records), 1):.1f} labels per image, {unknown:.1f} % unknown",
         _label_notes(records),
         f"images without labels: {without:,}; classes without training positives: "
-        + (f"{len(never):,} of {len(names):,} ({listed})" if never else "none"),
+        + (f"{len(unseen):,} of {len(names):,} ({listed})" if unseen else "none"),
     ]
     return "\n".join(line for line in lines if line)
 
 
 def _label_notes(records: Records) -> str:
     counts = records.states.counts()
-    counts[State.UNCERTAIN, np.isin(records.states.chance, (0.0, 1.0))] = 0  # taken for absent or present
+    counts[State.UNCERTAIN, np.isin(records.states.chance, (0.0, 1.0))] = 0  # counted as absent or present
     states = [state for state in (State.UNKNOWN, State.UNCERTAIN) if counts[state].any()]
     parts = [f"{counts[state].sum():,} {state.name.lower()}" for state in states]
     notes = [f"labels: {', '.join(parts)}"] if parts else []
@@ -237,8 +237,8 @@ def _label_notes(records: Records) -> str:
 def _with_contradictions(origin: Origin | None, rows: Int[ndarray, "K"]) -> Origin | None:
     if origin is None or not len(rows):
         return origin
-    first = f", first in row {origin.lines[rows[0]]}" if origin.lines is not None else ""
-    text = f"a class is present and its parent absent in {len(rows):,} images{first}: the parent is taken as present"
+    first = f" (first: row {origin.lines[rows[0]]})" if origin.lines is not None else ""
+    text = f"in {len(rows):,} images{first}, a class is present but its parent is absent; the parent is set to present"
     return replace(origin, warnings=(*origin.warnings, text))
 
 
@@ -246,12 +246,12 @@ def _states(
     names: Sequence[str], paths: Sequence[Path], labels: Float[ndarray, "N C"], known: Bool[ndarray, "N C"] | None
 ) -> LabelStates:
     if len(labels) != len(paths):
-        raise ValueError(f"records of unequal length: {{'paths': {len(paths)}, 'labels': {len(labels)}}}")
+        raise ValueError(f"fields of different lengths: {{'paths': {len(paths)}, 'labels': {len(labels)}}}")
     if known is not None and known.shape != labels.shape:
-        raise ValueError(f"labels of shape {labels.shape}, but known of shape {known.shape}")
+        raise ValueError(f"labels have the shape {labels.shape}, but known has the shape {known.shape}")
     wrong = np.argwhere((labels != 0) & (labels != 1) & (True if known is None else known))
     if len(wrong):
         row, column = wrong[0]
         label = f"label {names[column]!r} is {labels[row, column]}"
-        raise ValueError(f"{paths[row]}: {label}; a known label is 0 or 1; mark any other as unknown")
+        raise ValueError(f"{paths[row]}: {label}; a known label must be 0 or 1")
     return LabelStates.from_labels(labels, known)

@@ -1,4 +1,4 @@
-"""Metrics of scores and labels, their confidence intervals, and scores per group."""
+"""Multi-label metrics, their confidence intervals, and evaluation per group of images."""
 
 from probmcl.evaluation.bootstrap import bootstrapped_map, centered, holm, interval, p_value, resamples
 from probmcl.evaluation.decisions import best_thresholds, decisions_at, rates_at

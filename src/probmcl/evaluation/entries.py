@@ -1,4 +1,4 @@
-"""Validated scores and labels, in the blocks and columns in which the metrics go through them."""
+"""Validation of scores and labels, and iteration over them in blocks and columns."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple, TypeAlias
@@ -9,15 +9,15 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-# Plain types, no shapes: arrays that do not fit together are the caller's data and deserve the ValueErrors below.
+# No shapes in the type: mismatched arrays come from the caller and should raise the ValueErrors below.
 Array: TypeAlias = Tensor | npt.NDArray[Any]
 
 BLOCK_ENTRIES = 2**22
-"""Entries processed at once: a few tens of megabytes, however many classes there are."""
+"""Entries per block, a few tens of megabytes for any number of classes."""
 
 
 class Entries(NamedTuple):
-    """Scores, 0/1 labels and the mask of known labels that `checked` has validated."""
+    """Scores, 0/1 labels and the mask of known labels, validated by `checked`."""
 
     scores: Float[Tensor, "N C"]
     labels: Shaped[Tensor, "N C"]
@@ -25,7 +25,7 @@ class Entries(NamedTuple):
 
 
 class Column(NamedTuple):
-    """All images in one class; `positive` implies `known`."""
+    """The entries of one class; `positive` implies `known`."""
 
     scores: Float[np.ndarray, " N"]
     positive: Bool[np.ndarray, " N"]
@@ -33,16 +33,16 @@ class Column(NamedTuple):
 
 
 def checked(scores: Array, labels: Array, known: Array | None) -> Entries:
-    """Convert the three arrays to tensors; a ValueError names the entry that is wrong."""
+    """Convert the arrays to tensors and validate them. A ValueError gives the row and class of the first bad entry."""
     values, truth = to_tensor(scores), to_tensor(labels)
     if values.ndim != 2 or values.numel() == 0:
-        raise ValueError(f"scores has shape {tuple(values.shape)}: expected (images, classes), at least one of each")
+        raise ValueError(f"scores has shape {tuple(values.shape)}; expected (images, classes), at least one of each")
     mask = torch.ones(1, 1, dtype=torch.bool).expand_as(values) if known is None else to_tensor(known)
     for name, other in {"labels": truth, "known": mask}.items():
         if other.shape != values.shape:
-            raise ValueError(f"scores has shape {tuple(values.shape)}, {name} {tuple(other.shape)}: both must be equal")
+            raise ValueError(f"{name} has shape {tuple(other.shape)}; expected {tuple(values.shape)}, as scores")
     if mask.dtype != torch.bool:
-        raise ValueError(f"known has type {mask.dtype}: expected torch.bool, True where the label is known")
+        raise ValueError(f"known must be boolean: expected torch.bool, got {mask.dtype}")
     for rows in blocks(*values.shape):
         _refuse((truth[rows] != 0) & (truth[rows] != 1) & mask[rows], rows.start, "labels", truth, "0 or 1")
         _refuse(values[rows].isnan() & mask[rows], rows.start, "scores", values, "a number")
@@ -50,10 +50,10 @@ def checked(scores: Array, labels: Array, known: Array | None) -> Entries:
 
 
 def to_tensor(array: Array) -> Tensor:
-    """Convert to a tensor on the CPU without gradient; memory is shared if possible."""
+    """Convert an array to a CPU tensor without gradient, sharing memory if possible."""
     if isinstance(array, np.ndarray):
         fits = array.flags.writeable and min(array.strides, default=0) >= 0
-        array = array if fits else array.copy()  # torch refuses negative strides and warns of read-only memory
+        array = array if fits else array.copy()  # torch rejects negative strides and warns about read-only memory
     return torch.as_tensor(array).detach().cpu()
 
 
@@ -61,12 +61,12 @@ def _refuse(wrong: Bool[Tensor, "N C"], start: int, name: str, array: Tensor, ex
     if wrong.any():
         row, column = wrong.nonzero()[0].tolist()
         entry = f"{name}: row {start + row}, class {column} is {array[start + row, column].item()}"
-        raise ValueError(f"{entry}: expected {expected}; known=False leaves an entry out")
+        raise ValueError(f"{entry}; expected {expected}, or known=False to exclude the entry")
 
 
 def class_columns(entries: Entries) -> Iterator[Column]:
-    """Yield one class after the other as contiguous NumPy arrays; half precision is raised to float32."""
-    # NumPy sorts values with SIMD, without carrying an index: ten times faster than torch.sort. It lacks bfloat16.
+    """Yield the classes as contiguous NumPy arrays; half precision is converted to float32."""
+    # NumPy sorts values with SIMD and without indices, ten times faster than torch.sort. It has no bfloat16.
     images, classes = entries.scores.shape
     dtype = torch.promote_types(entries.scores.dtype, torch.float32)
     for columns in blocks(classes, images):
@@ -77,6 +77,6 @@ def class_columns(entries: Entries) -> Iterator[Column]:
 
 
 def blocks(length: int, width: int) -> Iterator[slice]:
-    """Yield slices that cover `length` lines of `width` entries, about `BLOCK_ENTRIES` entries each."""
+    """Return slices that divide `length` lines of `width` entries into blocks of about `BLOCK_ENTRIES` entries."""
     step = max(1, BLOCK_ENTRIES // width)
     return (slice(start, min(start + step, length)) for start in range(0, length, step))

@@ -1,4 +1,4 @@
-"""Scores of a model on one split: the dictionary that a run folder stores as its evaluation."""
+"""Predictions and metrics of a model on one split, as stored in `evaluation.json`."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from probmcl.methods.base import Classifier
 from probmcl.runtime import distributed
 
 THRESHOLDS = (0.5, 0.8)
-"""Both are reported: the paper's text says 0.5, its authors' earlier code uses 0.8 (decision 0001, point 19)."""
+"""Both are reported, since the paper uses 0.5 and the earlier code of its authors 0.8 (decision 0001, point 19)."""
 
 
 @torch.inference_mode()
@@ -26,10 +26,10 @@ def predict(
     device: torch.device | str = "cpu",
     done: Callable[[int], None] | None = None,
 ) -> Float[Tensor, "N C"]:
-    """Return the probability of every class for every image, from its first view.
+    """Return the probability of every class for every image, using the first view of each image.
 
-    `done` is called with the number of images in each batch. Each process scores its `distributed.shard` of the
-    batches, and all get the scores of all images, in the order in which one process would have them.
+    `done` is called with the number of images of each finished batch. With several processes, `batches` is the
+    `distributed.shard` of this process, and all processes receive the scores of all images in the original order.
     """
     classifier.to(device).eval()
     scores = []
@@ -39,7 +39,7 @@ def predict(
             done(len(batch.labels))
     gathered = distributed.unshard(scores)
     if not len(gathered):
-        raise ValueError("no images to score; choose a split that has some")
+        raise ValueError("no images to score; choose a split that is not empty")
     return gathered
 
 
@@ -53,11 +53,11 @@ def evaluate(
     note: str = "",
     levels: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Return everything that is reported about one split, as fractions; None where nothing can be scored.
+    """Return all reported metrics of a split as fractions; undefined metrics are None.
 
-    `note` is a remark of the classifier on its mAP; an empty one is left out. `levels` has the level of each class in
-    its hierarchy, and every level gets its own means. The AP of `classes_without_negatives` is 1 by definition; it is
-    part of the mAP.
+    `note` is the note of the classifier on its mAP, which is omitted if it is empty. With `levels`, the level of each
+    class in the class hierarchy, means are also reported per level. The AP of `classes_without_negatives` is 1 by
+    definition and counts in the mAP.
 
     >>> result = evaluate(torch.tensor([[0.9], [0.1]]), torch.tensor([[1.0], [0.0]]), None, names=["cat"], split="test")
     >>> result["mAP"], result["at"]["0.8"]["CF1"], result["auroc"]
@@ -74,7 +74,7 @@ def evaluate(
         "images": len(scores),
         "classes": len(names),
         "classes_scored": int(at[str(THRESHOLDS[0])]["classes_scored"]),
-        "classes_without_negatives": [name for name, sole in zip(names, all_positive, strict=True) if sole],
+        "classes_without_negatives": [name for name, flag in zip(names, all_positive, strict=True) if flag],
         **_means(ap, auroc),
         "ap": dict(zip(names, map(nan_to_none, ap.tolist()), strict=True)),
         "auroc": dict(zip(names, map(nan_to_none, auroc.tolist()), strict=True)),
@@ -88,7 +88,7 @@ def evaluate(
 
 
 def nan_to_none(x: float | int) -> float | int | None:
-    """Return None for NaN, which JSON does not have, and any other number as it is."""
+    """Return None for NaN, which is not valid JSON, and other numbers unchanged."""
     return None if x != x else x
 
 

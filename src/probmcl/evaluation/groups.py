@@ -1,4 +1,4 @@
-"""Scores with confidence intervals: over all rows, over groups of images, and for each value of a column."""
+"""Evaluation with confidence intervals: over all images, over groups of images, and per value of a column."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ from probmcl.evaluation.metrics import area_under_roc, average_precision
 
 Aggregate = Literal["mean", "max"]
 
-BLANK = "(blank)"  # the name of the value of an empty cell
-MAX_VALUES = 200  # a column with more does not divide the data into parts that are worth a score
+BLANK = "(blank)"  # name of the value of empty cells
+MAX_VALUES = 200  # columns with more distinct values are rejected
 
 
 @dataclass(frozen=True, eq=False)
 class ScoredRows:
-    """Scores, labels and known labels of N images or groups of images.
+    """Scores, labels and masks of known labels for N images or groups of images.
 
     Attributes:
-        group: the group of each row (a patient, a slide); images of one group are not independent evidence.
-        images: the number of images of each row; None for one each.
+        group: group of each row, for example a patient or a slide. Images of one group are not independent.
+        images: number of images of each row; None means one each.
     """
 
     scores: Float[ndarray, "N C"]
@@ -47,10 +47,10 @@ class ScoredRows:
         return ScoredRows(self.scores[rows], self.labels[rows], self.known[rows], group, images)
 
     def aggregate(self, how: Aggregate) -> "ScoredRows":
-        """Return one row per group of images, in the order of their names.
+        """Return one row per group of images, sorted by group name.
 
-        A score is the mean or the maximum over the images of the group. A label is present if it is present in any
-        image; absent if it is known in any image, and absent in all in which it is known; otherwise unknown.
+        The score of a group is the mean or maximum over its images. A label is present if any image has it, absent if
+        it is known for some image and no image has it, and otherwise unknown.
 
         >>> labels, known = np.array([[0.0], [1.0], [0.0]]), np.array([[True], [True], [False]])
         >>> tiles = ScoredRows(np.array([[0.2], [0.6], [0.9]]), labels, known, ("a", "a", "b"))
@@ -59,7 +59,7 @@ class ScoredRows:
         ([[0.4], [0.9]], [[1.0], [0.0]], [[True], [False]])
         """
         if self.group is None:
-            raise ValueError("scores are aggregated over groups, but the rows have none")
+            raise ValueError("rows without groups cannot be aggregated")
         names, member = np.unique(np.array(self.group), return_inverse=True)
         order, sizes = np.argsort(member, kind="stable"), np.bincount(member)
         starts = np.cumsum(sizes) - sizes
@@ -72,7 +72,7 @@ class ScoredRows:
 
 @dataclass(frozen=True)
 class EvaluationOptions:
-    """Options of an evaluation beyond the scores of the whole; `Model.evaluate` describes them."""
+    """Options of an evaluation; `Model.evaluate` describes them."""
 
     by: str | None = None
     aggregate: Aggregate | None = None
@@ -81,21 +81,21 @@ class EvaluationOptions:
 
     def __post_init__(self) -> None:
         if self.draws < 0:
-            raise OptionError("draws", self.draws, "must be a whole number from 0 up; 0 for no intervals")
+            raise OptionError("draws", self.draws, "must be at least 0; 0 disables the intervals")
         if self.aggregate not in (None, *get_args(Aggregate)):
             raise OptionError("aggregate", self.aggregate, f"must be one of {', '.join(get_args(Aggregate))}")
 
     def values(self, records: Records) -> tuple[str, ...] | None:
-        """Return the value of `by` for each row that is scored; options that do not fit the data are an error."""
+        """Return the value of the column `by` for each scored row; raise if the options do not fit the data."""
         if self.aggregate is not None and records.group is None:
-            raise OptionError("aggregate", self.aggregate, "joins the images of a group; `group` names their column")
+            raise OptionError("aggregate", self.aggregate, "requires groups; set the group column with `group`")
         if self.by is None:
             return None
         if self.by not in records.columns:
-            raise OptionError("by", self.by, "is not a column of a table in these data")
+            raise OptionError("by", self.by, "is not a column of the data")
         values = records.columns[self.by]
-        if (different := len(sorted_values(values))) > MAX_VALUES:
-            problem = f"has {different:,} different values in {len(values):,} images"
+        if (distinct := len(sorted_values(values))) > MAX_VALUES:
+            problem = f"has {distinct:,} distinct values in {len(values):,} images"
             raise OptionError("by", self.by, f"{problem}; choose a column with at most {MAX_VALUES}")
         if self.aggregate is None or records.group is None:
             return values
@@ -103,7 +103,7 @@ class EvaluationOptions:
 
 
 def value_of_groups(group: tuple[str, ...], values: tuple[str, ...], column: str) -> tuple[str, ...]:
-    """Return the value that all images of a group have in a column, in the order of the groups' names.
+    """Return the value of each group in a column, sorted by group name. All images of a group must have the same value.
 
     >>> value_of_groups(("b", "a", "b"), ("north", "south", "north"), "site")
     ('south', 'north')
@@ -112,8 +112,8 @@ def value_of_groups(group: tuple[str, ...], values: tuple[str, ...], column: str
     for name, value in zip(group, values, strict=True):
         if by_group.setdefault(name, value) != value:
             problem = f"group {name!r} has images with {by_group[name]!r} and {value!r} in column {column!r}"
-            remedy = f"so that it has no value of its own for `by={column}`; leave out `aggregate` or `by`"
-            raise DataError(f"{problem}, {remedy}")
+            remedy = f"`by={column}` and `aggregate` require one value per group; leave out one of these options"
+            raise DataError(f"{problem}; {remedy}")
     return tuple(by_group[name] for name in sorted(by_group))
 
 
@@ -128,9 +128,9 @@ def evaluate_rows(
     note: str,
     levels: Sequence[int],
 ) -> dict[str, Any]:
-    """Evaluate scored images: the dictionary of `evaluate`, with intervals and the scores of each value.
+    """Return the dictionary of `evaluate`, extended by confidence intervals and the metrics of each value.
 
-    `values` is what `options.values` returns for these images. `evaluate` describes the arguments that are passed on.
+    `values` is the result of `options.values` for these images. The other arguments are passed on to `evaluate`.
     """
     rows = images if options.aggregate is None else images.aggregate(options.aggregate)
     result = evaluate(rows.scores, rows.labels, rows.known, names=names, split=split, note=note, levels=levels)
@@ -138,10 +138,10 @@ def evaluate_rows(
     progress_console = console if options.draws else Console.quiet()
     with progress_console.progress("resampling", parts * len(names)) as bar:
         advance = partial(bar.advance, 0)  # no images are processed
-        whole = with_interval(rows, draws=options.draws, seed=options.seed, advance=advance)
+        overall = with_interval(rows, draws=options.draws, seed=options.seed, advance=advance)
         by = by_value(rows, values or (), draws=options.draws, seed=options.seed, advance=advance)
     intervals = ("mAP_interval", "macro_auroc_interval", "groups", "classes_with_auroc")
-    result |= {"images": whole["images"], **{key: whole[key] for key in intervals}, "draws": options.draws}
+    result |= {"images": overall["images"], **{key: overall[key] for key in intervals}, "draws": options.draws}
     result |= {"resampled": "images" if rows.group is None else "groups", "aggregate": options.aggregate}
     return result if values is None else result | {"by": {"column": options.by, "values": by}}
 
@@ -149,10 +149,10 @@ def evaluate_rows(
 def with_interval(
     rows: ScoredRows, *, draws: int, seed: int, advance: Callable[[int], None] | None = None
 ) -> dict[str, Any]:
-    """Return mAP and macro AUROC with their 95 % bootstrap intervals, and the number of images and classes.
+    """Return mAP and macro AUROC with 95 % bootstrap intervals, and the numbers of images and classes.
 
-    Groups are resampled whole if there are any, otherwise images; see `resamples`. An interval is None without draws
-    and for a single group or image. `advance` is called with the number of classes that are done.
+    If there are groups, whole groups are resampled, otherwise images; see `resamples`. Without draws, and for a single
+    group or image, the intervals are None. `advance` is called with the number of finished classes.
 
     >>> labels = np.array([[1.0], [0.0]])
     >>> rows = ScoredRows(np.array([[0.9], [0.1]]), labels, labels > -1)
@@ -179,33 +179,33 @@ def with_interval(
 def by_value(
     rows: ScoredRows, values: Sequence[str], *, draws: int, seed: int, advance: Callable[[int], None] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return `with_interval` of the rows of each value; rows without a value are `(blank)` and come last.
+    """Return `with_interval` for the rows of each value. Empty values are named `(blank)` and come last.
 
     >>> labels = np.array([[1.0], [0.0], [1.0]])
     >>> rows = ScoredRows(np.array([[0.9], [0.1], [0.5]]), labels, labels > -1)
     >>> {value: part["images"] for value, part in by_value(rows, ["b", "a", ""], draws=0, seed=0).items()}
     {'a': 1, 'b': 1, '(blank)': 1}
     """
-    named = np.array([value.strip() or BLANK for value in values])
+    names = np.array([value.strip() or BLANK for value in values])
     return {
-        value: with_interval(rows.take(np.flatnonzero(named == value)), draws=draws, seed=seed, advance=advance)
+        value: with_interval(rows.take(np.flatnonzero(names == value)), draws=draws, seed=seed, advance=advance)
         for value in sorted_values(values)
     }
 
 
 def sorted_values(values: Sequence[str]) -> list[str]:
-    """Return the different values of a column: numbers by size, then words, then the blank value.
+    """Return the distinct values of a column: numbers by size, then text, then the blank value.
 
     >>> sorted_values(["10", "9", "", "9"])
     ['9', '10', '(blank)']
     """
-    different = {value.strip() for value in values}
-    return sorted(different - {""}, key=_number_then_text) + [BLANK] * ("" in different)
+    distinct = {value.strip() for value in values}
+    return sorted(distinct - {""}, key=_number_then_text) + [BLANK] * ("" in distinct)
 
 
 def _number_then_text(value: str) -> tuple[float, str]:
     try:
-        return float(np.fmin(float(value), np.inf)), value  # NaN is a word
+        return float(np.fmin(float(value), np.inf)), value  # NaN counts as text
     except ValueError:
         return np.inf, value
 
@@ -215,15 +215,15 @@ def _resample(rows: ScoredRows, draws: int, seed: int, advance: Callable[[int], 
         if advance is not None:
             advance(rows.scores.shape[1])
         return None
-    blocks, left = [], draws
+    blocks, remaining = [], draws
     for weights in resamples_in_blocks(len(rows), rows.group, draws=draws, seed=seed):
-        left -= len(weights)
-        reported = advance if left == 0 else None  # progress is reported with the last block
-        blocks.append(bootstrapped_areas(rows.scores, rows.labels, rows.known, weights, advance=reported))
+        remaining -= len(weights)
+        callback = advance if remaining == 0 else None  # progress is reported with the last block
+        blocks.append(bootstrapped_areas(rows.scores, rows.labels, rows.known, weights, advance=callback))
     return Areas(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
 
 
 def _interval(samples: Float64[ndarray, " B"], estimate: float) -> list[float] | None:
     if np.isnan(estimate):
         return None
-    return [min(max(end, 0.0), 1.0) for end in interval(centered(samples, estimate))]  # centering may leave 0 … 1
+    return [min(max(end, 0.0), 1.0) for end in interval(centered(samples, estimate))]  # centering can exceed [0, 1]

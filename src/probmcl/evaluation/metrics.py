@@ -1,4 +1,4 @@
-"""Average precision and the area under the ROC curve of each class, and the numbers of a multi-label table."""
+"""Average precision and area under the ROC curve per class, and the usual multi-label metrics."""
 
 import numpy as np
 import torch
@@ -20,8 +20,8 @@ def average_precision(
         envelope  the same with p̂(s) = max of p(s') over s' ≤ s, as in PASCAL VOC 2010 and SRN
         voc11     mean of p̂ at the first point with recall ≥ t / 10, t = 0 … 10, as in PASCAL VOC 2007
 
-    Equal scores share one point, so that the order of the images never matters. Entries with `known` False take no
-    part. A class without a known positive is NaN; `.nanmean()` is the mAP.
+    Equal scores share one point, so the result does not depend on the order of the images. Entries with `known` False
+    are ignored. The result is NaN for a class without a known positive; `.nanmean()` is the mAP.
 
     Reference: Everingham et al., The PASCAL Visual Object Classes (VOC) Challenge, 2010.
 
@@ -31,7 +31,7 @@ def average_precision(
     tensor([0.8333], dtype=torch.float64)
     """
     if kind not in ("area", "envelope", "voc11"):
-        raise ValueError(f"kind is {kind!r}: choose one of 'area', 'envelope', 'voc11'")
+        raise ValueError(f"kind={kind!r} must be 'area', 'envelope' or 'voc11'")
     columns = class_columns(checked(scores, labels, known))
     areas = [_summary(precision_at_positives(*column), kind) if column.positive.any() else np.nan for column in columns]
     return torch.tensor(areas, dtype=torch.float64)
@@ -40,14 +40,14 @@ def average_precision(
 def precision_at_positives(
     scores: Float[np.ndarray, " N"], positive: Bool[np.ndarray, " N"], known: Bool[np.ndarray, " N"]
 ) -> Float64[np.ndarray, " P"]:
-    """Return the precision among the images that score as high as each positive, from the lowest score up.
+    """Return the precision at the score of each positive, in ascending order of scores.
 
-    No other threshold matters: between two positives recall stands still and precision only falls. So it is enough to
-    sort values and count from the top, and the order within a tie cannot enter.
+    Other thresholds are not needed: between two positives recall is constant and precision only falls. Sorting and
+    counting values also makes the result independent of the order within ties.
     """
-    everything, hits = np.sort(scores[known]), np.sort(scores[positive])
-    true_positives = len(hits) - np.searchsorted(hits, hits)
-    retrieved = len(everything) - np.searchsorted(everything, hits)
+    all_scores, positive_scores = np.sort(scores[known]), np.sort(scores[positive])
+    true_positives = len(positive_scores) - np.searchsorted(positive_scores, positive_scores)
+    retrieved = len(all_scores) - np.searchsorted(all_scores, positive_scores)
     return true_positives / retrieved
 
 
@@ -57,7 +57,7 @@ def _summary(precision: Float64[np.ndarray, " P"], kind: str) -> float:
     envelope = np.maximum.accumulate(precision)
     if kind == "envelope":
         return float(envelope.mean())
-    # Recall reaches t / 10 at the positive of rank ⌈t P / 10⌉ from the top: in integers, since in floats 3 · 0.1 > 0.3.
+    # Recall reaches t / 10 at the positive of rank ⌈t P / 10⌉. In integers, since 3 · 0.1 > 0.3 in floating point.
     rank = np.maximum(-(-np.arange(11) * len(envelope) // 10), 1)
     return float(envelope[-rank].mean())
 
@@ -67,8 +67,8 @@ def area_under_roc(scores: Array, labels: Array, known: Array | None = None) -> 
 
         AUROC = (pairs in which the positive scores higher + half of the pairs with equal scores) / (P Q)
 
-    where a class has P known positives and Q known negatives. Entries with `known` False take no part. NaN for a class
-    without positives or without negatives; `.nanmean()` is the macro AUROC.
+    where a class has P known positives and Q known negatives. Entries with `known` False are ignored. The result is NaN
+    for a class without positives or without negatives; `.nanmean()` is the macro AUROC.
 
     Reference: Hanley and McNeil, The meaning and use of the area under a ROC curve, 1982.
 
@@ -80,7 +80,7 @@ def area_under_roc(scores: Array, labels: Array, known: Array | None = None) -> 
 
 
 def _roc_area(column: Column) -> float:
-    """Integers up to the last division, so that the result does not depend on the order of the images."""
+    # Integers up to the last division, so that the result does not depend on the order of the images.
     positives = np.sort(column.scores[column.positive])
     negatives = np.sort(column.scores[column.known & ~column.positive])
     if not len(positives) or not len(negatives):
@@ -98,18 +98,18 @@ def multilabel_metrics(
     f1: str = "harmonic",
     top_k: int | None = None,
 ) -> dict[str, float]:
-    """Return the numbers of a multi-label table, from scores and 0/1 labels of shape (N, C).
+    """Return mAP and per-class and overall precision, recall and F1, from scores and 0/1 labels of shape (N, C).
 
         CP = mean_c TP_c / D_c     CR = mean_c TP_c / P_c     OP = Σ_c TP_c / Σ_c D_c     OR = Σ_c TP_c / Σ_c P_c
 
-    where D_c known entries of class c are decided, P_c are positive and TP_c are both; 0 / 0 is 0. An entry is decided
-    if its score is above `threshold`, a number or one for each class (rounded to the precision of the scores: a float32
-    0.8 is not above 0.8) and, with `top_k`, if it is also among the k best known entries of its image; of equal scores
-    the lower class comes first.
+    where, among the known entries of class c, D_c are predicted positive, P_c are positive and TP_c are both; 0 / 0 is
+    0. An entry is predicted positive if its score is above `threshold`, one number or one per class (rounded to the
+    precision of the scores: a float32 0.8 is not above 0.8). With `top_k` it must also be among the k highest known
+    scores of its image; among equal scores the lower class index comes first.
 
-    mAP (of kind "area"), CP, CR and CF1 are over the `classes_scored` classes with a known positive, NaN if there are
-    none; OP and OR are over all classes. CF1 and OF1 are harmonic means of precision and recall, F1 = 2 P R / (P + R);
-    with f1="per_class" CF1 is the mean of the F1 of each class, as in ASL and SRN.
+    mAP (kind "area"), CP, CR and CF1 are means over the `classes_scored` classes with a known positive, NaN without
+    any; OP and OR are over all classes. CF1 and OF1 are harmonic means of precision and recall, F1 = 2 P R / (P + R).
+    With f1="per_class", CF1 is the mean of the F1 of each class, as in ASL and SRN.
 
     Reference: Chen et al., ML-GCN, 2019, evaluation metrics.
 
@@ -118,5 +118,5 @@ def multilabel_metrics(
     0.6666666666666666
     """
     entries = checked(scores, labels, known)
-    area = average_precision(*entries).nanmean().item()
-    return {"mAP": area} | precision_recall_f1(entries, threshold=threshold, f1=f1, top_k=top_k)
+    mean_ap = average_precision(*entries).nanmean().item()
+    return {"mAP": mean_ap} | precision_recall_f1(entries, threshold=threshold, f1=f1, top_k=top_k)

@@ -1,4 +1,4 @@
-"""Retrieval scores: whether the nearest neighbors of an image have similar labels."""
+"""Retrieval metrics, which measure whether the nearest neighbors of an image have similar labels."""
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from probmcl.evaluation.metrics import precision_at_positives
 from probmcl.overlap import jaccard
 
 QUERY_BLOCK = 256
-"""Queries processed at once: for 40,000 images a few hundred megabytes."""
+"""Queries per block; for 40,000 images a block takes a few hundred megabytes."""
 
 
 def retrieval(
@@ -23,80 +23,80 @@ def retrieval(
     queries: int | None = 2000,
     seed: int = 0,
 ) -> dict[str, float | None]:
-    """Compare the labels of an image with those of its neighbors, by the cosine of their embeddings.
+    """Compare the labels of images with those of their nearest neighbors by cosine similarity of the embeddings.
 
-    - jaccard_at_10 (for k = 10): mean `jaccard` of an image and its k nearest others, or all others if there are fewer;
-    - mAP: mean average precision of ranking all others by cosine, where those with jaccard ≥ `threshold` are relevant;
-      images without a relevant other are left out.
+    - jaccard_at_10 (for k = 10): mean `jaccard` of an image with its k nearest neighbors, or with all other images if
+      there are fewer
+    - mAP: mean average precision of ranking all other images by cosine, where images with jaccard ≥ `threshold` are
+      relevant; queries without a relevant image are left out
 
-    At most `queries` images are queries, drawn by the seed; all are searched. None if nothing could be averaged. An
-    image is never its own neighbor. A vector of zeros has cosine 0 to everything. Images at equal cosine share their
-    ranks: jaccard_at_k is the mean over all orders of them, and average precision counts them at one point.
-
-    An image without a known label is neither a query nor retrieved, since its relevance is unknown.
+    At most `queries` random images are queries; all images are searched except the query itself. A metric is None if no
+    query has a value. A vector of zeros has cosine 0 with every other. Images with equal cosines are tied: jaccard_at_k
+    is the mean over all orders of ties, and average precision counts ties at one point. An image without a known label
+    is never a query or a result, since its relevance is unknown.
 
     >>> labels = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     >>> retrieval(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), labels, k=1)  # the third finds the second
     {'jaccard_at_1': 0.6666666666666666, 'mAP': 1.0}
     """
     if k < 1 or (queries is not None and queries < 1):
-        problem = f"k={k}, queries={queries}: give whole numbers from 1 up"
-        raise ValueError(f"{problem}; queries=None searches with every image")
+        problem = f"k={k} and queries={queries} must be at least 1"
+        raise ValueError(f"{problem}; queries=None makes every image a query")
     entries = checked(labels, labels, known)
     kept = entries.known.any(1)
     _refuse_embedding(embedding := embedding.detach().cpu(), kept)
     points = embedding[kept]
     queried = torch.from_numpy(np.sort(np.random.default_rng(seed).permutation(len(points))[:queries]))
-    near: list[float] = []
-    precision: list[float] = []
-    for own in torch.split(queried, QUERY_BLOCK) if len(points) > 1 else ():
-        cosine, overlap = _compared(points, entries.labels[kept], entries.known[kept], own)
-        others = torch.ones_like(cosine, dtype=torch.bool).scatter_(1, own[:, None], False)
-        near += _overlap_of_nearest(cosine, overlap, others, k).tolist()
+    overlaps: list[float] = []
+    precisions: list[float] = []
+    for block in torch.split(queried, QUERY_BLOCK) if len(points) > 1 else ():
+        cosine, overlap = _compare(points, entries.labels[kept], entries.known[kept], block)
+        others = torch.ones_like(cosine, dtype=torch.bool).scatter_(1, block[:, None], False)
+        overlaps += _overlap_of_nearest(cosine, overlap, others, k).tolist()
         relevant = (overlap >= threshold) & others
         rows = zip(cosine.numpy(), relevant.numpy(), others.numpy(), strict=True)
-        precision += [float(precision_at_positives(*row).mean()) for row in rows if row[1].any()]
-    means = {f"jaccard_at_{k}": near, "mAP": precision}
-    return {name: float(np.mean(values)) if values else None for name, values in means.items()}
+        precisions += [float(precision_at_positives(*row).mean()) for row in rows if row[1].any()]
+    metrics = {f"jaccard_at_{k}": overlaps, "mAP": precisions}
+    return {name: float(np.mean(values)) if values else None for name, values in metrics.items()}
 
 
 def _refuse_embedding(embedding: Float[Tensor, "M D"], kept: Bool[Tensor, " N"]) -> None:
     if len(embedding) != len(kept):
-        raise ValueError(f"embedding has {len(embedding)} rows, labels {len(kept)}: give one of each for every image")
-    wrong = kept & ~embedding.isfinite().all(1)
-    if wrong.any():
-        raise ValueError(f"embedding: row {int(wrong.nonzero()[0])} is not finite; leave that image out")
+        raise ValueError(f"embedding has {len(embedding)} rows, but labels has {len(kept)}; expected one row per image")
+    invalid = kept & ~embedding.isfinite().all(1)
+    if invalid.any():
+        raise ValueError(f"embedding: row {int(invalid.nonzero()[0])} is not finite; leave that image out")
 
 
-def _compared(
-    points: Float[Tensor, "N D"], labels: Float[Tensor, "N C"], known: Bool[Tensor, "N C"], own: Int[Tensor, " Q"]
+def _compare(
+    points: Float[Tensor, "N D"], labels: Float[Tensor, "N C"], known: Bool[Tensor, "N C"], queries: Int[Tensor, " Q"]
 ) -> tuple[Float32[Tensor, "Q N"], Float32[Tensor, "Q N"]]:
-    """Cosine and Jaccard of the images `own` and all others, which come in blocks."""
-    directions = _directions(points[own])
-    cosine, overlap = torch.empty(2, len(own), len(points)).unbind()
+    """Return the cosines and Jaccard indices of the queries with all images, computed in blocks."""
+    directions = _directions(points[queries])
+    cosine, overlap = torch.empty(2, len(queries), len(points)).unbind()
     for columns in blocks(len(points), max(points.shape[1], labels.shape[1])):
-        # Rounded to float32, two equal images are equally far, in whatever order their products were added up.
+        # Rounding to float32 gives equal images equal cosines, whatever the order of summation was.
         cosine[:, columns] = (directions @ _directions(points[columns]).T).float()
-        overlap[:, columns] = jaccard(labels[own], labels[columns], known_a=known[own], known_b=known[columns])
+        overlap[:, columns] = jaccard(labels[queries], labels[columns], known_a=known[queries], known_b=known[columns])
     return cosine, overlap
 
 
 def _directions(points: Float[Tensor, "M D"]) -> Float64[Tensor, "M D"]:
     exact = points.double()
     largest = exact.abs().amax(1, keepdim=True)
-    scaled = exact / largest.where(largest > 0, 1)  # the square of a number may overflow
+    scaled = exact / largest.where(largest > 0, 1)  # squares could overflow
     length = scaled.norm(dim=1, keepdim=True)
-    return torch.div(scaled, length.where(length > 0, 1))  # of length 1; zeros stay
+    return torch.div(scaled, length.where(length > 0, 1))  # unit length, except for zero vectors
 
 
 def _overlap_of_nearest(
     cosine: Float32[Tensor, "Q N"], overlap: Float32[Tensor, "Q N"], others: Bool[Tensor, "Q N"], k: int
 ) -> Float64[Tensor, " Q"]:
-    """Mean overlap of the k nearest; those as far as the last of them share the remaining ranks."""
+    """Return the mean overlap with the k nearest images; images tied for the last rank share the remaining ranks."""
     k = min(k, cosine.shape[1] - 1)
     ranked = cosine.where(others, -torch.inf)
-    last = ranked.topk(k).values[:, -1:]  # (Q, 1)
-    above, level = ranked > last, ranked == last
-    ranks_left = k - above.sum(1)
+    lowest = ranked.topk(k).values[:, -1:]  # (Q, 1)
+    above, tied = ranked > lowest, ranked == lowest
+    remaining = k - above.sum(1)
     overlap = overlap.double()
-    return ((overlap * above).sum(1) + ranks_left * (overlap * level).sum(1) / level.sum(1)) / k
+    return ((overlap * above).sum(1) + remaining * (overlap * tied).sum(1) / tied.sum(1)) / k

@@ -38,7 +38,7 @@ class ClassMapping:
         >>> labels.ravel().tolist(), known.ravel().tolist()
         ([1.0, 0.0, 0.0], [True, True, False])
         """
-        columns = states.of_classes(np.concatenate(self.in_data))
+        columns = states.select_classes(np.concatenate(self.in_data))
         starts = np.cumsum([0, *(len(indices) for indices in self.in_data[:-1])])
         labels = np.empty((len(states), len(self.in_data)), dtype=np.float32)
         known = np.empty(labels.shape, dtype=np.bool_)

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from probmcl.console import Console
 from probmcl.data.findings import BadImage, without_bad
-from probmcl.data.hierarchy import below_parents as below_parents_of
-from probmcl.data.hierarchy import levels_of, parents_of
+from probmcl.data.hierarchy import cap_at_parents, levels_of, parents_of
 from probmcl.data.images import Preprocessing
 from probmcl.data.options import DataSource, ReadOptions, refuse_share
 from probmcl.data.read import read_source
@@ -164,7 +163,7 @@ class Model:
         options.values(records)  # raises errors before images are scored
         trained_on = count_trained_on(records.paths, run_splits, split)
         records, scores, bad = self._score(records, skip_bad, batch_size, workers, console)
-        scores = below_parents_of(scores, parents)[:, mapping.in_model]
+        scores = cap_at_parents(scores, parents)[:, mapping.in_model]
         levels = levels_of(parents_of(self.names, self.hierarchy))[mapping.in_model].tolist() if self.hierarchy else ()
         rows, values = ScoredRows(scores, *mapping.labels(records.states), records.group), options.values(records)
         result = evaluate_rows(
@@ -219,7 +218,7 @@ class Model:
     def _predict_batch(self, batch: Decoded, threshold: float, parents: Int[ndarray, "C"]) -> Predictions:
         scores = np.full((len(batch.paths), len(self.names)), np.nan, dtype=np.float32)
         if batch.rows:
-            scores[batch.rows] = below_parents_of(self._probabilities(batch.images), parents)
+            scores[batch.rows] = cap_at_parents(self._probabilities(batch.images), parents)
         errors = {error.path: error.reason for error in batch.errors}
         return Predictions(self.names, tuple(batch.paths), scores, threshold, errors)
 

@@ -1,6 +1,6 @@
-"""Stage 7: one file per method. `METHODS` lists them all; importing this package loads none of them.
+"""The methods, one file each. Importing this package imports none of them; `find_method` does.
 
-To add a method, write its file here and add one line to `METHODS`. Every test in tests/contracts/ then runs over it.
+To add a method, write its file here and add one line to `METHODS`. The tests in tests/contracts/ then cover it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ METHODS: dict[str, str] = {
 
 
 def full_name(name: str) -> str:
-    """Return a method's name as stored in a run: a Python file by its absolute path, anything else unchanged.
+    """Return the name of a method as a run stores it: Python files get an absolute path, other names are unchanged.
 
     >>> full_name("bce")
     'bce'
@@ -45,7 +45,7 @@ def full_name(name: str) -> str:
 
 
 def find_method(name: str) -> type[Method]:
-    """Return the class of a method, given as a name, as `my_package.my_file:MyMethod` or as `my_file.py:my_loss`.
+    """Return the class of a method, which may be a name, `my_package.my_file:MyMethod` or `my_file.py:my_loss`.
 
     >>> find_method("bce").__name__
     'BCE'

@@ -1,4 +1,4 @@
-"""The interface between a method and the trainer: call it with images and labels, and minimize the loss it returns."""
+"""Base classes of the methods. The trainer passes images and labels to a method and minimizes the loss it returns."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -14,17 +14,17 @@ from probmcl.losses.binary import Reduction
 from probmcl.runtime import distributed
 
 Views = Float[Tensor, "V N *image"]
-"""V views of N images, in whatever form the encoder takes them."""
+"""V views of N images, in the input format of the encoder."""
 
 Logits = Float[Tensor, "N C"]
 Labels = Float[Tensor, "N C"]
 
 Known = Bool[Tensor, "N C"] | None
-"""Mask of the labels that take part in a loss; None means all."""
+"""Mask of the labels that are known and count in the loss; None means all."""
 
 
 class Step(NamedTuple):
-    """One training step: `loss` is minimized, `terms` are logged under their names."""
+    """The result of a training step: the loss to minimize, and the named terms to log."""
 
     loss: Float[Tensor, ""]
     terms: dict[str, Tensor]
@@ -34,12 +34,13 @@ Fidelity = Literal["authors' code", "paper", "partly reconstructed", "standard"]
 
 
 class Origin(NamedTuple):
-    """Whose method it is, and how far its row in a table may be quoted as theirs.
+    """The publication of a method, and how closely this implementation follows it.
 
-    `fidelity` is the source that every formula and constant was checked against: the authors' code, their paper alone,
-    or neither for some part, which was then reconstructed; `standard` is common property. `reference` is a key of
-    references.bib, empty if there is nothing to cite. `published` are the presets with the published settings; the
-    settings of any other preset are ours.
+    Attributes:
+        fidelity: the source that formulas and constants were checked against: the authors' code or only their paper.
+            `partly reconstructed` if neither covers everything; `standard` for textbook methods.
+        reference: key in references.bib; empty if there is nothing to cite.
+        published: presets with the published settings. The settings of other presets are ours.
     """
 
     fidelity: Fidelity
@@ -57,16 +58,16 @@ class Origin(NamedTuple):
 
 
 class Method(nn.Module, ABC):
-    """Something that can be trained: an encoder, a head or projection on it, and a loss.
+    """A trainable model: an image encoder, a head or projection, and a loss.
 
     Attributes:
         n_views: views of each image in a training step.
-        needs_maps: whether it works on feature maps, so that it cannot train on precomputed features.
-        presets: named settings, frozen dataclasses; `default` is what works best by our own evidence.
-        files: the settings that name files. Only training reads them; their content is part of the state.
-        origin: None for a method from outside this package.
-        probe_note: printed with every mAP of a probe on its encoder; empty if the probe sees what was trained.
-        encoder: its image encoder.
+        needs_maps: whether the method uses feature maps and therefore cannot train on precomputed features.
+        presets: named settings (frozen dataclasses). `default` has the settings that worked best in our trials.
+        files: settings that are file paths. The files are only read in training; the state dict has their content.
+        origin: publication and fidelity; None for methods from outside this package.
+        probe_note: note printed next to the mAP of a probe on the encoder, or empty.
+        encoder: the image encoder.
     """
 
     n_views: ClassVar[int]
@@ -79,24 +80,24 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def has_own_head(cls, config: Any) -> bool:
-        """True if it predicts by itself with these settings; otherwise a probe on its encoder predicts."""
+        """Return whether the method predicts with its own head under these settings, not through a probe."""
         return issubclass(cls, Classifier)
 
     @abstractmethod
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
-        """Return the loss of a batch. Labels that are not known do not affect it.
+        """Return the loss of a batch. Unknown labels do not affect it.
 
-        If the batch is spread over several processes, the mean over processes is the loss of the whole batch.
+        If the batch is split over several processes, the mean of their losses is the loss of the whole batch.
         """
 
 
 class Classifier(Method, ABC):
-    """A method that predicts by itself.
+    """A method with its own head for predictions.
 
     Attributes:
-        note: printed with every mAP of its own head.
-        emits_set: whether it predicts a set of labels without probabilities: its decisions have no threshold, and its
-            ranking is derived from the set.
+        note: note printed next to the mAP of its head, or empty.
+        emits_set: whether it predicts a set of labels instead of probabilities. Its decisions then do not depend on a
+            threshold, and its scores are derived from the set.
     """
 
     note: ClassVar[str] = ""
@@ -104,7 +105,7 @@ class Classifier(Method, ABC):
 
     @abstractmethod
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
-        """Return one number for each class, whose sigmoid is its probability."""
+        """Return the logit of each class; the sigmoid of a logit is the probability of the class."""
 
 
 class LogitClassifier(Classifier, ABC):
@@ -142,32 +143,30 @@ class LinearClassifier(LogitClassifier, ABC):
 def repeat_for_views(
     n_views: int, labels: Labels, known: Known
 ) -> tuple[Float[Tensor, "M C"], Bool[Tensor, "M C"] | None]:
-    """Repeat the labels of the images, and the mask of known ones, for each view."""
+    """Repeat the labels and their mask once per view, in the order of the rows."""
     return labels.repeat(n_views, 1), None if known is None else known.repeat(n_views, 1)
 
 
 def cross_entropies(
     logits: Mapping[str, Float[Tensor, "M C"]], n_views: int, labels: Labels, known: Known
 ) -> dict[str, Float[Tensor, ""]]:
-    """Return the binary cross-entropy of each of several logits for the same views, under the same names."""
+    """Return the binary cross-entropy of several predictions for the same views, by name."""
     labels, known = repeat_for_views(n_views, labels, known)
-    return {
-        name: rescale_for_ddp(binary_cross_entropy(each, labels, known), "mean", known) for name, each in logits.items()
-    }
+    return {name: rescale_for_ddp(binary_cross_entropy(x, labels, known), "mean", known) for name, x in logits.items()}
 
 
 def rescale_for_ddp(
     loss: Float[Tensor, ""], reduction: Reduction, known: Bool[Tensor, "M C"] | None = None
 ) -> Float[Tensor, ""]:
-    """Scale the loss of one process so that its mean over processes, which DDP computes, is the loss of all images.
+    """Scale the loss of this process so that the mean over processes, which DDP computes, is the loss of all images.
 
     A mean over rows needs no scaling, since every process has the same number of rows. A sum is multiplied by the world
-    size, and a mean over known entries is weighted by their number. A single process changes nothing.
+    size, and a mean over known entries is weighted by their number. With one process the loss is unchanged.
 
     Args:
-        loss: of the images of this process.
-        reduction: how it was reduced.
-        known: the entries it was reduced over; None means all.
+        loss: loss of the images of this process.
+        reduction: reduction with which the loss was computed.
+        known: mask of the entries that the loss was reduced over; None means all.
     """
     if distributed.world_size() == 1:
         return loss

@@ -1,4 +1,4 @@
-"""Binary cross-entropy end to end: the baseline that every other method has to beat."""
+"""Binary cross-entropy, trained end to end: the baseline of all comparisons."""
 
 from dataclasses import dataclass
 from typing import final
@@ -8,12 +8,12 @@ from probmcl.methods.base import LinearClassifier, Origin
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `bce`: there are none."""
+    """Settings of `bce`, which has none."""
 
 
 @final
 class BCE(LinearClassifier):
-    """Encoder and linear layer, trained together with binary cross-entropy."""
+    """Encoder and linear layer, trained end to end with binary cross-entropy."""
 
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
     origin = Origin("standard")

@@ -1,7 +1,7 @@
-"""What contrastive methods share: overlaps of label sets, a projection, rows of all processes, the collapse monitor.
+"""Shared parts of the contrastive methods: projection head, label overlaps, gathered rows and collapse statistics.
 
-A falling loss does not prove better features: the paper's own objective can map all images to one point while both of
-its terms decrease (decision 0002). The statistics of each step show it.
+A falling loss does not prove that features improve: the paper's objective can map all images to one point while both
+of its terms decrease (decision 0002). The collapse statistics of each step show this.
 """
 
 from abc import ABC, abstractmethod
@@ -25,21 +25,21 @@ from probmcl.runtime import distributed
 from probmcl.runtime.precision import full_precision
 
 SMALLEST_GAP = 0.02
-"""Smallest difference between the mean similarities of positives and of negatives without a warning."""
+"""Difference between the mean similarities of positives and negatives below which a collapse is reported."""
 
 Overlap = Literal["jaccard", "cosine", "cosine_literal"]
 
 POSITIVE_OVERLAP = 0.5
-"""Jaccard index from which two images are positives in the collapse statistics, whatever the loss uses."""
+"""Jaccard index at which two images count as positives in the statistics of `ProjectedContrast`."""
 
 Mixture = TypeVar("Mixture", IsotropicMixture, KernelMixture)
 
 
 class ProjectionHead(nn.Module):
-    """A projection of features onto the unit sphere, on which cosines are computed.
+    """Projection of features onto the unit sphere.
 
-    Linear layers of the given sizes with ReLU between them and none after the last, then division by the length.
-    Without sizes the feature itself is divided by its length.
+    It consists of linear layers of the given sizes with ReLU between them, followed by L2 normalization. Without sizes
+    the features are only normalized.
 
     Reference: Khosla et al., Supervised Contrastive Learning, section 3.1.
 
@@ -50,21 +50,21 @@ class ProjectionHead(nn.Module):
 
     def __init__(self, in_features: int, sizes: Sequence[int]) -> None:
         super().__init__()
-        linear = [nn.Linear(*ends) for ends in pairwise((in_features, *sizes))]
-        self.layers = nn.Sequential(*[layer for each in linear for layer in (each, nn.ReLU())][:-1])
+        linears = [nn.Linear(*ends) for ends in pairwise((in_features, *sizes))]
+        self.layers = nn.Sequential(*[layer for linear in linears for layer in (linear, nn.ReLU())][:-1])
 
     @full_precision
     def forward(self, features: Float[Tensor, "M D"]) -> Float[Tensor, "M d"]:
-        """The point of each row."""
+        """Return the projection of each row."""
         return normalize(self.layers(features), dim=1)
 
 
 class ProjectedContrast(Method, ABC):
-    """A loss on the cosines of two views of each image, projected onto the unit sphere.
+    """Base class of losses on the cosine similarities of projected features, with two views of each image.
 
-    Subclasses implement `contrast`; their settings have `projection`, the sizes of the projection's layers. The
-    projection is used in training only; a linear probe on the encoder predicts. If the batch is spread over several
-    processes, P rows in total, each process compares its own M rows with those of all processes.
+    Subclasses implement `contrast`. Their settings include `projection`, the layer sizes of the projection head. The
+    head is only used in training; a linear probe on the encoder predicts. If the batch is split over several processes,
+    P rows in total, each process compares its M rows with the rows of all processes.
     """
 
     n_views = 2
@@ -76,7 +76,7 @@ class ProjectedContrast(Method, ABC):
         self.projection = ProjectionHead(encoder.features, self.config.projection)
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
-        """Return the contrast over all views, with the collapse statistics."""
+        """Return the contrastive loss over all views, with the collapse statistics."""
         features = self.encoder(views.flatten(0, 1))  # (M, D)
         projected = self.projection(features)  # (M, d)
         similarity = full_precision(torch.matmul)(projected, distributed.gather(projected).T)  # (M, P)
@@ -91,15 +91,15 @@ class ProjectedContrast(Method, ABC):
     def contrast(
         self, similarity: Float[Tensor, "M P"], labels: Labels, known: Known, n_views: int
     ) -> Float[Tensor, ""]:
-        """Return the loss of this process's rows. Its mean over processes must be the loss of all rows.
+        """Return the loss of the local rows. The mean over processes must be the loss of all rows.
 
         Args:
             similarity: cosines of the local rows, in the order v·N + i, with the rows of all processes. `self_columns`
-                returns the columns that are the rows themselves.
-            labels: of the local images. `label_overlap` compares them with those of all processes, `gather_rows`
-                returns them for every column.
-            known: labels that take part; None means all.
-            n_views: V, so that M = V·N.
+                returns the column of each row itself.
+            labels: labels of the local images. `label_overlap` compares them with the labels of all processes,
+                `gather_rows` returns the labels of every column.
+            known: mask of known labels; None means all.
+            n_views: number of views V, with M = V·N.
         """
 
 
@@ -114,25 +114,25 @@ def label_overlap(
     """
     known_b = None if known is None else distributed.gather(known)
     between_images = _overlap(labels, distributed.gather(labels), known, known_b, kind)
-    # Deviation (decision 0001, point 26): views of one image are positives whatever is known of its labels.
+    # Deviation (decision 0001, point 26): views of one image are positives even if its labels are unknown.
     between_images[:, distributed.local_rows(len(labels))].fill_diagonal_(1)
     by_process = between_images.reshape(
         len(labels), distributed.world_size(), len(labels)
-    )  # the columns of each are v·N + i
+    )  # within a process, columns are in the order v·N + i
     return by_process.repeat(n_views, 1, n_views).flatten(1)
 
 
-def gather_rows(of_images: Shaped[Tensor, "N C"], *, n_views: int) -> Shaped[Tensor, "P C"]:
-    """Return a property of the images for the rows of all processes, in the order of the columns.
+def gather_rows(per_image: Shaped[Tensor, "N C"], *, n_views: int) -> Shaped[Tensor, "P C"]:
+    """Repeat a tensor with one row per image for each view, and gather it from all processes in column order.
 
     >>> gather_rows(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), n_views=2)[:, 0]
     tensor([1., 0., 1., 0.])
     """
-    return distributed.gather(of_images.repeat(n_views, 1))
+    return distributed.gather(per_image.repeat(n_views, 1))
 
 
 def self_columns(similarity: Float[Tensor, "M P"]) -> Int[Tensor, "M"]:
-    """Return the column that is the row itself, for each local row.
+    """Return, for each local row, the column of the row itself.
 
     >>> self_columns(torch.zeros(2, 2))
     tensor([0, 1])
@@ -142,7 +142,7 @@ def self_columns(similarity: Float[Tensor, "M P"]) -> Int[Tensor, "M"]:
 
 
 def gather_mixture(mixture: Mixture) -> Mixture:
-    """Return the mixtures of all processes, gathered with a single all-gather (and all-reduce in backward)."""
+    """Gather the mixtures of all processes with one all-gather (and one all-reduce in the backward pass)."""
     if distributed.world_size() == 1:
         return mixture
     tensors = {name: value for name, value in vars(mixture).items() if isinstance(value, Tensor)}
@@ -182,13 +182,13 @@ def collapse_statistics(
     *,
     n_views: int,
 ) -> dict[str, Tensor]:
-    """Return the statistics of a contrastive step, each a number; rows in the order v·N + i.
+    """Return scalar statistics of a contrastive step that reveal a collapse. Rows are in the order v·N + i.
 
-    - effective_components: inverse Simpson index of the mixture weights, from 1 to C; only with a mixture;
-    - mean_coordinate: |mean coordinate of h|·√D with ‖h‖ = 1; at 1 every feature is the same direction ±1/√D;
-    - feature_cosine: mean cosine between the features of different images;
-    - similarity_positive, similarity_negative: mean Sim of positive pairs and of the others;
-    - rows_without_positives: share of rows whose only positives are views of their own image.
+    - effective_components: inverse Simpson index of the mixture weights, from 1 to C; only with a mixture
+    - mean_coordinate: |mean coordinate of h|·√D with ‖h‖ = 1; it is 1 if every feature is ±1/√D in all coordinates
+    - feature_cosine: mean cosine between the features of different images
+    - similarity_positive, similarity_negative: mean similarity of positive pairs and of negative pairs
+    - rows_without_positives: fraction of rows whose only positives are views of the same image
     """
     unit = normalize(features, dim=1)
     images = torch.arange(len(features), device=features.device) % (len(features) // n_views)
@@ -205,22 +205,22 @@ def collapse_statistics(
 
 
 def collapse_warning(statistics: Mapping[str, float]) -> str | None:
-    """Return a warning if the statistics of a run after its warm-up show a collapse, otherwise None.
+    """Return a warning if the statistics show a collapse, otherwise None.
 
     >>> collapse_warning({"similarity_positive": 0.8, "similarity_negative": 0.4, "effective_components": 9.0})
     >>> print(collapse_warning({"similarity_positive": 1.0, "similarity_negative": 1.0, "effective_components": 1.0}))
-    collapsed: mixtures of images that share labels are no more alike than others (similarity 1.000 against 1.000, 1.0 \
-effective components). What the encoder learns from here on does not tell images apart; see docs/decisions/0002.
+    collapsed: mixtures of images that share labels are not more similar than others (mean similarity 1.000 for \
+positives, 1.000 for negatives; 1.0 effective components). The features do not separate images; see docs/decisions/0002.
     """
     if "similarity_positive" not in statistics:
         return None
     positive, negative = statistics["similarity_positive"], statistics["similarity_negative"]
-    if not positive - negative < SMALLEST_GAP:  # also if one is NaN, as in a batch without negatives
+    if not positive - negative < SMALLEST_GAP:  # also true for NaN, as in a batch without negatives
         return None
-    of_mixtures = "effective_components" in statistics
-    components = f", {statistics['effective_components']:.1f} effective components" if of_mixtures else ""
+    has_mixtures = "effective_components" in statistics
+    components = f"; {statistics['effective_components']:.1f} effective components" if has_mixtures else ""
     return (
-        f"collapsed: {'mixtures of images' if of_mixtures else 'images'} that share labels are no more alike than "
-        f"others (similarity {positive:.3f} against {negative:.3f}{components}). "
-        "What the encoder learns from here on does not tell images apart; see docs/decisions/0002."
+        f"collapsed: {'mixtures of images' if has_mixtures else 'images'} that share labels are not more similar than "
+        f"others (mean similarity {positive:.3f} for positives, {negative:.3f} for negatives{components}). "
+        "The features do not separate images; see docs/decisions/0002."
     )

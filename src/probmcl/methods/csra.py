@@ -15,12 +15,12 @@ from probmcl.methods.base import LogitClassifier, Logits, Origin
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `csra`; the defaults are the published ones for VOC2007, the smaller of its data sets.
+    """Settings of `csra`; the defaults are the published values for VOC2007.
 
     Attributes:
-        heads: how many, each with its own classifier and its own temperature.
-        attention_weight: of the attended mean, relative to the plain one (λ).
-        normalize: whether scores are divided by the length of the class's vector.
+        heads: number of attention heads, each with a separate classifier and temperature.
+        attention_weight: weight of the attended score relative to the mean score over positions (λ).
+        normalize: whether scores are divided by the norm of the classifier's weight vector.
     """
 
     heads: Heads = 1
@@ -32,12 +32,12 @@ class Config:
 
 
 PAPER = Config(heads=6, attention_weight=0.4)
-"""The published values for MS-COCO, whose objects are smaller and more."""
+"""The published values for MS-COCO, which has more and smaller objects per image."""
 
 
 @final
 class CSRA(LogitClassifier):
-    """Encoder and class-specific residual attention on its maps, trained with binary cross-entropy.
+    """Class-specific residual attention on the feature maps, trained with binary cross-entropy.
 
     Reference: Zhu and Wu, Residual Attention: A Simple but Effective Method for Multi-Label Recognition, ICCV 2021.
     """

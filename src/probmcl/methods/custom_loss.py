@@ -1,4 +1,4 @@
-"""A custom loss from the user's file: on logits it trains encoder and linear layer, on similarities the contrast."""
+"""Custom losses from a Python file: classification losses on logits, contrastive losses on similarities."""
 
 import functools
 import importlib.util
@@ -24,8 +24,8 @@ FORMS = "loss(logits, labels, known) or loss(similarity, overlap)"
 
 
 @dataclass(frozen=True)
-class Nothing:
-    """Settings of a loss on logits: there are none."""
+class NoSettings:
+    """Settings of a loss on logits, which has none."""
 
 
 @dataclass(frozen=True)
@@ -33,33 +33,33 @@ class Projection:
     """Settings of a loss on similarities.
 
     Attributes:
-        projection: sizes of the layers between feature and sphere; () compares the features themselves.
+        projection: layer sizes of the projection head; without layers the features themselves are compared.
     """
 
     projection: tuple[int, ...] = (128,)
 
 
 class CustomLoss(LinearClassifier, ABC):
-    """Encoder and linear layer, trained together with a custom loss.
+    """Encoder and linear layer, trained end to end with a custom loss.
 
-    The loss is called with logits and labels (M, C) and the mask `known` (M, C); unknown labels are 0. It returns the
+    The loss receives logits, labels and the mask `known`, all of shape (M, C); unknown labels are 0. It must return the
     mean over the known entries.
     """
 
-    presets = {"default": Nothing()}  # noqa: RUF012  # read, never written
+    presets = {"default": NoSettings()}  # noqa: RUF012  # read, never written
     function: ClassVar[Loss]
 
     def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
         """Return the value of the function."""
         known = torch.ones_like(labels, dtype=torch.bool) if known is None else known
-        return _one_number(type(self).function, logits, labels.where(known, 0), known)
+        return _call_loss(type(self).function, logits, labels.where(known, 0), known)
 
 
 class CustomContrast(ProjectedContrast, ABC):
-    """A custom loss on the cosines of two views of each image, projected onto the unit sphere.
+    """Custom loss on the cosine similarities of projected features, with two views of each image.
 
-    The loss is called with the cosines of M rows with all other rows, and with the overlaps of their label sets, both
-    (M, P); the row itself is left out, and views of one image have overlap 1. It returns the mean over rows.
+    The loss receives the cosines of M rows with all other rows, without the row itself, and the overlaps of their label
+    sets, both of shape (M, P−1). Views of one image have overlap 1. The loss must return the mean over rows.
     """
 
     presets = {"default": Projection()}  # noqa: RUF012  # read, never written
@@ -70,30 +70,30 @@ class CustomContrast(ProjectedContrast, ABC):
         self, similarity: Float[Tensor, "M P"], labels: Labels, known: Known, n_views: int
     ) -> Float[Tensor, ""]:
         """Return the value of the function."""
-        shared = label_overlap(labels, known, n_views=n_views)
-        itself = self_columns(similarity)
-        return _one_number(type(self).function, _others(similarity, itself), _others(shared, itself))
+        overlaps = label_overlap(labels, known, n_views=n_views)
+        column = self_columns(similarity)
+        return _call_loss(type(self).function, _drop_column(similarity, column), _drop_column(overlaps, column))
 
 
 @functools.cache
 def custom_loss(path: str) -> type[Method]:
-    """Return the method of a loss function in a file, of the kind that the names of its arguments imply.
+    """Return a method for a loss function from a file; the argument names of the function decide its base class.
 
     Args:
-        path: FILE.py:FUNCTION. The file is executed, so it must be one that the user has named.
+        path: FILE.py:FUNCTION. The file is executed, so this must come from the user and not from a run folder.
     """
     file, _, name = path.partition(":")
     function = getattr(_module(Path(file)), name, None)
     if not inspect.isfunction(function):
-        raise ValueError(f"{file}: there is no function {name!r}; write {FORMS} there")
+        raise ValueError(f"{file}: function {name!r} does not exist; expected {FORMS}")
     base = _base(function, path)
 
     @final
-    class Own(base):  # type: ignore[misc,valid-type]
-        __doc__ = inspect.getdoc(function) or f"A custom loss, {name}."
+    class Custom(base):  # type: ignore[misc,valid-type]
+        __doc__ = inspect.getdoc(function) or f"Custom loss {name}."
 
-    Own.function, Own.__name__ = staticmethod(function), name
-    method: type[Method] = Own
+    Custom.function, Custom.__name__ = staticmethod(function), name
+    method: type[Method] = Custom
     return method
 
 
@@ -103,42 +103,42 @@ def _base(function: Loss, path: str) -> type[Any]:
         return CustomLoss
     if arguments[:2] == ["similarity", "overlap"]:
         return CustomContrast
-    raise ValueError(f"{path} takes ({', '.join(arguments)}); a custom loss is {FORMS}")
+    raise ValueError(f"{path}: expected {FORMS}, got arguments ({', '.join(arguments)})")
 
 
 def _module(path: Path) -> ModuleType:
-    """Import the file once, under its path as module name, which no other module has."""
+    """Import the file once, with its path as the module name, which is unique."""
     name = str(path.resolve())
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():
-        raise ValueError(f"{path}: the file does not exist; give FILE.py:FUNCTION")
+        raise ValueError(f"{path}: the file does not exist; expected FILE.py:FUNCTION")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # before it runs: a dataclass looks itself up
+    module = sys.modules[name] = importlib.util.module_from_spec(
+        spec
+    )  # before it runs, since dataclasses look up their module
     sys.path.insert(0, str(path.resolve().parent))  # it may import modules next to it
     try:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{path}: the file cannot be loaded: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.resolve().parent))
     return module
 
 
-def _one_number(function: Loss, *arguments: Tensor) -> Float[Tensor, ""]:
+def _call_loss(function: Loss, *arguments: Tensor) -> Float[Tensor, ""]:
     loss = function(*arguments)
     if not isinstance(loss, Tensor) or loss.ndim:
-        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-        raise ValueError(
-            f"the loss {function.__name__} returns {what}; it must return one number, a tensor of shape ()"
-        )
+        value = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise ValueError(f"the loss {function.__name__} must return a scalar tensor of shape (), got {value}")
     return loss
 
 
-def _others(matrix: Float[Tensor, "M P"], itself: Tensor) -> Float[Tensor, "M Q"]:
+def _drop_column(matrix: Float[Tensor, "M P"], column: Tensor) -> Float[Tensor, "M Q"]:
     rows, columns = matrix.shape
-    kept = torch.arange(columns, device=matrix.device)[None] != itself[:, None]  # (M, P)
+    kept = torch.arange(columns, device=matrix.device)[None] != column[:, None]  # (M, P)
     return matrix[kept].reshape(rows, columns - 1)

@@ -1,4 +1,4 @@
-"""The focal loss end to end: what the asymmetric loss grew out of."""
+"""The focal loss, trained end to end: the predecessor of the asymmetric loss."""
 
 from dataclasses import dataclass
 from typing import final
@@ -13,11 +13,11 @@ from probmcl.methods.base import Known, Labels, LinearClassifier, Logits, Origin
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `focal`; the defaults are those of its paper.
+    """Settings of `focal`; the defaults are the published values.
 
     Attributes:
-        gamma: how strongly easy entries are passed over.
-        positive_weight: weight of the positives, and one minus it of the negatives; none weighs neither.
+        gamma: focusing exponent; higher values down-weight easy entries more.
+        positive_weight: weight of positives; negatives have one minus it. With `none` both have weight 1.
     """
 
     gamma: float = 2.0
@@ -30,7 +30,7 @@ class Config:
 
 @final
 class Focal(LinearClassifier):
-    """Encoder and linear layer, trained together with the focal loss.
+    """Encoder and linear layer, trained end to end with the focal loss.
 
     Reference: Lin et al., Focal Loss for Dense Object Detection, ICCV 2017.
     """
@@ -40,6 +40,6 @@ class Focal(LinearClassifier):
     config: Config
 
     def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
-        """Mean over the known entries."""
+        """Return the mean focal loss of the known entries."""
         c = self.config
         return focal(logits, labels, known, gamma=c.gamma, positive_weight=c.positive_weight, reduction=self.reduction)

@@ -1,4 +1,4 @@
-"""A classifier and a contrast trained together, in one stage."""
+"""Joint training of a classification loss and a contrastive loss, in one stage."""
 
 from dataclasses import dataclass
 from typing import Literal, final
@@ -32,9 +32,9 @@ class Config:
     """Settings of `joint`.
 
     Attributes:
-        classification: loss of the linear layer, binary cross-entropy or the asymmetric loss with its published values.
-        contrast: method whose contrast is added, with its default settings.
-        contrast_weight: of the contrast, relative to the classification loss, a sum over the classes of an image.
+        classification: loss of the linear layer: `bce`, or `asl` with its published values.
+        contrast: method whose contrastive loss is added, with its default settings.
+        contrast_weight: weight of the contrastive loss relative to the classification loss, a sum over classes.
     """
 
     classification: Literal["asl", "bce"] = "bce"
@@ -47,12 +47,11 @@ class Config:
 
 @final
 class Joint(LinearClassifier):
-    """Encoder and linear layer, trained with a classification loss and a contrast between two views at once.
+    """Encoder and linear layer, trained with the sum of a classification loss and a contrastive loss.
 
-    L = C · mean over known entries of the classification loss + weight · contrast. Both are sums over what an image
-    has, per image and in nats: a class that is easy, as one that no image has, adds next to nothing to the first term,
-    whereas it would thin out a mean over classes. So the weight means the same on any number of classes. The encoder
-    runs once: the contrast is a method of its own, whose images are the features.
+    L = C · (mean classification loss of the known entries) + contrast_weight · (contrastive loss). The factor C makes
+    the first term a sum over classes. Easy classes add almost nothing to a sum but would lower a mean, so the same
+    weight suits any number of classes. The encoder runs once; the contrastive method receives its features as images.
     """
 
     n_views = 2
@@ -62,22 +61,22 @@ class Joint(LinearClassifier):
 
     def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__(encoder, label_space, config)
-        kind = SupCon if self.config.contrast == "supcon" else ProbMCL
-        self.contrast: Method = kind(PrecomputedFeatures(encoder.features), label_space)
+        contrastive = SupCon if self.config.contrast == "supcon" else ProbMCL
+        self.contrast: Method = contrastive(PrecomputedFeatures(encoder.features), label_space)
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
-        """Both losses over all views, and the contrast's signs of collapse."""
+        """Return the weighted sum of both losses over all views, with the collapse statistics."""
         n_views = len(views)
         features = self.encoder(views.flatten(0, 1))  # (M, D)
         all_labels, all_known = repeat_for_views(n_views, labels, known)
         loss = self.loss(self.linear(features), all_labels, all_known)
         classification = rescale_for_ddp(loss, self.reduction, all_known)
         contrast, terms = self.contrast(features.unflatten(0, (n_views, -1)), labels, known)
-        watched = {name: value for name, value in terms.items() if name in STATISTICS}
+        statistics = {name: value for name, value in terms.items() if name in STATISTICS}
         total = classification + self.config.contrast_weight * contrast
-        return Step(total, {"classification": classification, "contrastive": contrast, **watched})
+        return Step(total, {"classification": classification, "contrastive": contrast, **statistics})
 
     def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
-        """Mean over the known entries, times the number of classes."""
+        """Return the mean over the known entries, times the number of classes."""
         loss = asymmetric if self.config.classification == "asl" else binary_cross_entropy
         return loss(logits, labels, known, reduction=self.reduction) * logits.shape[1]

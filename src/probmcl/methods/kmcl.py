@@ -1,4 +1,4 @@
-"""KMCL: a classifier whose logits are also the weights of a kernel mixture, trained with three losses at once."""
+"""KMCL: a classifier whose probabilities are also the weights of a kernel mixture, trained with three losses."""
 
 from dataclasses import dataclass
 from typing import final
@@ -30,28 +30,28 @@ from probmcl.mixture.kernels import Covariance
 from probmcl.runtime.precision import at_least_float32
 
 KERNEL_FLOOR, SHARE_FLOOR = 1.17549e-38, 1e-7
-"""Where the published code stops: the smallest kernel, and the smallest share inside either logarithm."""
+"""Lower bounds in the published code: of a kernel, and of the ratios inside logarithms."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `kmcl`; docs/methods/kmcl.md says where they come from.
+    """Settings of `kmcl`; docs/methods/kmcl.md lists their sources.
 
     Attributes:
-        covariance: whether the kernel of a class has one mean and one variance, or one of each for every dimension of a
-            reduced feature.
-        reduced_size: dimensions of that reduced feature, with `anisotropic`.
-        initialization: of the mean and variance heads.
-        classification_weight: of the asymmetric loss, which is summed over images and classes.
-        reconstruction_weight: of the reconstruction, a mean over images.
-        contrastive_weight: of the contrast between kernels, a mean over images.
-        temperature: of the contrast.
-        gamma_negative: of the asymmetric loss, how strongly easy negatives are passed over.
-        gamma_positive: the same for positives.
-        clip: probability below which a negative is worth nothing at all.
-        repeated_dimensions: with `anisotropic`, multiply distances that are summed over dimensions by their number
-            again, as the published code does.
-        clamps: bound kernels and shares from below, as the published code does.
+        covariance: whether the kernel of a class has a single mean and variance (`isotropic`), or one of each per
+            dimension of a reduced feature (`anisotropic`).
+        reduced_size: size of the reduced feature with `anisotropic`.
+        initialization: initial weights of the mean and variance heads, as in the `paper` or PyTorch's default.
+        classification_weight: weight of the asymmetric loss, a sum over images and classes.
+        reconstruction_weight: weight of the reconstruction loss, a mean over images.
+        contrastive_weight: weight of the contrastive loss, a mean over images.
+        temperature: temperature of the contrastive softmax.
+        gamma_negative: focusing exponent of negatives in the asymmetric loss.
+        gamma_positive: focusing exponent of positives in the asymmetric loss.
+        clip: probability up to which a negative has no loss.
+        repeated_dimensions: with `anisotropic`, whether distances, which are sums over dimensions, are also multiplied
+            by the number of dimensions, as in the published code.
+        clamps: whether kernels and ratios have the lower bounds of the published code.
     """
 
     covariance: Covariance = "isotropic"
@@ -76,7 +76,7 @@ class Config:
         check_range(at_least=0, gamma_negative=self.gamma_negative, gamma_positive=self.gamma_positive)
         check_range(at_least=0, below=1, clip=self.clip)
         if self.repeated_dimensions and self.covariance == "isotropic":
-            raise ValueError("repeated_dimensions is for covariance 'anisotropic'; isotropic kernels count them once")
+            raise ValueError("repeated_dimensions cannot be combined with covariance 'isotropic'; use 'anisotropic'")
 
 
 PAPER = Config(covariance="anisotropic", initialization="paper", repeated_dimensions=True, clamps=True)
@@ -85,10 +85,10 @@ PAPER = Config(covariance="anisotropic", initialization="paper", repeated_dimens
 
 @final
 class KMCL(Classifier):
-    """Asymmetric loss, and kernels of classes that explain the feature and agree between images.
+    """Linear classifier and kernel mixture, trained with asymmetric, reconstruction and contrastive losses.
 
-    L = L_ASL + L_REC + L_KMCL, each with its weight. Of the heads, only the one for the logits predicts. Where several
-    processes have a part of the batch each, P rows in all, each of them compares its own M rows with those of all.
+    L = L_ASL + L_REC + L_KMCL, each with a weight. Only the logit head is used for predictions. If the batch is split
+    over several processes, P rows in total, each process compares its M rows with the rows of all processes.
 
     Reference: Sajedi et al., End-to-End Supervised Multilabel Contrastive Learning, 2023.
     """
@@ -110,11 +110,11 @@ class KMCL(Classifier):
         )
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
-        """The logit head on the encoder's features, reduced where kernels are anisotropic."""
+        """Apply the logit head to the encoder's features, which are reduced first if kernels are anisotropic."""
         return self.heads.logits(self.encoder(images))
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
-        """The three losses over all views of all images."""
+        """Return the weighted sum of the three losses over all views."""
         c, n_views = self.config, len(views)
         z = at_least_float32(self.heads.reduction(self.encoder(views.flatten(0, 1))))  # (M, n)
         mixture = self.heads.mixture(z)
@@ -146,18 +146,18 @@ class KMCL(Classifier):
     def _contrast(
         self, mixture: KernelMixture, labels: Tensor, known: Tensor | None, n_views: int
     ) -> Float[Tensor, ""]:
-        there = present(labels, known)
-        rows = there.repeat(n_views, 1)
+        positive = present(labels, known)
+        rows = positive.repeat(n_views, 1)
         scale = float(mixture.dim) if self.config.repeated_dimensions else 1.0
         similarity = kernel_bhattacharyya(mixture, gather_mixture(mixture), present=rows, distance_scale=scale)
-        shared = label_overlap(labels, known, n_views=n_views)  # (M, P)
+        overlaps = label_overlap(labels, known, n_views=n_views)  # (M, P)
         return kernel_contrastive(
             similarity,
-            shared.to(similarity.dtype),
+            overlaps.to(similarity.dtype),
             rows,
-            gather_rows(there, n_views=n_views),
+            gather_rows(positive, n_views=n_views),
             known_in_columns=None if known is None else gather_rows(known, n_views=n_views),
             temperature=self.config.temperature,
-            self_column=self_columns(shared),
+            self_column=self_columns(overlaps),
             share_offset=SHARE_FLOOR if self.config.clamps else 0.0,
         )

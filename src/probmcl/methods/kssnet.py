@@ -1,4 +1,4 @@
-"""KSSNet: label embeddings from a graph, connected to the stages of the encoder and added to the linear classifier."""
+"""KSSNet: graph convolutions on labels, with lateral connections into the encoder and a graph-based classifier."""
 
 import functools
 from dataclasses import dataclass
@@ -25,19 +25,19 @@ from probmcl.methods.base import LogitClassifier, Logits, Origin
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `kssnet`; the defaults are those of the published code for videos, if it has them.
+    """Settings of `kssnet`. Where the published video code has a value, it is the default.
 
     Attributes:
-        knowledge: table whose rows join two classes, with a weight; none leaves co-occurrence alone.
-        vectors: text file of word vectors in GloVe's format, which then stay as they are; none learns them.
-        vector_size: numbers in a label vector, which is that of the file.
-        connections: number of lateral connections, each into one of the encoder's last stages.
-        cooccurrence_weight: of the co-occurrence graph; the rest is that of the knowledge (λ).
-        smallest_edge: of the two together; what is below is no edge.
-        neighbor_share: weight of a class's neighbors; the rest is its own.
-        scale: `even` draws weights with which label embeddings keep their size from layer to layer, and divides
-            products with them by the root of their size; `published` does neither.
-        dropout: of the pooled features, in training.
+        knowledge: table of weighted edges between classes, one per row; `none` uses only the co-occurrence of labels.
+        vectors: text file with word vectors in GloVe format, which are kept fixed; `none` learns the label vectors.
+        vector_size: size of a label vector; must match the file.
+        connections: number of lateral connections, one at the input of each of the encoder's last stages.
+        cooccurrence_weight: weight of the co-occurrence graph; the knowledge graph has the rest (λ).
+        smallest_edge: edges of the combined graph below this weight are removed.
+        neighbor_share: weight of the neighbors of a class; the class itself has the rest.
+        scale: `even` initializes the weights so that label embeddings keep their variance from layer to layer, and
+            divides products with an embedding by the square root of its size; `published` does neither.
+        dropout: dropout on the pooled features.
     """
 
     knowledge: str | None = None
@@ -59,12 +59,12 @@ class Config:
 
 @final
 class KSSNet(LogitClassifier):
-    """Encoder with lateral connections from a label graph, and the sum of a graph and a linear classifier.
+    """Encoder with lateral connections from a label graph, and the sum of a graph-based and a linear classifier.
 
-    logits = f E₄ᵀ + linear(f), where f are the pooled features of an encoder whose last three stages each take the maps
-    that enter them with a `LateralConnection` to E₁, E₂ and E₃, and E₁ to E₄ are the `LabelEmbeddings` on the
-    superimposed graph, which is part of the state and is not learned. On a tail, whose only stage is the last, the
-    other connections rest.
+    logits = f E₄ᵀ + linear(f), where f are the pooled features and E₁ to E₄ are the `LabelEmbeddings` on the
+    superimposed graph, which is a buffer and is not learned. E₁, E₂ and E₃ modify the input of the last three stages of
+    the encoder through a `LateralConnection` each. If the encoder is a tail, which has only the last stage, the other
+    connections are not used.
 
     Reference: Wang et al., Multi-Label Classification with Label Graph Superimposing, AAAI 2020.
     """
@@ -81,9 +81,9 @@ class KSSNet(LogitClassifier):
     def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
         super().__init__()
         self.config = c = config or Config()
-        learning = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
+        trainable = [parameter for parameter in encoder.parameters() if parameter.requires_grad]
         self.encoder = with_stages(encoder, "kssnet", c.connections)
-        for parameter in learning:  # it pools as the encoder does: what lies beyond the maps learns too
+        for parameter in trainable:  # `with_stages` froze the layers after the maps, which are used here
             parameter.requires_grad_(True)
         self.register_buffer("graph", normalize_adjacency(_graph(label_space, c)))
         self.vectors = label_nodes(label_space.names, size=c.vector_size, file=c.vectors)
@@ -103,14 +103,14 @@ class KSSNet(LogitClassifier):
         return stages(self.encoder)[-self.config.connections :]
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
-        """Both classifiers on the features of the encoder that the labels reach into."""
+        """Return the sum of both classifiers, on features computed with the lateral connections."""
         *lateral, last = self.embeddings(self.vectors, self.graph)
-        visits = {
-            stage: functools.partial(connection, embeddings=of_stage)
-            for stage, connection, of_stage in zip(self._entrances, self.connections, lateral, strict=True)
+        hooks = {
+            stage: functools.partial(connection, embeddings=embeddings)
+            for stage, connection, embeddings in zip(self._entrances, self.connections, lateral, strict=True)
             if has_stage(self.encoder, stage)
         }
-        with hook_stage_inputs(self.encoder, visits):
+        with hook_stage_inputs(self.encoder, hooks):
             features = self.encoder(images)
         logits: Tensor = self.classifier(features, last)
         return logits

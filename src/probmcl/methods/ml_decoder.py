@@ -1,4 +1,4 @@
-"""ML-Decoder: queries look at the feature map, and each answers for a group of classes."""
+"""ML-Decoder: queries attend to the feature map, and each predicts a group of classes."""
 
 from dataclasses import dataclass
 from typing import final
@@ -16,18 +16,18 @@ from probmcl.methods.base import Known, Labels, LogitClassifier, Logits, Origin
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `ml_decoder`; the default is a smaller decoder than the published one, `PAPER`.
+    """Settings of `ml_decoder`; the default decoder is smaller than the published one (preset `paper`).
 
     Attributes:
-        groups: of classes, one query each, at most as many as classes; none is one for each class, up to 100.
-        width: of queries and of the tokens they look at, a multiple of the heads.
-        heads: of the attention.
-        feed_forward: units between the two linear layers that follow the attention.
-        dropout: in training, within the decoder.
-        learned_queries: whether the queries are learned, or stay as they were drawn.
-        gamma_negative: of the asymmetric loss, how strongly easy negatives are passed over.
-        gamma_positive: the same for positives.
-        clip: probability below which a negative is worth nothing at all.
+        groups: number of groups of classes, each with one query; `none` means one per class, up to 100.
+        width: size of queries and tokens; a multiple of `heads`.
+        heads: number of attention heads.
+        feed_forward: hidden units of the feed-forward block after the attention.
+        dropout: dropout in the decoder.
+        learned_queries: whether the queries are learned or stay at their random initial values.
+        gamma_negative: focusing exponent of negatives in the asymmetric loss.
+        gamma_positive: focusing exponent of positives in the asymmetric loss.
+        clip: probability up to which a negative has no loss.
     """
 
     groups: int | None = None
@@ -54,7 +54,7 @@ PAPER = Config(width=768, feed_forward=2048)
 
 @final
 class MLDecoder(LogitClassifier):
-    """Encoder and a decoder on its maps, trained with the asymmetric loss.
+    """Transformer decoder with class queries on the feature maps, trained with the asymmetric loss.
 
     Reference: Ridnik et al., ML-Decoder: Scalable and Versatile Classification Head, WACV 2023.
     """
@@ -86,7 +86,7 @@ class MLDecoder(LogitClassifier):
         return logits
 
     def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
-        """The asymmetric loss, summed over the known entries."""
+        """Return the asymmetric loss, summed over the known entries."""
         c = self.config
         return asymmetric(
             logits, labels, known, gamma_negative=c.gamma_negative, gamma_positive=c.gamma_positive, clip=c.clip

@@ -1,4 +1,4 @@
-"""ML-GCN: a graph convolution over co-occurring classes computes the classifier of each class."""
+"""ML-GCN: graph convolutions over co-occurring classes compute the classifier of each class."""
 
 from dataclasses import dataclass
 from typing import final
@@ -16,14 +16,14 @@ from probmcl.methods.base import LogitClassifier, Logits, Origin
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `ml_gcn`; the defaults are the published ones, but that label vectors are learned without a file.
+    """Settings of `ml_gcn`; the defaults are the published values, except that label vectors are learned.
 
     Attributes:
-        vectors: text file of word vectors in GloVe's format, which then stay as they are; none learns them.
-        vector_size: numbers in a label vector, which is that of the file.
-        hidden: size of a label between the two graph convolutions.
-        threshold: smallest share of a class's images that contain a neighbor of the class (t).
-        neighbor_share: weight of all neighbors of a class together; the rest is its own (p).
+        vectors: text file with word vectors in GloVe format, which are kept fixed; `none` learns the label vectors.
+        vector_size: size of a label vector; must match the file.
+        hidden: size of the label vectors between the two graph convolutions.
+        threshold: class j is a neighbor of class i if at least this fraction of the images of i also contain j (t).
+        neighbor_share: total weight of the neighbors of a class; the class itself has the rest (p).
     """
 
     vectors: str | None = None
@@ -40,10 +40,10 @@ class Config:
 
 @final
 class MLGCN(LogitClassifier):
-    """Encoder with global max pooling, whose class vectors two graph convolutions make from label vectors.
+    """Global max pooling, and class weights computed by graph convolutions on a co-occurrence graph.
 
     logits = x Wᵀ with W = G σ(G E W₁) W₂, where x is the maximum of the feature maps over positions, E are the label
-    vectors, G is the normalized label graph and σ a leaky ReLU. The graph is part of the state and is not learned.
+    vectors, G is the normalized label graph and σ a leaky ReLU. The graph is a buffer and is not learned.
 
     Reference: Chen et al., Multi-Label Image Recognition with Graph Convolutional Networks, CVPR 2019.
     """
@@ -69,11 +69,11 @@ class MLGCN(LogitClassifier):
         self.second = GraphConvolution(c.hidden, self.encoder.channels)
 
     def class_vectors(self) -> Float[Tensor, "C K"]:
-        """Return the classifier of each class, W."""
+        """Return W, the weight vectors of the classes."""
         hidden = leaky_relu(self.first(self.vectors, self.graph), SLOPE)
         vectors: Tensor = self.second(hidden, self.graph)
         return vectors
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
-        """Apply the class vectors to the maxima of the encoder's maps."""
+        """Apply the class vectors to the max-pooled feature maps."""
         return self.encoder.maps(images).amax((2, 3)) @ self.class_vectors().T

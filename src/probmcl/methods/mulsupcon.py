@@ -1,4 +1,4 @@
-"""MulSupCon: a contrast for each label of an image, on cosines."""
+"""MulSupCon: a supervised contrastive loss for each label of an image."""
 
 from dataclasses import dataclass
 from typing import final
@@ -18,9 +18,10 @@ class Config:
     """Settings of `mulsupcon`.
 
     Attributes:
-        projection: sizes of the layers between feature and sphere; () compares the features themselves.
-        temperature: divides the cosines.
-        average: over all `labels` of all images, so that an image counts as often as it has labels, or over `images`.
+        projection: layer sizes of the projection head; without layers the features themselves are compared.
+        temperature: temperature of the contrastive softmax.
+        average: whether the loss is averaged over all `labels` of all images, so that an image with more labels counts
+            more, or first over the labels of an image and then over `images`.
     """
 
     projection: tuple[int, ...] = (128,)
@@ -33,7 +34,7 @@ class Config:
 
 @final
 class MulSupCon(ProjectedContrast):
-    """Contrast between projected images on the sphere, for each label of an image by itself.
+    """Contrastive loss on projected features, with separate positives for each label of an image.
 
     Reference: Zhang and Wu, Multi-Label Supervised Contrastive Learning, AAAI 2024.
     """
@@ -45,7 +46,7 @@ class MulSupCon(ProjectedContrast):
     def contrast(
         self, similarity: Float[Tensor, "M P"], labels: Labels, known: Known, n_views: int
     ) -> Float[Tensor, ""]:
-        """The mean over the labels of the own rows, or over the own rows."""
+        """Return the mean over the labels of the local rows, or over the local rows."""
         labels_a, known_a = repeat_for_views(n_views, labels, known)
         loss = per_label_contrastive(
             similarity,
@@ -57,5 +58,5 @@ class MulSupCon(ProjectedContrast):
             self_column=self_columns(similarity),
             average=self.config.average,
         )
-        # The processes have as many rows each, but not as many labels.
+        # Processes have equal numbers of rows, but not of labels.
         return rescale_for_ddp(loss, "mean", present(labels_a, known_a) if self.config.average == "labels" else None)

@@ -1,4 +1,4 @@
-"""PLA: a recurrent decoder that emits a set of labels, trained in the order of its own predictions."""
+"""PLA: a recurrent decoder that emits labels one by one, with targets in the order of its predictions."""
 
 from dataclasses import dataclass
 from typing import final
@@ -27,17 +27,18 @@ from probmcl.methods.base import (
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `pla`; the defaults are the published ones, but for the last two.
+    """Settings of `pla`; the defaults are the published values, except for `normalize` and `repeats`.
 
     Attributes:
-        alignment: the order of labels; `predicted` keeps the emitted ones in place, `minimal` has the least loss.
-        steps: the longest sequence, the end included; one of all classes and the end is never longer.
-        hidden: size of the LSTM.
-        embedding: size of the vector of the label that was emitted last.
-        attention: width of the attention over positions.
-        dropout: of the positions.
-        normalize: whether the maps of an image are divided by their root mean square.
-        repeats: whether a label may be emitted twice.
+        alignment: order of the target labels: `predicted` keeps correctly emitted labels at their step, `minimal` takes
+            the order with the smallest loss.
+        steps: maximum length of the sequence, including the end token; never more than the number of classes plus one.
+        hidden: size of the LSTM state.
+        embedding: size of the embedding of the previous label.
+        attention: hidden size of the attention over positions.
+        dropout: dropout on the feature maps.
+        normalize: whether the feature maps of an image are divided by their root mean square.
+        repeats: whether a label may be emitted more than once.
     """
 
     alignment: Alignment = "predicted"
@@ -57,12 +58,12 @@ class Config:
 
 
 PAPER = Config(normalize=False, repeats=True)
-"""The published decoder, which takes maps as they are and learns by itself not to say a label twice."""
+"""The published decoder, which does not normalize the maps and may repeat labels."""
 
 
 @final
 class PLA(Classifier):
-    """Encoder and a recurrent decoder on its maps, trained with cross-entropy in the order of its own predictions.
+    """Recurrent decoder (LSTM) on the feature maps, trained with label targets in the order of its predictions.
 
     Reference: Yazici et al., Orderless Recurrent Models for Multi-label Classification, CVPR 2020.
     """
@@ -70,7 +71,7 @@ class PLA(Classifier):
     n_views = 1
     presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
     origin = Origin("authors' code", "yazici2020orderless", ("paper",))
-    note = "pla emits a set of labels; its mAP ranks them by a score made for it (docs/methods/pla.md)"
+    note = "pla emits a set of labels; its mAP uses scores derived from this set (docs/methods/pla.md)"
     emits_set = True
     needs_maps = True
     encoder: Encoder
@@ -92,15 +93,15 @@ class PLA(Classifier):
         )
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
-        """Cross-entropy over the steps up to each image's end; a class that is not known cannot be emitted."""
+        """Return the cross-entropy over the steps up to the end of each image. Unknown classes cannot be emitted."""
         labels, known = repeat_for_views(len(views), labels, known)
         present = labels > 0 if known is None else (labels > 0) & known
-        steps = min(self.steps, int(present.sum(1).max()) + 1)  # what comes later has no target
+        steps = min(self.steps, int(present.sum(1).max()) + 1)  # later steps have no target
         log_probabilities = self.decoder(self.encoder.maps(views.flatten(0, 1)), steps, known)
         targets = aligned_targets(log_probabilities, labels, known, alignment=self.config.alignment)
         loss = sequence_cross_entropy(log_probabilities, targets)
         return Step(rescale_for_ddp(loss, "mean", targets != IGNORED), {})
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
-        """High for the labels that are emitted, low for all others; see `set_logits`."""
+        """Return high logits for the emitted labels and low logits for all others; see `set_logits`."""
         return set_logits(self.decoder(self.encoder.maps(images), self.steps))

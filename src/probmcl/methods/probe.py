@@ -1,4 +1,4 @@
-"""The linear probe: ProbMCL's second stage, and the simple thing that every method is measured against."""
+"""The linear probe: the second stage of ProbMCL, and the baseline that every trained method is compared with."""
 
 from dataclasses import dataclass
 from typing import Literal, final
@@ -18,7 +18,7 @@ class Config:
     """Settings of `probe`.
 
     Attributes:
-        loss: the asymmetric loss with its published values, as in the paper, or binary cross-entropy.
+        loss: `asl` is the asymmetric loss with its published values, as in the paper; `bce` is binary cross-entropy.
     """
 
     loss: Literal["asl", "bce"] = "asl"
@@ -26,10 +26,10 @@ class Config:
 
 @final
 class Probe(LinearClassifier):
-    """A linear layer on a frozen encoder, trained with the asymmetric loss on standardized features.
+    """Linear layer on the standardized features of a frozen encoder, trained with the asymmetric loss.
 
-    The encoder passed in is frozen and stays in eval mode. `standardize` shifts and scales the features; `on` moves
-    that into the linear layer, so that what predicts is an encoder and one linear layer and nothing else.
+    The encoder is frozen and stays in eval mode. `standardize` sets the shift and scale of the features; `on` folds
+    them into the linear layer, so that the final model is an encoder and one linear layer.
 
     Reference: ProbMCL, section 2.2, last paragraph; decision 0001, point 20.
     """
@@ -49,32 +49,32 @@ class Probe(LinearClassifier):
         self.register_buffer("scale", torch.ones(encoder.features), persistent=False)
 
     def train(self, mode: bool = True) -> "Probe":
-        """Training mode for the linear layer; the encoder stays in eval mode."""
+        """Set the mode of the linear layer; the encoder stays in eval mode."""
         super().train(mode)
         self.encoder.eval()
         return self
 
     def standardize(self, features: Float[Tensor, "K D"]) -> None:
-        """From now on give the linear layer features of mean 0 and deviation 1, measured on these."""
+        """Standardize the features from now on, with the mean and standard deviation of the given ones."""
         deviation = features.std(0, correction=0)
         self.shift = features.mean(0)
-        self.scale = deviation.where(deviation > 0, 1)  # a feature that never changes stays 0
+        self.scale = deviation.where(deviation > 0, 1)  # a constant feature becomes 0
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
-        """The linear layer on the standardized features."""
+        """Apply the linear layer to the standardized features."""
         with torch.no_grad():
             features = (self.encoder(images) - self.shift) / self.scale
         logits: Tensor = self.linear(features)
         return logits
 
     def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
-        """Mean over the known entries, so that the same weight decay means the same on any number of classes."""
+        """Return the mean over the known entries, so that weight decay does not depend on the number of classes."""
         loss = asymmetric if self.config.loss == "asl" else binary_cross_entropy
         return loss(logits, labels, known, reduction=self.reduction)
 
     @torch.no_grad()
     def on(self, encoder: AnyEncoder, label_space: LabelSpace) -> "Probe":
-        """The same probe on an encoder, the standardization folded into its linear layer."""
+        """Return this probe on another encoder, with the standardization folded into the linear layer."""
         folded = Probe(encoder, label_space, self.config)
         folded.linear.weight.copy_(self.linear.weight / self.scale)
         folded.linear.bias.copy_(self.linear.bias - folded.linear.weight @ self.shift)

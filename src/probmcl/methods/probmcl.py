@@ -1,4 +1,4 @@
-"""ProbMCL, stage 1: two views, a mixture for each, and the contrast between them (ProbMCL, Fig. 1a and Eq. 4)."""
+"""ProbMCL, stage 1: contrastive learning on the Gaussian mixtures of two views (ProbMCL, Fig. 1a and Eq. 4)."""
 
 import warnings
 from dataclasses import dataclass
@@ -36,30 +36,30 @@ Target = Literal["feature", "detached", "hidden", "none"]
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `probmcl`; each default has its reason in docs/decisions/0002, each switch its row in 0001.
+    """Settings of `probmcl`. Decision 0001 lists the alternatives, decision 0002 explains the defaults.
 
     Attributes:
         similarity: `aligned` compares component k with component k only; `all_pairs` is the paper's correlation
-            coefficient, for scalar means.
-        mean_size: size of each component's mean vector; None is the paper's scalar mean μ·1.
-        component_weight: with `aligned`, whether a component counts by its weight (`l2`) or by the norm of its density.
-        feature_norm: length that features are scaled to: `unit` (the paper's sphere) or `root`, √D.
-        hidden: sizes of the mixture network's hidden layers; () makes its heads linear.
-        activation: what follows each hidden layer.
+            coefficient and requires scalar means.
+        mean_size: size of the mean vector of each component; `none` uses the paper's scalar mean μ·1.
+        component_weight: with `aligned`, weight of a component: its mixture weight (`l2`) or the norm of its `density`.
+        feature_norm: norm that features are scaled to, 1 (`unit`, as in the paper) or √D (`root`).
+        hidden: sizes of the hidden layers of the mixture network; without any, its heads are linear.
+        activation: activation after each hidden layer.
         floor: whether the variance or the standard deviation is at least one.
-        initialization: of the mixture network's heads.
-        target: the z whose likelihood is maximised: the `feature`, the feature `detached`, the last `hidden` layer, or
-            `none`, which leaves the likelihood out.
-        dim: dimensions n of the mixture; None means the size of the target, or of the means.
-        likelihood_per_dimension: divide the likelihood by n.
-        overlap: how label sets are compared; `cosine_literal` is the formula as printed.
-        threshold: smallest overlap of positives (α).
-        temperature: of the contrast (τ).
-        contrastive_weight: of the contrast, relative to the likelihood (λ); `balanced` sets it in each step so that
-            both have gradients of equal norm at the features.
-        reduction: over the rows of a batch, for both terms.
-        anchors: `labels` also contrasts images with mixtures of the batch's label sets, whose Gaussians are learned for
-            each class; the mixture then predicts by itself. With `aligned` only.
+        initialization: initial weights of the mean and variance heads, as in the `paper` or PyTorch's default.
+        target: the z in the likelihood: the `feature`, the feature `detached` from the graph, the last `hidden` layer,
+            or `none` to train without the likelihood.
+        dim: dimension n of the mixture; `none` uses `mean_size`, or the size of the target if means are scalar.
+        likelihood_per_dimension: whether to divide the likelihood by n.
+        overlap: measure of the overlap of two label sets (D); `cosine_literal` is the cosine as printed in the paper.
+        threshold: smallest overlap at which two images are positives (α).
+        temperature: temperature of the contrastive softmax (τ).
+        contrastive_weight: weight of the contrastive loss relative to the likelihood (λ); `balanced` sets it in every
+            step so that both terms have gradients of equal norm at the features.
+        reduction: reduction of both terms over the rows of a batch.
+        anchors: `labels` also compares images with the mixtures of label sets, which have one learned Gaussian per
+            class; the model then predicts with its mixture instead of a probe. Requires `aligned`.
     """
 
     similarity: Literal["aligned", "all_pairs"] = "aligned"
@@ -82,17 +82,17 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.similarity == "all_pairs" and self.mean_size is not None:
-            raise ValueError("similarity 'all_pairs' is for scalar means: set mean_size to None, or take 'aligned'")
+            raise ValueError("similarity 'all_pairs' requires scalar means; set mean_size to none, or use 'aligned'")
         if self.target == "none" and self.contrastive_weight == "balanced":
             raise ValueError(
-                "contrastive_weight 'balanced' balances against the likelihood, which target 'none' leaves out"
+                "contrastive_weight 'balanced' cannot be combined with target 'none', which has no likelihood"
             )
         check_range(above=0, temperature=self.temperature)
         check_range(at_least=0, at_most=1, threshold=self.threshold)
         if self.target == "hidden" and not self.hidden:
-            raise ValueError("target 'hidden' needs hidden layers: set hidden, for example to [2048, 128]")
+            raise ValueError("target 'hidden' requires hidden layers; set hidden, for example to [2048, 128]")
         if self.anchors == "labels" and self.similarity != "aligned":
-            raise ValueError(f"anchors 'labels' need similarity 'aligned', not {self.similarity!r}")
+            raise ValueError(f"anchors 'labels' cannot be combined with similarity {self.similarity!r}; use 'aligned'")
 
 
 PAPER = Config(
@@ -108,19 +108,19 @@ PAPER = Config(
     contrastive_weight=0.3,
     reduction="sum",
 )
-"""The published values (α for MS-COCO; ADP has 0.5)."""
+"""The published values, with α for MS-COCO (0.5 for ADP)."""
 
 
 @final
 class ProbMCL(Classifier):
-    """Contrast between Gaussian mixtures of images, weighted by the labels they share.
+    """Contrastive loss on Gaussian mixtures; the positives of an image are weighted by label overlap.
 
-    L = L_NLL + λ L_PCL over two views of each image. The mixture network is needed for training only: what predicts is
-    the encoder with a linear probe. Where several processes have a part of the batch each, P rows in all, each of them
-    compares its own M rows with those of all processes.
+    L = L_NLL + λ L_PCL over two views of each image. The mixture network is only used in training; a linear probe on
+    the encoder predicts. If the batch is split over several processes, P rows in total, each process compares its M
+    rows with the rows of all processes.
 
-    With label anchors, L_PCL also runs over Sim(p_x, q_y), where the columns are the label sets y of all images that
-    are known to have a label. The mixture then predicts too, by its correlation with the anchor of each class.
+    With label anchors, L_PCL is also computed on Sim(p_x, q_y), whose columns are the label sets y of all images that
+    are known to have a label. The score of a class is then the correlation of the mixture with the anchor of the class.
 
     Reference: ProbMCL, section 2; the anchors are ours (decision 0002, "Label anchors").
     """
@@ -131,7 +131,7 @@ class ProbMCL(Classifier):
 
     @classmethod
     def has_own_head(cls, config: Config) -> bool:
-        """With label anchors, by which the mixture predicts."""
+        """Return whether the settings have label anchors, with which the mixture predicts."""
         return config.anchors == "labels"
 
     def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
@@ -144,33 +144,33 @@ class ProbMCL(Classifier):
             self.anchors = LabelAnchors(len(label_space), dim=self.network.dim, mean_size=c.mean_size, floor=c.floor)
         if c.target == "feature":
             warnings.warn(
-                "probmcl with target 'feature' (the paper's z = h) collapsed in every trial of ours: its likelihood "
-                "outweighs the contrast by thousands. Watch the alarm; see docs/decisions/0002",
+                "probmcl with target 'feature' (the paper's z = h) collapsed in all of our trials: the gradient of the "
+                "likelihood is thousands of times that of the contrastive loss; see docs/decisions/0002",
                 stacklevel=2,
             )
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
-        """Logit of the correlation of an image's mixture with the anchor of each class."""
+        """Return the logit of the correlation of each image's mixture with the anchor of each class."""
         if self.anchors is None:
-            raise ValueError("probmcl predicts through a probe, unless it was trained with anchors 'labels'")
+            raise ValueError("probmcl without label anchors has no head; use a probe, or train with anchors 'labels'")
         mixture = self.network(self._features(images))
         return class_logits(mixture, self.anchors(), component_weight=self.config.component_weight)
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
-        """Eq. 4 over all views, and the signs of collapse."""
-        c, parts = self.config, {}
+        """Return Eq. 4 over all views, with the collapse statistics."""
+        c, anchor_terms = self.config, {}
         features = self._features(views.flatten(0, 1))  # (M, D)
         hidden = self.network.hidden(features)
         mixture = self.network.mixture(hidden)
         similarity = self._similarity(mixture)  # (M, P)
-        shared = label_overlap(labels, known, n_views=len(views), kind=c.overlap)  # (M, P)
-        contrast = rescale_for_ddp(self._contrast(similarity, shared, self_columns(similarity)), c.reduction)
+        overlaps = label_overlap(labels, known, n_views=len(views), kind=c.overlap)  # (M, P)
+        contrast = rescale_for_ddp(self._contrast(similarity, overlaps, self_columns(similarity)), c.reduction)
         if self.anchors is not None:
-            parts["anchored"] = rescale_for_ddp(self._anchored(mixture, shared, labels, known), c.reduction)
-            contrast = contrast + parts["anchored"]
-        own = distributed.local_rows(len(features))  # each process watches its own rows
-        positive = positives(shared[:, own], threshold=c.threshold)
-        watched = collapse_statistics(features, mixture, similarity[:, own], positive, n_views=len(views))
+            anchor_terms["anchored"] = rescale_for_ddp(self._anchored(mixture, overlaps, labels, known), c.reduction)
+            contrast = contrast + anchor_terms["anchored"]
+        local = distributed.local_rows(len(features))  # each process monitors its own rows
+        positive = positives(overlaps[:, local], threshold=c.threshold)
+        statistics = collapse_statistics(features, mixture, similarity[:, local], positive, n_views=len(views))
         likelihood = rescale_for_ddp(self._likelihood(mixture, features, hidden), c.reduction)
         balanced = c.contrastive_weight == "balanced"
         weight = (
@@ -178,25 +178,25 @@ class ProbMCL(Classifier):
         )
         loss = objective(likelihood, contrast, contrastive_weight=weight)
         terms = {"likelihood": likelihood, "contrastive": contrast, "contrastive_weight": weight}
-        return Step(loss, terms | parts | watched)
+        return Step(loss, terms | anchor_terms | statistics)
 
     def _features(self, images: Float[Tensor, "M *image"]) -> Float[Tensor, "M D"]:
         h = normalize(at_least_float32(self.encoder(images)), dim=1)
         return h if self.config.feature_norm == "unit" else h * h.shape[1] ** 0.5
 
     def _similarity(self, mixture: IsotropicMixture) -> Float[Tensor, "M P"]:
-        columns = None if distributed.world_size() == 1 else gather_mixture(mixture)  # None: half the cost
+        columns = None if distributed.world_size() == 1 else gather_mixture(mixture)  # None halves the cost
         if self.config.similarity == "all_pairs":
             return correlation(mixture, columns)
         return aligned_correlation(mixture, columns, component_weight=self.config.component_weight)
 
     def _contrast(
-        self, similarity: Float[Tensor, "M P"], shared: Float[Tensor, "M P"], self_column: Int[Tensor, "M"]
+        self, similarity: Float[Tensor, "M P"], overlaps: Float[Tensor, "M P"], self_column: Int[Tensor, "M"]
     ) -> Float[Tensor, ""]:
         c = self.config
         return contrastive(
             similarity,
-            shared,
+            overlaps,
             threshold=c.threshold,
             temperature=c.temperature,
             self_column=self_column,
@@ -204,17 +204,17 @@ class ProbMCL(Classifier):
         )
 
     def _anchored(
-        self, mixture: IsotropicMixture, shared: Float[Tensor, "M P"], labels: Tensor, known: Tensor | None
+        self, mixture: IsotropicMixture, overlaps: Float[Tensor, "M P"], labels: Tensor, known: Tensor | None
     ) -> Float[Tensor, ""]:
-        """L_PCL with the label set of every row as a column, where the row is known to have a label."""
+        """Return L_PCL between the rows and the label sets of all rows that are known to have a label."""
         assert self.anchors is not None
-        sets = gather_rows(present(labels, known), n_views=len(shared) // len(labels))  # (P, C)
-        there = sets.any(1)
+        sets = gather_rows(present(labels, known), n_views=len(overlaps) // len(labels))  # (P, C)
+        nonempty = sets.any(1)
         similarity = label_set_correlation(
-            mixture, self.anchors(), sets[there], component_weight=self.config.component_weight
+            mixture, self.anchors(), sets[nonempty], component_weight=self.config.component_weight
         )
-        no_column = torch.full((len(shared),), -1, device=shared.device)  # no column is the row itself
-        return self._contrast(similarity, shared[:, there], no_column)
+        no_column = torch.full((len(overlaps),), -1, device=overlaps.device)  # no column is the row itself
+        return self._contrast(similarity, overlaps[:, nonempty], no_column)
 
     def _likelihood(self, mixture: IsotropicMixture, features: Tensor, hidden: Tensor) -> Float[Tensor, ""]:
         if self.config.target == "none":
@@ -229,10 +229,11 @@ def _balanced_weight(likelihood: Tensor, contrast: Tensor, features: Tensor) -> 
     if distributed.world_size() == 1:
         return balanced_weight(likelihood, contrast, features)
     norms = [torch.autograd.grad(loss, features, retain_graph=True)[0].norm() for loss in (likelihood, contrast)]
-    # A gradient is as long as the list of the lengths of its parts: two linear terms stand in, which pull that hard.
-    pulls = distributed.gather(torch.stack(norms)[None])  # (processes, 2)
-    place = torch.zeros_like(pulls[:, :1], requires_grad=True)
-    return balanced_weight((place * pulls[:, :1]).sum(), (place * pulls[:, 1:]).sum(), place)
+    # The norm of a gradient is the norm of the vector of its norms on each process. Two linear losses in x have these
+    # vectors as their gradients.
+    all_norms = distributed.gather(torch.stack(norms)[None])  # (processes, 2)
+    x = torch.zeros_like(all_norms[:, :1], requires_grad=True)
+    return balanced_weight((x * all_norms[:, :1]).sum(), (x * all_norms[:, 1:]).sum(), x)
 
 
 def _network(features: int, classes: int, c: Config) -> MixtureDensityNetwork:
@@ -242,8 +243,8 @@ def _network(features: int, classes: int, c: Config) -> MixtureDensityNetwork:
     dim = c.dim or c.mean_size or target_size or features
     if target_size is not None and dim != target_size:
         raise ValueError(
-            f"target {c.target!r} has {target_size} dimensions, the mixture {dim}; "
-            f"set {'mean_size' if c.mean_size else 'dim'} to {target_size}, or the target to 'none'"
+            f"target {c.target!r} has {target_size} dimensions, but the mixture has {dim}; "
+            f"set {'mean_size' if c.mean_size else 'dim'} to {target_size}, or target to 'none'"
         )
     return MixtureDensityNetwork(
         features,

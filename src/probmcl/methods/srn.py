@@ -1,4 +1,4 @@
-"""SRN: a classifier whose logits are regularized by the attention maps of all classes together."""
+"""SRN: a classifier with additional logits from the attention maps of all classes."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, final
@@ -15,13 +15,13 @@ from probmcl.methods.base import Classifier, Known, Labels, Logits, Origin, Step
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `srn`; the sizes and the share are the published ones.
+    """Settings of `srn`; `width`, `filters` and `regularized_share` are the published values.
 
     Attributes:
-        width: channels within the attention and within the regularization.
-        filters: for each channel of the regularization, as large as the map.
-        regularized_share: share of the regularized logits in the prediction; the rest is that of the plain ones.
-        branch_weight: of the losses of the plain logits and of attention alone; that of the prediction has weight 1.
+        width: channels of the hidden layers of the attention and regularization branches.
+        filters: number of map-sized filters per channel in the regularization branch.
+        regularized_share: weight of the regularized logits in the prediction; the plain logits have the rest.
+        branch_weight: weight of the losses of the plain and the attention logits, relative to that of the prediction.
     """
 
     width: int = 512
@@ -36,7 +36,7 @@ class Config:
 
 
 class Branches(NamedTuple):
-    """Three kinds of logits: of the pooled feature, of attention alone, and of the spatial regularization."""
+    """Logits from the pooled feature, from the attention maps, and from the spatial regularization."""
 
     plain: Float[Tensor, "M C"]
     attended: Float[Tensor, "M C"]
@@ -45,10 +45,10 @@ class Branches(NamedTuple):
 
 @final
 class SRN(Classifier):
-    """Encoder with a linear layer, and a spatial regularization network on the maps that enter its last stage.
+    """Linear classifier combined with a spatial regularization network on the input of the last stage.
 
-    logits = (1−α) plain + α regularized. The loss is the sum of the binary cross-entropies of these, of the plain ones
-    and of attention alone.
+    logits = (1−α) plain + α regularized. The loss is the binary cross-entropy of these logits plus, with weight
+    `branch_weight`, that of the plain logits and that of the attention logits.
 
     Reference: Zhu et al., Learning Spatial Regularization with Image-level Supervisions for Multi-label Image
     Classification, CVPR 2017.
@@ -71,11 +71,11 @@ class SRN(Classifier):
         self.regularization = SpatialRegularization(classes, side=self.stage.side, width=c.width, filters=c.filters)
 
     def branches(self, images: Float[Tensor, "M *image"]) -> Branches:
-        """Return all logits, in one pass through the encoder."""
-        entering: list[Tensor] = []
-        with hook_stage_inputs(self.encoder, {self.stage: entering.append}):
+        """Return the logits of all branches from one pass through the encoder."""
+        stage_inputs: list[Tensor] = []
+        with hook_stage_inputs(self.encoder, {self.stage: stage_inputs.append}):
             plain = self.linear(self.encoder(images))
-        attention, confidence = self.attention(*entering)
+        attention, confidence = self.attention(*stage_inputs)
         regularized = self.regularization(weighted_attention(attention, confidence))
         return Branches(plain, attended_confidence(attention, confidence), regularized)
 
@@ -88,9 +88,9 @@ class SRN(Classifier):
         return (1 - share) * branches.plain + share * branches.regularized
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
-        """Return the losses of the prediction, of the plain logits and of attention, over all views of all images."""
+        """Return the weighted sum of the losses of the prediction, the plain and the attention logits."""
         branches = self.branches(views.flatten(0, 1))
-        learning = {"classification": self._mixed(branches), "plain": branches.plain, "attended": branches.attended}
-        terms = cross_entropies(learning, len(views), labels, known)
+        logits = {"classification": self._mixed(branches), "plain": branches.plain, "attended": branches.attended}
+        terms = cross_entropies(logits, len(views), labels, known)
         loss = terms["classification"] + self.config.branch_weight * (terms["plain"] + terms["attended"])
         return Step(loss, terms)

@@ -1,4 +1,4 @@
-"""SupCon for images with several labels: ProbMCL's contrast on cosines, without its mixture."""
+"""SupCon for images with several labels: the contrastive loss of ProbMCL on cosines instead of mixtures."""
 
 from dataclasses import dataclass
 from typing import final
@@ -17,10 +17,10 @@ class Config:
     """Settings of `supcon`.
 
     Attributes:
-        projection: sizes of the layers between feature and sphere; () compares the features themselves.
-        overlap: how label sets are compared; `cosine_literal` is the formula as ProbMCL prints it.
-        threshold: smallest overlap of positives.
-        temperature: divides the cosines.
+        projection: layer sizes of the projection head; without layers the features themselves are compared.
+        overlap: measure of the overlap of two label sets; `cosine_literal` is the cosine as printed in ProbMCL.
+        threshold: smallest overlap at which two images are positives.
+        temperature: temperature of the contrastive softmax.
     """
 
     projection: tuple[int, ...] = (128,)
@@ -35,10 +35,10 @@ class Config:
 
 @final
 class SupCon(ProjectedContrast):
-    """Contrast between projected images on the sphere, weighted by the labels they share.
+    """Contrastive loss on projected features; the positives of an image are weighted by label overlap.
 
-    Reference: Khosla et al., Supervised Contrastive Learning, NeurIPS 2020, for one label per image; for several,
-    ProbMCL, Eq. 3 with a cosine in place of the mixtures' correlation.
+    Reference: Khosla et al., Supervised Contrastive Learning, NeurIPS 2020, for one label per image. For several
+    labels, the loss is ProbMCL, Eq. 3, with cosines in place of the correlations of mixtures.
     """
 
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
@@ -48,7 +48,7 @@ class SupCon(ProjectedContrast):
     def contrast(
         self, similarity: Float[Tensor, "M P"], labels: Labels, known: Known, n_views: int
     ) -> Float[Tensor, ""]:
-        """Eq. 3, the mean over the own rows."""
+        """Return Eq. 3 as a mean over the local rows."""
         c = self.config
         return contrastive(
             similarity,

@@ -1,4 +1,4 @@
-"""TDRG: a transformer over three scales of an image, and a graph of the classes for each image."""
+"""TDRG: a transformer over three scales of the feature map, and a graph of the classes for each image."""
 
 from dataclasses import dataclass
 from typing import final
@@ -15,19 +15,20 @@ from probmcl.methods.base import Classifier, Known, Labels, Logits, Origin, Step
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `tdrg`; the defaults have a quarter of the published width, and scales that are normalized.
+    """Settings of `tdrg`; the defaults have a quarter of the published width and normalize the scales.
 
     Attributes:
-        width: channels of the three scales, half of a class's node, a multiple of the heads.
-        layers: of the transformer that all scales share.
-        heads: of its attention.
-        feed_forward: units between the two linear layers that follow the attention.
-        normalize: whether every position of the three scales has mean 0 and deviation 1 before they are multiplied.
-        structural_share: of the structural logits in a prediction; the rest is that of the semantic ones.
-        top_share: of the positions, how many the constraint takes, and at least one.
-        batch_attention: whether a position sees the same position of the other images in the batch, as in the first
-            release of the authors' code, instead of the other positions. Then a prediction depends on which images it
-            is made together with; of several processes each sees its own images.
+        width: channels of each of the three scales, and half the size of a class node; a multiple of `heads`.
+        layers: number of transformer layers, shared by all scales.
+        heads: number of attention heads.
+        feed_forward: hidden units of the feed-forward block after the attention.
+        normalize: whether each position of the three scales is normalized to mean 0 and standard deviation 1 before
+            the scales are multiplied.
+        structural_share: weight of the structural logits in the prediction; the semantic logits have the rest.
+        top_share: fraction of positions that the constraint branch averages, at least one position.
+        batch_attention: whether positions attend to the same position in the other images of the batch, as in the
+            first release of the authors' code, instead of the other positions of the same image. A prediction then
+            depends on the other images in its batch; each process only uses its own images.
     """
 
     width: int = 128
@@ -48,22 +49,22 @@ class Config:
 
 
 PAPER = Config(width=512, feed_forward=2048, normalize=False)
-"""The published sizes, with attention over positions, as in the corrected code of the authors."""
+"""The published sizes, with attention over positions as in the authors' corrected code."""
 
 
 @final
 class TDRG(Classifier):
-    """Encoder and a dual relation head on the maps before and after its last stage.
+    """Transformer and class graph (dual relation head) on the feature maps before and after the last stage.
 
-    L = Σ BCE(z) over z = fused, structural, semantic and constraint, with fused = a structural + (1−a) semantic, the
-    logits of a prediction, where a is `structural_share`.
+    L = Σ BCE(z) over z = fused, structural, semantic and constraint, where fused = a structural + (1−a) semantic are
+    the logits of the prediction and a is `structural_share`.
 
     Reference: Zhao et al., Transformer-based Dual Relation Graph for Multi-label Image Recognition, ICCV 2021.
     """
 
     n_views = 1
     presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
-    origin = Origin("authors' code", "zhao2021tdrg")  # no preset starts from their random numbers
+    origin = Origin("authors' code", "zhao2021tdrg")  # no preset has their initialization
     needs_maps = True
     encoder: Encoder
 
@@ -85,7 +86,7 @@ class TDRG(Classifier):
         )
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
-        """Return the sum of four cross-entropies over all views, each of them a term."""
+        """Return the sum of four binary cross-entropies over all views, with each as a term."""
         relations = self.relations(views.flatten(0, 1))
         logits = {"fused": self.fused(relations), **relations._asdict()}
         terms = cross_entropies(logits, len(views), labels, known)

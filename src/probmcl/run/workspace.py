@@ -175,7 +175,7 @@ def _open_image_cache(records: Records, settings: Settings, console: Console) ->
         return None
     folders = {path.parent for path in records.paths}
     if records.origin is not None:
-        folders.add(records.origin.place if records.origin.place.is_dir() else records.origin.place.parent)
+        folders.add(records.origin.path if records.origin.path.is_dir() else records.origin.path.parent)
     cache = open_cache(Path(settings.cache), apart_from=sorted(folders))
     if not cache.has_room():
         console.print(f"  note: {cache.folder}: the disk is nearly full; no more decoded images are cached there")

@@ -1,4 +1,4 @@
-"""Stage 8: one trainer for every method."""
+"""The trainer, which is the same for every method."""
 
 from probmcl.training.features import FeatureBatches
 from probmcl.training.fit import Callback, Checkpoint, StepEvent, fit

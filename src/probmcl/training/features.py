@@ -1,4 +1,4 @@
-"""Features or activations of every view, computed once and trained on many times."""
+"""Batches of precomputed features or activations, which are computed once and used in every epoch."""
 
 from collections.abc import Callable, Iterable, Iterator
 
@@ -8,12 +8,12 @@ from jaxtyping import Bool, Float, Int, Shaped
 from numpy import ndarray
 from torch import Tensor, nn
 
-from probmcl.data.labels import drawn
+from probmcl.data.labels import sample_labels
 from probmcl.data.loader import Batch, Order
 from probmcl.runtime.distributed import rank, shard, unshard, world_size
 
 ROWS_AT_ONCE = 64
-"""Views in a batch that is not trained on."""
+"""Views per batch outside of training."""
 
 
 @torch.inference_mode()
@@ -24,15 +24,15 @@ def extract(
     device: torch.device | str = "cpu",
     done: Callable[[int], None] | None = None,
 ) -> Float[Tensor, "V N D"]:
-    """Return the encoder's features of every view of every image, in the order of the batches.
+    """Return the features of every view of every image, in the order of the batches.
 
-    With several processes each gets its shard of the batches, and the result is gathered on all of them.
+    With several processes, each computes its shard of the batches, and all of them receive the features of all images.
 
     Args:
-        encoder: moved to the device and put in eval mode.
-        batches: of this process.
-        device: where to compute.
-        done: called after each batch with its number of images.
+        encoder: the encoder, which is moved to the device and set to eval mode.
+        batches: batches of this process.
+        device: device of the computation.
+        done: callback that receives the number of images of each finished batch.
     """
     encoder.to(device).eval()
     features = []
@@ -45,10 +45,10 @@ def extract(
 
 
 class FeatureBatches:
-    """Batches of stored views (features or activations): every image once per epoch, in `n_views` of its views.
+    """Training batches of stored views (features or activations): each image once per epoch, in `n_views` views.
 
-    Order and views are functions of the seed, the epoch and the step; the views of an image in a step differ. With
-    `weights`, `Order` decides how often an image occurs.
+    The seed and the epoch determine the order and the views; the views of an image in a step differ. With `weights`,
+    an image occurs in proportion to its weight (see `Order`).
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class FeatureBatches:
         weights: Float[ndarray, "N"] | None = None,
     ) -> None:
         if n_views > len(features):
-            raise ValueError(f"{n_views} views of an image are needed, but only {len(features)} are stored; store more")
+            raise ValueError(f"{n_views} views per image are required, but only {len(features)} are stored")
         self.features, self.labels, self.known, self.seed, self.n_views = features, labels, known, seed, n_views
         self.order = Order(
             np.arange(features.shape[1]),
@@ -82,22 +82,22 @@ class FeatureBatches:
         return len(self.order)
 
     def starting(self, step: int) -> Iterator[Batch]:
-        """Yield the batches from a step on."""
+        """Yield the batches, skipping the first `step` ones."""
         epoch, views, labels = -1, np.empty(0, dtype=int), self.labels
         for batch in self.order.starting(step):
             if batch[0][0] != epoch:
                 epoch = batch[0][0]
-                lots = np.random.default_rng((self.seed, epoch, 1)).random(self.features.shape[:2])
-                views = lots.argsort(0)[: self.n_views]  # (n_views, N): the views of each image in this epoch
-                # A label between 0 and 1 is a probability, from which a 0 or a 1 is drawn in each epoch.
-                labels = torch.from_numpy(drawn(self.labels.numpy(), self.seed, epoch, 2))
+                keys = np.random.default_rng((self.seed, epoch, 1)).random(self.features.shape[:2])
+                views = keys.argsort(0)[: self.n_views]  # (n_views, N): the views of each image in this epoch
+                # A label between 0 and 1 is a probability; a new 0 or 1 is drawn in each epoch.
+                labels = torch.from_numpy(sample_labels(self.labels.numpy(), self.seed, epoch, 2))
             rows = torch.tensor([row for _, row in batch])
             chosen = torch.from_numpy(views[:, rows.numpy()])
             yield Batch(self.features[chosen, rows].float(), labels[rows], self.known[rows], rows)
 
 
 class StoredViews:
-    """Batches of all stored views of each image, in stored order; the shard of this process."""
+    """Batches of all stored views of each image, in the stored order, for the shard of this process."""
 
     def __init__(
         self,

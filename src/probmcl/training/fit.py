@@ -1,4 +1,4 @@
-"""The training loop, which works for every `Method`, and the checkpoints from which it resumes exactly."""
+"""The training loop for any `Method`, and checkpoints that make a resumed run identical to an uninterrupted one."""
 
 import gc
 import math
@@ -22,15 +22,15 @@ from probmcl.runtime.distributed import all_reduce_mean, is_main_process, world_
 from probmcl.training.optimizer import EMA, Training, build_optimizer, one_cycle
 
 STEPS_BETWEEN_CHECKS = 10
-"""Steps between two checks that the loss is finite: each check synchronizes with the device."""
+"""Interval at which the loss is checked for NaN and inf, in steps. Each check synchronizes with the device."""
 
 SECONDS_APART = 30.0
-"""Seconds between two checkpoints: the training time that a kill costs at most."""
+"""Seconds between two checkpoints, which is the training time that a killed process loses at most."""
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingState:
-    """Everything that changes in training: the method and all that decides its next step."""
+    """Everything that changes during training."""
 
     method: Method
     optimizer: Optimizer
@@ -41,20 +41,20 @@ class TrainingState:
 
 @dataclass(eq=False)
 class Checkpoint:
-    """A safetensors file with the state of a training stage after some step, and JSON in its header."""
+    """Checkpoint of a training stage: a safetensors file with JSON in its header."""
 
     path: Path
     seconds_apart: float = SECONDS_APART
     started: float = field(default_factory=time.perf_counter)
     saved: float = field(default_factory=time.perf_counter)
-    seconds_before: float = 0.0  # of earlier attempts
+    seconds_before: float = 0.0  # training time before the last resume
 
     def seconds(self) -> float:
-        """Return how long the stage has taken, over all attempts."""
+        """Return the training time of the stage in seconds, including the time before a resume."""
         return self.seconds_before + time.perf_counter() - self.started
 
     def restore(self, state: TrainingState) -> int:
-        """Load the state and return the number of finished steps, 0 without a file."""
+        """Load the state and return the number of completed steps; 0 if the file does not exist."""
         if not self.path.exists():
             return 0
         tensors, header = load_tensors(self.path)
@@ -80,7 +80,7 @@ class Checkpoint:
             self.saved = time.perf_counter()
 
     def save(self, step: int, state: TrainingState) -> None:
-        """Write the complete state, on rank 0."""
+        """Write the complete state (on rank 0)."""
         optimizer = state.optimizer.state_dict()
         cuda = {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else {}
         moments = {f"{i}.{key}": value for i, entry in optimizer["state"].items() for key, value in entry.items()}
@@ -103,19 +103,19 @@ def _part(part: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @runtime_checkable
 class Batches(Protocol):
-    """The batches of a training stage, `len` of them, which can start at any step."""
+    """The batches of a training stage, which can be iterated from any step."""
 
     steps_per_epoch: int
 
     def __len__(self) -> int: ...
 
     def starting(self, step: int) -> Iterator[Batch]:
-        """Yield the batches from a step on."""
+        """Yield the batches, skipping the first `step` ones."""
         ...
 
 
 class StepEvent(NamedTuple):
-    """A finished training step; `images` counts the views of all processes."""
+    """A completed training step. `images` is the number of views on all processes."""
 
     step: int
     steps: int
@@ -126,7 +126,7 @@ class StepEvent(NamedTuple):
 
 
 Callback = Callable[[StepEvent], None]
-"""Called after every step: a log, a progress bar."""
+"""Function called after every step, for example a log or a progress bar."""
 
 
 def fit(
@@ -138,11 +138,11 @@ def fit(
     callbacks: Sequence[Callback] = (),
     checkpoint: Checkpoint | None = None,
 ) -> None:
-    """Train a method in place, and leave it in eval mode with the EMA of its weights.
+    """Train a method in place. Afterwards it is in eval mode and has the EMA of its weights.
 
-    With a checkpoint, training resumes from the last saved step. After an interrupt the method has its EMA weights too,
-    and the interrupt is raised again. With several processes each gets its shard of every batch, and all end with the
-    same weights.
+    With a checkpoint, training resumes from the last saved step. If training is interrupted, the method also receives
+    its EMA weights before the exception propagates. With several processes, each trains on its shard of every batch,
+    and all end with the same weights.
     """
     device = torch.device(device)
     method.to(device).train()
@@ -171,7 +171,7 @@ def fit(
         method.eval()
         del model
         if world_size() > 1:
-            gc.collect()  # a DistributedDataParallel that outlives its group can abort the process at its end
+            gc.collect()  # a DistributedDataParallel that outlives its process group can crash the exiting process
 
 
 def _initial_state(method: Method, training: Training, device: torch.device, *, steps: int) -> TrainingState:
@@ -191,20 +191,20 @@ def _update(state: TrainingState, loss: Tensor) -> None:
 
 
 def _half_dtype(device: torch.device, training: Training) -> torch.dtype | None:
-    """bfloat16 on a GPU that supports it, float16 (with a scaled loss) on any other GPU, None on other devices."""
+    """Return bfloat16 on GPUs that support it, float16 (with loss scaling) on other GPUs, and None elsewhere."""
     if training.precision == "float32" or device.type != "cuda":
         return None
     return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
 
 def check_weights(method: Method) -> None:
-    """Raise FloatingPointError if a weight is NaN or inf, which the last steps, after the last check, may cause."""
+    """Raise FloatingPointError if a weight is NaN or inf; the steps after the last loss check can cause this."""
     weights = (value for value in method.state_dict().values() if value.is_floating_point())
     if not all(bool(value.isfinite().all()) for value in weights):
-        raise FloatingPointError("a weight is NaN or inf after the last step; a lower learning rate usually helps")
+        raise FloatingPointError("a weight is NaN or inf after the last step; try a lower learning rate")
 
 
 def check_finite(loss: float, step: int) -> None:
-    """Raise FloatingPointError if the loss is NaN or inf: nothing after that step can be of use."""
+    """Raise FloatingPointError if the loss is NaN or inf."""
     if not math.isfinite(loss):
-        raise FloatingPointError(f"the loss is {loss} at step {step}; a lower learning rate usually helps")
+        raise FloatingPointError(f"the loss is {loss} at step {step}; try a lower learning rate")

@@ -1,4 +1,4 @@
-"""The metrics of a run, step by step: metrics.jsonl, metrics.csv, and the collapse monitor."""
+"""The training log of a run (metrics.jsonl and metrics.csv), and the collapse monitor."""
 
 import csv
 import io
@@ -17,14 +17,14 @@ from probmcl.methods.contrast import collapse_warning
 from probmcl.training.fit import StepEvent
 
 WARN_AFTER = 0.5
-"""Share of a stage that must have passed before a collapse is reported: a healthy run needs some time to spread out."""
+"""Fraction of a stage after which a collapse is reported. Healthy runs also have similar features at the start."""
 
 
 class MetricsLog:
-    """Writes a row every few steps: their mean loss, its terms and the collapse statistics.
+    """Log of the mean loss, its terms and the collapse statistics, with one row every few steps.
 
-    Rows are appended during training, so that an interrupted run keeps them. The collapse monitor adds at most one
-    warning per stage to `warnings` and calls `on_warning` with it.
+    Rows are appended during training, so that they survive an interrupt. If a stage collapses, one warning is added to
+    `warnings` and passed to `on_warning`.
     """
 
     def __init__(
@@ -34,33 +34,33 @@ class MetricsLog:
         self.warnings: list[RunWarning] = []
 
     def stage(self, name: str) -> "StageLog":
-        """Return the callback of one stage."""
+        """Return the callback for a training stage."""
         return StageLog(self, name)
 
     def write(self, row: Mapping[str, object]) -> None:
-        """Add one row."""
+        """Append a row."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def forget(self, stage: str, step: int) -> None:
-        """Drop what a stage wrote from a step on, before a kill that came after its last checkpoint."""
+        """Remove the rows of a stage from `step` on, which a killed run wrote after its last checkpoint."""
         kept = [row for row in self.rows() if row["stage"] != stage or int(str(row["step"])) < step]
         text = "".join(json.dumps(row) + "\n" for row in kept)
         if self.path.exists() and text != self.path.read_text(encoding="utf-8"):
             write_text(self.path, text)
 
     def rows(self) -> list[dict[str, object]]:
-        """All rows; the last one may have been cut off by a kill, and is left out then."""
-        found: list[dict[str, object]] = []
+        """Return all complete rows. The last line of a killed run may be truncated."""
+        rows: list[dict[str, object]] = []
         for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else ():
             try:
-                found.append(json.loads(line))
+                rows.append(json.loads(line))
             except json.JSONDecodeError:
                 break
-        return found
+        return rows
 
     def close(self) -> None:
-        """Write the same rows as a table, metrics.csv, with the union of their columns."""
+        """Write all rows to metrics.csv, whose columns are the union of their keys."""
         rows = self.rows()
         columns = list(dict.fromkeys(key for row in rows for key in row))
         text = io.StringIO(newline="")
@@ -71,22 +71,22 @@ class MetricsLog:
 
 
 class StageLog:
-    """Sums up the steps of one stage for a metrics log."""
+    """Callback that averages the steps of one stage into rows of a metrics log."""
 
     def __init__(self, log: MetricsLog, name: str) -> None:
         self.log, self.name = log, name
         self.warned = False
-        self.begun = False
-        self._start()
+        self.started = False
+        self._reset()
 
-    def _start(self) -> None:
+    def _reset(self) -> None:
         self.steps, self.images, self.since = 0, 0, time.perf_counter()
         self.values: dict[str, list[Tensor]] = {}
 
     def __call__(self, event: StepEvent) -> None:
-        """Take in one step, and write a row when enough have come together."""
-        if not self.begun:
-            self.begun = True
+        """Record a step, and write a row after every `log.every` steps and after the last step."""
+        if not self.started:
+            self.started = True
             self.log.forget(self.name, event.step)
         for key, value in {"loss": event.loss, **event.terms}.items():
             self.values.setdefault(key, []).append(value)
@@ -94,10 +94,10 @@ class StageLog:
         self.images += event.images
         if self.steps == self.log.every or event.step == event.steps:
             self._write(event)
-            self._start()
+            self._reset()
 
     def _write(self, event: StepEvent) -> None:
-        # A sign that does not exist in a step, as the negatives of a batch that has none, is NaN and left out.
+        # A statistic that is undefined in a step, such as the similarity of negatives without negatives, is NaN.
         means = {key: float(torch.stack(values).nanmean()) for key, values in self.values.items()}
         speed = self.images / max(time.perf_counter() - self.since, 1e-9)
         row: dict[str, object] = {"stage": self.name, "epoch": event.epoch, "step": event.step}

@@ -1,4 +1,4 @@
-"""Adam with a one-cycle learning rate, weight decay on matrices only, and the exponential moving average of weights."""
+"""Adam with a one-cycle schedule and weight decay on matrices only, and an exponential moving average of weights."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -14,19 +14,19 @@ from probmcl.methods.base import Method
 
 @dataclass(frozen=True)
 class Training:
-    """Settings of one stage of training.
+    """Settings of a training stage.
 
     Attributes:
-        epochs: passes over all images.
-        views: upper limit on the views in total, over all epochs; None means no limit.
-        batch_size: images in a step; a contrastive method compares the views of this many images.
+        epochs: number of passes over all images.
+        views: upper limit on the total number of views over all epochs; None means no limit.
+        batch_size: images per step. Contrastive methods compare the views of these images.
         learning_rate: maximum of the one-cycle schedule.
-        head_factor: learning rate of the head, relative to the encoder's.
-        weight_decay: of matrices and kernels; biases and normalization parameters have none.
-        decay: `l2` adds it to the gradient, as the paper's Adam; `decoupled` shrinks the weights, as AdamW.
-        warmup: share of the steps in which the learning rate rises.
-        ema: decay of the exponential moving average of all weights, which training returns; 0 returns the last weights.
-        precision: `auto` computes in half precision on a GPU; `float32` does not.
+        head_factor: learning rate of the head relative to that of the encoder.
+        weight_decay: weight decay of matrices and convolution kernels; biases and normalization parameters have none.
+        decay: `l2` adds the decay to the gradient, as Adam does in the paper; `decoupled` is that of AdamW.
+        warmup: fraction of the steps in which the learning rate rises.
+        ema: decay of the exponential moving average of the weights, which replaces them after training; 0 disables it.
+        precision: `auto` uses half precision on a GPU; `float32` never does.
     """
 
     epochs: int = 10
@@ -49,7 +49,7 @@ class Training:
 
 
 def build_optimizer(method: Method, training: Training) -> Optimizer:
-    """Return Adam over the trainable parameters of a method, in four groups: encoder or head, matrix or not."""
+    """Return the optimizer of a method, with separate groups for encoder and head, matrices and other parameters."""
     encoder = {id(p) for p in method.encoder.parameters()}
     groups = []
     for in_encoder, factor in ((True, 1.0), (False, training.head_factor)):
@@ -62,24 +62,24 @@ def build_optimizer(method: Method, training: Training) -> Optimizer:
             if members:
                 groups.append({"params": members, "lr": training.learning_rate * factor, "weight_decay": decay})
     if not groups:
-        raise ValueError(f"{type(method).__name__} has nothing to learn: every parameter is frozen")
+        raise ValueError(f"{type(method).__name__} has no trainable parameters: all are frozen")
     return AdamW(groups) if training.decay == "decoupled" else Adam(groups)
 
 
 def one_cycle(optimizer: Optimizer, steps: int, warmup: float) -> OneCycleLR:
-    """Return the one-cycle schedule: from 1/25 of the learning rate up in the warm-up, then down to almost 0."""
-    # torch divides by the length of each phase: neither may be shorter than two steps.
+    """Return a one-cycle schedule from 1/25 of the learning rate to its maximum and then down to almost 0."""
+    # torch divides by the length of each phase, so neither may be shorter than two steps.
     total = max(steps, 10)
     rising = min(max(warmup * total, 2), total - 2) / total
-    highest = [group["lr"] for group in optimizer.param_groups]
-    return OneCycleLR(optimizer, max_lr=highest, total_steps=total, pct_start=rising)
+    max_lr = [group["lr"] for group in optimizer.param_groups]
+    return OneCycleLR(optimizer, max_lr=max_lr, total_steps=total, pct_start=rising)
 
 
 class EMA:
-    """Exponential moving average of a module's whole state, with a decay that grows in the first steps.
+    """Exponential moving average of the state of a module, with a decay that grows in the first steps.
 
-    a ← d·a + (1−d)·w with d = min(decay, (1+t)/(10+t)), so that even a short run forgets its initial weights, which
-    would otherwise make up 91 % of the average after 312 steps of 0.9997.
+    a ← d·a + (1−d)·w with d = min(decay, (1+t)/(10+t)), so that the initial weights also fade in short runs. With a
+    constant decay of 0.9997 they would make up 91 % of the average after 312 steps.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -105,6 +105,6 @@ class EMA:
             value.copy_(state[key])
 
     def copy_to(self) -> None:
-        """Replace the module's weights by their average."""
+        """Replace the weights of the module with their average."""
         if self.state:
             self.module.load_state_dict(self.state)

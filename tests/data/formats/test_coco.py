@@ -11,7 +11,7 @@ from probmcl.data import read
 from probmcl.data.formats.coco import read_coco, recognizes
 from probmcl.data.options import ReadOptions
 
-# As in the release: ids have gaps, and neither they nor the names need be in order in the file.
+# As in the release, ids have gaps, and the file is not sorted by id or name.
 CATEGORIES = [
     {"supercategory": "animal", "id": 18, "name": "dog"},
     {"supercategory": "person", "id": 1, "name": "person"},
@@ -30,7 +30,7 @@ def annotation(image_id: int, category_id: int, iscrowd: int = 0) -> dict[str, A
 
 
 def train() -> dict[str, Any]:
-    # Image 9 shows a person, two dogs; 3 a crowd of people; 25 nothing; 4 a dog and a chair.
+    # Image 9 has a person and two dogs, 3 a crowd of people, 25 nothing, 4 a dog and a chair.
     pairs = [annotation(9, 18), annotation(9, 1), annotation(9, 18), annotation(3, 1, iscrowd=1)]
     pairs += [annotation(4, 62), annotation(4, 18)]
     images = [image(9), image(3), image(25), image(4)]
@@ -43,7 +43,7 @@ def val() -> dict[str, Any]:
 
 
 def write(folder: Path, year: str = "2014", under: str = "", **tables: Any) -> Path:
-    """Tables and empty image files; the images of another year have the same names here, which does no harm."""
+    """Write annotation files and empty images, whose names are the same for both years."""
     (folder / "annotations").mkdir(parents=True, exist_ok=True)
     for part, table in (tables or {"train": train(), "val": val()}).items():
         (folder / "annotations" / f"instances_{part}{year}.json").write_text(json.dumps(table), encoding="utf-8")
@@ -56,9 +56,7 @@ def write(folder: Path, year: str = "2014", under: str = "", **tables: Any) -> P
 
 @pytest.mark.parametrize("year", ["2014", "2017"])
 @pytest.mark.parametrize("under", ["", "images"])
-def test_labels_are_the_categories_of_the_annotations_in_the_order_of_ids(
-    tmp_path: Path, year: str, under: str
-) -> None:
+def test_labels_are_annotated_categories_in_the_order_of_ids(tmp_path: Path, year: str, under: str) -> None:
     records = read_coco(write(tmp_path, year, under))
     assert records.label_space.names == ("person", "dog", "chair")
     assert records.labels.tolist() == [[1, 1, 0], [1, 0, 0], [0, 1, 1], [0, 0, 1]]
@@ -71,25 +69,25 @@ def test_labels_are_the_categories_of_the_annotations_in_the_order_of_ids(
     assert records.paths == tuple(tmp_path / under / part / name for part, name in zip(folders, names, strict=True))
 
 
-def test_only_the_training_part_is_counted(tmp_path: Path) -> None:
+def test_label_space_counts_only_train(tmp_path: Path) -> None:
     space = read_coco(write(tmp_path)).label_space
     assert space.counts.tolist() == [2, 2, 1]
     assert space.cooccurrence.tolist() == [[0, 1, 0], [1, 0, 1], [0, 1, 0]]
 
 
-def test_either_part_may_be_absent(tmp_path: Path) -> None:
+def test_parts_may_be_missing(tmp_path: Path) -> None:
     assert set(read_coco(write(tmp_path / "a", train=train())).split) == {"train"}
     alone = read_coco(write(tmp_path / "b", val=val()))
     assert set(alone.split) == {"test"}
     assert alone.label_space.counts.tolist() == [0, 0, 0]
 
 
-def test_an_image_that_is_dropped_may_be_missing(tmp_path: Path) -> None:
+def test_dropped_images_may_be_missing(tmp_path: Path) -> None:
     (write(tmp_path) / "train2014" / image(25)["file_name"]).unlink()
     assert len(read_coco(tmp_path)) == 4
 
 
-def test_the_layout_is_recognized(tmp_path: Path) -> None:
+def test_layout_is_recognized(tmp_path: Path) -> None:
     assert recognizes(write(tmp_path / "a"))
     assert recognizes(write(tmp_path / "b", "2017", val=val()))
     (tmp_path / "c" / "annotations").mkdir(parents=True)
@@ -106,65 +104,57 @@ def broken(key: str, *entries: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (broken("annotations", annotation(8, 1)), "annotations[6]: no image has the id 8; remove it"),
-        (broken("annotations", annotation(9, 2)), "annotations[6]: no category has the id 2; add it"),
-        (broken("images", image(3)), "images[4]: id 3 is that of images[1]; remove one"),
-        (broken("categories", {"id": 18, "name": "cat"}), "category 18, 'cat', occurs twice; give each id one name"),
-        (broken("categories", {"id": 90, "name": "dog"}), "category 90, 'dog', occurs twice; give each id one name"),
+        (broken("annotations", annotation(8, 1)), "annotations[6]: no image has the id 8"),
+        (broken("annotations", annotation(9, 2)), "annotations[6]: no category has the id 2"),
+        (broken("images", image(3)), "images[4]: id 3 is also the id of images[1]"),
+        (broken("categories", {"id": 18, "name": "cat"}), "category 18, 'cat'"),
+        (broken("categories", {"id": 90, "name": "dog"}), "category 90, 'dog'"),
         (broken("images", {"id": "5", "file_name": "5.jpg"}), "Expected `int`, got `str` - at `$.images[4].id`"),
-        ({"images": []}, "missing required field `annotations`; download the annotations again"),
+        ({"images": []}, "missing required field `annotations`"),
     ],
 )
-def test_a_broken_table_is_named_with_the_entry_and_the_remedy(
-    tmp_path: Path, table: dict[str, Any], message: str
-) -> None:
+def test_invalid_annotations_are_refused(tmp_path: Path, table: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=": ") as caught:
         read_coco(write(tmp_path, train=table))
     assert str(caught.value).startswith(f"{tmp_path / 'annotations' / 'instances_train2014.json'}: ")
     assert message in str(caught.value)
 
 
-def test_half_a_table_is_named(tmp_path: Path) -> None:
+def test_truncated_annotations_are_refused(tmp_path: Path) -> None:
     table = write(tmp_path) / "annotations" / "instances_val2014.json"
     table.write_bytes(table.read_bytes()[:-20])
-    with pytest.raises(ValueError, match=r"instances_val2014\.json: .*truncated; download the annotations again"):
+    with pytest.raises(ValueError, match=r"instances_val2014\.json: .*truncated"):
         read_coco(tmp_path)
 
 
-def test_tables_of_different_categories_are_refused(tmp_path: Path) -> None:
+def test_different_categories_are_refused(tmp_path: Path) -> None:
     other = {**val(), "categories": [*CATEGORIES[:2], {"id": 62, "name": "sofa"}]}
-    message = (
-        r"instances_val2014\.json: its categories are not those of instances_train2014\.json: id 62, 'chair'; take both"
-    )
+    message = r"instances_val2014\.json: categories differ from instances_train2014\.json \(id 62, 'chair'\)"
     with pytest.raises(ValueError, match=message):
         read_coco(write(tmp_path, train=train(), val=other))
 
 
-def test_missing_images_are_counted_and_the_first_is_named(tmp_path: Path) -> None:
+def test_missing_images_are_refused(tmp_path: Path) -> None:
     write(tmp_path)
     for number in (3, 4):
         (tmp_path / "train2014" / image(number)["file_name"]).unlink()
     with pytest.raises(ValueError, match=": ") as caught:
         read_coco(tmp_path)
     table, images = tmp_path / "annotations" / "instances_train2014.json", tmp_path / "train2014"
-    what = f"'COCO_train2014_000000000003.jpg' is not in {images} (2 of 3 missing)"
-    assert str(caught.value) == f"{table}: {what}; unpack train2014.zip there again"
+    missing = f"'COCO_train2014_000000000003.jpg' is not in {images} (2 of 3 missing)"
+    assert str(caught.value).startswith(f"{table}: {missing}")
 
 
-def test_a_missing_folder_of_images_is_named(tmp_path: Path) -> None:
+def test_missing_image_folder_is_refused(tmp_path: Path) -> None:
     write(tmp_path).joinpath("val2014").rename(tmp_path / "elsewhere")
-    message = f"{tmp_path}: has neither val2014/ nor images/val2014/; unpack val2014.zip there"
     with pytest.raises(ValueError, match=": ") as caught:
         read_coco(tmp_path)
-    assert str(caught.value) == message
+    assert str(caught.value).startswith(f"{tmp_path}: no folder val2014/ or images/val2014/")
 
 
-def test_two_years_in_one_folder_are_refused_with_the_flag_for_each(tmp_path: Path) -> None:
+def test_two_years_in_one_folder_need_the_option(tmp_path: Path) -> None:
     write(write(tmp_path, val=val()), "2017", train=train())
-    message = (
-        r"annotations: has instances_\*2014\.json and instances_\*2017\.json, which share images; "
-        r"`format=coco2014` or `format=coco2017` says which to read"
-    )
+    message = r"annotations: .*`format=coco2014` or `format=coco2017`"
     with pytest.raises(ValueError, match=message):
         read_coco(tmp_path)
     with pytest.raises(ValueError, match=message):
@@ -177,12 +167,12 @@ def test_two_years_in_one_folder_are_refused_with_the_flag_for_each(tmp_path: Pa
     }
 
 
-def test_a_year_that_is_not_there_is_refused_with_the_other(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"has no instances_\*2017\.json; `format=coco2014` reads the other"):
+def test_missing_year_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no instances_\*2017\.json.*`format=coco2014`"):
         read(write(tmp_path), options=ReadOptions(format="coco2017"))
 
 
-def test_what_was_read_and_what_was_dropped_is_said(tmp_path: Path) -> None:
+def test_description_has_files_and_dropped_images(tmp_path: Path) -> None:
     files = "annotations/instances_train2014.json (train) and annotations/instances_val2014.json (test)"
     assert str(read_coco(write(tmp_path)).origin) == (
         f"{tmp_path}: MS-COCO 2014, {files}; images without annotation dropped: 2"
@@ -191,25 +181,25 @@ def test_what_was_read_and_what_was_dropped_is_said(tmp_path: Path) -> None:
 
 def test_missing_images_are_kept_on_request_unless_all_of_a_part_are_missing(tmp_path: Path) -> None:
     write(tmp_path)
-    whole = read_coco(tmp_path)
-    whole.paths[0].unlink()
+    complete = read_coco(tmp_path)
+    complete.paths[0].unlink()
     kept = read_coco(tmp_path, missing="keep")
-    assert kept.paths == whole.paths
-    assert np.array_equal(kept.labels, whole.labels)
-    for path in whole.paths[1:]:
+    assert kept.paths == complete.paths
+    assert np.array_equal(kept.labels, complete.labels)
+    for path in complete.paths[1:]:
         if path.parent.name == "train2014":
             path.unlink()
-    with pytest.raises(ValueError, match=r"\(3 of 3 missing\); unpack train2014\.zip there again"):
+    with pytest.raises(ValueError, match=r"\(3 of 3 missing\)"):
         read_coco(tmp_path, missing="keep")
 
 
-def test_a_folder_without_annotations_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no annotations/instances_train2014\.json .*; name COCO's folder"):
+def test_folder_without_annotations_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no annotations/instances_"):
         read_coco(tmp_path)
 
 
 def test_reading_labels_does_not_load_torch(tmp_path: Path) -> None:
     code = "import sys; import probmcl.data.formats.adp, probmcl.data.formats.coco, probmcl.data.read;"
     code += "print('torch' in sys.modules)"
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert answer.stdout == "False\n", answer.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stdout == "False\n", result.stderr

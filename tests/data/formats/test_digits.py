@@ -16,9 +16,9 @@ from probmcl.data.formats.digits import (
     Box,
     Handwriting,
     Scene,
-    covered,
     draw_scene,
     load_handwriting,
+    overlap,
     write_digits,
 )
 from probmcl.data.records import SPLITS, Records, Split
@@ -48,23 +48,23 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def lift(labels: Float[ndarray, "N C"], a: int, b: int) -> tuple[float, float]:
-    """How many times more often two labels meet than independent ones would, and the chi-squared of their table."""
+    """Return the lift of two labels (1 if they are independent) and the chi-squared statistic of their table."""
     n, first, second = len(labels), labels[:, a].sum(), labels[:, b].sum()
     both = (labels[:, a] * labels[:, b]).sum()
     chi = n * (n * both - first * second) ** 2 / (first * second * (n - first) * (n - second))
     return n * both / (first * second), chi
 
 
-def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+def test_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     for name, seed in (("a", 3), ("b", 3), ("c", 4)):
         write_digits(tmp_path / name, train=4, val=2, test=2, seed=seed)
-    first, again, other = (contents(tmp_path / name) for name in "abc")
-    assert first == again
+    first, repeated, other = (contents(tmp_path / name) for name in "abc")
+    assert first == repeated
     assert first.keys() == other.keys()
     assert all(first[name] != other[name] for name in first if name.endswith(".png"))
 
 
-def test_a_larger_set_begins_with_the_scenes_of_a_smaller_one(tmp_path: Path) -> None:
+def test_larger_set_starts_with_the_scenes_of_a_smaller_one(tmp_path: Path) -> None:
     write_digits(tmp_path / "small", train=2, val=1, test=2)
     write_digits(tmp_path / "large", train=5, val=3, test=2)
     small, large = contents(tmp_path / "small" / "images"), contents(tmp_path / "large" / "images")
@@ -73,7 +73,7 @@ def test_a_larger_set_begins_with_the_scenes_of_a_smaller_one(tmp_path: Path) ->
     assert len(large) == 10
 
 
-def test_splits_share_no_handwriting() -> None:
+def test_splits_share_no_samples() -> None:
     samples = load_handwriting()
     rows = np.concatenate([samples[split].rows for split in SPLITS])
     assert len(set(rows.tolist())) == len(rows) == len(load_digits().target)
@@ -81,36 +81,36 @@ def test_splits_share_no_handwriting() -> None:
     assert all(a.isdisjoint(b) for a, b in combinations(glyphs, 2))
 
 
-def test_every_digit_is_written_in_every_split() -> None:
+def test_every_split_has_samples_of_every_digit() -> None:
     assert all(set(samples.digits.tolist()) == set(range(10)) for samples in load_handwriting().values())
 
 
-def test_a_scene_shows_the_samples_it_names(scenes: list[Scene]) -> None:
+def test_placed_digits_match_their_samples(scenes: list[Scene]) -> None:
     target = load_digits().target
     for scene in scenes:
-        assert [target[one.row] for one in scene.placed] == [one.digit for one in scene.placed]
+        assert [target[item.row] for item in scene.placed] == [item.digit for item in scene.placed]
 
 
-def test_every_labeled_digit_can_be_seen(scenes: list[Scene]) -> None:
-    """Where the sample has ink, the image must be brighter than around it, whatever lies over or under the digit."""
+def test_every_labeled_digit_is_visible(scenes: list[Scene]) -> None:
+    """The image must be brighter on the ink of a sample than around it, even if digits overlap."""
     images = load_digits().images
     for scene in scenes:
-        for one in scene.placed:
-            box = one.box
+        for item in scene.placed:
+            box = item.box
             patch = scene.pixels[box.top : box.top + box.side, box.left : box.left + box.side].mean(axis=2)
-            glyph = Image.fromarray(np.pad(images[one.row], 1).astype(np.uint8) * 15)
+            glyph = Image.fromarray(np.pad(images[item.row], 1).astype(np.uint8) * 15)
             ink = np.asarray(glyph.resize((box.side, box.side))) / 240
             contrast = np.average(patch, weights=ink**2) - np.average(patch, weights=(1 - ink) ** 2)
-            assert contrast > 20, (one, contrast)
+            assert contrast > 20, (item, contrast)
 
 
-def test_no_digit_covers_much_of_another(scenes: list[Scene]) -> None:
-    pairs = [pair for scene in scenes for pair in combinations([one.box for one in scene.placed], 2)]
+def test_digits_hardly_overlap(scenes: list[Scene]) -> None:
+    pairs = [pair for scene in scenes for pair in combinations([item.box for item in scene.placed], 2)]
     assert len(pairs) > 400
     for a, b in pairs:
         shared = len(squares(a) & squares(b))
         assert shared <= 0.12 * min(a.side, b.side) ** 2
-        assert covered(a, b) == covered(b, a) == shared / min(a.side, b.side) ** 2
+        assert overlap(a, b) == overlap(b, a) == shared / min(a.side, b.side) ** 2
 
 
 def squares(box: Box) -> set[tuple[int, int]]:
@@ -124,10 +124,10 @@ def test_digits_are_different_and_stay_inside_the_scene(train: Handwriting, seed
     assert scene.pixels.shape == (size, size, 3)
     assert len(set(scene.digits)) == len(scene.placed) <= 5
     assert scene.digits == tuple(sorted(scene.digits))
-    for one in scene.placed:
-        assert min(one.box.left, one.box.top) >= 0
-        assert max(one.box.left, one.box.top) + one.box.side <= size
-        assert 0.2 * size <= one.box.side <= 0.5 * size
+    for item in scene.placed:
+        assert min(item.box.left, item.box.top) >= 0
+        assert max(item.box.left, item.box.top) + item.box.side <= size
+        assert 0.2 * size <= item.box.side <= 0.5 * size
 
 
 def test_some_scenes_are_empty_and_some_are_full(scenes: list[Scene]) -> None:
@@ -136,7 +136,7 @@ def test_some_scenes_are_empty_and_some_are_full(scenes: list[Scene]) -> None:
     assert share[1:].min() > 0.04
 
 
-def test_labels_are_what_was_drawn(written: tuple[Path, Records]) -> None:
+def test_labels_match_the_drawn_scenes(written: tuple[Path, Records]) -> None:
     folder, records = written
     samples = load_handwriting()
     row = 0
@@ -151,7 +151,7 @@ def test_labels_are_what_was_drawn(written: tuple[Path, Records]) -> None:
     assert row == len(records)
 
 
-def test_the_tables_say_what_the_records_say(written: tuple[Path, Records]) -> None:
+def test_tables_match_the_records(written: tuple[Path, Records]) -> None:
     folder, records = written
     assert (folder / "classes.txt").read_text().split() == list(NAMES) == list(records.label_space.names)
     with (folder / "labels.csv").open(newline="") as file:
@@ -174,34 +174,34 @@ def test_records_are_complete(written: tuple[Path, Records]) -> None:
     assert records.label_space.cooccurrence[3, 4] == (in_train[:, 3] * in_train[:, 4]).sum()
 
 
-def test_every_class_appears_in_every_split(written: tuple[Path, Records]) -> None:
+def test_every_split_has_every_class(written: tuple[Path, Records]) -> None:
     _, records = written
     for split in SPLITS:
         assert (records.labels[records.rows(split)].sum(axis=0) > 0).all()
 
 
 @pytest.mark.parametrize(("a", "b"), [(1, 2), (4, 5), (7, 8), (8, 9)])
-def test_digits_of_one_circle_keep_company(written: tuple[Path, Records], a: int, b: int) -> None:
+def test_digits_of_one_group_cooccur(written: tuple[Path, Records], a: int, b: int) -> None:
     times, chi = lift(written[1].labels, a, b)
     assert times > 1.4
-    assert chi > 11  # one in a thousand, if they were independent
+    assert chi > 11  # p < 0.001 if they were independent
 
 
 @pytest.mark.parametrize(("a", "b"), [(0, 5), (3, 7), (1, 6), (2, 8)])
-def test_digits_of_far_circles_seldom_meet(written: tuple[Path, Records], a: int, b: int) -> None:
+def test_digits_of_distant_groups_rarely_cooccur(written: tuple[Path, Records], a: int, b: int) -> None:
     times, chi = lift(written[1].labels, a, b)
     assert times < 0.6
     assert chi > 11
 
 
-def test_a_folder_that_is_not_empty_is_refused_and_left_alone(tmp_path: Path) -> None:
+def test_folder_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     (tmp_path / ".notes").write_text("mine")
-    with pytest.raises(FileExistsError, match=r"is not empty.*name a new or an empty folder"):
+    with pytest.raises(FileExistsError, match="is not empty"):
         write_digits(tmp_path, train=1, val=0, test=0)
     assert contents(tmp_path) == {".notes": b"mine"}
 
 
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_file_instead_of_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "digits").write_text("mine")
     with pytest.raises(FileExistsError, match="is a file"):
         write_digits(tmp_path / "digits", train=1, val=0, test=0)
@@ -210,7 +210,7 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("train", "val", "size", "message"), [(0, 1, 64, "train=0"), (1, -1, 64, "val=-1"), (1, 1, 16, "16 pixels")]
 )
-def test_a_request_that_makes_no_sense_is_refused_before_anything_is_written(
+def test_invalid_arguments_are_refused_before_writing(
     tmp_path: Path, train: int, val: int, size: int, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):

@@ -18,7 +18,7 @@ def write(root: Path, *, train: str = HEADER, validation: str | None = None, tes
     return root
 
 
-def test_the_tables_of_all_splits_are_one(tmp_path: Path) -> None:
+def test_tables_of_all_splits_are_concatenated(tmp_path: Path) -> None:
     write(
         tmp_path,
         train=HEADER + "1.jpg,cat|dog,a\n2.jpg,dog,b\n",
@@ -36,12 +36,12 @@ def test_the_tables_of_all_splits_are_one(tmp_path: Path) -> None:
     )
 
 
-def test_one_table_without_splits_is_read_as_any(tmp_path: Path) -> None:
+def test_metadata_without_splits_is_read_as_a_table(tmp_path: Path) -> None:
     write_table(tmp_path, "file_name,labels\n1.jpg,cat\n2.jpg,dog\n", name="metadata.csv")
     assert labels_of(read(tmp_path, seed=None)) == [{"cat"}, {"dog"}]
 
 
-def test_folders_of_splits_are_known_in_any_case(tmp_path: Path) -> None:
+def test_split_folders_are_recognized_in_any_case(tmp_path: Path) -> None:
     write(tmp_path, train=HEADER + "1.jpg,cat,a\n2.jpg,dog,b\n", test=HEADER + "2.jpg,cat,d\n")
     (tmp_path / "train").rename(tmp_path / "Training")
     (tmp_path / "test").rename(tmp_path / "TEST")
@@ -50,30 +50,28 @@ def test_folders_of_splits_are_known_in_any_case(tmp_path: Path) -> None:
     assert records.paths[2] == tmp_path / "TEST" / "2.jpg"
 
 
-def test_errors_name_the_file_and_the_row_in_it(tmp_path: Path) -> None:
+def test_errors_have_the_file_and_row(tmp_path: Path) -> None:
     write(tmp_path, train=HEADER + "1.jpg,cat,a\n2.jpg,dog,b\n", test=HEADER + "1.jpg,cat,a\n7.jpg,cat,b\n")
-    with pytest.raises(DataError, match=r"test/metadata\.csv: row 3: 'test/7\.jpg' does not exist"):
+    with pytest.raises(DataError, match=r"test/metadata\.csv, row 3: 'test/7\.jpg' does not exist"):
         read(tmp_path)
 
 
-def test_columns_must_agree(tmp_path: Path) -> None:
+def test_columns_must_be_equal(tmp_path: Path) -> None:
     write(tmp_path, train=HEADER + "1.jpg,cat,a\n", test="file_name,labels\n1.jpg,cat\n")
-    with pytest.raises(
-        DataError, match=r"train/metadata\.csv: has a column 'patient', which .*test/metadata\.csv lacks"
-    ):
+    with pytest.raises(DataError, match=r"train/metadata\.csv has a column 'patient' that .*test/metadata\.csv"):
         read(tmp_path)
 
 
-def test_two_tables_of_one_split_are_both_named(tmp_path: Path) -> None:
+def test_two_tables_of_one_split_are_refused(tmp_path: Path) -> None:
     write(tmp_path, train=HEADER + "1.jpg,cat,a\n", validation=HEADER + "1.jpg,cat,a\n")
     (tmp_path / "validation").rename(tmp_path / "val")
     assert read(tmp_path, seed=None).split == ("train", "val")
     write(tmp_path, validation=HEADER + "1.jpg,cat,a\n")
-    with pytest.raises(DataError, match=r"are both of val; join them"):
+    with pytest.raises(DataError, match="are both tables of val"):
         read(tmp_path, options=ReadOptions(format="hugging_face"))
 
 
-def test_flags_of_tables_are_taken(tmp_path: Path) -> None:
+def test_options_for_tables_are_used(tmp_path: Path) -> None:
     write(tmp_path, train=HEADER + "1.jpg,Normal,a\n2.jpg,cat,b\n", test=HEADER + "1.jpg,cat,a\n")
     records = read(tmp_path, options=ReadOptions(none_label="Normal", group=""), keep=["patient"])
     assert labels_of(records) == [set(), {"cat"}, {"cat"}]
@@ -83,6 +81,6 @@ def test_flags_of_tables_are_taken(tmp_path: Path) -> None:
         read(tmp_path, options=ReadOptions(path_column="filename"))
 
 
-def test_a_folder_without_such_tables_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has no train/metadata\.csv or"):
+def test_folder_without_metadata_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no metadata\.csv in train/ or"):
         read(tmp_path, options=ReadOptions(format="hugging_face"))

@@ -1,1 +1,1 @@
-"""Readers of data formats, one file each."""
+"""Readers of data formats, one module per format."""

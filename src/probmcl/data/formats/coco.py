@@ -1,4 +1,4 @@
-"""MS-COCO as it is released: `annotations/instances_*.json`, of which only the classes are read, and the images.
+"""The released layout of MS-COCO: image folders and `annotations/instances_*.json`, read for the classes only.
 
 Lin et al., Microsoft COCO: Common Objects in Context, ECCV 2014.
 """
@@ -17,7 +17,7 @@ from probmcl.errors import DataError
 
 Year = Literal["2014", "2017"]
 YEARS: tuple[Year, ...] = get_args(Year)
-# COCO keeps the labels of its own test images to itself, so that everybody tests on its validation part.
+# The labels of the test images are not public, so papers test on the validation images.
 PARTS: tuple[tuple[str, Split], ...] = (("train", "train"), ("val", "test"))
 
 
@@ -37,7 +37,7 @@ class _Category(msgspec.Struct, frozen=True, gc=False):
 
 
 class _Instances(msgspec.Struct, frozen=True):
-    """The fields of an instances file that labels depend on; all others are skipped while parsing."""
+    """The fields of an instances file that are needed for labels. The parser skips all others."""
 
     images: list[_Image]
     annotations: list[_Annotation]
@@ -56,10 +56,10 @@ def recognizes(folder: Path) -> bool:
 def read_coco(folder: Path, *, year: Year | None = None, missing: Missing = "error") -> Records:
     """Read MS-COCO 2014 or 2017: the given year, or the only one in the folder.
 
-    `annotations/instances_train2014.json` is train, `instances_val2014.json` is test; either may be absent. Images are
-    in `train2014/` and `val2014/`, or in the same folders under `images/`. Classes are in the order of their category
-    ids. A crowd counts as a label, as in every published loader. Images without annotation are dropped, as in most
-    papers. With `missing="keep"`, images whose file does not exist stay.
+    `annotations/instances_train2014.json` is train, `instances_val2014.json` is test; one of them may be missing.
+    Images are in `train2014/` and `val2014/`, or in the same folders under `images/`. Classes are in the order of their
+    category ids. Crowd annotations count as labels, as in published loaders. Images without annotation are dropped, as
+    in most papers. With `missing="keep"`, images whose file does not exist are kept.
     """
     year = _year(folder, year)
     tables = _tables(folder, year)
@@ -79,7 +79,7 @@ def read_coco(folder: Path, *, year: Year | None = None, missing: Missing = "err
     dropped = sum(len(instances.images) for instances in parsed.values()) - len(paths)
     without = f"; images without annotation dropped: {dropped:,}" if dropped else ""
     origin = Origin(folder, f"MS-COCO {year}, {read}{without}")
-    return Records.from_labels(list(categories.values()), paths, splits, LabelStates.joined(labels), origin=origin)
+    return Records.from_labels(list(categories.values()), paths, splits, LabelStates.concatenate(labels), origin=origin)
 
 
 def _tables(folder: Path, year: Year) -> dict[Split, Path]:
@@ -94,14 +94,14 @@ def _years(folder: Path) -> list[Year]:
 def _year(folder: Path, wanted: Year | None) -> Year:
     years = _years(folder)
     if not years:
-        raise DataError(f"{folder}: no annotations/instances_train2014.json (nor val, nor 2017); name COCO's folder")
+        raise DataError(f"{folder}: no annotations/instances_*2014.json or *2017.json; pass the folder of MS-COCO")
     if wanted is not None and wanted not in years:
-        remedy = f"`format=coco{years[0]}` reads the other"
-        raise DataError(f"{folder}/annotations: has no instances_*{wanted}.json; {remedy}")
+        remedy = f"use `format=coco{years[0]}` for the other year"
+        raise DataError(f"{folder}/annotations: no instances_*{wanted}.json; {remedy}")
     if wanted is None and len(years) > 1:
         both = " and ".join(f"instances_*{year}.json" for year in years)
         options = " or ".join(f"`format=coco{year}`" for year in years)
-        raise DataError(f"{folder}/annotations: has {both}, which share images; {options} says which to read")
+        raise DataError(f"{folder}/annotations: {both} have images in common; choose {options}")
     return wanted or years[0]
 
 
@@ -109,7 +109,7 @@ def _parse(table: Path) -> _Instances:
     try:
         return msgspec.json.decode(table.read_bytes(), type=_Instances)
     except msgspec.DecodeError as error:
-        raise DataError(f"{table}: {error}; download the annotations again, or write them as COCO does") from error
+        raise DataError(f"{table}: {error}; download the annotations again, or correct the file") from error
 
 
 def _categories(tables: Mapping[Split, Path], parsed: Mapping[Split, _Instances]) -> dict[int, str]:
@@ -118,8 +118,8 @@ def _categories(tables: Mapping[Split, Path], parsed: Mapping[Split, _Instances]
     for table, other in others:
         if other != names:
             number, name = min(names.items() ^ other.items())
-            odd = f"id {number}, {name!r}"
-            raise DataError(f"{table}: its categories are not those of {first.name}: {odd}; take both of one year")
+            category = f"id {number}, {name!r}"
+            raise DataError(f"{table}: categories differ from {first.name} ({category}); use files of the same year")
     return names
 
 
@@ -127,7 +127,7 @@ def _names_by_id(table: Path, instances: _Instances) -> dict[int, str]:
     names: dict[int, str] = {}
     for category in sorted(instances.categories, key=lambda category: category.id):
         if category.id in names or category.name in names.values():
-            raise DataError(f"{table}: category {category.id}, {category.name!r}, occurs twice; give each id one name")
+            raise DataError(f"{table}: the id or name of category {category.id}, {category.name!r}, is not unique")
         names[category.id] = category.name
     return names
 
@@ -136,8 +136,8 @@ def _labels(table: Path, instances: _Instances, columns: Mapping[int, int]) -> L
     rows: dict[int, int] = {}
     for row, image in enumerate(instances.images):
         if rows.setdefault(image.id, row) != row:
-            same = f"id {image.id} is that of images[{rows[image.id]}]"
-            raise DataError(f"{table}: images[{row}]: {same}; remove one")
+            repeated = f"id {image.id} is also the id of images[{rows[image.id]}]"
+            raise DataError(f"{table}: images[{row}]: {repeated}; remove one")
     images = [rows.get(annotation.image_id, -1) for annotation in instances.annotations]
     classes = [columns.get(annotation.category_id, -1) for annotation in instances.annotations]
     entries = np.array([images, classes], dtype=np.int64).reshape(2, -1)
@@ -153,8 +153,8 @@ def _labels(table: Path, instances: _Instances, columns: Mapping[int, int]) -> L
 
 def _paths(folder: Path, table: Path, names: list[str], missing: Missing) -> list[Path]:
     part = table.stem.removeprefix("instances_")
-    places = (folder / part, folder / "images" / part)
-    images = next((place for place in places if place.is_dir()), None)
+    candidates = (folder / part, folder / "images" / part)
+    images = next((path for path in candidates if path.is_dir()), None)
     if images is None:
-        raise DataError(f"{folder}: has neither {part}/ nor images/{part}/; unpack {part}.zip there")
+        raise DataError(f"{folder}: no folder {part}/ or images/{part}/; unpack {part}.zip there")
     return named_images(images, names, source=table, remedy=f"unpack {part}.zip there again", missing=missing)

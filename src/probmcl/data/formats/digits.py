@@ -1,8 +1,8 @@
-"""A small data set that is always at hand: scenes of handwritten digits, for the demo and for tests.
+"""Scenes of handwritten digits: a small multi-label data set for the demo and for tests.
 
-The handwriting is real, the 1,797 samples of 8 × 8 pixels that scikit-learn carries (Alpaydin and Kaynak, Optical
-Recognition of Handwritten Digits, UCI, 1998). The scenes are composed: up to five bright digits on a dark, cluttered
-and noisy canvas. Splits share no sample and, as far as the order of the file tells, no writer.
+The digits are the 1,797 samples of 8 × 8 pixels in scikit-learn (Alpaydin and Kaynak, Optical Recognition of
+Handwritten Digits, UCI, 1998). A scene has up to five bright digits on a dark, cluttered and noisy canvas. Splits share
+no samples and, judging by the order of the file, no writers.
 """
 
 import csv
@@ -21,29 +21,29 @@ from probmcl.data.records import SPLITS, Records, Split
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
-# scikit-learn's file goes writer by writer but does not name them. These rows are among the borders that Inria's course
-# on scikit-learn lists (14 blocks, though the file's authors speak of 13 people, so one border may be none).
+# The file of scikit-learn is ordered by writer but does not identify writers. These rows are among the boundaries given
+# in Inria's course on scikit-learn. It lists 14 blocks for 13 writers, so one of the boundaries may be wrong.
 FIRST_ROWS, ROWS = (0, 1029, 1287), 1797
 
-# A scene takes its digits from one of these overlapping circles: labels depend on each other, as in photographs.
-COMPANY = ((0, 1, 2, 3), (3, 4, 5, 6), (5, 6, 7, 8), (7, 8, 9, 0))
-SHARES = (0.30, 0.25, 0.25, 0.20)  # of scenes, for each circle
-STRANGER = 0.04  # weight of a digit outside the circle, against 1 inside
-HOW_MANY = (0.04, 0.20, 0.26, 0.24, 0.16, 0.10)  # share of scenes with 0, 1, … 5 digits
+# Most digits of a scene come from one of these overlapping groups, so that labels are correlated as in photographs.
+DIGIT_GROUPS = ((0, 1, 2, 3), (3, 4, 5, 6), (5, 6, 7, 8), (7, 8, 9, 0))
+GROUP_SHARES = (0.30, 0.25, 0.25, 0.20)  # share of scenes per group
+OUTSIDE_WEIGHT = 0.04  # sampling weight of digits outside of the group; inside it is 1
+COUNT_SHARES = (0.04, 0.20, 0.26, 0.24, 0.16, 0.10)  # share of scenes with 0, 1, … 5 digits
 
-SIDE = (0.22, 0.46)  # of a digit's box, as a share of the scene's side
-TURN = 15.0  # degrees at most, either way
-EDGE = (5.0, 10.0)  # the gray levels of a sample, of 16, between which paper becomes ink
-MOST_COVERED = 0.12  # of the smaller of two boxes: whatever is labeled can be seen
+BOX_SIDE = (0.22, 0.46)  # range of the side of a digit's box, relative to the scene
+MAX_ANGLE = 15.0  # degrees
+INK_LEVELS = (5.0, 10.0)  # gray levels of a sample (0 to 16) that map to no ink and full ink
+MAX_OVERLAP = 0.12  # share of the smaller of two boxes, so that all digits stay visible
 DARK, BRIGHT = (0, 130), (110, 256)  # range of each color channel, for the canvas and for digits
-BLOBS, STROKES = 4, 5  # at most, in one scene
-NOISE = (6, 25)  # range of the largest change of a channel
-SMALLEST_SCENE = 32  # pixels, where the smallest digits have seven; at 64 a person reads them all
+MAX_BLOBS, MAX_STROKES = 4, 5  # per scene
+NOISE = (6, 25)  # range of the noise amplitude, in gray levels
+MIN_SIZE = 32  # pixels; the smallest digits then have 7. At 64, a person can read all digits.
 
 
 @dataclass(frozen=True, eq=False)
 class Handwriting:
-    """K samples as glyphs, which say how opaque the ink is; the digit each shows, its row in scikit-learn's file."""
+    """K samples: glyphs (opacity of the ink), their digits, and their rows in the file of scikit-learn."""
 
     glyphs: UInt8[ndarray, "K 20 20"]
     digits: Int[ndarray, "K"]
@@ -60,8 +60,8 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Placed:
-    """One digit in a scene: its value, the row of the sample that shows it, and where it stands."""
+class PlacedDigit:
+    """A digit in a scene: its value, the row of its sample, and its box."""
 
     digit: int
     row: int
@@ -70,27 +70,27 @@ class Placed:
 
 @dataclass(frozen=True, eq=False)
 class Scene:
-    """An image and what was drawn in it."""
+    """An image and the digits in it."""
 
     pixels: UInt8[ndarray, "S S 3"]
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedDigit, ...]
 
     @property
     def digits(self) -> tuple[int, ...]:
         """The digits in the scene, in ascending order."""
-        return tuple(sorted(one.digit for one in self.placed))
+        return tuple(sorted(item.digit for item in self.placed))
 
 
 def load_handwriting() -> dict[Split, Handwriting]:
-    """The samples of each split; no two splits share a sample.
+    """Return the samples of each split, which are disjoint.
 
     >>> {split: len(samples.rows) for split, samples in load_handwriting().items()}
     {'train': 1029, 'val': 258, 'test': 510}
     """
-    from sklearn.datasets import load_digits  # slow to import, and needed only here
+    from sklearn.datasets import load_digits  # slow to import
 
     file = load_digits()
-    glyphs = np.stack([_crisp(sample) for sample in file.images])
+    glyphs = np.stack([_to_glyph(sample) for sample in file.images])
     return {
         split: Handwriting(glyphs[start:stop], file.target[start:stop], np.arange(start, stop))
         for split, start, stop in zip(SPLITS, FIRST_ROWS, (*FIRST_ROWS[1:], ROWS), strict=True)
@@ -98,23 +98,23 @@ def load_handwriting() -> dict[Split, Handwriting]:
 
 
 def draw_scene(samples: Handwriting, rng: Generator, size: int = 64) -> Scene:
-    """Compose one scene of `size` × `size` pixels from some of the samples.
+    """Draw a scene of `size` × `size` pixels with some of the samples.
 
-    A digit for which no free place is found is left out, and its label with it.
+    A digit that does not fit without overlapping others is left out.
 
     >>> scene = draw_scene(load_handwriting()["train"], np.random.default_rng(3))
     >>> scene.pixels.shape, [NAMES[digit] for digit in scene.digits]
     ((64, 64, 3), ['four', 'six'])
     """
     image = _canvas(rng, size)
-    placed: list[Placed] = []
-    for digit in _company(rng):
+    placed: list[PlacedDigit] = []
+    for digit in _draw_digits(rng):
         sample = int(rng.choice(np.flatnonzero(samples.digits == digit)))
-        box = _free_box(rng, size, [one.box for one in placed])
+        box = _free_box(rng, size, [item.box for item in placed])
         if box is not None:
-            _write(image, _turned(samples.glyphs[sample], box.side, rng.uniform(-TURN, TURN)), box, rng)
-            placed.append(Placed(digit, int(samples.rows[sample]), box))
-    return Scene(_grainy(image, rng), tuple(placed))
+            _paste(image, _rotate(samples.glyphs[sample], box.side, rng.uniform(-MAX_ANGLE, MAX_ANGLE)), box, rng)
+            placed.append(PlacedDigit(digit, int(samples.rows[sample]), box))
+    return Scene(_add_noise(image, rng), tuple(placed))
 
 
 def write_digits(
@@ -127,11 +127,11 @@ def write_digits(
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Records:
-    """Write a data set of digit scenes into a new or empty folder, and return its records.
+    """Write a data set of digit scenes to a new or empty folder, and return its records.
 
-    The folder receives `images/*.png`, `classes.txt` and `labels.csv`: columns `filename`, `split` and `labels`, the
-    names separated by spaces. The same seed gives the same bytes, and a larger set begins with the scenes of a smaller
-    one. `progress` is called after each scene with the number done so far.
+    The folder will contain `images/*.png`, `classes.txt`, and `labels.csv` with the columns `filename`, `split` and
+    `labels` (names separated by spaces). The same seed gives the same bytes, and a larger data set starts with the
+    scenes of a smaller one. `progress` is called after each scene with the number of scenes written so far.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as folder:
@@ -145,12 +145,12 @@ def write_digits(
     test_00000.png,test,three
     """
     counts: dict[Split, int] = {"train": train, "val": val, "test": test}
-    _refuse_bad_requests(folder, counts, size)
+    _refuse_invalid_arguments(folder, counts, size)
     (folder / "images").mkdir(parents=True, exist_ok=True)
     rows: list[tuple[Path, Split, tuple[int, ...]]] = []
     for split, name, scene in _scenes(counts, size, seed):
         path = folder / "images" / name
-        # Noise has no repeats to look for: Huffman codes alone are faster, and smaller too.
+        # Noise does not repeat, so that Huffman coding alone is faster and gives smaller files.
         Image.fromarray(scene.pixels).save(path, compress_level=1, compress_type=Image.HUFFMAN_ONLY)
         rows.append((path, split, scene.digits))
         if progress is not None:
@@ -160,21 +160,21 @@ def write_digits(
     return Records.from_labels(NAMES, [path for path, _, _ in rows], [split for _, split, _ in rows], labels)
 
 
-def _refuse_bad_requests(folder: Path, counts: Mapping[Split, int], size: int) -> None:
-    if size < SMALLEST_SCENE:
-        raise ValueError(f"scenes of {size} pixels are too small to read digits in; give size={SMALLEST_SCENE} or more")
+def _refuse_invalid_arguments(folder: Path, counts: Mapping[Split, int], size: int) -> None:
+    if size < MIN_SIZE:
+        raise ValueError(f"digits are not legible in scenes of {size} pixels; size must be at least {MIN_SIZE}")
     for split, count in counts.items():
         least = 1 if split == "train" else 0
         if count < least:
-            raise ValueError(f"{split}={count} scenes; give {least} or more")
+            raise ValueError(f"{split}={count} must be at least {least}")
     if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"{folder} is a file; name a new or an empty folder for the digit scenes")
+        raise FileExistsError(f"{folder} is a file; choose a new or empty folder for the digit scenes")
     if folder.exists() and any(folder.iterdir()):
-        raise FileExistsError(f"{folder} is not empty, and nothing in it is overwritten; name a new or an empty folder")
+        raise FileExistsError(f"{folder} is not empty; choose a new or empty folder, because files are not overwritten")
 
 
 def _scenes(counts: Mapping[Split, int], size: int, seed: int) -> Iterator[tuple[Split, str, Scene]]:
-    """Yield split, file and scene; each has its own generator, so that none depends on how many there are."""
+    """Yield split, file name and scene. Each scene has its own seed, so that it does not depend on the counts."""
     for number, (split, samples) in enumerate(load_handwriting().items()):
         for i in range(counts[split]):
             scene = draw_scene(samples, np.random.default_rng((seed, number, i)), size)
@@ -190,20 +190,20 @@ def _write_tables(folder: Path, rows: list[tuple[Path, Split, tuple[int, ...]]])
             table.writerow((path.name, split, " ".join(NAMES[digit] for digit in digits)))
 
 
-def _company(rng: Generator) -> list[int]:
-    """Different digits that keep company: most from one circle, now and then a stranger."""
-    weight = np.full(len(NAMES), STRANGER)
-    weight[list(COMPANY[rng.choice(len(COMPANY), p=SHARES)])] = 1
-    count = rng.choice(len(HOW_MANY), p=HOW_MANY)
-    # The first to arrive at these rates: a weighted draw without replacement, faster than rng.choice has it.
-    arrival: list[int] = np.argsort(rng.exponential(size=len(NAMES)) / weight).tolist()
-    return arrival[:count]
+def _draw_digits(rng: Generator) -> list[int]:
+    """Draw distinct digits, most of them from one group."""
+    weight = np.full(len(NAMES), OUTSIDE_WEIGHT)
+    weight[list(DIGIT_GROUPS[rng.choice(len(DIGIT_GROUPS), p=GROUP_SHARES)])] = 1
+    count = rng.choice(len(COUNT_SHARES), p=COUNT_SHARES)
+    # The smallest of exponential variables are a weighted sample without replacement, faster than rng.choice.
+    order: list[int] = np.argsort(rng.exponential(size=len(NAMES)) / weight).tolist()
+    return order[:count]
 
 
-def covered(a: Box, b: Box) -> float:
-    """Share of the smaller of two boxes that lies in the other.
+def overlap(a: Box, b: Box) -> float:
+    """Return the share of the smaller of two boxes that lies in the other.
 
-    >>> covered(Box(left=0, top=0, side=10), Box(left=5, top=0, side=20))
+    >>> overlap(Box(left=0, top=0, side=10), Box(left=5, top=0, side=20))
     0.5
     """
     width = min(a.left + a.side, b.left + b.side) - max(a.left, b.left)
@@ -212,53 +212,53 @@ def covered(a: Box, b: Box) -> float:
 
 
 def _free_box(rng: Generator, size: int, taken: list[Box], tries: int = 40) -> Box | None:
-    """A box that covers little of those taken, or None; the later the try, the smaller the box."""
-    low, high = (round(share * size) for share in SIDE)
+    """Return a random box that hardly overlaps the taken ones, or None. Later attempts try smaller boxes."""
+    low, high = (round(share * size) for share in BOX_SIDE)
     for attempt in range(tries):
         side = int(rng.integers(low, high - attempt * (high - low) // tries, endpoint=True))
         left, top = rng.integers(0, size - side, size=2, endpoint=True).tolist()
         box = Box(left, top, side)
-        if all(covered(box, other) <= MOST_COVERED for other in taken):
+        if all(overlap(box, other) <= MAX_OVERLAP for other in taken):
             return box
     return None
 
 
-def _crisp(sample: Float[ndarray, "8 8"]) -> UInt8[ndarray, "20 20"]:
-    """A sample with a margin of one pixel, enlarged smoothly to twice its size, its edges made crisp."""
+def _to_glyph(sample: Float[ndarray, "8 8"]) -> UInt8[ndarray, "20 20"]:
+    """Pad a sample by one pixel, double its size, and sharpen its edges."""
     gray = Image.fromarray(np.pad(sample, 1).astype(np.float32)).resize((20, 20), Image.Resampling.BICUBIC)
-    ink: Float[ndarray, "20 20"] = np.interp(np.asarray(gray), EDGE, (0, 255))
+    ink: Float[ndarray, "20 20"] = np.interp(np.asarray(gray), INK_LEVELS, (0, 255))
     return ink.astype(np.uint8)
 
 
-def _turned(glyph: UInt8[ndarray, "20 20"], side: int, degrees: float) -> Image.Image:
-    """The glyph turned about its middle and brought to size, in one step."""
+def _rotate(glyph: UInt8[ndarray, "20 20"], side: int, degrees: float) -> Image.Image:
+    """Rotate a glyph about its center and resize it, in one step."""
     scale, angle = len(glyph) / side, math.radians(degrees)
     cos, sin = scale * math.cos(angle), scale * math.sin(angle)
-    there, here = len(glyph) / 2, side / 2  # the two middles
-    onto_glyph = (cos, sin, there - here * (cos + sin), -sin, cos, there - here * (cos - sin))
+    source, target = len(glyph) / 2, side / 2  # the centers
+    onto_glyph = (cos, sin, source - target * (cos + sin), -sin, cos, source - target * (cos - sin))
     affine, bicubic = Image.Transform.AFFINE, Image.Resampling.BICUBIC
     return Image.fromarray(glyph).transform((side, side), affine, onto_glyph, resample=bicubic)
 
 
-def _write(image: Image.Image, ink: Image.Image, box: Box, rng: Generator) -> None:
-    """Write one digit, in the one of four colors that stands out most from what is there."""
+def _paste(image: Image.Image, ink: Image.Image, box: Box, rng: Generator) -> None:
+    """Paste a digit in the one of four random colors that contrasts most with the background."""
     corners = (box.left, box.top, box.left + box.side, box.top + box.side)
-    mean = image.resize((1, 1), Image.Resampling.BOX, box=corners).tobytes()  # one pixel: red, green, blue
+    mean = image.resize((1, 1), Image.Resampling.BOX, box=corners).tobytes()  # one RGB pixel
     colors = rng.integers(*BRIGHT, size=(4, 3)).tolist()
     red, green, blue = max(colors, key=lambda color: math.dist(color, mean))
     image.paste((red, green, blue), (box.left, box.top), ink)
 
 
 def _canvas(rng: Generator, size: int) -> Image.Image:
-    """A dark color gradient, with blobs and strokes on it that look a little like handwriting and mean nothing."""
+    """Draw a dark color gradient with blobs and strokes as distractors."""
     ends = rng.uniform(*DARK, size=(2, 3))
     corners = ends[0] + rng.random((2, 2, 1)) * (ends[1] - ends[0])  # (2, 2, 3)
     image = Image.fromarray(corners.astype(np.uint8)).resize((size, size), Image.Resampling.BICUBIC)
     pen = ImageDraw.Draw(image)
-    for bounds, color in _clutter(rng, BLOBS, ends.mean(axis=0), size):
+    for bounds, color in _clutter(rng, MAX_BLOBS, ends.mean(axis=0), size):
         pen.ellipse(bounds, fill=color)
-    arcs = rng.uniform((0, 60), (360, 200), size=(STROKES, 2)).tolist()  # never closed: that would be a zero
-    strokes = _clutter(rng, STROKES, ends.mean(axis=0), size)
+    arcs = rng.uniform((0, 60), (360, 200), size=(MAX_STROKES, 2)).tolist()  # open, because a closed one is a zero
+    strokes = _clutter(rng, MAX_STROKES, ends.mean(axis=0), size)
     for (bounds, color), (start, length) in zip(strokes, arcs, strict=False):
         pen.arc(bounds, start, start + length, fill=color, width=max(1, size // 32))
     return image
@@ -267,7 +267,7 @@ def _canvas(rng: Generator, size: int) -> Image.Image:
 def _clutter(
     rng: Generator, most: int, base: Float[ndarray, "3"], size: int
 ) -> list[tuple[tuple[float, ...], tuple[int, ...]]]:
-    """Bounds and colors of one to `most` shapes; half of each color is the base, so that digits stand out."""
+    """Return bounds and colors of 1 to `most` shapes. Colors are mixed with the base, so that digits stand out."""
     count = int(rng.integers(1, most, endpoint=True))
     corner, extent = rng.uniform(-0.1, 0.95, size=(count, 2)), rng.uniform(0.08, 0.4, size=(count, 2))
     bounds = (np.hstack((corner, corner + extent)) * size).tolist()
@@ -275,9 +275,9 @@ def _clutter(
     return [(tuple(bound), tuple(color)) for bound, color in zip(bounds, colors, strict=True)]
 
 
-def _grainy(image: Image.Image, rng: Generator) -> UInt8[ndarray, "S S 3"]:
-    """The picture as a cheap camera sees it, with more noise in some scenes than in others."""
+def _add_noise(image: Image.Image, rng: Generator) -> UInt8[ndarray, "S S 3"]:
+    """Add uniform noise whose amplitude differs between scenes."""
     pixels = np.asarray(image, dtype=np.int16)
-    most = int(rng.integers(*NOISE))
-    grain = rng.integers(-most, most, size=pixels.shape, dtype=np.int16, endpoint=True)
-    return (pixels + grain).clip(0, 255).astype(np.uint8)
+    amplitude = int(rng.integers(*NOISE))
+    noise = rng.integers(-amplitude, amplitude, size=pixels.shape, dtype=np.int16, endpoint=True)
+    return (pixels + noise).clip(0, 255).astype(np.uint8)

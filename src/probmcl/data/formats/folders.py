@@ -1,4 +1,4 @@
-"""One folder per class; an image that lies in several, as a link or as a copy, has all their labels."""
+"""Data with one folder per class. An image in several folders, as a link or a copy, has all their labels."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from probmcl.data.formats.hugging_face import SPLIT_FOLDERS
-from probmcl.data.formats.table.label_names import alike_names
+from probmcl.data.formats.table.label_names import case_warnings
 from probmcl.data.formats.table.sheet import listing
 from probmcl.data.image_files import equal_files, images_below, is_image
 from probmcl.data.labels import LabelStates, State
@@ -22,7 +22,7 @@ NOT_A_CLASS = re.compile(
     r"[-_ ]?\d*",
     re.IGNORECASE,
 )
-"""Names of folders that hold images of many classes."""
+"""Names of folders that contain images of many classes."""
 
 
 class _File(NamedTuple):
@@ -32,9 +32,9 @@ class _File(NamedTuple):
 
 
 class _Layout(NamedTuple):
-    """The folders of classes, by the folder of their split ('' without splits).
+    """The class folders, by the name of their split folder ('' without splits).
 
-    `unsorted` are folders of splits whose images lie in no folder of a class, `sorted` those whose images all do.
+    `unsorted` has the split folders with images but without class folders, `sorted` those with class folders only.
     """
 
     classes: dict[str, list[Path]]
@@ -44,9 +44,9 @@ class _Layout(NamedTuple):
 
 
 def recognizes(folder: Path) -> bool:
-    """Return whether at least two folders hold images, and none has a name that is not one of a class.
+    """Return whether at least two folders contain images and all of them have names that a class could have.
 
-    Splits of which only some hold folders of classes are recognized too; the reader explains the problem.
+    Split folders of which only some have class folders are recognized too, so that the reader can report the problem.
 
     >>> recognizes(Path("nowhere"))
     False
@@ -54,38 +54,38 @@ def recognizes(folder: Path) -> bool:
     layout = _scan(folder)
     if layout.unsorted and layout.sorted:
         return True
-    names = {place.name for places in layout.classes.values() for place in places}
+    names = {path.name for folders in layout.classes.values() for path in folders}
     return len(names) > 1 and not any(NOT_A_CLASS.fullmatch(name) for name in names)
 
 
 def read_folders(folder: Path, *, missing: Missing = "error") -> Records:
-    """Read ROOT/CLASS/…, or ROOT/train/CLASS/… next to val and test.
+    """Read images from ROOT/CLASS/…, or from ROOT/train/CLASS/… and the same for val and test.
 
-    The same image in several folders of one split, whether a link or a copy of the same bytes, is one image with
-    several labels; the first of its paths is kept. In two splits it stays two. A broken link is an error; with
-    `missing="keep"` it stays.
+    Links to the same file and files with the same bytes in one split are merged into one image with several labels,
+    which keeps the first path. Images are not merged across splits. A broken link is an error, unless
+    `missing="keep"`.
     """
     layout = _scan(folder)
     if layout.unsorted and layout.sorted:
         raise DataError(
-            f"{folder}: {listing(f'{place.name}/' for place in layout.sorted)} has a folder for each class, but the "
-            f"images of {listing(f'{place.name}/' for place in layout.unsorted)} lie in none, so that their labels are "
-            f"not known; give {layout.sorted[0]} alone as DATA, or sort the others into folders of classes"
+            f"{folder}: {listing(f'{path.name}/' for path in layout.sorted)} has one folder per class, but the images "
+            f"of {listing(f'{path.name}/' for path in layout.unsorted)} are not in class folders, so their labels are "
+            f"unknown; pass {layout.sorted[0]} as DATA, or move the other images into class folders"
         )
     files = [
-        _File(str(path), SPLIT_FOLDERS.get(name.lower(), "train"), place.name)
-        for name, places in layout.classes.items()
-        for place in places
-        for path in images_below(place)
+        _File(str(path), SPLIT_FOLDERS.get(name.lower(), "train"), class_folder.name)
+        for name, class_folders in layout.classes.items()
+        for class_folder in class_folders
+        for path in images_below(class_folder)
     ]
     if not files:
-        raise DataError(f"{folder}: has no folder with images in it; name the folder above those of the classes")
+        raise DataError(f"{folder}: no subfolder contains images; pass the parent of the class folders")
     copies: dict[object, list[_File]] = defaultdict(list)
     for file, identity in zip(files, _identities(folder, [file.path for file in files], missing), strict=True):
         copies[file.split, identity].append(file)
     images, names = list(copies.values()), sorted({file.label for file in files})
-    paths, splits = [Path(same[0].path) for same in images], [same[0].split for same in images]
-    origin = Origin(folder, _understood(layout, names, images))
+    paths, splits = [Path(files[0].path) for files in images], [files[0].split for files in images]
+    origin = Origin(folder, _describe(layout, names, images))
     return Records.from_labels(names, paths, splits, _states(names, images), origin=origin)
 
 
@@ -97,50 +97,50 @@ def _states(names: list[str], images: list[list[_File]]) -> LabelStates:
     return LabelStates.from_entries(rows, classes, states, (len(images), len(names)))
 
 
-def _understood(layout: _Layout, names: list[str], images: list[list[_File]]) -> str:
+def _describe(layout: _Layout, names: list[str], images: list[list[_File]]) -> str:
     several = sum(len({file.label for file in copies}) > 1 for copies in images)
-    again = sum(len(copies) - len({file.label for file in copies}) for copies in images)
+    repeated = sum(len(copies) - len({file.label for file in copies}) for copies in images)
     splits = [f"{name}/" for name in layout.classes if name]
-    parts = [f"one folder a class ({listing(map(repr, names))})"]
+    parts = [f"one folder per class ({listing(map(repr, names))})"]
     parts += [f"splits {', '.join(splits)}"] if splits else []
     parts.append(f"{len(images):,} images, {several:,} in several classes (links or copies)")
-    parts += [f"{again:,} more copies within a class left out"] if again else []
-    parts += [f"left out, as it holds runs: {listing(f'{name}/' for name in layout.runs)}"] if layout.runs else []
-    return "; ".join([*parts, *alike_names(names)])
+    parts += [f"{repeated:,} copies within a class left out"] if repeated else []
+    parts += [f"ignored folders of runs: {listing(f'{name}/' for name in layout.runs)}"] if layout.runs else []
+    return "; ".join([*parts, *case_warnings(names)])
 
 
 def _scan(folder: Path) -> _Layout:
-    """Return which subfolders are splits, classes and runs; subfolders are splits if all with images are named so."""
+    """Find the folders of splits, classes and runs. Subfolders are splits if all with images have names of splits."""
     filled = _with_images(folder)
-    splits = filled if all(place.name.lower() in SPLIT_FOLDERS for place in filled) else []
-    direct = [place for place in splits if any(is_image(path.name) for path in place.iterdir())]
-    classes = {place.name: _with_images(place) for place in splits}
-    unsorted = [place for place in direct if not classes[place.name]]
-    runs = [place.name for place in _subfolders(folder) if _holds_runs(place)]
-    in_classes = [place for place in splits if place not in direct]
+    splits = filled if all(split.name.lower() in SPLIT_FOLDERS for split in filled) else []
+    direct = [split for split in splits if any(is_image(path.name) for path in split.iterdir())]
+    classes = {split.name: _with_images(split) for split in splits}
+    unsorted = [split for split in direct if not classes[split.name]]
+    runs = [path.name for path in _subfolders(folder) if _contains_runs(path)]
+    in_classes = [split for split in splits if split not in direct]
     return _Layout(classes if splits and not direct else {"": filled}, unsorted, in_classes, runs)
 
 
 def _with_images(folder: Path) -> list[Path]:
-    """Return the subfolders with images below them, without those of runs."""
-    places = (place for place in _subfolders(folder) if not _holds_runs(place))
-    return [place for place in places if next(images_below(place), None) is not None]
+    """Return the subfolders that contain images at any depth, except those with runs."""
+    subfolders = (path for path in _subfolders(folder) if not _contains_runs(path))
+    return [path for path in subfolders if next(images_below(path), None) is not None]
 
 
-def _holds_runs(folder: Path) -> bool:
+def _contains_runs(folder: Path) -> bool:
     return any(map(is_run, (folder, *_subfolders(folder))))
 
 
 def _subfolders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    with os.scandir(folder) as entries:  # which tells folders from files without asking for each
+    with os.scandir(folder) as entries:  # knows the type of each entry without a system call per file
         names = [entry.name for entry in entries if not entry.name.startswith((".", "__")) and entry.is_dir()]
     return sorted(folder / name for name in names)
 
 
 def _identities(folder: Path, paths: list[str], missing: Missing) -> list[object]:
-    """Return what is equal for equal images: the file that a link leads to, or the bytes of equal files."""
+    """Return a key for each path, equal for links to the same file and for files with the same bytes."""
     files = [_file(folder, path, missing) for path in paths]
     first = {file: path for path, file in reversed(list(zip(paths, files, strict=True)))}
     digests = equal_files(first.values())[0]
@@ -154,5 +154,5 @@ def _file(folder: Path, path: str, missing: Missing) -> object:
     except OSError as error:
         if missing == "keep":
             return path
-        raise DataError(f"{folder}: {path}: {error.strerror}; repair the link, or remove it") from error
+        raise DataError(f"{folder}: {path}: {error.strerror}; repair or remove the link") from error
     return status.st_dev, status.st_ino

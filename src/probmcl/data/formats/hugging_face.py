@@ -1,12 +1,12 @@
-"""Hugging Face's layout of images with splits: a folder for each split, with its images and a `metadata.csv`."""
+"""The Hugging Face layout for images: one folder per split, with its images and a `metadata.csv`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from probmcl.data.formats.table.columns import PATH, PATH_AS_AN_ID, has_a_path_column
-from probmcl.data.formats.table.sheet import SUFFIXES, Table, load, named, refuse_a_column_that_is_not_there
-from probmcl.data.formats.table.table import is_of_images, records_of
+from probmcl.data.formats.table.columns import ID_AS_PATH, PATH, has_path_column
+from probmcl.data.formats.table.sheet import SUFFIXES, Table, load, named, refuse_missing_column
+from probmcl.data.formats.table.table import has_image_paths, records_of
 from probmcl.data.options import ReadOptions
 from probmcl.data.records import Missing, Records, Split
 from probmcl.errors import DataError
@@ -21,12 +21,12 @@ SPLIT_FOLDERS: Mapping[str, Split] = {
     "test": "test",
     "testing": "test",
 }
-"""Names of folders of splits, in lower case."""
-FOLDER = "folder of the split"  # name of the added column
+"""The split of each folder name, in lower case."""
+FOLDER = "split folder"  # name of an added column
 
 
 def recognizes(folder: Path) -> bool:
-    """Return whether the folder has a folder of a split with a table of its images.
+    """Return whether the folder has a split folder with a table of images.
 
     >>> recognizes(Path("nowhere"))
     False
@@ -42,41 +42,41 @@ def read_hugging_face(
     keep: Sequence[str] = (),
     missing: Missing = "error",
 ) -> Records:
-    """Read the tables of all splits as one; splits are those of the folders."""
+    """Read the tables of all split folders as one table."""
     tables = _tables(folder)
     if not tables:
-        raise DataError(f"{folder}: has no {' or '.join(f'{name}/metadata.csv' for name in SPLIT_FOLDERS)}; name it")
+        raise DataError(f"{folder}: no metadata.csv in {' or '.join(f'{name}/' for name in SPLIT_FOLDERS)}")
     first: dict[Split, Path] = {}
     for path in tables:
         split = SPLIT_FOLDERS[path.parent.name.lower()]
         if first.setdefault(split, path) != path:
-            raise DataError(f"{first[split]} and {path} are both of {split}; join them into one")
-    loaded = [load(path, lambda names: has_a_path_column(names, options.path_column)) for path in tables]
+            raise DataError(f"{first[split]} and {path} are both tables of {split}; merge them")
+    loaded = [load(path, lambda names: has_path_column(names, options.path_column)) for path in tables]
     column = FOLDER if options.split_column is None else options.split_column
-    joined = _joined(folder, loaded, options.path_column)
-    records = records_of(joined, replace(options, split_column=column), images, keep, missing)
+    table = _concatenate(folder, loaded, options.path_column)
+    records = records_of(table, replace(options, split_column=column), images, keep, missing)
     if records.origin is None:
         return records
-    read = " and ".join(f"{path.relative_to(folder)}" for path in tables)
-    understood = f"Hugging Face, {read}: {records.origin.understood}"
-    return replace(records, origin=replace(records.origin, understood=understood))
+    names = " and ".join(f"{path.relative_to(folder)}" for path in tables)
+    description = f"Hugging Face, {names}: {records.origin.description}"
+    return replace(records, origin=replace(records.origin, description=description))
 
 
 def _tables(folder: Path) -> list[Path]:
     order = list(SPLIT_FOLDERS)
     splits = [path for path in folder.glob("*") if path.name.lower() in order and path.is_dir()]
     splits.sort(key=lambda path: (order.index(path.name.lower()), path.name))
-    tables = [path / f"metadata{ending}" for path in splits for ending in SUFFIXES]
-    return [path for path in tables if path.is_file() and is_of_images(path)]
+    tables = [path / f"metadata{suffix}" for path in splits for suffix in SUFFIXES]
+    return [path for path in tables if path.is_file() and has_image_paths(path)]
 
 
-def _joined(folder: Path, tables: Sequence[Table], path_column: str | None) -> Table:
-    """Return all rows in one table, with paths from the folder above and a column of the split."""
+def _concatenate(folder: Path, tables: Sequence[Table], path_column: str | None) -> Table:
+    """Concatenate the tables, with paths relative to the common folder and a column for the split."""
     first = tables[0]
     if path_column:
-        refuse_a_column_that_is_not_there(first, "path_column", path_column)
-    named_path = named(first.columns, PATH) or named(first.columns, PATH_AS_AN_ID)
-    path = first.columns.index(path_column or named_path[0])
+        refuse_missing_column(first, "path_column", path_column)
+    path_columns = named(first.columns, PATH) or named(first.columns, ID_AS_PATH)
+    path = first.columns.index(path_column or path_columns[0])
     rows: list[tuple[str, ...]] = []
     lines: list[int] = []
     files: list[tuple[int, Path]] = []
@@ -85,7 +85,7 @@ def _joined(folder: Path, tables: Sequence[Table], path_column: str | None) -> T
         if differing:
             having, lacking = (first, table) if differing[0] in first.columns else (table, first)
             raise DataError(
-                f"{having.path}: has a column {differing[0]!r}, which {lacking.path} lacks; both must agree"
+                f"{having.path} has a column {differing[0]!r} that {lacking.path} does not have; make the columns equal"
             )
         name = table.path.parent.name
         order = [table.columns.index(column) for column in first.columns]

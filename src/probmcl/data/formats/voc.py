@@ -1,4 +1,4 @@
-"""PASCAL VOC as its devkit lays it out: one text file for each class and split, and a folder of images.
+"""The layout of the PASCAL VOC devkit: a folder of images, and one text file per class and split.
 
 Everingham et al., The PASCAL Visual Object Classes (VOC) Challenge, IJCV 88, 2010.
 """
@@ -26,18 +26,18 @@ def recognizes(folder: Path) -> bool:
 
 
 def read_voc(folder: Path, *, missing: Missing = "error") -> Records:
-    """Read one year of PASCAL VOC, from its own folder (`VOC2007/`), from `VOCdevkit/` or from the one above.
+    """Read one year of PASCAL VOC from its folder (`VOC2007/`), from `VOCdevkit/`, or from the parent of that.
 
-    `ImageSets/Main/<class>_<split>.txt` gives each image 1 (present), -1 (absent) or 0 (difficult). As in the
-    challenge, a difficult label is unknown, in training and in scoring. Classes are in alphabetical order. Splits are
-    train, val and test, as far as they exist; without train files, trainval is train. With `missing="keep"`, images
-    whose file does not exist stay.
+    `ImageSets/Main/<class>_<split>.txt` has 1 (present), -1 (absent) or 0 (difficult) for each image. As in the
+    challenge, difficult labels are unknown in training and in evaluation. Classes are in alphabetical order. The splits
+    train, val and test are read if they exist; without train files, trainval is train. With `missing="keep"`, images
+    whose file does not exist are kept.
     """
     years = _years(folder)
     if not years:
-        raise DataError(f"{folder}: no ImageSets/Main/, here or in VOCdevkit/VOC2007/; name the folder of one VOC year")
+        raise DataError(f"{folder}: no ImageSets/Main/ here or in VOCdevkit/VOC2007/; pass the folder of one VOC year")
     if len(years) > 1:
-        raise DataError(f"{folder}: has {years[0].name} and {years[1].name}; name the folder of one, as {years[0]}")
+        raise DataError(f"{folder} has {years[0].name} and {years[1].name}; pass the folder of one, such as {years[0]}")
     year, main = years[0], years[0] / "ImageSets" / "Main"
     sets = {split: files for split in SPLITS if (files := _class_files(main, split))}
     names = _classes(main, sets)
@@ -45,30 +45,30 @@ def read_voc(folder: Path, *, missing: Missing = "error") -> Records:
     splits: list[Split] = []
     marks = [np.zeros((0, len(names)), dtype=np.int64)]
     for split, files in sets.items():
-        of_split, values = _marks([files[name] for name in names])
-        _refuse_shared(main, split, dict(zip(ids, splits, strict=True)), of_split)
-        ids += of_split
-        splits += [split] * len(of_split)
+        split_ids, values = _marks([files[name] for name in names])
+        _refuse_shared(main, split, dict(zip(ids, splits, strict=True)), split_ids)
+        ids += split_ids
+        splits += [split] * len(split_ids)
         marks.append(values)
     images = year / "JPEGImages"
     if not images.is_dir():
-        raise DataError(f"{images}: does not exist; unpack the images of the devkit there")
-    remedy = "training and test images come in two archives: unpack both there"
+        raise DataError(f"{images} does not exist; unpack the images of the devkit there")
+    remedy = "unpack both archives there, the one with training and the one with test images"
     paths = named_images(images, [f"{image}.jpg" for image in ids], source=main, remedy=remedy, missing=missing)
-    every = np.concatenate(marks)
-    labels = (every == 1).astype(np.float32)
-    ends = ",".join(next(iter(files.values())).stem.rpartition("_")[2] for files in sets.values())
-    origin = Origin(year, f"PASCAL VOC, ImageSets/Main/<class>_{{{ends}}}.txt; difficult objects are not known")
-    return Records.from_labels(names, paths, splits, labels, every != 0, origin=origin)
+    all_marks = np.concatenate(marks)
+    labels = (all_marks == 1).astype(np.float32)
+    set_names = ",".join(next(iter(files.values())).stem.rpartition("_")[2] for files in sets.values())
+    origin = Origin(year, f"PASCAL VOC, ImageSets/Main/<class>_{{{set_names}}}.txt; difficult labels are unknown")
+    return Records.from_labels(names, paths, splits, labels, all_marks != 0, origin=origin)
 
 
 def _years(folder: Path) -> list[Path]:
-    places = (folder, *sorted(folder.glob("VOC[0-9]*")), *sorted(folder.glob("VOCdevkit/VOC[0-9]*")))
-    return [place for place in places if (place / "ImageSets" / "Main").is_dir()]
+    candidates = (folder, *sorted(folder.glob("VOC[0-9]*")), *sorted(folder.glob("VOCdevkit/VOC[0-9]*")))
+    return [path for path in candidates if (path / "ImageSets" / "Main").is_dir()]
 
 
 def _class_files(main: Path, split: Split) -> dict[str, Path]:
-    """Return the files of a split by class. The class train has `train_val.txt`, which is not a list of trainval."""
+    """Return the files of a split by class. `train_val.txt` is the class train in val, not a file of trainval."""
     files = sorted(main.glob(f"*_{split}.txt"))
     if not files and split == "train":
         files = sorted(main.glob("*_trainval.txt"))
@@ -83,19 +83,19 @@ def _classes(main: Path, sets: dict[Split, dict[str, Path]]) -> list[str]:
         for name in names:
             if name not in files:
                 other = next(iter(files.values()))
-                raise DataError(f"{main}: no file of {name!r} for {split}, but {other.name}; add it")
+                raise DataError(f"{main}: class {name!r} lacks a file for {split}, unlike {other.name}; add it")
     return names
 
 
 def _marks(files: list[Path]) -> tuple[list[str], Int[ndarray, "N C"]]:
-    """Return the ids of a split, in the order of its first class, and the mark of each image for each class."""
+    """Return the image ids of a split, in the order of the first file, and their marks for each class."""
     columns = [_column(path) for path in files]
     ids = list(columns[0])
     for path, column in zip(files, columns, strict=True):
         differing = sorted(column.keys() ^ columns[0].keys())
         if differing:
             having, lacking = (path, files[0]) if differing[0] in column else (files[0], path)
-            raise DataError(f"{having}: has image {differing[0]}, which {lacking.name} lacks; both must list the same")
+            raise DataError(f"{having}: image {differing[0]} is not in {lacking.name}; both must list the same images")
     marks = np.array([[column[image] for column in columns] for image in ids], dtype=np.int64)
     return ids, marks.reshape(len(ids), len(files))
 
@@ -107,9 +107,9 @@ def _column(path: Path) -> dict[str, int]:
         if not fields:
             continue
         if len(fields) != 2 or fields[1] not in MARKS:
-            raise DataError(f"{path}: row {row}: {line!r}; write an image id and 1, 0 or -1")
+            raise DataError(f"{path}, row {row}: expected an image id and 1, 0 or -1, got {line!r}")
         if fields[0] in marks:
-            raise DataError(f"{path}: row {row}: image {fields[0]} occurs twice; remove one")
+            raise DataError(f"{path}, row {row}: image {fields[0]} occurs twice; remove one")
         marks[fields[0]] = int(fields[1])
     return marks
 
@@ -118,4 +118,4 @@ def _refuse_shared(main: Path, split: Split, earlier: dict[str, Split], ids: lis
     shared = [image for image in ids if image in earlier]
     if shared:
         both = f"is in {earlier[shared[0]]} and in {split} ({len(shared)} shared)"
-        raise DataError(f"{main}: image {shared[0]} {both}; leave each image in one split")
+        raise DataError(f"{main}: image {shared[0]} {both}; each image must be in one split")

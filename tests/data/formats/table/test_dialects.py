@@ -1,4 +1,4 @@
-"""What is written in any dialect is read as it was meant."""
+"""Round trips: random labels, written in any dialect, are read back unchanged."""
 
 import csv
 import io
@@ -31,7 +31,7 @@ Sets = list[frozenset[str]]
 
 
 def texts(forbidden: str) -> st.SearchStrategy[str]:
-    """Names as people write them, in any script, without some characters and without space around them."""
+    """Names in any script, without forbidden characters and surrounding spaces."""
     letters = st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs"), exclude_characters=forbidden)
     words = st.text(letters, min_size=1, max_size=8).map(str.strip)
     words = words.filter(lambda text: bool(text) and text[0] not in "[{")
@@ -40,7 +40,7 @@ def texts(forbidden: str) -> st.SearchStrategy[str]:
 
 @st.composite
 def labeled(draw: st.DrawFn, names: st.SearchStrategy[str]) -> tuple[list[str], Sets]:
-    """Classes and the labels of some images: of each class alone, of all together, and others at random."""
+    """Classes and the labels of images: one with all classes, one per class, and random ones."""
     classes = draw(st.lists(names, min_size=2, max_size=5, unique=True))
     others = draw(st.lists(st.frozensets(st.sampled_from(classes)), max_size=5))
     return classes, [frozenset(classes), *(frozenset({name}) for name in classes), *others]
@@ -48,19 +48,19 @@ def labeled(draw: st.DrawFn, names: st.SearchStrategy[str]) -> tuple[list[str], 
 
 @st.composite
 def dialects(draw: st.DrawFn) -> dict[str, object]:
-    """How a file may be written."""
-    delimiter, ending = draw(st.sampled_from([(",", "csv"), (";", "csv"), ("\t", "csv"), ("\t", "tsv")]))
+    """Delimiter, name, encoding, line ends and quoting of a file."""
+    delimiter, suffix = draw(st.sampled_from([(",", "csv"), (";", "csv"), ("\t", "csv"), ("\t", "tsv")]))
     return {
         "delimiter": delimiter,
-        "name": f"labels.{ending}",
+        "name": f"labels.{suffix}",
         "encoding": draw(st.sampled_from(["utf-8", "utf-8-sig"])),
         "line": draw(st.sampled_from(["\n", "\r\n"])),
         "quoting": draw(st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL])),
     }
 
 
-def written(folder: Path, dialect: dict[str, object], rows: Sequence[Sequence[str]]) -> Path:
-    """A table in a dialect, and its images, which the first column names."""
+def write(folder: Path, dialect: dict[str, object], rows: Sequence[Sequence[str]]) -> Path:
+    """Write a table in a dialect, and the images in its first column."""
     text = io.StringIO(newline="")
     line, quoting = str(dialect["line"]), dialect["quoting"]
     csv.writer(text, delimiter=str(dialect["delimiter"]), lineterminator=line, quoting=quoting).writerows(rows)  # type: ignore[arg-type]
@@ -86,41 +86,41 @@ def test_lists_of_labels(separator: str, data: st.DataObject, dialect: dict[str,
     files = [f"{i} {data.draw(texts('/' + chr(92)))}.jpg" for i in range(len(sets))]
     rows = [("file", "labels"), *zip(files, (separator.join(sorted(names)) for names in sets), strict=True)]
     with TemporaryDirectory() as folder:
-        assert by_name(read(written(Path(folder), dialect, rows), seed=None)) == dict(zip(files, sets, strict=True))
+        assert by_name(read(write(Path(folder), dialect, rows), seed=None)) == dict(zip(files, sets, strict=True))
 
 
 @pytest.mark.parametrize("coding", CODINGS, ids="/".join)
 @settings(max_examples=25)
 @given(data=st.data(), dialect=dialects())
-def test_one_column_a_class(coding: tuple[str, ...], data: st.DataObject, dialect: dict[str, object]) -> None:
+def test_one_column_per_class(coding: tuple[str, ...], data: st.DataObject, dialect: dict[str, object]) -> None:
     names = [f"class {name}" for name in data.draw(st.lists(texts(""), min_size=1, max_size=4, unique=True))]
     width = st.lists(st.integers(0, 3), min_size=len(names), max_size=len(names))
     states = [[0] * len(names), *data.draw(st.lists(width, max_size=5))]
     rows = [["file", *names], *([f"{i}.jpg", *(coding[s] for s in row)] for i, row in enumerate(states))]
     with TemporaryDirectory() as folder:
-        records = read(written(Path(folder), dialect, rows), seed=None)
+        records = read(write(Path(folder), dialect, rows), seed=None)
     assert records.label_space.names == tuple(names)
     assert states_of(records) == ["".join("-+?~"[state] for state in row) for row in states]
 
 
 @settings(max_examples=40)
-@given(drawn=labeled(texts(SEPARATORS[:3])), dialect=dialects(), order=st.randoms(use_true_random=False))
-def test_one_row_a_label(drawn: tuple[list[str], Sets], dialect: dict[str, object], order: random.Random) -> None:
-    files = {f"{i}.jpg": names for i, names in enumerate(drawn[1])}
+@given(sample=labeled(texts(SEPARATORS[:3])), dialect=dialects(), order=st.randoms(use_true_random=False))
+def test_one_row_per_label(sample: tuple[list[str], Sets], dialect: dict[str, object], order: random.Random) -> None:
+    files = {f"{i}.jpg": names for i, names in enumerate(sample[1])}
     pairs = [(file, name) for file, names in files.items() for name in sorted(names) or [""]]
     order.shuffle(pairs)
     with TemporaryDirectory() as folder:
-        table = written(Path(folder), dialect, [("file", "label"), *pairs])
+        table = write(Path(folder), dialect, [("file", "label"), *pairs])
         assert by_name(read(table, options=ReadOptions(rows="labels"), seed=None)) == files
 
 
 @settings(max_examples=40)
-@given(drawn=labeled(texts("").map(lambda text: f"{text}|, {text}")))
-def test_lists_in_parquet(drawn: tuple[list[str], Sets]) -> None:
+@given(sample=labeled(texts("").map(lambda text: f"{text}|, {text}")))
+def test_lists_in_parquet(sample: tuple[list[str], Sets]) -> None:
     pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
     from pyarrow import parquet
 
-    files = {f"{i}.jpg": names for i, names in enumerate(drawn[1])}
+    files = {f"{i}.jpg": names for i, names in enumerate(sample[1])}
     with TemporaryDirectory() as folder:
         for file in files:
             (Path(folder) / file).touch()
@@ -131,11 +131,11 @@ def test_lists_in_parquet(drawn: tuple[list[str], Sets]) -> None:
 
 @settings(max_examples=25)
 @given(
-    drawn=labeled(texts("/").filter(lambda text: text[0] not in "._" and not NOT_A_CLASS.fullmatch(text))),
+    sample=labeled(texts("/").filter(lambda text: text[0] not in "._" and not NOT_A_CLASS.fullmatch(text))),
     link=st.booleans(),
 )
-def test_one_folder_a_class(drawn: tuple[list[str], Sets], link: bool) -> None:
-    files = {f"{i}.jpg": names for i, names in enumerate(drawn[1]) if names}
+def test_one_folder_per_class(sample: tuple[list[str], Sets], link: bool) -> None:
+    files = {f"{i}.jpg": names for i, names in enumerate(sample[1]) if names}
     with TemporaryDirectory() as folder:
         for file, names in files.items():
             first, *others = (Path(folder) / name / file for name in sorted(names))
@@ -146,4 +146,4 @@ def test_one_folder_a_class(drawn: tuple[list[str], Sets], link: bool) -> None:
                 path.symlink_to(first) if link else path.write_text(file)
         records = read(folder, seed=None)
     assert by_name(records) == files
-    assert records.label_space.names == tuple(sorted(drawn[0]))
+    assert records.label_space.names == tuple(sorted(sample[0]))

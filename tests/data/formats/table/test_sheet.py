@@ -20,17 +20,17 @@ def write(folder: Path, columns: dict[str, list[Any]]) -> Path:
     return folder / "labels.parquet"
 
 
-def test_lists_are_taken_as_they_are_whatever_their_names_contain(tmp_path: Path) -> None:
+def test_separators_inside_list_items_are_part_of_the_name(tmp_path: Path) -> None:
     table = write(
         tmp_path, {"file": ["1.jpg", "2.jpg", "3.jpg", "4.jpg"], "labels": [["a b", "c|d"], ["x, y"], [], None]}
     )
     records = read(tmp_path, seed=None)
     assert labels_of(records) == [{"a b", "c|d"}, {"x, y"}, set(), set()]
-    assert str(records.origin) == f"{table}: path column 'file', labels 'labels' (names, a list in each cell, 3 labels)"
-    assert records.where(1) == f"{table}: row 2: {tmp_path / '2.jpg'}"
+    assert str(records.origin) == f"{table}: path column 'file', labels 'labels' (names, one list per cell, 3 labels)"
+    assert records.where(1) == f"{table}, row 2: {tmp_path / '2.jpg'}"
 
 
-def test_lists_of_one_label_are_lists_too(tmp_path: Path) -> None:
+def test_lists_with_one_label(tmp_path: Path) -> None:
     write(tmp_path, {"file": ["1.jpg", "2.jpg"], "labels": [["traffic light"], ["none"]]})
     assert labels_of(read(tmp_path, seed=None)) == [{"traffic light"}, set()]
 
@@ -62,19 +62,19 @@ def test_long_form_with_groups_of_numbers(tmp_path: Path) -> None:
     assert records.group == ("7", "8")
 
 
-def test_without_pyarrow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyarrow_is_reported_with_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = write(tmp_path, {"file": ["1.jpg"], "label": ["cat"]})
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(DataError, match=r"labels\.parquet: needs pyarrow; pip install 'probmcl\[parquet\]'"):
+    with pytest.raises(DataError, match=r"labels\.parquet: .*pip install 'probmcl\[parquet\]'"):
         read(table)
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1 and no more"])
-def test_what_is_no_parquet_is_named(tmp_path: Path, data: bytes) -> None:
+def test_invalid_parquet_file_is_refused(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "labels.parquet").write_bytes(data)
-    with pytest.raises(DataError, match=r"labels\.parquet: is no Parquet file that pyarrow reads"):
+    with pytest.raises(DataError, match=r"labels\.parquet: pyarrow cannot read"):
         read(tmp_path / "labels.parquet")
-    with pytest.raises(DataError, match=r"labels\.parquet: has no rows"):
+    with pytest.raises(DataError, match=r"labels\.parquet: no rows"):
         read(write(tmp_path, {"file": [], "label": []}))
     with pytest.raises(DataError, match="does not exist"):
         read(tmp_path / "other.parquet")

@@ -1,1 +1,1 @@
-"""Tables as people have them: columns are found, labels read in their states, images found, two readings refused."""
+"""The reader of tables: finds the columns and the image files, reads the labels, and refuses ambiguous tables."""

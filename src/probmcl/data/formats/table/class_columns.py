@@ -1,4 +1,4 @@
-"""One column a class: 0 and 1, true and false, blank and −1, whose meaning is said back or asked for."""
+"""Labels in one column per class, as flags. Blanks and −1 that could have two meanings are refused."""
 
 from collections.abc import Sequence
 
@@ -7,97 +7,97 @@ from jaxtyping import Int, UInt8
 from numpy import ndarray
 
 from probmcl.data.formats.table.label_lists import CLASSES, Labels, read_lists
-from probmcl.data.formats.table.policy import BLANK, LabelPolicy, flags_of, in_words
+from probmcl.data.formats.table.policy import BLANK, LabelPolicy, describe_meanings, flags_of
 from probmcl.data.formats.table.sheet import Table, listing
 from probmcl.data.labels import LabelStates, State
 from probmcl.errors import DataError
 
 
 def read_class_columns(table: Table, names: tuple[str, ...], difficult: str | None, policy: LabelPolicy) -> Labels:
-    """The states of classes that have a column each; those that the difficult column lists are not known.
+    """Read the labels of classes that have one column each. Labels in the difficult column are unknown.
 
-    Blanks are unknown where another cell is an explicit 0. Where none is, they could as well mean absent, and a table
-    of 1 and −1 alone could mean that by −1: such a table is refused, unless the policy says which.
+    By default, blanks are unknown if any cell is 0. If no cell is 0, blanks or −1 could mean absent. Then the table is
+    refused unless the policy defines them.
     """
     flags = [flags_of(table, column, _remedy(column)) for column in names]
     counts = np.stack([np.bincount(column, minlength=BLANK + 1) for column in flags])
     _refuse_two_meanings(table, names, counts, policy)
     _refuse_no_negatives(table, names, counts, policy)
-    blanks = policy.blank_states(names, otherwise="unknown")
+    blanks = policy.blank_states(names, default="unknown")
     states = [np.where(column == BLANK, blank, column) for column, blank in zip(flags, blanks, strict=True)]
     if difficult:
-        for row, places in enumerate(read_lists(table, [difficult], names).columns[0]):
-            for place in places:
-                states[place][row] = State.UNKNOWN
-    notes = meanings(policy, int(counts[:, BLANK].sum()), int(counts[:, State.UNCERTAIN].sum()), "unknown")
-    written = "; ".join((f"one column a class ({listing(map(repr, names))})", *notes))
-    return Labels(names, _states_of_columns(states, policy.chance(names)), written)
+        for row, classes in enumerate(read_lists(table, [difficult], names).columns[0]):
+            for k in classes:
+                states[k][row] = State.UNKNOWN
+    notes = meaning_notes(policy, int(counts[:, BLANK].sum()), int(counts[:, State.UNCERTAIN].sum()), "unknown")
+    description = "; ".join((f"one column per class ({listing(map(repr, names))})", *notes))
+    return Labels(names, _states_of_columns(states, policy.chance(names)), description)
 
 
 def _remedy(column: str) -> str:
     return (
-        f"if another column lists the labels, `labels_column` says which; if this one is no class, `ignore={column!r}` "
-        f"leaves it out, or name the classes in a {CLASSES}"
+        f"If another column has the labels, use `labels_column=COLUMN`; if this one is not a class, use "
+        f"`ignore={column!r}` or list the classes in a {CLASSES}"
     )
 
 
 def _states_of_columns(columns: Sequence[UInt8[ndarray, "N"]], chance: ndarray) -> LabelStates:
-    """States class by class; what is usual in each is the state that most images have."""
-    usual = np.array([np.bincount(column).argmax() for column in columns], dtype=np.uint8)
-    rows = [np.flatnonzero(column != state) for column, state in zip(columns, usual, strict=True)]
-    classes = np.repeat(np.arange(len(columns)), [len(unusual) for unusual in rows])
-    states = np.concatenate([column[unusual] for column, unusual in zip(columns, rows, strict=True)])
+    """Build label states in which the default of each class is its most frequent state."""
+    default = np.array([np.bincount(column).argmax() for column in columns], dtype=np.uint8)
+    rows = [np.flatnonzero(column != state) for column, state in zip(columns, default, strict=True)]
+    classes = np.repeat(np.arange(len(columns)), [len(entries) for entries in rows])
+    states = np.concatenate([column[entries] for column, entries in zip(columns, rows, strict=True)])
     shape = (len(columns[0]), len(columns))
-    return LabelStates.from_entries(np.concatenate(rows), classes, states, shape, usual=usual, chance=chance)
+    return LabelStates.from_entries(np.concatenate(rows), classes, states, shape, default=default, chance=chance)
 
 
-def meanings(policy: LabelPolicy, blanks: int, uncertain: int, otherwise: str) -> list[str]:
-    """What blanks and −1 were taken for, how many there are, and which option says otherwise.
+def meaning_notes(policy: LabelPolicy, blanks: int, uncertain: int, default: str) -> list[str]:
+    """Return notes on the meanings of blank and −1, the number of such cells, and the option that changes the meaning.
 
-    >>> meanings(LabelPolicy.of([], ["positive"]), 3, 2, "unknown")
-    ['blank = unknown (3 cells; `blank=negative` says otherwise)', '-1 = positive (2 cells)']
+    >>> meaning_notes(LabelPolicy.of([], ["positive"]), 3, 2, "unknown")
+    ['blank = unknown (3 cells; change with `blank=negative`)', '-1 = positive (2 cells)']
     """
-    other = f"`blank={'negative' if otherwise == 'unknown' else 'unknown'}`"
-    blank = ("blank", "`blank`", other, blanks, otherwise, policy.blank, policy.blank_of)
+    other = f"`blank={'negative' if default == 'unknown' else 'unknown'}`"
+    blank = ("blank", "`blank`", other, blanks, default, policy.blank, policy.blank_of)
     minus_one = ("-1", "`minus_one`", "`minus_one`", uncertain, "unknown", policy.minus_one, policy.minus_one_of)
     notes = []
-    for mark, option, change, count, usual, general, single in (blank, minus_one):
+    for text, option, change, count, meaning, general, single in (blank, minus_one):
         if count:
-            cells = f"{count:,} {'cell' if count == 1 else 'cells'}{'' if general else f'; {change} says otherwise'}"
-            notes.append(f"{mark} = {in_words(general or usual, single)} ({cells})")
+            cells = f"{count:,} {'cell' if count == 1 else 'cells'}{'' if general else f'; change with {change}'}"
+            notes.append(f"{text} = {describe_meanings(general or meaning, single)} ({cells})")
         elif general or single:
-            notes.append(f"{option} changes nothing: no cell is {mark}")
+            notes.append(f"{option} has no effect, because no cell is {text}")
     return notes
 
 
 def _refuse_two_meanings(table: Table, names: Sequence[str], counts: Int[ndarray, "C 5"], policy: LabelPolicy) -> None:
-    """Without an explicit 0, blanks may be the zeros, and so may −1."""
+    """Refuse blanks or −1 without a policy if no cell is 0, because they could mean absent."""
     if counts[:, State.ABSENT].any():
         return
     blank = [name for name, number in zip(names, counts[:, BLANK], strict=True) if number]
     if not policy.blank and set(blank) - set(policy.blank_of):
         raise DataError(
-            f"{table.path}: columns {listing(map(repr, blank))} hold blanks and no column holds 0: is what is blank "
-            f"absent, or not known? `blank=negative` or `blank=unknown` says which"
+            f"{table.path}: columns {listing(map(repr, blank))} have blank cells and no column has a 0, so a blank may "
+            f"mean absent or unknown; choose `blank=negative` or `blank=unknown`"
         )
     uncertain = [name for name, number in zip(names, counts[:, State.UNCERTAIN], strict=True) if number]
-    absent = policy.blank_states(names, otherwise="unknown")[counts[:, BLANK] > 0] == State.ABSENT
+    absent = policy.blank_states(names, default="unknown")[counts[:, BLANK] > 0] == State.ABSENT
     if not policy.minus_one and set(uncertain) - set(policy.minus_one_of) and not absent.any():
         raise DataError(
-            f"{table.path}: columns {listing(map(repr, uncertain))} hold 1 and -1 and no column holds 0: is -1 absent, "
-            f"or uncertain? `minus_one=negative` or `minus_one=unknown` says which"
+            f"{table.path}: columns {listing(map(repr, uncertain))} have 1 and -1 and no column has a 0, so -1 may "
+            f"mean absent or uncertain; choose `minus_one=negative` or `minus_one=unknown`"
         )
 
 
 def _refuse_no_negatives(table: Table, names: Sequence[str], counts: Int[ndarray, "C 5"], policy: LabelPolicy) -> None:
-    """A class of 1 and blank beside others that have 0: were its blanks unknown, all that is known would be present."""
+    """Refuse a class with 1 and blank but no 0: if its blanks were unknown, all its known labels would be positive."""
     absent = counts[:, State.ABSENT] + counts[:, State.UNCERTAIN] * (policy.chance(names) == 0)
-    alone = (counts[:, State.PRESENT] > 0) & (counts[:, BLANK] > 0) & (absent == 0)
-    found = [name for name, only in zip(names, alone, strict=True) if only and name not in policy.blank_of]
-    if not found or policy.blank:
+    positive_only = (counts[:, State.PRESENT] > 0) & (counts[:, BLANK] > 0) & (absent == 0)
+    classes = [name for name, only in zip(names, positive_only, strict=True) if only and name not in policy.blank_of]
+    if not classes or policy.blank:
         return
     raise DataError(
-        f"{table.path}: {'column' if len(found) == 1 else 'columns'} {listing(map(repr, found))}: 1 and blank, but no "
-        f"0, as other columns have: is what is blank there absent, or not known? `blank='{found[0]}=negative'` or "
-        f"`blank='{found[0]}=unknown'` says which for one class, `blank=negative` or `blank=unknown` for all"
+        f"{table.path}: {'column' if len(classes) == 1 else 'columns'} {listing(map(repr, classes))}: 1 and blank but "
+        f"no 0, unlike other columns, so a blank may mean absent or unknown; choose `blank='{classes[0]}=negative'` or "
+        f"`blank='{classes[0]}=unknown'` for one class, `blank=negative` or `blank=unknown` for all"
     )

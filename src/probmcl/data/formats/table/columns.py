@@ -1,4 +1,4 @@
-"""Which column of a table holds what: by name or by option; if two columns fit, the error names the option."""
+"""Finds the role of each column of a table: by option, by name or by content."""
 
 import re
 from collections.abc import Sequence
@@ -8,12 +8,12 @@ from probmcl.data.formats.table.label_lists import CLASSES, Classes
 from probmcl.data.formats.table.policy import holds_flags
 from probmcl.data.formats.table.sheet import (
     Table,
+    columns_of_options,
     listing,
     named,
     only_column,
     quoted,
-    refuse_a_column_that_is_not_there,
-    refuse_wrong_columns,
+    refuse_missing_column,
 )
 from probmcl.data.options import ReadOptions
 from probmcl.errors import DataError, suggestion
@@ -22,8 +22,8 @@ PATH = (
     *("filename", "file_name", "filepath", "file_path", "file", "path", "image", "image_path", "imagepath"),
     *("image_name", "image_file", "image_filename", "img", "img_path", "img_name", "img_file"),
 )
-PATH_AS_AN_ID = ("image_index", "imageindex", "image_id", "imageid")
-"""What names an image where no column has a path; beside one it is a mere number."""
+ID_AS_PATH = ("image_index", "imageindex", "image_id", "imageid")
+"""Columns that identify an image if there is no path column; otherwise they are ignored."""
 LABELS = (
     *("labels", "label", "tags", "tag", "classes", "class", "categories", "category", "finding_labels"),
     *("finding_label", "findings", "attributes", "attribute_ids", "label_name", "label_names", "labelname"),
@@ -36,14 +36,14 @@ GROUP = (
 WEIGHT = ("weight", "sample_weight")
 DIFFICULT = ("difficult",)
 PRESENCE = ("confidence", "present", "presence", "value")
-NO_NAME = re.compile(r"(unnamed: \d+)?", re.IGNORECASE)  # as pandas calls a column whose name is blank
+NO_NAME = re.compile(r"(unnamed: \d+)?", re.IGNORECASE)  # blank, or the name that pandas gives to such a column
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which column holds what. Without a column of label lists, `classes` are one column a class.
+    """The roles of columns. `classes` has one column per class if there is no column of labels.
 
-    `presence` says of a label in the same row whether it is there; `unread` are named and left alone.
+    `presence` has 0 or 1 for the label in the same row. `unread` columns are listed in the output and ignored.
     """
 
     path: str
@@ -57,18 +57,18 @@ class Columns:
     unread: tuple[str, ...] = ()
 
 
-def has_a_path_column(names: Sequence[str], path_column: str | None = None) -> bool:
-    """Whether the names of columns include one of a path."""
-    return path_column in names or bool(named(names, (*PATH, *PATH_AS_AN_ID)))
+def has_path_column(names: Sequence[str], path_column: str | None = None) -> bool:
+    """Return whether a column has the given name or, by its name, contains image paths."""
+    return path_column in names or bool(named(names, (*PATH, *ID_AS_PATH)))
 
 
 def find_columns(table: Table, classes: Classes, options: ReadOptions, keep: Sequence[str] = ()) -> Columns:
-    """The role of every column: as the options say, else by its name, else by what it holds."""
+    """Find the role of each column: by option, otherwise by name, otherwise by content."""
     for option, names in (("ignore", options.ignore), ("by", keep)):
         for column in names:
-            refuse_a_column_that_is_not_there(table, option, column)
+            refuse_missing_column(table, option, column)
     roles = ("path_column", "labels_column", "split_column", "group", "weight_column")
-    taken = refuse_wrong_columns(table, {role: getattr(options, role) for role in roles}) | set(options.ignore)
+    taken = columns_of_options(table, {role: getattr(options, role) for role in roles}) | set(options.ignore)
     path = options.path_column or _path_column(table, taken)
     taken |= {path}
     split = _role(table, options.split_column, SPLIT, taken, "split_column")
@@ -83,33 +83,33 @@ def find_columns(table: Table, classes: Classes, options: ReadOptions, keep: Seq
 
 
 def _path_column(table: Table, taken: set[str]) -> str:
-    for names in (PATH, PATH_AS_AN_ID):
-        column = only_column(table, names, taken, "`path_column=COLUMN` says which")
+    for names in (PATH, ID_AS_PATH):
+        column = only_column(table, names, taken, "choose one with `path_column=COLUMN`")
         if column is not None:
             return column
     raise DataError(
-        f"{table.path}: none of its columns ({listing(table.columns)}) has a name that says it holds the images' "
-        f"paths ({', '.join((*PATH, *PATH_AS_AN_ID))}); `path_column=COLUMN` says which"
+        f"{table.path}: none of the columns {listing(table.columns)} has the name of a path column "
+        f"({', '.join((*PATH, *ID_AS_PATH))}); choose one with `path_column=COLUMN`"
     )
 
 
-def _role(table: Table, given: str | None, names: Sequence[str], taken: set[str], option: str) -> str | None:
-    """The column that was given, none for a blank one, else the only one of these names."""
-    if given is not None:
-        return given or None
-    return only_column(table, names, taken, f"`{option}=COLUMN` says which, `{option}=''` that none is")
+def _role(table: Table, value: str | None, names: Sequence[str], taken: set[str], option: str) -> str | None:
+    """Return the value of an option (None if blank) or, if it is not set, the only column with one of these names."""
+    if value is not None:
+        return value or None
+    return only_column(table, names, taken, f"choose one with `{option}=COLUMN`, or none with `{option}=''`")
 
 
 def _with_labels(table: Table, columns: Columns, rest: list[str], classes: Classes, options: ReadOptions) -> Columns:
-    ignore = "`ignore=COLUMN` leaves one out"
-    remedy = "`labels_column=COLUMN` says which" + ("" if options.ignore else f", and {ignore}")
+    ignore = "ignore one with `ignore=COLUMN`"
+    remedy = "choose one with `labels_column=COLUMN`" + ("" if options.ignore else f", or {ignore}")
     labels = options.labels_column or only_column(table, LABELS, {*table.columns} - {*rest}, remedy)
     if labels is None:
         of_classes = _class_columns(table, rest, classes)
         if columns.difficult and holds_flags(table.texts(columns.difficult)):
             raise DataError(
-                f"{table.path}: column {columns.difficult!r} holds only 0 and 1, but should list the labels that are "
-                f"not known; rename it, or list them"
+                f"{table.path}: column {columns.difficult!r} contains only 0 and 1, but must list the labels that are "
+                f"unknown; list them, or rename the column"
             )
         return replace(columns, classes=of_classes, unread=tuple(name for name in rest if name not in of_classes))
     rest = [name for name in rest if name != labels]
@@ -119,40 +119,40 @@ def _with_labels(table: Table, columns: Columns, rest: list[str], classes: Class
         _refuse_two_kinds_of_labels(table, labels, rest, classes)
         if not rest and not presence and classes is None and holds_flags(table.texts(labels)):
             raise DataError(
-                f"{table.path}: column {labels!r} holds only 0 and 1: two classes, or one that is absent or present? "
-                f"`labels_column={labels}` means two; for one, give the column the name of the class"
+                f"{table.path}: column {labels!r} contains only 0 and 1, which may be the names of two classes or the "
+                f"state of one; use `labels_column={labels}` for two, or rename the column to the class for one"
             )
     return replace(columns, labels=labels, presence=presence, unread=tuple(rest))
 
 
 def _refuse_two_kinds_of_labels(table: Table, labels: str, rest: list[str], classes: Classes) -> None:
-    """A list beside one column a class; a single column of flags among others is no sign of that."""
+    """Refuse a column of labels together with one column per class. One column of flags among others is allowed."""
     flags = [column for column in rest if holds_flags(table.texts(column))]
     listed = classes is not None and not set(flags) & set(classes)
     if flags and (flags == rest or (len(flags) > 1 and not listed)):
         raise DataError(
-            f"{table.path}: column {labels!r} may list the labels, and {listing(flags)} may be one column a class; "
-            f"`labels_column={labels}` takes the list, `ignore={labels}` the others"
+            f"{table.path}: the labels may be in column {labels!r}, or {listing(flags)} may be one column per class; "
+            f"use `labels_column={labels}` for the former, `ignore={labels}` for the latter"
         )
 
 
 def _class_columns(table: Table, rest: list[str], classes: Classes) -> tuple[str, ...]:
-    """Those that the list of the classes names or, without one, those that hold flags."""
+    """Return the columns in `classes.txt` or, if it does not exist, the columns that contain flags."""
     for name in classes or ():
         if name not in rest:
-            raise DataError(f"{table.path}: {CLASSES} names {name!r}, which is no column; {suggestion(name, rest)}")
+            raise DataError(f"{table.path}: class {name!r} of {CLASSES} has no column; {suggestion(name, rest)}")
     for column in rest:
         if classes and column not in classes and holds_flags(table.texts(column)):
-            near = suggestion(column, classes)
+            similar = suggestion(column, classes)
             raise DataError(
-                f"{table.path}: column {column!r} holds 0 and 1 but is not in {CLASSES}; {near} "
-                f"`ignore={column!r}` leaves it out"
+                f"{table.path}: column {column!r} contains 0 and 1 but is not in {CLASSES} ({similar}); add it there, "
+                f"or use `ignore={column!r}`"
             )
     columns = classes or tuple(column for column in rest if holds_flags(table.texts(column), least=0.5))
     if not columns:
-        held = f"; {quoted(rest[:8])} hold no 0 and 1" if rest else ""
+        others = f" ({quoted(rest[:8])} do not contain 0 and 1)" if rest else ""
         raise DataError(
-            f"{table.path}: has no labels: no column {listing(LABELS)}, and none a class{held}; "
-            f"`labels_column=COLUMN` says which lists them"
+            f"{table.path}: no labels found: no column {listing(LABELS)} and no columns of classes{others}; "
+            f"choose the column with `labels_column=COLUMN`"
         )
     return columns

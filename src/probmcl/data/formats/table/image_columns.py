@@ -1,4 +1,4 @@
-"""What a table says of an image beside its labels: split, group, weight, and columns that are kept as they are."""
+"""Columns of a table that describe an image apart from its labels: split, group, weight and kept columns."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -22,25 +22,25 @@ SPLIT_VALUES: Mapping[str, Split] = {
 
 
 class Images(NamedTuple):
-    """N images of a table of R rows: the first row of each, and the image of every row."""
+    """The N images of a table with R rows: the first row of each image, and the image of each row."""
 
     first: Int[ndarray, "N"]
     of_row: Int[ndarray, "R"]
 
 
 def images_of(paths: Sequence[str]) -> Images:
-    """Rows that have the same path are one image.
+    """Group rows with the same path into one image.
 
     >>> images_of(["a.jpg", "b.jpg", "a.jpg"]).of_row.tolist()
     [0, 1, 0]
     """
-    place: dict[str, int] = {}
-    of_row = np.array([place.setdefault(path, len(place)) for path in paths], dtype=np.int64)
+    index: dict[str, int] = {}
+    of_row = np.array([index.setdefault(path, len(index)) for path in paths], dtype=np.int64)
     return Images(np.unique(of_row, return_index=True)[1], of_row)
 
 
 class RepeatedRowsError(DataError):
-    """Rows that name an image which an earlier row has named: lines of both, where they say the same and where not."""
+    """Repeated paths in a table. `same` and `different` have the lines of row pairs with equal and different cells."""
 
     def __init__(self, message: str, same: list[tuple[int, int]], different: list[tuple[int, int]]) -> None:
         super().__init__(message)
@@ -48,74 +48,74 @@ class RepeatedRowsError(DataError):
 
 
 def repeated(table: Table, images: Images, path: str, remedy: str) -> RepeatedRowsError:
-    """An error for rows that name an image again; `path` is the column that names it."""
+    """Return an error for rows with the path of an earlier row; `path` is the path column."""
     firsts = images.first[images.of_row].tolist()
-    again = [(first, row) for row, first in enumerate(firsts) if row != first]
-    place = table.columns.index(path)
-    rows = [(*cells[:place], *cells[place + 1 :]) for cells in table.rows]
-    same = [(table.lines[one], table.lines[other]) for one, other in again if rows[one] == rows[other]]
-    different = [(table.lines[one], table.lines[other]) for one, other in again if rows[one] != rows[other]]
-    first, row = again[0]
-    both = f"rows {table.lines[first]} and {table.lines[row]}: both are {table.rows[row][place]!r}"
-    counts = f" ({len(again):,} rows name an image again, {len(same):,} of them say just the same)"
-    more = counts if len(again) > 1 else ""
-    return RepeatedRowsError(f"{table.path}: {both}{more}{remedy}", same, different)
+    repeats = [(first, row) for row, first in enumerate(firsts) if row != first]
+    column = table.columns.index(path)
+    rows = [(*cells[:column], *cells[column + 1 :]) for cells in table.rows]
+    same = [(table.lines[one], table.lines[other]) for one, other in repeats if rows[one] == rows[other]]
+    different = [(table.lines[one], table.lines[other]) for one, other in repeats if rows[one] != rows[other]]
+    first, row = repeats[0]
+    both = f"rows {table.lines[first]} and {table.lines[row]}: both have the path {table.rows[row][column]!r}"
+    counts = f" ({len(repeats):,} rows repeat a path, {len(same):,} of them with equal cells)"
+    more = counts if len(repeats) > 1 else ""
+    return RepeatedRowsError(f"{table.path}, {both}{more}{remedy}", same, different)
 
 
 def values_of(table: Table, column: str, images: Images) -> list[str]:
-    """One value an image, which all its rows have."""
+    """Return the value of each image. Rows of the same image must agree."""
     texts = table.texts(column)
     for row, first in enumerate(images.first[images.of_row].tolist()):
         if texts[row] != texts[first]:
             raise DataError(
-                f"{table.where(first)} and row {table.lines[row]}: are one image, but column {column!r} holds "
-                f"{texts[first]!r} and {texts[row]!r}; write one of them in both"
+                f"{table.where(first)} and row {table.lines[row]}: the rows are of the same image, but column "
+                f"{column!r} has {texts[first]!r} and {texts[row]!r}; make them equal"
             )
     return [texts[row] for row in images.first.tolist()]
 
 
 def splits_of(table: Table, column: str | None, images: Images) -> tuple[Split, ...]:
-    """The split of each image, train without a column."""
+    """Return the split of each image; without a split column, all are in train."""
     if column is None:
         train: Split = "train"
         return (train,) * len(images.first)
     texts = table.texts(column)
-    strange = sorted(text for text in set(texts) if text.lower() not in SPLIT_VALUES)
-    if strange:
-        listed = quoted(strange[:5]) + (f" and {len(strange) - 5} more" if len(strange) > 5 else "")
-        first = next(row for row, text in enumerate(texts) if text in strange)
+    invalid = sorted(text for text in set(texts) if text.lower() not in SPLIT_VALUES)
+    if invalid:
+        listed = quoted(invalid[:5]) + (f" and {len(invalid) - 5} more" if len(invalid) > 5 else "")
+        first = next(row for row, text in enumerate(texts) if text in invalid)
         raise DataError(
-            f"{table.where(first)}: column {column!r} holds {listed}; a split is one of {', '.join(SPLIT_VALUES)}; "
-            f"`split_column=COLUMN` names another column, `split_column=''` none"
+            f"{table.where(first)}: split column {column!r} has {listed}; expected {', '.join(SPLIT_VALUES)}. "
+            f"Choose another column with `split_column=COLUMN`, or none with `split_column=''`"
         )
     return tuple(SPLIT_VALUES[text.lower()] for text in values_of(table, column, images))
 
 
 def groups_of(table: Table, column: str | None, images: Images) -> tuple[str, ...] | None:
-    """The group of each image."""
+    """Return the group of each image, or None without a group column."""
     if column is None:
         return None
     texts = table.texts(column)
     if "" in texts:
         where = table.where(texts.index(""))
-        raise DataError(f"{where}: group {column!r} is blank; give every image a group; `group=''` does without groups")
+        raise DataError(f"{where}: group {column!r} is blank; every image needs a group (or use `group=''`)")
     return tuple(values_of(table, column, images))
 
 
 def weights_of(table: Table, column: str | None, images: Images) -> Float64[ndarray, "N"] | None:
-    """The weight of each image: numbers from 0 on, of which one is above."""
+    """Return the weight of each image, or None without a weight column. At least one weight must be positive."""
     if column is None:
         return None
     numbers = {text: _number(text) for text in set(table.texts(column))}
     for row, text in enumerate(table.texts(column)):
         if not 0 <= numbers[text] < np.inf:
             raise DataError(
-                f"{table.where(row)}: weight {column!r} is {text!r}; a weight is a number from 0 on, such as 0.5; "
-                f"`weight_column=''` does without weights"
+                f"{table.where(row)}: weight {column!r} is {text!r}, but must be a number of at least 0; "
+                f"use `weight_column=''` for no weights"
             )
     weights = np.array([numbers[text] for text in values_of(table, column, images)])
     if not weights.any():
-        raise DataError(f"{table.path}: weight {column!r} is 0 in every row; an image of weight 0 is never trained on")
+        raise DataError(f"{table.path}: weight {column!r} is 0 in every row; at least one must be positive")
     return weights
 
 

@@ -1,72 +1,71 @@
-"""Names that are no plain labels: such as mean none of them, may be several words, or differ only by case."""
+"""Special label names: labels for "no label", names of several words, and names that differ only in case."""
 
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 
-from probmcl.data.formats.table.sheet import IN_A_LIST, listing, quoted
+from probmcl.data.formats.table.sheet import LIST_ITEM, listing, quoted
 from probmcl.errors import DataError
 
 NONE = ("no finding", "no findings", "none", "nothing", "no label", "no labels")
-NOTHING_SAID = ("nan", "na", "n/a", "null")
-"""What programs write for a blank."""
+BLANK_TEXTS = ("nan", "na", "n/a", "null")  # written by programs for a missing value
 
 ALWAYS_TOGETHER = 3
-"""So many times side by side and never apart, two words look like one name with a space in it."""
+"""Two words that occur at least this often, and always next to each other, may be one name with a space."""
 
 RECURRING = 1.5
-"""So often, in the mean, a cell of several words comes where it may be a name."""
+"""Cells of several words may be names if each distinct cell occurs at least this often on average."""
 
 Words = tuple[str, ...]
 
 
-def find_none_labels(texts: Sequence[str], said: str | None, classes: tuple[str, ...] | None) -> frozenset[str]:
-    """Labels that mean none: the one that was said, else those that look so, stand alone in a cell and are no class.
+def find_none_labels(texts: Sequence[str], none_label: str | None, classes: tuple[str, ...] | None) -> frozenset[str]:
+    """Return the labels that mean "no label": `none_label` or, if None, usual names that occur alone in a cell.
 
     >>> find_none_labels(["No Finding", "Edema|none"], None, None)
     frozenset({'No Finding'})
     """
-    if said is not None:
-        return frozenset({said} - {""})
-    alone = {text.removeprefix(IN_A_LIST) for text in set(texts)}
+    if none_label is not None:
+        return frozenset({none_label} - {""})
+    alone = {text.removeprefix(LIST_ITEM) for text in set(texts)}
     return frozenset(text for text in alone if text.lower() in NONE and text not in (classes or ()))
 
 
 def find_blanks(texts: Sequence[str], none_label: str | None, classes: tuple[str, ...] | None) -> frozenset[str]:
-    """Cells that say no more than a blank: 'NaN' and the like, unless it is a class, or stands in a list with others.
+    """Return the texts to read as blank: 'NaN' and the like, unless they are a class or occur in a list.
 
     >>> find_blanks(["NaN", "cat", "NA", "NA|cat"], None, None)
     frozenset({'NaN'})
     """
     distinct = set(texts)
-    blanks = {text for text in distinct if text.lower() in NOTHING_SAID} - {none_label, *(classes or ())}
+    blanks = {text for text in distinct if text.lower() in BLANK_TEXTS} - {none_label, *(classes or ())}
     if not blanks:
         return frozenset()
     listed = {part.strip() for text in distinct - blanks for part in re.split(r"[|;, ]", text)}
     return frozenset(blanks - listed)
 
 
-def says_none(text: str, none: frozenset[str]) -> bool:
-    """Whether a cell is one of these and nothing else."""
-    return text.removeprefix(IN_A_LIST) in none
+def means_none(text: str, none: frozenset[str]) -> bool:
+    """Return whether a cell contains only a label that means "no label"."""
+    return text.removeprefix(LIST_ITEM) in none
 
 
-def refuse_none_beside_others(where: str, label: str, other: str, said: str | None) -> None:
-    """An error for an image that has none and another: two readings, or a mistake."""
-    if said:
+def refuse_none_with_others(where: str, label: str, other: str, none_label: str | None) -> None:
+    """Raise an error for an image that has another label together with one that means "no label"."""
+    if none_label:
         raise DataError(
-            f"{where}: {label!r} stands beside {other!r}, but `none_label` says that it means none; mend the row, "
-            f"or leave the option out"
+            f"{where}: {label!r} occurs together with {other!r}, although `none_label` declares it as no label; "
+            f"correct the row or remove the option"
         )
     raise DataError(
-        f"{where}: {label!r} stands beside {other!r}, so that it can hardly mean none of them; `none_label=''` reads "
-        f"it as a class like any other; where it does mean none, mend the row"
+        f"{where}: {label!r} looks like a name for no label, but occurs together with {other!r}; use `none_label=''` "
+        f"if it is a class, otherwise correct the row"
     )
 
 
-def refuse_what_may_be_names(where: str, lists: Sequence[Words], remedy: str) -> None:
-    """An error for words that may be parts of names; numbers never are."""
+def refuse_possible_names(where: str, lists: Sequence[Words], remedy: str) -> None:
+    """Raise an error if cells of several words may be names instead of lists. Cells of numbers are always lists."""
     cells = Counter(words for words in lists if words)
     if all(re.fullmatch(r"-?[0-9]+", word) for words in cells for word in words):
         return
@@ -77,13 +76,13 @@ def refuse_what_may_be_names(where: str, lists: Sequence[Words], remedy: str) ->
     cell = next((words for words in cells if len(words) > 1 and bound & {*words}), ())
     if cell:
         raise DataError(
-            f"{where}: is {' '.join(cell)!r} one class or {len(cell)}? Too few of the words stand alone or change "
-            f"their places for a list. {remedy}"
+            f"{where}: is {' '.join(cell)!r} one class or {len(cell)}? Most words never occur alone or in another "
+            f"position, as labels in a list would. {remedy}"
         )
 
 
 def _recur(cells: Mapping[Words, int], free: frozenset[str]) -> bool:
-    """Whether cells of several words, at least three, come again as names do and lists seldom; or hold no label."""
+    """Return whether cells of several words recur like names, or contain no word that is used as a label."""
     several = {words: times for words, times in cells.items() if len(words) > 1}
     if sum(several.values()) < ALWAYS_TOGETHER:
         return False
@@ -91,10 +90,10 @@ def _recur(cells: Mapping[Words, int], free: frozenset[str]) -> bool:
 
 
 def free_and_bound(cells: Mapping[Words, int]) -> tuple[frozenset[str], frozenset[str]]:
-    """The words of cells of several: those that are used as labels are, and those that may be parts of a name.
+    """Divide the words of cells with several words into labels and possible parts of names.
 
-    A label stands alone, or comes first here and later there, or last here and sooner there. Parts of names keep their
-    places.
+    A word is a label if it also occurs alone, if it is first in one cell and later in another, or if it is last in one
+    cell and earlier in another. Parts of names keep their position.
 
     >>> free, bound = free_and_bound({("cat", "dog"): 1, ("dog",): 1, ("red", "fox"): 1, ("red", "kite"): 1})
     >>> sorted(free), sorted(bound)
@@ -116,17 +115,17 @@ def _refuse_words_never_apart(where: str, cells: Mapping[Words, int], remedy: st
         pairs.update(dict.fromkeys(pairwise(cell), times))
     for (one, other), times in pairs.items():
         if times >= ALWAYS_TOGETHER and times == words[one] == words[other]:
-            raise DataError(f"{where}: {one!r} and {other!r} never stand apart; are they one class or two? {remedy}")
+            raise DataError(f"{where}: {one!r} and {other!r} only occur together; are they one class or two? {remedy}")
 
 
-def alike_names(names: Iterable[str]) -> list[str]:
-    """What is said of classes that differ only by case; nothing where none do.
+def case_warnings(names: Iterable[str]) -> list[str]:
+    """Return a warning about class names that differ only in case, if there are any.
 
-    >>> alike_names(["Cat", "dog", "cat"])
-    ["classes 'Cat' and 'cat' differ only by case"]
+    >>> case_warnings(["Cat", "dog", "cat"])
+    ["classes 'Cat' and 'cat' differ only in case"]
     """
     spellings: dict[str, list[str]] = defaultdict(list)
     for name in names:
         spellings[name.casefold()].append(name)
-    alike = [quoted(same) for same in spellings.values() if len(same) > 1]
-    return [f"classes {listing(alike)} differ only by case"] if alike else []
+    similar = [quoted(group) for group in spellings.values() if len(group) > 1]
+    return [f"classes {listing(similar)} differ only in case"] if similar else []

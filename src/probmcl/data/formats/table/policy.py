@@ -1,4 +1,4 @@
-"""What a cell says of a class: 0 and 1, true and false, and what blank and −1 mean, for all classes or for some."""
+"""Cells of class columns: parses flags such as 0, 1, true and false, and defines the meaning of blank and −1."""
 
 import re
 from collections import Counter
@@ -14,7 +14,7 @@ from probmcl.data.labels import State
 from probmcl.errors import DataError, OptionError, suggestion
 
 BLANK = 4
-"""Beside the four states: a cell that says nothing, whose meaning the label policy gives."""
+"""Code of a blank cell, in addition to the four states. The label policy defines its meaning."""
 
 FLAG_VALUES: Mapping[str, int] = {
     **dict.fromkeys(("0", "0.0", "false", "no"), State.ABSENT),
@@ -23,7 +23,7 @@ FLAG_VALUES: Mapping[str, int] = {
     **dict.fromkeys(("", "nan", "na", "n/a", "null", "none"), BLANK),
 }
 NUMBER = re.compile(r"([+-]?[01])(\.0*|,(?!000$)0+)?(e[+-]?0+)?", re.IGNORECASE)
-"""0, 1 and −1 with zeros behind a point or a comma; 1,000 may be a thousand."""
+"""0, 1 and −1, with optional zeros after a decimal point or comma; 1,000 is excluded, as it may be a thousand."""
 
 BLANK_MEANINGS: Mapping[str, State] = {"negative": State.ABSENT, "unknown": State.UNKNOWN}
 MINUS_ONE_MEANINGS: Mapping[str, float] = {"unknown": np.nan, "negative": 0.0, "positive": 1.0}
@@ -31,7 +31,7 @@ SOFT = "soft:"
 
 
 def flag_value(text: str) -> int | None:
-    """The state that a cell says, or BLANK; None where it is no flag.
+    """Return the state of a cell, BLANK for a blank, or None if the text is not a flag.
 
     >>> [flag_value(text) == State.PRESENT for text in ("Yes", "1.00", "1,0", "1.000e+00", "1,000", "0.00")]
     [True, True, True, True, False, False]
@@ -43,7 +43,7 @@ def flag_value(text: str) -> int | None:
 
 
 def holds_flags(texts: Sequence[str], *, least: float = 1.0) -> bool:
-    """Whether at least this share of the cells that are not blank are flags, and one of them at all.
+    """Return whether there are flags, and at least the share `least` of the cells that are not blank are flags.
 
     >>> holds_flags(["1", "", "0"]), holds_flags(["1", "64"]), holds_flags(["1", "64"], least=0.5)
     (True, False, True)
@@ -56,26 +56,26 @@ def holds_flags(texts: Sequence[str], *, least: float = 1.0) -> bool:
 
 
 def flags_of(table: Table, column: str, remedy: str) -> UInt8[ndarray, "N"]:
-    """The state of each cell of a column, or BLANK; an error for a cell that is no flag."""
+    """Return the state of each cell of a column, or BLANK. Any other text is an error."""
     texts = table.texts(column)
     values = {text: flag_value(text) for text in set(texts)}
     if None in values.values():
         row = next(row for row, text in enumerate(texts) if values[text] is None)
         raise DataError(
-            f"{table.where(row)}: column {column!r} holds {texts[row]!r}, not 0, 1, true, false, blank or -1; {remedy}"
+            f"{table.where(row)}: column {column!r} has {texts[row]!r}, not 0, 1, true, false, -1 or blank. {remedy}"
         )
     return np.fromiter((values[text] or 0 for text in texts), dtype=np.uint8, count=len(texts))
 
 
 @dataclass(frozen=True)
 class LabelPolicy:
-    """The meaning of a blank cell and of −1; None where nothing was said.
+    """The meanings of a blank cell and of −1; None if not set.
 
     Attributes:
         blank: `negative` or `unknown`.
-        minus_one: `unknown`, `negative`, `positive` or `soft:P`, present with probability P.
-        blank_of: classes for which a blank means something else.
-        minus_one_of: classes for which −1 means something else.
+        minus_one: `unknown`, `negative`, `positive` or `soft:P` (present with probability P).
+        blank_of: the meaning of a blank cell for single classes.
+        minus_one_of: the meaning of −1 for single classes.
     """
 
     blank: str | None = None
@@ -85,33 +85,33 @@ class LabelPolicy:
 
     @classmethod
     def of(cls, blank: Sequence[str] = (), minus_one: Sequence[str] = ()) -> "LabelPolicy":
-        """Return the policy that the options of these names describe: MEANING, or CLASS=MEANING for one class.
+        """Parse the values of the options `blank` and `minus_one`: MEANING, or CLASS=MEANING for one class.
 
         >>> LabelPolicy.of(["negative"], ["unknown", "Edema=soft:0.6"]).minus_one_of
         {'Edema': 'soft:0.6'}
         """
-        words = [*MINUS_ONE_MEANINGS, "soft:P with P between 0 and 1, as soft:0.6"]
+        words = [*MINUS_ONE_MEANINGS, "soft:P with P between 0 and 1, such as soft:0.6"]
         blanks = _meanings("blank", blank, BLANK_MEANINGS.__contains__, [*BLANK_MEANINGS])
         others = _meanings("minus_one", minus_one, lambda meaning: _chance(meaning) is not None, words)
         return cls(blanks.pop("", None), others.pop("", None), blanks, others)
 
-    def blank_states(self, names: Sequence[str], *, otherwise: str) -> UInt8[ndarray, "C"]:
-        """The state of a blank in each class; `otherwise` where nothing was said."""
+    def blank_states(self, names: Sequence[str], *, default: str) -> UInt8[ndarray, "C"]:
+        """Return the state of a blank cell for each class, that of the meaning `default` if not set."""
         _refuse_other_classes("blank", self.blank_of, names)
-        meanings = (self.blank_of.get(name, self.blank or otherwise) for name in names)
+        meanings = (self.blank_of.get(name, self.blank or default) for name in names)
         return np.array([BLANK_MEANINGS[meaning] for meaning in meanings], dtype=np.uint8)
 
     def chance(self, names: Sequence[str]) -> Float[ndarray, "C"]:
-        """How likely an uncertain label of each class is present, NaN for not known."""
+        """Return the probability that an uncertain label of each class is present, NaN for unknown."""
         _refuse_other_classes("minus_one", self.minus_one_of, names)
         meanings = (self.minus_one_of.get(name, self.minus_one or "unknown") for name in names)
         return np.array([_chance(meaning) for meaning in meanings], dtype=np.float32)
 
 
-def in_words(general: str | None, single: Mapping[str, str]) -> str:
-    """The meaning for all classes and those for single ones, as a message has them.
+def describe_meanings(general: str | None, single: Mapping[str, str]) -> str:
+    """Describe the meaning for all classes and the meanings for single classes, for messages.
 
-    >>> in_words("unknown", {"Edema": "soft:0.6"})
+    >>> describe_meanings("unknown", {"Edema": "soft:0.6"})
     "unknown, 'Edema' soft:0.6"
     """
     return ", ".join([*([general] if general else []), *(f"{name!r} {meaning}" for name, meaning in single.items())])
@@ -120,29 +120,29 @@ def in_words(general: str | None, single: Mapping[str, str]) -> str:
 def _refuse_other_classes(option: str, meanings: Mapping[str, str], names: Sequence[str]) -> None:
     for name in meanings:
         if name not in names:
-            problem = f"names no class: there is no {name!r}; {suggestion(name, names)}"
+            problem = f"names the unknown class {name!r}; {suggestion(name, names)}"
             raise OptionError(option, f"{name}={meanings[name]}", problem)
 
 
 def _meanings(
     option: str, values: Sequence[str], is_meaning: Callable[[str], bool], allowed: Sequence[str]
 ) -> dict[str, str]:
-    """Return meanings by class, that of all others under the empty name."""
+    """Return the meanings by class, with that for all other classes under the empty name."""
     meanings: dict[str, str] = {}
     for value in values:
         name, _, meaning = value.rpartition("=")
         if meanings.setdefault(name, meaning) != meaning:
             which = f"for {name!r}" if name else "for all classes"
-            raise OptionError(option, value, f"contradicts {meanings[name]} {which}; give one of them")
+            raise OptionError(option, value, f"contradicts {meanings[name]!r} {which}; remove one of them")
     for meaning in meanings.values():
         if not is_meaning(meaning):
-            problem = f"must be {', '.join(allowed[:-1])} or {allowed[-1]}; CLASS=… for one class alone"
+            problem = f"must be {', '.join(allowed[:-1])} or {allowed[-1]}; CLASS=MEANING sets it for one class"
             raise OptionError(option, meaning, problem)
     return meanings
 
 
 def _chance(meaning: str) -> float | None:
-    """How likely −1 is present, a number between 0 and 1 after soft:; None where it is no meaning."""
+    """Return the probability that a label of −1 is present, or None if the meaning is invalid."""
     if meaning in MINUS_ONE_MEANINGS:
         return MINUS_ONE_MEANINGS[meaning]
     try:

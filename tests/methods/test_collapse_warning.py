@@ -1,4 +1,4 @@
-"""The collapse monitor on real, small runs: it must cry where the paper's objective collapses, and only there."""
+"""The collapse monitor on small real runs: it must warn if the paper's objective collapses, and only then."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from probmcl.training import Training
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.filterwarnings("default::UserWarning"),  # the paper's preset says beforehand what may come
+    pytest.mark.filterwarnings("default::UserWarning"),  # the paper's preset warns about a collapse in advance
 ]
 
 
@@ -23,7 +23,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
     return colored_records(tmp_path_factory.mktemp("images"), train=192)
 
 
-def contrast(records: Records, folder: Path, preset: str) -> Run:
+def train(records: Records, folder: Path, preset: str) -> Run:
     settings = Settings(
         method="probmcl",
         jobs=(
@@ -42,24 +42,24 @@ def contrast(records: Records, folder: Path, preset: str) -> Run:
 
 def last_row(run: Run) -> dict[str, float]:
     rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text().splitlines()]
-    signs: dict[str, float] = [row for row in rows if row["stage"] == "probmcl"][-1]
-    return signs
+    statistics: dict[str, float] = [row for row in rows if row["stage"] == "probmcl"][-1]
+    return statistics
 
 
-def test_it_fires_on_the_papers_preset(records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = contrast(records, tmp_path / "run", "paper")
-    signs = last_row(run)
-    assert signs["similarity_positive"] - signs["similarity_negative"] < 0.02
+def test_warns_on_the_paper_preset(records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(records, tmp_path / "run", "paper")
+    statistics = last_row(run)
+    assert statistics["similarity_positive"] - statistics["similarity_negative"] < 0.02
     assert [warning.kind for warning in run.warnings] == ["collapse"]
-    said = capsys.readouterr().out
-    assert "ALARM: collapsed" in said
-    assert "note: probmcl with target 'feature'" in said
+    output = capsys.readouterr().out
+    assert "collapsed: mixtures" in output
+    assert "probmcl with target 'feature'" in output
     assert json.loads((run.folder / "run.json").read_text())["warnings"] == [vars(w) for w in run.warnings]
 
 
-def test_it_is_silent_on_a_healthy_run(records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = contrast(records, tmp_path / "run", "default")
-    signs = last_row(run)
-    assert signs["similarity_positive"] - signs["similarity_negative"] > 0.1
+def test_does_not_warn_on_a_healthy_run(records: Records, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = train(records, tmp_path / "run", "default")
+    statistics = last_row(run)
+    assert statistics["similarity_positive"] - statistics["similarity_negative"] > 0.1
     assert run.warnings == []
-    assert "ALARM" not in capsys.readouterr().out
+    assert "collapsed" not in capsys.readouterr().out
