@@ -73,7 +73,7 @@ def literal_correlation(p: IsotropicMixture, q: IsotropicMixture) -> Tensor:
     )
 
 
-class Found(NamedTuple):
+class SimilarityResult(NamedTuple):
     """Similarities, the gradients of a goal, and the largest gradient with respect to a similarity; in float64."""
 
     similarity: Tensor
@@ -83,9 +83,9 @@ class Found(NamedTuple):
     pull: float
 
 
-def found(
+def evaluate_similarity(
     similarity: Callable[[IsotropicMixture], Tensor], parameters: Iterable[Tensor], dim: int, goal: Goal
-) -> Found:
+) -> SimilarityResult:
     """Evaluate a similarity at these parameters, and the gradients of the goal."""
     inputs = [x.clone().requires_grad_() for x in parameters]
     softmax = inputs[0].log_softmax(1)
@@ -95,7 +95,7 @@ def found(
     (pull,) = torch.autograd.grad(GOALS[goal](detached), detached)  # in float64, since the loss is not under test
     gradients = torch.autograd.grad(value, inputs, pull.to(value))
     measured, logit, mean, variance = (x.detach().double() for x in (value, *gradients))
-    return Found(measured, logit, mean, variance, pull.abs().max().item())
+    return SimilarityResult(measured, logit, mean, variance, pull.abs().max().item())
 
 
 def weighted_sum(similarity: Tensor) -> Tensor:
@@ -116,7 +116,13 @@ GOALS: dict[Goal, Callable[[Tensor], Tensor]] = {"weighted": weighted_sum, "cont
 
 
 def assert_as_good_as(
-    truth: Found, measured: Found, dim: int, *, similarity: float, relative: float, mean_floor: float = 0.0
+    truth: SimilarityResult,
+    measured: SimilarityResult,
+    dim: int,
+    *,
+    similarity: float,
+    relative: float,
+    mean_floor: float = 0.0,
 ) -> None:
     """Assert that similarities are within `similarity` of the truth, and gradients within `relative` of their maximum.
 

@@ -79,7 +79,7 @@ def test_paper_preset_has_the_published_settings() -> None:
 
 
 def test_more_groups_than_classes_raise() -> None:
-    with pytest.raises(ValueError, match="`groups`.*got 4"):
+    with pytest.raises(ValueError, match=r"`groups`.*got 4"):
         build(Config(groups=4))
 
 
