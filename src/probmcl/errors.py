@@ -17,7 +17,7 @@ class ProbmclError(ValueError):
 
 
 class DataError(ProbmclError):
-    """Data that cannot be used; the message has the file, the row or column, the value and the remedy."""
+    """Data that cannot be used; the message gives the file, the row or column, the value and the remedy."""
 
 
 class OptionError(ProbmclError):
@@ -69,8 +69,8 @@ WarningKind = Literal["collapse", "diverged", "leak", "seen_before"]
 class RunWarning:
     """A problem that does not stop a run and is stored with it.
 
-    The kinds are: the features collapsed, a method diverged and was left out, a leak between splits was allowed, or the
-    run that provides the weights was trained on images that are held out here.
+    `kind` is the problem: the features collapsed, a method diverged and was left out, a leak between splits was
+    allowed, or the run that provides the weights was trained on images that are held out here.
     """
 
     kind: WarningKind

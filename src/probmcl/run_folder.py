@@ -72,7 +72,7 @@ class RunFolder:
     def read(self, name: str) -> Any:
         """Read a JSON file of the run in the form of the current schema version."""
         if not self.has(name):
-            raise RunError(f"{self.path} is not a run folder: it has no {name}; give a folder of `probmcl train`")
+            raise RunError(f"{self.path} is not a run folder: it has no {name}; give one written by `probmcl train`")
         content = _read_object(self.path / name)
         return legacy.upgrade(name, content) if self.schema == 1 else content
 
@@ -123,7 +123,7 @@ def is_run(folder: Path) -> bool:
 
 
 def refuse_used(folder: Path | str | None) -> None:
-    """Raise an error for a folder that is not empty."""
+    """Raise an error if an output folder is not empty; None and a missing folder are fine."""
     if folder is None or not Path(folder).exists():
         return
     if not Path(folder).is_dir():

@@ -164,7 +164,7 @@ def chosen_heads(candidates: Mapping[CandidateId, Candidate], names: Sequence[st
         identities = [identity for identity in candidates if identity.method == name]
         if identities:
             trial = max(identities, key=lambda identity: (candidates[identity].validation_map, -identity.trial)).trial
-            chosen += sorted(identity for identity in identities if identity.trial == trial)  # the own head first
+            chosen += sorted(identity for identity in identities if identity.trial == trial)  # own head first
     return chosen
 
 

@@ -13,7 +13,7 @@ from probmcl.report.comparison_tables import gain_and_interval, mean_and_interva
 from probmcl.tables import duration, percent, points, probability, to_rich
 
 SIGNIFICANCE = 0.05  # for p-values that are corrected for the number of methods
-MAX_TIME_RATIO = 0.75  # a cheaper method is recommended only if it trains in at most this fraction of the best's time
+MAX_TIME_RATIO = 0.75  # a cheaper method is recommended if it trains in at most this fraction of the best method's time
 MIN_IMAGES, MIN_GROUPS = 500, 30  # with fewer test images, or groups of them, the intervals are unreliable
 RELEVANT_GAIN = 0.03  # the probe is enough only if gains this large are ruled out; wider intervals are a limitation
 
