@@ -212,7 +212,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.augment not in AUGMENTATIONS:
-            raise SettingsError(f"augment={self.augment!r} does not exist; {suggestion(self.augment, AUGMENTATIONS)}")
+            raise SettingsError(f"augment={self.augment!r} is not valid; {suggestion(self.augment, AUGMENTATIONS)}")
         if self.workers < 0:
             raise SettingsError(f"workers={self.workers} must be at least 0, which decodes in the main process")
         if self.stored_views < 1:
@@ -308,7 +308,7 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
     on_cpu = keys["device"] == "cpu"
     keys.setdefault("tune", "last" if on_cpu else "all")
     if keys["tune"] not in get_args(Tune):
-        raise SettingsError(f"tune={keys['tune']!r} does not exist; {suggestion(str(keys['tune']), get_args(Tune))}")
+        raise SettingsError(f"tune={keys['tune']!r} is not valid; {suggestion(str(keys['tune']), get_args(Tune))}")
     keys["encoder"] = {"name": CPU_ENCODER if on_cpu else GPU_ENCODER} | encoder
     if encoder.get("weights") == "none":
         keys["encoder"]["weights"] = None

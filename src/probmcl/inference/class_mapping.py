@@ -109,11 +109,11 @@ def _read_table(path: Path, model: Sequence[str], data: Sequence[str]) -> list[t
         raise DataError(f"{path}: expected two columns, the name in the data and the name in the model, got {columns}")
     first, second = table.columns
     if first in data and second in model:
-        raise DataError(f"{path}: row 1 must be a header; insert a line above it: {','.join(HEADERS[0])}")
+        raise DataError(f"{path}, row 1: expected a header; insert a line above it: {','.join(HEADERS[0])}")
     if (second.lower(), first.lower()) in HEADERS:
         first, second = second, first
     pairs = zip(table.cells(first), table.cells(second), strict=True)
-    return [(f"{path}: row {old.line}", old.text, new.text) for old, new in pairs]
+    return [(f"{path}, row {old.line}", old.text, new.text) for old, new in pairs]
 
 
 def _read_object(path: Path) -> list[tuple[str, str, str]]:
@@ -121,7 +121,7 @@ def _read_object(path: Path) -> list[tuple[str, str, str]]:
         # A list of pairs, because a dictionary would silently drop all but the last of several equal names.
         pairs: Any = json.loads(read_text(path), object_pairs_hook=list)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}: row {error.lineno}: {error.msg}; the file must be a JSON object") from error
+        raise DataError(f"{path}, row {error.lineno}: {error.msg}; the file must be a JSON object") from error
     if not isinstance(pairs, list) or not all(isinstance(pair, tuple) and isinstance(pair[1], str) for pair in pairs):
         example = '{"name in the data": "name in the model"}'
         raise DataError(f"{path}: the file must be a JSON object of names, as in {example}")

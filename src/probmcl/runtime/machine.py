@@ -45,7 +45,7 @@ def find_device(name: str) -> str:
 
 
 def default_workers() -> int:
-    """Return the number of cores that this process may use, up to eight, as the number of workers; 0 except on Linux.
+    """Return the default number of workers: one per core that this process may use, up to eight; 0 except on Linux.
 
     On macOS and Windows a worker runs the user's script again, endlessly if it lacks `if __name__ == "__main__"`.
     """
