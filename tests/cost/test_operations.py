@@ -124,6 +124,7 @@ def test_operations_add_up() -> None:
     assert (total.gmac, total.gmac_ptflops) == (1.5, 1.502)
 
 
+@pytest.mark.slow
 def test_resnet101_matches_the_published_counts() -> None:
     """31.20 GMAC for products only; ptflops 0.7.5, which counts by module, reports 31,389,822,985."""
     with torch.device("meta"):
@@ -175,6 +176,7 @@ def test_shared_parameters_count_once() -> None:
     assert count_parameters(module) == (9 + 3) + (3 + 3)
 
 
+@pytest.mark.slow
 def test_resnet101_parameters_and_gmac() -> None:
     with torch.device("meta"):
         classifier = linear_on("resnet101", image_size=448)

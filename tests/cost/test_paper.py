@@ -4,6 +4,8 @@ import pytest
 
 from probmcl.cost.paper import PAPER_ROWS, TABLE_3, PaperNetwork, paper_networks
 
+pytestmark = pytest.mark.slow  # counting all networks takes seconds
+
 
 @pytest.fixture(scope="module")
 def networks() -> dict[tuple[str, str, int], PaperNetwork]:
@@ -13,7 +15,6 @@ def networks() -> dict[tuple[str, str, int], PaperNetwork]:
     }
 
 
-@pytest.mark.slow
 def test_every_network_can_be_counted(networks: dict[tuple[str, str, int], PaperNetwork]) -> None:
     assert len(networks) == PAPER_ROWS
     assert [network.row.problem for network in networks.values()] == [None] * len(networks)

@@ -178,7 +178,7 @@ def test_present_class_with_absent_parent_is_a_warning(tmp_path: Path) -> None:
         DataSource.of(table, None, ReadOptions(hierarchy=tmp_path / "tree.csv")), console=recording_console()
     )
     for text in (texts(report, "warning"), report["summary"]):
-        assert "2 images, first in row 6" in text
+        assert "in 2 images (first: row 6)" in text
     assert sum(report["per_class"]["building"]["present"].values()) == 8
 
 

@@ -24,7 +24,7 @@ from probmcl.data.records import Origin, Records, Split
 from probmcl.errors import DataError, ImageError, OptionError
 
 
-@pytest.fixture(params=["fork", "spawn"])
+@pytest.fixture(params=["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def start_method(request: pytest.FixtureRequest) -> Iterator[str]:
     before = multiprocessing.get_start_method()
     multiprocessing.set_start_method(request.param, force=True)

@@ -29,7 +29,7 @@ def records(tmp_path: Path) -> Records:
     return colored_records(tmp_path)
 
 
-@pytest.fixture(params=["fork", "spawn"])
+@pytest.fixture(params=["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def start_method(request: pytest.FixtureRequest) -> Iterator[str]:
     """Set the start method of processes during a test."""
     before = multiprocessing.get_start_method()
@@ -160,6 +160,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_spawned_workers_produce_the_same_views(tmp_path: Path) -> None:
     written = colored_records(tmp_path, train=8, val=0, test=0)
     rows = [f"{path.name},red" for path in written.paths]

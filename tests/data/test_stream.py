@@ -131,6 +131,7 @@ def test_folders_are_listed_lazily(photos: Path, monkeypatch: pytest.MonkeyPatch
     assert opened == [str(photos), str(photos / "c")]
 
 
+@pytest.mark.slow
 def test_many_files_need_little_memory(tmp_path: Path) -> None:
     listed = tmp_path / "list.txt"
     with listed.open("w") as file:
@@ -159,7 +160,9 @@ def expected(path: str) -> torch.Tensor:
     return PLAIN(read_image(Path(path), PLAIN.size))
 
 
-@pytest.mark.parametrize(("workers", "start"), [(0, None), (2, "fork"), (2, "spawn"), (None, None)])
+@pytest.mark.parametrize(
+    ("workers", "start"), [(0, None), (2, "fork"), pytest.param(2, "spawn", marks=pytest.mark.slow), (None, None)]
+)
 def test_decoded_images_do_not_depend_on_workers(photos: Path, workers: int | None, start: str | None) -> None:
     batches = decoded(photos, workers=workers, start=start)
     assert [len(batch.paths) for batch in batches] == [4, 4, 1]
@@ -229,6 +232,7 @@ def test_invalid_batch_size_or_workers_is_an_error(photos: Path, batch_size: int
         decode(photos, PLAIN, batch_size=batch_size, workers=workers)
 
 
+@pytest.mark.slow
 def test_workers_do_not_require_a_main_guard(photos: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

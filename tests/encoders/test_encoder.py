@@ -7,6 +7,7 @@ from probmcl.encoders import Encoder, PrecomputedFeatures, parameters_in_million
 import timm  # isort: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "features", "millions"),
     [("tresnet_m", 2048, 29.340), ("tresnet_l", 2432, 53.556), ("tresnet_v2_l", 2048, 44.126)],

@@ -67,6 +67,7 @@ def test_prediction_has_gradients_at_attention_and_confidence() -> None:
         assert (gradient != 0).any()
 
 
+@pytest.mark.slow
 def test_sizes_on_resnet101_are_as_published() -> None:
     with torch.device("meta"):
         method = SRN(Encoder("resnet101", image_size=224), label_space(80))
@@ -116,7 +117,7 @@ def test_image_size_is_fixed() -> None:
     small, large = build(side=64), build(side=96)
     with pytest.raises(RuntimeError, match=r"size mismatch for regularization\.filters\.0\.weight"):
         large.load_state_dict(small.state_dict())
-    with pytest.raises(ValueError, match=r"6×6.*4×4"):
+    with pytest.raises(ValueError, match=r"4×4.*6×6"):
         small.logits(torch.rand(1, 3, 96, 96))
 
 
