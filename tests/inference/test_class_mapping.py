@@ -113,7 +113,7 @@ def test_renames_from_a_mapping_or_none() -> None:
         (
             "a.csv",
             "Infiltrate,Infiltration\nFluid,Effusion\n",
-            r"row 1 .*: data,model",
+            r"row 1: .*: data,model",
         ),
         ("a.json", '["Mass"]', r"a\.json: .*JSON object"),
         ("a.json", '{"Mass": 1}', r"a\.json: .*JSON object"),
