@@ -1,16 +1,16 @@
-# `make demo` and `make test` do all their own set-up: a virtual environment in .venv, filled from constraints.txt.
+# `make demo` and `make test` need no setup: they create a virtual environment in .venv with the versions in constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE  # the tests start many processes; each would compile the package again
 CORES := $(shell $(PYTHON) -c "import os; print(os.cpu_count() or 1)")
-# uv installs in a sixth of the time where it is there; it reads its own variables only, so pip's are passed on.
+# If uv is installed, use it: it takes a sixth of the time. It does not read pip's variables, so they are passed on.
 define install
 if command -v uv >/dev/null 2>&1; \
 then env UV_FIND_LINKS="$$PIP_FIND_LINKS" $${PIP_INDEX_URL:+UV_DEFAULT_INDEX="$$PIP_INDEX_URL"} uv pip install --quiet --python $(BIN)/python --constraints constraints.txt -e $(1); \
 else $(BIN)/python -m pip install --quiet --constraint constraints.txt -e $(1); fi
 endef
 
-# HOOK=1 checks the shapes and types of every call with jaxtyping and beartype, which takes longer.
+# HOOK=1 checks shapes and types at run time with jaxtyping and beartype, which is slower.
 PYTEST = $(BIN)/python -m pytest -n $(CORES) --dist loadgroup --no-loadscope-reorder \
   $(if $(HOOK),--jaxtyping-packages=probmcl$(,)beartype.beartype)
 , := ,
@@ -19,11 +19,11 @@ PYTEST = $(BIN)/python -m pytest -n $(CORES) --dist loadgroup --no-loadscope-reo
 
 help:
 	@echo "make demo             train and compare four classifiers on embedded data (about 3 minutes)"
-	@echo "make test             the tests (about 4 minutes on two cores)"
-	@echo "make test-fast        those that neither train nor start processes (about 90 seconds)"
-	@echo "make test-exhaustive  complete grids, exports and large networks"
-	@echo "make check            lint, format, types, doctests and the tests, with every call checked for shapes and types"
-	@echo "make format           put the source into its format"
+	@echo "make test             run the tests (about 4 minutes on two cores)"
+	@echo "make test-fast        run the tests that do not train or start processes (about 90 seconds)"
+	@echo "make test-exhaustive  test complete grids, exports and large networks"
+	@echo "make check            check lint, format, types and doctests, and run the tests with run-time type checks"
+	@echo "make format           format the source code"
 
 demo: .venv/installed
 	$(BIN)/probmcl demo
@@ -65,11 +65,11 @@ clean:
 	@touch $@
 
 .venv/installed: .venv/made pyproject.toml constraints.txt
-	@echo "installing probmcl and what it needs into .venv (a minute or two) ..."
+	@echo "installing probmcl and its dependencies into .venv (a minute or two) ..."
 	@$(call install,.)
 	@touch $@
 
 .venv/installed-dev: .venv/made pyproject.toml constraints.txt
-	@echo "installing probmcl, what it needs and the development tools into .venv (a minute or two) ..."
+	@echo "installing probmcl, its dependencies and development tools into .venv (a minute or two) ..."
 	@$(call install,'.[dev]')
 	@touch $@

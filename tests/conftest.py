@@ -1,11 +1,11 @@
-"""Every test runs without a network, on one thread unless PROBMCL_TEST_THREADS says otherwise."""
+"""Configuration of all tests: no network access, and one thread unless PROBMCL_TEST_THREADS is set."""
 
 import os
 from collections import Counter, defaultdict
 from typing import Any
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # missing weights are an error at once, not after a minute of retries
-os.environ["OMP_NUM_THREADS"] = os.environ.get("PROBMCL_TEST_THREADS", "1")  # also in the processes that tests start
+os.environ["HF_HUB_OFFLINE"] = "1"  # missing weights fail immediately, without a minute of retries
+os.environ["OMP_NUM_THREADS"] = os.environ.get("PROBMCL_TEST_THREADS", "1")  # also applies to child processes
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 import pytest
@@ -14,31 +14,31 @@ from hypothesis import HealthCheck, settings
 
 from helpers.pairwise import pairwise_cover
 
-torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # more threads on busy cores slow small operations down
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # with busy cores, more threads make small operations slower
 
-# How long an example takes depends on the machine, so no test has a deadline.
+# The time of an example depends on the machine, so no test has a deadline.
 settings.register_profile("probmcl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("probmcl")
 
 
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
-    """Draw the same numbers in a test whatever ran before it."""
+    """Make random numbers independent of the tests that ran before."""
     torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """The results of two processes that exchange tensors."""
+    """Return the results of two processes with a common process group."""
     from helpers import processes
 
     folder = tmp_path_factory.mktemp("two_processes")
     return processes.run(processes.everything, folder, folder)
 
 
-@pytest.hookimpl(tryfirst=True)  # before tests are deselected by their marks
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Choose the cases of pairwise grids, and give each file to one worker, those with slow tests first."""
+    """Mark the cases outside a pairwise cover as exhaustive, and run each file in one worker, slow files first."""
     grids: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         assert isinstance(item, pytest.Function)

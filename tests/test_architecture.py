@@ -1,4 +1,4 @@
-"""The layout as data: the order of the packages, and rules that no single test of a module could hold."""
+"""Rules for the whole package: the order of imports, file names, and forbidden constructs."""
 
 import ast
 import re
@@ -40,9 +40,9 @@ PACKAGES = (
     "cli",
     "__main__",
 )
-"""Every top-level name, in the order in which they may import each other: each only from those before it."""
+"""All top-level modules and packages; each may import only from those before it."""
 
-WITHOUT_LIBRARIES = (
+LIGHT_MODULES = (
     "probmcl",
     "probmcl.methods",
     "probmcl.cli",
@@ -53,17 +53,17 @@ WITHOUT_LIBRARIES = (
     "probmcl.data",
     "probmcl.data.options",
 )
-HEAVY = {"torch", "timm", "sklearn", "scipy", "numpy", "PIL", "jaxtyping", "matplotlib"}
-VAGUE = {"utils", "util", "common", "core", "helpers", "misc", "base_utils"}
+HEAVY_LIBRARIES = {"torch", "timm", "sklearn", "scipy", "numpy", "PIL", "jaxtyping", "matplotlib"}
+VAGUE_NAMES = {"utils", "util", "common", "core", "helpers", "misc", "base_utils"}
 
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
 RUN_FILES = re.compile(
     r"(config|labels|preprocessing|run|evaluation|retrieval|spec)\.json|(split|folds)\.csv|metrics\.jsonl|views\.png"
     r"|model\.safetensors"
 )
-SPELLS_RUN_FILES = {"run_folder.py", "legacy.py"}
-NOT_OF_A_RUN = {
-    "data/formats/digits.py": "labels.csv of the data set that it writes",
+MAY_NAME_RUN_FILES = {"run_folder.py", "legacy.py"}
+OTHER_FILES = {
+    "data/formats/digits.py": "labels.csv is a file of the data set",
     "encoders/weights.py": "model.safetensors is also the name of a file on the model hub",
 }
 
@@ -80,7 +80,7 @@ def tree(path: Path) -> ast.Module:
 
 
 def imported(path: Path) -> set[str]:
-    """Return the top-level names of this package that a file imports, anywhere in it."""
+    """Return the top-level modules of this package that a file imports, also inside functions."""
     names = set()
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
@@ -96,25 +96,25 @@ def imported(path: Path) -> set[str]:
 
 
 def strings(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield every string of a file with its line, docstrings and the text of f-strings included."""
+    """Yield every string of a file with its line number, including docstrings and the text of f-strings."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
 
 
-def test_the_top_level_names_are_those_listed() -> None:
+def test_all_top_level_modules_are_listed() -> None:
     assert {package_of(path) for path in FILES} == set(PACKAGES)
 
 
 @every_file
-def test_a_package_imports_only_from_those_before_it(path: Path) -> None:
+def test_imports_follow_the_order_of_packages(path: Path) -> None:
     position = PACKAGES.index(package_of(path))
     late = {name for name in imported(path) if PACKAGES.index(name) > position}
-    assert not late, f"{path.name} belongs to {PACKAGES[position]} and imports {late}"
+    assert not late, f"{path.name} is part of {PACKAGES[position]} and imports {late}"
 
 
 def test_no_file_has_a_vague_name() -> None:
-    assert not [path for path in FILES if path.stem in VAGUE or path.parent.name in VAGUE]
+    assert not [path for path in FILES if path.stem in VAGUE_NAMES or path.parent.name in VAGUE_NAMES]
 
 
 @every_file
@@ -124,34 +124,34 @@ def test_only_the_command_line_spells_options(path: Path) -> None:
 
 
 @every_file
-def test_only_run_folder_spells_the_file_names_of_a_run(path: Path) -> None:
+def test_only_run_folder_has_the_file_names_of_a_run(path: Path) -> None:
     name = path.relative_to(SOURCE).as_posix()
-    if name not in SPELLS_RUN_FILES | NOT_OF_A_RUN.keys():
-        spelled = [f"line {line}: {text}" for line, text in strings(path) if RUN_FILES.fullmatch(text)]
-        assert not spelled
+    if name not in MAY_NAME_RUN_FILES | OTHER_FILES.keys():
+        names = [f"line {line}: {text}" for line, text in strings(path) if RUN_FILES.fullmatch(text)]
+        assert not names
 
 
 @every_file
-def test_no_function_takes_its_locals_as_data_or_relays_keyword_arguments(path: Path) -> None:
+def test_no_function_uses_locals_or_forwards_keyword_arguments(path: Path) -> None:
     calls = [node for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
     assert not [node.lineno for node in calls if isinstance(node.func, ast.Name) and node.func.id == "locals"]
     functions = [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
-    assert not [node.name for node in functions if relays(node) and not is_wrapper(node)]
+    assert not [node.name for node in functions if forwards_kwargs(node) and not is_wrapper(node)]
 
 
-def relays(function: ast.FunctionDef) -> bool:
-    """True if a function passes its own **kwargs on to another call."""
+def forwards_kwargs(function: ast.FunctionDef) -> bool:
+    """Return whether a function passes its **kwargs to another call."""
     name = function.args.kwarg and function.args.kwarg.arg
     passed = [k for node in ast.walk(function) if isinstance(node, ast.Call) for k in node.keywords if k.arg is None]
     return name is not None and any(isinstance(k.value, ast.Name) and k.value.id == name for k in passed)
 
 
 def is_wrapper(function: ast.FunctionDef) -> bool:
-    """True for the wrapper that a decorator returns, which takes whatever the wrapped function takes."""
+    """Return whether a function is the wrapper in a decorator, which must accept any arguments."""
     return any("wraps" in ast.unparse(decorator) for decorator in function.decorator_list)
 
 
-@pytest.mark.parametrize("module", WITHOUT_LIBRARIES)
-def test_importing_it_loads_no_heavy_library(module: str) -> None:
-    code = f"import {module}, sys; sys.exit(bool({HEAVY} & sys.modules.keys()))"
+@pytest.mark.parametrize("module", LIGHT_MODULES)
+def test_import_loads_no_heavy_library(module: str) -> None:
+    code = f"import {module}, sys; sys.exit(bool({HEAVY_LIBRARIES} & sys.modules.keys()))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

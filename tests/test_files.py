@@ -11,20 +11,20 @@ from probmcl import files
 
 @dataclass
 class Pair:
-    one: int
-    other: Path
+    first: int
+    second: Path
 
 
-def test_a_file_that_cannot_be_finished_leaves_the_old_one(tmp_path: Path) -> None:
+def test_content_that_is_not_json_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     files.write_json(path, {"a": 1})
-    with pytest.raises(TypeError, match="no place in JSON"):
+    with pytest.raises(TypeError, match="object cannot be written"):
         files.write_json(path, {"a": object()})
     assert json.loads(path.read_text()) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
 
 
-def test_tensors_that_share_memory_are_saved_whole(tmp_path: Path) -> None:
+def test_tensors_that_share_memory_are_saved_separately(tmp_path: Path) -> None:
     tensor = torch.arange(6.0)
     files.save_tensors(tmp_path / "deep" / "model.safetensors", {"a": tensor, "b": tensor[2:].reshape(2, 2).T})
     loaded = load_file(tmp_path / "deep" / "model.safetensors")
@@ -32,27 +32,27 @@ def test_tensors_that_share_memory_are_saved_whole(tmp_path: Path) -> None:
     assert torch.equal(loaded["b"], tensor[2:].reshape(2, 2).T)
 
 
-def test_tensors_and_facts_come_back(tmp_path: Path) -> None:
-    facts = {"name": "bce, own head", "mAP": 0.5, "none": None, "pair": Pair(1, Path("a"))}
-    files.save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(2)}, facts)
-    tensors, found = files.load_tensors(tmp_path / "x.safetensors")
+def test_tensors_and_metadata_round_trip(tmp_path: Path) -> None:
+    metadata = {"name": "bce, own head", "mAP": 0.5, "none": None, "pair": Pair(1, Path("a"))}
+    files.save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(2)}, metadata)
+    tensors, loaded = files.load_tensors(tmp_path / "x.safetensors")
     assert torch.equal(tensors["a"], torch.ones(2))
-    assert found == {**facts, "pair": {"one": 1, "other": "a"}}
+    assert loaded == {**metadata, "pair": {"first": 1, "second": "a"}}
 
 
-def test_a_file_without_facts_has_none(tmp_path: Path) -> None:
+def test_metadata_is_none_by_default(tmp_path: Path) -> None:
     files.save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(2)})
     assert files.load_tensors(tmp_path / "x.safetensors")[1] is None
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
     path.write_text("old")
 
-    def half(part: Path) -> None:
-        part.write_text("ne")
+    def write_part(temporary: Path) -> None:
+        temporary.write_text("ne")
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
-        files.atomic_write(path, half)
+        files.atomic_write(path, write_part)
     assert path.read_text() == "old"

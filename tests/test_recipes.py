@@ -104,7 +104,7 @@ def test_existing_path_takes_precedence_over_a_name(tmp_path: Path, monkeypatch:
         ("coco-tresnet-m-224.toml", "did you mean 'coco-tresnet-m-224'"),
         ("coco-pla-resnet101-448", "did you mean 'coco-pla-resnet101-288'"),
         (Path("away/adp-tresnet-l-448.toml"), "did you mean 'adp-tresnet-l-448'"),
-        ("zzz", f"there are {', '.join(sorted(PUBLISHED))}"),
+        ("zzz", ", ".join(sorted(PUBLISHED))),
         (".", "=.` is a folder"),
     ],
 )

@@ -1,6 +1,6 @@
-"""Multi-label image classification that people can trust.
+"""Multi-label image classification.
 
-The packages follow the way of an image through a run, and each imports only from those before it:
+The packages follow the data flow of a run, and each imports only from those above it:
 
 1. `probmcl.data`: files become records, records become batches
 2. `probmcl.augment`: an image becomes views
@@ -13,9 +13,9 @@ The packages follow the way of an image through a run, and each imports only fro
 9. `probmcl.evaluation`: metrics and their confidence intervals
 10. `probmcl.inference`: a trained model in use
 11. `probmcl.run`: one resumable training run; `probmcl.experiments`: comparisons of methods
-12. `probmcl.report`: tables and figures of both
+12. `probmcl.report`: tables and plots of results
 
-The public functions are loaded when they are first used: importing this package does not load torch.
+Public names are imported on first use, so importing this package does not load torch.
 """
 
 from __future__ import annotations

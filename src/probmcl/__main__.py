@@ -1,4 +1,4 @@
-"""`python -m probmcl`, which is how torchrun starts it."""
+"""Entry point of `python -m probmcl`, which torchrun uses."""
 
 from probmcl.cli import main
 

@@ -1,7 +1,7 @@
-"""Errors with a message for the user, and suggestions for a misspelled name.
+"""Exceptions whose messages are meant for users, and suggestions for misspelled names.
 
-A message names an option as the keyword argument that it is in Python, in backticks: `skip_bad` or `skip_bad=0.05`. The
-command line prints it as the user types it.
+Messages spell options as backticked keyword arguments, as in `skip_bad=0.05`. The command line prints them the way
+they are typed there, with dashes.
 """
 
 import difflib
@@ -13,15 +13,15 @@ from typing import Literal
 
 
 class ProbmclError(ValueError):
-    """A mistake of the user, or a condition that the user can remedy; the message says how."""
+    """An error that the user can fix; the message explains how."""
 
 
 class DataError(ProbmclError):
-    """The data cannot be used as they are; the message names the file, the row or column, the value and the remedy."""
+    """Data that cannot be used; the message gives the file, the row or column, the value and the remedy."""
 
 
 class OptionError(ProbmclError):
-    """An option has a value that it cannot have, or two options contradict each other.
+    """An invalid value of an option, or a combination of options that is not allowed.
 
     >>> print(OptionError("folds", 1, "must be at least 2"))
     `folds=1` must be at least 2
@@ -32,19 +32,19 @@ class OptionError(ProbmclError):
 
 
 class SettingsError(ProbmclError):
-    """A recipe or a setting that does not exist or has no meaning."""
+    """An unknown recipe or setting, or an invalid value of a setting."""
 
 
 class WeightsError(ProbmclError):
-    """Weights that cannot be found, or do not fit the encoder."""
+    """Weights that do not exist or do not fit the encoder."""
 
 
 class RunError(ProbmclError):
-    """A folder that is not a run, or a run that cannot be used."""
+    """A folder that does not hold a run, or a run that cannot be used."""
 
 
 class ImageError(ProbmclError):
-    """A file that does not give an image: its path, and the reason.
+    """An image file that cannot be read, with its path and the reason.
 
     >>> str(ImageError(Path("photos/7.jpg"), "the file is empty"))
     'photos/7.jpg: the file is empty'
@@ -53,12 +53,12 @@ class ImageError(ProbmclError):
     """
 
     def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(path, reason)  # both, so that worker processes can pickle it
+        super().__init__(path, reason)  # unpickling in the main process calls __init__ with these arguments
         self.path, self.reason = path, reason
 
     def __str__(self) -> str:
         name = str(self.path)
-        # A file name may contain line breaks, or bytes that are not text.
+        # A file name may contain line breaks or undecodable bytes.
         return f"{name if name.isprintable() else repr(name)}: {self.reason}"
 
 
@@ -67,10 +67,10 @@ WarningKind = Literal["collapse", "diverged", "leak", "seen_before"]
 
 @dataclass(frozen=True)
 class RunWarning:
-    """Something that a user should know about a run, stored with it.
+    """A problem that does not stop a run and is stored with it.
 
-    Its kind says what happened: the features collapsed, a method diverged and was left out, a leak was allowed, or
-    held-out images were trained on in the run that the weights come from.
+    `kind` is the problem: the features collapsed, a method diverged and was left out, a leak between splits was
+    allowed, or the run that provides the weights was trained on images that are held out here.
     """
 
     kind: WarningKind
@@ -83,7 +83,7 @@ Number = int | float | None
 def check_range(
     *, at_least: Number = None, above: Number = None, at_most: Number = None, below: Number = None, **values: Number
 ) -> None:
-    """Refuse numbers outside of a range; a value of None is always allowed.
+    """Raise `ValueError` if a number is outside a range; None is always allowed.
 
     >>> check_range(at_least=0, below=1, dropout=0.1, clip=1.5)
     Traceback (most recent call last):
@@ -92,25 +92,25 @@ def check_range(
     bounds = [("at least", operator.ge, at_least), ("above", operator.gt, above)]
     bounds += [("at most", operator.le, at_most), ("below", operator.lt, below)]
     limits = [(word, holds, limit) for word, holds, limit in bounds if limit is not None]
-    given = {name: value for name, value in values.items() if value is not None}
-    wrong = [f"{name}={x}" for name, x in given.items() if not all(holds(x, limit) for _, holds, limit in limits)]
-    if wrong:
+    numbers = {name: value for name, value in values.items() if value is not None}
+    invalid = [f"{name}={x}" for name, x in numbers.items() if not all(holds(x, limit) for _, holds, limit in limits)]
+    if invalid:
         allowed = " and ".join(f"{word} {limit}" for word, _, limit in limits)
-        raise ValueError(f"{', '.join(wrong)} must be {allowed}")
+        raise ValueError(f"{', '.join(invalid)} must be {allowed}")
 
 
 def suggestion(word: str, choices: Iterable[str]) -> str:
-    """The names most like a word or, where there are few enough to read, all of them.
+    """Return a hint with the choices most similar to a word; if none is similar, with all of up to 30 choices.
 
     >>> suggestion("temprature", ["temperature", "threshold"])
     "did you mean 'temperature'?"
     >>> suggestion("zzz", ["bce", "asl"])
-    'there are bce, asl'
+    'available: bce, asl'
     """
     choices = list(choices)
     if not choices:
-        return "there are none"
+        return "none are available"
     near = difflib.get_close_matches(word, choices, n=3, cutoff=0.75)
     if near:
         return "did you mean {}?".format(" or ".join(repr(name) for name in near))
-    return f"there are {', '.join(choices)}" if len(choices) <= 30 else f"there are {len(choices)}, none like it"
+    return f"available: {', '.join(choices)}" if len(choices) <= 30 else f"none of {len(choices)} names is similar"

@@ -1,7 +1,7 @@
-"""Run folders and comparisons of version 0.1: the only place that knows their file names and keys.
+"""Upgrades of run folders and comparisons that version 0.1 wrote; only this module uses their file names and keys.
 
-Reading maps the content in memory and leaves the folder alone. Resuming renames the files once, config.json last, so
-that an interrupted upgrade is repeated.
+Reading a run upgrades its content in memory and does not change the folder. Resuming it renames and rewrites the files,
+config.json last, so that an interrupted upgrade starts over.
 """
 
 import re
@@ -20,20 +20,20 @@ METHOD_SETTINGS: Mapping[str, str] = {
     "normalise": "normalize",
     "regularised_share": "regularized_share",
 }
-"""Settings of methods that were spelled differently."""
+"""Settings of methods with a different spelling in 0.1."""
 
 MODULES: Mapping[str, str] = {"optimiser": "optimizer", "regularisation": "regularization"}
-"""Parts of the names of tensors that were spelled differently."""
+"""Parts of tensor names with a different spelling in 0.1."""
 
 
 def upgrade(name: str, content: dict[str, Any]) -> dict[str, Any]:
     """Return the content of a JSON file of a run in the form of the current schema version."""
-    upgrades = {"config.json": _config, "run.json": _metadata, "preprocessing.json": _preprocessing}
+    upgrades = {"config.json": _upgrade_config, "run.json": _upgrade_run, "preprocessing.json": _upgrade_preprocessing}
     return upgrades[name](content) if name in upgrades else content
 
 
 def upgrade_tensor_names(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return tensors of 0.1 under their current names.
+    """Return the tensors of 0.1 under their current names.
 
     >>> upgrade_tensor_names({"optimiser.0.exp_avg": 1})
     {'optimizer.0.exp_avg': 1}
@@ -42,23 +42,23 @@ def upgrade_tensor_names(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def upgrade_spec(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the asked.json of a comparison as the current spec.json."""
-    spec = _renamed(content["asked"], {"entrants": "methods", "everyone": "all_methods"})
-    spec["settings"] = _config(spec["settings"])
-    same = {"name": content["name"], "add": content["add"]}
-    warnings = [_warning(message) for message in content["alarms"]]
-    return same | {"source": _source(content["data"]), "spec": spec, "warnings": warnings}
+    """Return the content of a comparison's asked.json in the form of the current spec.json."""
+    spec = _rename_keys(content["asked"], {"entrants": "methods", "everyone": "all_methods"})
+    spec["settings"] = _upgrade_config(spec["settings"])
+    unchanged = {"name": content["name"], "add": content["add"]}
+    warnings = [_upgrade_warning(message) for message in content["alarms"]]
+    return unchanged | {"source": _upgrade_source(content["data"]), "spec": spec, "warnings": warnings}
 
 
 def upgrade_comparison(folder: Path, file: Path) -> None:
-    """Bring a comparison of 0.1 to the current form, so that it can be resumed."""
+    """Upgrade the folder of a comparison of 0.1, so that it can be resumed."""
     if not file.exists() and (folder / COMPARISON).exists():
         write_json(file, upgrade_spec(read_json(folder / COMPARISON)))
         (folder / COMPARISON).unlink()
 
 
 def upgrade_folder(folder: Path, schema: int) -> None:
-    """Rename the files of a run of 0.1 and rewrite their content, so that it can be resumed."""
+    """Upgrade the folder of a run of 0.1, so that it can be resumed."""
     checkpoints, model = folder / "checkpoints", folder / "model.safetensors"
     for path in sorted(checkpoints.glob("*.safetensors")):
         if path.stem.startswith("trained "):
@@ -67,12 +67,12 @@ def upgrade_folder(folder: Path, schema: int) -> None:
     for path in sorted(checkpoints.glob("diverged *.json")):
         _write_outcome(path, {"seconds": 0.0, "error": read_json(path)["error"]})
         path.unlink()
-    # Filled activations would have to be found under the names of progress bars; computing them again is safer.
+    # 0.1 named cached activations after its progress bars. Computing them again is safer than mapping these names.
     shutil.rmtree(checkpoints / "activations", ignore_errors=True)
     for path in sorted((folder / "candidates").glob("*, *")):
         path.rename(path.with_name(_state_key(path.name)))
     if (checkpoints / "plan.json").exists():
-        write_json(checkpoints / "plan.json", _plan(read_json(checkpoints / "plan.json")))
+        write_json(checkpoints / "plan.json", _upgrade_plan(read_json(checkpoints / "plan.json")))
     if model.exists():
         _upgrade_tensors(model, model)
     for name in ("preprocessing.json", "run.json", "config.json"):
@@ -87,101 +87,101 @@ def _upgrade_tensors(old: Path, new: Path) -> None:
     if old == new and renamed.keys() == tensors.keys():
         return
     if isinstance(metadata, dict) and isinstance(metadata.get("settings"), dict):
-        metadata["settings"] = _renamed(metadata["settings"], METHOD_SETTINGS)
+        metadata["settings"] = _rename_keys(metadata["settings"], METHOD_SETTINGS)
     save_tensors(new, renamed, metadata)
     if old != new:
         old.unlink()
 
 
 def _write_outcome(path: Path, outcome: dict[str, Any]) -> None:
-    """Write how a training ended, which 0.1 stored in files named `trained NAME` or `diverged NAME`."""
-    job = _key(*_job(path.stem.partition(" ")[2]))
+    """Write the outcome of a training job, which 0.1 stored in files named `trained NAME` or `diverged NAME`."""
+    job = _job_key(*_parse_job(path.stem.partition(" ")[2]))
     write_json(path.with_name(f"{job}.outcome.json"), outcome)
 
 
-def _plan(plan: dict[str, Any]) -> dict[str, Any]:
+def _upgrade_plan(plan: dict[str, Any]) -> dict[str, Any]:
     if "said" not in plan:
         return plan
-    epochs = {_key(*_job(name)): n for name, n in plan["epochs"].items()}
+    epochs = {_job_key(*_parse_job(name)): n for name, n in plan["epochs"].items()}
     return {"epochs": epochs, "views": plan["views"], "messages": plan["said"]}
 
 
-def _config(config: dict[str, Any]) -> dict[str, Any]:
+def _upgrade_config(config: dict[str, Any]) -> dict[str, Any]:
     if "contenders" not in config:
         return config
     jobs = []
     for job in config["contenders"]:
-        name, trial = _job(job["name"])
-        jobs.append(job | {"name": name, "trial": trial, "settings": _renamed(job["settings"], METHOD_SETTINGS)})
-    return _renamed(config, {"contenders": "jobs", "levels": "intensity"}) | {"jobs": jobs}
+        name, trial = _parse_job(job["name"])
+        jobs.append(job | {"name": name, "trial": trial, "settings": _rename_keys(job["settings"], METHOD_SETTINGS)})
+    return _rename_keys(config, {"contenders": "jobs", "levels": "intensity"}) | {"jobs": jobs}
 
 
-def _metadata(metadata: dict[str, Any]) -> dict[str, Any]:
+def _upgrade_run(metadata: dict[str, Any]) -> dict[str, Any]:
     if "warnings" in metadata:
         return metadata
     model = metadata.get("model")
     content = {key: value for key, value in metadata.items() if key != "alarms"}
-    content["warnings"] = [_warning(message) for message in metadata.get("alarms", [])]
-    content["data"] = _source(metadata.get("data"))
-    content["candidates"] = [{**_candidate(c["name"]), **c} for c in metadata.get("candidates", [])]
-    return content | {"model": model and model | {"settings": _renamed(model["settings"], METHOD_SETTINGS)}}
+    content["warnings"] = [_upgrade_warning(message) for message in metadata.get("alarms", [])]
+    content["data"] = _upgrade_source(metadata.get("data"))
+    content["candidates"] = [{**_parse_candidate(c["name"]), **c} for c in metadata.get("candidates", [])]
+    return content | {"model": model and model | {"settings": _rename_keys(model["settings"], METHOD_SETTINGS)}}
 
 
-def _source(source: dict[str, Any] | None) -> dict[str, Any] | None:
-    """0.1 stored the reading options next to the data, lists of one as text, and the group under another name."""
+def _upgrade_source(source: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Move the reading options into a dictionary; 0.1 stored them with the data, and lists of one element as text."""
     if source is None or "options" in source:
         return source
     other = ("data", "images", "skipped", "leaks_allowed")
-    options = {key: value for key, value in _renamed(source, {"group_column": "group"}).items() if key not in other}
+    options = {key: value for key, value in _rename_keys(source, {"group_column": "group"}).items() if key not in other}
     for name in ("blank", "minus_one", "ignore"):
         if isinstance(options.get(name), str):
             options[name] = [options[name]]
     return {key: value for key, value in source.items() if key in other} | {"options": options}
 
 
-def _preprocessing(preprocessing: dict[str, Any]) -> dict[str, Any]:
-    return _renamed(preprocessing, {"levels": "intensity"})
+def _upgrade_preprocessing(preprocessing: dict[str, Any]) -> dict[str, Any]:
+    return _rename_keys(preprocessing, {"levels": "intensity"})
 
 
-def _renamed(content: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
+def _rename_keys(content: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in content.items()}
 
 
-def _warning(message: str) -> dict[str, str]:
-    """0.1 stored sentences; what they are about follows from their words."""
+def _upgrade_warning(message: str) -> dict[str, str]:
+    """Infer the kind of a warning from its text, which is all that 0.1 stored."""
     kinds = {" is left out: ": "diverged", "collapsed: ": "collapse", "-allow-leaks:": "leak"}
     kinds |= {" were trained on in ": "seen_before"}
-    kind = next((kind for words, kind in kinds.items() if words in message), "collapse")
+    kind = next((kind for phrase, kind in kinds.items() if phrase in message), "collapse")
     return {"kind": kind, "message": message}
 
 
-def _job(name: str) -> tuple[str, int]:
-    """Return the method and the trial that a name of 0.1 stands for: `bce`, `bce, trial 2`."""
+def _parse_job(name: str) -> tuple[str, int]:
+    """Return the method and the trial of a job that 0.1 named `bce` or `bce, trial 2`."""
     match = re.fullmatch(r"(.*), trial (\d+)", name)
     return (match[1], int(match[2])) if match else (name, 1)
 
 
-def _key(name: str, trial: int) -> str:
+def _job_key(name: str, trial: int) -> str:
     return name if trial == 1 else f"{name}.trial{trial}"
 
 
-def _candidate(name: str) -> dict[str, Any]:
-    """Return the parts of a candidate's name: `frozen probe`, `bce, own head`, `bce, trial 2, re-probed`."""
+def _parse_candidate(name: str) -> dict[str, Any]:
+    """Return the parts of a candidate's name, such as `frozen probe` or `bce, trial 2, re-probed`."""
     job, _, head = ("", "", "frozen") if name == "frozen probe" else name.rpartition(", ")
-    method, trial = _job(job)
+    method, trial = _parse_job(job)
     return {"method": method, "trial": trial, "head": head}
 
 
 def _state_key(stem: str) -> str:
-    """Return the current key of a state file of 0.1, which was named in words.
+    """Return the current key of a checkpoint, given the stem of its file name in 0.1.
 
     >>> _state_key("frozen probe"), _state_key("bce, trial 2, own head"), _state_key("training bce")
     ('frozen', 'bce.trial2.own_head', 'bce.training')
     """
     word, _, name = stem.partition(" ")
     if word in ("trained", "training"):
-        return f"{_key(*_job(name))}.{word}"
+        return f"{_job_key(*_parse_job(name))}.{word}"
     if ", " not in stem:
         return "frozen" if stem == "frozen probe" else stem
     job, _, head = stem.rpartition(", ")
-    return f"{_key(*_job(job))}.{head.replace(' ', '_').replace('-', '_')}"
+    return f"{_job_key(*_parse_job(job))}.{head.replace(' ', '_').replace('-', '_')}"

@@ -1,6 +1,6 @@
-"""The files of a run: their names, their schema version, and how they are created, read and written.
+"""The files of a run: their names, their schema version, and functions that read and write them.
 
-Nothing else in the package spells the name of a run's file. `probmcl.legacy` maps what an older version wrote.
+The names of these files are defined only here. `probmcl.legacy` upgrades files of older versions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from probmcl.errors import RunError
 from probmcl.files import atomic_write, read_json, write_json, write_text
 
 SCHEMA = 2
-"""Version of the files below; version 0.1 of the package wrote schema 1, without saying so."""
+"""Version of the files below. Version 0.1 of the package wrote schema 1 and did not store the number."""
 
 CONFIG, LABELS, PREPROCESSING, METADATA = "config.json", "labels.json", "preprocessing.json", "run.json"
 SPLIT, FOLDS = "split.csv", "folds.csv"
@@ -31,7 +31,7 @@ EVALUATION, RETRIEVAL = "evaluation.json", "retrieval.json"
 PREDICTIONS, CHECKPOINTS = "predictions", "checkpoints"
 FROZEN, CANDIDATES, CONTRASTIVE = "frozen", "candidates", "contrastive"
 COMPARISON = "spec.json"
-"""The file that makes a folder a comparison."""
+"""The file that identifies the folder of a comparison."""
 
 
 @dataclass(frozen=True)
@@ -45,18 +45,18 @@ class RunFolder:
         """Return the folder of a run, or raise `RunError` if it is not one or was written by a newer version."""
         folder = cls(Path(path))
         if not folder.path.is_dir():
-            raise RunError(f"{path} is not a folder; give the folder that `probmcl train` has written")
+            raise RunError(f"{path} is not a folder; give a run folder written by `probmcl train`")
         folder.read(METADATA)
         folder.read(CONFIG)
         return folder
 
     @property
     def checkpoints(self) -> Path:
-        """The folder with the state of the phases."""
+        """The folder with the checkpoints of an unfinished run."""
         return self.path / CHECKPOINTS
 
     def has(self, name: str) -> bool:
-        """True if the run has a file of this name."""
+        """True if the run has a file with this name."""
         return (self.path / name).is_file()
 
     @property
@@ -65,14 +65,14 @@ class RunFolder:
         config = _read_object(self.path / CONFIG) if self.has(CONFIG) else {}
         schema = config.get("schema", 1)
         if not isinstance(schema, int) or schema > SCHEMA:
-            newest = f"{SCHEMA}, the newest that probmcl {__version__} reads; update probmcl"
+            newest = f"{SCHEMA}, the newest version that probmcl {__version__} can read; update probmcl"
             raise RunError(f"{self.path / CONFIG}: schema version {schema!r} is newer than {newest}")
         return schema
 
     def read(self, name: str) -> Any:
         """Read a JSON file of the run in the form of the current schema version."""
         if not self.has(name):
-            raise RunError(f"{self.path} is not a run folder: it has no {name}; give what `probmcl train` has written")
+            raise RunError(f"{self.path} is not a run folder: it has no {name}; give one written by `probmcl train`")
         content = _read_object(self.path / name)
         return legacy.upgrade(name, content) if self.schema == 1 else content
 
@@ -86,24 +86,24 @@ class RunFolder:
             write_json(self.path / METADATA, read_json(self.path / METADATA) | {"status": "interrupted"})
 
     def upgrade(self) -> None:
-        """Bring a run of an older schema version to the current one, so that it can be resumed."""
+        """Upgrade the files of a run to the current schema version, so that it can be resumed."""
         if self.schema < SCHEMA:
             legacy.upgrade_folder(self.path, SCHEMA)
 
     def results(self, candidate: str) -> Path:
-        """Return the folder with the predictions and metrics of a tested candidate other than the kept one."""
+        """Return the folder with the predictions and metrics of a candidate that was tested but not kept."""
         return self.path / FROZEN if candidate == FROZEN else self.path / CANDIDATES / candidate
 
     def read_split(self) -> dict[str, str]:
         """Return the split of every image by its path."""
         path = self.path / SPLIT
         if not path.is_file():
-            raise RunError(f"{self.path} has no {SPLIT}, which says what was trained on; without it nothing is scored")
+            raise RunError(f"{self.path} has no {SPLIT}; without it, training images cannot be kept out of the scores")
         with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
             rows = list(csv.DictReader(file))
         for number, row in enumerate(rows, start=2):
             if not row.get("path") or row.get("split") not in ("train", "val", "test"):
-                raise RunError(f"{path}: row {number}: {row}; a row has a path and a split (train, val, test)")
+                raise RunError(f"{path}, row {number}: expected a path and a split (train, val or test), got {row}")
         return {row["path"]: row["split"] for row in rows}
 
 
@@ -111,9 +111,9 @@ def _read_object(path: Path) -> dict[str, Any]:
     try:
         content = read_json(path)
     except ValueError as error:
-        raise RunError(f"{path}: {error}; the file is not as `probmcl train` writes it") from error
+        raise RunError(f"{path}: {error}; the file is damaged or was edited") from error
     if not isinstance(content, dict):
-        raise RunError(f"{path}: not an object; the file is not as `probmcl train` writes it")
+        raise RunError(f"{path}: expected a JSON object; the file is damaged or was edited")
     return content
 
 
@@ -123,17 +123,17 @@ def is_run(folder: Path) -> bool:
 
 
 def refuse_used(folder: Path | str | None) -> None:
-    """Raise an error for a folder that is not empty."""
+    """Raise an error if an output folder is not empty; None and a missing folder are fine."""
     if folder is None or not Path(folder).exists():
         return
     if not Path(folder).is_dir():
-        raise FileExistsError(f"{folder}: a file, not a folder; choose another name")
+        raise FileExistsError(f"{folder} is a file, not a folder; choose another name")
     if any(Path(folder).iterdir()):
-        raise FileExistsError(f"{folder}: not empty; a run never overwrites anything, choose another folder")
+        raise FileExistsError(f"{folder} is not empty, and existing files are never overwritten; choose another folder")
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """Create `parent/DATE-name`, with a number appended if that exists already."""
+    """Create the folder `parent/DATE-name`, with a number appended if it exists already."""
     stem = f"{datetime.date.today():%Y-%m-%d}-{name}"
     for number in range(1, 10_000):
         folder = parent / (stem if number == 1 else f"{stem}-{number}")
@@ -142,11 +142,11 @@ def new_folder(parent: Path, name: str) -> Path:
         except FileExistsError:
             continue
         return folder
-    raise FileExistsError(f"{parent}: ten thousand runs of today; choose another folder")
+    raise FileExistsError(f"{parent} has too many runs with today's date; choose another folder")
 
 
 def write_rows(path: Path, header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
-    """Write a CSV file atomically, such as split.csv: path, split."""
+    """Write a CSV file atomically."""
     text = io.StringIO(newline="")
     table = csv.writer(text)
     table.writerow(header)
@@ -166,7 +166,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def environment(seed: int) -> dict[str, Any]:
-    """Return what is needed to repeat a run: command, seed, versions, commit, start time."""
+    """Return the information needed to repeat a run: command, seed, versions, commit, start time."""
     packages = ("torch", "timm", "torchvision", "numpy", "pillow")
     return {
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
@@ -179,7 +179,6 @@ def environment(seed: int) -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Return the commit of the source, if it runs from a checkout."""
     source = Path(__file__).parents[2]
     if not (source / ".git").exists():
         return None

@@ -1,4 +1,4 @@
-"""Everything that decides a run: frozen settings, made from options and recipes (TOML)."""
+"""Settings of a run: frozen dataclasses, made from options and TOML recipes."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from probmcl.runtime.machine import find_device
 from probmcl.training.optimizer import Training
 
 AUTO = ("bce", "probmcl")
-"""Methods that `auto` trains, in this order, after the frozen probe (docs/decisions/0004)."""
+"""Methods that `auto` trains after the frozen probe, in this order (docs/decisions/0004)."""
 
 CPU_ENCODER, GPU_ENCODER = "tf_efficientnet_lite0", "tresnet_m"
 
 DEFAULT_VIEWS = 12
-"""Number of times a method sees each image by default."""
+"""Views of each image that a method is trained on by default."""
 
 Tune = Literal["all", "last", "none"]
 
@@ -40,11 +40,11 @@ class EncoderSettings:
     """The encoder of a run.
 
     Attributes:
-        name: any timm model.
-        weights: `pretrained` for timm's own, None for random ones, or the path of a safetensors file or a run.
-        image_size: side of the square input; None takes the encoder's own.
-        statistics: batch normalization keeps its statistics (`fixed`) or updates them (`moving`) in training; None
-            keeps them unless the weights are random (docs/decisions/0004).
+        name: name of a timm model.
+        weights: `pretrained` for timm's weights, None for random weights, or the path of a safetensors file or a run.
+        image_size: side of the square input in pixels; None for the encoder's default.
+        statistics: whether batch normalization keeps its statistics in training (`fixed`) or updates them (`moving`);
+            None means `fixed` unless the weights are random (docs/decisions/0004).
     """
 
     name: str
@@ -55,15 +55,15 @@ class EncoderSettings:
 
 @dataclass(frozen=True)
 class ProbeSettings:
-    """How the linear probe is fitted on features that are extracted once.
+    """Settings of a linear probe, which is fitted on precomputed features.
 
     Attributes:
-        epochs: how often every image is seen, each time in one of its views.
-        views: augmented views of each training image beside the plain one.
-        frozen_views: the same for the probe on the untouched encoder, which is to be there soon.
-        weight_decays: tried one after the other; the best on validation is kept.
-        learning_rate: at the top of the cycle.
-        loss: what the probe minimizes; see `probmcl.methods.probe.Config`.
+        epochs: passes over the training images; each pass uses one view of every image.
+        views: augmented views of each training image, in addition to the plain one.
+        frozen_views: the same for the probe on the frozen encoder; few, so that a first model is ready soon.
+        weight_decays: one probe is fitted for each, and the best on validation is kept.
+        learning_rate: maximum of the learning rate schedule.
+        loss: see `probmcl.methods.probe.Config`.
     """
 
     epochs: int = 45
@@ -77,31 +77,31 @@ class ProbeSettings:
     def __post_init__(self) -> None:
         if self.views < 0 or not 0 <= self.frozen_views <= self.views or not self.weight_decays:
             raise ValueError(
-                f"probe: views={self.views}, frozen_views={self.frozen_views}, weight_decays={self.weight_decays}; "
-                "give 0 or more, at most as many, and one or more"
+                f"probe: views={self.views} must be at least 0, frozen_views={self.frozen_views} between 0 and views, "
+                f"and weight_decays={self.weight_decays} not empty"
             )
         for weight_decay in self.weight_decays:
-            self.training(weight_decay)  # which refuses what is out of range
+            self.training(weight_decay)  # raises an error if a value is out of range
 
     def steps(self, images: int) -> int:
-        """Steps of all fits together, on so many images."""
+        """Return the total number of steps of all fits, given the number of training images."""
         return len(self.weight_decays) * self.epochs * (images // min(self.batch_size, images))
 
     def training(self, weight_decay: float) -> Training:
-        """The settings of one fit."""
+        """Return the training settings of the fit with this weight decay."""
         fit = Training(epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate)
         return replace(fit, weight_decay=weight_decay, decay="decoupled")
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A method to train, then compared with the frozen probe on validation.
+    """A method to train and to compare with the frozen probe on validation.
 
     Attributes:
-        method: a name in `METHODS`, or `my_package.my_file:MyMethod`.
-        settings: the method's own.
-        name: its name in this run, by default that of its method; two jobs with one method need two names.
-        trial: number of the learning rate and weight decay that are tried for it, from 1.
+        method: a key of `METHODS`, or `my_package.my_file:MyMethod`.
+        settings: the settings of the method.
+        name: name of the job in this run, by default that of its method; jobs of the same method need different names.
+        trial: number of the trial, from 1; each trial has another learning rate or weight decay.
     """
 
     method: str
@@ -116,32 +116,32 @@ class TrainingJob:
 
     @property
     def title(self) -> str:
-        """The name in messages."""
+        """The name of the job in messages."""
         return job_name(self.name, self.trial)
 
     @property
     def key(self) -> str:
-        """The name in the files of a run."""
+        """The name of the job in the files of a run."""
         return job_key(self.name, self.trial)
 
     @property
     def random_stream(self) -> str:
-        """The key of its random numbers, as in version 0.1: changing it changes scores."""
+        """The key of the job's random numbers, the same as in version 0.1. Changing it would change scores."""
         return self.name if self.trial == 1 else f"{self.name}, trial {self.trial}"
 
 
 def job_name(method: str, trial: int) -> str:
-    """Return the name of a training in messages: `bce`, `bce, trial 2`."""
+    """Return the name of a job in messages, as in `bce` or `bce, trial 2`."""
     return method if trial == 1 else f"{method}, trial {trial}"
 
 
 def job_key(method: str, trial: int) -> str:
-    """Return the name of a training in the files of a run: `bce`, `bce.trial2`."""
+    """Return the name of a job in the files of a run, as in `bce` or `bce.trial2`."""
     return method if trial == 1 else f"{method}.trial{trial}"
 
 
 def short_name(method: str) -> str:
-    """What a method is called for short: its name here, or what follows the colon of a place elsewhere.
+    """Return the short name of a method: a key of `METHODS`, or the part of a path after the colon.
 
     >>> short_name("bce"), short_name("my_package.my_file:MyMethod")
     ('bce', 'MyMethod')
@@ -151,49 +151,49 @@ def short_name(method: str) -> str:
 
 @dataclass(frozen=True)
 class MethodSpec:
-    """A method with one of its presets."""
+    """A method and one of its presets."""
 
     method: str
     preset: str = "default"
 
     @classmethod
     def parse(cls, text: str, preset: str = "default") -> MethodSpec:
-        """Parse NAME, NAME:PRESET or the place of a method outside this package; `preset` is the default preset.
+        """Parse NAME, NAME:PRESET or MODULE:CLASS; `preset` is used if the text has none.
 
         >>> MethodSpec.parse("probmcl:paper").name, MethodSpec.parse("asl").name
         ('probmcl:paper', 'asl')
         """
-        name, _, own = text.partition(":")
-        spec = cls(name, own or preset) if name in METHODS else cls(full_name(text), preset)
-        _ = spec.settings  # refuses a preset that does not exist
+        name, _, own_preset = text.partition(":")
+        spec = cls(name, own_preset or preset) if name in METHODS else cls(full_name(text), preset)
+        _ = spec.settings  # raises an error if the preset does not exist
         return spec
 
     @property
     def name(self) -> str:
-        """The name in tables: that of the method, with the preset unless it is the default."""
+        """The name in tables: the method, with its preset unless that is the default."""
         return short_name(self.method) + ("" if self.preset == "default" else f":{self.preset}")
 
     @property
     def settings(self) -> Any:
-        """The settings of the method."""
+        """The settings of the method with this preset."""
         return method_settings(self.method, self.preset)
 
 
 @dataclass(frozen=True)
 class Settings:
-    """One run: what is trained, on which encoder, and how.
+    """Settings of one run.
 
     Attributes:
         method: the requested method, or `auto`.
-        jobs: the trainings that this means; none if only the frozen probe is fitted.
-        augment: a name in `AUGMENTATIONS`, for training and probes.
-        tune: how much of the encoder learns: all of it, its last stage, or nothing.
-        stored_views: with `tune` last or none, cached augmented views of each training image, besides the plain one.
-        budget: seconds for the whole run; it then decides the epochs.
-        workers: processes that decode and augment.
-        intensity: gray levels of 16-bit and float images that become black and white; found in the data.
-        cache: folder for decoded images; None decodes them every time.
-        device: where to compute; `auto` takes a CUDA device if there is one, otherwise the CPU.
+        jobs: the training jobs of the method; empty if only the frozen probe is fitted.
+        augment: a key of `AUGMENTATIONS`, for training and probes.
+        tune: the part of the encoder that is trained: all of it, its last stage, or none.
+        stored_views: cached augmented views of each training image, besides the plain one, if `tune` is last or none.
+        budget: seconds for the whole run; if given, it determines the number of epochs.
+        workers: number of processes that decode and augment images.
+        intensity: gray levels of 16-bit and float images that are mapped to black and white; determined from the data.
+        cache: folder for decoded images; None decodes them in every epoch.
+        device: `auto` is a CUDA device if there is one, otherwise the CPU.
     """
 
     method: str
@@ -212,22 +212,22 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.augment not in AUGMENTATIONS:
-            raise SettingsError(f"augment={self.augment!r}; {suggestion(self.augment, AUGMENTATIONS)}")
+            raise SettingsError(f"augment={self.augment!r} is not valid; {suggestion(self.augment, AUGMENTATIONS)}")
         if self.workers < 0:
-            raise SettingsError(f"workers={self.workers}; 0 decodes in the main process, 2 in two others")
+            raise SettingsError(f"workers={self.workers} must be at least 0, which decodes in the main process")
         if self.stored_views < 1:
-            raise SettingsError(f"stored_views={self.stored_views}; a contrast needs 1 or more besides the plain view")
+            raise SettingsError(f"stored_views={self.stored_views} must be at least 1, for methods that need two views")
         if self.budget is not None and self.budget <= 0:
-            raise SettingsError(f"budget={self.budget}: give seconds above 0")
+            raise SettingsError(f"budget={self.budget} must be above 0 seconds")
         if self.seed < 0:
-            raise SettingsError(f"seed={self.seed}; give 0 or more")
+            raise SettingsError(f"seed={self.seed} must be at least 0")
         names = [job.title for job in self.jobs]
         if len(set(names)) < len(names):
-            raise SettingsError(f"methods {', '.join(names)}: give each another name")
+            raise SettingsError(f"the names of the jobs must differ, got {', '.join(names)}")
 
 
 def method_settings(name: str, preset: str = "default", changes: Mapping[str, Any] | None = None) -> Any:
-    """Return the settings of a method: one of its presets, with changes by key.
+    """Return the settings of a method: a preset, with some of its values changed.
 
     >>> method_settings("probmcl", "paper", {"threshold": 0.5}).threshold
     0.5
@@ -240,13 +240,13 @@ def method_settings(name: str, preset: str = "default", changes: Mapping[str, An
     hints = typing.get_type_hints(type(default))
     for key, value in (changes or {}).items():
         choices = get_args(hints.get(key))
-        # TOML and the command line have no other way to say None than the word, unless the word is a choice itself.
+        # TOML and the command line have no None, so "none" means None unless it is itself a valid choice.
         values[key] = None if value == "none" and type(None) in choices and "none" not in choices else value
     return _convert(values, type(default), where=f"settings of {name}")
 
 
 def default_training(method: str, tune: Tune) -> dict[str, Any]:
-    """Return the default training of a method (docs/decisions/0004)."""
+    """Return the default training settings of a method (docs/decisions/0004)."""
     cls = find_method(method)
     epochs = max(1, DEFAULT_VIEWS // cls.n_views)
     if cls.has_own_head(cls.presets["default"]):
@@ -264,15 +264,15 @@ def parse_duration(text: str) -> float:
     number = r"(\d+\.?\d*|\.\d+)"
     parts = re.fullmatch(f"(?:{number}h)?(?:{number}m)?(?:{number}s)?", text.strip().lower())
     if parts is None or not any(parts.groups()):
-        raise SettingsError(f"budget {text!r}: give hours, minutes or seconds, as in 30m, 1h30m or 90s")
+        raise SettingsError(f"budget {text!r} is not a duration; give hours, minutes or seconds, as in 30m or 1h30m")
     total = sum(float(part or 0) * unit for part, unit in zip(parts.groups(), (3600, 60, 1), strict=True))
     if total <= 0:
-        raise SettingsError(f"budget {text!r}: give more than nothing, as in 30m")
+        raise SettingsError(f"budget {text!r} must be above 0, as in 30m")
     return total
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """Read a TOML file with keys for `make_settings`."""
+    """Read a TOML file with the keys of `make_settings`."""
     with path.open("rb") as file:
         try:
             return tomllib.load(file)
@@ -280,34 +280,35 @@ def read_recipe(path: Path) -> dict[str, Any]:
             raise SettingsError(f"{path}: {error}") from error
 
 
-def make_settings(given: Mapping[str, Any]) -> Settings:
-    """Return the settings of a run that a recipe or options describe; whatever is missing gets a fitting default.
+def make_settings(options: Mapping[str, Any]) -> Settings:
+    """Return the settings of a run, given options or the content of a recipe.
 
-    Keys are those of `Settings`, except that `jobs` follows from `method`, a `preset`, a table `settings` of changes to
-    it and a table `training`. A key that belongs to another method is an error.
+    The keys are those of `Settings`, except that `jobs` is built from `method`, `preset`, a table `settings` of changes
+    to the preset, and a table `training`. Missing keys get defaults that depend on the method and the device. Unknown
+    keys are an error, including settings of another method.
 
     >>> make_settings({"method": "bce", "training": {"epochs": 3}}).jobs[0].training.epochs
     3
     """
-    keys = dict(given)
+    keys = dict(options)
     method, preset, changes = keys.pop("method", "auto"), keys.pop("preset", "default"), keys.pop("settings", {})
     training, encoder = keys.pop("training", {}), keys.pop("encoder", {})
     tables = (changes, training, encoder, keys.get("probe", {}))
     if not isinstance(method, str) or not isinstance(preset, str) or not all(isinstance(t, dict) for t in tables):
         raise SettingsError(
-            'say method = "probmcl", perhaps preset = "paper"; [settings], [training], [encoder] and [probe] are tables'
+            "method and preset must be strings, and [settings], [training], [encoder] and [probe] must be tables"
         )
     if "jobs" in keys:
-        raise SettingsError("no key 'jobs'; give a method, its [settings] and its [training]")
+        raise SettingsError("unknown key 'jobs'; give a method, its [settings] and its [training]")
     if keys.get("budget") is not None and "epochs" in training:
-        raise SettingsError("a budget and a number of epochs are both given; the budget decides the epochs, give one")
+        raise SettingsError("a budget and epochs cannot be combined: the budget determines the number of epochs")
     if isinstance(keys.get("budget"), str):
         keys["budget"] = parse_duration(keys["budget"])
     keys["device"] = find_device(keys.get("device", "auto"))
     on_cpu = keys["device"] == "cpu"
     keys.setdefault("tune", "last" if on_cpu else "all")
     if keys["tune"] not in get_args(Tune):
-        raise SettingsError(f"tune={keys['tune']!r}; {suggestion(str(keys['tune']), get_args(Tune))}")
+        raise SettingsError(f"tune={keys['tune']!r} is not valid; {suggestion(str(keys['tune']), get_args(Tune))}")
     keys["encoder"] = {"name": CPU_ENCODER if on_cpu else GPU_ENCODER} | encoder
     if encoder.get("weights") == "none":
         keys["encoder"]["weights"] = None
@@ -319,9 +320,9 @@ def make_settings(given: Mapping[str, Any]) -> Settings:
 
 
 def load_settings(config: Mapping[str, Any]) -> Settings:
-    """Return the settings in the config.json of a run.
+    """Return the settings stored in the config.json of a run.
 
-    A method from outside this package has to be imported already: no code runs because a folder names it.
+    A method from outside this package must be imported already: a run folder must not cause code to be run.
     """
     for job in config["jobs"]:
         refuse_unnamed(job["method"], "`loss={method}`")
@@ -335,12 +336,12 @@ def load_settings(config: Mapping[str, Any]) -> Settings:
 
 
 def refuse_unnamed(method: str, option: str) -> None:
-    """Raise an error for a method from outside this package that only a folder names; `option` would name it."""
+    """Raise an error if an external method is named only by a run folder; `option` is how the user can name it."""
     module = method.partition(":")[0]
     if method not in METHODS and module not in sys.modules:
         remedy = f"give {option.format(method=method)}" if module.endswith(".py") else "import it first"
         raise SettingsError(
-            f"the method {method!r} is not part of probmcl, and no code runs because a folder names it; {remedy}"
+            f"method {method!r} is not part of probmcl and is not loaded just because a folder names it; {remedy}"
         )
 
 
@@ -348,11 +349,11 @@ def _jobs(
     method: str, preset: str, changes: dict[str, Any], training: dict[str, Any], tune: Tune
 ) -> Iterator[TrainingJob]:
     if method == "auto" and (changes or preset != "default"):
-        what = f"settings {', '.join(changes)}" if changes else f"preset {preset!r}"
-        raise SettingsError(f"{what} belong to one method; name it, for example `method=probmcl`, instead of auto")
+        subject = f"settings {', '.join(changes)}" if changes else f"preset {preset!r}"
+        raise SettingsError(f"{subject} cannot be combined with method auto; name a method, as in `method=probmcl`")
     for name in {"auto": AUTO, "probe": ()}.get(method, (method,)):
         settings, values = method_settings(name, preset, changes), default_training(name, tune) | training
-        if method == "auto" and isinstance(training.get("epochs"), int):  # of two views, whatever the method takes
+        if method == "auto" and isinstance(training.get("epochs"), int):  # these epochs have two views of each image
             values["epochs"] = 2 * training["epochs"] // find_method(name).n_views
         yield TrainingJob(full_name(name), settings, _convert(values, Training, where="training"))
 
@@ -370,17 +371,17 @@ def _check_keys(values: dict[str, Any], cls: type[Any], where: str) -> None:
     hints = typing.get_type_hints(cls)
     for key, value in values.items():
         if key not in hints:
-            raise SettingsError(f"{where}: no key {key!r}; {suggestion(key, hints)}")
+            raise SettingsError(f"{where}: unknown key {key!r}; {suggestion(key, hints)}")
         if isinstance(value, dict) and dataclasses.is_dataclass(hints[key]) and isinstance(hints[key], type):
             _check_keys(value, hints[key], f"{where}, {key}")
 
 
-# Of an installed package, of a source tree.
+# The folders of recipes in an installed package and in a source tree.
 _FOLDERS = tuple(Path(__file__).resolve().parents[level] / "recipes" for level in (0, 2))
 
 
 def recipes() -> dict[str, Path]:
-    """Return the recipes of this package by name.
+    """Return the path of each recipe of this package by name.
 
     >>> len(recipes()), [name for name in recipes() if "kmcl" in name]
     (17, ['adp-kmcl-tresnet-l-448', 'coco-kmcl-tresnet-l-448', 'coco-kmcl-tresnet-m-224'])
@@ -395,10 +396,10 @@ def find_recipe(name_or_path: str | Path) -> Path:
     >>> find_recipe("coco-tresnet-m-224").name
     'coco-tresnet-m-224.toml'
     """
-    path, named = Path(name_or_path), recipes()
+    path, by_name = Path(name_or_path), recipes()
     if path.is_file():
         return path
-    if str(name_or_path) in named:
-        return named[str(name_or_path)]
-    problem = "is a folder" if path.is_dir() else "is neither a file nor a recipe of probmcl"
-    raise OptionError("recipe", name_or_path, f"{problem}; {suggestion(path.stem, named)}")
+    if str(name_or_path) in by_name:
+        return by_name[str(name_or_path)]
+    problem = "is a folder" if path.is_dir() else "is not a file or a recipe of probmcl"
+    raise OptionError("recipe", name_or_path, f"{problem}; {suggestion(path.stem, by_name)}")

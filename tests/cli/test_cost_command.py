@@ -78,7 +78,7 @@ def test_measure_adds_time_and_memory(capsys: pytest.CaptureFixture[str], tmp_pa
         ("bce --measure --device tpu", "`device=tpu` is not available"),
         ("bce --paper", "cannot be combined with METHODS"),
         ("bce --out costs.cvs", "did you mean '.csv'?"),
-        ("bce --out costs.txt", "there are .csv, .json, .md"),
+        ("bce --out costs.txt", "available: .csv, .json, .md"),
     ],
 )
 def test_invalid_arguments_are_an_error(arguments: str, message: str) -> None:

@@ -54,9 +54,9 @@ def test_classes_of_other_data_are_matched_by_name(run: Path, capsys: pytest.Cap
     )
     captured = capsys.readouterr()
     assert "val: mAP" in captured.out
-    assert "not scored, 2 classes only in the model: green, blue" in captured.out
-    assert "not scored, 2 classes only in the data: indoors, pink" in captured.out
-    assert "note: 4 of 4 images" in captured.err
+    assert "2 classes only in the model (green, blue)" in captured.out
+    assert "2 classes only in the data (indoors, pink)" in captured.out
+    assert "note: 4 of 4 new images" in captured.err
 
 
 def test_an_existing_file_is_refused_before_the_model_is_loaded(run: Path) -> None:

@@ -1,4 +1,4 @@
-"""Tables of which about half of the labels are hidden, and the same metrics by slow loops over what is left."""
+"""Tables in which about half of the labels are unknown, and reference metrics by slow loops over the known entries."""
 
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ import numpy.typing as npt
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-LEVELS = [0.0, 0.25, 0.5, 0.75, 1.0]  # few, so that ties are common; 0.5 is a threshold, too
+LEVELS = [0.0, 0.25, 0.5, 0.75, 1.0]  # few values make ties common; 0.5 is also a threshold
 
 Entry = tuple[float, bool]
 
@@ -19,7 +19,7 @@ class Table(NamedTuple):
     known: npt.NDArray[np.bool_]
 
     def of_class(self, c: int) -> list[Entry]:
-        """Score and label of each known entry of a class."""
+        """Return the score and label of each known entry of a class."""
         return [self.entry(n, c) for n in range(len(self.scores)) if self.known[n, c]]
 
     def of_image(self, n: int) -> list[Entry]:
@@ -39,7 +39,7 @@ class Table(NamedTuple):
 
 @st.composite
 def tables(draw: st.DrawFn) -> Table:
-    """What is not known has labels that are no labels, and scores that are no numbers: whoever looks is found out."""
+    """Draw tables; unknown entries have invalid labels and NaN scores, so that using them changes the result."""
     shape = draw(st.tuples(st.integers(1, 12), st.integers(1, 5)))
     known = draw(arrays(np.bool_, shape))
     scores = draw(arrays(np.float64, shape, elements=st.sampled_from(LEVELS)))
@@ -48,7 +48,7 @@ def tables(draw: st.DrawFn) -> Table:
 
 
 def auroc(entries: list[Entry]) -> float:
-    """Every pair of a positive and a negative."""
+    """Compute the AUROC from all pairs of a positive and a negative."""
     positives, negatives = ([score for score, label in entries if label is wanted] for wanted in (True, False))
     if not positives or not negatives:
         return float("nan")
@@ -61,12 +61,12 @@ def share(entries: list[bool]) -> float:
 
 
 def f1(entries: list[Entry], threshold: float) -> float:
-    """NaN where nothing is known, 0 where there is nothing to find and nothing was found."""
+    """Compute F1; NaN without known entries, 0 without positives and predicted positives."""
     if not entries:
         return float("nan")
-    right = sum(score > threshold and label for score, label in entries)
-    wrong = sum((score > threshold) != label for score, label in entries)
-    return float(Fraction(2 * right, 2 * right + wrong)) if right + wrong else 0.0
+    true_positives = sum(score > threshold and label for score, label in entries)
+    errors = sum((score > threshold) != label for score, label in entries)
+    return float(Fraction(2 * true_positives, 2 * true_positives + errors)) if true_positives + errors else 0.0
 
 
 def mean(values: list[float]) -> float:

@@ -1,4 +1,4 @@
-"""Small things that several tests need, made on the spot."""
+"""Small data sets with images of colored squares."""
 
 import csv
 from pathlib import Path
@@ -20,7 +20,7 @@ def label_space(classes: int = 3) -> LabelSpace:
 
 
 def colored_records(folder: Path, *, train: int = 24, val: int = 9, test: int = 9, size: int = 20) -> Records:
-    """Images of up to three colored squares: a task that anything which learns must learn."""
+    """Write images of up to three colored squares, a task that every method must be able to learn."""
     rng = np.random.default_rng(0)
     count = train + val + test
     labels = (rng.random((count, 3)) < 0.5).astype(np.float32)
@@ -38,7 +38,7 @@ def colored_records(folder: Path, *, train: int = 24, val: int = 9, test: int = 
 
 
 def folder_of_photographs(folder: Path, count: int = 40) -> Path:
-    """A folder with images and a table that lists their labels, without splits."""
+    """Write a folder with images and a table of labels without splits; return the table."""
     records = colored_records(folder / "photos", train=count, val=0, test=0)
     with (folder / "photos" / "labels.csv").open("w", newline="") as file:
         table = csv.writer(file)

@@ -1,21 +1,21 @@
-"""Small encoders of every kind, and images for them."""
+"""Small encoders of all types, and images for them."""
 
 import torch
 from torch import Tensor, nn
 
 from probmcl.encoders import Encoder
 
-SMALL = {  # one of each kind: side of the image, features
+SMALL = {  # one of each type: image size, feature size
     "test_resnet": (64, 96),
     "resnet10t": (32, 512),
     "tf_efficientnet_lite0": (64, 1280),
-    "mobilenetv3_small_050": (64, 1024),  # its head widens 288 pooled maps
-    "efficientvit_b0": (64, 1280),  # 128
-    "ghostnet_050": (64, 1280),  # 480
-    "test_mambaout": (64, 256),  # 64
+    "mobilenetv3_small_050": (64, 1024),  # its head expands 288 pooled channels
+    "efficientvit_b0": (64, 1280),  # expands 128 channels
+    "ghostnet_050": (64, 1280),  # expands 480 channels
+    "test_mambaout": (64, 256),  # expands 64 channels
     "convnext_atto": (64, 320),
     "regnetx_002": (64, 368),
-    "poolformer_s12": (32, 512),  # says nothing of its head
+    "poolformer_s12": (32, 512),  # does not describe its head
     "test_vit": (32, 64),
     "vit_tiny_patch16_224": (64, 192),
     "deit_tiny_distilled_patch16_224": (32, 192),

@@ -1,8 +1,8 @@
-"""Run folders that version 0.1 (commit 7043fdd) wrote, as a user of that version still has them.
+"""Run folders that version 0.1 (commit 7043fdd) wrote.
 
-They lie in tests/fixtures/v0_1, made by make.py there. Two things differ from a folder on a user's disk, and `restore`
-undoes both: absolute paths are placeholders, and the tensors of a folder share one archive, because the weights of its
-candidates are largely the same bytes. Only views.png, a picture that nothing reads, is missing.
+They are in tests/fixtures/v0_1 and were made by make.py. To keep them small and portable, absolute paths are
+placeholders, and the tensors of a folder are in one archive, which compresses the similar weights of its candidates;
+`restore` undoes both. The file views.png, which is never read, is missing.
 """
 
 from __future__ import annotations
@@ -25,19 +25,17 @@ PHOTOS, RUN, RECORDS = "{PHOTOS}", "{RUN}", re.compile(r"\{RECORDS:([0-9a-f]{64}
 
 
 def expected() -> dict[str, Any]:
-    """Return the numbers that version 0.1 itself got from these folders."""
+    """Return the scores that version 0.1 computed from these folders."""
     numbers: dict[str, Any] = json.loads((FIXTURES / "expected.json").read_text(encoding="utf-8"))
     return numbers
 
 
 def restore(name: str, tmp_path: Path) -> Path:
-    """Copy a version 0.1 run folder into tmp_path and point it at the copied photos.
-
-    The photos are copied to tmp_path/photos unless they are there already, the folder to tmp_path/name.
+    """Copy a run folder of version 0.1 to tmp_path/name and its photos to tmp_path/photos.
 
     Args:
         name: `finished`, `interrupted` or `comparison`.
-        tmp_path: A folder that may hold other restored folders.
+        tmp_path: A folder, which may contain other restored folders.
 
     Returns:
         The run folder.
@@ -49,19 +47,19 @@ def restore(name: str, tmp_path: Path) -> Path:
         archive.extractall(folder, filter="data")
     (folder / TENSORS).unlink()
     replace_words(folder, {PHOTOS: str(photos), RUN: str(folder)})
-    for about in folder.rglob("run.json"):
-        text = about.read_text(encoding="utf-8")
-        for found in RECORDS.finditer(text):
-            text = text.replace(found[0], records_hash(about.parent, found[1]))
-        about.write_text(text, encoding="utf-8")
+    for path in folder.rglob("run.json"):
+        text = path.read_text(encoding="utf-8")
+        for match in RECORDS.finditer(text):
+            text = text.replace(match[0], records_hash(path.parent, match[1]))
+        path.write_text(text, encoding="utf-8")
     return folder
 
 
 def replace_words(folder: Path, words: dict[str, str]) -> None:
-    """Replace words by others in every text file of a folder, and in the paths of every file of predictions."""
+    """Replace words in all text files of a folder, and in the paths stored in its predictions."""
     for path in sorted(folder.rglob("*")):
         if path.suffix in TEXT:
-            text = path.read_bytes().decode()  # line ends stay as they are
+            text = path.read_bytes().decode()  # without translating line endings
             path.write_bytes(_replaced(text, words).encode())
         elif path.suffix == ".npz":
             with np.load(path) as file:
@@ -77,9 +75,9 @@ def _replaced(text: str, words: dict[str, str]) -> str:
 
 
 def records_hash(folder: Path, states: str) -> str:
-    """Return the hash by which version 0.1 knows the images, splits and labels that a run began with.
+    """Return the hash with which version 0.1 identifies the images, splits and labels of a run.
 
-    It depends on absolute paths, so a folder that moves together with its images needs another one.
+    It depends on absolute paths, so it must be computed again if the folder and its images are moved.
 
     Args:
         folder: The run folder, with its split.csv and labels.json.

@@ -1,4 +1,4 @@
-"""Two processes that a test starts, and what they do: here and not in the tests, so that processes can import it."""
+"""Two processes for tests of torch.distributed; their work is defined here so that child processes can import it."""
 
 import contextlib
 import dataclasses
@@ -31,21 +31,21 @@ from probmcl.runtime import distributed
 from probmcl.training import FeatureBatches, StepEvent, Training, fit
 
 WORLD = 2
-HANGS = 1200
-"""Seconds after which processes are taken to wait for each other in vain; a busy machine stays far below."""
+TIMEOUT = 1200
+"""Seconds after which the processes are considered deadlocked; a busy machine needs far less."""
 
 Results = dict[str, Any]
 Data = tuple[Tensor, Tensor, Tensor | None]
-"""Views, labels, which of them are known."""
+"""Views, labels, and the mask of known labels."""
 Cases = dict[str, tuple[str, Any]]
-"""Name of the case to name and settings of a method."""
+"""The name and settings of a method for each case."""
 
 
-def run(work: Callable[..., Results], folder: Path, *given: Any) -> list[Results]:
-    """What `work(*given)` returns in each of two processes; an error in one is raised here, and nothing hangs."""
+def run(work: Callable[..., Results], folder: Path, *args: Any) -> list[Results]:
+    """Run `work(*args)` in two processes and return both results; an error or a deadlock in one is raised here."""
     folder.mkdir(parents=True, exist_ok=True)
-    running = spawn(_one, args=(folder, work, given), nprocs=WORLD, join=False)  # type: ignore[no-untyped-call]
-    deadline = time.monotonic() + HANGS
+    running = spawn(_run_rank, args=(folder, work, args), nprocs=WORLD, join=False)  # type: ignore[no-untyped-call]
+    deadline = time.monotonic() + TIMEOUT
     try:
         while not running.join(timeout=1):
             if time.monotonic() > deadline:
@@ -56,25 +56,25 @@ def run(work: Callable[..., Results], folder: Path, *given: Any) -> list[Results
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(WORLD)]
 
 
-def _one(rank: int, folder: Path, work: Callable[..., Results], given: tuple[Any, ...]) -> None:
+def _run_rank(rank: int, folder: Path, work: Callable[..., Results], args: tuple[Any, ...]) -> None:
     torch.set_num_threads(1)
     os.environ["WORLD_SIZE"] = str(WORLD)
-    join, meeting = dist.init_process_group, (folder / "meeting").absolute().as_uri()
-    dist.init_process_group = partial(join, init_method=meeting, rank=rank, world_size=WORLD)
+    initialize, store = dist.init_process_group, (folder / "store").absolute().as_uri()
+    dist.init_process_group = partial(initialize, init_method=store, rank=rank, world_size=WORLD)
     with distributed.process_group("cpu"):
-        results = work(*given)
+        results = work(*args)
     torch.save(results | {"threads left": gloo_threads()}, folder / f"{rank}.pt")
 
 
 def gloo_threads() -> list[str]:
-    """Those threads of this process that exchange tensors with others."""
+    """Return the names of this process's communication threads."""
     names = (thread.read_text().strip() for thread in Path("/proc/self/task").glob("*/comm"))
     return [name for name in names if "gloo" in name]
 
 
 def everything(folder: Path) -> Results:
-    """All that tests of two processes look at, so that these are started once."""
-    return exchanges(folder) | steps(CASES)
+    """Compute the results that all tests of two processes need, so that the processes are started only once."""
+    return collective_operations(folder) | steps(CASES)
 
 
 # One step of a method.
@@ -95,7 +95,7 @@ CASES: Cases = {
 
 
 def method(name: str, config: Any) -> Method:
-    """The same in every process: float64, and BatchNorm in eval mode, which treats each image alone."""
+    """Build a method in float64, the same in every process; in eval mode, BatchNorm treats images independently."""
     torch.manual_seed(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -104,11 +104,11 @@ def method(name: str, config: Any) -> Method:
 
 
 KNOWN = ("few in the second process", "none in the second process", "none", "all")
-"""Labels that are known: all but one in the first process, unless it is none or all."""
+"""Masks of known labels: rank 0 knows all but one label, except with `none` and `all`."""
 
 
 def batch(n_views: int, which: str, *, images: int = 6) -> Data:
-    """The images of both processes."""
+    """Make the images of both processes."""
     generator = torch.Generator().manual_seed(1)
     views = torch.randn(n_views, images, 3, 32, 32, generator=generator, dtype=torch.float64)
     labels = (torch.rand(images, 4, generator=generator) < 0.5).double()
@@ -125,7 +125,7 @@ def batch(n_views: int, which: str, *, images: int = 6) -> Data:
 
 
 def step(method: torch.nn.Module, data: Data) -> Results:
-    """Loss, terms and gradients; over several processes the mean of the first two."""
+    """Return loss, terms and gradients; loss and terms are averaged over processes."""
     loss, terms = method(*data)
     method.zero_grad()
     loss.backward()
@@ -135,69 +135,68 @@ def step(method: torch.nn.Module, data: Data) -> Results:
     return {"means": means, "gradients": gradients, "own_loss": loss.detach()}
 
 
-def sample(gradient: Tensor, most: int = 10_000) -> Tensor:
-    """So many entries: those of all methods would take gigabytes, and a wrong average is wrong everywhere."""
-    entries = torch.randperm(gradient.numel(), generator=torch.Generator().manual_seed(0))[:most]
+def sample(gradient: Tensor, size: int = 10_000) -> Tensor:
+    """Sample entries of a gradient: all of them would take gigabytes, and a wrong average affects every entry."""
+    entries = torch.randperm(gradient.numel(), generator=torch.Generator().manual_seed(0))[:size]
     return gradient.flatten()[entries]
 
 
 def own_images(views: Tensor, labels: Tensor, known: Tensor | None) -> Data:
-    here = distributed.local_rows(len(labels) // distributed.world_size())
-    return views[:, here], labels[here], None if known is None else known[here]
+    rows = distributed.local_rows(len(labels) // distributed.world_size())
+    return views[:, rows], labels[rows], None if known is None else known[rows]
 
 
 def steps(cases: Cases) -> Results:
-    """A step of every case, as the trainer does it: on this process's images, with gradients averaged."""
-    found = {}
+    """Run one step of every case as the trainer does, on this process's images with averaged gradients."""
+    results = {}
     for case, (name, config) in cases.items():
         built = method(name, config)
         wrapped = DistributedDataParallel(built)
         for which in KNOWN:
-            found[f"{case}, known: {which}"] = step(wrapped, own_images(*batch(built.n_views, which)))
-    return found
+            results[f"{case}, known: {which}"] = step(wrapped, own_images(*batch(built.n_views, which)))
+    return results
 
 
-# What the module itself does.
+# Collective operations.
 
 
-def exchanges(folder: Path) -> Results:
-    """All that goes from process to process, once."""
+def collective_operations(folder: Path) -> Results:
     rank = distributed.rank()
-    some = torch.arange(6.0).reshape(3, 2) + 10 * rank
-    with distributed.process_group():  # the process has joined already
+    rows = torch.arange(6.0).reshape(3, 2) + 10 * rank
+    with distributed.process_group():  # the group exists already
         pass
     train_and_interrupt()
-    mine = folder / f"here {rank}"
-    mine.touch()
+    reached = folder / f"reached {rank}"
+    reached.touch()
     distributed.barrier()
-    everybody_here = all((folder / f"here {other}").exists() for other in range(WORLD))
+    all_at_barrier = all((folder / f"reached {other}").exists() for other in range(WORLD))
     return {
         "rank, world, first": (rank, distributed.world_size(), distributed.is_main_process()),
-        "gather": distributed.gather(some),
-        "gather booleans": distributed.gather(some > 11),
-        "gather transposed": distributed.gather(some.T),
-        "unequal": distributed.gather_unequal(some[: rank + 1]),
-        "nothing from the first": distributed.gather_unequal(some if rank else torch.empty(0)),
-        "nothing from anybody": distributed.gather_unequal(torch.empty(0, 5)),
-        "mean": distributed.all_reduce_mean(some),
+        "gather": distributed.gather(rows),
+        "gather booleans": distributed.gather(rows > 11),
+        "gather transposed": distributed.gather(rows.T),
+        "unequal": distributed.gather_unequal(rows[: rank + 1]),
+        "empty on rank 0": distributed.gather_unequal(rows if rank else torch.empty(0)),
+        "empty on all ranks": distributed.gather_unequal(torch.empty(0, 5)),
+        "mean": distributed.all_reduce_mean(rows),
         "broadcast": distributed.broadcast({"rank": rank, "more": ["ä", None, 0.5]}),
-        "share": distributed.shard(list(range(5))),
-        "everybody here": everybody_here,
-        "refused": refusal(torch.zeros(2 + rank)),
-        "refused axes": refusal(torch.zeros(2, *[1] * rank)),
-        "gradient": gathered_gradient(some),
+        "shard": distributed.shard(list(range(5))),
+        "all at the barrier": all_at_barrier,
+        "different lengths": gather_error(torch.zeros(2 + rank)),
+        "different dimensions": gather_error(torch.zeros(2, *[1] * rank)),
+        "gradient": gathered_gradient(rows),
         "predicted": predicted(7),
-        "predicted by one": predicted(2),
-        "threads at work": gloo_threads(),
+        "predicted by rank 0 only": predicted(2),
+        "threads running": gloo_threads(),
     }
 
 
-def refusal(rows: Tensor) -> str:
+def gather_error(rows: Tensor) -> str:
     try:
         distributed.gather(rows)
     except ValueError as error:
         return str(error)
-    return "nothing was refused"
+    return "no error"
 
 
 def gathered_gradient(rows: Tensor) -> Tensor:
@@ -206,18 +205,18 @@ def gathered_gradient(rows: Tensor) -> Tensor:
     return gradient
 
 
-def own_loss(everybodys: Tensor, rank: int) -> Tensor:
-    """A loss that depends on every row and on who computes it."""
-    return ((everybodys * (1 + rank)).sin() * everybodys.cumsum(0)).sum() ** 2
+def own_loss(all_rows: Tensor, rank: int) -> Tensor:
+    """Return a loss that depends on all rows and on the rank."""
+    return ((all_rows * (1 + rank)).sin() * all_rows.cumsum(0)).sum() ** 2
 
 
-class Shares:
-    """Images that are their own features, in batches of three, of which each process has its share."""
+class ShardedBatches:
+    """Random features in batches of three, sharded over the processes."""
 
     def __init__(self, images: int) -> None:
         generator = torch.Generator().manual_seed(0)
         features = torch.randn(images, 5, generator=generator)
-        rows = torch.from_numpy(np.random.default_rng(0).permutation(images))  # in no order
+        rows = torch.from_numpy(np.random.default_rng(0).permutation(images))
         self.batches = [
             Batch(features[r][None], torch.zeros(len(r), 4), torch.ones(len(r), 4, dtype=torch.bool), r)
             for r in torch.split(rows, 3)
@@ -228,18 +227,18 @@ class Shares:
 
 
 def train_and_interrupt() -> None:
-    """Train to the end, and again until an interrupt."""
+    """Finish one training, and interrupt another."""
     labels = torch.ones(4, 4)
-    few = FeatureBatches(torch.randn(1, 4, 5), labels, labels.bool(), batch_size=4, epochs=1, seed=0)
+    batches = FeatureBatches(torch.randn(1, 4, 5), labels, labels.bool(), batch_size=4, epochs=1, seed=0)
 
     def interrupt(event: StepEvent) -> None:
         raise KeyboardInterrupt
 
-    fit(BCE(PrecomputedFeatures(5), label_space(4)), few, Training())
+    fit(BCE(PrecomputedFeatures(5), label_space(4)), batches, Training())
     with contextlib.suppress(KeyboardInterrupt):
-        fit(BCE(PrecomputedFeatures(5), label_space(4)), few, Training(), callbacks=(interrupt,))
+        fit(BCE(PrecomputedFeatures(5), label_space(4)), batches, Training(), callbacks=(interrupt,))
 
 
 def predicted(images: int) -> Tensor:
     torch.manual_seed(0)
-    return predict(BCE(PrecomputedFeatures(5), label_space(4)), Shares(images))
+    return predict(BCE(PrecomputedFeatures(5), label_space(4)), ShardedBatches(images))

@@ -1,4 +1,4 @@
-"""Results of a comparison for the tests, with their files of predictions."""
+"""Results of a comparison with made-up scores, and their files of predictions."""
 
 import zlib
 from pathlib import Path
@@ -19,12 +19,12 @@ def labels() -> torch.Tensor:
 
 
 def made_result(folder: Path, name: str, head: Any, *, noise: float, seed: int = 0, validation: float = 0.5) -> Result:
-    """A classifier that sees the labels through so much noise; its file of predictions is written."""
+    """Make the result of a classifier that scores labels with this much noise, and write its predictions."""
     truth = labels()
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {head} {seed}".encode()))
     scores = torch.sigmoid(truth + noise * torch.randn(truth.shape, generator=generator))
-    place = folder / f"{name} {head} {seed}.npz"
-    np.savez(place, scores=scores.numpy(), labels=truth.numpy(), known=np.ones(truth.shape, dtype=bool))
+    path = folder / f"{name} {head} {seed}.npz"
+    np.savez(path, scores=scores.numpy(), labels=truth.numpy(), known=np.ones(truth.shape, dtype=bool))
     return Result(
         name=name,
         head=head,
@@ -48,13 +48,13 @@ def made_result(folder: Path, name: str, head: Any, *, noise: float, seed: int =
         fidelity="standard",
         reference="",
         fingerprint=FINGERPRINT,
-        predictions=place.name,
+        predictions=path.name,
         folder=folder,
     )
 
 
 def made_results(folder: Path) -> list[Result]:
-    """A good method with two heads, one that is as the probe, one that is worse; two seeds of each."""
+    """Make two seeds of the probe, a good method with two heads, one as good as the probe, and one that is worse."""
     results = []
     for seed in (0, 1):
         results += [

@@ -1,4 +1,4 @@
-"""Comparisons for the tests: made numbers, with everything a real one may have."""
+"""Rows and comparisons with made-up numbers."""
 
 import dataclasses
 from typing import Any
@@ -7,7 +7,7 @@ from probmcl.experiments.results import Comparison, Row
 
 
 def made_row(name: str = "bce", head: str = "own head", mAP: float = 0.80, **other: Any) -> Row:  # noqa: N803
-    """A row of three seeds that can be told apart from neither the probe nor the best; `other` says what differs."""
+    """Make a row without significant differences from the probe and the best; `other` overrides fields."""
     row: dict[str, Any] = {
         "name": name,
         "head": head,
@@ -54,21 +54,21 @@ def made_row(name: str = "bce", head: str = "own head", mAP: float = 0.80, **oth
 
 
 def made_frozen(mAP: float = 0.79, **other: Any) -> Row:  # noqa: N803
-    """The probe on the untouched encoder, which has seen nothing and is compared with nothing."""
+    """Make the row of the frozen probe, which is not trained and has no gain."""
     nothing = dict.fromkeys(("gain", "gain_interval", "gain_p", "behind", "behind_interval", "behind_p"))
     untrained: dict[str, Any] = {"method": None, "learning_rate": None, "weight_decay": None, "images_seen": 0}
     return made_row("frozen probe", "frozen", mAP, **({"seconds": 40.0} | nothing | untrained | other))
 
 
 def made_best(name: str = "asl", head: str = "own head", mAP: float = 0.82, **other: Any) -> Row:  # noqa: N803
-    """The best on validation, clearly better than the probe."""
+    """Make the row of the best method on validation, which is significantly better than the probe."""
     nothing = dict.fromkeys(("behind", "behind_interval", "behind_p"))
     clear: dict[str, Any] = {"gain": 0.03, "gain_interval": (0.02, 0.04), "gain_p": 0.004}
     return made_row(name, head, mAP, **(clear | nothing | other))
 
 
 def made_comparison(*rows: Row, **other: Any) -> Comparison:
-    """The rows as a tuned comparison of three seeds; `other` says what differs."""
+    """Make a tuned comparison of three seeds; `other` overrides fields."""
     shared: dict[str, Any] = {
         "rows": rows,
         "seeds": 3,
@@ -86,7 +86,7 @@ def made_comparison(*rows: Row, **other: Any) -> Comparison:
 
 
 def demo_comparison() -> Comparison:
-    """Twelve rows: two heads a method, a preset, a method from outside, one worse than the probe, and one left out."""
+    """Make twelve rows, including a preset, an external method and one worse than the probe; one method is left out."""
     seeded: dict[str, Any] = {"over_seeds": 0.0021}
     second: dict[str, Any] = {"best_head": False, "gain_p": None, "behind_p": None} | seeded
     worse: dict[str, Any] = {"gain": -0.021, "gain_interval": (-0.034, -0.009), "gain_p": 0.012}
@@ -114,7 +114,7 @@ def demo_comparison() -> Comparison:
 
 
 def stored_comparison() -> Comparison:
-    """The comparison of tests/report/expected: notes, groups, and names that Markdown and LaTeX must escape."""
+    """Make the comparison of tests/report/expected, with notes, groups, and names that need escaping."""
     demo = demo_comparison()
     noted = made_row("pla", note="it ranks a_set", emits_set=True, gain_p=0.0004)
     return dataclasses.replace(demo, rows=(*demo.rows, noted), groups=321, data="My photos & more")

@@ -1,4 +1,4 @@
-"""A run folder made by hand: what training would have written, without training."""
+"""Run folders written without training."""
 
 import csv
 import json
@@ -18,7 +18,7 @@ PLAIN = Preprocessing(32, (0.4, 0.5, 0.6), (0.2, 0.3, 0.2), "bilinear")
 
 
 def classifier(classes: int = 3) -> Classifier:
-    """Its weights are drawn, but wide enough that probabilities lie on both sides of one half."""
+    """Make a classifier with random weights, large enough for probabilities above and below 0.5."""
     torch.manual_seed(0)
     model = BCE(Encoder("test_resnet", image_size=32), label_space(classes))
     torch.nn.init.normal_(model.linear.weight, std=3.0)
@@ -32,7 +32,7 @@ def made_run(
     split: Sequence[tuple[Path | str, str]] = (),
     data: dict[str, object] | None = None,
 ) -> Classifier:
-    """Write the folder; the answer is the classifier that it holds."""
+    """Write the files of a run and return its classifier."""
     model = classifier(len(names))
     contents: dict[str, object] = {
         "config.json": {

@@ -1,4 +1,4 @@
-"""Tables and empty images that tests write, and what is read from them."""
+"""Functions that write tables with empty images, and summarize the records read from them."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from probmcl.data.records import Records
 
 
 def write_table(folder: Path, text: str, *, images: str = "1.jpg 2.jpg 3.jpg 4.jpg", name: str = "labels.csv") -> Path:
-    """Write a table beside empty files."""
+    """Write a table and empty image files in the same folder."""
     for image in images.split():
         (folder / image).parent.mkdir(parents=True, exist_ok=True)
         (folder / image).touch()
@@ -17,10 +17,10 @@ def write_table(folder: Path, text: str, *, images: str = "1.jpg 2.jpg 3.jpg 4.j
 
 
 def states_of(records: Records) -> list[str]:
-    """What is said of each image: a letter a class, for absent, present, unknown and uncertain."""
+    """Return a string per image with one character per class: - absent, + present, ? unknown, ~ uncertain."""
     return ["".join("-+?~"[state] for state in row) for row in records.states.dense()]
 
 
 def labels_of(records: Records) -> list[set[str]]:
-    """The names of the labels of each image."""
+    """Return the names of the labels of each image."""
     return [{records.label_space.names[k] for k in np.flatnonzero(row)} for row in records.labels]

@@ -1,4 +1,4 @@
-"""A model on data from elsewhere: other words, sites, patients, parents."""
+"""Evaluation on external data: renamed classes, sites, patients, class hierarchies."""
 
 import csv
 import json
@@ -35,10 +35,10 @@ def model(tmp_path: Path) -> Model:
 
 @pytest.fixture
 def table(tmp_path: Path, records: Records) -> Path:
-    return written(tmp_path / "labels.csv", records, NAMES, records.labels.astype(int).tolist())
+    return write_table(tmp_path / "labels.csv", records, NAMES, records.labels.astype(int).tolist())
 
 
-def written(path: Path, records: Records, names: Sequence[str], labels: Sequence[Sequence[Any]]) -> Path:
+def write_table(path: Path, records: Records, names: Sequence[str], labels: Sequence[Sequence[Any]]) -> Path:
     with path.open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["path", "patient", "site", *names])
@@ -57,82 +57,86 @@ def with_parents(run: Path, hierarchy: dict[str, str]) -> Model:
     return load(run, device="cpu")
 
 
-# Other words.
+# Renamed classes.
 
 
-def test_renamed_classes_are_scored_as_their_own(tmp_path: Path, model: Model, table: Path, records: Records) -> None:
-    theirs = written(tmp_path / "theirs.csv", records, ("Rot", "green", "pink"), records.labels.astype(int).tolist())
+def test_renamed_classes_are_scored(tmp_path: Path, model: Model, table: Path, records: Records) -> None:
+    external = write_table(
+        tmp_path / "external.csv", records, ("Rot", "green", "pink"), records.labels.astype(int).tolist()
+    )
     own = model.evaluate(table, draws=0, workers=0)
-    found = model.evaluate(theirs, rename={"Rot": "red"}, draws=0, workers=0)
-    assert found["ap"] == {name: own["ap"][name] for name in ("red", "green")}
-    assert found["renamed"] == {"Rot": "red"}
-    assert (found["classes_only_in_model"], found["classes_only_in_data"]) == (["blue"], ["pink"])
+    result = model.evaluate(external, rename={"Rot": "red"}, draws=0, workers=0)
+    assert result["ap"] == {name: own["ap"][name] for name in ("red", "green")}
+    assert result["renamed"] == {"Rot": "red"}
+    assert (result["classes_only_in_model"], result["classes_only_in_data"]) == (["blue"], ["pink"])
 
 
-def test_classes_that_become_one_are_there_if_any_is_and_absent_if_all_are(
+def test_merged_classes_are_present_if_any_is_and_absent_if_all_are(
     tmp_path: Path, model: Model, records: Records
 ) -> None:
     generator = np.random.default_rng(3)
     cells = generator.choice(["1", "0", ""], (42, 2))
-    theirs = written(tmp_path / "theirs.csv", records, ("light red", "dark red"), cells.tolist())
+    external = write_table(tmp_path / "external.csv", records, ("light red", "dark red"), cells.tolist())
     (tmp_path / "words.csv").write_text("data,model\nlight red,red\ndark red,red\n")
-    found = model.evaluate(
-        theirs, read=ReadOptions(blank=("unknown",)), rename=tmp_path / "words.csv", draws=0, workers=0
+    result = model.evaluate(
+        external, read=ReadOptions(blank=("unknown",)), rename=tmp_path / "words.csv", draws=0, workers=0
     )
     present, absent = (cells == "1").any(axis=1), (cells == "0").all(axis=1)
     kept = present | absent
     assert 0 < (~kept).sum() < 42
     scores = scores_of(model, records)[:, 0]
-    assert found["ap"]["red"] == pytest.approx(average_precision_score(present[kept], scores[kept]), abs=1e-12)
-    assert found["auroc"]["red"] == pytest.approx(roc_auc_score(present[kept], scores[kept]), abs=1e-12)
-    assert found["per_class"]["red"]["n"] == kept.sum()
+    assert result["ap"]["red"] == pytest.approx(average_precision_score(present[kept], scores[kept]), abs=1e-12)
+    assert result["auroc"]["red"] == pytest.approx(roc_auc_score(present[kept], scores[kept]), abs=1e-12)
+    assert result["per_class"]["red"]["n"] == kept.sum()
 
 
 # Sites and patients.
 
 
-def test_each_site_is_scored_by_itself_with_its_patients_resampled(model: Model, table: Path, records: Records) -> None:
-    found = model.evaluate(table, read=ReadOptions(group="patient"), by="site", draws=40, seed=2, workers=0)
-    assert found["by"]["column"] == "site"
-    assert list(found["by"]["values"]) == ["north", "south", "(blank)"]
+def test_each_site_is_scored_separately_with_patients_resampled(model: Model, table: Path, records: Records) -> None:
+    result = model.evaluate(table, read=ReadOptions(group="patient"), by="site", draws=40, seed=2, workers=0)
+    assert result["by"]["column"] == "site"
+    assert list(result["by"]["values"]) == ["north", "south", "(blank)"]
     scores = scores_of(model, records)
     for number, value in enumerate(("north", "south", "(blank)")):
         rows = np.flatnonzero(np.arange(42) // 15 == number)
         known = np.ones((len(rows), 3), dtype=np.bool_)
-        alone = ScoredRows(scores[rows], records.labels[rows], known, tuple(PATIENTS[row] for row in rows))
-        assert found["by"]["values"][value] == with_interval(alone, draws=40, seed=2)
-    assert [part["groups"] for part in found["by"]["values"].values()] == [5, 5, 4]
-    assert (found["resampled"], found["groups"], found["draws"]) == ("groups", 14, 40)
-    json.dumps(found, allow_nan=False)
+        site_rows = ScoredRows(scores[rows], records.labels[rows], known, tuple(PATIENTS[row] for row in rows))
+        assert result["by"]["values"][value] == with_interval(site_rows, draws=40, seed=2)
+    assert [part["groups"] for part in result["by"]["values"].values()] == [5, 5, 4]
+    assert (result["resampled"], result["groups"], result["draws"]) == ("groups", 14, 40)
+    json.dumps(result, allow_nan=False)
 
 
-def test_without_groups_images_are_resampled(tmp_path: Path, model: Model, table: Path) -> None:
+def test_images_are_resampled_without_groups(tmp_path: Path, model: Model, table: Path) -> None:
     rows = [line.split(",") for line in table.read_text().splitlines()]
     (tmp_path / "single.csv").write_text("\n".join(",".join([row[0], *row[3:]]) for row in rows))
-    found = model.evaluate(tmp_path / "single.csv", draws=40, workers=0)
-    assert (found["resampled"], found["groups"]) == ("images", None)
-    low, high = found["mAP_interval"]
-    assert low < found["mAP"] < high
+    result = model.evaluate(tmp_path / "single.csv", draws=40, workers=0)
+    assert (result["resampled"], result["groups"]) == ("images", None)
+    low, high = result["mAP_interval"]
+    assert low < result["mAP"] < high
     other = model.evaluate(table, read=ReadOptions(group="patient"), draws=40, workers=0)
-    assert other["mAP"] == found["mAP"]
-    assert other["mAP_interval"] != found["mAP_interval"]
+    assert other["mAP"] == result["mAP"]
+    assert other["mAP_interval"] != result["mAP_interval"]
 
 
 @pytest.mark.parametrize("how", ["mean", "max"])
-def test_patients_are_scored_by_all_of_their_images(how: Any, model: Model, table: Path, records: Records) -> None:
-    found = model.evaluate(table, read=ReadOptions(group="patient"), aggregate=how, draws=20, workers=0)
+def test_scores_are_aggregated_over_the_images_of_a_patient(
+    how: Any, model: Model, table: Path, records: Records
+) -> None:
+    result = model.evaluate(table, read=ReadOptions(group="patient"), aggregate=how, draws=20, workers=0)
     scores = scores_of(model, records).astype(np.float64).reshape(14, 3, 3)
-    whole = scores.mean(axis=1) if how == "mean" else scores.max(axis=1)
+    aggregated = scores.mean(axis=1) if how == "mean" else scores.max(axis=1)
     labels = records.labels.reshape(14, 3, 3).max(axis=1)
     for c, name in enumerate(NAMES):
-        assert found["ap"][name] == pytest.approx(average_precision_score(labels[:, c], whole[:, c]), abs=1e-12)
-    assert (found["images"], found["groups"], found["aggregate"], found["resampled"]) == (42, 14, how, "groups")
-    assert found["decisions"]["images_fully_known"] == 14
+        assert result["ap"][name] == pytest.approx(average_precision_score(labels[:, c], aggregated[:, c]), abs=1e-12)
+    assert (result["images"], result["groups"], result["aggregate"], result["resampled"]) == (42, 14, how, "groups")
+    assert result["decisions"]["images_fully_known"] == 14
 
 
-def test_sites_are_scored_by_whole_patients(model: Model, table: Path) -> None:
-    found = model.evaluate(table, read=ReadOptions(group="patient"), aggregate="mean", by="site", draws=0, workers=0)
-    values = found["by"]["values"]
+def test_sites_are_scored_with_aggregated_patients(model: Model, table: Path) -> None:
+    result = model.evaluate(table, read=ReadOptions(group="patient"), aggregate="mean", by="site", draws=0, workers=0)
+    values = result["by"]["values"]
     assert {value: (part["images"], part["groups"]) for value, part in values.items()} == {
         "north": (15, 5),
         "south": (15, 5),
@@ -140,19 +144,19 @@ def test_sites_are_scored_by_whole_patients(model: Model, table: Path) -> None:
     }
 
 
-def test_what_cannot_be_judged_is_refused_before_anything_is_scored(
+def test_invalid_options_are_rejected_before_scoring(
     model: Model, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def scored(*_: object) -> None:
-        raise AssertionError("this takes long")
+        raise AssertionError("nothing must be scored")
 
     monkeypatch.setattr(Model, "_score", scored)
-    with pytest.raises(OptionError, match=r"`by=sites` is not a column .*; did you mean 'site'"):
+    with pytest.raises(OptionError, match=r"`by=sites` .*did you mean 'site'"):
         model.evaluate(table, by="sites")
     table.write_text(table.read_text().replace(",p03,north,", ",p03,south,", 1))
-    with pytest.raises(ValueError, match="group 'p03' has images with 'south' and 'north' in column 'site'"):
+    with pytest.raises(ValueError, match=r"'p03' .*'south' and 'north'"):
         model.evaluate(table, read=ReadOptions(group="patient"), by="site", aggregate="mean")
-    with pytest.raises(DataError, match=r"the model has no class 'Red'; there are red, green, blue"):
+    with pytest.raises(DataError, match=r"'Red'; .* red, green, blue"):
         model.evaluate(table, rename={"red": "Red"})
     with pytest.raises(ValueError, match="`draws=-1` must be"):
         model.evaluate(table, draws=-1)
@@ -161,19 +165,19 @@ def test_what_cannot_be_judged_is_refused_before_anything_is_scored(
         model.evaluate(table, by="patient")
 
 
-def test_without_groups_there_are_no_patients(tmp_path: Path, model: Model, table: Path) -> None:
+def test_aggregate_needs_groups(tmp_path: Path, model: Model, table: Path) -> None:
     rows = [line.split(",") for line in table.read_text().splitlines()]
     (tmp_path / "single.csv").write_text("\n".join(",".join([row[0], *row[3:]]) for row in rows))
     with pytest.raises(OptionError, match=r"`aggregate=mean` .*`group`"):
         model.evaluate(tmp_path / "single.csv", aggregate="mean")
 
 
-# How the data is read.
+# Reading options.
 
 
-def test_the_meaning_of_a_blank_is_said_or_what_the_run_has_said(tmp_path: Path, records: Records) -> None:
+def test_meaning_of_a_blank_is_that_of_the_run_unless_given(tmp_path: Path, records: Records) -> None:
     cells = np.where(records.labels > 0, "1", "").tolist()
-    table = written(tmp_path / "labels.csv", records, NAMES, cells)
+    table = write_table(tmp_path / "labels.csv", records, NAMES, cells)
     options = {"blank": ["negative"], "ignore": ["site"], "path_column": "path"}
     data: dict[str, object] = {"data": str(table), "options": options}
     made_run(tmp_path / "run", split=[(path, "test") for path in records.paths], data=data)
@@ -181,46 +185,48 @@ def test_the_meaning_of_a_blank_is_said_or_what_the_run_has_said(tmp_path: Path,
     assert model.evaluate(draws=0, workers=0)["per_class"]["red"]["n"] == 42
     known = model.evaluate(read=ReadOptions(blank=("unknown",)), draws=0, workers=0)["per_class"]["red"]["n"]
     assert known == (records.labels[:, 0] > 0).sum() < 42
-    once = model.evaluate(read=ReadOptions(blank=("unknown", "red=negative")), draws=0, workers=0)["per_class"]
-    assert (once["red"]["n"], once["blue"]["n"]) == (42, (records.labels[:, 2] > 0).sum())
+    per_class = model.evaluate(read=ReadOptions(blank=("unknown", "red=negative")), draws=0, workers=0)["per_class"]
+    assert (per_class["red"]["n"], per_class["blue"]["n"]) == (42, (records.labels[:, 2] > 0).sum())
 
 
-# Parents.
+# Class hierarchy.
 
 
 def test_no_class_scores_above_its_parent(tmp_path: Path, model: Model, table: Path, records: Records) -> None:
-    free = scores_of(model, records)
-    child = with_parents(tmp_path / "run", {"green": "red", "blue": "green"})
-    assert child.hierarchy == {"green": "red", "blue": "green"}
-    np.testing.assert_array_equal(scores_of(child, records), free)
-    said = child.predict(list(records.paths), below_parents=True, workers=0)
-    wanted = np.minimum.accumulate(free, axis=1)  # red, green, blue: each below the one before
-    assert (wanted != free).any()
-    np.testing.assert_array_equal(said.scores, wanted)
-    found = child.evaluate(table, below_parents=True, draws=0, workers=0)
-    scored = average_precision_score(records.labels[:, 2], wanted[:, 2])
-    assert found["ap"]["blue"] == pytest.approx(scored, abs=1e-12)
-    assert found["ap"]["blue"] != child.evaluate(table, draws=0, workers=0)["ap"]["blue"]
+    unlimited = scores_of(model, records)
+    limited = with_parents(tmp_path / "run", {"green": "red", "blue": "green"})
+    assert limited.hierarchy == {"green": "red", "blue": "green"}
+    np.testing.assert_array_equal(scores_of(limited, records), unlimited)
+    predictions = limited.predict(list(records.paths), below_parents=True, workers=0)
+    expected = np.minimum.accumulate(unlimited, axis=1)  # red is the parent of green, green that of blue
+    assert (expected != unlimited).any()
+    np.testing.assert_array_equal(predictions.scores, expected)
+    result = limited.evaluate(table, below_parents=True, draws=0, workers=0)
+    scored = average_precision_score(records.labels[:, 2], expected[:, 2])
+    assert result["ap"]["blue"] == pytest.approx(scored, abs=1e-12)
+    assert result["ap"]["blue"] != limited.evaluate(table, draws=0, workers=0)["ap"]["blue"]
 
 
-def test_every_level_has_its_means_also_where_the_data_lacks_a_parent(
+def test_levels_are_scored_even_if_the_data_lack_a_parent(
     tmp_path: Path, model: Model, table: Path, records: Records
 ) -> None:
     assert model.hierarchy is None
     assert "levels" not in model.evaluate(table, draws=0, workers=0)
-    child = with_parents(tmp_path / "run", {"green": "red", "blue": "red"})
-    found = child.evaluate(table, draws=0, workers=0)
-    assert found["levels"]["1"]["mAP"] == found["ap"]["red"]
-    assert found["levels"]["2"]["classes"] == 2
-    assert found["levels"]["2"]["mAP"] == pytest.approx((found["ap"]["green"] + found["ap"]["blue"]) / 2)
-    lacking = written(tmp_path / "lacking.csv", records, NAMES[1:], records.labels[:, 1:].astype(int).tolist())
-    assert list(child.evaluate(lacking, draws=0, workers=0)["levels"]) == ["2"]
+    limited = with_parents(tmp_path / "run", {"green": "red", "blue": "red"})
+    result = limited.evaluate(table, draws=0, workers=0)
+    assert result["levels"]["1"]["mAP"] == result["ap"]["red"]
+    assert result["levels"]["2"]["classes"] == 2
+    assert result["levels"]["2"]["mAP"] == pytest.approx((result["ap"]["green"] + result["ap"]["blue"]) / 2)
+    without_parent = write_table(
+        tmp_path / "without_parent.csv", records, NAMES[1:], records.labels[:, 1:].astype(int).tolist()
+    )
+    assert list(limited.evaluate(without_parent, draws=0, workers=0)["levels"]) == ["2"]
 
 
-def test_without_parents_there_is_nothing_to_stay_below(model: Model, table: Path, records: Records) -> None:
-    for ask in (
+def test_below_parents_needs_a_hierarchy(model: Model, table: Path, records: Records) -> None:
+    for call in (
         lambda: model.stream(list(records.paths), below_parents=True),
         lambda: model.evaluate(table, below_parents=True),
     ):
-        with pytest.raises(ValueError, match=r"run have no parents"):
-            ask()
+        with pytest.raises(ValueError, match=r"`below_parents=True`"):
+            call()

@@ -20,7 +20,7 @@ from probmcl.methods.ml_gcn import MLGCN, Config
 from probmcl.methods.probe import Probe
 
 
-def change(path: Path, **keys: Any) -> None:
+def update_json(path: Path, **keys: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | keys))
 
 
@@ -30,7 +30,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_the_model_is_the_one_that_was_saved(tmp_path: Path) -> None:
+def test_loaded_model_equals_the_saved_one(tmp_path: Path) -> None:
     saved = made_run(tmp_path / "run")
     model = load(str(tmp_path / "run"), device="cpu")
     assert isinstance(model.classifier, BCE)
@@ -38,10 +38,10 @@ def test_the_model_is_the_one_that_was_saved(tmp_path: Path) -> None:
     assert model.names == ("red", "green", "blue")
     assert model.preprocessing == PLAIN
     images = torch.rand(2, 3, 32, 32)
-    torch.testing.assert_close(model.classifier.logits(images), saved.logits(images))  # the layout rounds otherwise
+    torch.testing.assert_close(model.classifier.logits(images), saved.logits(images))  # rounding depends on the layout
 
 
-def test_its_weights_are_laid_out_as_its_images_are_and_are_those_of_the_file(run: Path) -> None:
+def test_weights_are_channels_last_and_unchanged(run: Path) -> None:
     state = load(run, device="cpu").classifier.state_dict()
     kernels = [value for value in state.values() if value.ndim == 4]
     assert all(kernel.is_contiguous(memory_format=torch.channels_last) for kernel in kernels)
@@ -50,100 +50,100 @@ def test_its_weights_are_laid_out_as_its_images_are_and_are_those_of_the_file(ru
     assert all(torch.equal(state[key], saved[key]) for key in saved.keys() | state.keys())
 
 
-def test_parents_are_read_where_a_run_has_some(run: Path) -> None:
-    assert load(run).hierarchy is None  # as in runs from before there were any
-    change(run / "labels.json", hierarchy=None)
+def test_hierarchy_is_optional(run: Path) -> None:
+    assert load(run).hierarchy is None  # old runs do not have the key
+    update_json(run / "labels.json", hierarchy=None)
     assert load(run).hierarchy is None
-    change(run / "labels.json", hierarchy={"green": "red"})
+    update_json(run / "labels.json", hierarchy={"green": "red"})
     assert load(run).hierarchy == {"green": "red"}
 
 
-def test_a_device_that_is_not_here_is_refused(run: Path) -> None:
+def test_unavailable_device_is_rejected(run: Path) -> None:
     with pytest.raises(OptionError, match="device=meta"):
         load(run, device="meta")
 
 
-def test_a_probe_is_loaded_with_its_own_settings(run: Path) -> None:
-    change(run / "run.json", model={"method": "probe", "settings": {"loss": "bce"}})
+def test_probe_is_loaded_with_its_settings(run: Path) -> None:
+    update_json(run / "run.json", model={"method": "probe", "settings": {"loss": "bce"}})
     model = load(run)
     assert isinstance(model.classifier, Probe)
     assert model.classifier.config.loss == "bce"
 
 
-def test_a_folder_that_is_no_run_is_named_with_what_it_lacks(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"nowhere is not a folder; give the folder that `probmcl train`"):
+def test_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"nowhere is not a folder; .*`probmcl train`"):
         load(tmp_path / "nowhere")
-    with pytest.raises(RunError, match=r"is not a run folder: it has no run\.json"):
+    with pytest.raises(RunError, match=r"is not a run folder: .*run\.json"):
         load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessing.json", "labels.json"])
-def test_a_missing_file_is_named(run: Path, name: str) -> None:
+def test_error_names_a_missing_file(run: Path, name: str) -> None:
     (run / name).unlink()
     with pytest.raises(RunError, match=name):
         load(run)
 
 
-def test_a_run_without_a_model_yet_says_so(run: Path) -> None:
+def test_run_without_a_model_is_rejected(run: Path) -> None:
     (run / "model.safetensors").unlink()
-    with pytest.raises(RunError, match=r"has saved no model yet \(model\.safetensors is missing\)"):
+    with pytest.raises(RunError, match=r"model\.safetensors"):
         load(run)
     (run / "run.json").write_text('{"status": "running"}')
-    with pytest.raises(RunError, match="has saved no model yet"):
+    with pytest.raises(RunError, match="no model"):
         load(run)
 
 
-def test_a_method_from_elsewhere_is_not_imported(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_external_method_is_not_imported(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run / "evil_method.py").write_text("raise SystemExit('this must not run')")
     monkeypatch.syspath_prepend(run)
-    change(run / "run.json", model={"method": "evil_method:Evil", "settings": {}})
-    with pytest.raises(RunError, match=r"run\.json: method 'evil_method:Evil' is not part of this package"):
+    update_json(run / "run.json", model={"method": "evil_method:Evil", "settings": {}})
+    with pytest.raises(RunError, match=r"run\.json: method 'evil_method:Evil'"):
         load(run)
     assert "evil_method" not in sys.modules
 
 
-def test_a_method_that_does_not_predict_is_refused(run: Path) -> None:
-    change(run / "run.json", model={"method": "probmcl", "settings": {}})
-    with pytest.raises(RunError, match="'probmcl' does not predict by itself"):
+def test_method_without_a_classifier_is_rejected(run: Path) -> None:
+    update_json(run / "run.json", model={"method": "probmcl", "settings": {}})
+    with pytest.raises(RunError, match="method 'probmcl'"):
         load(run)
 
 
-def test_an_encoder_that_would_have_to_be_fetched_is_refused(run: Path) -> None:
-    change(run / "config.json", encoder={"name": "hf-hub:somebody/something"})
-    with pytest.raises(ValueError, match="timm has no model 'hf-hub:somebody/something'"):
+def test_encoder_from_the_hub_is_rejected(run: Path) -> None:
+    update_json(run / "config.json", encoder={"name": "hf-hub:user/model"})
+    with pytest.raises(ValueError, match="'hf-hub:user/model'"):
         load(run)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("name", "text", "message"),
     [
         ("labels.json", "{", r"labels\.json: Expecting property name"),
         ("labels.json", '{"names": ["a", 1], "counts": []}', r"labels\.json: Expected `str`, got `int`"),
         ("config.json", '{"encoder": {}}', r"config\.json: Object missing required field `name`"),
-        ("preprocessing.json", '{"size": 0, "mean": [0, 0, 0], "std": [1, 1, 1]}', r"preprocessing\.json: size 0"),
-        ("run.json", '{"model": {"method": "bce", "settings": {"gama": 1}}}', r"run\.json: .*no key 'gama'"),
+        ("preprocessing.json", '{"size": 0, "mean": [0, 0, 0], "std": [1, 1, 1]}', r"preprocessing\.json: .*size"),
+        ("run.json", '{"model": {"method": "bce", "settings": {"gama": 1}}}', r"run\.json: .*key 'gama'"),
         ("labels.json", '{"names": ["a"], "counts": [1, 2]}', r"labels\.json: 1 names and 2 counts"),
         ("labels.json", '{"names": ["a", "a"], "counts": [1, 2]}', r"labels\.json: 2 names and 2 counts"),
         (
             "labels.json",
             '{"names": ["a", "b", "c"], "counts": [1, 2, 3], "hierarchy": {"a": "b", "b": "a"}}',
-            r"labels\.json: class 'a' is its own ancestor",
+            r"labels\.json: class 'a'",
         ),
     ],
 )
-def test_a_file_that_is_not_as_it_should_be_is_named(run: Path, name: str, text: str, said: str) -> None:
+def test_error_names_an_invalid_file(run: Path, name: str, text: str, message: str) -> None:
     (run / name).write_text(text)
-    with pytest.raises(RunError, match=said):
+    with pytest.raises(RunError, match=message):
         load(run)
 
 
-def test_weights_that_do_not_fit_are_named(run: Path) -> None:
-    change(run / "labels.json", names=["red", "green"], counts=[1, 1])
-    with pytest.raises(RunError, match=r"model\.safetensors: does not fit .*: size mismatch for linear.weight"):
+def test_weights_of_the_wrong_shape_are_rejected(run: Path) -> None:
+    update_json(run / "labels.json", names=["red", "green"], counts=[1, 1])
+    with pytest.raises(RunError, match=r"model\.safetensors .*: size mismatch for linear.weight"):
         load(run)
 
 
-def test_weights_with_a_tensor_missing_are_refused(run: Path) -> None:
+def test_missing_tensor_is_rejected(run: Path) -> None:
     state = load_file(run / "model.safetensors")
     del state["linear.bias"]
     save_file(state, run / "model.safetensors")
@@ -151,21 +151,21 @@ def test_weights_with_a_tensor_missing_are_refused(run: Path) -> None:
         load(run)
 
 
-def test_damaged_weights_are_named(run: Path) -> None:
-    whole = (run / "model.safetensors").read_bytes()
-    (run / "model.safetensors").write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(RunError, match=r"model\.safetensors: cannot be read"):
+def test_damaged_weights_are_rejected(run: Path) -> None:
+    content = (run / "model.safetensors").read_bytes()
+    (run / "model.safetensors").write_bytes(content[: len(content) // 2])
+    with pytest.raises(RunError, match=r"model\.safetensors cannot be read"):
         load(run)
 
 
-def test_a_run_is_loaded_where_the_files_of_its_settings_are_not(run: Path, tmp_path: Path) -> None:
+def test_run_loads_without_the_files_that_its_settings_name(run: Path, tmp_path: Path) -> None:
     file = tmp_path / "glove.txt"
     file.write_text("red 1 2 3\ngreen 4 5 6\nblue 7 8 9\n")
     config = Config(vectors=str(file), vector_size=3, hidden=4)
-    seen = LabelSpace.from_labels(("red", "green", "blue"), np.array([[1.0, 1, 0], [0, 1, 0], [0, 1, 1]]))
-    saved = MLGCN(Encoder("test_resnet", image_size=32), seen, config).eval()
+    label_space = LabelSpace.from_labels(("red", "green", "blue"), np.array([[1.0, 1, 0], [0, 1, 0], [0, 1, 1]]))
+    saved = MLGCN(Encoder("test_resnet", image_size=32), label_space, config).eval()
     save_tensors(run / "model.safetensors", saved.state_dict())
-    change(run / "run.json", model={"method": "ml_gcn", "settings": dataclasses.asdict(config)})
+    update_json(run / "run.json", model={"method": "ml_gcn", "settings": dataclasses.asdict(config)})
     file.unlink()
     loaded = load(run, device="cpu").classifier
     assert isinstance(loaded, MLGCN)

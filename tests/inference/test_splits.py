@@ -1,5 +1,3 @@
-"""Training images that come back under other names, and images that cannot be read."""
-
 import csv
 import os
 import shutil
@@ -42,15 +40,15 @@ def table(path: Path, images: Sequence[Path], split: str | None = None) -> Path:
     return path
 
 
-def copied(folder: Path, images: Sequence[Path], name: str = "{}") -> list[Path]:
+def copy_images(folder: Path, images: Sequence[Path], name: str = "{}") -> list[Path]:
     folder.mkdir()
     return [Path(shutil.copy(image, folder / f"{name.format(image.stem)}.png")) for image in images]
 
 
-# Which files are the same.
+# Identical files.
 
 
-def test_files_that_are_equal_byte_by_byte_are_found_whatever_their_names(tmp_path: Path) -> None:
+def test_identical_files_are_found(tmp_path: Path) -> None:
     for name, content in {"a": b"one", "b": b"two", "c": b"three", "x": b"two", "y": b"ONE", "z": b"other"}.items():
         (tmp_path / name).write_bytes(content)
     old, new = ([str(tmp_path / name) for name in names] for names in ("abc", "xyz"))
@@ -58,28 +56,28 @@ def test_files_that_are_equal_byte_by_byte_are_found_whatever_their_names(tmp_pa
     assert copies([], old) == {}
 
 
-def test_what_is_no_file_or_has_nothing_in_it_equals_nothing(tmp_path: Path) -> None:
+def test_empty_and_irregular_files_have_no_copies(tmp_path: Path) -> None:
     for name in ("empty", "void"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "folder").mkdir()
-    os.mkfifo(tmp_path / "pipe")  # whoever opens it waits for ever
-    places = [str(tmp_path / name) for name in ("empty", "folder", "pipe", "nowhere")]
-    assert copies([str(tmp_path / "void"), *places], places) == {}
+    os.mkfifo(tmp_path / "pipe")  # opening it would block forever
+    others = [str(tmp_path / name) for name in ("empty", "folder", "pipe", "nowhere")]
+    assert copies([str(tmp_path / "void"), *others], others) == {}
 
 
 @given(st.integers(0, 5 * PIECE - 1))
-def test_one_byte_anywhere_makes_another_file(tmp_path_factory: pytest.TempPathFactory, place: int) -> None:
+def test_files_that_differ_in_one_byte_are_not_copies(tmp_path_factory: pytest.TempPathFactory, index: int) -> None:
     folder = tmp_path_factory.mktemp("files")
     content = bytearray(5 * PIECE)
-    for name in ("old", "same"):
+    for name in ("old", "identical"):
         (folder / name).write_bytes(content)
-    content[place] = 1
+    content[index] = 1
     (folder / "other").write_bytes(content)
-    new = [str(folder / name) for name in ("same", "other")]
+    new = [str(folder / name) for name in ("identical", "other")]
     assert copies(new, [str(folder / "old")]) == {new[0]: str(folder / "old")}
 
 
-def test_only_files_of_one_size_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_files_of_equal_size_are_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(6):
         (tmp_path / str(number)).write_bytes(b"x" * (10 + number // 2 * 2 + (number == 1)))  # 10 11, 12 12, 14 14
     opened, real = [], Path.open
@@ -95,78 +93,78 @@ def test_only_files_of_one_size_are_opened(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_images_are_counted_by_path_and_by_content(tmp_path: Path, records: Records) -> None:
-    had = {str(path): split for path, split in zip(records.paths, records.split, strict=True)}
-    twins = copied(tmp_path / "twins", [records.paths[0], records.paths[7]], "twin {}")  # of train, and of val
-    everything = [*records.paths[:2], *twins]
+    run_splits = {str(path): split for path, split in zip(records.paths, records.split, strict=True)}
+    duplicates = copy_images(
+        tmp_path / "duplicates", [records.paths[0], records.paths[7]], "twin {}"
+    )  # copies of a train and a val image
+    paths = [*records.paths[:2], *duplicates]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert count_trained_on(everything, had, "train") == 3  # who asks for train gets it without a word
-    with pytest.warns(UserWarning, match=r"1 of 4 images are byte by byte"):
-        assert count_trained_on(everything, had, "test") == 3
+        assert count_trained_on(paths, run_splits, "train") == 3  # no warning for train
+    with pytest.warns(UserWarning, match=r"1 of 4 images are identical"):
+        assert count_trained_on(paths, run_splits, "test") == 3
 
 
-# What `evaluate` says of them.
+# Warnings of `evaluate`.
 
 
 @pytest.mark.parametrize("split", [None, "test"])
-def test_renamed_copies_of_training_images_are_pointed_out(
+def test_renamed_copies_of_training_images_are_a_warning(
     tmp_path: Path, records: Records, model: Model, split: str | None
 ) -> None:
-    others = copied(tmp_path / "other", [*records.paths[:2], *records.paths[9:]], "image {}")
-    with pytest.warns(UserWarning, match="trained on") as said:
-        found = model.evaluate(table(tmp_path / "other.csv", others, split), draws=0, workers=0)
-    assert [str(warning.message) for warning in said] == [
-        f"2 of 5 images are byte by byte images that this run was trained on ({others[0]} is {records.paths[0]}); "
-        "their scores are too good: leave them out"
-    ]
-    assert (found["images"], found["trained_on"]) == (5, 2)
+    others = copy_images(tmp_path / "other", [*records.paths[:2], *records.paths[9:]], "image {}")
+    with pytest.warns(UserWarning, match="trained on") as warned:
+        result = model.evaluate(table(tmp_path / "other.csv", others, split), draws=0, workers=0)
+    (warning,) = warned
+    assert str(warning.message).startswith("2 of 5 images")
+    assert f"({others[0]} equals {records.paths[0]})" in str(warning.message)
+    assert (result["images"], result["trained_on"]) == (5, 2)
 
 
-def test_the_runs_own_data_has_no_copies(tmp_path: Path, records: Records, model: Model) -> None:
+def test_no_warning_for_the_data_of_the_run(tmp_path: Path, records: Records, model: Model) -> None:
     data = table(tmp_path / "own.csv", records.paths)
     assert model.evaluate(data, draws=0, workers=0)["trained_on"] == 0
     assert model.evaluate(data, "train", draws=0, workers=0)["trained_on"] == 6
 
 
 @pytest.mark.parametrize("split", [None, "test"])
-def test_names_are_compared_where_contents_cannot_be(
+def test_file_names_are_compared_if_training_images_are_gone(
     tmp_path: Path, records: Records, model: Model, split: str | None
 ) -> None:
-    others = copied(tmp_path / "other", records.paths)
+    others = copy_images(tmp_path / "other", records.paths)
     for path in records.paths[2:]:
         path.unlink()
-    with pytest.warns(UserWarning, match="trained on") as said:
-        found = model.evaluate(table(tmp_path / "other.csv", others, split), draws=0, workers=0)
-    same, moved = (str(warning.message) for warning in said)
-    assert same.startswith("2 of 12 images are byte by byte")
-    assert moved.startswith(
-        f"4 of 10 images that are new to this run have the file name of one it was trained on ({others[2]});"
-    )
-    assert found["trained_on"] == 2
+    with pytest.warns(UserWarning, match="trained on") as warned:
+        result = model.evaluate(table(tmp_path / "other.csv", others, split), draws=0, workers=0)
+    identical, moved = (str(warning.message) for warning in warned)
+    assert identical.startswith("2 of 12 images are identical")
+    assert moved.startswith("4 of 10 new images have the file name")
+    assert f"({others[2]})" in moved
+    assert result["trained_on"] == 2
 
 
-# Images that cannot be read.
+# Unreadable images.
 
 
 @pytest.fixture
 def broken(tmp_path: Path, model: Model) -> tuple[Path, list[Path]]:
-    """Twenty images, of which four are bad in four ways."""
+    """Make a table of twenty images, four of which are unreadable for different reasons."""
     images = list(colored_records(tmp_path / "new", train=20, val=0, test=0, size=21).paths)
     images = [path.rename(path.with_name(f"new {path.name}")) for path in images]
     images[2].unlink()
     images[5].write_bytes(b"")
     images[9].unlink()
     images[9].mkdir()
-    shutil.copy(images[0], images[9] / "inside.png")  # no image of the table, and not to be scored in its place
+    shutil.copy(images[0], images[9] / "inside.png")  # a folder in the table is not searched for images
     images[11].unlink()
-    images[11] = images[11].with_name("new [1].png")  # no pattern either
+    images[11] = images[11].with_name("new [1].png")  # a path in the table is not a pattern
     return table(tmp_path / "new.csv", images), images
 
 
-def test_bad_images_are_left_out_and_listed_up_to_the_share(broken: tuple[Path, list[Path]], model: Model) -> None:
+def test_unreadable_images_are_skipped_up_to_the_limit(broken: tuple[Path, list[Path]], model: Model) -> None:
     data, images = broken
-    found = model.evaluate(data, skip_bad=0.2, draws=0, workers=0, batch_size=3)
-    assert found["skipped"] == [
+    result = model.evaluate(data, skip_bad=0.2, draws=0, workers=0, batch_size=3)
+    assert result["skipped"] == [
         {"path": str(images[2]), "reason": "does not exist"},
         {"path": str(images[5]), "reason": "the file is empty"},
         {"path": str(images[9]), "reason": "is a folder, not a file"},
@@ -176,18 +174,18 @@ def test_bad_images_are_left_out_and_listed_up_to_the_share(broken: tuple[Path, 
     alone = table(data.with_name("alone.csv"), images)
     lines = alone.read_text().splitlines()
     alone.write_text("\n".join([lines[0], *(lines[1 + number] for number in good)]))
-    assert {**model.evaluate(alone, draws=0, workers=0), "skipped": found["skipped"]} == found
-    assert found["images"] == 16
+    assert {**model.evaluate(alone, draws=0, workers=0), "skipped": result["skipped"]} == result
+    assert result["images"] == 16
 
 
 @pytest.mark.parametrize("share", [None, 0.1])
-def test_more_than_that_are_all_named_and_nothing_is_scored_after_them(
+def test_error_lists_all_unreadable_images_above_the_limit(
     broken: tuple[Path, list[Path]], model: Model, monkeypatch: pytest.MonkeyPatch, share: float | None
 ) -> None:
     data, images = broken
 
     def scored(images: torch.Tensor) -> np.ndarray:
-        raise AssertionError("three are not there, which is known beforehand")
+        raise AssertionError("nothing must be scored")
 
     monkeypatch.setattr(model, "_probabilities", scored)
     with pytest.raises(ValueError, match="4 of 20 images") as caught:
@@ -203,14 +201,14 @@ def test_more_than_that_are_all_named_and_nothing_is_scored_after_them(
     assert "`skip_bad=0.2`" in last
 
 
-def test_a_share_that_is_none_is_refused_before_anything_is_read(model: Model) -> None:
-    with pytest.raises(ValueError, match=r"`skip_bad=5` must be a share between 0 and 1"):
+def test_invalid_skip_bad_is_rejected_before_reading(model: Model) -> None:
+    with pytest.raises(ValueError, match=r"`skip_bad=5`"):
         model.evaluate("nowhere.csv", skip_bad=5.0)
 
 
-def test_data_without_any_readable_image_is_refused(tmp_path: Path, model: Model) -> None:
+def test_data_without_readable_images_are_an_error(tmp_path: Path, model: Model) -> None:
     images = [tmp_path / f"broken {number}.png" for number in range(12)]
     for path in images:
-        path.write_bytes(b"no image")
-    with pytest.raises(ValueError, match=r"12 of 12 images (.|\n)* and 2 more\nrepair or remove them$"):
+        path.write_bytes(b"not an image")
+    with pytest.raises(ValueError, match=r"12 of 12 images (.|\n)* and 2 more\n[^`]*$"):
         model.evaluate(table(tmp_path / "broken.csv", images), skip_bad=0.9, draws=0, workers=0)

@@ -13,7 +13,7 @@ from helpers.mixtures import (
     Largest,
     assert_as_good_as,
     draw,
-    found,
+    evaluate_similarity,
     literal_correlation,
     means_written_out,
     mixture_of,
@@ -256,8 +256,8 @@ def test_float32_matches_float64(
         return aligned_correlation(p, component_weight=component_weight)
 
     rounded = [x.float() for x in draw(regime, rows=12, components=components)]
-    truth = found(similarity, [x.double() for x in rounded], dim, goal)
-    measured = found(similarity, rounded, dim, goal)
+    truth = evaluate_similarity(similarity, [x.double() for x in rounded], dim, goal)
+    measured = evaluate_similarity(similarity, rounded, dim, goal)
     assert_as_good_as(truth, measured, dim, similarity=1e-6, relative=tolerance(regime, dim))
 
 
@@ -269,6 +269,6 @@ def test_float32_matches_float64_for_mean_vectors(goal: Goal, regime: str, compo
         return aligned_correlation(p, component_weight=component_weight)
 
     rounded = [x.float() for x in draw(regime, rows=12, components=20, size=(16,))]
-    truth = found(similarity, [x.double() for x in rounded], 16, goal)
-    measured = found(similarity, rounded, 16, goal)
+    truth = evaluate_similarity(similarity, [x.double() for x in rounded], 16, goal)
+    measured = evaluate_similarity(similarity, rounded, 16, goal)
     assert_as_good_as(truth, measured, 16, similarity=1e-6, relative=tolerance(regime, 16))

@@ -21,12 +21,12 @@ from helpers.mixtures import (
     DIMS,
     GOALS,
     REGIMES,
-    Found,
     Goal,
+    SimilarityResult,
     assert_as_good_as,
     class_bhattacharyya,
     draw,
-    found,
+    evaluate_similarity,
     literal_correlation,
     mixture_of,
 )
@@ -71,8 +71,8 @@ class TestCorrelation:
     def test_tiled_float64_matches_the_textbook_formula(self, dim: int, regime: str, goal: Goal) -> None:
         """The tests of float32 below use this as their reference."""
         parameters = draw(regime)
-        textbook = found(lambda p: literal_correlation(p, p), parameters, dim, goal)
-        measured = found(lambda p: correlation(p, way="tiled"), parameters, dim, goal)
+        textbook = evaluate_similarity(lambda p: literal_correlation(p, p), parameters, dim, goal)
+        measured = evaluate_similarity(lambda p: correlation(p, way="tiled"), parameters, dim, goal)
         assert_as_good_as(textbook, measured, dim, similarity=1e-11, relative=1e-9)
 
     @each_way
@@ -304,10 +304,10 @@ def rounded(regime: str, components: int) -> list[Tensor]:
 
 
 @cache
-def truth(regime: str, dim: int, components: int, goal: Goal) -> Found:
+def truth(regime: str, dim: int, components: int, goal: Goal) -> SimilarityResult:
     """Compute all pairs of components in float64, from the same rounded parameters."""
     exact_parameters = [x.double() for x in rounded(regime, components)]
-    return found(lambda p: correlation(p, way="tiled"), exact_parameters, dim, goal)
+    return evaluate_similarity(lambda p: correlation(p, way="tiled"), exact_parameters, dim, goal)
 
 
 @pytest.mark.pairwise
@@ -318,7 +318,7 @@ def truth(regime: str, dim: int, components: int, goal: Goal) -> Found:
 @each_way
 def test_float32_matches_float64(way: Way, goal: Goal, components: int, dim: int, regime: str) -> None:
     exact = truth(regime, dim, components, goal)
-    measured = found(lambda p: correlation(p, way=way), rounded(regime, components), dim, goal)
+    measured = evaluate_similarity(lambda p: correlation(p, way=way), rounded(regime, components), dim, goal)
     # Feature vectors have an absolute error, so tiny similarities have a large relative one.
     floor = 1e-10 if way == "features" else 0.0
     digit = 1e-6 if way == "tiled" else 2e-6
@@ -343,8 +343,8 @@ def integrated_correlation(p: IsotropicMixture) -> Tensor:
 def test_gradients_of_thousands_of_classes_in_one_dimension(way: Way, goal: Goal, components: int, regime: str) -> None:
     """All mixtures are nearly equal, and gradients are a thousandth of the terms that they are the sum of."""
     parameters = [x.float() for x in draw(regime, rows=6, components=components)]
-    exact = found(integrated_correlation, [x.double() for x in parameters], 1, goal)
-    measured = found(lambda p: correlation(p, way=way), parameters, 1, goal)
+    exact = evaluate_similarity(integrated_correlation, [x.double() for x in parameters], 1, goal)
+    measured = evaluate_similarity(lambda p: correlation(p, way=way), parameters, 1, goal)
     assert_as_good_as(exact, measured, 1, similarity=2e-6, relative=1e-5)
 
 
@@ -373,7 +373,7 @@ class TestComponents:
         heavy = log_norm > math.log(1e-3)
         light = log_norm < math.log(1e-30)
         assert light.sum() > 100
-        measured = found(lambda p: correlation(p, way=way), parameters, 2048, "weighted")
+        measured = evaluate_similarity(lambda p: correlation(p, way=way), parameters, 2048, "weighted")
         exact = truth("init", 2048, 80, "weighted")
         for true, gradient in zip(exact[1:4], measured[1:4], strict=True):
             assert isinstance(true, Tensor)

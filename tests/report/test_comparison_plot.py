@@ -19,17 +19,17 @@ HEADS = ("own head", "re-probed")
 
 
 def many(number: int, *, spread: float) -> Comparison:
-    """Rows of two heads a method, spread over time and score, or all close together."""
+    """Make a comparison of `number` rows, two heads per method; a small `spread` puts all marks close together."""
     draws = random.Random(number)
     rows = [
         made_row(
-            f"method_{at // 2}:preset",
-            HEADS[at % 2],
+            f"method_{index // 2}:preset",
+            HEADS[index % 2],
             0.8 + spread * draws.uniform(-0.02, 0.02),
             seconds=600 * 10 ** (spread * draws.uniform(-0.7, 0.7)),
-            best_head=at % 2 == 0,
+            best_head=index % 2 == 0,
         )
-        for at in range(number)
+        for index in range(number)
     ]
     return made_comparison(made_frozen(), *rows)
 
@@ -39,12 +39,12 @@ def axes_of(comparison: Comparison) -> Axes:
 
 
 def labels(axes: Axes) -> list[Text]:
-    """The names of the rows, without that of the frozen probe."""
+    """Return the labels of all rows except the frozen probe."""
     return [text for text in axes.texts if not text.get_text().startswith("frozen probe")]
 
 
 def box(label: Text) -> Bbox:
-    """The box of a label without the line to its mark."""
+    """Return the box of a label without the line to its mark."""
     assert isinstance(label, Annotation)
     return super(Annotation, label).get_window_extent()
 
@@ -73,7 +73,7 @@ def texts(comparison: Comparison) -> list[str]:
 
 @pytest.mark.parametrize("spread", [1.0, 0.05, 0.0])
 @pytest.mark.parametrize("number", [2, 11, 24])
-def test_labels_overlap_neither_each_other_nor_a_mark_and_stay_inside(number: int, spread: float) -> None:
+def test_labels_stay_inside_and_overlap_nothing(number: int, spread: float) -> None:
     comparison = many(number, spread=spread)
     axes = axes_of(comparison)
     boxes = [box(label) for label in axes.texts]
@@ -84,14 +84,14 @@ def test_labels_overlap_neither_each_other_nor_a_mark_and_stay_inside(number: in
     assert all(axes.bbox.y0 <= b.y0 < b.y1 <= axes.bbox.y1 for b in boxes)
 
 
-def test_a_label_with_room_stands_next_to_its_mark() -> None:
+def test_label_is_next_to_its_mark_if_there_is_room() -> None:
     comparison = many(2, spread=1.0)
     axes = axes_of(comparison)
     nearest = [min(distance(box(label), *point) for label in labels(axes)) for point in points(comparison, axes)]
     assert max(nearest) < 10
 
 
-def test_a_label_may_touch_what_is_taken_but_not_overlap_it() -> None:
+def test_label_may_touch_a_taken_box_but_not_overlap_it() -> None:
     frame, nothing, size = np.array([0.0, 0.0, 200.0, 100.0]), np.zeros((0, 4)), (30.0, 10.0)
     point = np.array([50.0, 50.0])
     free = place_label(point, size, frame, nothing, nothing)
@@ -102,9 +102,9 @@ def test_a_label_may_touch_what_is_taken_but_not_overlap_it() -> None:
 
 def test_every_row_has_a_mark_and_a_label_and_the_probe_has_a_band() -> None:
     comparison = demo_comparison()
-    shown, written = tooltips(comparison), texts(comparison)
-    assert len(shown) == len(comparison.rows) - 1
-    assert "asl, own head: mAP 82.1 [80.9, 83.2], 10 min" in shown
+    tips, written = tooltips(comparison), texts(comparison)
+    assert len(tips) == len(comparison.rows) - 1
+    assert "asl, own head: mAP 82.1 [80.9, 83.2], 10 min" in tips
     for row in comparison.ordered[1:]:
         assert written.count(row.name) == sum(other.name == row.name for other in comparison.rows)
     assert "frozen probe, 40 s" in written
@@ -114,14 +114,14 @@ def test_every_row_has_a_mark_and_a_label_and_the_probe_has_a_band() -> None:
 
 def test_heads_of_a_method_share_a_color_and_differ_in_shape() -> None:
     comparison = demo_comparison()
-    shown = dict(zip([row.title for row in comparison.ordered[1:]], marks(axes_of(comparison)), strict=True))
-    own, probed, other = shown["asl, own head"], shown["asl, re-probed"], shown["bce, own head"]
+    by_title = dict(zip([row.title for row in comparison.ordered[1:]], marks(axes_of(comparison)), strict=True))
+    own, probed, other = by_title["asl, own head"], by_title["asl, re-probed"], by_title["bce, own head"]
     assert (own.get_marker(), probed.get_marker()) == ("o", "s")
     assert own.get_markerfacecolor() == probed.get_markeredgecolor() != other.get_markerfacecolor()
     assert probed.get_markerfacecolor() == "white"
 
 
-def test_better_is_higher_and_longer_is_further_right_by_its_logarithm() -> None:
+def test_score_axis_is_linear_and_time_axis_is_logarithmic() -> None:
     rows = [
         made_row(name, mAP=mAP, seconds=s) for name, mAP, s in (("a", 0.7, 10.0), ("b", 0.8, 100.0), ("c", 0.85, 1e3))
     ]
@@ -135,13 +135,13 @@ def test_better_is_higher_and_longer_is_further_right_by_its_logarithm() -> None
     assert cy > by
 
 
-def test_the_bar_is_the_interval() -> None:
+def test_error_bar_is_the_interval() -> None:
     axes = axes_of(made_comparison(made_frozen(0.7, interval=None), made_best(mAP=0.8, interval=(0.75, 0.9))))
     ((bar,),) = (container[2] for container in axes.containers)
     assert bar.get_segments()[0][:, 1] == pytest.approx([75, 90])
 
 
-def test_the_band_is_the_probes_interval() -> None:
+def test_band_is_the_interval_of_the_probe() -> None:
     comparison = made_comparison(made_frozen(0.7, interval=(0.68, 0.72)), made_best(mAP=0.8, interval=None))
     axes = axes_of(comparison)
     (band,) = axes.patches
@@ -149,8 +149,8 @@ def test_the_band_is_the_probes_interval() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "side"), [((600.0, 6000.0, 6000.0), "left"), ((60.0, 60.0, 600.0), "right")])
-def test_the_name_of_the_probe_stands_at_the_emptier_end_of_its_line(seconds: tuple[float, ...], side: str) -> None:
-    # At the crowded end one mark is above the line and one below it; at the other end one far above.
+def test_probe_is_labeled_at_the_less_crowded_end_of_its_line(seconds: tuple[float, ...], side: str) -> None:
+    # The crowded end has one mark above the line and one below it; the other end has one mark far above the line.
     scores = (0.792, 0.788, 0.9) if side == "right" else (0.9, 0.792, 0.788)
     rows = [made_row(name, mAP=m, seconds=s, interval=None) for name, m, s in zip("abc", scores, seconds, strict=True)]
     axes = axes_of(made_comparison(made_frozen(0.79, interval=None), *rows))
@@ -160,50 +160,50 @@ def test_the_name_of_the_probe_stands_at_the_emptier_end_of_its_line(seconds: tu
     assert (box(name).x0 > middle) == (side == "right")
 
 
-def test_without_intervals_there_are_neither_bars_nor_a_band() -> None:
+def test_no_bars_and_no_band_without_intervals() -> None:
     axes = axes_of(made_comparison(made_frozen(interval=None), made_best(interval=None)))
     assert not axes.containers
     assert not axes.patches
 
 
-def test_the_best_on_validation_is_bold_and_not_the_best_on_test() -> None:
+def test_best_on_validation_is_bold() -> None:
     comparison = made_comparison(
         made_frozen(), made_best("a", mAP=0.8, validation=0.9), made_row("b", mAP=0.9, validation=0.8)
     )
     assert [label.get_text() for label in axes_of(comparison).texts if label.get_fontweight() == "bold"] == ["a"]
 
 
-def test_names_are_escaped_and_long_ones_shortened_but_whole_in_the_tooltip() -> None:
+def test_names_are_escaped_and_truncated_except_in_the_tooltip() -> None:
     name = 'a<b>&"$c$"\x1b猫' + "x" * 50
     comparison = made_comparison(made_frozen(), made_best(name))
-    shown = name.replace("\x1b", "?")
-    assert [text.startswith(f"{shown}, own head") for text in tooltips(comparison)] == [True]
-    assert f"{shown[:39]}…" in texts(comparison)
+    printable = name.replace("\x1b", "?")
+    assert [text.startswith(f"{printable}, own head") for text in tooltips(comparison)] == [True]
+    assert f"{printable[:39]}…" in texts(comparison)
 
 
 @pytest.mark.parametrize("comparison", [made_comparison(made_frozen()), made_comparison(made_frozen(seconds=0.0))])
-def test_a_probe_alone_is_a_plot_too(comparison: Comparison) -> None:
+def test_probe_without_methods_can_be_plotted(comparison: Comparison) -> None:
     assert tooltips(comparison) == []
     assert "nan" not in to_svg(comparison)
 
 
-def test_no_time_at_all_is_a_tenth_of_a_second() -> None:
+def test_zero_time_is_drawn_at_a_tenth_of_a_second() -> None:
     (mark,) = marks(axes_of(made_comparison(made_frozen(), made_best(seconds=0.0))))
     assert mark.get_xdata() == [0.1]
 
 
-def test_more_rows_make_the_plot_higher() -> None:
+def test_many_rows_make_the_plot_taller() -> None:
     heights = [draw(many(number, spread=1.0)).get_figheight() for number in (2, 12, 40)]
     assert heights[0] == heights[1] < heights[2]
 
 
 @pytest.mark.parametrize("factor", [1.7**2, 10.0, 1e3, 1e5])
 @pytest.mark.parametrize("shortest", [0.1, 1.3, 31.0, 121.0, 1900.0, 7300.0, 36_100.0, 90_000.0])
-def test_the_time_axis_always_has_a_tick(shortest: float, factor: float) -> None:
+def test_time_axis_always_has_a_tick(shortest: float, factor: float) -> None:
     assert any(shortest <= tick <= shortest * factor for tick in TICKS)
 
 
-def test_ticks_of_the_time_axis_are_labeled_with_their_unit() -> None:
+def test_time_ticks_have_units() -> None:
     axes = axes_of(made_comparison(made_frozen(), made_row("a", seconds=100.0), made_row("b", seconds=2000.0)))
     assert [label.get_text() for label in axes.get_xticklabels()] == ["2 min", "5 min", "10 min", "20 min", "30 min"]
 
@@ -217,23 +217,23 @@ def test_there_are_four_to_twelve_score_ticks(lowest: float, highest: float) -> 
 
 
 def luminance(color: str) -> float:
-    channels = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    channels = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 @pytest.mark.parametrize("color", COLORS)
-def test_a_label_is_readable_on_white(color: str) -> None:
+def test_colors_are_readable_on_white(color: str) -> None:
     assert 1.05 / (luminance(color) + 0.05) >= 4.5
 
 
-def test_a_note_is_part_of_the_tooltip() -> None:
-    shown = tooltips(made_comparison(made_frozen(), made_best("pla", note="mind this"), made_row("bce")))
-    assert [text.endswith("; mind this") for text in shown] == [text.startswith("pla") for text in shown]
-    assert sum(text.startswith("pla") for text in shown) == 1
+def test_note_is_part_of_the_tooltip() -> None:
+    tips = tooltips(made_comparison(made_frozen(), made_best("pla", note="a note"), made_row("bce")))
+    assert [text.endswith("; a note") for text in tips] == [text.startswith("pla") for text in tips]
+    assert sum(text.startswith("pla") for text in tips) == 1
 
 
-def test_the_same_comparison_is_the_same_file_without_a_date() -> None:
+def test_svg_is_reproducible_and_has_no_date() -> None:
     svg = to_svg(demo_comparison())
     assert svg == to_svg(demo_comparison())
     assert "<dc:date>" not in svg

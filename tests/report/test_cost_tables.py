@@ -1,5 +1,3 @@
-"""Costs as tables: every number where it belongs, at any width."""
-
 import csv
 import io
 import json
@@ -23,38 +21,38 @@ OTHER = CostRow("bce", "vit_small_patch16_224", 224, 1, 1, True, 21_700_000, 21_
 
 def lines(width: int, *rows: CostRow) -> list[str]:
     console = Console(width=width, file=io.StringIO(), record=True)
-    for shown in cost_tables(rows):
-        console.print(to_rich(shown))
+    for table in cost_tables(rows):
+        console.print(to_rich(table))
     return console.export_text().splitlines()
 
 
 @pytest.mark.parametrize("width", [80, 100, 160])
-def test_numbers_stand_in_one_line_at_any_width(width: int) -> None:
-    found = lines(width, BCE, PAPER, CANNOT, LONG)
-    assert max(map(len, found)) <= width
-    assert any(line.startswith("ml_decoder:paper ") for line in found)
-    (row,) = [line.split() for line in found if line.startswith("probmcl:paper")]
+def test_rows_stay_on_one_line_at_any_width(width: int) -> None:
+    printed = lines(width, BCE, PAPER, CANNOT, LONG)
+    assert max(map(len, printed)) <= width
+    assert any(line.startswith("ml_decoder:paper ") for line in printed)
+    (row,) = [line.split() for line in printed if line.startswith("probmcl:paper")]
     assert row == ["probmcl:paper", "46.96", "42.52", "probe", "31.20", "31.39", "2", "62.40"]
 
 
-def test_a_row_without_numbers_says_why_below() -> None:
-    found = lines(80, BCE, CANNOT)
-    (row,) = [line.split() for line in found if line.startswith("csra ")]
+def test_reason_for_missing_numbers_is_below_the_table() -> None:
+    printed = lines(80, BCE, CANNOT)
+    (row,) = [line.split() for line in printed if line.startswith("csra ")]
     assert set(row[1:]) == {"–"}
-    assert "csra: needs maps" in [line.strip() for line in found]
+    assert "csra: needs maps" in [line.strip() for line in printed]
 
 
-def test_every_encoder_size_and_number_of_classes_has_its_table() -> None:
-    assert [shown.title for shown in cost_tables([PAPER, OTHER])] == [
+def test_one_table_per_encoder_size_and_number_of_classes() -> None:
+    assert [table.title for table in cost_tables([PAPER, OTHER])] == [
         "resnet101, 448 px, 9 classes",
         "vit_small_patch16_224, 224 px, 1 class",
     ]
 
 
-def test_what_was_measured_has_a_table_of_its_own() -> None:
-    _, shown = cost_tables([BCE, PAPER])
-    assert shown.title == "measured on cpu, 8 images at once"
-    assert shown.rows == [["bce", "250.0", "8.0", "50.0", "2,500"]]
+def test_measurements_have_a_separate_table() -> None:
+    _, measured = cost_tables([BCE, PAPER])
+    assert measured.title == "measured on cpu, batch size 8"
+    assert measured.rows == [["bce", "250.0", "8.0", "50.0", "2,500"]]
 
 
 def test_records_have_the_same_keys_whether_measured_or_not() -> None:
@@ -67,22 +65,22 @@ def test_records_have_the_same_keys_whether_measured_or_not() -> None:
     assert (second["gmac"], second["problem"]) == ("", "csra needs maps")
 
 
-def test_markdown_has_a_table_and_its_notes() -> None:
-    (shown,) = cost_tables([PAPER, CANNOT])
-    text = to_markdown(shown)
+def test_markdown_has_the_table_and_its_notes() -> None:
+    (table,) = cost_tables([PAPER, CANNOT])
+    text = to_markdown(table)
     assert "### resnet101, 448 px, 9 classes\n" in text
     assert "| probmcl:paper | 46.96 | 42.52 | probe | 31.20 | 31.39 | 2 | 62.40 |\n" in text
     assert "\ncsra: needs maps\n" in text
 
 
-def test_the_paper_stands_above_ours_once_for_each_method() -> None:
+def test_paper_numbers_appear_once_above_ours() -> None:
     printed = PaperColumn("ProbMCL", 42.23, 29.65, (), "fits nothing")
-    found = [PaperNetwork(printed, PAPER), PaperNetwork(printed, BCE)]
-    shown = paper_table(found)
-    assert shown.rows == [
-        ["ProbMCL, printed", "", "", "42.23", "", "", "29.65"],
+    networks = [PaperNetwork(printed, PAPER), PaperNetwork(printed, BCE)]
+    table = paper_table(networks)
+    assert table.rows == [
+        ["ProbMCL (paper)", "", "", "42.23", "", "", "29.65"],
         ["probmcl:paper", "resnet101", "9", "46.96", "42.52", "31.20", "31.39"],
         ["bce", "resnet101", "9", "42.52", "42.52", "31.20", "31.39"],
     ]
-    assert shown.notes == ["ProbMCL: fits nothing"]
-    assert paper_record(found[0])["printed_gmac"] == 29.65
+    assert table.notes == ["ProbMCL: fits nothing"]
+    assert paper_record(networks[0])["printed_gmac"] == 29.65

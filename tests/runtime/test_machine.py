@@ -12,8 +12,8 @@ from probmcl.errors import OptionError
 from probmcl.runtime.machine import default_workers, find_device, ignore_interrupts, map_in_order, start_method
 
 
-class Machine:
-    """Stands in for a machine with so many GPUs, or Apple's."""
+class FakeMachine:
+    """A fake machine with a number of CUDA devices, or with an Apple GPU."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, gpus: int = 0, apple: bool = False) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
@@ -21,39 +21,38 @@ class Machine:
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: apple)
 
 
-def test_auto_is_a_gpu_of_cuda_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    Machine(monkeypatch)
+def test_auto_is_a_cuda_device_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeMachine(monkeypatch)
     assert find_device("auto") == "cpu"
-    Machine(monkeypatch, apple=True)
+    FakeMachine(monkeypatch, apple=True)
     assert find_device("auto") == "cpu"
-    Machine(monkeypatch, gpus=1)
+    FakeMachine(monkeypatch, gpus=1)
     assert find_device("auto") == "cuda"
 
 
-def test_what_is_here_is_found_under_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    Machine(monkeypatch, gpus=2, apple=True)
+def test_available_devices_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeMachine(monkeypatch, gpus=2, apple=True)
     for name in ("cpu", "cuda", "cuda:0", "cuda:1", "mps"):
         assert find_device(name) == name
 
 
 @pytest.mark.parametrize("name", ["cuda:2", "cuda:7", "cuda:-1", "cuda:01", "cuda:", "mps", "meta", "gpu", "cpu:0", ""])
-def test_what_is_not_here_is_answered_with_what_is(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    Machine(monkeypatch, gpus=2)
-    said = f"`device={name}` is not available: torch has cpu, cuda, cuda:0, cuda:1 on this machine; give one, or auto"
-    with pytest.raises(OptionError, match=said):
+def test_error_for_an_unavailable_device_lists_the_available_ones(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    FakeMachine(monkeypatch, gpus=2)
+    with pytest.raises(OptionError, match=f"`device={name}` .* cpu, cuda, cuda:0, cuda:1$"):
         find_device(name)
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:0"])
-def test_without_a_gpu_there_is_only_the_cpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    Machine(monkeypatch)
-    with pytest.raises(ValueError, match="has cpu on this machine; give one, or auto"):
+def test_only_the_cpu_is_available_without_a_gpu(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    FakeMachine(monkeypatch)
+    with pytest.raises(ValueError, match=r"auto, cpu$"):
         find_device(name)
 
 
 @pytest.fixture
 def python(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Stands in for another Python: its platform, its start methods, usual one first, and the one that was chosen."""
+    """Fake the platform, the start methods (the default first) and the chosen start method of Python."""
 
     def pretend(platform: str, methods: list[str], chosen: str | None) -> None:
         monkeypatch.setattr(sys, "platform", platform)
@@ -70,14 +69,14 @@ def python(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         ("linux", ["fork", "spawn", "forkserver"], "spawn", "spawn"),
         ("linux", ["fork", "spawn", "forkserver"], "forkserver", "forkserver"),
         ("linux", ["forkserver", "fork", "spawn"], None, "fork"),  # Python 3.14
-        ("linux", ["forkserver", "fork", "spawn"], "forkserver", "fork"),  # chosen by nobody: somebody made a lock
+        ("linux", ["forkserver", "fork", "spawn"], "forkserver", "fork"),  # not a choice: creating a lock sets it
         ("linux", ["forkserver", "fork", "spawn"], "spawn", "spawn"),
         ("darwin", ["spawn", "fork", "forkserver"], None, "spawn"),
         ("darwin", ["spawn", "fork", "forkserver"], "fork", "fork"),
         ("win32", ["spawn"], None, "spawn"),
     ],
 )
-def test_workers_are_forked_on_linux_unless_the_user_has_chosen_otherwise(
+def test_workers_are_forked_on_linux_unless_the_user_chose_otherwise(
     python: Callable[..., None], platform: str, methods: list[str], chosen: str | None, expected: str
 ) -> None:
     python(platform, methods, chosen)
@@ -85,7 +84,7 @@ def test_workers_are_forked_on_linux_unless_the_user_has_chosen_otherwise(
 
 
 @pytest.mark.parametrize(("cores", "workers"), [({0}, 1), ({3, 5}, 2), (set(range(64)), 8)])
-def test_there_is_a_worker_for_each_core_of_this_process_up_to_eight(
+def test_default_is_one_worker_per_core_up_to_eight(
     monkeypatch: pytest.MonkeyPatch, cores: set[int], workers: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: cores)
@@ -93,13 +92,13 @@ def test_there_is_a_worker_for_each_core_of_this_process_up_to_eight(
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
-def test_where_python_does_not_fork_there_are_no_workers(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
+def test_default_is_no_workers_on_other_platforms(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
     monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.delattr(os, "sched_getaffinity")  # nor is it there
+    monkeypatch.delattr(os, "sched_getaffinity")  # these platforms do not have it
     assert default_workers() == 0
 
 
-def test_asking_chooses_nothing_for_the_user() -> None:
+def test_start_method_does_not_set_it() -> None:
     code = (
         "import multiprocessing\n"
         "from probmcl.runtime.machine import start_method\n"
@@ -111,7 +110,7 @@ def test_asking_chooses_nothing_for_the_user() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_a_worker_does_not_answer_an_interrupt() -> None:
+def test_worker_ignores_interrupts() -> None:
     before = signal.getsignal(signal.SIGINT)
     try:
         ignore_interrupts()
@@ -121,12 +120,12 @@ def test_a_worker_does_not_answer_an_interrupt() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_parts_come_back_in_order(workers: int) -> None:
+def test_results_are_in_order(workers: int) -> None:
     assert list(map_in_order(abs, list(range(-30, 0)), workers)) == list(range(30, 0, -1))
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_a_part_raises_is_raised_here(workers: int) -> None:
+def test_errors_of_workers_are_raised(workers: int) -> None:
     results = map_in_order(int, ["1", "x", "3"], workers)
     assert next(results) == 1
     with pytest.raises(ValueError, match="'x'"):
@@ -142,7 +141,7 @@ import torch
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for number in range(40):
-    if number == 30:  # by now the heap has found its size
+    if number == 30:  # the heap has reached its final size
         before = faults()
     torch.ones(16_000_000)
 print(faults() - before)
@@ -150,18 +149,18 @@ print(faults() - before)
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="it is glibc that is told")
-def test_memory_that_was_freed_is_used_again() -> None:
-    """Tensors of 64 MB, one after the other: 16,000 pages for each of the last ten, or none."""
+@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
+def test_freed_memory_is_reused() -> None:
+    """Each of the last ten tensors of 64 MB causes 16,000 page faults by default, and none if memory is kept."""
 
-    def pages(word: str) -> int:
-        run = subprocess.run([sys.executable, "-c", CODE, word], capture_output=True, text=True, check=True)
+    def page_faults(mode: str) -> int:
+        run = subprocess.run([sys.executable, "-c", CODE, mode], capture_output=True, text=True, check=True)
         return int(run.stdout)
 
-    assert pages("keep") < pages("give back") / 10
+    assert page_faults("keep") < page_faults("return") / 10
 
 
-def test_elsewhere_nothing_is_told_and_nothing_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keep_freed_memory_does_nothing_on_other_platforms(monkeypatch: pytest.MonkeyPatch) -> None:
     from probmcl.runtime.machine import keep_freed_memory
 
     monkeypatch.setattr(sys, "platform", "darwin")

@@ -12,14 +12,14 @@ SOURCE = Path(torchvision_compat.__file__).parents[2]
 
 
 def python(code: str, *folders: Path) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh interpreter: what a process has imported and declared cannot be taken back."""
+    """Run code in a new interpreter, because imports and declarations cannot be undone."""
     path = os.pathsep.join(map(str, [*folders, SOURCE]))
     settings = {**os.environ, "PYTHONPATH": path}
     return subprocess.run([sys.executable, "-c", code], env=settings, capture_output=True, text=True, check=False)
 
 
 def fake_torchvision(folder: Path, opening: str) -> Path:
-    """Write a torchvision that says when it is imported, does `opening` and has transforms.v2."""
+    """Write a torchvision that prints when it is imported, runs `opening` and has transforms.v2."""
     package = folder / "torchvision" / "transforms"
     package.mkdir(parents=True)
     first_lines = "print('imported')\nimport torchvision.part\n"
@@ -39,7 +39,7 @@ print([hasattr(torch.ops.torchvision, operator) for operator in ("nms", "qnms")]
 
 
 @pytest.mark.slow
-def test_the_installed_torchvision_can_be_imported_and_timm_after_it() -> None:
+def test_installed_torchvision_and_timm_can_be_imported() -> None:
     code = """
 from PIL import Image
 from probmcl.runtime.torchvision_compat import transforms
@@ -51,14 +51,14 @@ print(transforms.Resize((3, 5))(Image.new("RGB", (9, 9))).size, torchvision.tran
 
 
 @pytest.mark.slow
-def test_a_healthy_torchvision_is_imported_once_and_nothing_is_declared(tmp_path: Path) -> None:
+def test_working_torchvision_is_imported_once_without_declarations(tmp_path: Path) -> None:
     done = python(REPORT, fake_torchvision(tmp_path, ""))
     assert done.stdout.splitlines() == ["imported", "part imported", "fake False", "[False, False]"], done.stderr
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trace", ["", "\\nException raised from lookup at dispatcher.cpp"])
-def test_missing_operators_are_declared_and_every_part_is_imported_again(tmp_path: Path, trace: str) -> None:
+def test_missing_operators_are_declared_and_all_modules_are_imported_again(tmp_path: Path, trace: str) -> None:
     # With TORCH_SHOW_CPP_STACKTRACES=1 torch appends a trace to its message.
     opening = f"""
 import torch
@@ -79,10 +79,10 @@ for operator in ("nms", "qnms"):
         "ValueError('operator torchvision::nms does not exist')",
     ],
 )
-def test_any_other_error_passes_through_untouched(tmp_path: Path, error: str) -> None:
+def test_other_errors_are_not_caught(tmp_path: Path, error: str) -> None:
     done = python(REPORT, fake_torchvision(tmp_path, f"raise {error}"))
     assert done.returncode == 1
-    assert done.stdout.splitlines() == ["imported", "part imported"]  # once: no second try
+    assert done.stdout.splitlines() == ["imported", "part imported"]  # no second attempt
     assert done.stderr.splitlines()[-1] == error.replace("('", ": ").replace("')", "")
 
 
@@ -93,7 +93,7 @@ def test_only_modules_of_torchvision_are_forgotten(monkeypatch: pytest.MonkeyPat
     assert list(modules) == ["torchvision_extra", "torch", "my.torchvision"]
 
 
-def test_a_second_call_finds_torchvision_in_order() -> None:
+def test_second_call_declares_nothing() -> None:
     assert torchvision_compat.import_torchvision() is None
     assert sys.modules["torchvision.transforms.v2"] is torchvision_compat.transforms
     assert all(hasattr(torch.ops.torchvision, operator) for operator in ("nms", "qnms"))

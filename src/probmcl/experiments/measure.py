@@ -1,4 +1,4 @@
-"""The measured cost of each method on the encoder of a comparison: parameters, multiply-adds, speed and memory."""
+"""Cost of each method with the encoder of a comparison: parameters, multiply-adds, speed and memory."""
 
 import copy
 import warnings
@@ -21,41 +21,41 @@ from probmcl.settings import TrainingJob, Tune
 
 @dataclass(frozen=True)
 class PredictionCost:
-    """The parameters of a classifier, its multiply-adds for one image in 10⁹, and its images per second."""
+    """Cost of predicting with a classifier."""
 
     parameters: int
-    gmac: float
-    speed: float
+    gmac: float  # multiply-adds for one image, in 10⁹
+    speed: float  # images per second
 
 
 @dataclass(frozen=True)
 class MethodCost:
-    """The cost of a method; for the frozen probe, only that of predicting."""
+    """Cost of training and predicting with a method; the frozen probe has no cost of training."""
 
-    own_head: PredictionCost | None  # of predicting by its own head, if it has one
-    probe: PredictionCost  # of predicting by a linear probe on its encoder
-    training_speed: float | None  # views per second of a training step
-    peak_memory: int | None  # bytes of tensors that a step holds at once, beyond the method itself
+    own_head: PredictionCost | None  # with the method's own head, if it has one
+    probe: PredictionCost  # with a linear probe on its encoder
+    training_speed: float | None  # views per second in a training step
+    peak_memory: int | None  # bytes of tensors at the peak of a training step, without the method's state
 
 
 @dataclass(frozen=True)
 class Measurements:
-    """The measurements before anything is trained, stored in measured.json."""
+    """Measurements made before training, stored in measured.json."""
 
-    tune: Tune  # the trained part of the encoder
+    tune: Tune  # the part of the encoder that is trained
     image_size: int
-    expenses: dict[str, MethodCost]  # the cost of the frozen probe and of each method, by name
-    cannot: dict[str, str]  # why methods cannot run on this encoder, by name
+    expenses: dict[str, MethodCost]  # cost of the frozen probe and of each method, by name
+    cannot: dict[str, str]  # the reason for each method that cannot run on this encoder, by name
 
 
 def measure(jobs: Mapping[str, TrainingJob], workspace: Workspace, *, leave_out: bool) -> Measurements:
-    """Measure the frozen probe and one job of each method; with `leave_out`, a method that cannot run is left out."""
+    """Measure the frozen probe and one job of each method; `leave_out` skips methods that cannot run."""
     encoder, labels = workspace.backbone.encoder, workspace.records.label_space
     probe = _prediction_cost(Probe(copy.deepcopy(encoder), labels), workspace)
     costs, cannot = {FROZEN_PROBE.name: MethodCost(None, probe, None, None)}, {}
     for name, job in jobs.items():
         try:
-            with warnings.catch_warnings(action="ignore"):  # they are shown when it is trained
+            with warnings.catch_warnings(action="ignore"):  # training shows them again
                 costs[name] = _method_cost(job, workspace, probe)
         except ValueError as error:
             if not leave_out:

@@ -1,4 +1,4 @@
-"""The protocol of a fair comparison: the methods, one number of images that all of them see, and its fingerprint."""
+"""Protocol of a fair comparison: its methods, the number of images that each of them sees, and its fingerprint."""
 
 import hashlib
 import math
@@ -19,14 +19,14 @@ from probmcl.settings import MethodSpec, Settings, TrainingJob, default_training
 from probmcl.tables import rough_duration
 from probmcl.training.optimizer import Training
 
-# Factors of the default learning rate and weight decay in each trial, the defaults first.
+# Factors of the default learning rate and weight decay in each trial; the first trial has the defaults.
 TRIALS = tuple((rate, decay) for decay in (1.0, 10.0, 0.0) for rate in (1.0, 1 / 3, 3.0))
-SAFETY = 1.15  # factor on measured times: a machine is rarely as idle later as in the first minutes
-WORTH = 0.9  # share of the possible views that equal steps must reach; below it, all take the smallest batch
+SAFETY = 1.15  # factor on measured times, because a machine may be busier later than during the measurement
+MIN_VIEWS_USED = 0.9  # if the default steps use a smaller fraction of the views, all methods use the smallest batch
 
 MakeJobs = Callable[[int], Sequence[TrainingJob]]
-StepSize = tuple[int, int]  # images in a step, and views of each
-# Of a classifier, of one with two views, of a contrastive method: they always count, so that rows can be added.
+StepSize = tuple[int, int]  # images in a step, and views of each image
+# Of a classifier, one with two views, and a contrastive method; always considered, so that results can be added later.
 DEFAULT_STEPS: tuple[StepSize, ...] = ((64, 1), (64, 2), (128, 2))
 
 
@@ -36,60 +36,60 @@ class ComparisonSpec:
 
     settings: Settings  # of every run, except its seed and its jobs
     methods: tuple[MethodSpec, ...]
-    all_methods: bool = False  # `all` was given: then a method that cannot run here is left out, else it is an error
+    all_methods: bool = False  # `all` was given: leave out methods that cannot run here instead of raising an error
     seeds: int = 3  # number of runs of each method
     trials: int = 1  # number of learning rates and weight decays tried for each method in the first run
-    epochs: int | None = None  # rounds over the images, of two views each; None if a budget decides
-    budget: float | None = None  # seconds for the whole comparison; None if `epochs` decides
+    epochs: int | None = None  # passes over the images, with two views each; None if there is a budget
+    budget: float | None = None  # seconds for the whole comparison; None if `epochs` is given
     batch_size: int | None = None  # images in a step; None for the default of each method
 
 
 def parse_methods(texts: Sequence[str]) -> tuple[MethodSpec, ...]:
-    """Parse `all`, NAME, NAME:PRESET or the place of a method or loss outside this package; duplicates are dropped.
+    """Parse a list of `all`, NAME, NAME:PRESET, MODULE:CLASS or FILE.py:FUNCTION; duplicates are dropped.
 
     >>> [spec.name for spec in parse_methods(["bce", "probmcl:paper"])]
     ['bce', 'probmcl:paper']
     """
-    everything = [name for name in METHODS if name != "probe"]
-    names = [name for text in texts for name in (everything if text == "all" else [text])]
+    all_methods = [name for name in METHODS if name != "probe"]
+    names = [name for text in texts for name in (all_methods if text == "all" else [text])]
     if not names:
         raise SettingsError("no methods to compare; give `methods=bce,asl,probmcl` or `methods=all`")
     if any(name.partition(":")[0] == "probe" for name in names):
-        raise SettingsError("the frozen probe is part of every comparison; leave 'probe' out")
+        raise SettingsError("'probe' cannot be given as a method: the frozen probe is part of every comparison")
     specs = cost.parse_methods(names)
     for spec in specs:
         if spec.method not in METHODS and spec.name in METHODS:
-            raise SettingsError(f"{spec.method} has the name of the method {spec.name} of this package; rename it")
+            raise SettingsError(f"{spec.method} has the same name as the built-in method {spec.name}; rename it")
     return specs
 
 
 def make_jobs(
     methods: Sequence[MethodSpec], settings: Settings, *, images: int, views: int, trials: int, batch_size: int | None
 ) -> tuple[TrainingJob, ...]:
-    """Return a training for each method and trial; all see the same number of views, at most `views` of each image."""
+    """Return a job for each method and trial; all see the same number of views, at most `views` of each image."""
     if not 1 <= trials <= len(TRIALS):
         raise OptionError("trials", trials, f"must be between 1 and {len(TRIALS)}")
     default = {spec.name: Training(**default_training(spec.method, settings.tune)) for spec in methods}
     n_views = {spec.name: find_method(spec.method).n_views for spec in methods}
     steps = fair_steps(images, views, [(t.batch_size, n_views[name]) for name, t in default.items()], batch_size)
-    seen = equal_views(images, views, list(steps.values()))
+    total_views = equal_views(images, views, list(steps.values()))
     jobs = []
     for spec in methods:
         training, n = default[spec.name], n_views[spec.name]
-        fixed = replace(training, epochs=views // n, views=seen, batch_size=steps[training.batch_size, n][0])
+        base = replace(training, epochs=views // n, views=total_views, batch_size=steps[training.batch_size, n][0])
         for trial, (rate, decay) in enumerate(TRIALS[:trials], start=1):
-            tried = replace(fixed, learning_rate=fixed.learning_rate * rate, weight_decay=fixed.weight_decay * decay)
-            jobs.append(TrainingJob(spec.method, spec.settings, tried, spec.name, trial))
+            variant = replace(base, learning_rate=base.learning_rate * rate, weight_decay=base.weight_decay * decay)
+            jobs.append(TrainingJob(spec.method, spec.settings, variant, spec.name, trial))
     return tuple(jobs)
 
 
 def views_per_round(methods: Sequence[MethodSpec]) -> int:
-    """Return the views of each image in a round: two, or the least that every method can take in whole steps."""
+    """Return the views of each image in a round: the least common multiple of two and the views of every method."""
     return math.lcm(2, *(find_method(spec.method).n_views for spec in methods))
 
 
 def equal_views(images: int, views: int, steps: Sequence[StepSize]) -> int:
-    """Return the largest number of views, at most `views` of each image, that whole steps of every size make up.
+    """Return the largest number of views that is a multiple of every step size, with at most `views` of each image.
 
     >>> equal_views(1690, 12, [(64, 1), (128, 2)])  # 312 steps of 64 views, or 78 of 256
     19968
@@ -102,21 +102,21 @@ def equal_views(images: int, views: int, steps: Sequence[StepSize]) -> int:
 def fair_steps(
     images: int, views: int, steps: Sequence[StepSize], batch_size: int | None = None, *, processes: int | None = None
 ) -> dict[StepSize, StepSize]:
-    """Map each default step size, and those in `steps`, to the one that is used.
+    """Map the default step sizes and those in `steps` to the step sizes that are used.
 
-    A batch is a multiple of the number of processes, and not larger than the number of images. If equal steps would
-    waste many images, all methods take the smallest batch; `batch_size` replaces every batch size.
+    Batch sizes are rounded to multiples of the number of processes and are at most the number of images. If different
+    batch sizes would waste many images, all methods use the smallest one. `batch_size` replaces all of them.
 
     >>> fair_steps(100, 12, [])[128, 2]
     (64, 2)
     """
     processes = processes or world_size()
     if images < processes:
-        raise SettingsError(f"{processes} processes for {images} images; start fewer processes")
+        raise SettingsError(f"there are more processes ({processes}) than images ({images}); start fewer processes")
     used = {}
     for batch, n_views in (*DEFAULT_STEPS, *steps):
         used[batch, n_views] = max(1, min(batch_size or batch, images) // processes) * processes, n_views
-    if equal_views(images, views, list(used.values())) >= WORTH * images * views:
+    if equal_views(images, views, list(used.values())) >= MIN_VIEWS_USED * images * views:
         return used
     smallest = min(batch for batch, _ in used.values())
     return {step: (smallest, step[1]) for step in used}
@@ -125,15 +125,15 @@ def fair_steps(
 def planner(
     budget: float, *, seeds: int, methods: Sequence[MethodSpec], make: MakeJobs, spent_before: float = 0.0
 ) -> Planner:
-    """Return a planner that turns the budget of a comparison into views of each image.
+    """Return a planner that converts the budget of a comparison into a number of views of each image.
 
     It is called in the first run, which has all trials and has measured their costs; later runs have one trial of each
-    method. `make` returns the jobs for a number of views; `spent_before` are the seconds before the first run.
+    method. `make` returns the jobs for a number of views. `spent_before` is the time before the first run in seconds.
     """
     round_views, names = views_per_round(methods), {spec.name for spec in methods}
 
     def plan(costs: Costs, spent: float) -> Plan:
-        later = [job for job in costs.jobs if job.key in names]  # the first trials
+        later = [job for job in costs.jobs if job.key in names]  # the first trial of each method
         trained = [*costs.jobs, *later * (seeds - 1)]
         fixed = spent_before + seeds * (spent + costs.shared + sum(job.tested for job in later))
         fixed += sum(job.once for job in trained)
@@ -143,37 +143,37 @@ def planner(
             needed = rough_duration(60.0 * math.ceil(SAFETY * (fixed + per_view * round_views) / 60))
             raise SettingsError(
                 f"a budget of {rough_duration(budget)} is too small for {len(names)} methods and {seeds} seeds: "
-                f"{round_views} views of each image take about {needed}; give that, or fewer methods or seeds"
+                f"{round_views} views of each image take about {needed}; increase it, or give fewer methods or seeds"
             )
         views = round_views * min(rounds, MAX_VIEWS // round_views)
         jobs = make(views)
-        seen = jobs[0].training.views
+        total_views = jobs[0].training.views
         message = (
-            f"plan: every method sees {seen:,} images, {views} views of each; {len(costs.jobs)} trainings and {seeds} "
-            f"seeds take about {rough_duration(fixed + per_view * views)}"
+            f"plan: every method sees {total_views:,} images ({views} views of each image); {len(costs.jobs)} training "
+            f"jobs and {seeds} seeds take about {rough_duration(fixed + per_view * views)}"
         )
-        return Plan({job.key: job.training.epochs for job in jobs}, (message,), seen)
+        return Plan({job.key: job.training.epochs for job in jobs}, (message,), total_views)
 
     return plan
 
 
 def chosen_heads(candidates: Mapping[CandidateId, Candidate], names: Sequence[str]) -> list[CandidateId]:
-    """Return both heads of each method that has candidates, in the trial whose better head is best on validation."""
+    """Return the heads of each method in its best trial, judged by the better head on validation."""
     chosen = []
     for name in names:
-        tried = [identity for identity in candidates if identity.method == name]
-        if tried:
-            trial = max(tried, key=lambda identity: (candidates[identity].validation_map, -identity.trial)).trial
-            chosen += sorted(identity for identity in tried if identity.trial == trial)  # its own head first
+        identities = [identity for identity in candidates if identity.method == name]
+        if identities:
+            trial = max(identities, key=lambda identity: (candidates[identity].validation_map, -identity.trial)).trial
+            chosen += sorted(identity for identity in identities if identity.trial == trial)  # own head first
     return chosen
 
 
 def fingerprint(records: Records, settings: Settings, frozen: Path, budget: object) -> dict[str, str]:
-    """Return a hash of each part of the protocol, and one of `all` parts. Only rows with equal hashes are comparable.
+    """Return a hash of each part of the protocol and of `all` parts. Only results with equal hashes are comparable.
 
-    Images count by their path below their common folder and by their size in bytes. The encoder's weights are those of
-    the `frozen` probe's checkpoint. The seed is not a part, so random weights, which follow it, count as random.
-    `budget` is what each method has: views, batches, trials.
+    Images are identified by their path relative to their common folder and their size in bytes. The encoder's weights
+    are read from the checkpoint of the `frozen` probe; random weights, which depend on the seed, are all equivalent.
+    `budget` is the views, batch sizes and trials of each method.
     """
     paths = [path.resolve() for path in records.paths]
     common = Path(os.path.commonpath(paths)) if len(paths) > 1 else paths[0].parent

@@ -1,4 +1,4 @@
-"""The results of a comparison: one per classifier and run, their summary rows, and the file results.jsonl."""
+"""Results of a comparison: one for each classifier and run, their summary rows, and the file results.jsonl."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,49 +12,49 @@ from probmcl.files import json_line, write_text
 
 RESULTS = "results.jsonl"
 
-Head = Literal["frozen", "own head", "re-probed"]  # as in run.results, which loads torch
+Head = Literal["frozen", "own head", "re-probed"]  # not imported from run.results, which loads torch
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparedClassifier:
-    """A classifier of a comparison: what does not depend on the seed."""
+    """The properties of a classifier that do not depend on the seed."""
 
-    name: str  # method and preset, `probmcl:paper`, or `frozen probe`; both heads of a method share it
-    head: Head  # the probe on the untouched encoder, the method's own head, or a probe on the encoder that it trained
-    method: str | None  # a key of METHODS, or the place of a method outside this package; None for the frozen probe
+    name: str  # method and preset, as in `probmcl:paper`, or `frozen probe`; the same for both heads of a method
+    head: Head  # the probe on the frozen encoder, the method's own head, or a probe on the encoder that it trained
+    method: str | None  # a key of METHODS, or the path of an external method; None for the frozen probe
     learning_rate: float | None  # None for the frozen probe
     weight_decay: float | None
-    images_seen: int  # in training, each view counted
-    parameters: int  # of the classifier, encoder included
+    images_seen: int  # in training, where each view counts
+    parameters: int  # of the classifier, including the encoder
     gmac: float | None  # multiply-adds for one image, in 10⁹
     training_speed: float | None  # views per second
     prediction_speed: float | None  # images per second
     peak_memory: int | None  # bytes of a training step
-    fidelity: str  # what it was checked against, see `probmcl.methods.base.Origin`; `own` for a method from outside
+    fidelity: str  # see `probmcl.methods.base.Origin`; `own` for an external method
     reference: str  # a key of references.bib, or empty
-    note: str = ""  # a remark on its mAP, see `probmcl.methods.base.Classifier`; empty for most
-    emits_set: bool = False  # whether it decides without thresholds, see there
+    note: str = ""  # a note on its mAP, see `probmcl.methods.base.Classifier`; usually empty
+    emits_set: bool = False  # whether it predicts a set without thresholds, see `probmcl.methods.base.Classifier`
 
     @property
     def title(self) -> str:
-        """The name and the head, which no two classifiers of a comparison share."""
+        """The name and the head, unique within a comparison."""
         return self.name if self.head == "frozen" else f"{self.name}, {self.head}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result(ComparedClassifier):
-    """One classifier of one run, a line of results.jsonl; scores are fractions on the test split unless stated."""
+    """The result of one classifier in one run, a line of results.jsonl; scores are fractions on the test split."""
 
     seed: int  # number of the run
     validation: float  # mAP on the validation split
     test: dict[str, Any]  # the content of evaluation.json
-    macro_F1: float | None  # noqa: N815  # of the classes, at the best thresholds on validation; at 0.5 if it emits a set
+    macro_F1: float | None  # noqa: N815  # at thresholds chosen on validation; at 0.5 if it emits a set
     by_embedding: dict[str, float | None]  # retrieval by the encoder's features
     by_probabilities: dict[str, float | None]  # retrieval by predicted probabilities
     trials: int  # number of learning rates and weight decays that were tried
     seconds: float  # duration of the training, and of fitting the probe
     fingerprint: dict[str, str]  # of each part of the protocol, and of `all`
-    predictions: str  # the file of its test scores, relative to `folder`
+    predictions: str  # the file with its test scores, relative to `folder`
     folder: Path = field(default_factory=Path)  # the folder of results.jsonl; not stored
 
     @property
@@ -65,25 +65,25 @@ class Result(ComparedClassifier):
 
 @dataclass(frozen=True, kw_only=True)
 class Row(ComparedClassifier):
-    """One classifier over all seeds; scores are mean fractions on the test split unless stated."""
+    """The results of one classifier averaged over all seeds; scores are fractions on the test split."""
 
     seeds: int  # number of runs
-    best_head: bool  # whether it represents its method: it is better on validation than the method's other row
-    validation: float  # mAP on the validation split, which decides all choices
+    best_head: bool  # True if it represents its method, because its validation mAP is higher than the other head's
+    validation: float  # mAP on the validation split, by which all choices are made
     mAP: float  # noqa: N815  # mean average precision
-    interval: tuple[float, float] | None  # 95 %, by the bootstrap over test images or groups; None without predictions
+    interval: tuple[float, float] | None  # 95 % bootstrap interval over test images or groups; None without predictions
     over_seeds: float | None  # standard deviation of mAP over seeds; None for one seed
-    # mAP minus that of the frozen probe over the seeds that both have, its interval by the paired bootstrap, and its
-    # p-value, adjusted by Holm over methods. None for the frozen probe and without a common seed; the p-value also
-    # without an interval, and if `best_head` is false.
+    # mAP minus that of the frozen probe over the common seeds, its paired bootstrap interval, and its p-value with
+    # Holm's correction over methods. All are None for the frozen probe and without a common seed; the p-value is also
+    # None without an interval, and if `best_head` is False.
     gain: float | None
     gain_interval: tuple[float, float] | None
     gain_p: float | None
-    # The same for mAP of the method that is best on validation minus this one; None also for that method.
+    # The same for the mAP of the best method on validation minus this one; also None for that method.
     behind: float | None
     behind_interval: tuple[float, float] | None
     behind_p: float | None
-    # Precision, recall and F1 at a probability of 0.5, averaged over classes (C) and over all decisions (O).
+    # Precision, recall and F1 at a threshold of 0.5, averaged over classes (C) or over all decisions (O).
     CP: float | None
     CR: float | None
     CF1: float | None
@@ -91,74 +91,74 @@ class Row(ComparedClassifier):
     OR: float | None
     OF1: float | None
     macro_F1: float | None  # noqa: N815  # as in `Result`
-    # Mean label overlap with the ten nearest test images by the embedding, and mAP of ranking test images by it; an
-    # overlap of at least 0.5 is relevant. Then the same by predicted probabilities.
+    # Mean label overlap with the ten test images nearest in the embedding, and mAP of the retrieval of test images with
+    # an overlap of at least 0.5. The next two fields use predicted probabilities instead of the embedding.
     jaccard_at_10: float | None
     retrieval_mAP: float | None  # noqa: N815
     probability_jaccard_at_10: float | None
     probability_mAP: float | None  # noqa: N815
     seconds: float  # duration of the training, and of fitting the probe
-    fingerprint: str  # of the protocol, 12 hexadecimal digits; only rows that share it are comparable
+    fingerprint: str  # of the protocol, 12 hexadecimal digits; only rows with equal fingerprints are comparable
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows of a comparison, in any order, and their common conditions."""
+    """The rows of a comparison, in any order, and the conditions that they share."""
 
     rows: tuple[Row, ...]
     seeds: int  # number of runs of each method
     trials: int  # number of learning rates and weight decays tried for each method; 1 means untuned
-    images_seen: int  # by each method in training, each view counted
+    images_seen: int  # by each method in training, where each view counts
     test_images: int
-    groups: int | None  # that the bootstrap drew from; None if it drew images
+    groups: int | None  # number of groups that the bootstrap resamples; None if it resamples images
     classes: int
     encoder: str  # its name in timm
     data: str  # the name of the data set
-    left_out: tuple[str, ...]  # sentences on methods that diverged or could not run
-    draws: int  # of the bootstrap
+    left_out: tuple[str, ...]  # messages about methods that diverged or could not run
+    draws: int  # number of bootstrap resamples
 
     @property
     def ordered(self) -> tuple[Row, ...]:
-        """The frozen probe, then the rows by validation mAP; among equals the one that others are compared with."""
+        """The frozen probe, then the other rows by validation mAP; the best method comes first among ties."""
         rows = sorted(self.rows, key=lambda row: (-row.validation, row.behind is not None, row.title))
         return tuple(sorted(rows, key=lambda row: row.head != "frozen"))
 
     @property
     def frozen(self) -> Row:
-        """The linear probe on the untouched encoder."""
+        """The linear probe on the frozen encoder."""
         frozen = [row for row in self.rows if row.head == "frozen"]
         if len(frozen) != 1:
-            raise ValueError(f"a comparison has one frozen probe, and this one has {len(frozen)}")
+            raise ValueError(f"a comparison needs exactly one frozen probe, got {len(frozen)}")
         return frozen[0]
 
     @property
     def methods(self) -> tuple[Row, ...]:
-        """The better head of each method; the best on validation comes first."""
+        """The better head of each method, by validation mAP; the best method comes first."""
         return tuple(row for row in self.ordered if row.head != "frozen" and row.best_head)
 
     @property
     def protocol(self) -> str:
-        """The conditions of all rows in one line."""
-        drawn = "images" if self.groups is None else f"{self.groups:,} groups"
+        """The conditions of the comparison in one line."""
+        units = "images" if self.groups is None else f"{self.groups:,} groups"
         conditions = (
             f"{self.data}, test split: {self.test_images:,} images, {self.classes:,} classes",
             self.encoder,
             f"{self.images_seen:,} images seen",
             "1 seed" if self.seeds == 1 else f"{self.seeds:,} seeds",
             "untuned" if self.trials == 1 else f"best of {self.trials:,} trials on validation",
-            f"intervals: 95 %, {self.draws:,} draws of {drawn}",
+            f"intervals: 95 %, {self.draws:,} resamples of {units}",
         )
         return " · ".join(conditions)
 
 
 def write_results(path: Path, results: Sequence[Result]) -> None:
-    """Write one line of JSON for each result."""
+    """Write a file with one line of JSON per result."""
     lines = ({key: value for key, value in vars(result).items() if key != "folder"} for result in results)
     write_text(path, "".join(f"{json_line(line)}\n" for line in lines))
 
 
 def read_results(path: Path) -> list[Result]:
-    """Read a results.jsonl, or the one in a comparison's folder."""
+    """Read a results.jsonl file, given its path or the folder of the comparison."""
     path = path / RESULTS if path.is_dir() else path
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -169,19 +169,17 @@ def read_results(path: Path) -> list[Result]:
     for number, line in enumerate(lines, start=1):
         try:
             content = {**msgspec.json.decode(line), "folder": path.parent}
-            results.append(msgspec.convert(content, Result, dec_hook=lambda kind, value: kind(value)))
+            results.append(msgspec.convert(content, Result, dec_hook=lambda cls, value: cls(value)))
         except (msgspec.MsgspecError, TypeError) as error:
-            raise ValueError(f"{path}: line {number}: {error}; give the {RESULTS} of a comparison") from error
+            raise ValueError(f"{path}, line {number}: {error}; give the {RESULTS} of a comparison") from error
     return results
 
 
 def merge_results(results: Sequence[Result], others: Sequence[Result], path: Path) -> list[Result]:
-    """Add the results in `path`, of another comparison with the same protocol; a classifier that both have is ours."""
+    """Add the results of another comparison, read from `path`; classifiers that `results` has already are not added."""
     ours, titles = results[0].fingerprint, {result.title for result in results}
     for theirs in (other.fingerprint for other in others):
         if parts := [part for part in ours if part != "all" and ours[part] != theirs.get(part)]:
-            problem = (
-                f"has rows that cannot be compared with these: its {' and '.join(parts)} differ from this comparison's"
-            )
-            raise OptionError("add", str(path), f"{problem} ({theirs.get('all')} and {ours['all']})")
+            problem = f"cannot be added to this comparison, which has a different {' and '.join(parts)}"
+            raise OptionError("add", str(path), f"{problem} (fingerprints {theirs.get('all')} and {ours['all']})")
     return [*results, *(other for other in others if other.title not in titles)]

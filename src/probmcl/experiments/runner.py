@@ -1,4 +1,4 @@
-"""A comparison: one run for each seed with all methods in it, then the summary of their results."""
+"""Execution of a comparison: one run with all methods per seed, then a summary of the results."""
 
 import math
 import shutil
@@ -37,16 +37,16 @@ from probmcl.settings import MethodSpec, TrainingJob
 
 @dataclass(eq=False)
 class ComparisonRunner:
-    """Runs a comparison, or continues an interrupted one: finished runs in `folder` are not repeated."""
+    """Runs a comparison or resumes it; finished runs in `folder` are not repeated."""
 
-    records: Records  # the images, each in its split
+    records: Records  # the images of all splits
     spec: ComparisonSpec
-    folder: Path  # has a run folder for each seed
+    folder: Path  # contains a run folder for each seed
     console: Console
-    name: str  # of the data set
+    name: str  # name of the data set
     _: KW_ONLY
-    source: DataSource | None = None  # how the records were read, stored with each run
-    warnings: Sequence[RunWarning] = ()  # what is known to be wrong with the records
+    source: DataSource | None = None  # the file and options that the records were read with, stored with each run
+    warnings: Sequence[RunWarning] = ()  # known problems of the records
     started: float = field(default_factory=time.perf_counter)
 
     @cached_property
@@ -55,9 +55,9 @@ class ComparisonRunner:
         return {method.name: method for method in self.spec.methods if method.name in self.measured.expenses}
 
     def run(self, add: Sequence[Path] = ()) -> Comparison:
-        """Run all seeds that are not finished and summarize them, together with the results in the files of `add`."""
-        self.left_out = [f"{name} cannot run here: {why}" for name, why in self.measured.cannot.items()]
-        others = [(path, read_results(path)) for path in add]  # refused before anything is trained
+        """Run all seeds that are not finished, and summarize their results with those in the files `add`."""
+        self.left_out = [f"{name} cannot run here: {reason}" for name, reason in self.measured.cannot.items()]
+        others = [(path, read_results(path)) for path in add]  # raises errors before training
         results: list[Result] = []
         trials: dict[str, int] = {}
         for seed in range(self.spec.seeds):
@@ -68,18 +68,18 @@ class ComparisonRunner:
             if is_main_process():
                 write_results(self.folder / RESULTS, results)
             merged = results
-            for path, lines in others:  # a different protocol is refused after the first seed
-                merged = merge_results(merged, lines, path)
+            for path, added in others:  # raises an error after the first seed if the protocol differs
+                merged = merge_results(merged, added, path)
         return self._summarize(merged)
 
     @cached_property
     def measured(self) -> Measurements:
-        """Costs of every method, and the reasons why some cannot run here; stored in the folder."""
+        """The cost of every method, and the reasons why some cannot run here; stored in the folder."""
         path = self.folder / "measured.json"
         stored = broadcast(read_json(path) if is_main_process() and path.exists() else None)
         if stored is not None:
             return msgspec.convert(stored, Measurements)
-        self.console.print("measuring what each method costs …")
+        self.console.print("measuring the cost of each method …")
         jobs = self._jobs(self.spec.methods, self._first_views())
         settings = replace(self.spec.settings, jobs=jobs)
         encoder = build_encoder(settings, self.console)
@@ -93,14 +93,14 @@ class ComparisonRunner:
         return measured
 
     def _run(self, seed: int, trials: Mapping[str, int]) -> Run:
-        """Run one seed: the first has all trials of each method, the others the chosen one."""
+        """Run one seed. The first one has all trials of each method, the others only the chosen trial."""
         self.console.print(f"seed {seed + 1} of {self.spec.seeds}")
         first = seed == 0
         jobs = self._jobs(self.methods.values(), self._first_views() if first else self._planned_views())
         jobs = tuple(job for job in jobs if first or trials.get(job.name) == job.trial)
         settings = replace(self.spec.settings, seed=self.spec.settings.seed + seed, jobs=jobs)
         folder = RunFolder(self.folder / f"seed-{seed}")
-        if not folder.has(METADATA):  # empty, or killed while it was created
+        if not folder.has(METADATA):  # missing, or incomplete because it was interrupted while being created
             if is_main_process():
                 shutil.rmtree(folder.path, ignore_errors=True)
             barrier()
@@ -115,11 +115,11 @@ class ComparisonRunner:
         )
 
     def _first_views(self) -> int:
-        """Return the views of each image in the settings of the first run; with a budget its plan decides."""
+        """Return the views of each image in the settings of the first run; with a budget, the plan overrides them."""
         return protocol.views_per_round(self.spec.methods) * (self.spec.epochs or 1)
 
     def _planned_views(self) -> int:
-        """Return the views of each image in the plan of the first run, which holds for all runs."""
+        """Return the views of each image in the plan of the first run, which applies to all runs."""
         name, first = next(iter(self.methods.items()))
         return read_plan(RunFolder(self.folder / "seed-0")).epochs[name] * find_method(first.method).n_views
 
@@ -127,8 +127,8 @@ class ComparisonRunner:
         spec, methods = self.spec, list(self.methods.values())
         if spec.budget is None:
             return None
-        make, before = partial(self._jobs, methods), time.perf_counter() - self.started
-        return protocol.planner(spec.budget, seeds=spec.seeds, methods=methods, make=make, spent_before=before)
+        make, spent = partial(self._jobs, methods), time.perf_counter() - self.started
+        return protocol.planner(spec.budget, seeds=spec.seeds, methods=methods, make=make, spent_before=spent)
 
     def _chosen_heads(self, candidates: Mapping[CandidateId, Candidate]) -> list[CandidateId]:
         return protocol.chosen_heads(candidates, list(self.methods))
@@ -163,7 +163,7 @@ class ComparisonRunner:
         cost, predictor = self.measured.expenses[name], find_method(candidate.method)
         prediction = cost.own_head if identity.head == "own head" and cost.own_head else cost.probe
         emits_set = issubclass(predictor, Classifier) and predictor.emits_set
-        # Macro F1 is at thresholds chosen on validation; for a set of labels at 0.5, where the set is decided.
+        # Macro F1 uses thresholds chosen on validation. A predicted set has none; its scores are above or below 0.5.
         threshold = 0.5 if emits_set else best_thresholds(*val)
         macro_f1 = multilabel_metrics(*test, threshold=threshold, f1="per_class")["CF1"]
         assert candidate.test is not None

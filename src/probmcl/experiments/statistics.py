@@ -1,4 +1,4 @@
-"""From the results of all runs to summary rows: means over seeds, intervals over images, corrected p-values."""
+"""Summary statistics of a comparison: means over seeds, bootstrap intervals over images, and corrected p-values."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -15,13 +15,13 @@ from torch import Tensor
 from probmcl.evaluation.bootstrap import bootstrapped_map, centered, holm, interval, p_value, resamples
 from probmcl.experiments.results import ComparedClassifier, Result, Row
 
-DRAWS = 2000  # resamples of the test images: p can fall below 0.05 even when corrected for 50 methods
+DRAWS = 2000  # resamples of the test images; enough for p < 0.05 after the correction for 50 methods
 Samples = Float64[ndarray, " B"]
 Advance = Callable[[], object]
 
 
 class Predictions(NamedTuple):
-    """Scores and labels of the images of a split."""
+    """Scores, labels and the mask of known labels of a split."""
 
     scores: Float[Tensor, "N C"]
     labels: Float[Tensor, "N C"]
@@ -29,14 +29,14 @@ class Predictions(NamedTuple):
 
 
 def read_predictions(path: Path) -> Predictions:
-    """Read the file that a run writes for a split."""
+    """Read the predictions that a run has written for a split."""
     with np.load(path) as file:
         scores, labels, known = (torch.from_numpy(file[key]) for key in ("scores", "labels", "known"))
     return Predictions(scores, labels.float(), known)
 
 
 class _Seeds(NamedTuple):
-    """The results of a classifier by seed; `samples` has its mAP on each resample for seeds with stored predictions."""
+    """The results of a classifier by seed; `samples` is the mAP on each resample, if predictions are stored."""
 
     results: dict[int, Result]
     samples: dict[int, Samples]
@@ -49,7 +49,7 @@ class _Seeds(NamedTuple):
         return fmean(self.results[seed].test_map for seed in seeds)
 
     def mean_samples(self, seeds: Collection[int]) -> Samples | None:
-        """Return the mean over these seeds on each resample; None if one has no predictions, or none can be scored."""
+        """Return the mean over seeds on each resample; None if predictions are missing or no resample has an mAP."""
         if any(seed not in self.samples for seed in seeds):
             return None
         mean: Samples = np.mean([self.samples[seed] for seed in seeds], axis=0)
@@ -57,7 +57,7 @@ class _Seeds(NamedTuple):
 
 
 class _Difference(NamedTuple):
-    """The mAP of one classifier minus that of another, with the same seeds and on the same images."""
+    """The difference in mAP of two classifiers, with the same seeds and on the same images."""
 
     mean: float | None = None
     interval: tuple[float, float] | None = None
@@ -67,9 +67,9 @@ class _Difference(NamedTuple):
 def summarize(
     results: Sequence[Result], groups: Sequence[str] | None, advance: Advance = lambda: None
 ) -> tuple[Row, ...]:
-    """Return one row for each classifier in the results of all runs, those of the frozen probe included.
+    """Return one row for each classifier, given the results of all runs, including those of the frozen probe.
 
-    If the bootstrap draws groups, `groups` has that of each test image. `advance` is called after each result.
+    `groups` is the group of each test image, or None to resample images. `advance` is called after each result.
     """
     classifiers = _by_title(results, groups, advance)
     frozen = next(result.title for result in results if result.head == "frozen")
@@ -100,7 +100,7 @@ def _by_title(results: Sequence[Result], groups: Sequence[str] | None, advance: 
 
 
 def _better_heads(classifiers: Mapping[str, _Seeds]) -> list[str]:
-    """Return for each method the title that is better on validation; among equals the first, its own head."""
+    """Return the title of the better head on validation for each method; on a tie the first, which is its own head."""
     better: dict[str, str] = {}
     for title, seeds in classifiers.items():
         name = next(iter(seeds.results.values())).name
@@ -110,18 +110,18 @@ def _better_heads(classifiers: Mapping[str, _Seeds]) -> list[str]:
 
 
 def _difference(a: _Seeds, b: _Seeds) -> _Difference:
-    """Compare two classifiers over the seeds that both have: seeds differ as methods do."""
+    """Compare two classifiers over their common seeds, because scores differ between seeds as well."""
     shared = sorted(a.results.keys() & b.results.keys())
     if not shared:
         return _Difference()
-    mean, of_a, of_b = a.test(shared) - b.test(shared), a.mean_samples(shared), b.mean_samples(shared)
-    if of_a is None or of_b is None or np.isnan(of_a - of_b).all():
+    mean, samples_a, samples_b = a.test(shared) - b.test(shared), a.mean_samples(shared), b.mean_samples(shared)
+    if samples_a is None or samples_b is None or np.isnan(samples_a - samples_b).all():
         return _Difference(mean)
-    return _Difference(mean, interval(of_a - of_b), p_value(of_a - of_b))
+    return _Difference(mean, interval(samples_a - samples_b), p_value(samples_a - samples_b))
 
 
 def _corrected(differences: Mapping[str, _Difference], titles: Collection[str]) -> dict[str, _Difference]:
-    """Correct the p-values of the rows that represent their methods by Holm for their number; others have none."""
+    """Apply Holm's correction to the p-values of the rows in `titles`, and drop the p-values of other rows."""
     p = {title: d.p for title, d in differences.items() if title in titles and d.p is not None}
     corrected = dict(zip(p, holm(list(p.values())), strict=True))
     return {title: d._replace(p=corrected.get(title)) for title, d in differences.items()}

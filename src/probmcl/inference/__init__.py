@@ -1,4 +1,4 @@
-"""A finished run in use: load it, and predict, embed or evaluate with it."""
+"""Inference with a trained model: load a run, then predict, embed or evaluate."""
 
 from probmcl.errors import RunError
 from probmcl.inference.loading import load

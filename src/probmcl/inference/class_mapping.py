@@ -1,4 +1,4 @@
-"""Classes of a model and classes of data: which are the same, and the labels of the common ones."""
+"""Matching of a model's classes with those of a data set, with renames."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,23 +15,23 @@ from probmcl.data.labels import ROWS_AT_ONCE, LabelStates
 from probmcl.errors import DataError, suggestion
 
 HEADERS = (("data", "model"), ("from", "to"))
-"""Names of the two columns of a rename file, in any order; other names are in the order of the first pair."""
+"""Headers that define the order of the columns of a rename file; with other headers, the data's names come first."""
 
 
 @dataclass(frozen=True)
 class ClassMapping:
-    """The classes that a model and data have in common, and those that only one of them has."""
+    """The classes that a model and a data set have in common, and those that only one of them has."""
 
-    common: tuple[str, ...]  # names in the model, in its order
+    common: tuple[str, ...]  # names in the model, in the model's order
     in_model: list[int]  # index of each common class in the model
-    in_data: list[list[int]]  # indices in the data; several classes of the data may be one of the model
+    in_data: list[list[int]]  # indices in the data; several classes of the data may map to one class of the model
     only_in_model: list[str]
     only_in_data: list[str]
 
     def labels(self, states: LabelStates) -> tuple[Float[ndarray, "N K"], Bool[ndarray, "N K"]]:
-        """Return the 0/1 labels of the common classes, and which are known.
+        """Return the 0/1 labels of the common classes and the mask of known labels.
 
-        A class with several in the data is present if any of them is, absent if all of them are, otherwise unknown.
+        If several classes of the data map to one, it is present if any is, absent if all are, and unknown otherwise.
 
         >>> states = LabelStates.from_states(np.array([[0, 1], [0, 0], [0, 2]], dtype=np.uint8))
         >>> labels, known = match_classes(["cat"], ["tabby", "cat"], {"tabby": "cat"}).labels(states)
@@ -64,9 +64,9 @@ def match_classes(model: Sequence[str], data: Sequence[str], renames: Mapping[st
         sources.setdefault((renames or {}).get(name, name), []).append(index)
     common = tuple(name for name in model if name in sources)
     if not common:
-        near = "; ".join(f"{name!r}: {suggestion(name, model)}" for name in data[:3])
+        hints = "; ".join(f"{name!r} ({suggestion(name, model)})" for name in data[:3])
         problem = "the data and the model have no class in common"
-        raise DataError(f"{problem}; map them with `rename`. Of the data's classes, {near}")
+        raise DataError(f"{problem}; map the data's classes with `rename`: {hints}")
     return ClassMapping(
         common,
         [index for index, name in enumerate(model) if name in sources],
@@ -79,11 +79,10 @@ def match_classes(model: Sequence[str], data: Sequence[str], renames: Mapping[st
 def read_renames(
     renames: Path | str | Mapping[str, str] | None, *, model: Sequence[str], data: Sequence[str]
 ) -> dict[str, str]:
-    """Return the names in the model of classes of the data, from a file or a mapping.
+    """Return a mapping from class names in the data to class names in the model, read from a file or a mapping.
 
-    A file is a CSV of two columns with a header, the name in the data and the name in the model, or a JSON object.
-    Several names in the data may have one name in the model. A name that does not exist, or one with two meanings, is
-    an error.
+    A file is a JSON object, or a CSV with a header and two columns: the name in the data and the name in the model.
+    Several names in the data may map to the same name in the model. Unknown names and contradictory entries are errors.
 
     >>> read_renames({"Infiltrate": "Infiltration"}, model=["Infiltration"], data=["Infiltrate", "Mass"])
     {'Infiltrate': 'Infiltration'}
@@ -104,27 +103,26 @@ def read_renames(
 
 
 def _read_table(path: Path, model: Sequence[str], data: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Return the location of each rename, the name in the data and the name in the model."""
     table = load(path, lambda columns: len(columns) == 2, row="class")
     if len(table.columns) != 2:
         columns = f"{len(table.columns)} columns ({quoted(table.columns)})"
-        raise DataError(f"{path}: {columns}; renames have two, the name in the data and the name in the model")
+        raise DataError(f"{path}: expected two columns, the name in the data and the name in the model, got {columns}")
     first, second = table.columns
     if first in data and second in model:
-        raise DataError(f"{path}: row 1 is a rename; put a header above it: {','.join(HEADERS[0])}")
+        raise DataError(f"{path}, row 1: expected a header; insert a line above it: {','.join(HEADERS[0])}")
     if (second.lower(), first.lower()) in HEADERS:
         first, second = second, first
     pairs = zip(table.cells(first), table.cells(second), strict=True)
-    return [(f"{path}: row {old.line}", old.text, new.text) for old, new in pairs]
+    return [(f"{path}, row {old.line}", old.text, new.text) for old, new in pairs]
 
 
 def _read_object(path: Path) -> list[tuple[str, str, str]]:
     try:
-        # A list of pairs, since a dictionary would silently keep only the last of two equal names.
+        # A list of pairs, because a dictionary would silently drop all but the last of several equal names.
         pairs: Any = json.loads(read_text(path), object_pairs_hook=list)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}: row {error.lineno}: {error.msg}; renames are one object of names") from error
+        raise DataError(f"{path}, row {error.lineno}: {error.msg}; the file must be a JSON object") from error
     if not isinstance(pairs, list) or not all(isinstance(pair, tuple) and isinstance(pair[1], str) for pair in pairs):
         example = '{"name in the data": "name in the model"}'
-        raise DataError(f"{path}: renames are one object of names, as in {example}")
+        raise DataError(f"{path}: the file must be a JSON object of names, as in {example}")
     return [(str(path), *pair) for pair in pairs]

@@ -1,4 +1,4 @@
-"""Loading a model from a run folder: its files are checked, nothing is downloaded, and none of its code is run."""
+"""Loading of a model from an untrusted run folder: files are validated, and no code is downloaded or run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +45,8 @@ class _Labels:
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) < len(self.names) or len(self.counts) != len(self.names):
-            raise ValueError(f"{len(self.names)} names and {len(self.counts)} counts; each class has one of each")
-        parents_of(self.names, self.hierarchy)  # refuses a cycle
+            raise ValueError(f"{len(self.names)} names and {len(self.counts)} counts; expected one of each per class")
+        parents_of(self.names, self.hierarchy)  # raises an error if the hierarchy has a cycle
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class _Metadata:
 
 
 def load(run: Path | str, *, device: str = "auto") -> Model:
-    """Load the model that a run has kept; `auto` takes a CUDA device if there is one, otherwise the CPU."""
+    """Load the model of a run; device `auto` is a CUDA device if there is one, otherwise the CPU."""
     folder = RunFolder.existing(run)
     metadata = _read(folder, METADATA, _Metadata)
     if metadata.model is None or not folder.has(MODEL):
-        problem = f"this run has saved no model yet ({MODEL} is missing)"
-        raise RunError(f"{folder.path}: {problem}; see its status in {METADATA}")
+        problem = f"the run has no model yet ({MODEL} does not exist)"
+        raise RunError(f"{folder.path}: {problem}; see the status in {METADATA}")
     labels, preprocessing = _read(folder, LABELS, _Labels), _read(folder, PREPROCESSING, Preprocessing)
     encoder = Encoder(_read(folder, CONFIG, _Config).encoder.name, image_size=preprocessing.size)
     return Model(
@@ -86,24 +86,24 @@ def _read(folder: RunFolder, name: str, schema: type[T]) -> T:
     try:
         return msgspec.convert(content, schema)
     except ValueError as error:
-        raise RunError(f"{folder.path / name}: {error}; the file is not as `probmcl train` writes it") from error
+        raise RunError(f"{folder.path / name}: {error}; the file is damaged or was edited") from error
 
 
 def _load_classifier(folder: RunFolder, kept: _KeptModel, encoder: Encoder, labels: _Labels) -> Classifier:
-    """Build a method of this package: a folder from elsewhere must not be able to name code that is then run."""
+    """Load the classifier. It must be a method of this package: a run folder must not cause other code to be run."""
     path = folder.path / METADATA
     if kept.method not in METHODS:
-        near = suggestion(kept.method, METHODS)
-        raise RunError(f"{path}: method {kept.method!r} is not part of this package, and no other is loaded; {near}")
+        hint = suggestion(kept.method, METHODS)
+        raise RunError(f"{path}: method {kept.method!r} is not part of this package and cannot be loaded; {hint}")
     method, classes = find_method(kept.method), len(labels.names)
-    together = np.zeros((classes, classes), dtype=np.int64)
-    label_space = LabelSpace(labels.names, np.array(labels.counts), together, labels.hierarchy)
-    # The content of files is part of the state: a run loads without them, and none is read because a folder names it.
+    cooccurrence = np.zeros((classes, classes), dtype=np.int64)
+    label_space = LabelSpace(labels.names, np.array(labels.counts), cooccurrence, labels.hierarchy)
+    # Files that the settings name are not read: the state has their content, and the folder may be untrusted.
     changes = kept.settings | dict.fromkeys(method.files)
     try:
         settings = method_settings(kept.method, changes=changes)
         if not issubclass(method, Classifier) or not method.has_own_head(settings):
-            raise ValueError(f"method {kept.method!r} does not predict by itself; a probe on it does")
+            raise ValueError(f"method {kept.method!r} has no classifier; it needs a probe to predict")
         classifier = method(encoder, label_space, settings)
     except ValueError as error:
         raise RunError(f"{path}: {error}") from error
@@ -117,7 +117,7 @@ def _load_state(classifier: Classifier, folder: RunFolder) -> None:
         state = load_file(path)
         classifier.load_state_dict(upgrade_tensor_names(state) if folder.schema == 1 else state, strict=True)
     except (OSError, SafetensorError) as error:
-        raise RunError(f"{path}: cannot be read ({error}); the file is damaged, copy or train it again") from error
+        raise RunError(f"{path} cannot be read ({error}); copy the file again, or train again") from error
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
-        raise RunError(f"{path}: does not fit {CONFIG}, {LABELS} and {METADATA}: {first}") from error
+        raise RunError(f"{path} does not match {CONFIG}, {LABELS} and {METADATA}: {first}") from error

@@ -1,4 +1,4 @@
-"""A trained classifier in use."""
+"""The model of a run: prediction, embedding and evaluation."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -29,15 +29,17 @@ from probmcl.runtime.machine import CPU_PIXELS, GPU_PIXELS
 
 @final
 class Model:
-    """The classifier that a run has kept.
+    """The trained model of a run.
 
-    Images are given as files, folders, patterns (`photos/**/*.jpg`), `.txt` lists of paths, or Pillow images, one or a
-    list of them. They are decoded in `workers` processes (None: one per core, up to eight; 0: in this one) and go
-    through the network `batch_size` at a time (None: the fastest number for this device). On Linux a script needs no
-    `if __name__ == "__main__"`.
+    Images are files, folders, patterns (`photos/**/*.jpg`), `.txt` lists of paths, Pillow images, or a list of these.
+    They are decoded by `workers` processes (None: one per core, up to eight; 0: in this process). On Linux, the script
+    does not need `if __name__ == "__main__"`. `batch_size` is that of a forward pass (None: depends on the device).
 
-    Attributes: `classifier` is the network; `names` are the classes, in the order of the scores; `hierarchy` has the
-    parent of each class that has one; `preprocessing` makes the network's input from an image, as in training.
+    Attributes:
+        classifier: the network.
+        names: the classes, in the order of the scores.
+        hierarchy: the parent of each class that has one.
+        preprocessing: the transform from an image to the network's input.
     """
 
     def __init__(
@@ -51,15 +53,15 @@ class Model:
         source: DataSource | None,
         hierarchy: Mapping[str, str] | None = None,
     ) -> None:
-        # The memory format of the images, too: it makes convolutions faster.
+        # Images have the same memory format, which makes convolutions faster.
         moved = classifier.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.classifier: Classifier = moved.eval()
         self.names, self.preprocessing, self.device = names, preprocessing, device
         self.folder, self.hierarchy, self._source = folder, hierarchy, source
 
     def __repr__(self) -> str:
-        about = f"{len(self.names)} classes, {self.preprocessing.size} px, {self.device}"
-        return f"Model({str(self.folder)!r}, {about})"
+        summary = f"{len(self.names)} classes, {self.preprocessing.size} px, {self.device}"
+        return f"Model({str(self.folder)!r}, {summary})"
 
     def predict(
         self,
@@ -70,9 +72,9 @@ class Model:
         batch_size: int | None = None,
         workers: int | None = None,
     ) -> Predictions:
-        """Return a probability and a decision for each class of each image; unreadable images are in `errors`.
+        """Return the probability of each class and the decisions for each image; unreadable images are in `errors`.
 
-        `below_parents` lowers the score of a class to that of its parent if it is higher.
+        `below_parents` limits the score of each class to that of its parent.
         """
         blocks = self.stream(
             images, threshold=threshold, below_parents=below_parents, batch_size=batch_size, workers=workers
@@ -88,7 +90,7 @@ class Model:
         batch_size: int | None = None,
         workers: int | None = None,
     ) -> Iterator[Predictions]:
-        """Yield the same in blocks, as they are computed: memory does not grow with the number of images."""
+        """Yield the predictions in blocks, so that memory does not grow with the number of images."""
         if not 0 <= threshold <= 1:
             raise OptionError("threshold", threshold, "must be a probability between 0 and 1")
         parents, size = self._parents(below_parents), self._batch_size(batch_size)
@@ -99,11 +101,11 @@ class Model:
     def embed(
         self, images: Source | Sequence[Source], *, batch_size: int | None = None, workers: int | None = None
     ) -> Float[ndarray, "N D"]:
-        """Return the encoder's features of each image, without normalization; an unreadable image is an error."""
+        """Return the encoder's features of each image, not normalized; an unreadable image is an error."""
         features: list[ndarray] = []
         for batch in decode(images, self.preprocessing, batch_size=self._batch_size(batch_size), workers=workers):
             if batch.errors:
-                raise ImageError(batch.errors[0].path, f"{batch.errors[0].reason}; repair it, or leave it out")
+                raise ImageError(batch.errors[0].path, f"{batch.errors[0].reason}; repair or remove it")
             rows = self.classifier.encoder(batch.images.to(self.device, memory_format=torch.channels_last))
             features.append(np.asarray(rows.float().cpu()))
         return np.concatenate(features)
@@ -126,19 +128,27 @@ class Model:
         workers: int | None = None,
         console: Console | None = None,
     ) -> dict[str, Any]:
-        """Score one split of labeled data: the metrics of a run's evaluation, with intervals.
+        """Evaluate the model on one split of labeled data, with confidence intervals.
 
-        Images of the run keep their split there. New images have the split that the data give them; if the data have
-        neither val nor test, they count as `split`. Classes are matched by name. The result also has the classes that
-        are not in common, the `skipped` images, and as `trained_on` the number of images that the run was trained on;
-        copies of such images under other paths are a warning.
+        Images of the run keep the split that they had there. New images have their split in the data; if the data have
+        only train images, they count as `split`. Classes are matched by name. The result also has the classes that are
+        not in common, the `skipped` images, and the number of images that the run was `trained_on`.
 
-        Without `data` the run's own data are scored, read as in the run except for what `read` changes. `rename` maps
-        names of classes in the data to names in the model, as a file or a mapping. Each value of the column `by` is
-        also scored by itself. `aggregate` scores groups instead of images, by the mean or the maximum of their images'
-        scores. `below_parents` lowers the score of a class to that of its parent if it is higher. `skip_bad` is the
-        largest share of unreadable images to skip; by default any is an error that names them all. `draws` is the
-        number of resamples for the intervals, of groups if the data have them, otherwise of images; 0 for none.
+        Args:
+            data: the data to evaluate on; None for the data of the run.
+            split: train, val or test.
+            images: folder that image paths are relative to.
+            read: reading options; for the data of the run they override those of the run.
+            rename: mapping from class names in the data to class names in the model, or a file with it.
+            by: a column; its values are also evaluated separately.
+            aggregate: evaluate groups instead of images, by the mean or the maximum of their images' scores.
+            below_parents: limit the score of each class to that of its parent.
+            skip_bad: largest fraction of unreadable images to skip; by default, unreadable images are an error.
+            draws: number of bootstrap resamples of groups, or of images if there are no groups; 0 for no intervals.
+            seed: random seed of the resamples.
+            batch_size: images in a forward pass; see `Model`.
+            workers: processes that decode images; see `Model`.
+            console: prints progress; None prints nothing.
         """
         if split not in SPLITS:
             raise OptionError("split", split, f"must be one of {', '.join(SPLITS)}")
@@ -150,7 +160,7 @@ class Model:
         mapping = match_classes(self.names, records.label_space.names, renames)
         run_splits = read_run_splits(self.folder)
         records = select_split(records, split, run_splits)
-        options.values(records)  # any problem is an error before anything is scored
+        options.values(records)  # raises errors before images are scored
         trained_on = count_trained_on(records.paths, run_splits, split)
         records, scores, bad = self._score(records, skip_bad, batch_size, workers, console)
         scores = cap_at_parents(scores, parents)[:, mapping.in_model]
@@ -172,13 +182,13 @@ class Model:
         if data is not None:
             return DataSource(Path(data), None if images is None else Path(images), read)
         if self._source is None:
-            raise DataError("this run was trained on records that no file holds; name the data to evaluate on")
+            raise DataError("the data of this run were not read from a file; name the data to evaluate on")
         return self._source.with_changes(images, read)
 
     def _score(
         self, records: Records, skip_bad: float | None, batch_size: int | None, workers: int | None, console: Console
     ) -> tuple[Records, Float[ndarray, "N C"], list[BadImage]]:
-        """Score the readable images; once too many are bad, the rest is decoded only to name all bad ones."""
+        """Score the readable images. If too many are unreadable, the rest are only decoded, to list all that are."""
         scores: list[ndarray] = []
         bad: list[BadImage] = []
         size, first = self._batch_size(batch_size), 0
@@ -194,9 +204,11 @@ class Model:
         return without_bad(records, bad, share=skip_bad), np.concatenate(scores), bad
 
     def _parents(self, below_parents: bool) -> Int[ndarray, "C"]:
-        """The parent above which each class must not score, −1 for none."""
+        """Return the index of the parent that limits the score of each class, −1 for none."""
         if below_parents and not self.hierarchy:
-            raise OptionError("below_parents", True, f"needs a hierarchy: the classes of {self.folder} have no parents")
+            raise OptionError(
+                "below_parents", True, f"needs a class hierarchy, but the classes of {self.folder} have no parents"
+            )
         return parents_of(self.names, self.hierarchy if below_parents else None)
 
     def _batch_size(self, batch_size: int | None) -> int:

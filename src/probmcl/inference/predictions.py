@@ -1,4 +1,4 @@
-"""Predictions for images, and the files that hold them."""
+"""Predictions for images, and their CSV and JSON files."""
 
 import csv
 import itertools
@@ -18,7 +18,7 @@ DIGITS = 6
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """A probability and a decision for each class of each image.
+    """Probabilities and decisions for each image and class.
 
     >>> predictions = Predictions(("cat", "dog"), (Path("a.jpg"),), np.array([[0.9, 0.5]], dtype=np.float32), 0.5, {})
     >>> predictions.labels.tolist()
@@ -26,48 +26,48 @@ class Predictions:
     """
 
     names: tuple[str, ...]
-    paths: tuple[Path, ...]  # in the order in which the images were found
-    scores: Float[ndarray, "N C"]  # NaN for an image that could not be read
-    threshold: float  # a class is decided for if its probability is greater
-    errors: Mapping[Path, str]  # why an image could not be read
+    paths: tuple[Path, ...]  # in the order of the images
+    scores: Float[ndarray, "N C"]  # probabilities; NaN for an unreadable image
+    threshold: float  # a class is predicted if its probability is above this value
+    errors: Mapping[Path, str]  # the reason for each unreadable image
 
     def __len__(self) -> int:
         return len(self.paths)
 
     @classmethod
     def concatenate(cls, names: Sequence[str], threshold: float, blocks: Iterable["Predictions"]) -> "Predictions":
-        """Join blocks into one."""
-        nothing = cls(tuple(names), (), np.empty((0, len(names)), dtype=np.float32), threshold, {})
-        parts = [nothing, *blocks]
+        """Concatenate blocks of predictions, possibly none."""
+        empty = cls(tuple(names), (), np.empty((0, len(names)), dtype=np.float32), threshold, {})
+        parts = [empty, *blocks]
         paths = tuple(path for part in parts for path in part.paths)
         errors = {path: reason for part in parts for path, reason in part.errors.items()}
         return cls(tuple(names), paths, np.concatenate([part.scores for part in parts]), threshold, errors)
 
     @property
     def labels(self) -> Bool[ndarray, "N C"]:
-        """Decisions: whether the probability is greater than the threshold."""
+        """Decisions: True where the probability is above the threshold."""
         return self.scores > self.threshold
 
     def to_csv(self, path: Path | str) -> None:
-        """Write a table: path, error, for each class its probability, then `NAME:decision` as 0 or 1."""
+        """Write a CSV with the columns path, error, the probability of each class, and `NAME:decision` (0 or 1)."""
         _write(Path(path), _write_csv, iter([self]))
 
     def to_json(self, path: Path | str) -> None:
-        """Write an object: names, threshold, and for each image path, error, probabilities and decisions by name."""
+        """Write JSON with names, threshold, and for each image its path, error, probabilities and decisions by name."""
         _write(Path(path), _write_json, iter([self]))
 
 
 def write_predictions(path: Path, blocks: Iterable[Predictions]) -> None:
-    """Write predictions as they come, as CSV or JSON by the file's suffix.
+    """Write blocks of predictions as they are computed, as CSV or JSON depending on the suffix.
 
-    Until they are complete they are in `partial_path(path)`, which remains if something goes wrong.
+    They are written to `partial_path(path)`, which is renamed at the end. After an error the partial file remains.
     """
     refuse_output(path)
     _write(path, WRITERS[path.suffix.lower()], iter(blocks))
 
 
 def partial_path(path: Path) -> Path:
-    """Return the file that holds predictions until they are complete.
+    """Return the file that predictions are written to until they are complete.
 
     >>> partial_path(Path("predictions.csv")).name
     'predictions.csv.part'
@@ -76,35 +76,35 @@ def partial_path(path: Path) -> Path:
 
 
 def refuse_output(path: Path) -> None:
-    """Refuse a file that cannot be written, before anything is computed."""
+    """Raise an error if predictions cannot be written to a file; call it before computing them."""
     if path.suffix.lower() not in WRITERS:
-        raise ValueError(f"{path}: its name has to end in {' or '.join(WRITERS)}, which decides the format")
+        raise ValueError(f"{path}: the name must end in {' or '.join(WRITERS)}, which determines the format")
     _refuse_existing(path)
 
 
 def _refuse_existing(path: Path) -> None:
     if path.exists():
-        raise FileExistsError(f"{path} exists already; choose another name, or delete it")
+        raise FileExistsError(f"{path} already exists; choose another name or delete it")
     if partial_path(path).exists():
-        cause = "another command writes it now, or an earlier one was stopped"
-        raise FileExistsError(f"{partial_path(path)} exists already: {cause}; choose another name, or delete it")
+        cause = "another command is writing it, or an earlier one was interrupted"
+        raise FileExistsError(f"{partial_path(path)} already exists: {cause}; choose another name or delete it")
 
 
 def _write(
     path: Path, write: Callable[[TextIO, Predictions, Iterator[Predictions]], None], blocks: Iterator[Predictions]
 ) -> None:
     _refuse_existing(path)
-    first = next(blocks)  # an error at the start leaves no file
+    first = next(blocks)  # an error in the first block leaves no file
     columns = {PATH, ERROR, *(f"{name}{DECISION}" for name in first.names)}
     ambiguous = [name for name in first.names if name in columns]
     if ambiguous and write is _write_csv:
-        raise ValueError(f"{path}: class {ambiguous[0]!r} has the name of another column; write .json instead")
+        raise ValueError(f"{path}: class {ambiguous[0]!r} has the name of another column; write a .json file instead")
     path.parent.mkdir(parents=True, exist_ok=True)
-    # A file name that is not valid text is written as its bytes.
+    # Undecodable bytes of a file name are written unchanged.
     with partial_path(path).open("x", encoding="utf-8", errors="surrogateescape", newline="") as file:
         write(file, first, itertools.chain([first], blocks))
     if path.exists():
-        raise FileExistsError(f"{path} was created meanwhile; the predictions are in {partial_path(path)}")
+        raise FileExistsError(f"{path} was created by another process; the predictions are in {partial_path(path)}")
     partial_path(path).replace(path)
 
 
@@ -117,7 +117,7 @@ def _write_csv(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) 
 
 
 def _write_json(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
-    """Write one line per image, so that any number of them can be written as they come."""
+    """Write one line per image, so that the images need not be in memory together."""
     head = json.dumps({"names": first.names, "threshold": first.threshold})
     file.write(f'{head[:-1]}, "images": [')
     separator = "\n"

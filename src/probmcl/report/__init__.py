@@ -1,1 +1,1 @@
-"""Tables, figures and sentences for people, drawn from results."""
+"""Tables, plots and summaries of results."""

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH, HEIGHT = 860, 488  # points of the figure without its caption; with many rows it is higher
-LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 64  # points of the margins
-FONT, LINE, MARK = 12, 16, 5  # points: font size, height of a line of the caption, half of the width of a mark
-LONGEST = 40  # characters of a label; the tooltip of the mark has the whole name
-# Colors of the methods, in turn; text in each of them is readable on white.
+WIDTH, HEIGHT = 860, 488  # size of the figure without its caption, in points; many rows make it taller
+LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 64  # margins, in points
+FONT, LINE, MARK = 12, 16, 5  # font size, height of a caption line, and half the width of a mark, in points
+MAX_LABEL = 40  # characters of a label before it is truncated; the tooltip has the full name
+# Colors that methods cycle through. Each has enough contrast for text on white.
 COLORS = ("#1b62a5", "#b3400b", "#1d7a3a", "#8a2aa5", "#8a6100", "#b0184d", "#0b7285", "#5b4bc4", "#5c6b00", "#7a4a2b")
 _UNITS = {
     "s": (1, (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30)),
@@ -35,20 +35,20 @@ _UNITS = {
     "h": (3600, (1, 2, 5, 10)),
     "d": (86_400, (1, 2, 5, 10, 20, 50, 100)),
 }
-# Seconds at which the time axis may have a tick, and its label.
+# Possible ticks of the time axis: seconds, and the label.
 TICKS = {seconds * count: f"{count:g} {unit}" for unit, (seconds, counts) in _UNITS.items() for count in counts}
 Point = Float[ndarray, "2"]
-Box = Float[ndarray, "4"]  # left, bottom, right and top of a rectangle, in points
+Box = Float[ndarray, "4"]  # left, bottom, right and top edge, in points
 Boxes = Float[ndarray, "_ 4"]
 
 
 def to_svg(comparison: Comparison) -> str:
-    """Return the plot as SVG, the same text for the same comparison. Every mark has a tooltip with its numbers."""
+    """Return the plot as SVG, with a tooltip for every mark. Equal comparisons give identical text."""
     import matplotlib
 
     text, options = io.StringIO(), {"svg.fonttype": "none", "svg.hashsalt": "probmcl"}
     title = _printable(f"Test mAP against training time, {comparison.data}")
-    # Our font lacks some glyphs, of which matplotlib warns; the viewer's font may have them.
+    # matplotlib warns about glyphs that its font lacks. The SVG contains text, and the viewer's font may have them.
     with matplotlib.rc_context(options), warnings.catch_warnings(action="ignore"):
         draw(comparison).savefig(text, format="svg", metadata={"Date": None, "Creator": None, "Title": title})
     svg = text.getvalue()
@@ -60,13 +60,13 @@ def to_svg(comparison: Comparison) -> str:
 
 
 def draw(comparison: Comparison) -> Figure:
-    """Draw test mAP with its interval against seconds of training: a mark for each row, a band for the frozen probe."""
+    """Draw test mAP against training time: a mark with an error bar per row, and a band for the frozen probe."""
     from matplotlib.figure import Figure
 
     frozen, rows, caption = comparison.frozen, comparison.ordered[1:], _caption(comparison)
     bottom = BOTTOM + LINE * len(caption)
     height = max(HEIGHT - BOTTOM, TOP + 18 * len(rows)) + bottom
-    figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72)  # so that a pixel is a point
+    figure = Figure(figsize=(WIDTH / 72, height / 72), dpi=72)  # one pixel is one point
     inner = (WIDTH - LEFT - RIGHT) / WIDTH, (height - bottom - TOP) / height
     axes = figure.add_axes((LEFT / WIDTH, bottom / height, *inner))
     _set_scales(axes, frozen, rows)
@@ -84,7 +84,7 @@ def draw(comparison: Comparison) -> Figure:
 
 
 def _set_scales(axes: Axes, frozen: Row, rows: Sequence[Row]) -> None:
-    """Leave room around every mark and interval; a narrow range is widened so that noise does not look large."""
+    """Set axis limits with a margin, and with a minimum range so that noise does not look like a large difference."""
     scores = [100 * score for row in (frozen, *rows) for score in (row.mAP, *(row.interval or ()))]
     margin = max(0.08 * (max(scores) - min(scores)), 0.5)
     seconds = [_seconds(row) for row in rows or [frozen]]
@@ -99,8 +99,8 @@ def _set_scales(axes: Axes, frozen: Row, rows: Sequence[Row]) -> None:
     axes.grid(color="#e4e4e4", linewidth=1)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.set_xlabel("training time, logarithmic", fontsize=FONT)
-    axes.set_title("test mAP, %", fontsize=FONT, loc="left", pad=12)
+    axes.set_xlabel("training time (log scale)", fontsize=FONT)
+    axes.set_title("test mAP (%)", fontsize=FONT, loc="left", pad=12)
 
 
 def _seconds(row: Row) -> float:
@@ -126,13 +126,13 @@ def _draw_legend(axes: Axes) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], label=head, **_mark(head, "#444")) for head in ("own head", "re-probed")]
-    handles.append(Line2D([], [], label="bold: the best on validation", linestyle="none"))
-    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.12, 1.0), "handletextpad": 0.2}
-    axes.legend(handles=handles, ncols=3, frameon=False, borderaxespad=0.4, fontsize=FONT, **place)
+    handles.append(Line2D([], [], label="bold: best on validation", linestyle="none"))
+    position: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0.12, 1.0), "handletextpad": 0.2}
+    axes.legend(handles=handles, ncols=3, frameon=False, borderaxespad=0.4, fontsize=FONT, **position)
 
 
 def _draw_labels(axes: Axes, comparison: Comparison, colors: dict[str, str]) -> None:
-    """Name every row near its mark, and the frozen probe at the emptier end of its line."""
+    """Label every row near its mark, and the frozen probe at the less crowded end of its line."""
     frozen, rows, frame = comparison.frozen, comparison.ordered[1:], np.array(axes.bbox.extents)
     points = axes.transData.transform([(_seconds(row), 100 * row.mAP) for row in (frozen, *rows)])
     marks = np.hstack([points[1:] - MARK - 1, points[1:] + MARK + 1])
@@ -153,7 +153,7 @@ def _draw_labels(axes: Axes, comparison: Comparison, colors: dict[str, str]) -> 
     taken = np.vstack([marks, box])
     for number in np.lexsort(points[1:].T[::-1]):
         row, point = rows[number], points[1 + number]
-        name = _printable(row.name if len(row.name) <= LONGEST else row.name[: LONGEST - 1] + "…")
+        name = _printable(row.name if len(row.name) <= MAX_LABEL else row.name[: MAX_LABEL - 1] + "…")
         weight = "bold" if row in comparison.methods[:1] else "normal"
         box = place_label(point, _text_size(name, weight), frame, taken, np.array(lines))
         taken = np.vstack([taken, box])
@@ -161,7 +161,7 @@ def _draw_labels(axes: Axes, comparison: Comparison, colors: dict[str, str]) -> 
 
 
 def _write(axes: Axes, text: str, box: Box, mark: Point | None, style: dict[str, Any]) -> None:
-    """Write a label into its box, with a line to its mark if that is far away."""
+    """Write a label into its box, and connect it to its mark by a line if the mark is far away."""
     left, middle, right = box[0], (box[1] + box[3]) / 2, box[2]
     ends_at_mark = mark is not None and left + right < 2 * mark[0]
     x, align = (right - 2, "right") if ends_at_mark else (left + 2, "left")
@@ -174,17 +174,17 @@ def _write(axes: Axes, text: str, box: Box, mark: Point | None, style: dict[str,
 
 
 def _text_size(text: str, weight: str) -> tuple[float, float]:
-    """Measure a label; wide characters count as a W, since our font may lack them."""
+    """Return the width and height of a label. Wide characters count as a W because the font may lack them."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
-    measured = "".join("W" if unicodedata.east_asian_width(sign) in "WF" else sign for sign in text)
+    measured = "".join("W" if unicodedata.east_asian_width(character) in "WF" else character for character in text)
     font = FontProperties(size=FONT, weight=weight)
     return text_to_path.get_text_width_height_descent(measured, font, False)[0] + 4, FONT + 4.0
 
 
 def place_label(point: Point, size: tuple[float, float], frame: Box, taken: Boxes, lines: Boxes) -> Box:
-    """Return the nearest box for a label inside the frame, over nothing that is `taken`, if possible over no line.
+    """Return the nearest box inside the frame for a label that, if possible, overlaps no box in `taken` or `lines`.
 
     >>> mark, no_lines = np.array([[43.0, 43.0, 57.0, 57.0]]), np.zeros((0, 4))
     >>> place_label(np.array([50.0, 50.0]), (30.0, 10.0), np.array([0.0, 0.0, 200.0, 100.0]), mark, no_lines)
@@ -204,7 +204,6 @@ def place_label(point: Point, size: tuple[float, float], frame: Box, taken: Boxe
 
 
 def _overlaps(boxes: Boxes, others: Boxes) -> Int[ndarray, " B"]:
-    """Count the others that each box overlaps."""
     starts_before_end = boxes[:, None, :2] < others[:, 2:]
     ends_after_start = others[:, :2] < boxes[:, None, 2:]
     count: Int[ndarray, " B"] = (starts_before_end & ends_after_start).all(axis=2).sum(axis=1)
@@ -212,7 +211,7 @@ def _overlaps(boxes: Boxes, others: Boxes) -> Int[ndarray, " B"]:
 
 
 def _caption(comparison: Comparison) -> list[str]:
-    """Return the conditions, whose lines end between two of them, and the notes on an mAP."""
+    """Return the lines of the caption: the conditions, broken only between two of them, then the notes on mAP."""
     width = int((WIDTH - LEFT - RIGHT) / (0.6 * FONT))
     conditions = comparison.protocol.replace(" ", "\u00a0").replace("\u00a0·\u00a0", "\u00a0· ")
     lines = [line.replace("\u00a0", " ") for line in textwrap.wrap(conditions, width)]
@@ -221,4 +220,4 @@ def _caption(comparison: Comparison) -> list[str]:
 
 
 def _printable(text: str) -> str:
-    return "".join(sign if sign.isprintable() else "?" for sign in text)
+    return "".join(character if character.isprintable() else "?" for character in text)

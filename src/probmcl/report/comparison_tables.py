@@ -1,4 +1,4 @@
-"""The tables of a comparison: for the terminal, Markdown, LaTeX with its bibliography, and CSV."""
+"""Tables of a comparison for the terminal, Markdown, LaTeX (with a bibliography) and CSV."""
 
 import importlib.resources
 import re
@@ -11,17 +11,17 @@ from probmcl.tables import MISSING, Cell, Column, Table, duration, figures, perc
 
 
 def mean_and_interval(row: Row) -> str:
-    """Return the mAP of a row and its interval: 79.1 [77.8, 80.3]."""
+    """Return the mAP of a row with its interval, as in `79.1 [77.8, 80.3]`."""
     return percent(row.mAP) + (f" [{', '.join(map(percent, row.interval))}]" if row.interval else "")
 
 
 def gain_and_interval(row: Row) -> str:
-    """Return the gain of a row over the frozen probe and its interval: +1.2 [+0.3, +2.1]."""
+    """Return the gain of a row over the frozen probe with its interval, as in `+1.2 [+0.3, +2.1]`."""
     return points(row.gain) + (f" [{', '.join(map(points, row.gain_interval))}]" if row.gain_interval else "")
 
 
 class Quantity(NamedTuple):
-    """A column: its header, the cell of a row and, if the highest is the best, the number that decides that."""
+    """A column: its header, its cells and, if the highest value is shown in bold, the value to rank by."""
 
     header: str
     cell: Callable[[Row], str]
@@ -30,7 +30,7 @@ class Quantity(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Columns that are read together and fit the width of a page; `note` is a remark on a row below the table."""
+    """The columns of one table, narrow enough for a page; `note` returns the note on a row, or an empty string."""
 
     title: str
     quantities: tuple[Quantity, ...]
@@ -47,21 +47,21 @@ def _number(header: str, field: str, write: Callable[[float], str]) -> Quantity:
 
 SECTIONS: dict[str, Section] = {
     "quality": Section(
-        "How good",
+        "Accuracy",
         (
             _score("validation", "validation"),
             Quantity("mAP", mean_and_interval, lambda row: row.mAP),
-            _number("over seeds", "over_seeds", lambda spread: f"± {percent(spread)}"),
+            _number("over seeds", "over_seeds", lambda deviation: f"± {percent(deviation)}"),
             Quantity("gain over frozen", gain_and_interval, lambda row: row.gain),
             Quantity("p", lambda row: probability(row.gain_p)),
         ),
         note=lambda row: row.note,
     ),
     "decisions": Section(
-        "Decisions: yes above 0.5; for macro F1, above thresholds chosen on validation",
+        "Decisions at a threshold of 0.5; for macro F1, at thresholds chosen on validation",
         (*(_score(name, name) for name in ("CP", "CR", "CF1", "OP", "OR", "OF1")), _score("macro F1", "macro_F1")),
         note=lambda row: (
-            "a set of labels has no threshold to choose, so that macro F1 is at 0.5 too" if row.emits_set else ""
+            "predicts a set of labels without thresholds, so macro F1 is also at 0.5" if row.emits_set else ""
         ),
     ),
     "retrieval": Section(
@@ -75,18 +75,18 @@ SECTIONS: dict[str, Section] = {
         note=lambda row: row.note if row.emits_set else "",
     ),
     "cost": Section(
-        "What it costs",
+        "Cost",
         (
             _number("training", "seconds", duration),
-            _number("trained images/s", "training_speed", figures),
-            _number("predicted images/s", "prediction_speed", figures),
+            _number("training images/s", "training_speed", figures),
+            _number("prediction images/s", "prediction_speed", figures),
             _number("peak memory, MB", "peak_memory", lambda count: figures(count / 1e6)),
             _number("parameters, M", "parameters", lambda count: figures(count / 1e6)),
             _number("GMAC", "gmac", figures),
         ),
     ),
     "origin": Section(
-        "What was compared",
+        "Methods and settings",
         (
             Quantity("fidelity", lambda row: row.fidelity, words=True),
             _number("seeds", "seeds", str),
@@ -97,7 +97,7 @@ SECTIONS: dict[str, Section] = {
         ),
     ),
 }
-"""Every table of a comparison, by its key in LaTeX labels."""
+"""The tables of a comparison; their keys are part of the LaTeX labels."""
 
 
 def comparison_tables(comparison: Comparison) -> dict[str, Table]:
@@ -117,7 +117,7 @@ def _table(section: Section, comparison: Comparison) -> Table:
 
 
 def _best_rows(quantity: Quantity, rows: tuple[Row, ...]) -> set[int]:
-    """Return the rows whose score, as printed, is the highest: ties are all bold."""
+    """Return the indices of the rows with the highest score after rounding, so that all ties are bold."""
     if quantity.score is None:
         return set()
     scores = {number: score for number, row in enumerate(rows) if (score := quantity.score(row)) is not None}
@@ -126,7 +126,7 @@ def _best_rows(quantity: Quantity, rows: tuple[Row, ...]) -> set[int]:
 
 
 def notes(section: Section, comparison: Comparison) -> list[str]:
-    """Return the notes below a table: one sentence for each note, with the rows that it concerns."""
+    """Return the notes below a table, each with the titles of the rows that it applies to."""
     titles: dict[str, list[str]] = {}
     for row in comparison.ordered:
         if note := section.note(row):
@@ -141,11 +141,11 @@ CSV_ROW = """
     reference fingerprint note emits_set
 """.split()  # noqa: SIM905  # a list would take forty lines
 CSV_CONDITIONS = ("trials", "test_images", "groups", "classes", "encoder", "data", "draws")
-"""The columns of the CSV file: those of a row, then those that are the same in every line."""
+"""Columns of the CSV file: `CSV_ROW` differs between rows, `CSV_CONDITIONS` is the same in every line."""
 
 
 def to_csv(comparison: Comparison) -> str:
-    """Return every field of every row, one line each; fractions, not percent; an interval is `_low` and `_high`."""
+    """Return all fields of all rows as CSV. Scores are fractions; intervals have two columns, `_low` and `_high`."""
     conditions = {name: getattr(comparison, name) for name in CSV_CONDITIONS}
     return tables.to_csv([dict(_fields(row)) | conditions for row in comparison.ordered])
 
@@ -161,33 +161,33 @@ def _fields(row: Row) -> Iterator[tuple[str, object]]:
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """Return each table under its heading, then the methods that were left out."""
+    """Return all tables as Markdown, each under a heading, then the list of methods that were left out."""
     parts = [tables.to_markdown(table) for table in comparison_tables(comparison).values()]
     left_out = [f"- {tables.markdown_text(sentence)}" for sentence in comparison.left_out]
     return "\n".join([*parts, *(["### Left out", "", *left_out, ""] if left_out else [])])
 
 
 def to_latex(comparison: Comparison) -> str:
-    """Return each table as a floating environment; needs the package booktabs."""
+    """Return all tables as LaTeX floats; the document needs the booktabs package."""
     parts = [r"% \usepackage{booktabs}"]
     parts += [f"% left out: {' '.join(sentence.split())}" for sentence in comparison.left_out]
     data = re.sub("[^a-z0-9]+", "-", comparison.data.lower()).strip("-")
     for key, table in comparison_tables(comparison).items():
         caption = f"{table.title}. {table.caption}."
         if any(quantity.score for quantity in SECTIONS[key].quantities):
-            caption += " Scores are in percent, the highest in bold."
+            caption += " Scores are in percent; the highest are in bold."
         parts.append(tables.to_latex(table, label=f"tab:{data}-{key}", caption=caption))
     return "\n".join(parts)
 
 
 def references() -> dict[str, str]:
-    """Return every entry of references.bib by its key."""
+    """Return the entries of references.bib by key."""
     text = importlib.resources.files("probmcl.methods").joinpath("references.bib").read_text(encoding="utf-8")
     return {entry[1]: entry[0] for entry in re.finditer(r"^@\w+\{([^,\s]+),.*?^\}", text, re.MULTILINE | re.DOTALL)}
 
 
 def to_bibtex(comparison: Comparison) -> str:
-    """Return the entries that the rows cite, each once, in the order of the rows."""
+    """Return the BibTeX entries that the rows cite, without duplicates, in the order of the rows."""
     known, cited = references(), dict.fromkeys(row.reference for row in comparison.ordered if row.reference)
     # BibTeX skips text between entries.
     return "\n\n".join([known.get(key, f"% no entry for {key} in references.bib") for key in cited] + [""])

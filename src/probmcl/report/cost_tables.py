@@ -1,4 +1,4 @@
-"""The tables of `probmcl cost`, and the same numbers as records for CSV and JSON."""
+"""Tables of `probmcl cost`, and the same numbers as records for CSV and JSON."""
 
 import dataclasses
 import itertools
@@ -21,7 +21,7 @@ def millions(count: int | None) -> str:
 
 
 def giga(count: float | None) -> str:
-    """Return GMAC with two decimals, and with three for a small network.
+    """Return GMAC with two decimals, or with three below 1.
 
     >>> giga(31.2), giga(0.3841)
     ('31.20', '0.384')
@@ -35,7 +35,7 @@ MEASURED = [*map(Column, ("training ms/image", "training views/s", "predicting m
 
 
 def cost_tables(rows: Sequence[CostRow]) -> list[Table]:
-    """Return a table for each encoder, size and number of classes, and another for the measurements, if any."""
+    """Return one table per encoder, size and number of classes, and one more for its measurements, if any."""
     tables = []
     for (encoder, size, classes), group in itertools.groupby(rows, lambda r: (r.encoder, r.image_size, r.classes)):
         together, name = tuple(group), Column.of_names("method")
@@ -44,7 +44,7 @@ def cost_tables(rows: Sequence[CostRow]) -> list[Table]:
         tables.append(Table(title, [name, *COUNTED], cells, notes=_problems(together)))
         speeds = [(row.method, row.speed) for row in together if row.speed]
         if speeds:
-            title = f"measured on {speeds[0][1].device}, {speeds[0][1].batch_size} images at once"
+            title = f"measured on {speeds[0][1].device}, batch size {speeds[0][1].batch_size}"
             tables.append(Table(title, [name, *MEASURED], [[method, *_measured(speed)] for method, speed in speeds]))
     return tables
 
@@ -68,7 +68,6 @@ def _measured(speed: Speed) -> list[str]:
 
 
 def _problems(rows: Sequence[CostRow]) -> list[str]:
-    """Return the reasons for missing numbers or measurements, each with its methods."""
     methods: dict[str, list[str]] = {}
     for row in rows:
         if problem := row.problem or row.unmeasured:
@@ -77,27 +76,27 @@ def _problems(rows: Sequence[CostRow]) -> list[str]:
 
 
 def paper_table(networks: Sequence[PaperNetwork]) -> Table:
-    """Return Table 3 of the paper and ours: the printed numbers of each method, then our networks."""
+    """Return a table of the numbers in Table 3 of the paper, each followed by those of our networks."""
     columns = [*map(Column.of_names, ("method", "encoder")), Column("classes"), *NETWORK]
     cells: list[list[str]] = []
     for printed, group in itertools.groupby(networks, lambda network: network.printed):
-        cells.append([f"{printed.name}, printed", "", "", f"{printed.parameters:.2f}", "", "", f"{printed.gmac:.2f}"])
+        cells.append([f"{printed.name} (paper)", "", "", f"{printed.parameters:.2f}", "", "", f"{printed.gmac:.2f}"])
         rows = (network.row for network in group)
         cells += [[row.method, row.encoder, f"{row.classes}", *_network(row)] for row in rows]
     notes = dict.fromkeys(f"{network.printed.name}: {network.printed.note}" for network in networks)
     problems = _problems([network.row for network in networks])
-    return Table("Table 3 of the paper, and ours at 448 px", columns, cells, notes=[*notes, *problems])
+    return Table("Table 3 of the paper and our networks at 448 px", columns, cells, notes=[*notes, *problems])
 
 
 def record(row: CostRow) -> dict[str, Any]:
-    """Return a row as plain numbers under stable keys; those of a measurement are None without one."""
+    """Return a row as a flat dictionary; the keys of a measurement are None if there is none."""
     numbers = dataclasses.asdict(row)
     speed = numbers.pop("speed") or dict.fromkeys(field.name for field in dataclasses.fields(Speed))
     return numbers | speed
 
 
 def paper_record(network: PaperNetwork) -> dict[str, Any]:
-    """Return the record of a network next to the numbers printed in the paper."""
+    """Return the record of a network with the numbers that the paper prints for it."""
     printed = network.printed
     numbers = {"printed_parameters_millions": printed.parameters, "printed_gmac": printed.gmac}
     return {"printed_method": printed.name} | numbers | record(network.row) | {"note": printed.note}

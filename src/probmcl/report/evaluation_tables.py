@@ -1,12 +1,12 @@
-"""The tables and lines of `probmcl evaluate`, in percent."""
+"""Output of `probmcl evaluate`: tables and lines of text, with scores in percent."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from probmcl.tables import MISSING, Column, Table, percent
 
-SHOWN = 5  # names in a line: the best classes, those not in common, those renamed
-ROWS = 20  # classes or values in a table; the file of all numbers has the rest
+MAX_NAMES = 5  # names in a line of text
+MAX_ROWS = 20  # classes or values in a table; the JSON file has all of them
 
 
 def overall(result: Mapping[str, Any]) -> Table:
@@ -16,38 +16,38 @@ def overall(result: Mapping[str, Any]) -> Table:
     groups = f"{result['groups']:,} groups by the {result['aggregate']} of " if result.get("aggregate") else ""
     title += f"({groups}{result['images']:,} images, {classes} with a positive)"
     decisions = {f"probability > {threshold}": numbers for threshold, numbers in result["at"].items()}
-    decisions["… > 0.5, three best"] = result["top3"]
+    decisions["… > 0.5, top 3"] = result["top3"]
     rows = [[name, *map(percent, numbers.values())] for name, numbers in decisions.items()]
-    return _table(title, ("decided where", "CP", "CR", "CF1", "OP", "OR", "OF1"), rows)
+    return _table(title, ("decision rule", "CP", "CR", "CF1", "OP", "OR", "OF1"), rows)
 
 
 def by_class(result: Mapping[str, Any]) -> Table:
-    """Return the classes with the lowest average precision; those without a positive come last."""
+    """Return the classes in order of average precision, lowest first; classes without a positive are last."""
     ranked = sorted(result["ap"], key=lambda name: (result["ap"][name] is None, result["ap"][name] or 0.0))
-    some = "" if len(ranked) <= ROWS else f"the {ROWS} worst of {len(ranked)} "
+    selection = "" if len(ranked) <= MAX_ROWS else f"{MAX_ROWS} of {len(ranked)} "
     threshold = result["decisions"]["threshold"]
     rows = []
-    for name in ranked[:ROWS]:
+    for name in ranked[:MAX_ROWS]:
         rates = result["per_class"][name]
         shares = [rates[key] for key in ("sensitivity", "specificity", "ppv", "npv")]
         numbers = map(percent, (result["ap"][name], result["auroc"][name], *shares))
         rows.append([name, f"{rates['n']:,}", f"{rates['positives']:,}", *numbers])
-    title = f"{some}classes, worst AP first; sens., spec., PPV and NPV at probability > {threshold}"
+    title = f"{selection}classes, lowest AP first; sens., spec., PPV and NPV at probability > {threshold}"
     return _table(title, ("class", "known", "positive", "AP", "AUROC", "sens.", "spec.", "PPV", "NPV"), rows)
 
 
 def by_value(result: Mapping[str, Any]) -> Table:
     """Return the scores for each value of a column."""
     values = result["by"]["values"]
-    some = "" if len(values) <= ROWS else f", the first {ROWS} of {len(values)} values"
+    selection = "" if len(values) <= MAX_ROWS else f", the first {MAX_ROWS} of {len(values)} values"
     rows = []
-    for value, part in list(values.items())[:ROWS]:
+    for value, part in list(values.items())[:MAX_ROWS]:
         groups = MISSING if part["groups"] is None else f"{part['groups']:,}"
         row = [value, f"{part['images']:,}", groups, str(part["classes_scored"])]
         for key in ("mAP", "macro_auroc"):
             row += [percent(part[key]), _interval(part[f"{key}_interval"])]
         rows.append(row)
-    title = f"by {result['by']['column']}{some}; 95 %: the middle of resamples"
+    title = f"by {result['by']['column']}{selection}; with 95 % bootstrap intervals"
     return _table(title, ("value", "images", "groups", "classes", "mAP", "95 %", "AUROC", "95 %"), rows)
 
 
@@ -57,45 +57,45 @@ def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 
 def lines(result: Mapping[str, Any]) -> list[str]:
-    """Return notes, AUROC, decisions, intervals, the best of many classes, levels, and the classes not scored."""
+    """Return the lines below the tables: notes, scores over all classes, levels, and classes that are not scored."""
     auroc = f"macro AUROC {percent(result['macro_auroc'])} %{_bracketed(result.get('macro_auroc_interval'))}"
     texts = [*(f"note: {note}" for note in _notes(result)), auroc, decisions_line(result)]
     if result.get("mAP_interval") is not None:
-        texts.append(f"intervals: the middle 95 % of {result['draws']:,} resamples of {result['resampled']}")
+        texts.append(f"intervals: 95 %, bootstrap with {result['draws']:,} resamples of {result['resampled']}")
     for number, part in result.get("levels", {}).items():
         scores = f"mAP {percent(part['mAP'])}, macro AUROC {percent(part['macro_auroc'])}"
         texts.append(f"level {number}: {scores} ({part['classes_scored']} of {part['classes']} classes)")
     scored = {name: ap for name, ap in result["ap"].items() if ap is not None}
-    if len(result["ap"]) > ROWS:
-        best = sorted(scored, key=lambda name: -scored[name])[:SHOWN]
+    if len(result["ap"]) > MAX_ROWS:
+        best = sorted(scored, key=lambda name: -scored[name])[:MAX_NAMES]
         texts.append(f"best: {', '.join(f'{name} {percent(scored[name])}' for name in best)}")
     if result.get("renamed"):
-        texts.append(f"renamed: {_some([f'{data} → {model}' for data, model in result['renamed'].items()])}")
+        texts.append(f"renamed: {_first([f'{data} → {model}' for data, model in result['renamed'].items()])}")
     for side in ("model", "data"):
         names = result[f"classes_only_in_{side}"]
         if names:
-            texts.append(f"not scored, {_count(len(names), 'class', 'classes')} only in the {side}: {_some(names)}")
+            texts.append(f"not scored: {_count(len(names), 'class', 'classes')} only in the {side} ({_first(names)})")
     return texts
 
 
 def decisions_line(result: Mapping[str, Any]) -> str:
-    """Return the scores of the decisions over all classes."""
+    """Return one line with the scores of the decisions over all classes."""
     decisions = result["decisions"]
     shares = {"macro F1": "macro_F1", "micro F1": "micro_F1", "sample F1": "sample_F1", "Hamming loss": "hamming_loss"}
     parts = [f"{name} {percent(decisions[key])}" for name, key in shares.items()]
-    fully_known = f"(of {decisions['images_fully_known']:,} fully known)"
+    fully_known = f"({decisions['images_fully_known']:,} images with all labels known)"
     parts.append(f"subset accuracy {percent(decisions['subset_accuracy'])} {fully_known}")
     return f"at probability > {decisions['threshold']}: {', '.join(parts)}"
 
 
 def _notes(result: Mapping[str, Any]) -> list[str]:
     notes = [result["note"]] if "note" in result else []
-    if certain := result["classes_without_negatives"]:
-        classes = _count(len(certain), "class", "classes")
-        notes.append(f"AP is 1 by definition for {classes} without a known negative: {_some(certain)}")
+    if all_positive := result["classes_without_negatives"]:
+        classes = _count(len(all_positive), "class", "classes")
+        notes.append(f"AP is 1 by definition for {classes} without a known negative: {_first(all_positive)}")
     skipped = [f"{image['path']} ({image['reason']})" for image in result.get("skipped", ())]
     if skipped:
-        notes.append(f"skipped, {_count(len(skipped), 'image', 'images')} that cannot be used: {_some(skipped)}")
+        notes.append(f"skipped {_count(len(skipped), 'unreadable image', 'unreadable images')}: {_first(skipped)}")
     return notes
 
 
@@ -111,5 +111,5 @@ def _count(number: int, singular: str, plural: str) -> str:
     return f"1 {singular}" if number == 1 else f"{number:,} {plural}"
 
 
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")

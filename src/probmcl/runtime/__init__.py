@@ -1,1 +1,1 @@
-"""Where and how tensors are computed: device, processes, precision, memory."""
+"""Devices, processes, numerical precision and memory."""

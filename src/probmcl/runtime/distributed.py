@@ -1,8 +1,8 @@
 """Collective operations for several processes under torchrun; with a single process they do nothing.
 
-Each process holds its own images. Losses are free of torch.distributed: methods gather the rows that they compare, and
+Each process has different images. Losses do not use torch.distributed: methods gather the rows that they compare, and
 scale sums so that the mean over processes, which DistributedDataParallel takes of the gradients, is the loss of all
-images. All processes have to call the collective functions, in the same order.
+images. All processes must call the collective functions in the same order.
 """
 
 import gc
@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-# DistributedDataParallel imports this module, in which the current process group becomes a default argument. Imported
-# first, it holds none; otherwise the group outlives `destroy_process_group`, and its threads can abort the interpreter.
+# DistributedDataParallel imports this module, which stores the current process group as a default argument. Import it
+# before there is a group; otherwise the group outlives `destroy_process_group`, and its threads can abort Python.
 import torch.distributed.nn.functional
 from jaxtyping import Float, Float32, Shaped
 from torch import Tensor
@@ -24,18 +24,18 @@ from torch.autograd.function import once_differentiable
 T = TypeVar("T")
 
 TIMEOUT = timedelta(hours=2)
-"""How long a process waits for another that evaluates or saves. If one dies, torchrun ends all of them at once."""
+"""How long a process waits for another one that evaluates or saves. If one dies, torchrun stops all immediately."""
 
 MAX_DIMS = 8
-"""Length of the vector in which the shape of a tensor is gathered; larger than any number of axes here."""
+"""Length of the vectors in which shapes are gathered, larger than the number of dimensions of any tensor here."""
 
 
 @contextmanager
 def process_group(device: str | None = None) -> Iterator[None]:
     """Initialize the process group of torchrun, with one GPU per process if there are GPUs, and destroy it at the end.
 
-    Does nothing in a single process, or if the calling script has initialized the group already. GPUs are not used if
-    `device` is of another type.
+    Does nothing in a single process, or if the group is initialized already. GPUs are not used if `device` is of
+    another type.
 
     >>> with process_group():
     ...     rank(), world_size(), is_main_process()
@@ -51,19 +51,19 @@ def process_group(device: str | None = None) -> Iterator[None]:
     try:
         yield
     finally:
-        gc.collect()  # a DistributedDataParallel holds the group too
+        gc.collect()  # instances of DistributedDataParallel also reference the group
         dist.destroy_process_group()
 
 
 def _local_gpu() -> int:
     rank, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if rank >= gpus:
-        raise ValueError(f"no GPU for process {rank} (there are {gpus}); run torchrun with nproc-per-node={gpus}")
+        raise ValueError(f"no GPU for process {rank} (found {gpus} GPUs); run torchrun with nproc-per-node={gpus}")
     return rank
 
 
 def rank() -> int:
-    """Return the rank of this process, from 0."""
+    """Return the rank of this process, starting at 0."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
@@ -78,7 +78,7 @@ def is_main_process() -> bool:
 
 
 def local_rows(count: int) -> slice:
-    """Return the slice of this process's `count` rows among the gathered rows of all processes.
+    """Return the slice of this process's rows among the gathered rows, given that each process has `count` rows.
 
     >>> local_rows(4)
     slice(0, 4, None)
@@ -87,9 +87,9 @@ def local_rows(count: int) -> slice:
 
 
 def gather(rows: Shaped[Tensor, "M *rest"]) -> Shaped[Tensor, "P *rest"]:
-    """Return the rows of all processes in the order of ranks, with gradient; every process has the same number.
+    """Return the rows of all processes in the order of ranks, with gradient; all must have the same number of rows.
 
-    The gradient is that of the sum of all processes' losses, as required before gradients are averaged.
+    The gradient is that of the sum of all processes' losses, so averaging it over processes gives that of their mean.
 
     >>> gather(torch.tensor([1.0, 2.0]))
     tensor([1., 2.])
@@ -98,7 +98,7 @@ def gather(rows: Shaped[Tensor, "M *rest"]) -> Shaped[Tensor, "P *rest"]:
         return rows
     shapes = _shapes(rows)
     if len(set(shapes)) > 1:
-        raise ValueError(f"processes hold tensors of shapes {shapes}; give each the same number of images")
+        raise ValueError(f"all processes must have the same number of images, got tensors of shapes {shapes}")
     gathered: Tensor = _Gather.apply(rows)  # type: ignore[no-untyped-call]
     return gathered
 
@@ -111,14 +111,14 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        total = grad.clone(memory_format=torch.contiguous_format)  # autograd may reuse the incoming one
+        total = grad.clone(memory_format=torch.contiguous_format)  # autograd may reuse the incoming gradient
         dist.all_reduce(total)
         return total[local_rows(len(total) // world_size())]
 
 
 @torch.no_grad()
 def gather_unequal(rows: Shaped[Tensor, "M *rest"]) -> Shaped[Tensor, "P *others"]:
-    """Return the rows of all processes in the order of ranks, without gradient; each has any number, or none.
+    """Return the rows of all processes in the order of ranks, without gradient; their numbers may differ or be 0.
 
     >>> gather_unequal(torch.tensor([1.0, 2.0]))
     tensor([1., 2.])
@@ -148,7 +148,7 @@ def all_reduce_mean(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
 
 
 def broadcast(value: T) -> T:
-    """Return the value of rank 0 on all processes; it is sent as JSON.
+    """Return the value of rank 0 on all processes. It must be serializable as JSON.
 
     >>> broadcast({"epochs": 3})
     {'epochs': 3}
@@ -167,7 +167,7 @@ def barrier() -> None:
 
 
 def shard(items: Sequence[T]) -> Sequence[T]:
-    """Return the shard of this process: items rank, rank + world size, rank + 2·world size and so on.
+    """Return the shard of this process: every item whose index modulo the world size is the rank.
 
     >>> shard(["a", "b", "c"])
     ['a', 'b', 'c']
@@ -176,7 +176,7 @@ def shard(items: Sequence[T]) -> Sequence[T]:
 
 
 def unshard(parts: Sequence[Float32[Tensor, "_ *rest"]]) -> Float32[Tensor, "P *others"]:
-    """Gather the results of all shards, a CPU tensor for each item, and return their rows in the order of the items.
+    """Gather the results of all shards, one CPU tensor per item, and return their rows in the order of the items.
 
     >>> unshard([torch.tensor([1.0, 2.0]), torch.tensor([3.0])])
     tensor([1., 2., 3.])

@@ -1,4 +1,4 @@
-"""What this machine offers: devices, worker processes that decode images, and memory that stays in the process."""
+"""Devices, worker processes and memory allocation."""
 
 import ctypes
 import multiprocessing
@@ -11,25 +11,25 @@ from typing import TypeVar
 from probmcl.errors import OptionError
 
 TRIM_THRESHOLD, MMAP_MAX = -1, -4
-"""Parameters of mallopt in glibc's malloc.h: how much free memory to keep, and how many blocks to allocate by mmap."""
+"""Parameters of glibc's mallopt: the amount of free memory to keep, and the number of blocks to allocate by mmap."""
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
-MOST_WORKERS = 8
+MAX_WORKERS = 8
 
 CPU_PIXELS, GPU_PIXELS = 400_000, 12_000_000
-"""Pixels of a batch in inference: few on a CPU, so that its cache holds the activations between layers."""
+"""Pixels of a batch in inference. On a CPU, the activations of a layer should fit into the cache."""
 
 
 def find_device(name: str) -> str:
-    """Return the device of a name; `auto` is a CUDA device if there is one, otherwise the CPU.
+    """Return the name of an available device; `auto` is a CUDA device if there is one, otherwise the CPU.
 
     >>> find_device("cpu")
     'cpu'
     >>> find_device("meta")
     Traceback (most recent call last):
-    probmcl.errors.OptionError: `device=meta` is not available: torch has cpu on this machine; give one, or auto
+    probmcl.errors.OptionError: `device=meta` is not available on this machine; choose from auto, cpu
     """
     import torch
 
@@ -40,22 +40,22 @@ def find_device(name: str) -> str:
         return "cuda" if "cuda" in available else "cpu"
     if name not in available:
         devices = ", ".join(available)
-        raise OptionError("device", name, f"is not available: torch has {devices} on this machine; give one, or auto")
+        raise OptionError("device", name, f"is not available on this machine; choose from auto, {devices}")
     return name
 
 
 def default_workers() -> int:
-    """Return one worker for each core that this process may use, up to eight; 0 if Python cannot fork safely.
+    """Return the default number of workers: one per core that this process may use, up to eight; 0 except on Linux.
 
-    On macOS and Windows a worker runs the user's script again, which never ends without `if __name__ == "__main__"`.
+    On macOS and Windows a worker runs the user's script again, endlessly if it lacks `if __name__ == "__main__"`.
     """
-    return min(len(os.sched_getaffinity(0)), MOST_WORKERS) if sys.platform == "linux" else 0
+    return min(len(os.sched_getaffinity(0)), MAX_WORKERS) if sys.platform == "linux" else 0
 
 
 def start_method() -> str:
     """Return the start method of workers: the user's choice, otherwise fork on Linux and Python's default elsewhere.
 
-    A choice equal to Python's default is ignored: it is also recorded when a library only creates a lock.
+    A choice that equals Python's default is ignored, because creating a lock in a library also sets it.
     """
     default = multiprocessing.get_all_start_methods()[0]
     chosen = multiprocessing.get_start_method(allow_none=True)
@@ -67,16 +67,16 @@ def start_method() -> str:
 def ignore_interrupts(_: int = 0) -> None:
     """Ignore Ctrl-C in a worker: a terminal sends it to all processes, and only the parent should handle it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # If the parent stops while it receives a batch, the thread that sends it would print a traceback.
-    sys.excepthook = lambda kind, error, trace: (
-        None if isinstance(error, ConnectionError | EOFError) else sys.__excepthook__(kind, error, trace)
+    # If the parent stops while receiving a batch, the sending thread would print a traceback.
+    sys.excepthook = lambda cls, error, traceback: (
+        None if isinstance(error, ConnectionError | EOFError) else sys.__excepthook__(cls, error, traceback)
     )
 
 
 def map_in_order(work: Callable[[Part], Result], parts: Sequence[Part], workers: int) -> Generator[Result, None, None]:
-    """Yield `work(part)` for each part in order, computed by `workers` processes, or in this one if 0.
+    """Yield `work(part)` for each part in order, computed by `workers` processes, or in the current process if 0.
 
-    Wrap it in `contextlib.closing`, so that stopping early, as on an interrupt, does not wait for the remaining parts.
+    Wrap it in `contextlib.closing`, so that stopping early, for example on Ctrl-C, does not wait for the other parts.
 
     >>> list(map_in_order(len, ["a", "bc"], workers=0))
     [1, 2]
@@ -84,7 +84,7 @@ def map_in_order(work: Callable[[Part], Result], parts: Sequence[Part], workers:
     if workers == 0:
         yield from map(work, parts)
         return
-    from concurrent.futures import ProcessPoolExecutor  # not at the start of every command
+    from concurrent.futures import ProcessPoolExecutor  # imported here to keep the start of commands fast
 
     context = multiprocessing.get_context(start_method())
     with ProcessPoolExecutor(workers, mp_context=context, initializer=ignore_interrupts) as pool:
@@ -98,11 +98,11 @@ def map_in_order(work: Callable[[Part], Result], parts: Sequence[Part], workers:
 def keep_freed_memory() -> bool:
     """Tell glibc to keep freed memory instead of returning it to the OS; return whether that succeeded.
 
-    By default glibc returns every large block to the OS at once, which hands it out again page by page, zeroed: on a
-    CPU that took half of the processor time of a forward pass, and a quarter of a training step's. The price is a fifth
-    more memory at the peak. It affects the whole process, so only the command line calls it, not the library.
+    By default glibc returns large blocks immediately, and the OS zeroes every page before handing it out again. This
+    took half of the CPU time of a forward pass and a quarter of that of a training step. Keeping the memory increases
+    its peak by a fifth. The setting affects the whole process, so only the command line uses it, not the library.
     """
     if sys.platform != "linux":
         return False
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries do not have it
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries, such as musl, do not have it
     return mallopt is not None and bool(mallopt(TRIM_THRESHOLD, 2**31 - 1)) and bool(mallopt(MMAP_MAX, 0))

@@ -1,4 +1,4 @@
-"""Formulas in float32 or better, whatever the precision of the network around them."""
+"""Numerical precision: formulas are computed in float32 or float64, even if the network uses half precision."""
 
 import contextlib
 import functools
@@ -32,12 +32,12 @@ def to_float64(x: Tensor) -> Tensor:
 
 @contextlib.contextmanager
 def _float32_matmul() -> Iterator[None]:
-    """Multiply float32 matrices in float32, whatever torch.set_float32_matmul_precision allows elsewhere.
+    """Multiply float32 matrices in full float32, regardless of torch.set_float32_matmul_precision.
 
-    The setting is global: other threads multiply in float32 meanwhile, too.
+    The setting is global, so it also affects other threads.
     """
-    # Since 2.9 each backend has its own setting in addition to the common one, and torch raises an error when the
-    # common one is read while the two contradict each other.
+    # Since torch 2.9 each backend has a setting in addition to the common one. Reading the common one raises an error
+    # if the two disagree.
     matmul: Any = [getattr(b, "matmul", None) for b in (torch.backends.cuda, torch.backends.mkldnn)]
     backends = [backend for backend in matmul if hasattr(backend, "fp32_precision")]
     allowed = [backend.fp32_precision for backend in backends]
@@ -54,25 +54,25 @@ def _float32_matmul() -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(common)
         for backend, precision in zip(backends, allowed, strict=True):
-            backend.fp32_precision = "none"  # which inherits
+            backend.fp32_precision = "none"  # inherit the common setting
             if backend.fp32_precision != precision:
                 backend.fp32_precision = precision
 
 
 def full_precision(function: Callable[P, R]) -> Callable[P, R]:
-    """Make `function` compute outside autocast, on tensors of at least float32, and multiply matrices without TF32.
+    """Decorate a function so that it runs without autocast and TF32, on tensors of at least float32.
 
-    A network may run in bfloat16; a sum over 10,000 labels or an exponent scaled by 2,048 dimensions may not.
+    Half precision is enough for a network, but not for a sum over 10,000 labels or an exponent scaled by 2,048.
     """
 
     @functools.wraps(function)
     def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
         positional = [at_least_float32(x) if isinstance(x, Tensor) else x for x in args]
         named = {key: at_least_float32(x) if isinstance(x, Tensor) else x for key, x in kwargs.items()}
-        with contextlib.ExitStack() as off:
+        with contextlib.ExitStack() as stack:
             for device in ("cpu", "cuda", "mps"):
-                off.enter_context(torch.autocast(device, enabled=False))
-            off.enter_context(_float32_matmul())
-            return function(*positional, **named)  # type: ignore[arg-type]  # each keeps its type
+                stack.enter_context(torch.autocast(device, enabled=False))
+            stack.enter_context(_float32_matmul())
+            return function(*positional, **named)  # type: ignore[arg-type]  # the types of the arguments are unchanged
 
     return wrapped

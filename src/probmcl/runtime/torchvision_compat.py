@@ -1,9 +1,9 @@
-"""A torchvision that can be imported even if its compiled operators do not fit the installed torch.
+"""Import of torchvision, even if its compiled operators do not match the installed torch.
 
-A torchvision built for CUDA cannot load its operators with a CPU build of torch, and its own import then fails because
-one of them is missing. Transforms and models need none of them, so declaring the missing operators is enough.
+A torchvision built for CUDA cannot load its operators with a CPU build of torch, and its import then fails. Transforms
+and models do not use these operators, so it is enough to declare them.
 
-Import torchvision from here, and import this module before timm, which imports torchvision itself:
+Import torchvision from here, and import this module before timm, which also imports torchvision:
 
 >>> from probmcl.runtime.torchvision_compat import transforms
 >>> transforms.Resize(4).size
@@ -25,8 +25,8 @@ DECLARATIONS = (
 def import_torchvision() -> torch.library.Library | None:
     """Import torchvision; if its operators are missing, declare them and import it again.
 
-    Returns the declarations, which last as long as the object is kept, or None if torchvision is healthy. They are made
-    only after the failure: made beforehand, they would collide with the operators of a healthy build.
+    Returns the declarations, which exist as long as the object does, or None if no operator is missing. They are not
+    made before the first import, because they would conflict with the operators of a working build.
     """
     try:
         importlib.import_module("torchvision")
@@ -49,8 +49,8 @@ def forget_torchvision() -> None:
         del sys.modules[name]
 
 
-DECLARED = import_torchvision()  # bound to a name for its lifetime: the declarations go when it goes
+DECLARED = import_torchvision()  # keeps the declarations alive
 
-from torchvision.transforms import v2 as transforms  # noqa: E402 - works only from here on
+from torchvision.transforms import v2 as transforms  # noqa: E402 - needs the declarations
 
 __all__ = ["DECLARATIONS", "DECLARED", "MISSING_OPERATOR", "import_torchvision", "transforms"]
