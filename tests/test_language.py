@@ -8,11 +8,11 @@ import check_language
 @pytest.mark.parametrize(
     ("line", "phrase"),
     [
-        ("# The mask stands be" + "side the labels.", "beside"),
+        ("# The mask is beside the labels.", "beside"),
         ('raise ValueError(f"{path} is no ' + 'run folder")', "is no run"),
-        ('"""What the table says."""', "What the table says"),
-        ("one row a " + "label", "one row a label"),
-        ("The normal" + "isation of features", "normalisation"),
+        ("# What the table says.", "What the table says."),
+        ("one row a label", "one row a label"),
+        ("The normalisation of features", "normalisation"),
     ],
 )
 def test_phrases_are_found(tmp_path: Path, line: str, phrase: str) -> None:
@@ -32,9 +32,9 @@ def test_plain_sentences_pass(tmp_path: Path, line: str) -> None:
 
 def test_allowed_phrases_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.md"
-    page.write_text("be" + "side", encoding="utf-8")
+    page.write_text("beside", encoding="utf-8")
     assert check_language.main([str(page)]) == 1
-    monkeypatch.setitem(check_language.ALLOWED, "page.md", {"be" + "side": "a quotation"})
+    monkeypatch.setitem(check_language.ALLOWED, "page.md", {"beside": "a quotation"})
     assert check_language.main([str(page)]) == 0
 
 
