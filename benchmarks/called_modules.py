@@ -3,7 +3,7 @@
     python benchmarks/called_modules.py
 
 A newcomer who follows one command through the code has to open these files. The script trains on a small folder of
-generated images with a tiny encoder, which takes a few seconds; importing a module does not count as calling it.
+generated images with a tiny encoder, which takes a few seconds. Importing a module does not count as calling it.
 """
 
 from __future__ import annotations

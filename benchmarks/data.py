@@ -4,8 +4,8 @@ The photographs are scikit-learn's china.jpg and flower.jpg, resized and saved a
 process on one thread.
 
 The time for a large image depends on the history of the process. In a new process, glibc requests the memory of every
-photograph from the operating system and returns it afterwards; for plain Pillow these system calls (2,600 page faults
-at 1280 × 960) take two thirds of the time of its own work. After a process has freed an array of about 30 MB, it keeps
+photograph from the operating system and returns it afterwards. For plain Pillow, these system calls (2,600 page faults
+at 1280 × 960) take two thirds as long as its own work. After a process has freed an array of about 30 MB, it keeps
 such memory. Plain Pillow benefits most, because it decodes photographs at full size. Decoding is therefore measured in
 both states, first in a new process.
 """
@@ -69,7 +69,7 @@ def timer(work: Callable[[Path], object], paths: Sequence[Path], times: int) -> 
 def print_ratio(
     title: str, competitors: dict[str, Callable[[], float]], rounds: int, goal: float | None, unit: str
 ) -> None:
-    """Print the ratio of the times of the first and the second competitor."""
+    """Print the ratio of the first competitor's time to the second's."""
     print(f"\n{title}")
     times = alternate(competitors, rounds, unit)
     slow, fast = competitors
@@ -124,7 +124,7 @@ def augmenting(folder: Path, args: argparse.Namespace) -> None:
 
 
 def caching(folder: Path, args: argparse.Namespace) -> None:
-    """Compare the first and the second pass through the cache with reading without it."""
+    """Compare the first and second passes through the cache with reading without a cache."""
     paths = photographs(folder, *SIDES[0], args.quality)
     filled = open_cache(folder / "filled", keep_free=0)
     timer(lambda path: filled.read(path, SIZE), paths, 1)()

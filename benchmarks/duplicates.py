@@ -94,9 +94,7 @@ def write_copy(path: Path, kind: str, folder: Path, rng: np.random.Generator) ->
     if suffix == ".jpg":
         copy.save(target, quality=int(rng.integers(30, 91)))
     else:
-        copy.save(
-            target, compress_level=1
-        )  # differs from Pillow's default, so that the copy of a PNG has different bytes
+        copy.save(target, compress_level=1)  # differs from Pillow's default, so the copy of a PNG has different bytes
     return target
 
 
@@ -152,7 +150,7 @@ def contact_sheet(pairs: Sequence[tuple[Path, Path]], target: Path) -> None:
 
 
 def cost(paths: Sequence[Path], workers: int, rounds: int) -> None:
-    """Print the time of fingerprints and of the duplicate search relative to reading the images at the same size."""
+    """Print the time of fingerprinting and of the duplicate search, relative to reading the images at the same size."""
 
     def read_images() -> float:
         start = time.perf_counter()
@@ -182,7 +180,7 @@ def cost(paths: Sequence[Path], workers: int, rounds: int) -> None:
 
 
 def main() -> None:
-    """Print the rates of the synthetic sets and of each folder, then the time."""
+    """Print the rates for the synthetic sets and for each folder, then the time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--data", type=Path, nargs="*", default=[], help="folders of photographs")
     parser.add_argument("--images", type=int, default=1000, help="photographs per folder, chosen at random")

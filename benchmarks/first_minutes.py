@@ -67,7 +67,7 @@ def probmcl_train(args: argparse.Namespace, run: Path, copy: Path) -> tuple[floa
 
 
 def can_predict(run: Path) -> bool:
-    """Return whether run.json has a model; the entry is written after the weights."""
+    """Return whether run.json lists a model; the entry is written after the weights."""
     metadata = run / "run.json"
     return metadata.is_file() and json.loads(metadata.read_text(encoding="utf-8"))["model"] is not None
 
@@ -88,7 +88,7 @@ def test_score(run: Path, data: Path, result: Path) -> float:
 
 
 def score_in(path: Path) -> float:
-    """Return the mAP in a file of results."""
+    """Return the mAP in a results file."""
     result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return float(result["mAP"])
 

@@ -1,4 +1,4 @@
-"""Compare the error of the mixture similarity for different grid sizes with the error formula."""
+"""Compare the measured error of the mixture similarity with the error formula for different grid sizes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def predicted(grid: Grid, narrowest: float) -> float:
 
 
 def errors(dim: int) -> list[tuple[int, float, float]]:
-    """Return the nodes, the largest error of a similarity and the predicted error for each step."""
+    """Return, for each step, the number of nodes, the largest error of a similarity and the predicted error."""
     p = mixtures(dim)
     truth: Tensor = correlation(p, way="tiled")
     results = []

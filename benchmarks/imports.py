@@ -32,7 +32,7 @@ def timer(code: str) -> Callable[[], float]:
 
 
 def main() -> None:
-    """Print the median times, also without the start of Python."""
+    """Print the median times, with and without Python's own startup time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="processes per command")
     rounds = parser.parse_args().rounds

@@ -1,4 +1,4 @@
-"""Compare mAP of 40,000 × 80 scores with torchmetrics and scikit-learn: time, and exactness with ties.
+"""Compare the mAP computation for 40,000 × 80 scores with torchmetrics and scikit-learn: time, and exactness with ties.
 
 torchmetrics is optional: pip install torchmetrics.
 """
@@ -27,12 +27,12 @@ Scorer = Callable[[Tensor, Tensor], NDArray[np.float64]]
 
 
 def ours(scores: Tensor, labels: Tensor) -> NDArray[np.float64]:
-    """Return the average precision of probmcl."""
+    """Return the average precision computed by probmcl."""
     return average_precision(scores, labels).numpy()
 
 
 def scikit_learn(scores: Tensor, labels: Tensor) -> NDArray[np.float64]:
-    """Return the average precision of scikit-learn, the reference."""
+    """Return the average precision computed by scikit-learn, the reference."""
     return np.asarray(average_precision_score(labels.numpy(), scores.numpy(), average=None))
 
 

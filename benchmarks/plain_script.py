@@ -15,7 +15,7 @@ from typing import Any
 
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch: waiting threads must not spin on busy cores
 
-import probmcl.runtime.torchvision_compat  # noqa: F401  # so that a torchvision built for another torch can be imported
+import probmcl.runtime.torchvision_compat  # noqa: F401  # makes a torchvision built for another torch importable
 
 # isort: split
 import numpy as np

@@ -1,4 +1,4 @@
-"""Baselines of `similarity.py`: the paper's similarity in plain autograd, and the same with little memory.
+"""Baselines for `similarity.py`: the paper's similarity in plain autograd, and a version that needs little memory.
 
 Only the mixture class comes from probmcl.
 """
@@ -39,7 +39,7 @@ def naive(p: IsotropicMixture) -> Tensor:
 
 
 def truth(p: IsotropicMixture) -> Tensor:
-    """Return the similarity, computed a few components at a time: for float64 and any number of components."""
+    """Return the similarity, computed a few components at a time, so float64 works with any number of components."""
     inner: Tensor = TiledInner.apply(p.dim, p.log_weight, p.mean, p.variance)  # type: ignore[no-untyped-call]
     return from_inner(inner)
 
@@ -49,7 +49,7 @@ class TiledInner(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, dim: int, *parameters: Tensor) -> Tensor:
-        """Return the log-sum-exp over the tiles and the transposes of those off the diagonal."""
+        """Return the log-sum-exp over the tiles and over the transposes of the off-diagonal tiles."""
         inner = parameters[0].new_full((len(parameters[0]),) * 2, -math.inf)
         for a, b in tiles(parameters[0]):
             part = tile([x[:, a] for x in parameters], [x[:, b] for x in parameters], dim)
@@ -60,7 +60,7 @@ class TiledInner(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients, summed over tiles weighted by their share of the log-sum-exp."""
+        """Return the gradients, summed over the tiles, each weighted by its share of the log-sum-exp."""
         inner, *parameters = ctx.saved_tensors
         gradients = [torch.zeros_like(x) for x in parameters]
         for a, b in tiles(parameters[0]):

@@ -1,4 +1,4 @@
-"""Count runs of two processes under torchrun that fail on a busy machine.
+"""Count the two-process runs under torchrun that fail on a busy machine.
 
     python benchmarks/process_shutdown.py --runs 40 --busy 3
 

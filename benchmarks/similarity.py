@@ -1,8 +1,8 @@
-"""Compare implementations of the similarity of M mixtures of C components in n dimensions.
+"""Compare implementations of the similarity between M mixtures of C components in n dimensions.
 
-The variants are plain autograd, tiled, and the feature map, eager and compiled. The time is that of a forward and a
-backward pass with the contrastive loss, from parameters as at the start of training. Plain autograd runs in a separate
-process, the others take turns. The plot needs matplotlib: pip install matplotlib.
+The variants are plain autograd, tiled, and the feature map, eager and compiled. Each time covers a forward and a
+backward pass with the contrastive loss, with parameters as at the start of training. Plain autograd runs in a separate
+process; the others take turns. The plot needs matplotlib: pip install matplotlib.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def reset_peak() -> bool:
 
 
 def child(variant: str, rows: int, classes: int, dim: int, rounds: int) -> dict[str, Any]:
-    """Return the times of a few calls and the additional memory of the first (of the second for `compiled`)."""
-    seconds(variant, 4 if variant != "compiled" else rows, classes, dim)  # excludes the memory of the compiler
+    """Return the times of a few calls and the additional memory of the first call (the second for `compiled`)."""
+    seconds(variant, 4 if variant != "compiled" else rows, classes, dim)  # excludes the compiler's memory
     valid = reset_peak() or variant != "compiled"
     before, times = peak(), [seconds(variant, rows, classes, dim)]
     extra = peak() - before if valid else None
@@ -111,7 +111,7 @@ def in_child(args: argparse.Namespace, row: Row, rounds: int) -> list[float]:
 
 
 def fits(args: argparse.Namespace, needed: float) -> bool:
-    """Return whether plain autograd may take this many bytes: within its limit, and within free memory."""
+    """Return whether plain autograd may use this many bytes: they must be within its limit and within free memory."""
     meminfo = Path("/proc/meminfo")
     free = 1024 * int(meminfo.read_text().split("MemAvailable:")[1].split()[0]) if meminfo.exists() else math.inf
     return needed <= args.naive_memory * 1e9 and 1.1 * needed <= free
@@ -131,7 +131,7 @@ def measure_others(args: argparse.Namespace, rows: list[Row]) -> None:
     for row in rows:
         if row.predicted_seconds is not None:
             rounds[row.variant] = int(args.patience / row.predicted_seconds)
-        if rounds[row.variant] > 1:  # a single call is so long that it needs no warm-up
+        if rounds[row.variant] > 1:  # a single call takes so long that no warm-up is needed
             seconds(row.variant, args.rows, row.classes, row.dim)
     for index in range(args.rounds):
         for row in rows if index % 2 == 0 else reversed(rows):

@@ -73,7 +73,7 @@ def table(rows: list[Row]) -> str:
 
 
 def ratios(rows: list[Row]) -> list[str]:
-    """Return time ratios of variants at 80 classes (or the fewest), and of the most classes to these."""
+    """Return time ratios of the variants at 80 classes (or the fewest), and of the most classes to that number."""
     lines = []
     for dim in dict.fromkeys(row.dim for row in rows):
         by_size = {(row.variant, row.classes): row for row in rows if row.dim == dim}

@@ -1,6 +1,6 @@
 """Compare stratified folds and splits of 100,000 × 80 labels with iterative-stratification and scikit-multilearn.
 
-Measures time, balance and the number of divided groups. Both competitors are optional:
+The script measures time, balance and the number of divided groups. Both competitors are optional:
 pip install iterative-stratification scikit-multilearn.
 """
 
@@ -82,7 +82,7 @@ def competitors(without: Sequence[str]) -> dict[str, Splitter]:
 
 
 def make_labels(images: int, classes: int) -> tuple[Labels, NDArray[np.int64]]:
-    """Return labels with the frequencies of MS-COCO that co-occur by scene, and groups of different sizes."""
+    """Return labels that have MS-COCO's frequencies and co-occur by scene, and groups of different sizes."""
     rng = np.random.default_rng(0)
     scenes = 12
     rate = np.geomspace(0.5, 0.0003, classes)

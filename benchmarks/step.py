@@ -57,7 +57,7 @@ class Stopwatch:
         self.spent: dict[str, list[float]] = defaultdict(list)
 
     def now(self) -> float:
-        """Return the time in milliseconds, after all work of the device has finished."""
+        """Return the time in milliseconds, after all work on the device has finished."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return 1000 * time.perf_counter()
@@ -136,7 +136,7 @@ def build_methods(args: argparse.Namespace) -> dict[str, Method]:
     label_space = LabelSpace.from_labels(names, np.zeros((1, args.classes), dtype=np.float32))
     methods: dict[str, Method] = {"bare encoder": Bare(copy.deepcopy(encoder))}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the paper's preset warns about collapse
+        warnings.simplefilter("ignore")  # the `paper` preset warns about collapse
         for preset, config in ProbMCL.presets.items():
             methods[preset] = ProbMCL(copy.deepcopy(encoder), label_space, config)
     for method in methods.values():

@@ -98,10 +98,10 @@ def plain_images_per_second(args: argparse.Namespace, data: Path) -> float:
 
 
 def bare_images_per_second(args: argparse.Namespace, data: Path, *, like_probmcl: bool) -> float:
-    """Return the speed of forward, backward and optimizer on one batch in memory, with the same number of steps.
+    """Return the speed of a bare training loop on one batch in memory, with the same number of steps.
 
-    With `like_probmcl`, kernels and images are channels last and batch normalization keeps its statistics. The
-    remaining difference is loading, augmentation, the EMA and logging.
+    With `like_probmcl`, kernels and images are channels last, and batch normalization keeps its statistics. The
+    remaining differences are loading, augmentation, the EMA and logging.
     """
     model: Any = create_model(args.encoder, args.weights, classes_of(data)).train()
     images = torch.randn(args.batch_size, 3, args.image_size, args.image_size)
