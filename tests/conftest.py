@@ -1,6 +1,7 @@
 """Configuration of all tests: no network access, and one thread unless PROBMCL_TEST_THREADS is set."""
 
 import os
+import signal
 from collections import Counter, defaultdict
 from typing import Any
 
@@ -15,6 +16,9 @@ from hypothesis import HealthCheck, settings
 from helpers.pairwise import pairwise_cover
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # with busy cores, more threads make small operations slower
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job; processes under test would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The time of an example depends on the machine, so no test has a deadline.
 settings.register_profile("probmcl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
