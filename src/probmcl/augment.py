@@ -1,7 +1,7 @@
 """Stage 2, image -> V views: augmentations that produce several views of an image with the same labels.
 
-An augmentation takes an RGB image of any size and returns one of size x size (except `none`, where preprocessing
-resizes). It uses only torch's global CPU generator, so that `draw` can make every view reproducible.
+An augmentation takes an RGB image of any size and returns one of size x size (except `none`, which leaves resizing to
+preprocessing). It uses only torch's global CPU generator, so `draw` can make every view reproducible.
 
 `paper` follows the published code of ASL and KMCL, on which ProbMCL builds, and the `randaugment` package that both
 use ("the package" below). Comments mark the differences.
@@ -55,7 +55,7 @@ def draw(
 
 
 def none(size: int) -> Augmentation:
-    """Return the identity. Preprocessing then makes the same plain view as in validation and prediction.
+    """Return the identity. Preprocessing then produces the same plain view as in validation and prediction.
 
     >>> none(4)(Image.new("RGB", (8, 2))).size
     (8, 2)
@@ -77,13 +77,14 @@ def light(
 ) -> Augmentation:
     """Return a light augmentation, which preserves most labels: random crop, horizontal flip and color jitter.
 
-    `scale` is the range of the crop's share of the area, `ratio` that of its width / height, `flip` a probability; for
-    the others see `color_jitter`. If no such crop fits (panoramas wider than 8:3), torchvision takes a center crop.
+    `scale` is the range of the crop's share of the area, `ratio` is the range of its width / height, and `flip` is a
+    probability. For the other arguments, see `color_jitter`. If no such crop fits (as in panoramas wider than 8:3),
+    torchvision takes a center crop.
 
     >>> light(4, flip=0.0)(Image.new("RGB", (9, 5))).size
     (4, 4)
     """
-    # The crop comes first, so that colors are changed on size x size pixels instead of the full image.
+    # The crop comes first, so colors are changed on size x size pixels instead of the full image.
     crop = partial(random_crop, size=size, scale=scale, ratio=ratio)
     jitter = partial(color_jitter, brightness=brightness, contrast=contrast, saturation=saturation, hue=hue)
     return _compose(crop, transforms.RandomHorizontalFlip(flip), jitter)
@@ -95,7 +96,7 @@ def _compose(*steps: Augmentation) -> Augmentation:
 
 
 def paper(size: int) -> Augmentation:
-    """Return the augmentation of ASL, KMCL and ProbMCL: resize, half-size cutout and two of fifteen operations.
+    """Return the augmentation used by ASL, KMCL and ProbMCL: resize, half-size cutout and two of fifteen operations.
 
     There is no flip. Reference: ProbMCL, section 3.1 ("RandAugment"), as in the code of ASL and KMCL.
 
@@ -122,7 +123,7 @@ def squash(image: Image.Image, size: int) -> Image.Image:
 def random_crop(
     image: Image.Image, *, size: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> Image.Image:
-    """Return a random crop, resized to size x size: torchvision's `RandomResizedCrop` in half the time.
+    """Return a random crop resized to size x size, like torchvision's `RandomResizedCrop` but in half the time.
 
     >>> random_crop(Image.new("RGB", (9, 5)), size=4, scale=(0.5, 1.0), ratio=(1.0, 1.0)).size
     (4, 4)
@@ -135,9 +136,9 @@ def random_crop(
 def color_jitter(
     image: Image.Image, *, brightness: float, contrast: float, saturation: float, hue: float
 ) -> Image.Image:
-    """Change brightness, contrast, saturation and hue randomly, in one pass.
+    """Randomly change brightness, contrast, saturation and hue in one pass.
 
-    The first three factors are uniform in [max(0, 1 - x), 1 + x]; the hue shift is uniform in ± `hue` turns.
+    The first three factors are uniform in [max(0, 1 - x), 1 + x]; the hue shift is uniform within ± `hue` turns.
 
     >>> image = Image.new("RGB", (1, 1), "teal")
     >>> color_jitter(image, brightness=0.0, contrast=0.0, saturation=0.0, hue=0.0).getpixel((0, 0))
@@ -153,8 +154,8 @@ def change_colors(
     """Scale brightness, contrast and saturation, and rotate the hue by `turn` turns.
 
     x -> b (c A x + (1 - c) m), where A keeps the luma of a color and scales and rotates its chroma (YIQ), and m is the
-    mean luma of the image. Apart from rounding and clipping, the four changes commute, so that one matrix can apply
-    all of them. Applying them one by one, with the hue in HSV, takes seven times as long.
+    mean luma of the image. Apart from rounding and clipping, the four changes commute, so one matrix can apply all of
+    them. Applying them one by one, with the hue in HSV, takes seven times as long.
 
     >>> change_colors(Image.new("RGB", (1, 1), (100, 50, 30)), 2.0, 1.0, 1.0, 0.0).getpixel((0, 0))
     (200, 100, 60)
@@ -169,7 +170,7 @@ def change_colors(
 
 
 def cutout(image: Image.Image, width: int, height: int, color: RGB) -> Image.Image:
-    """Cover a rectangle of width x height around a uniformly drawn pixel; it may extend beyond the image.
+    """Cover a width x height rectangle centered on a uniformly drawn pixel; the rectangle may extend beyond the image.
 
     >>> cutout(Image.new("RGB", (1, 1)), 3, 3, (1, 2, 3)).getpixel((0, 0))
     (1, 2, 3)
@@ -181,7 +182,7 @@ def cutout(image: Image.Image, width: int, height: int, color: RGB) -> Image.Ima
 
 
 def half_cutout(image: Image.Image) -> Image.Image:
-    """Cover a rectangle of half the width and half the height with a random color.
+    """Cover a rectangle of half the image's width and height with a random color.
 
     This may hide a small object completely while its label remains.
 
@@ -205,7 +206,7 @@ class Operation:
     either_sign: bool = False  # the level is negated with probability 1/2
 
     def level(self, magnitude: int) -> float:
-        """Return the level of a magnitude, by linear interpolation."""
+        """Return the level for a magnitude, using linear interpolation."""
         first, last = self.levels
         return first + (last - first) * magnitude / (MAGNITUDES - 1)
 
@@ -216,7 +217,7 @@ class Operation:
 
 
 def _shear(image: Image.Image, x: float, y: float) -> Image.Image:
-    # Relative to the upper left corner and bicubic, as in the package.
+    # Bicubic and relative to the upper left corner, as in the package.
     rows = (1, x, 0, y, 1, 0)
     return image.transform(image.size, Image.Transform.AFFINE, rows, Image.Resampling.BICUBIC, fillcolor=GRAY)
 
@@ -230,7 +231,7 @@ def _enhanced(enhancer: Callable[[Image.Image], ImageEnhance._Enhance]) -> Opera
     return Operation(lambda image, x: enhancer(image).enhance(1 + x), (0.0, 0.9), either_sign=True)
 
 
-# The fifteen operations with their ranges and order in the package, where Rotate is always counterclockwise.
+# The fifteen operations, with the ranges and order of the package, where Rotate is always counterclockwise.
 OPERATIONS: Mapping[str, Operation] = MappingProxyType(
     {
         "Invert": Operation(lambda image, _: ImageOps.invert(image)),
@@ -254,9 +255,9 @@ OPERATIONS: Mapping[str, Operation] = MappingProxyType(
 
 
 def two_operations(image: Image.Image) -> Image.Image:
-    """Draw two operations with magnitudes, and apply each with probability 1/2.
+    """Draw two operations and their magnitudes, and apply each with probability 1/2.
 
-    They are drawn independently, so that both may be the same. A quarter of the images remain unchanged.
+    They are drawn independently, so they may be the same. A quarter of the images remain unchanged.
 
     >>> two_operations(Image.new("RGB", (6, 4))).size
     (6, 4)

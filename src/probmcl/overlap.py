@@ -45,7 +45,7 @@ def cosine(
     """Return the cosine similarity of every pair of label vectors.
 
     D(y, y') = y·y' / (‖y‖ ‖y'‖) over the labels that are known for both images. Empty label sets are treated as in
-    `jaccard`. The paper prints squared norms (`literal=True`), with which two equal sets of m labels have D = 1/m.
+    `jaccard`. The paper's formula has squared norms (`literal=True`), which give two equal sets of m labels D = 1/m.
 
     Reference: ProbMCL, section 3.2, "Ablation Study on Overlapping Index Function"; decision 0001, point 9.
 
@@ -67,11 +67,11 @@ def cosine(
 
 
 class _Counts(NamedTuple):
-    """Label counts of every pair of images, over the labels that are known for both."""
+    """Label counts for every pair of images, over the labels that are known for both."""
 
     a: Float[Tensor, "M P"]  # labels of the first image
     b: Float[Tensor, "M P"]  # labels of the second image
-    intersection: Float[Tensor, "M P"]  # labels of both images
+    intersection: Float[Tensor, "M P"]  # labels that both images share
     all_known: Float[Tensor, "M P"]  # 1 if every label is known for both images, else 0
 
 
@@ -82,6 +82,6 @@ def _count_pairs(a: Tensor, b: Tensor | None, known_a: Tensor | None, known_b: T
         b, known_b = a, known_a
     mask_a = a.new_ones(a.shape) if known_a is None else known_a.to(a.dtype)
     mask_b = b.new_ones(b.shape) if known_b is None else known_b.to(b.dtype)
-    a, b = a.where(mask_a > 0, 0), b.where(mask_b > 0, 0)  # a product would keep the NaN of unknown labels
+    a, b = a.where(mask_a > 0, 0), b.where(mask_b > 0, 0)  # a product would keep the NaNs of unknown labels
     # Counts below 2**24 are exact in float32, so an overlap of one half is exactly 0.5.
     return _Counts(a @ mask_b.T, mask_a @ b.T, a @ b.T, (mask_a @ mask_b.T == a.shape[1]).to(a.dtype))

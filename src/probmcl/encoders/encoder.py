@@ -1,4 +1,4 @@
-"""Encoders from timm models, with pooled features and feature maps."""
+"""Encoders built from timm models, with pooled features and feature maps."""
 
 import functools
 import math
@@ -16,7 +16,7 @@ from probmcl.runtime import torchvision_compat  # noqa: F401  # before timm, whi
 import timm  # isort: skip
 
 MODEL_ERRORS = (RuntimeError, ValueError, TypeError, AttributeError, IndexError, AssertionError)
-"""Exceptions that a model may raise for an input of a size or shape that it does not support."""
+"""Exceptions that a model may raise for an input whose size or shape it does not support."""
 
 
 class Encoder(nn.Module):
@@ -24,9 +24,9 @@ class Encoder(nn.Module):
 
     Args:
         name: name of a timm model, with or without a tag: `resnet50`, `tresnet_m.miil_in21k`.
-        weights: None for a random initialization, `"pretrained"` for timm's weights of that name and tag, or the path
-            of a run folder or of a safetensors file with timm's parameter names.
-        image_size: side of the square input; defaults to that of the pretrained model.
+        weights: None for a random initialization, `"pretrained"` for timm's weights for that name and tag, or the path
+            to a run folder or to a safetensors file with timm's parameter names.
+        image_size: side of the square input; defaults to the pretrained model's input size.
 
     The attributes `mean`, `std`, `image_size` and `interpolation` define the preprocessing, `features` is the feature
     size D, and `channels` is the number K of feature maps.
@@ -46,7 +46,7 @@ class Encoder(nn.Module):
             _refuse_size(name, image_size, bool(cfg["fixed_input_size"]))
         self.model = _build(name, cfg, weights, image_size)
         self.fixed_statistics = False
-        # In some models the pooled features are larger than `num_features`, the number of maps.
+        # In some models, there are more pooled features than `num_features`, the number of maps.
         self.features: int = getattr(self.model, "head_hidden_size", self.model.num_features)
         self.channels: int = self.model.num_features
         self.image_size: int = image_size or cfg["input_size"][-1]
@@ -71,7 +71,8 @@ class Encoder(nn.Module):
         if features.shape[1:] != (self.features,):
             shape = tuple(features.shape[1:])
             raise ValueError(
-                f"{self.name} returns {shape} instead of {self.features} pooled features; choose another encoder"
+                f"{self.name} returns features of shape {shape} instead of {self.features} pooled features; "
+                "choose another encoder"
             )
         return features
 
@@ -86,7 +87,7 @@ class Encoder(nn.Module):
         return self.to_maps(features)
 
     def to_maps(self, activation: Float[Tensor, "N ..."]) -> Float[Tensor, "N K h w"]:
-        """Convert an activation of the model (tokens, channels last or first) to maps with channels first."""
+        """Convert a model activation (tokens, or maps with channels last or first) to maps with channels first."""
         if activation.ndim == 4:
             return activation.permute(0, 3, 1, 2) if self._channels_last else activation
         tokens = activation[:, self._count_prefix_tokens(activation) :]  # (N, h·w, K)
@@ -97,7 +98,7 @@ class Encoder(nn.Module):
         return tokens.transpose(1, 2).reshape(tokens.shape[0], -1, side, side)
 
     def from_maps(self, maps: Float[Tensor, "N K h w"], activation: Float[Tensor, "N ..."]) -> Float[Tensor, "N ..."]:
-        """Return the activation with its maps replaced, the inverse of `to_maps`."""
+        """Return the activation with its maps replaced; this is the inverse of `to_maps`."""
         if activation.ndim == 4:
             return maps.permute(0, 2, 3, 1) if self._channels_last else maps
         prefix = activation[:, : self._count_prefix_tokens(activation)]
@@ -167,7 +168,7 @@ def _configuration(name: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=64)
 def _refuse_size(name: str, image_size: int, fixed: bool) -> None:
-    """Raise ValueError if a model does not support an image size; runs on the meta device if possible."""
+    """Raise ValueError if a model does not support an image size; the check runs on the meta device if possible."""
     size: dict[str, Any] = {"img_size": image_size} if fixed else {}
     problem: Exception | None = None
     for device in ("meta", "cpu"):  # a few models cannot run on the meta device
@@ -179,7 +180,8 @@ def _refuse_size(name: str, image_size: int, fixed: bool) -> None:
         except MODEL_ERRORS as error:
             problem = error
     raise ValueError(
-        f"{name} does not support images of {image_size} pixels ({problem}); choose another `image_size` or encoder"
+        f"{name} does not support an image size of {image_size} pixels ({problem}); choose another `image_size` "
+        "or encoder"
     )
 
 

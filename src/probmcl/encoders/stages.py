@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from probmcl.encoders.encoder import MODEL_ERRORS, Encoder, PrecomputedFeatures
 
 LEARNING_SHARE = 0.05
-"""Minimum share of the parameters in and after the last stage, so that a final norm does not count as a stage."""
+"""Minimum share of the parameters in and after the last stage; it keeps a final norm from counting as a stage."""
 
 StageHook = Callable[[Float[Tensor, "N E h w"]], Float[Tensor, "N E h w"] | None]
 """Hook for the input maps of a stage; if it returns maps of the same shape, they replace the input."""
@@ -58,7 +58,7 @@ def has_stage(encoder: Encoder, stage: Stage) -> bool:
 def two_maps(encoder: Encoder, images: Float[Tensor, "N *image"]) -> TwoMaps:
     """Return the input and output maps of the last stage, in one forward pass.
 
-    The last stage of most networks halves the side of the maps; that of an EfficientNet keeps it.
+    In most networks, the last stage halves the side of the maps; in EfficientNets, it leaves the side unchanged.
 
     >>> entering, last = two_maps(Encoder("test_resnet", image_size=64), torch.zeros(1, 3, 64, 64))
     >>> entering.shape, last.shape
@@ -73,7 +73,7 @@ def two_maps(encoder: Encoder, images: Float[Tensor, "N *image"]) -> TwoMaps:
 
 @contextlib.contextmanager
 def hook_stage_inputs(encoder: Encoder, hooks: Mapping[Stage, StageHook]) -> Iterator[None]:
-    """Call hooks on the input maps of stages, in every forward pass inside the context.
+    """Call hooks on the input maps of stages in every forward pass within the context.
 
     >>> encoder = Encoder("test_resnet", image_size=64).eval()
     >>> image, last = torch.rand(1, 3, 64, 64), stages(encoder)[-1]
@@ -101,8 +101,8 @@ def hook_stage_inputs(encoder: Encoder, hooks: Mapping[Stage, StageHook]) -> Ite
 def with_maps(encoder: Encoder | PrecomputedFeatures, method: str) -> Encoder:
     """Return the encoder for a method that needs feature maps, or raise ValueError if it has none.
 
-    Parameters after the maps are frozen because they get no gradient. They are determined with a model of the same name
-    on the meta device, because the input of a tail is not an image.
+    Parameters after the maps are frozen because they get no gradient. They are identified using a model of the same
+    name on the meta device, because the input of a tail is not an image.
 
     >>> with_maps(Encoder("test_resnet", image_size=64), "csra").channels
     96
@@ -127,7 +127,7 @@ def with_maps(encoder: Encoder | PrecomputedFeatures, method: str) -> Encoder:
 
 @functools.cache
 def _unused_by_maps(name: str, image_size: int) -> frozenset[str]:
-    """Return the names of the parameters that do not affect the maps, determined on the meta device."""
+    """Return the names of the parameters that do not affect the maps, identified on the meta device."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]), torch.enable_grad():
         model = Encoder(name, image_size=image_size).eval()
         model.maps(torch.empty(1, 3, image_size, image_size)).sum().backward()  # type: ignore[no-untyped-call]
@@ -164,7 +164,7 @@ def _stages(name: str, image_size: int) -> tuple[Stage, ...]:
 
 
 def _find_stages(encoder: Encoder) -> tuple[Stage, ...]:
-    """Return the stages in the order of a forward pass, up to the last one that has enough parameters ahead."""
+    """Return the stages in forward-pass order, up to the last one with enough parameters in and after it."""
     try:
         unused = _unused_by_maps(encoder.name, encoder.image_size)
     except MODEL_ERRORS:  # without maps, all parameters count
@@ -222,7 +222,7 @@ class SplitEncoder(NamedTuple):
     """An encoder split in two, whose features are `tail(trunk(images))`.
 
     The tail is an encoder with the trunk's activations as input. It has copies of the weights, under the same names as
-    in the full encoder, and its batch normalization uses fixed statistics in training.
+    in the full encoder, and its batch normalization uses fixed statistics during training.
     """
 
     trunk: Trunk

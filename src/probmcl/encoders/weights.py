@@ -53,8 +53,8 @@ def load(model: nn.Module, path: Path, cfg: dict[str, Any]) -> None:
     if differing:
         raise WeightsError(
             f"{path}: the weights do not fit {cfg['architecture']}: {len(differing)} of {len(shapes)} tensors are "
-            f"missing, unexpected or have another shape ({', '.join(differing[:3])} …); use weights of this model at "
-            "this image size"
+            f"missing, unexpected or have a different shape ({', '.join(differing[:3])} …); use weights for this model "
+            "at this image size"
         )
     model.load_state_dict(state, strict=True)
 

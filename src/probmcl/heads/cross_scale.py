@@ -10,18 +10,19 @@ from torch.nn.functional import interpolate, layer_norm, pad
 from probmcl.runtime.precision import full_precision
 
 KERNEL = 3
-"""Kernel size of the convolution of the coarsest scale; smaller maps are padded."""
+"""Kernel size of the convolution for the coarsest scale; smaller maps are padded."""
 
 
 class ThreeScales(nn.Module):
-    """Feature maps of `width` channels at three scales, from the input and output of an encoder's last stage.
+    """Feature maps with `width` channels at three scales, from the input and output of an encoder's last stage.
 
     The fine and middle scales are 1 × 1 convolutions of the input (`entering` channels) and output (`last` channels) of
-    the stage. The coarse scale is a 3 × 3 convolution of the output with stride 2, zero-padded only along axes of fewer
-    than three positions. `normalize` standardizes every position over its channels, which bounds the product in
+    the stage. The coarse scale is a 3 × 3 convolution of the output with stride 2, zero-padded only along axes with
+    fewer than three positions. `normalize` standardizes every position over its channels, which bounds the product in
     `cross_scale` and the attention logits.
 
-    Reference: Zhao et al., TDRG, ICCV 2021, with sides of 28, 14 and 6. Padding and normalization are our additions.
+    Reference: Zhao et al., TDRG, ICCV 2021, where the sides are 28, 14 and 6. Padding and normalization are our
+    additions.
 
     >>> import torch
     >>> scales = ThreeScales(4, 5, 8)
@@ -60,7 +61,7 @@ def normalize_channels(maps: Float[Tensor, "N W h w"]) -> Float[Tensor, "N W h w
 def cross_scale(*maps: Float[Tensor, "N W _ _"]) -> tuple[Float[Tensor, "N W _ _"], ...]:
     """Add the elementwise product of all scales to each scale: x_s ← x_s + Π_t x_t.
 
-    Maps are resized to the largest size and back by bilinear interpolation with `align_corners=True`.
+    Maps are resized to the largest size and back using bilinear interpolation with `align_corners=True`.
 
     Reference: Zhao et al., TDRG, ICCV 2021, cross-scale attention.
 
@@ -88,10 +89,10 @@ class MapTransformer(nn.Module):
     attention is multi-head, and W₁ has `feed_forward` outputs. There is no position embedding. W₂ and the output
     projection of the attention are initialized to zero, so a layer initially only normalizes and needs no warm-up.
 
-    With `over_batch`, each position attends to the same position of the other images instead, so the output for an
+    With `over_batch`, each position attends to the same position in the other images instead, so the output for an
     image depends on the rest of the batch.
 
-    Reference: Zhao et al., TDRG, ICCV 2021, structural relation. The first release of its code has attention over the
+    Reference: Zhao et al., TDRG, ICCV 2021, structural relation. The first release of its code uses attention over the
     batch and Glorot initialization.
 
     >>> import torch

@@ -1,4 +1,4 @@
-"""Head of ML-Decoder: queries attend to a feature map, and each query predicts the logits of a group of classes."""
+"""ML-Decoder head: queries attend to a feature map, and each query predicts the logits of a group of classes."""
 
 import math
 
@@ -10,11 +10,11 @@ from torch.nn.functional import relu
 from probmcl.runtime.precision import full_precision
 
 DEFAULT_GROUPS = 100
-"""Default number of groups; smaller if there are fewer classes."""
+"""Default number of groups; if there are fewer classes, each class is a group."""
 
 
 class CrossAttention(nn.Module):
-    """Transformer decoder layer without self-attention: queries attend to tokens only.
+    """Transformer decoder layer without self-attention: queries attend only to tokens.
 
     q ← norm(2q),  q ← norm(q + attention(q, x, x)),  q ← norm(q + W₂ relu(W₁ q)), where x are the tokens and attention
     is multi-head. Dropout is applied to one of the two terms of 2q, to the attention weights, to the output of each
@@ -47,16 +47,16 @@ class CrossAttention(nn.Module):
 
 
 class GroupDecoder(nn.Module):
-    """Decoder that computes logits from feature maps with one query per group of classes.
+    """Decoder that computes logits from feature maps using one query per group of classes.
 
-    logit_c = h_q · w_c + b_c with q = ⌊c/g⌋, where g = ⌈C/G⌉ is the group size and h_q is the output of query q of
-    `CrossAttention`. The tokens are the positions of the map, after a linear layer and ReLU, without position
-    embedding. There are ⌈C/g⌉ queries, which can be fewer than G.
+    logit_c = h_q · w_c + b_c with q = ⌊c/g⌋, where g = ⌈C/G⌉ is the group size and h_q is the output of
+    `CrossAttention` for query q. The tokens are the positions of the map, after a linear layer and ReLU, without
+    position embeddings. There are ⌈C/g⌉ queries, which can be fewer than G.
 
     Reference: Ridnik et al., ML-Decoder, WACV 2023, with the initialization of its code.
 
     Args:
-        channels: number K of channels of the maps.
+        channels: number K of channels in the maps.
         classes: number C of classes.
         groups: number G of groups, at most C; defaults to one per class, up to 100.
         width: size of queries and tokens, a multiple of `heads`. See `CrossAttention` for `feed_forward` and `dropout`.

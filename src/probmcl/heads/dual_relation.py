@@ -25,21 +25,21 @@ class Relations(NamedTuple):
 class DualRelation(nn.Module):
     """Dual relation head on the input and output maps of an encoder's last stage.
 
-    t_s = transformer(x_s),  structural = linear([max_p t_1 | max_p t_2 | max_p t_3]), where x are `ThreeScales` after
-    `cross_scale` and all scales share one `MapTransformer`. The constraint is the `top_mean` of class scores s over the
-    positions of the last maps y. The same scores weight the nodes [nodes(B y) | T nodes(t_2)], see `class_nodes`, from
-    which an `ImageGraph` computes the semantic logits, guided by the means of t_1, t_2 and t_3. The semantic relation
-    uses t with a stop-gradient.
+    t_s = transformer(x_s),  structural = linear([max_p t_1 | max_p t_2 | max_p t_3]), where x_s are the `ThreeScales`
+    maps after `cross_scale` and all scales share one `MapTransformer`. The constraint is the `top_mean` of class scores
+    s over the positions of the last maps y. The same scores weight the nodes [nodes(B y) | T nodes(t_2)] (see
+    `class_nodes`). From these, an `ImageGraph` computes the semantic logits, guided by the means of t_1, t_2 and t_3.
+    The semantic relation uses t with a stop-gradient.
 
     Reference: Zhao et al., Transformer-based Dual Relation Graph for Multi-label Image Recognition, ICCV 2021.
 
     Args:
-        entering: number of channels of the input of the last stage.
-        last: number K of channels of the output of the last stage.
+        entering: number of input channels of the last stage.
+        last: number K of output channels of the last stage.
         classes: number C of classes.
-        width: number W of channels of the three scales and half the size of a node; a multiple of `heads`.
+        width: number W of channels at each scale, half the size of a node; must be a multiple of `heads`.
         normalize: see `ThreeScales`. `layers`, `heads`, `feed_forward` and `batch_attention` configure the transformer.
-        top_share: fraction of the positions that the constraint averages.
+        top_share: fraction of the positions over which the constraint averages.
 
     >>> head = DualRelation(4, 5, 3, width=8, heads=2, feed_forward=16)
     >>> head(torch.zeros(2, 4, 14, 14), torch.zeros(2, 5, 7, 7)).structural.shape
@@ -73,7 +73,7 @@ class DualRelation(nn.Module):
         self.graph = ImageGraph(2 * width, 3 * width, classes)
 
     def forward(self, entering: Float[Tensor, "N E h1 w1"], last: Float[Tensor, "N K h2 w2"]) -> Relations:
-        """Return all three logits; the constraint is used in training only."""
+        """Return all three sets of logits; the constraint is used only in training."""
         transformed = [self.transformer(maps) for maps in cross_scale(*self.scales(entering, last))]
         scores = self.scores(last)
         structural: Tensor = self.structural(torch.cat([maps.amax((2, 3)) for maps in transformed], 1))
@@ -88,7 +88,7 @@ class DualRelation(nn.Module):
 
 
 def top_mean(scores: Float[Tensor, "N C h w"], share: float) -> Float[Tensor, "N C"]:
-    """Return the mean of the highest round(share · P) scores of each class over P positions, at least one.
+    """Return, for each class, the mean of the highest round(share · P) scores (at least one) over P positions.
 
     Reference: Zhao et al., TDRG, ICCV 2021, semantic-aware constraints.
 
@@ -104,7 +104,7 @@ def top_mean(scores: Float[Tensor, "N C h w"], share: float) -> Float[Tensor, "N
 def class_nodes(maps: Float[Tensor, "N W h w"], scores: Float[Tensor, "N C h w"]) -> Float[Tensor, "N C W"]:
     """Return one vector per class: the sum over positions of a map, weighted by the class scores.
 
-    node_c = Σ_p sigmoid(s_cp) x_p. This is a sum instead of a mean because a class is visible at few positions.
+    node_c = Σ_p sigmoid(s_cp) x_p. A sum is used instead of a mean because a class is visible at few positions.
 
     Reference: Zhao et al., TDRG, ICCV 2021, nodes of the semantic relation.
 
@@ -115,7 +115,7 @@ def class_nodes(maps: Float[Tensor, "N W h w"], scores: Float[Tensor, "N C h w"]
 
 
 class ImageGraph(nn.Module):
-    """Graph network over class nodes, whose edges depend on the nodes and on a guidance vector of the image.
+    """Graph network over class nodes, whose edges depend on the nodes and on a guidance vector for the image.
 
     A_ij = sigmoid(u_j · [g | v_i] + a_j),  r_i = σ(W σ(Σ_j A_ij v_j) + b),  logit_i = w_i · (v_i + r_i) + b_i,
     where v are the nodes, g = σ(norm(G m)) for the guidance m, and σ is a leaky ReLU. W and b are initialized to zero,
@@ -148,7 +148,7 @@ class ImageGraph(nn.Module):
 
     @full_precision
     def correlation(self, nodes: Float[Tensor, "N C V"], guidance: Float[Tensor, "N G"]) -> Float[Tensor, "N C C"]:
-        """Return the edge weights; row i has the weights with which class i receives from each class."""
+        """Return the edge weights; row i has the weights of the messages that class i receives from each class."""
         guide = leaky_relu(self.norm(self.guide(guidance)), SLOPE)
         guides = guide[:, None].expand(-1, nodes.shape[1], -1)  # (N, C, G)
         edges: Tensor = self.edges(torch.cat([guides, nodes], 2))

@@ -26,7 +26,7 @@ LEARNED_DEVIATION = 0.3
 def label_nodes(names: Sequence[str], *, size: int, file: str | None = None) -> nn.Parameter | nn.Buffer:
     """Return the label vectors: a fixed buffer of word vectors from a file, or a trainable parameter.
 
-    Both have the same key in the state dict of a module.
+    Both have the same key in a module's state dict.
 
     >>> label_nodes(["cat", "traffic light"], size=300).shape
     torch.Size([2, 300])
@@ -44,8 +44,8 @@ def label_graph(
     A = p B / Σ_i B_ij + (1−p) I, where B_ij = 1 if P(j|i) = M_ij / N_i ≥ t, otherwise 0. N is `counts`, M is
     `cooccurrence`, t is `threshold` and p is `neighbor_share`. A class that never occurs has no edges.
 
-    Reference: Chen et al., ML-GCN, CVPR 2019. The sum runs over columns as in its code, which uses the weights p/(1−p)
-    and 1; this makes no difference after `normalize_adjacency`.
+    Reference: Chen et al., ML-GCN, CVPR 2019. Columns are summed as in its code, which uses the weights p/(1−p) and 1
+    instead; this makes no difference after `normalize_adjacency`.
 
     >>> label_graph(np.array([4, 2]), np.array([[0, 1], [1, 0]]), threshold=0.4, neighbor_share=0.2)
     tensor([[0.8000, 0.0000],
@@ -165,7 +165,8 @@ class LabelEmbeddings(nn.Module):
     """Label embeddings of several sizes, computed by successive graph convolutions.
 
     E_l = tanh(X_l) with X_l = G σ(X_{l−1}) W_l + b_l, where W_l has low rank, σ is a leaky ReLU, and the first
-    convolution is applied to the label vectors without σ. `sizes` has the size of a label vector and of each E_l.
+    convolution is applied to the label vectors without σ. `sizes` contains the size of a label vector, followed by the
+    size of each E_l.
 
     Reference: Wang et al., KSSNet, AAAI 2020.
 
@@ -219,7 +220,7 @@ class LateralConnection(nn.Module):
 
 
 class EmbeddingClassifier(nn.Module):
-    """Classifier on pooled features that adds a linear layer and inner products with the class embeddings.
+    """Classifier for pooled features: the sum of a linear layer and inner products with the class embeddings.
 
     logit_c = γ f · e_c + w_c · f + b_c, where e_c is the embedding of class c, γ is `scale` and f are the features
     after dropout.

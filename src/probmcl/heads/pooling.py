@@ -19,17 +19,17 @@ TEMPERATURES: dict[Heads, tuple[float, ...]] = {
     6: (1.0, 2.0, 3.0, 4.0, 5.0, math.inf),
     8: (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, math.inf),
 }
-"""Temperatures of the heads, by number of heads; an infinite temperature is max pooling."""
+"""Temperatures of the heads, by number of heads; an infinite temperature means max pooling."""
 
 
 class ResidualAttention(nn.Module):
     """Multi-head residual attention on feature maps, with one vector per class and one temperature per head.
 
     logit_c = Σ_h base_c(s_h) + λ att_c(s_h), where s_h = x·w_hc / ‖w_hc‖ at every position x of the map, `base` is the
-    mean over positions, `att` the mean weighted by attention, see `residual_attention`, and λ is `attention_weight`.
+    mean over positions, `att` is the attention-weighted mean (see `residual_attention`), and λ is `attention_weight`.
     Without `normalize`, scores are not divided by ‖w_hc‖.
 
-    Reference: Zhu and Wu, Residual Attention, ICCV 2021, with the temperatures of its code.
+    Reference: Zhu and Wu, Residual Attention, ICCV 2021, with the temperatures from its code.
 
     >>> head = ResidualAttention(channels=5, classes=3, heads=4)
     >>> head(torch.zeros(2, 5, 7, 7)).shape

@@ -1,4 +1,4 @@
-"""Head of PLA: a recurrent decoder with attention that emits one label per step."""
+"""PLA head: a recurrent decoder with attention that emits one label per step."""
 
 import math
 
@@ -47,25 +47,25 @@ class AdditiveAttention(nn.Module):
 
 
 class LabelDecoder(nn.Module):
-    """LSTM decoder with greedy decoding: the most probable label of each step is the input of the next.
+    """LSTM decoder with greedy decoding: the most probable label at each step is the input to the next.
 
     (h, c) ← LSTM([e | g ⊙ context(h)], (h, c)),  p = softmax(W h + b), where e is the embedding of the last emitted
     label (initially of a start token), g = sigmoid(G h) and context is `AdditiveAttention`. The initial h and c are
     linear functions of the mean over positions. There are C + 1 tokens: the classes, followed by the end token.
-    Decoding continues after the end token, so all images have the same number of steps. The input is the emitted label
-    in training too (no teacher forcing).
+    Decoding continues after the end token, so all images have the same number of steps. Training also uses the emitted
+    label as input (no teacher forcing).
 
     Reference: Yazici et al., Orderless Recurrent Models for Multi-label Classification, CVPR 2020, where maps are not
     normalized and a new dropout mask is drawn at each step.
 
     Args:
-        channels: number K of channels of the maps.
+        channels: number K of channels in the maps.
         classes: number C of classes.
-        hidden: size of h and c; `embedding` is the size of a label embedding, `attention` the width of the attention.
-        dropout: dropout rate of the positions.
-        normalize: divide the maps of an image by their root mean square. Encoders differ in scale, and an LSTM whose
-            initial cell state is large hardly learns.
-        repeats: allow a label to be emitted again.
+        hidden: size of h and c; `embedding` is the size of a label embedding, and `attention` is the attention width.
+        dropout: dropout rate for the positions.
+        normalize: divide the maps of an image by their root mean square. Encoders differ in scale, and an LSTM with a
+            large initial cell state barely learns.
+        repeats: allow a label to be emitted more than once.
 
     >>> decoder = LabelDecoder(channels=5, classes=3)
     >>> decoder(torch.zeros(2, 5, 7, 7), steps=4).exp().sum(2).allclose(torch.ones(2, 4))
@@ -98,9 +98,9 @@ class LabelDecoder(nn.Module):
     def forward(
         self, maps: Float[Tensor, "N K h w"], steps: int, allowed: Bool[Tensor, "N C"] | None = None
     ) -> Float[Tensor, "N T E"]:
-        """Return log-probabilities of the C classes and the end token at each step, −∞ for excluded classes.
+        """Return log-probabilities of the C classes and the end token at each step, with −∞ for excluded classes.
 
-        Classes that are not `allowed` (default: all are) are excluded from the softmax and never emitted.
+        Classes that are not `allowed` (by default, all are) are excluded from the softmax and never emitted.
         """
         maps = rms_norm(maps, maps.shape[1:]) if self.normalize else maps
         positions = maps.flatten(2).transpose(1, 2)  # (N, P, K)
@@ -130,7 +130,7 @@ class LabelDecoder(nn.Module):
 
 
 def emitted_labels(log_probabilities: Float[Tensor, "N T E"]) -> Bool[Tensor, "N C"]:
-    """Return the set of emitted labels: those that are most probable at a step before the end token.
+    """Return the set of emitted labels, which are the most probable tokens at the steps before the end token.
 
     >>> steps = torch.tensor([[[0.2, 0.7, 0.1], [0.1, 0.2, 0.7], [0.8, 0.1, 0.1]]])  # second label, end, first label
     >>> emitted_labels(steps.log())
@@ -148,7 +148,7 @@ def set_logits(log_probabilities: Float[Tensor, "N T E"]) -> Float[Tensor, "N C"
 
     odds = 9 / (1−q) for an emitted label and q / 9 for any other label, where q is the largest probability of the class
     up to the step of the end token. Probabilities are above 0.9 or below 0.1, so any threshold in between gives the
-    emitted set, and q ranks images within and outside it. The result is accurate for q close to 0 and 1.
+    emitted set, and q ranks images within and outside it. The result is accurate for q close to 0 or 1.
 
     >>> steps = torch.tensor([[[0.2, 0.7, 0.1], [0.1, 0.2, 0.7], [0.8, 0.1, 0.1]]])
     >>> set_logits(steps.log()).sigmoid()  # q is 0.2 and 0.7; steps after the end are ignored

@@ -1,4 +1,4 @@
-"""Spatial regularization (SRN): attention and confidence maps per class, and filters over whole maps."""
+"""Spatial regularization (SRN): attention and confidence maps for each class, and filters over whole maps."""
 
 import math
 from typing import NamedTuple
@@ -23,9 +23,9 @@ class ClassMaps(NamedTuple):
 class ClassAttention(nn.Module):
     """Attention maps A = softmax over positions of f(x), and confidence maps S = W x + b, one of each per class.
 
-    f consists of 1×1, 3×3 and 1×1 convolutions with `width` hidden channels, and batch normalization and ReLU after the
-    first two. The last has no bias, because softmax would cancel it. x are the maps with each channel standardized, so
-    the learning speed of W does not depend on the scale of the maps. b is initialized to the logit of `PRIOR`.
+    f consists of 1×1, 3×3 and 1×1 convolutions with `width` hidden channels. The first two are followed by batch
+    normalization and ReLU. The last has no bias, because softmax would cancel it. x are the maps with each channel
+    standardized, so the learning speed of W does not depend on their scale. b is initialized to the logit of `PRIOR`.
 
     Reference: Zhu et al., SRN, CVPR 2017, with the batch normalization of later reimplementations.
 
@@ -53,11 +53,11 @@ class ClassAttention(nn.Module):
 
 
 class SpatialRegularization(nn.Module):
-    """Head that computes logits from the weighted attention maps of all classes, with filters as large as the maps.
+    """Head that computes logits from the weighted attention maps of all classes, using filters as large as the maps.
 
-    Two 1×1 convolutions of `width` channels mix the classes. A grouped convolution then applies `filters` filters of
+    Two 1×1 convolutions with `width` channels mix the classes. A grouped convolution then applies `filters` filters of
     `side` × `side` positions to each channel, and a linear layer computes the logits. Each convolution is followed by
-    batch normalization and ReLU. Maps of any other size are an error.
+    batch normalization and ReLU. Maps of any other size raise an error.
 
     Reference: Zhu et al., SRN, CVPR 2017, with the batch normalization of later reimplementations.
 
@@ -89,7 +89,7 @@ class SpatialRegularization(nn.Module):
 
 @full_precision
 def spatial_softmax(scores: Float[Tensor, "N C h w"]) -> Float[Tensor, "N C h w"]:
-    """Return the attention of each class, the softmax of its scores over the positions of the map.
+    """Return the attention for each class: the softmax of its scores over the positions of the map.
 
     Reference: Zhu et al., SRN, CVPR 2017.
 
@@ -105,7 +105,7 @@ def spatial_softmax(scores: Float[Tensor, "N C h w"]) -> Float[Tensor, "N C h w"
 def attended_confidence(
     attention: Float[Tensor, "N C h w"], confidence: Float[Tensor, "N C h w"]
 ) -> Float[Tensor, "N C"]:
-    """Return logits, the attention-weighted mean of the confidence: Σ_p A_p S_p over positions p.
+    """Return the logits, which are the attention-weighted means of the confidence: Σ_p A_p S_p over positions p.
 
     Reference: Zhu et al., SRN, CVPR 2017.
 
@@ -122,8 +122,8 @@ def weighted_attention(
 ) -> Float[Tensor, "N C h w"]:
     """Return the attention weighted by confidence, U = P A sigmoid(S), for maps of P positions.
 
-    Reference: Zhu et al., SRN, CVPR 2017, without the factor P. With it, P A is 1 for uniform attention on maps of any
-    size, and the inputs of the following batch normalization are not tiny compared to its ε.
+    Reference: Zhu et al., SRN, CVPR 2017, which omits the factor P. With it, P A is 1 for uniform attention on maps of
+    any size, and the inputs to the following batch normalization are not tiny compared to its ε.
 
     >>> import torch
     >>> weighted_attention(torch.tensor([[[[0.75, 0.25]]]]), torch.zeros(1, 1, 1, 2))
@@ -139,7 +139,7 @@ def _layer(convolution: nn.Conv2d) -> tuple[nn.Module, ...]:
 class BatchNorm(nn.BatchNorm2d):
     """Batch normalization of maps or vectors.
 
-    A single position of a single image has no variance. In training it is normalized with the running statistics,
+    A single position of a single image has no variance. In training, it is normalized using the running statistics,
     which are not updated.
 
     >>> import torch

@@ -1,4 +1,4 @@
-"""Loss functions of tensors, which can be used in any training loop."""
+"""Loss functions on tensors, usable in any training loop."""
 
 from probmcl.losses.alignment import aligned_targets, sequence_cross_entropy
 from probmcl.losses.binary import asymmetric, binary_cross_entropy, focal

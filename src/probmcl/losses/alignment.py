@@ -1,4 +1,4 @@
-"""Alignment of unordered labels with the steps of a predicted sequence, and the loss of the sequence."""
+"""Alignment of unordered labels with the steps of a predicted sequence, and the sequence loss."""
 
 from typing import Literal
 
@@ -15,7 +15,7 @@ from probmcl.runtime.precision import at_least_float32, full_precision
 Alignment = Literal["predicted", "minimal"]
 
 IGNORED = -100
-"""Target of steps that do not contribute to the loss; the default `ignore_index` of PyTorch."""
+"""Target for steps that do not contribute to the loss; PyTorch's default `ignore_index`."""
 
 
 @torch.no_grad()
@@ -26,12 +26,12 @@ def aligned_targets(
     *,
     alignment: Alignment = "predicted",
 ) -> Int[Tensor, "N T"]:
-    """Return the targets of a sequence: the n labels of an image in the first n steps, then the end token.
+    """Return the targets for a sequence: the n labels of an image in the first n steps, then the end token.
 
-    With `predicted`, a label that is the most probable token of one of these n steps keeps the first such step, and
-    the other labels are assigned to the remaining steps so that −Σ_t log p_t(target_t) is minimal. `minimal` minimizes
-    the sum over all orders. If an image has more labels than steps, the best subset is used without an end token.
-    Steps after the end, and all steps of an image without known labels, get `IGNORED`.
+    With `predicted`, a label that is the most probable token at one of these n steps keeps the first such step, and the
+    other labels are assigned to the remaining steps so that −Σ_t log p_t(target_t) is minimal. `minimal` minimizes the
+    sum over all orders. If an image has more labels than steps, the best subset is used without an end token. Steps
+    after the end token, and all steps for an image without known labels, get `IGNORED`.
 
     The end token is the last of the E = C + 1 tokens. Unknown labels are never targets; the decoder should exclude
     them too.
@@ -64,7 +64,7 @@ def _align(scores: Float[ndarray, "T E"], labels: Int[ndarray, " L"], alignment:
             if token in labels and token not in targets[:steps]:
                 targets[step] = token
     free_steps, free_labels = np.flatnonzero(targets[:steps] == IGNORED), np.setdiff1d(labels, targets)
-    # NaN must not raise here, because the trainer checks the loss.
+    # NaN must not raise an error here, because the trainer checks the loss.
     cost = np.nan_to_num(-scores[free_steps][:, free_labels], nan=0.0, posinf=np.inf)
     step_indices, label_indices = linear_sum_assignment(cost)
     targets[free_steps[step_indices]] = free_labels[label_indices]

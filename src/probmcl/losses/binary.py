@@ -77,7 +77,7 @@ def asymmetric(
     """Return the asymmetric loss, a binary cross-entropy that down-weights easy entries, especially negatives.
 
     L = −Σ y (1−p)^γ₊ log p + (1−y) q^γ₋ log(1−q) over known entries, where p = sigmoid(logit), q = max(p − clip, 0),
-    γ₊ is `gamma_positive` and γ₋ is `gamma_negative`. Log-sigmoids keep it finite for logits of any size.
+    γ₊ is `gamma_positive` and γ₋ is `gamma_negative`. Log-sigmoids keep the loss finite for logits of any size.
 
     Reference: Ridnik et al., Asymmetric Loss for Multi-Label Classification, ICCV 2021, whose published values are
     the defaults (decision 0001, point 17).
@@ -105,7 +105,7 @@ def asymmetric(
 
 
 def _power(base: Tensor, exponent: float) -> Tensor:
-    # At zero, exponents below 1 have an infinite derivative, which would give NaN gradients.
+    # At zero, powers with exponents below 1 have an infinite derivative, which would give NaN gradients.
     return base.clamp(min=torch.finfo(base.dtype).tiny).pow(exponent)
 
 
@@ -122,10 +122,10 @@ def focal(
     """Return the focal loss, a binary cross-entropy that down-weights entries with a confident, correct prediction.
 
     L = −Σ α y (1−p)^γ log p + (1−α) (1−y) p^γ log(1−p) over the known entries, where p = sigmoid(logit), γ is `gamma`
-    and α is `positive_weight` (None disables the weights). The powers are computed in log space, so value and gradient
-    are finite for every logit and every γ ≥ 0.
+    and α is `positive_weight` (None disables the weights). The powers are computed in log space, so the value and
+    gradient are finite for every logit and every γ ≥ 0.
 
-    Reference: Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, Eqs. 4 and 5, with its values as defaults.
+    Reference: Lin et al., Focal Loss for Dense Object Detection, ICCV 2017, Eqs. 4 and 5; its values are the defaults.
 
     >>> focal(torch.zeros(1, 2), torch.tensor([[1.0, 0.0]]), reduction="sum")  # 0.5² log 2
     tensor(0.1733)

@@ -1,4 +1,4 @@
-"""Objective of ProbMCL (Eq. 4): contrastive loss of a similarity matrix (Eq. 3) and negative log-likelihood (Eq. 2)."""
+"""ProbMCL objective (Eq. 4): contrastive loss on a similarity matrix (Eq. 3) and negative log-likelihood (Eq. 2)."""
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,7 +10,7 @@ from probmcl.mixture import IsotropicMixture
 from probmcl.runtime.precision import at_least_float32, full_precision
 
 LARGEST_WEIGHT = 1e6
-"""Upper bound of the balanced weight, which is reached if the contrastive gradient is almost zero."""
+"""Upper bound on the balanced weight, reached if the contrastive gradient is almost zero."""
 
 
 @full_precision
@@ -23,7 +23,7 @@ def contrastive(
     self_column: Int[Tensor, "M"] | None = None,
     reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
-    """Return the contrastive loss of ProbMCL, whose positives are weighted by their label overlap.
+    """Return ProbMCL's contrastive loss, in which positives are weighted by their label overlap.
 
     L_PCL = Σ_i −1/|A(i)| Σ_{j∈A(i)} D_ij log[ exp(Sim_ij/τ) / Σ_{l≠i} exp(Sim_il/τ) ],  A(i) = {j ≠ i : D_ij ≥ α},
     where Sim is `similarity`, D is `overlap`, α is `threshold` and τ is `temperature`. A row without positives has
@@ -67,17 +67,17 @@ def positives(
 
 
 def masked_logsumexp(logits: Float[Tensor, "M P"], mask: Bool[Tensor, "M P"]) -> Float[Tensor, "M 1"]:
-    """Return the log-sum-exp of the selected entries of each row; without entries, a finite value and gradient."""
-    # −∞ would give NaN gradients for a row without entries.
+    """Return the log-sum-exp of the selected entries in each row; without any, value and gradient are finite."""
+    # Filling with −∞ would give NaN gradients for a row without entries.
     return logits.masked_fill(~mask, torch.finfo(logits.dtype).min).logsumexp(1, keepdim=True)
 
 
 def is_self(matrix: Float[Tensor, "M P"], self_column: Int[Tensor, "M"] | None) -> Bool[Tensor, "M P"]:
-    """Return a mask of the pairs of a row with itself; `self_column` defaults to the diagonal."""
+    """Return a mask of the entries that pair a row with itself; `self_column` defaults to the diagonal."""
     rows, columns = matrix.shape
     if self_column is None:
         if rows != columns:
-            raise ValueError(f"`self_column` is required for a matrix of {rows} rows and {columns} columns")
+            raise ValueError(f"`self_column` is required for a matrix with {rows} rows and {columns} columns")
         self_column = torch.arange(rows, device=matrix.device)
     return self_column[:, None] == torch.arange(columns, device=matrix.device)
 
@@ -88,7 +88,7 @@ def negative_log_likelihood(
     """Return the negative log-likelihood of each row of z under the mixture of that row.
 
     L_NLL = Σ_i −log p(z_i|x_i), summed or averaged over rows. `per_dimension` divides by the dimension n of z, which
-    makes encoders of different feature sizes comparable.
+    makes encoders with different feature sizes comparable.
 
     Reference: ProbMCL, Eq. 2; decision 0001, points 1 and 4.
 
@@ -103,7 +103,7 @@ def negative_log_likelihood(
 def objective(
     likelihood: Float[Tensor, ""], contrast: Float[Tensor, ""], *, contrastive_weight: float | Float[Tensor, ""]
 ) -> Float[Tensor, ""]:
-    """Return the sum of likelihood and weighted contrastive loss, L = L_NLL + λ L_PCL.
+    """Return the sum of the negative log-likelihood and the weighted contrastive loss, L = L_NLL + λ L_PCL.
 
     Reference: ProbMCL, Eq. 4.
 
@@ -116,10 +116,10 @@ def objective(
 def balanced_weight(
     likelihood: Float[Tensor, ""], contrast: Float[Tensor, ""], features: Float[Tensor, "M D"]
 ) -> Float[Tensor, ""]:
-    """Return the λ that gives both terms the same gradient norm at the features: ‖∂L_NLL/∂h‖ / ‖∂L_PCL/∂h‖.
+    """Return the λ that gives both terms the same gradient norm with respect to `features`: ‖∂L_NLL/∂h‖ / ‖∂L_PCL/∂h‖.
 
-    The paper introduces λ "to equalize the gradients" but fixes it at 0.3. The weight is detached, and 0 if the
-    contrastive loss has no gradient.
+    The paper introduces λ "to equalize the gradients" but fixes it at 0.3. The weight is detached. It is 0 if the
+    contrastive gradient is zero.
 
     Reference: ProbMCL, text below Eq. 4; decision 0003.
 

@@ -1,4 +1,4 @@
-"""Losses of KMCL: contrastive loss over the kernels of shared labels (L_KMCL) and reconstruction loss (L_REC)."""
+"""KMCL losses: contrastive loss over the kernels of shared labels (L_KMCL) and reconstruction loss (L_REC)."""
 
 import math
 
@@ -25,12 +25,12 @@ def kernel_contrastive(
     share_offset: float = 0.0,
     reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
-    """Return the contrastive loss of KMCL, summed over the labels that two images share.
+    """Return KMCL's contrastive loss, summed over the labels that two images share.
 
     L_KMCL = Σ_i −1/|A(i)| Σ_{j∈A(i)} Σ_{k shared} log[ J_ij exp(BC_ijk/τ) / Σ_{l≠i} exp(BC_ilk/τ) + ε ], where BC is
-    `similarity`, J is `overlap`, τ is `temperature`, ε is `share_offset`, and A(i) are all j ≠ i that share a label
-    with i. The index l runs over columns whose label k is known. A row without positives has loss 0 and is included in
-    the mean.
+    `similarity`, J is `overlap`, τ is `temperature`, ε is `share_offset`, and A(i) is the set of all j ≠ i that share a
+    label with i. The index l runs over columns whose label k is known. A row without positives has loss 0 and is
+    included in the mean.
 
     Reference: KMCL, contrastive loss. Unlike in ProbMCL, Eq. 3, the overlap is inside the logarithm, so it affects the
     gradient only if ε is above 0.
@@ -79,9 +79,9 @@ def reconstruction(
     ratio_floor: float = 0.0,
     reduction: Reduction = "mean",
 ) -> Float[Tensor, ""]:
-    """Return the reconstruction loss of KMCL, the negative log of the present labels' share of the kernel mixture.
+    """Return KMCL's reconstruction loss, the negative log of the present labels' share of the kernel mixture.
 
-    L_REC = Σ_i −log[ Σ_{k present} p_ik g_ik / Σ_{k known} p_ik g_ik ], where p is the weight of a kernel and g its
+    L_REC = Σ_i −log[ Σ_{k present} p_ik g_ik / Σ_{k known} p_ik g_ik ], where p is the weight of a kernel and g is its
     value at the feature. A row without present labels has loss 0 and is included in the mean.
 
     Reference: KMCL, reconstruction loss.
@@ -91,8 +91,8 @@ def reconstruction(
         log_kernel: log g.
         present: mask of the labels of each image; unknown labels are ignored.
         known: mask of the known labels; defaults to all.
-        kernel_floor: lower bound of g, below which its gradient is zero; 1.17549e-38 in the published code.
-        ratio_floor: lower bound of the share, below which the gradient is zero; 1e-7 in the published code.
+        kernel_floor: lower bound on g, below which its gradient is zero; 1.17549e-38 in the published code.
+        ratio_floor: lower bound on the share, below which the gradient is zero; 1e-7 in the published code.
         reduction: `mean` or `sum` over the rows.
 
     >>> present = torch.tensor([[True, False]])

@@ -1,4 +1,4 @@
-"""Contrastive loss of MulSupCon, which treats each label of an image as a separate anchor."""
+"""MulSupCon's contrastive loss, which treats each label of an image as a separate anchor."""
 
 from typing import Literal, get_args
 

@@ -1,4 +1,4 @@
-"""Similarity of mixtures that compares component k with component k only (decision 0002)."""
+"""Similarity of mixtures that compares only components with the same index (decision 0002)."""
 
 from typing import Any, Literal, get_args
 
@@ -21,24 +21,24 @@ from probmcl.runtime.precision import full_precision, to_float64
 ComponentWeight = Literal["l2", "density"]
 
 BLOCK = 2**19
-"""Maximum number of elements of a temporary tensor, which holds all pairs of rows for a few classes."""
+"""Maximum number of elements in a temporary tensor, which holds all pairs of rows for a few classes."""
 
 
 @full_precision
 def aligned_correlation(
     p: IsotropicMixture, q: IsotropicMixture | None = None, *, component_weight: ComponentWeight = "l2"
 ) -> Float[Tensor, "M P"]:
-    """Return the correlation coefficient of two mixtures, comparing component k with component k only.
+    """Return the correlation coefficient of two mixtures, comparing only components with the same index.
 
-    Sim(p, q) = Σ_k w_k w'_k κ_k / √(Σ_k w_k² · Σ_k w'_k²). This is the limit of `correlation` if component k is moved
-    to (M·e_k, m_k) with M → ∞, which separates the classes. Second derivatives are not supported.
+    Sim(p, q) = Σ_k w_k w'_k κ_k / √(Σ_k w_k² · Σ_k w'_k²). This is the limit of `correlation` when component k is moved
+    to (M·e_k, m_k) and M → ∞, which separates the classes. Second derivatives are not supported.
 
     Reference: decision 0002.
 
     Args:
         p: M mixtures, with scalar or vector means.
         q: P mixtures; None compares p with itself.
-        component_weight: `l2` sets w_k = π_k, which treats components as functions of norm one; `density` sets
+        component_weight: `l2` sets w_k = π_k, which treats components as unit-norm functions; `density` sets
             w_k = π_k σ_k^(−n/2), which is proportional to the norm of the weighted density.
 
     >>> weight = torch.tensor([[0.5, 0.5], [1.0, 0.0]])
@@ -56,7 +56,7 @@ def aligned_correlation(
 
 
 def _by_class(p: IsotropicMixture, component_weight: ComponentWeight) -> tuple[Tensor, Tensor, Tensor]:
-    """Return weights (C, M) of unit norm per mixture, means (C, M, d) or (C, M, 1), and variances (C, M)."""
+    """Return weights (C, M) with unit norm per mixture, means (C, M, d) or (C, M, 1), and variances (C, M)."""
     log_weight = log_norms(p) if component_weight == "density" else to_float64(p.log_weight)
     unit_weight = (log_weight - 0.5 * (2 * log_weight).logsumexp(1, keepdim=True)).exp().to(p.variance.dtype)
     return unit_weight.T, means_by_class(p), p.variance.T
@@ -69,9 +69,9 @@ def means_by_class(p: IsotropicMixture) -> Float[Tensor, "C M d"]:
 
 
 def squared_distance(a: Float[Tensor, "C M d"], b: Float[Tensor, "C P d"]) -> Float[Tensor, "C M P"]:
-    """Return ‖a − b‖² = ‖a‖² + ‖b‖² − 2ab, as one matrix product per class instead of a (C, M, P, d) tensor.
+    """Return ‖a − b‖² = ‖a‖² + ‖b‖² − 2ab, using one matrix product per class instead of a (C, M, P, d) tensor.
 
-    The inputs are float64 and are centered first, which makes the loss of digits by cancellation harmless.
+    The float64 inputs are centered first, which makes the loss of digits through cancellation harmless.
     """
     center = a.where(a.isfinite(), 0).mean(1, keepdim=True).detach()  # keeps NaN and inf within their rows
     a, b = a - center, b - center
@@ -124,7 +124,7 @@ class _Pairs:
         twice_sum = 2 * (row_variance + column_variance)
         distance_term = squared_distance(*self.means) / twice_sum  # d²/2S
         log_kappa = (-dim * variance_term(row_variance, column_variance)).sub_(distance_term)
-        log_kappa.clamp_(min=-87)  # e^−87 is negligible, and exp is ten times slower if it underflows
+        log_kappa.clamp_(min=-87)  # e^−87 is negligible, and exp is ten times slower when it underflows
         self.twice_sum, self.distance_term = twice_sum.to(dtype), distance_term.to(dtype)
         self.kappa = log_kappa.to(dtype).exp_()
 
@@ -134,7 +134,7 @@ class _Pairs:
         return (self.kappa * a[:, :, None] * b[:, None, :]).sum(0)
 
     def gradients(self, grad: Float[Tensor, "M P"], side: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of the weights, means and variances of one side."""
+        """Return the gradients for the weights, means and variances of one side."""
         (weight, other_weight), (mean, other_mean), (v, other_v) = (
             pair if side == 0 else pair[::-1] for pair in (self.weights, self.means, self.variances)
         )

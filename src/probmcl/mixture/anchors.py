@@ -18,11 +18,12 @@ from probmcl.runtime.precision import full_precision, to_float64
 
 
 class LabelAnchors(nn.Module):
-    """One learned Gaussian N(m_k, v_k I) per class, which is compared with component k of the images.
+    """One learned Gaussian N(m_k, v_k I) per class, which is compared with component k of each image.
 
-    The mixture of a label set y is q_y = Σ_{k∈y} N(m_k, v_k I)/|y|. All means start at zero and all variances at
-    two (floor `variance`), close to a mixture density network with PyTorch's initialization. Classes may start equal
-    because component k is compared with component k only. See `MixtureDensityNetwork` for the arguments.
+    The mixture of a label set y is q_y = Σ_{k∈y} N(m_k, v_k I)/|y|. All means start at zero and all variances at two
+    (with the `variance` floor), close to a mixture density network with PyTorch's initialization. Classes may start
+    out equal because only components with the same index are compared. For the arguments, see
+    `MixtureDensityNetwork`.
 
     >>> LabelAnchors(3, dim=2, mean_size=2)().mean.shape
     torch.Size([1, 3, 2])
@@ -35,7 +36,7 @@ class LabelAnchors(nn.Module):
         self.variance = nn.Parameter(torch.zeros(classes))  # before the floor
 
     def forward(self) -> IsotropicMixture:
-        """Return a single mixture of equal weights whose component k is the Gaussian of class k."""
+        """Return a single mixture with equal weights whose component k is the Gaussian of class k."""
         variance = floored_variance(self.variance, self.floor)[None]
         return IsotropicMixture(torch.zeros_like(variance).log_softmax(1), self.mean[None], variance, self.dim)
 
@@ -48,10 +49,10 @@ def label_set_correlation(
     *,
     component_weight: ComponentWeight = "l2",
 ) -> Float[Tensor, "M P"]:
-    """Return the `aligned_correlation` of M images with the mixtures of P label sets, as one matrix product.
+    """Return the `aligned_correlation` of M images with the mixtures of P label sets, using one matrix product.
 
-    Sim(p, q_y) = Σ_{k∈y} w_k κ_k / √(|y| Σ_k w_k²). With component_weight `density`, the classes of y are weighted by
-    u_k = v_k^(−n/4), which gives Σ_{k∈y} w_k κ_k u_k / √(Σ_{k∈y} u_k² Σ_k w_k²). The column of an empty label set
+    Sim(p, q_y) = Σ_{k∈y} w_k κ_k / √(|y| Σ_k w_k²). With `component_weight="density"`, the classes in y are weighted by
+    u_k = v_k^(−n/4), which gives Σ_{k∈y} w_k κ_k u_k / √(Σ_{k∈y} u_k² Σ_k w_k²). The column for an empty label set
     is 0.
 
     Reference: decision 0002, "Label anchors".
@@ -95,7 +96,7 @@ def class_logits(
 def _distance(
     p: IsotropicMixture, anchors: IsotropicMixture, component_weight: ComponentWeight
 ) -> Float[Tensor, "M C"]:
-    """Return −log(w_k κ_k / √Σ w²) in float64, as a sum of three nonnegative terms, so without cancellation."""
+    """Return −log(w_k κ_k / √Σ w²) in float64, as a sum of three nonnegative terms to avoid cancellation."""
     check_same_space(p, anchors)
     log_weight = _log_class_weight(p, component_weight)
     weight_term = 0.5 * (2 * log_weight).logsumexp(1, keepdim=True) - log_weight

@@ -1,4 +1,4 @@
-"""Gaussian mixtures p(z|x) of ProbMCL, Eq. 1: density, mixture density network and components."""
+"""ProbMCL's Gaussian mixtures p(z|x), Eq. 1: density, mixture density network and components."""
 
 import math
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ Floor = Literal["variance", "deviation"]
 Initialization = Literal["paper", "torch"]
 
 PRUNED_NORM = {torch.float32: 1e-8, torch.float64: 1e-17}
-"""Upper bound on the total norm of the pruned components of a row, relative to the largest norm in the row."""
+"""Upper bound on the total norm of the components pruned from a row, relative to the largest norm in the row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,7 @@ class IsotropicMixture:
         if self.variance.shape != shape or self.mean.shape[:2] != shape:
             raise ValueError(
                 f"log_weight {tuple(shape)}, mean {tuple(self.mean.shape)} and variance {tuple(self.variance.shape)} "
-                "must agree in rows and components"
+                "must have matching numbers of rows and components"
             )
         if self.has_vector_means and self.mean.shape[2] != self.dim:
             raise ValueError(
@@ -78,7 +78,7 @@ class IsotropicMixture:
             # ‖z‖² − 2μ(1·z) + nμ².
             center = z.mean(1, keepdim=True)
             squared_distance = (z - center).square().sum(1, keepdim=True) + self.dim * (center - self.mean).square()
-        # float64, because (n/2) log v reaches thousands and only its decimals separate the components.
+        # float64, because (n/2) log v can reach thousands and only its decimals distinguish the components.
         variance = to_float64(self.variance)
         log_normal = -0.5 * (self.dim * (2 * math.pi * variance).log() + squared_distance / variance)
         return (self.log_weight + log_normal).logsumexp(1).to(squared_distance.dtype)
@@ -104,7 +104,7 @@ class MixtureDensityNetwork(nn.Module):
     Args:
         in_features: size D of the feature.
         classes: number C of components.
-        dim: dimension of z; defaults to `mean_size` if that is given, otherwise to D (the paper's z = h).
+        dim: dimension of z; defaults to `mean_size` if given, otherwise to D (the paper's z = h).
         mean_size: size d of the mean vectors, or None for the paper's scalar means μ·1.
         hidden: sizes of the hidden layers; if empty, the heads are linear in h.
         activation: activation after each hidden layer. The paper's text suggests ReLU; its figure shows none.
@@ -200,23 +200,25 @@ def check_same_space(p: IsotropicMixture, q: IsotropicMixture) -> None:
     sizes = [(m.variance.shape[1], m.dim) for m in (p, q)]
     if sizes[0] != sizes[1]:
         raise ValueError(
-            "cannot compare mixtures of {} components in {} dimensions and of {} in {}".format(*sizes[0], *sizes[1])
+            "cannot compare mixtures of {} components in {} dimensions with mixtures of {} components in {}".format(
+                *sizes[0], *sizes[1]
+            )
         )
 
 
 def log_norms(p: IsotropicMixture) -> Float[Tensor, "M C"]:
     """Return log ‖π_k N_k‖, shifted so that the maximum of each row is 0; similarities do not depend on the shift.
 
-    The result is float64, because (n/4) log v reaches thousands and its decimals matter.
+    The result is float64, because (n/4) log v can reach thousands and its decimals matter.
     """
     log_norm = to_float64(p.log_weight) - p.dim / 4 * to_float64(p.variance).log()
     return log_norm - log_norm.amax(1, keepdim=True).detach()
 
 
 def prune_components(p: IsotropicMixture, dtype: torch.dtype) -> Components:
-    """Drop components of negligible norm from mixtures with scalar means, the same number in each row.
+    """Drop components with negligible norm from mixtures with scalar means, keeping the same number in each row.
 
-    Norms are proportional to π_k σ_k^(−n/2). In many dimensions a few narrow components dominate, so pruning makes
+    Norms are proportional to π_k σ_k^(−n/2). In many dimensions, a few narrow components dominate, so pruning makes
     computations over pairs or nodes much cheaper.
     """
     log_norm: Tensor = _ScaleFree.apply(log_norms(p))  # type: ignore[no-untyped-call]
@@ -247,19 +249,19 @@ def cap_at_one(similarity: Tensor) -> Tensor:
 
 
 def empty_similarity(p: IsotropicMixture, q: IsotropicMixture) -> Float[Tensor, "M P"]:
-    """Return the empty similarity matrix of mixtures without rows, connected to the autograd graph."""
+    """Return an empty similarity matrix for mixtures without rows, connected to the autograd graph."""
     sums = [x.flatten(1).sum(1)[:, None] for m in (p, q) for x in (m.log_weight, m.mean, m.variance)]
     return sum(sums[:3]) * sum(sums[3:]).T  # type: ignore[union-attr]  # a sum of tensors
 
 
 def set_diagonal_to_one(similarity: Float[Tensor, "M M"]) -> Float[Tensor, "M M"]:
-    """Set the diagonal to a constant one, so that its rounding errors contribute no gradient; NaN is kept."""
+    """Set the diagonal to a constant 1, so its rounding errors contribute no gradient; NaNs are kept."""
     diagonal = similarity.diagonal()
     return similarity - torch.diag(diagonal - torch.where(diagonal.isnan(), diagonal, 1).detach())
 
 
 def slices(length: int, step: int) -> list[slice]:
-    """Return consecutive slices of `step` elements that cover `length`; the last may be shorter.
+    """Return consecutive slices of `step` elements that cover `length` elements; the last slice may be shorter.
 
     >>> slices(5, 3)
     [slice(0, 3, None), slice(3, 5, None)]
@@ -270,7 +272,7 @@ def slices(length: int, step: int) -> list[slice]:
 class _ScaleFree(torch.autograd.Function):
     """Identity on log-norms whose backward pass makes the gradient of each row sum to zero.
 
-    Similarities are invariant to a constant added to a row, so a nonzero sum is a rounding error.
+    Adding a constant to a row does not change similarities, so a nonzero sum is a rounding error.
     """
 
     @staticmethod

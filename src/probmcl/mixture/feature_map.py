@@ -1,8 +1,8 @@
 """Feature map of mixtures that preserves inner products, at a cost linear in the number of components.
 
 P_i[u, y] = Σ_k exp(ω_ik) a_ik(u) g_ik(y) on the nodes of a quadrature grid. Both factors of a component have norm one:
-a is its profile along the line spanned by **1**, and g its profile across that line. Then ⟨p_i, p_j⟩ = P_i · P_j up to
-the error of the grid, and Sim(p_i, p_j) is the cosine of P_i and P_j. docs/feature_map.md has the derivation.
+a is its profile along the line spanned by **1**, and g is its profile across that line. Then ⟨p_i, p_j⟩ = P_i · P_j up
+to the error of the grid, and Sim(p_i, p_j) is the cosine of P_i and P_j. See docs/feature_map.md for the derivation.
 """
 
 import itertools
@@ -21,7 +21,7 @@ from probmcl.mixture.grid import Grid, middle_across
 from probmcl.runtime.precision import full_precision, to_float64
 
 BLOCK = 2**19
-"""Maximum number of elements of a temporary tensor; about the size of a core's cache."""
+"""Maximum number of elements in a temporary tensor; about the size of a core's cache."""
 
 PIECE = 4096
 """Number of nodes per partial sum of an inner product."""
@@ -98,14 +98,14 @@ class _Cosines(torch.autograd.Function):
 
 
 def _lengths(vectors: Float[Tensor, "M Q"]) -> Float[Tensor, "M 1"]:
-    """Return row norms summed in float64; over tens of thousands of nodes, float32 loses the sixth digit."""
+    """Return row norms summed in float64; over tens of thousands of nodes, float32 would lose the sixth digit."""
     dtype = to_float64(vectors[:0]).dtype
     lengths: Tensor = torch.linalg.vector_norm(vectors, dim=1, keepdim=True, dtype=dtype)
     return lengths.to(vectors.dtype)
 
 
 class _Features(torch.autograd.Function):
-    """Autograd function for P, which is computed block by block and recomputed in backward.
+    """Autograd function for P, which is computed block by block and recomputed in the backward pass.
 
     With t = (u − x)/√(2v) and x = √n μ, a is proportional to v^(−power) exp(−t²). With ξ = y − middle, where middle is
     log σ plus a constant, g is proportional to exp(−sharpness (e^2ξ − 1 − 2ξ)). Hence dω = ⟨dP, ag⟩,
@@ -143,8 +143,8 @@ class _Features(torch.autograd.Function):
 class _Shapes(NamedTuple):
     """Components in units of the grid.
 
-    `node` is the index of the node nearest to the mean along the line. `rest`, its offset from the mean, and `scale`,
-    the step, are in units of √2 σ, which keeps t = (u − x)/√(2v) accurate. `middle` is the mode across the line.
+    `node` is the index of the node nearest to the mean along the line. `rest` (its offset from the mean) and `scale`
+    (the step) are in units of √2 σ, which keeps t = (u − x)/√(2v) accurate. `middle` is the mode across the line.
     """
 
     factor: Float[Tensor, "M K"]
@@ -171,7 +171,7 @@ def _shapes(c: Components, grid: Grid) -> _Shapes:
 
 
 def _log_mass_across(m: int) -> float:
-    """Return log c such that c exp(−(m/2)(e^2ξ − 1 − 2ξ)) has unit mass, and therefore its root unit norm."""
+    """Return log c such that c exp(−(m/2)(e^2ξ − 1 − 2ξ)) has unit mass and its root therefore has unit norm."""
     return math.log(2) - math.lgamma(m / 2) + m / 2 * (math.log(m / 2) - 1)
 
 
@@ -199,7 +199,7 @@ def _profile_across(
 ) -> tuple[Float[Tensor, "R K Qy"], Float[Tensor, "R K Qy"]]:
     """Return factor · exp(−sharpness (e^2ξ − 1 − 2ξ)), and sharpness (e^2ξ − 1).
 
-    Both are small differences of large numbers, hence float64 and e^2ξ as a product of two exponentials.
+    Both are small differences between large numbers, so they need float64 and e^2ξ as a product of two exponentials.
     """
     factor = s.factor
     if positions is None:

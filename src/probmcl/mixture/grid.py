@@ -1,7 +1,8 @@
-"""Quadrature grid of the feature map: equispaced nodes on two axes, with steps and ends that bound the error.
+"""Quadrature grid for the feature map: equispaced nodes on two axes, with steps and ends that bound the error.
 
-A Gaussian around μ·1 in n dimensions is symmetric about the line spanned by **1**. It depends on two coordinates only:
-the position u = 1ᵀz/√n along that line, and the log-distance y from it. docs/feature_map.md has the derivation.
+A Gaussian centered at μ·1 in n dimensions is symmetric about the line spanned by **1**. It depends on only two
+coordinates: the position u = 1ᵀz/√n along that line and the log-distance y from it. The derivation is in
+docs/feature_map.md.
 """
 
 import math
@@ -46,11 +47,11 @@ class Axis:
 
 @dataclass(frozen=True)
 class Grid:
-    """Nodes along the line and across it; in one dimension `across` is None.
+    """Nodes along the line and across it; in one dimension, `across` is None.
 
     Components are sampled with unit norm (`power` ¼, for inner products of densities) or with unit mass (½, for inner
     products of their roots). Along the line they scale with σ^(−2·power), and across it they are proportional to
-    exp(−power·m(e^2ξ − 1 − 2ξ)), m = n − 1.
+    exp(−power·m(e^2ξ − 1 − 2ξ)), where m = n − 1.
     """
 
     along: Axis
@@ -74,7 +75,7 @@ def grid_for(
 ) -> Grid | None:
     """Return the smallest grid that covers all components, or None if a parameter is not finite.
 
-    `step` multiplies the steps that are sufficient for inner products of components of unit norm.
+    `step` multiplies the steps that are sufficient for inner products of unit-norm components.
     """
     error, power = ERROR[sides[0].variance.dtype], {"norm": 0.25, "mass": 0.5}[kind]
     bounds = torch.stack([_bounds(c, dim, error, power) for c in sides]).amin(0).tolist()
@@ -88,14 +89,15 @@ def grid_for(
 
 
 def _bounds(c: Components, dim: int, error: float, power: float) -> Float[Tensor, "5"]:
-    """Return the smallest standard deviation and the ends of the axes along and across the line, upper ends negated.
+    """Return the smallest standard deviation and the ends of both axes, along the line first, with upper ends negated.
 
-    The K components of a row together have at most `error` of squared norm or mass outside the ends, relative to the
-    component of largest norm. Components of small norm need shorter axes, and those of negligible norm are ignored.
+    Outside the ends, the squared norm or mass of the K components of a row adds up to at most `error`, relative to the
+    component with the largest norm. Components with small norm need shorter axes, and components with negligible norm
+    are ignored.
     """
     log_norm, mean, variance = (to_float64(x.detach()) for x in c)
     full_depth = -math.log(error)
-    log_bound = (log_norm + math.log(log_norm.shape[1])).clamp(max=0)  # as if all K had this norm and mean
+    log_bound = (log_norm + math.log(log_norm.shape[1])).clamp(max=0)  # as if all K components had this norm and mean
     depth = (full_depth + log_bound / (2 * power)).clamp(min=0)  # remaining decay to `error`, in log units
     position, deviation = math.sqrt(dim) * mean, variance.sqrt()
     reach = (4 * power * depth).sqrt() * deviation

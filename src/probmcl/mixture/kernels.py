@@ -1,4 +1,4 @@
-"""Kernel mixtures of KMCL with one kernel per class: heads, kernels and their Bhattacharyya coefficients."""
+"""KMCL's kernel mixtures, with one kernel per class: heads, kernels and their Bhattacharyya coefficients."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,16 +15,16 @@ from probmcl.runtime.precision import at_least_float32, full_precision, to_float
 Covariance = Literal["isotropic", "anisotropic"]
 
 BLOCK = 2**19
-"""Maximum number of elements of a temporary tensor, which compares a few kernels with those of all columns."""
+"""Maximum number of elements in a temporary tensor, which compares a few kernels with the kernels of all columns."""
 
 
 @dataclass(frozen=True, eq=False)
 class KernelMixture:
     """M mixtures of C kernels in `dim` dimensions, with independent sigmoid weights.
 
-    Σ_k p_ik g_ik(z), with p_ik = sigmoid(`logit`) and g_ik(z) = exp[−½ Σ_t (z_t − m_ikt)² / v_ikt], t over dimensions.
-    Kernels are not normalized: each is 1 at its mean. `mean` and `variance` have either d = dim coordinates
-    (anisotropic) or d = 1, one value for all dimensions (isotropic).
+    Σ_k p_ik g_ik(z), with p_ik = sigmoid(`logit`) and g_ik(z) = exp[−½ Σ_t (z_t − m_ikt)² / v_ikt], where t runs over
+    all dimensions. Kernels are not normalized: each is 1 at its mean. `mean` and `variance` have either d = dim
+    coordinates (anisotropic) or d = 1, a single value for all dimensions (isotropic).
 
     Reference: KMCL, kernel mixture module.
 
@@ -42,7 +42,7 @@ class KernelMixture:
         if self.mean.shape[:2] != self.logit.shape or self.variance.shape != self.mean.shape:
             raise ValueError(
                 f"logit {tuple(self.logit.shape)}, mean {tuple(self.mean.shape)} and variance "
-                f"{tuple(self.variance.shape)} must agree in rows, kernels and coordinates"
+                f"{tuple(self.variance.shape)} must have matching numbers of rows, kernels and coordinates"
             )
         if self.mean.shape[2] not in (1, self.dim):
             raise ValueError(f"`mean` must have 1 or dim={self.dim} coordinates per kernel, got {self.mean.shape[2]}")
@@ -63,7 +63,7 @@ class KernelMixture:
     def log_kernels(self, z: Float[Tensor, "M n"]) -> Float[Tensor, "M C"]:
         """Return the logarithm of each kernel of row i at row i of z.
 
-        The result is float64, because the sum over dimensions reaches thousands and its decimals matter.
+        The result is float64, because the sum over dimensions can reach thousands and its decimals matter.
         """
         if z.shape[1] != self.dim:
             raise ValueError(f"z has {z.shape[1]} dimensions, but the kernels have {self.dim}")
@@ -135,7 +135,7 @@ class KernelHeads(nn.Module):
 def kernel_bhattacharyya(
     p: KernelMixture, q: KernelMixture | None = None, *, present: Bool[Tensor, "M C"], distance_scale: float = 1.0
 ) -> Float[Tensor, "T P"]:
-    """Return Bhattacharyya coefficients of selected kernels of p with the same class's kernel in every mixture of q.
+    """Return Bhattacharyya coefficients of selected kernels in p with the same-class kernel in every mixture of q.
 
     BC = exp(−s D_B), D_B = Σ_t ½ log[S_t / 2σ_tσ'_t] + ¼ (m_t − m'_t)² / S_t, S_t = v_t + v'_t, where t runs over all
     dimensions and s is `distance_scale`. The T rows of the result are the true entries of `present`, in row-major
@@ -148,7 +148,7 @@ def kernel_bhattacharyya(
     Args:
         p: M mixtures.
         q: P mixtures; None compares p with itself.
-        present: mask of the kernels of p to compare.
+        present: mask of the kernels in p to compare.
         distance_scale: factor s of the distance. The published code uses `dim` for anisotropic kernels.
 
     >>> p = KernelMixture(torch.zeros(2, 1), torch.tensor([[[0.0]], [[2.0]]]), torch.ones(2, 1, 1), dim=1)
@@ -159,7 +159,7 @@ def kernel_bhattacharyya(
     if (p.mean.shape[1:], p.dim) != (q.mean.shape[1:], q.dim):
         raise ValueError(
             f"cannot compare kernels of shape {tuple(p.mean.shape[1:])} in {p.dim} dimensions "
-            f"and {tuple(q.mean.shape[1:])} in {q.dim}"
+            f"with kernels of shape {tuple(q.mean.shape[1:])} in {q.dim}"
         )
     label = present.nonzero()[:, 1]
     scale = distance_scale * p.repeats

@@ -1,4 +1,4 @@
-"""Inner products of mixtures over all pairs of components, computed in tiles of bounded memory."""
+"""Inner products of mixtures over all pairs of components, computed in tiles to limit memory."""
 
 import itertools
 import math
@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from probmcl.mixture.density import Components, slices, variance_term
 
 TILE = 2**18
-"""Number of pairs of components per tile; a few MB, which fit into the cache of a core."""
+"""Number of component pairs per tile; a few MB, which fit into a core's cache."""
 
 
 def inner_products(a: Components, b: Components | None, dim: int) -> Float[Tensor, "M P"]:
@@ -23,7 +23,7 @@ def inner_products(a: Components, b: Components | None, dim: int) -> Float[Tenso
 
 
 def squares(a: Components, dim: int) -> Float[Tensor, "M"]:
-    """Return ⟨p_i, p_i⟩ of each row."""
+    """Return ⟨p_i, p_i⟩ for each row."""
     product: Tensor = _Inner.apply(dim, False, *(x[:, None] for x in (*a, *a)))  # type: ignore[no-untyped-call]
     return product.flatten()
 
@@ -32,7 +32,7 @@ class _Inner(torch.autograd.Function):
     """Autograd function for G_ij = Σ_kl exp(ω_ik + ω'_jl) κ_kl within each batch, computed in tiles to limit memory.
 
     Takes ω, μ, v of shape (B, R, K) and ω', μ', v' of shape (B, P, K'). With F = (dL/dG_ij) exp(ω_ik + ω'_jl) κ_kl,
-    d = μ − μ' and S = v + v', the gradients are dω = ΣF, dμ = −n Σ F d/S and, in a form without the cancellation of
+    d = μ − μ' and S = v + v', the gradients are dω = ΣF, dμ = −n Σ F d/S and, in a form that avoids the cancellation in
     n/4v − n/2S, dv = (n/2) Σ F [d²/S² + (v' − v)/(2vS)]. If both sides are the same, G is symmetric and only the tiles
     on and above the diagonal are computed.
     """
@@ -80,7 +80,7 @@ class _Tile:
         self.sum = self.v_a + self.v_b
         self.shift = mean_a - mean_b
         log_kappa = -dim * (variance_term(self.v_a, self.v_b) + self.shift.square() / (2 * self.sum))
-        log_kappa.clamp_(min=-87)  # e^−87 is negligible, and exp is ten times slower if it underflows
+        log_kappa.clamp_(min=-87)  # e^−87 is negligible, and exp is ten times slower when it underflows
         self.product = log_kappa.exp_().mul_(log_a.exp()).mul_(log_b.exp())
 
     def gradients(self, grad: Float[Tensor, "B R P"]) -> tuple[list[Tensor], list[Tensor]]:

@@ -1,4 +1,4 @@
-"""Similarity of mixtures with scalar means: Sim(p_i, p_j) of ProbMCL, section 2.2, and Bhattacharyya coefficient.
+"""Similarity of mixtures with scalar means: Sim(p_i, p_j) in ProbMCL, section 2.2, and Bhattacharyya coefficient.
 
 Sim is built from the correlation of two components,
 
@@ -33,10 +33,10 @@ from probmcl.runtime.precision import full_precision, to_float64
 Way = Literal["auto", "tiled", "features", "compiled"]
 
 FLOAT64_SIMILARITY = 0.95
-"""Smallest similarity above which `correlation` uses float64, because float32 gradients have too few correct digits."""
+"""If all similarities exceed this, `correlation` uses float64 because float32 gradients have too few correct digits."""
 
 SLOW_COST = 1e9
-"""Cost of all pairs, in the unit below, above which a fallback to them causes a warning; about 40 ms."""
+"""Cost of computing all pairs, in the unit below, above which falling back to them causes a warning; about 40 ms."""
 
 PAIR_COST, VALUE_COST = 1000, 300
 """Cost of a pair of components, and of a component at a node of an axis, in multiply-adds of a matrix product.
@@ -52,9 +52,9 @@ class Plan:
     Attributes:
         way: `tiled`, `features` or `compiled`.
         grid: nodes of the feature vectors; None if the way is `tiled`.
-        components: number of components per row after pruning those of negligible norm.
+        components: number of components per row after pruning those with negligible norm.
         bytes: estimated peak memory.
-        bytes_in_float64: the same for the second pass, in float64, which runs if all similarities are close to 1.
+        bytes_in_float64: the same for the second pass in float64, which runs if all similarities are close to 1.
         dtype: precision of the first pass.
         reason: why this way was chosen.
         fell_back: True if the grid was too large and computing all pairs instead is slow.
@@ -87,7 +87,8 @@ def correlation(p: IsotropicMixture, q: IsotropicMixture | None = None, *, way: 
         way: algorithm; the results agree up to rounding. `tiled` computes all pairs of components. `features` compares
             feature vectors, in time linear in the number of components. `compiled` is `features` with torch.compile,
             which needs a C++ compiler. `auto` uses the cheaper of `tiled` and `features`; `plan` returns the choice.
-            A requested way that needs too much memory is an error, except in the float64 pass, which is then tiled.
+            Requesting a way that needs too much memory is an error, except in the float64 pass, which is then
+            tiled.
 
     >>> p = IsotropicMixture(torch.zeros(2, 1), torch.tensor([[0.0], [2.0]]), torch.ones(2, 1), dim=1)
     >>> correlation(p)  # exp(−n d²/4)
@@ -177,8 +178,8 @@ def _make_plan(a: Components, b: Components | None, dim: int, way: Way, *, may_r
         reason = f"{grid.nodes:,} nodes would need {size / 1e9:.1f} GB"
         return replace(tiled, reason=reason, fell_back=by_pairs > SLOW_COST)
     if by_pairs <= by_features:
-        return replace(tiled, reason=f"cost {by_pairs / by_features:.2g} relative to {grid.nodes:,} nodes")
-    reason = f"cost {by_features / by_pairs:.2g} relative to all pairs, with {grid.nodes:,} nodes"
+        return replace(tiled, reason=f"{by_pairs / by_features:.2g} times the cost of {grid.nodes:,} nodes")
+    reason = f"{by_features / by_pairs:.2g} times the cost of all pairs, with {grid.nodes:,} nodes"
     return Plan("features", grid, components, size, dtype, reason)
 
 
@@ -205,16 +206,16 @@ def _warn_about_fallback() -> None:
 @disable_compile
 @full_precision
 def bhattacharyya(p: IsotropicMixture, q: IsotropicMixture | None = None, *, step: float = 0.5) -> Float[Tensor, "M P"]:
-    """Return the Bhattacharyya coefficient ∫√(pq) of two mixtures with scalar means; equal mixtures have 1.
+    """Return the Bhattacharyya coefficient ∫√(pq) of two mixtures with scalar means; it is 1 for equal mixtures.
 
-    The integral has no closed form. It is computed by the trapezoidal rule, as the inner product of the roots of the
-    densities on the grid of the feature map. To estimate the error, halve `step` and compare the results.
+    The integral has no closed form. It is computed using the trapezoidal rule, as the inner product of the square roots
+    of the densities on the feature map's grid. To estimate the error, halve `step` and compare the results.
 
     Args:
         p: M mixtures.
         q: P mixtures; None compares p with itself.
-        step: distance between nodes, relative to the grid of `correlation`, which is too coarse for roots of
-            densities. Halving it doubles the number of nodes on each axis.
+        step: distance between nodes, relative to the grid of `correlation`, which is too coarse for square
+            roots of densities. Halving it doubles the number of nodes on each axis.
 
     >>> p = IsotropicMixture(torch.zeros(2, 1), torch.tensor([[0.0], [2.0]]), torch.ones(2, 1), dim=1)
     >>> bhattacharyya(p)  # exp(−n d²/8)
@@ -229,7 +230,7 @@ def bhattacharyya(p: IsotropicMixture, q: IsotropicMixture | None = None, *, ste
     if grid is None:
         raise ValueError("a mean or variance is not finite")
     refuse_above(MEMORY, sides, grid, remedy="use a larger `step`")
-    # The smallest normal number keeps the gradient of the root finite at a density of zero.
+    # Adding the smallest normal number keeps the gradient of the root finite where the density is zero.
     roots = [(density + torch.finfo(torch.float32).tiny).sqrt() for density in (features(s, grid) for s in sides)]
     # The roots have norm one up to the quadrature error, so their cosine is the integral.
     return cap_at_one(set_diagonal_to_one(cosines(roots[0], None)) if q is None else cosines(*roots))
