@@ -128,7 +128,7 @@ def test_folders_with_runs_are_ignored(tmp_path: Path) -> None:
     assert records.label_space.names == ("cat", "dog")
     fill(tmp_path, other__spec_dot_json="{}", other__bars_dot_png="f")
     records = read(tmp_path, seed=None)
-    assert str(records.origin).endswith("; ignored folders of runs: compared/, other/, runs/")
+    assert str(records.origin).endswith("; ignored run folders: compared/, other/, runs/")
 
 
 def test_runs_next_to_split_folders_are_ignored(tmp_path: Path) -> None:
