@@ -192,13 +192,13 @@ def test_phrases_are_ignored(tmp_path: Path) -> None:
 
 
 def test_missing_word_is_refused(file: Path) -> None:
-    with pytest.raises(DataError, match=r"'dining' of class 'Dining_table'") as caught:
+    with pytest.raises(DataError, match=r"'dining' in class 'Dining_table'") as caught:
         label_vectors(file, ["dog", "Dining_table"], size=3)
     assert str(caught.value).startswith(f"{file}: ")
 
 
 def test_classes_with_missing_words_are_counted(file: Path) -> None:
-    with pytest.raises(DataError, match=r"'sofa' of class 'sofa' \(and for 2 more classes\)"):
+    with pytest.raises(DataError, match=r"'sofa' in class 'sofa' \(and for 2 more classes\)"):
         label_vectors(file, ["sofa", "dog", "no way", "---"], size=3)
 
 

@@ -375,7 +375,7 @@ def test_tensor_does_not_share_memory_with_the_image() -> None:
 
 @pytest.mark.parametrize(("mode", "size"), [("L", (8, 8)), ("RGBA", (8, 8)), ("RGB", (8, 9))])
 def test_tensor_rejects_another_mode_or_size(mode: str, size: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=f"8 × 8 pixels, got {mode} of {size[0]} × {size[1]}"):
+    with pytest.raises(ValueError, match=f"8 × 8 pixels, got {mode} with {size[0]} × {size[1]}"):
         PLAIN.tensor(Image.new(mode, size))
 
 

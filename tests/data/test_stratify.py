@@ -169,7 +169,7 @@ def test_invalid_shares_and_sizes_are_an_error() -> None:
     for shares in ([0.5, 0.4], [1.2, -0.2], []):
         with pytest.raises(ValueError, match=r"shares="):
             assigned(np.ones((4, 1)), shares)
-    with pytest.raises(ValueError, match=r"counts of 4 units, but 3 sizes"):
+    with pytest.raises(ValueError, match=r"4 units, but 3 sizes"):
         assigned(np.ones((4, 1)), [0.5, 0.5], sizes=[1, 1, 1])
     with pytest.raises(ValueError, match=r"at least 1"):
         assigned(np.ones((4, 1)), [0.5, 0.5], sizes=[1, 1, 0, 1])

@@ -105,7 +105,7 @@ def test_learned_vectors_start_small() -> None:
 
 
 def test_class_without_a_word_vector_raises(file: Path) -> None:
-    with pytest.raises(DataError, match="'class' of class 'class 0'"):
+    with pytest.raises(DataError, match="'class' in class 'class 0'"):
         build(Config(vectors=str(file), vector_size=5), label_space())
 
 

@@ -28,8 +28,8 @@ class PreparedData:
 
     records: Records
     source: DataSource
-    intensity: IntensityRange | None  # of 16-bit and float images; None if there are none
-    fold_of: Int[ndarray, "N"] | None  # from 1; None without folds
+    intensity: IntensityRange | None  # for 16-bit and float images; None if there are none
+    fold_of: Int[ndarray, "N"] | None  # numbered from 1; None without folds
     warnings: list[RunWarning]  # about leaks that were allowed
 
 

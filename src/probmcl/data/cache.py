@@ -25,14 +25,14 @@ MAGIC = b"probmcl1"
 class ImageCache:
     """A disk cache of decoded images, created by `open_cache`. Concurrent reads and writes are safe.
 
-    New images are not stored if less than `keep_free` bytes of the disk are free (default: a tenth of the disk).
+    New images are not stored if fewer than `keep_free` bytes are free on the disk (default: a tenth of the disk).
     """
 
     folder: Path
     keep_free: int | None = None
 
     def read(self, path: Path, size: int | None = None, *, intensity: IntensityRange | None = None) -> Image.Image:
-        """Read an image like `read_image`, but from the cache if possible. Errors are the same."""
+        """Read an image like `read_image`, with the same errors, but from the cache if possible."""
         entry = self._entry(path, size, intensity)
         cached = None if entry is None else _load(entry)
         if cached is not None:
@@ -70,7 +70,7 @@ def default_folder() -> Path:
 def open_cache(
     folder: Path | None = None, *, apart_from: Iterable[Path] = (), keep_free: int | None = None
 ) -> ImageCache:
-    """Open a cache and create its folder, which must be outside of the image folders `apart_from`.
+    """Open a cache and create its folder, which must be outside the image folders `apart_from`.
 
     >>> open_cache(Path("photos/cache"), apart_from=[Path("photos")])
     Traceback (most recent call last):

@@ -32,7 +32,7 @@ def words_of(name: str) -> list[str]:
 
 
 def label_vectors(path: Path, names: Sequence[str], *, size: int) -> Float32[ndarray, "C size"]:
-    """Return a vector of length `size` for each class: the mean of the vectors of its words, ignoring case.
+    """Return a vector of length `size` for each class: the mean of its words' vectors, ignoring case.
 
     Each line of the file has a word and its vector (GloVe format). Reading stops when all words are found.
     """
@@ -44,14 +44,14 @@ def label_vectors(path: Path, names: Sequence[str], *, size: int) -> Float32[nda
         others = len({name for name, _ in missing}) - 1
         more = f" (and for {others} more classes)" if others else ""
         remedy = "rename the class to words in the file ('dining table', not 'diningtable'), use another file"
-        raise DataError(f"{path}: no vector for {word!r} of class {name!r}{more}; {remedy}, {OR_LEARN}")
+        raise DataError(f"{path}: no vector for {word!r} in class {name!r}{more}; {remedy}, {OR_LEARN}")
     return np.stack([np.mean([vectors[word] for word in words[name]], axis=0) for name in names]).astype(np.float32)
 
 
 def _find_vectors(path: Path, wanted: Collection[str], size: int) -> dict[str, ndarray]:
-    """Return the vectors of words. The lower-case spelling takes precedence, otherwise the first one."""
+    """Return the vectors of the wanted words. The lowercase spelling takes precedence, then the first spelling."""
     vectors: dict[str, ndarray] = {}
-    remaining = set(wanted)  # words without a vector of their lower-case spelling
+    remaining = set(wanted)  # words whose lowercase spelling has not been found
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
@@ -63,7 +63,7 @@ def _find_vectors(path: Path, wanted: Collection[str], size: int) -> dict[str, n
                     continue
                 values = line.split()[1:]
                 if len(values) > size and not _is_number(values[0]):
-                    continue  # a phrase of several words, which only begins with this one
+                    continue  # a phrase that begins with this word
                 vectors[word] = _vector(values, size, f"{path}, line {number}: {spelling!r}")
                 if spelling == word:
                     remaining.discard(word)
@@ -76,7 +76,9 @@ def _vector(values: Sequence[bytes], size: int, where: str) -> ndarray:
     if not all(map(_is_number, values)):
         raise DataError(f"{where} must be followed by numbers only; use a text file in GloVe format, {OR_LEARN}")
     if len(values) != size:
-        raise DataError(f"{where} has {len(values)} numbers, expected {size}; use a complete file of that vector size")
+        raise DataError(
+            f"{where} has {len(values)} numbers, expected {size}; use a complete file with that vector size"
+        )
     return np.array([float(value) for value in values])
 
 
@@ -88,12 +90,12 @@ def _is_number(text: bytes | str) -> bool:
 
 
 def label_knowledge(path: Path, names: Sequence[str]) -> Float64[ndarray, "C C"]:
-    """Return the strength of the relation between classes: a symmetric matrix from 0 to 1, 0 on the diagonal.
+    """Return how strongly classes are related: a symmetric matrix of values from 0 to 1, with 0 on the diagonal.
 
     Each row of the table, such as an edge of ConceptNet, relates two labels. A label matches the class with the same
     words: `/c/en/traffic_light` matches `Traffic light`. Columns are found by name; others, such as the relation, are
-    ignored. Without a weight column, each row has weight 1. Rows for the same pair of classes are averaged. If a weight
-    is then above 1, all are divided by the largest. A warning reports the rows that do not relate two classes.
+    ignored. Without a weight column, each row has weight 1. Rows for the same pair of classes are averaged. If any
+    average exceeds 1, all are divided by the largest. A warning reports rows that do not relate two classes.
     """
     if path.is_file():
         _refuse_conceptnet(path)
@@ -116,11 +118,11 @@ def label_knowledge(path: Path, names: Sequence[str]) -> Float64[ndarray, "C C"]
 
 
 def _refuse_conceptnet(path: Path) -> None:
-    """Refuse the file that ConceptNet distributes before reading it: it has no header and gigabytes of rows."""
+    """Refuse the file that ConceptNet distributes without reading it all: it has no header and gigabytes of rows."""
     with path.open("rb") as file:
         if file.read(len(CONCEPTNET)) == CONCEPTNET:
             raise DataError(
-                f"{path}, row 1: starts with {CONCEPTNET.decode()!r}, as the file of ConceptNet, which has no header; "
+                f"{path}, row 1: starts with {CONCEPTNET.decode()!r}, like ConceptNet's own file, which has no header; "
                 f"copy the rows that relate two classes to a file with the header 'start,end,weight', {OR_WITHOUT}"
             )
 
@@ -130,7 +132,7 @@ def _column(table: Table, names: Sequence[str], which: str) -> str:
     if column is None:
         raise DataError(
             f"{table.path}, row 1: none of the columns {', '.join(table.columns)} is recognized as the "
-            f"{which} label of a pair; rename it to {names[0]!r}, or add the header "
+            f"{which} label of a pair; rename that column to {names[0]!r}, or add the header "
             f"'start,end,weight' if there is none, {OR_WITHOUT}"
         )
     return column
@@ -151,7 +153,7 @@ def _finder(names: Sequence[str]) -> Callable[[str], int | None]:
     by_name = {name: index for index, name in enumerate(names)}
 
     def find(label: str) -> int | None:
-        uri = re.match(r"/c/[^/]+/([^/]+)", label)  # of ConceptNet, such as /c/en/traffic_light/n
+        uri = re.match(r"/c/[^/]+/([^/]+)", label)  # a ConceptNet URI, such as /c/en/traffic_light/n
         return by_name.get(label, by_words.get(tuple(words_of(uri[1] if uri else label))))
 
     return find
@@ -162,10 +164,10 @@ def _warn_of_unused_rows(table: Table, used: int, pairs: int, columns: tuple[str
     if not used:
         a, b = (table.cells(column)[0] for column in columns)
         raise DataError(
-            f"{table.path}, row {a.line}: {a.text!r} and {b.text!r} are not two classes of the data, and no other row "
+            f"{table.path}, row {a.line}: {a.text!r} and {b.text!r} are not two classes in the data, and no other row "
             f"relates two classes; use the names in the data, such as {names[0]!r}, {OR_WITHOUT}"
         )
     if used < rows:
         others = f"the others relate {pairs} {'pair' if pairs == 1 else 'pairs'} of classes"
-        unused = f"{rows - used} of {rows} rows do not relate two classes of the data and are ignored"
+        unused = f"{rows - used} of {rows} rows do not relate two classes in the data and are ignored"
         warnings.warn(f"{table.path}: {unused}; {others}", stacklevel=3)

@@ -1,7 +1,7 @@
-"""DICOM files as 8-bit images; needs `pip install 'probmcl[dicom]'`.
+"""Reads DICOM files as 8-bit images; requires `pip install 'probmcl[dicom]'`.
 
 The modality LUT or rescale is applied to the stored values, then the first VOI LUT or window (NEMA PS3.3, C.11.1 and
-C.11.2). A file without either is scaled by the given intensity range or, by default, the full range of its bits.
+C.11.2). Without a VOI LUT or window, the given intensity range is used or, by default, the full range of the bits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from probmcl.data.intensity import IntensityRange
 if TYPE_CHECKING:
     from pydicom import Dataset
 
-HEAD = 132  # bytes: a preamble of 128 bytes and the prefix DICM
+HEAD = 132  # bytes: a 128-byte preamble and the prefix DICM
 COLORS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420", "YBR_PARTIAL_422")
 
 
@@ -44,7 +44,7 @@ def read_dicom(file: IO[bytes], intensity: IntensityRange | None = None) -> Imag
     if interpretation in COLORS:
         return Image.fromarray(_eight_bits(stored, data.BitsStored))
     if not interpretation.startswith("MONOCHROME"):
-        raise ValueError(f"photometric interpretation {interpretation} is not supported; save it as MONOCHROME2 or RGB")
+        raise ValueError(f"photometric interpretation {interpretation} is not supported; use MONOCHROME2 or RGB")
     gray = _gray(data, stored, intensity)
     return Image.fromarray(255 - gray if interpretation == "MONOCHROME1" else gray).convert("RGB")
 
@@ -74,11 +74,11 @@ def _read(file: IO[bytes]) -> tuple[Dataset, Shaped[ndarray, "*frame"]]:
     except RuntimeError as error:  # no decoder for this compression
         name = data.file_meta.TransferSyntaxUID.name
         remedy = "run pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg, or save it uncompressed"
-        raise ValueError(f"is compressed as {name}, which pydicom cannot decode alone; {remedy}") from error
+        raise ValueError(f"is compressed as {name}, which pydicom cannot decode by itself; {remedy}") from error
 
 
 def _copy_frame_attributes(data: Dataset) -> None:
-    """Copy the rescale and the window of the first frame of a multi-frame file to the top level."""
+    """Copy the first frame's rescale and window to the top level of a multi-frame file."""
     for groups in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
         first = (data.get(groups) or [{}])[0]
         for sequence in ("PixelValueTransformationSequence", "FrameVOILUTSequence"):

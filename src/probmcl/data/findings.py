@@ -28,7 +28,7 @@ Advance = Callable[[int], None]
 PerClass = Mapping[str, Mapping[str, Mapping[str, int]]]
 """Number of images by class, label state and split."""
 
-MAX_IMBALANCE = 100.0  # ratio of the positives of the most and the least frequent class; a larger one is a warning
+MAX_IMBALANCE = 100.0  # between the positives of the most and least frequent classes; a larger ratio is a warning
 MIN_TRAIN_POSITIVES = 10
 COOCCURRENCES = 20  # number of class pairs in the report, most frequent first
 LISTED = 10  # maximum number of unreadable images in a message
@@ -44,7 +44,7 @@ class Finding:
 
 
 def verdict(findings: Sequence[Finding]) -> Literal["fine", "warnings", "blocked"]:
-    """Return the overall verdict, which is that of the most serious finding.
+    """Return the overall verdict, determined by the most serious finding.
 
     >>> verdict([Finding("note", "near_duplicates", "a"), Finding("warning", "imbalance", "b")])
     'warnings'
@@ -108,7 +108,7 @@ def usable_rows(records: Records, bad: Sequence[BadImage]) -> Int[ndarray, "K"]:
 def unreadable(records: Records, bad: Sequence[BadImage], share: float | None) -> list[Finding]:
     """Return a finding that lists the bad images, or nothing if there are none.
 
-    It is blocking if `share` is None, if more than this share of the images is bad, or if a split would become empty.
+    It blocks training if `share` is None, if a larger share of the images is bad, or if a split would become empty.
     """
     if not bad:
         return []
@@ -174,7 +174,7 @@ def _totals(per_class: PerClass, state: str) -> dict[str, int]:
 
 
 def _imbalance(per_class: PerClass) -> dict[str, Any] | None:
-    """Return the most and the least frequent class, among the classes with at least one positive."""
+    """Return the most and the least frequent of the classes with at least one positive."""
     positives = {name: count for name, count in _totals(per_class, "present").items() if count}
     if not positives:
         return None
@@ -219,7 +219,7 @@ def _pair(records: Records, pair: NearPair) -> dict[str, Any]:
 
 
 def findings(records: Records, content: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield warnings and notes that follow from the result of `statistics`, given as `content`."""
+    """Yield the warnings and notes that follow from `content`, the result of `statistics`."""
     yield from _image_findings(content)
     for text in records.origin.warnings if records.origin else ():
         yield Finding("warning", "reading", text)

@@ -8,7 +8,7 @@ from numpy import ndarray
 
 
 def parents_of(names: Sequence[str], hierarchy: Mapping[str, str] | None) -> Int[ndarray, "C"]:
-    """Return the index of the parent of each class, or −1 if it has no parent among the classes.
+    """Return the parent index of each class, or −1 if it has no parent among the classes.
 
     >>> parents_of(["E", "E.M", "C"], {"E.M": "E"}).tolist()
     [-1, 0, -1]
@@ -48,7 +48,7 @@ def child_parent_pairs(parents: Int[ndarray, "C"]) -> list[tuple[int, int]]:
 
 
 def cap_at_parents(scores: Float[ndarray, "N C"], parents: Int[ndarray, "C"]) -> Float[ndarray, "N C"]:
-    """Cap the score of each class at the lowest score of its ancestors.
+    """Cap the score of each class at the lowest score among its ancestors.
 
     >>> cap_at_parents(np.array([[0.3, 0.9, 0.5]]), np.array([-1, 0, -1])).tolist()
     [[0.3, 0.3, 0.5]]

@@ -16,7 +16,7 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm", ".pbm"),
     *(".jp2", ".avif", ".dcm", ".dicom"),
 )
-PIECE = 4096  # bytes compared at the start, middle and end of files of equal size, which rules out most of them
+PIECE = 4096  # bytes compared at the start, middle and end of files of equal size, to rule out most of them
 
 
 def is_image(name: str) -> bool:
@@ -30,7 +30,7 @@ def is_image(name: str) -> bool:
 
 
 def walk(root: Path) -> Iterator[os.DirEntry[str]]:
-    """Yield every file below a folder: first its files sorted by name, then those of its subfolders.
+    """Yield every file below a folder: first the files directly in it, sorted by name, then the files in subfolders.
 
     Symlinks are followed, but each folder is visited only once. Names that start with a dot are skipped.
     """
@@ -50,7 +50,7 @@ def walk(root: Path) -> Iterator[os.DirEntry[str]]:
         pending += [entry.path for entry in entries if entry.is_dir()]
         entries = [entry for entry in entries if not entry.is_dir()]
         while entries:
-            yield entries.pop()  # frees the memory of each entry; a folder may have a million files
+            yield entries.pop()  # `pop` frees each entry; a folder may have a million files
 
 
 def images_below(folder: Path) -> Iterator[Path]:
@@ -61,9 +61,9 @@ def images_below(folder: Path) -> Iterator[Path]:
 def named_images(
     folder: Path, names: Sequence[str], *, source: Path, remedy: str, missing: Missing = "error"
 ) -> list[Path]:
-    """Return the paths of named files in a folder. A missing file is an error, which cites `source` and `remedy`.
+    """Return the paths of the named files in a folder. A missing file raises an error that cites `source` and `remedy`.
 
-    With `missing="keep"` it is an error only if all files are missing, because then the folder is wrong.
+    With `missing="keep"`, an error is raised only if all files are missing, because the folder must then be wrong.
     """
     existing = {path.name for path in folder.iterdir()} if folder.is_dir() else set()  # faster than one stat per file
     absent = [name for name in names if name not in existing]
@@ -74,7 +74,7 @@ def named_images(
 
 
 def expand(source: str | Path) -> Iterator[Path]:
-    """Yield the image files of a source: a file, a folder, a glob pattern or a `.txt` list of paths.
+    """Yield the image files from a source: a file, a folder, a glob pattern or a `.txt` list of paths.
 
     A single file may have any suffix. A file with an image suffix need not exist.
     """
@@ -90,12 +90,12 @@ def expand(source: str | Path) -> Iterator[Path]:
 
 
 def is_one_image(source: str | Path) -> bool:
-    """Return whether a source is a single image according to its name; the file need not exist."""
+    """Return whether a source is a single image, judging by its name; the file need not exist."""
     return is_image(str(source)) and not glob.has_magic(str(source))
 
 
 def refuse_without_image(source: str | Path) -> None:
-    """Raise `DataError` if a folder, pattern or list contains no images."""
+    """Raise `DataError` if a folder, pattern or list yields no images."""
     if next(expand(source), None) is not None:
         return
     path, suffixes = Path(source), f"{IMAGE_SUFFIXES[0]}, …, {IMAGE_SUFFIXES[-1]}"
@@ -109,7 +109,7 @@ def refuse_without_image(source: str | Path) -> None:
 
 
 def _listed(path: Path) -> Iterator[Path]:
-    """Yield the paths in a list. They are relative to the working directory or else to the list's folder."""
+    """Yield the paths in a list, relative to the working directory or, if not found there, to the list's folder."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape") as lines:
         for line in filter(None, map(str.strip, lines)):
             relative = path.parent / line
@@ -132,8 +132,9 @@ def _matching(pattern: str) -> Iterator[Path]:
 def equal_files(*groups: Iterable[str]) -> list[dict[str, bytes]]:
     """Return, for each group, the files that are identical to another file, with a digest of their content.
 
-    The files of a single group are compared with each other, those of several groups only across groups. Only files of
-    equal size are opened, and only those that agree in a few pieces are read. Missing and empty files are ignored.
+    Files in a single group are compared with each other; with several groups, only files in different groups are.
+    Only files of equal size are opened, and only files that agree in a few pieces are read in full. Missing and empty
+    files are ignored.
     """
     keyed: list[dict[str, bytes]] = [dict.fromkeys(group, b"") for group in groups]
     for key in (_size, _pieces, _digest):

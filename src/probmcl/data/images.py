@@ -1,4 +1,4 @@
-"""Image decoding, and preprocessing of images to tensors."""
+"""Image decoding, and preprocessing of images into tensors."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def read_image(path: Path, size: int | None = None, *, intensity: IntensityRange
     """Decode an image file into an upright RGB image, or raise `ImageError`.
 
     If `size` is given, a JPEG may be decoded at 1/2, 1/4 or 1/8 of its size, as long as both sides have at least `size`
-    pixels; this is two to five times as fast. Transparent pixels become white, because the color stored for them is
-    arbitrary. Only the first frame is read. Metadata are removed, so that no later step rotates the image again.
+    pixels, which is two to five times as fast. Transparent pixels become white, because the color stored for them is
+    arbitrary. Only the first frame is read. Metadata are removed so that no later step rotates the image again.
 
     `intensity` applies to gray images with more than 8 bits or with floats. Without it, the high byte of 16-bit values
-    is used, and images without a fixed range are an error. Pillow reduces 16-bit colors to their high byte. An image
-    may have `PIL.Image.MAX_IMAGE_PIXELS` pixels when decoded, and a JPEG twice as many before it is reduced.
+    is used, and images without a fixed range are an error. Pillow reduces 16-bit colors to their high byte. A decoded
+    image may have up to `PIL.Image.MAX_IMAGE_PIXELS` pixels, and a JPEG twice as many before it is reduced.
 
     >>> read_image(Path("nowhere.jpg"))
     Traceback (most recent call last):
@@ -67,7 +67,7 @@ def gray_values(path: Path) -> tuple[Kind, Shaped[ndarray, "H W"]] | None:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """The preprocessing of images to tensors (3, S, S), used in training and inference.
+    """The preprocessing of images into (3, S, S) tensors, used in training and inference.
 
     The image is resized to `size` × `size` with antialiasing, then normalized: x = (RGB / 255 − mean) / std.
 
@@ -104,7 +104,7 @@ class Preprocessing:
         """Normalize an image that already has the right size, such as an augmented view."""
         if image.mode != "RGB" or image.size != (self.size, self.size):
             expected = f"an RGB image of {self.size} × {self.size} pixels"
-            raise ValueError(f"expected {expected}, got {image.mode} of {image.width} × {image.height}")
+            raise ValueError(f"expected {expected}, got {image.mode} with {image.width} × {image.height} pixels")
         return self._normalized(_pixels(image))
 
     def _normalized(self, pixels: UInt8[Tensor, "3 S S"]) -> Float[Tensor, "3 S S"]:
@@ -115,9 +115,9 @@ class Preprocessing:
 
 
 def resize_bilinear(image: Image.Image, size: int) -> UInt8[Tensor, "3 S S"]:
-    """Resize an RGB image to `size` × `size` pixels, bilinear with antialiasing.
+    """Resize an RGB image to `size` × `size` pixels, using bilinear interpolation with antialiasing.
 
-    torch is more than twice as fast as Pillow, and its result differs by at most one level of 255 (not for bicubic).
+    torch is more than twice as fast as Pillow, and its result differs by at most one of 255 levels (not for bicubic).
 
     >>> resize_bilinear(Image.new("RGB", (40, 30), (51, 0, 255)), 2)[:, 0, 0]
     tensor([ 51,   0, 255], dtype=torch.uint8)
@@ -152,7 +152,7 @@ def _refuse_non_file(path: Path) -> None:
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES hides truncated images; set it to False")
     try:
-        status = path.stat()  # a single call, because each is slow on a network disk
+        status = path.stat()  # a single call, because each call is slow on a network disk
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
         raise ImageError(path, "does not exist") from error
     except OSError as error:
@@ -188,9 +188,9 @@ def _decode(file: IO[bytes], head: bytes, size: int | None, intensity: Intensity
 
 
 def _jpeg(data: bytes) -> JpegImageFile:
-    """Open a JPEG without `Image.open`, which would limit the stored instead of the decoded size."""
+    """Open a JPEG without `Image.open`, which would limit the stored size instead of the decoded size."""
     image = JpegImageFile(io.BytesIO(data))
-    # Pillow detects a file that ends early, but not one whose rest is zeros after an interrupted copy.
+    # Pillow detects a file that ends early, but not one that an interrupted copy filled up with zeros.
     start_of_scan = image.fp.tell() if image.fp else 0  # after the thumbnail, which has an end marker too
     if data.rfind(END_OF_JPEG, start_of_scan) < 0:
         raise ValueError("image file is truncated (no end marker)")
@@ -219,10 +219,10 @@ def _rgb(image: Image.Image, intensity: IntensityRange | None) -> Image.Image:
 
 def _high_byte(image: Image.Image) -> UInt8[ndarray, "H W"]:
     """Return the high byte. Pillow's conversion clips at 255, which makes most 16-bit images white."""
-    remedy = "set the values of black and white with `range=LOW,HIGH`, or use `range=auto`"
+    remedy = "set the gray levels of black and white with `range=LOW,HIGH`, or use `range=auto`"
     if image.mode == "F":
         raise ValueError(f"has floating-point pixels without a fixed range; {remedy}")
     values = np.asarray(image)
     if values.min() < 0 or values.max() > 0xFFFF:
-        raise ValueError(f"has gray levels from {values.min()} to {values.max()}, which exceeds 16 bits; {remedy}")
+        raise ValueError(f"has gray levels from {values.min()} to {values.max()}, which exceed 16 bits; {remedy}")
     return (values >> 8).astype(np.uint8)

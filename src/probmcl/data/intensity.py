@@ -1,6 +1,6 @@
 """Intensity ranges: the gray values of a 16-bit or floating-point image that become black and white.
 
-Such "deep" images do not store their range: a 12-bit camera writes 0 to 4095 into 16 bits, a thermal one -40 to 120.
+Such "deep" images do not store their range: a 12-bit camera writes 0 to 4095 into 16 bits, a thermal camera -40 to 120.
 """
 
 import math
@@ -66,7 +66,7 @@ Range = Literal["auto", "full"] | IntensityRange
 
 
 def parse_range(text: str) -> Range:
-    """Parse the value of the option `range`.
+    """Parse the value of the `range` option.
 
     >>> parse_range("auto"), parse_range("-1024,3071")
     ('auto', IntensityRange(low=-1024.0, high=3071.0, source='as given'))
@@ -90,10 +90,10 @@ def find_intensity_range(
 ) -> IntensityRange | None:
     """Return the intensity range of a dataset, or None for `auto` and `full` if no image is deep.
 
-    A random sample of the files is read, preferring suffixes that allow deep pixels; DICOM files with a window are
+    A random sample of the files is read, preferring formats that allow deep pixels; DICOM files with a window are
     ignored. `auto` returns the 0.5 and 99.5 percentiles of the pixels. `full` returns 0 to 65535 for integers, 0 to 1
-    for floats (values outside are an error), and None for DICOM, whose files define their range. Both require deep
-    images of one kind. A fixed range is returned; its source mentions if no sampled image needs it.
+    for floats (values outside are an error), and None for DICOM, whose files define their range. Both require all
+    deep images to be of one kind. A fixed range is returned; its source notes if no sampled image needs it.
     """
     files = _sample(paths, seed, sample)
     with closing(map_in_order(partial(_pixels_of, seed), files, workers)) as results:

@@ -22,7 +22,7 @@ LabelsAndKnown = tuple[Float[ndarray, "K C"], Bool[ndarray, "K C"]]
 
 
 class State(IntEnum):
-    """The state of a class in an image. Uncertain labels are treated as unknown unless they have a chance."""
+    """The state of a class in an image. Uncertain labels are treated as unknown unless their class has a `chance`."""
 
     ABSENT = 0
     PRESENT = 1
@@ -32,10 +32,10 @@ class State(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class LabelStates:
-    """The states of C classes in N images, as sparse rows of the entries that differ from a default.
+    """The states of C classes in N images, stored as sparse rows of the entries that differ from a default.
 
-    `chance` is the probability that an uncertain label of a class is present (NaN: unknown). Between 0 and 1, the label
-    is sampled each time an image is trained on, and is unknown in evaluation.
+    `chance` is the probability that an uncertain label of a class is present (NaN: unknown). If it is between 0 and 1,
+    the label is sampled each time the image is used in training, and is unknown in evaluation.
 
     >>> states = LabelStates.from_states(np.array([[1, 0, 0], [0, 0, 3], [0, 2, 0]], dtype=np.uint8))
     >>> labels, known = states.labels_and_known()
@@ -77,7 +77,7 @@ class LabelStates:
         default: UInt8[ndarray, "C"] | None = None,
         chance: Float[ndarray, "C"] | None = None,
     ) -> LabelStates:
-        """Build the states from entries in any order. Equal duplicates are merged, conflicting ones are an error."""
+        """Build the states from entries in any order. Equal duplicates are merged; conflicting ones are an error."""
         order = np.lexsort((classes, rows))
         rows, classes, states = rows[order], classes[order], states[order]
         repeated = (np.diff(rows, prepend=-1) == 0) & (np.diff(classes, prepend=-1) == 0)
@@ -97,7 +97,7 @@ class LabelStates:
         default: UInt8[ndarray, "C"] | None = None,
         chance: Float[ndarray, "C"] | None = None,
     ) -> LabelStates:
-        """Build the states from a matrix. The default state of a class is its most frequent one unless given."""
+        """Build the states from a matrix. Unless given, the default state of a class is its most frequent state."""
         if default is None:
             default = np.stack([(states == state).sum(axis=0) for state in State]).argmax(axis=0).astype(np.uint8)
         rows, classes = np.nonzero(states != default)
@@ -113,7 +113,7 @@ class LabelStates:
 
     @classmethod
     def concatenate(cls, parts: Sequence[LabelStates]) -> LabelStates:
-        """Concatenate the images of several objects with the same classes and chances."""
+        """Concatenate the images of several objects that have the same classes and the same `chance`."""
         default = parts[0].default
         if all((part.default == default).all() for part in parts):
             starts = np.concatenate([[0], *(np.diff(part.starts) for part in parts)]).cumsum()
@@ -152,7 +152,7 @@ class LabelStates:
         return labels, known
 
     def targets_and_known(self, rows: Int[ndarray, "K"] | None = None) -> LabelsAndKnown:
-        """Return targets and the mask of known labels for training. The target of an uncertain label is its chance."""
+        """Return training targets and the mask of known labels. The target of an uncertain label is its `chance`."""
         states = self.dense(rows)
         uncertain = (states == State.UNCERTAIN) & ~np.isnan(self.chance)
         labels = (states == State.PRESENT).astype(np.float32)
@@ -172,14 +172,14 @@ class LabelStates:
         return csr_array((np.ones(len(rows), dtype=bool), (rows, self.classes[kept])), shape=self.shape)
 
     def counts(self) -> Int[ndarray, "4 C"]:
-        """Return the number of images per state and class, before chances are applied."""
+        """Return the number of images per state and class, before `chance` is applied."""
         images, classes = self.shape
         counts = np.stack([np.bincount(self.classes[self.states == state], minlength=classes) for state in State])
         counts[self.default, np.arange(classes)] += images - counts.sum(axis=0)
         return counts
 
     def settled_counts(self) -> Int[ndarray, "4 C"]:
-        """Return the counts with uncertain labels of chance 1 counted as present and of chance 0 as absent."""
+        """Return the counts, with uncertain labels counted as present if `chance` is 1 and as absent if it is 0."""
         counts = self.counts()
         for state, chance in ((State.PRESENT, 1), (State.ABSENT, 0)):
             settled = np.where(self.chance == chance, counts[State.UNCERTAIN], 0)
@@ -193,12 +193,12 @@ class LabelStates:
         return float(counts[: State.UNKNOWN].sum() / max(counts.sum(), 1))
 
     def any_known(self) -> Bool[ndarray, "N"]:
-        """Return for each image whether any of its labels is known."""
+        """Return, for each image, whether any of its labels is known."""
         known = [self.labels_and_known(rows)[1].any(axis=1) for rows in self._blocks()]
         return np.concatenate([np.zeros(0, dtype=bool), *known])
 
     def digest(self) -> bytes:
-        """Return a hash of states and chances that does not depend on the default states."""
+        """Return a hash of the states and of `chance` that does not depend on the default states."""
         digest = hashlib.sha256(self.chance.astype("<f4").tobytes())
         for rows in self._blocks():
             digest.update(self.dense(rows).tobytes())
@@ -207,7 +207,7 @@ class LabelStates:
     def with_parents(self, parents: Int[ndarray, "C"]) -> LabelStates:
         """Return the states after applying a hierarchy.
 
-        A present class makes its ancestors present. An absent class makes unknown and uncertain children absent.
+        A present class makes its ancestors present. An absent class makes its unknown and uncertain children absent.
         """
         pairs = child_parent_pairs(parents)
         if not pairs or not len(self):
@@ -235,7 +235,7 @@ class LabelStates:
         return np.concatenate(wrong)
 
     def _settled(self, states: UInt8[ndarray, "K C"]) -> tuple[Bool[ndarray, "K C"], Bool[ndarray, "K C"]]:
-        """Return the masks of present and absent labels, including uncertain labels of chance 1 and 0."""
+        """Return the masks of present and absent labels, including uncertain labels whose `chance` is 1 or 0."""
         uncertain = states == State.UNCERTAIN
         present = (states == State.PRESENT) | (uncertain & (self.chance == 1))
         return present, (states == State.ABSENT) | (uncertain & (self.chance == 0))
@@ -245,7 +245,7 @@ class LabelStates:
         return (np.arange(start, min(start + ROWS_AT_ONCE, len(self))) for start in starts)
 
     def _entries(self, rows: Int[ndarray, "K"]) -> tuple[Int[ndarray, "F"], Int[ndarray, "K1"]]:
-        """Return the indices of all entries of some rows, and the position of each row's first one among them."""
+        """Return the indices of all entries in some rows, and the position of each row's first entry among them."""
         lengths = self.starts[rows + 1] - self.starts[rows]
         starts = np.concatenate([[0], lengths.cumsum()])
         return np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], lengths), starts
@@ -254,7 +254,7 @@ class LabelStates:
 def sample_labels(targets: Float[ndarray, "*shape"], *seed: int) -> Float[ndarray, "*shape"]:
     """Replace each soft target p by a random label: 1 with probability p, otherwise 0.
 
-    For a loss that is linear in the label, the expected loss equals that of the soft target (docs/decisions/0007).
+    For a loss that is linear in the label, the expected loss equals the loss of the soft target (docs/decisions/0007).
 
     >>> sample_labels(np.array([0.0, 1.0, 0.5]), 3).tolist()
     [0.0, 1.0, 0.0]

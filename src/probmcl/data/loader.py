@@ -19,8 +19,8 @@ from probmcl.data.records import Records
 from probmcl.errors import ImageError
 from probmcl.runtime.machine import ignore_interrupts, start_method
 
-MakeView = Callable[[Image.Image, int, int, int], Image.Image]  # arguments: image, epoch, row, number of the view
-DECODE_SCALE = 1.5  # images are decoded larger than the encoder's input, so that a crop of half the area stays sharp
+MakeView = Callable[[Image.Image, int, int, int], Image.Image]  # arguments: image, epoch, row, view number
+DECODE_SCALE = 1.5  # images are decoded larger than the encoder's input, so a crop of half the area stays sharp
 
 
 class Batch(NamedTuple):
@@ -35,9 +35,9 @@ class Batch(NamedTuple):
 class Order:
     """The shuffled batches of all epochs, as lists of (epoch, row). An incomplete last batch is dropped.
 
-    `batch_size` is the number of images per step over all processes, `share` the rank and the world size. `images`
-    limits the total number of images. With `weights`, an epoch has the same length, but images are repeated in
-    proportion to their weight, rounded up or down at random.
+    `batch_size` is the number of images per step across all processes, and `share` is the rank and the world size.
+    `images` limits the total number of images. With `weights`, the length of an epoch does not change, but images are
+    repeated in proportion to their weight, rounded up or down at random.
 
     >>> list(Order(np.arange(4), batch_size=2, epochs=1, seed=0))
     [[(0, 2), (0, 0)], [(0, 1), (0, 3)]]
@@ -55,7 +55,7 @@ class Order:
         weights: Float[ndarray, "K"] | None = None,
     ) -> None:
         if len(rows) == 0:
-            raise ValueError("no training images")
+            raise ValueError("there are no training images")
         if weights is not None and not weights.any():
             raise ValueError(f"all {len(rows)} training images have weight 0; at least one weight must be above 0")
         self.rows, self.epochs, self.seed, self.weights = rows, epochs, seed, weights
@@ -63,7 +63,7 @@ class Order:
         self.batch_size = min(batch_size, len(rows)) // self.processes * self.processes
         if self.batch_size == 0:
             images = min(batch_size, len(rows))
-            raise ValueError(f"{self.processes} processes, but only {images} images per step; start fewer processes")
+            raise ValueError(f"there are {self.processes} processes but only {images} images per step; start fewer")
         self.steps_per_epoch = len(rows) // self.batch_size
         steps = epochs * self.steps_per_epoch
         self.steps = steps if images is None else min(steps, images // self.batch_size)
@@ -75,7 +75,7 @@ class Order:
         return self.starting(0)
 
     def starting(self, step: int) -> Iterator[list[tuple[int, int]]]:
-        """Yield the batches from a given step on, the same as in a full iteration."""
+        """Yield the same batches as a full iteration, starting at a given step."""
         local_size = self.batch_size // self.processes
         current, order = -1, self.rows
         for number in range(step, self.steps):
@@ -89,9 +89,9 @@ class Order:
 
 
 class ImageBatches:
-    """Batches of views in a given order: `n_plain` (0 or 1) plain views of each image, then `n_augmented` others.
+    """Batches in a given order. Each image has `n_plain` (0 or 1) plain views, then `n_augmented` augmented views.
 
-    `workers` processes decode and augment; 0 does it in this process.
+    `workers` is the number of processes that decode and augment; 0 uses this process.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class ImageBatches:
         return self.starting(0)
 
     def starting(self, step: int) -> Iterator[Batch]:
-        """Yield the batches from a given step on, without decoding earlier ones."""
+        """Yield the batches starting at a given step, without decoding earlier ones."""
         order = self.order
         loader = DataLoader(
             self.views,

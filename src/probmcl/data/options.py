@@ -1,4 +1,4 @@
-"""Options for reading and checking data. Each is declared once: every field becomes an option of the command line."""
+"""Options for reading and checking data. Each is declared once: every field becomes a command-line option."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ReadOptions:
         path_column: column with the image paths (default: detected)
         labels_column: column with a list of labels, or with one label per row (default: detected)
         split_column: column with train, val or test (default: detected; '' for none)
-        group: column of units to keep in one split, such as patients (default: detected; '' for none)
+        group: column with units to keep in one split, such as patients (default: detected; '' for none)
         weight_column: column with sampling weights for training (default: detected; '' for none)
         rows: whether a row of the table is an image or one label of an image (default: detected)
         blank: meaning of a blank cell: negative or unknown; CLASS=MEANING sets it for one class
@@ -73,12 +73,12 @@ class DataChecks:
     """How data are split, and the problems that training tolerates.
 
     Attributes:
-        range: intensities of 16-bit and float images to map to black and white: auto, full or LOW,HIGH
-        split_file: split.csv of another run to reuse, or its folds.csv together with a test fold
+        range: intensities to map to black and white in 16-bit and float images: auto, full or LOW,HIGH
+        split_file: split.csv from another run to reuse, or its folds.csv together with a test fold
         folds: number of cross-validation folds
         fold: fold to test on, counted from 1
-        skip_bad: largest share of unreadable images to skip, such as 0.05 (default: any is an error)
-        allow_leaks: train even if images or groups of train are also in val or test
+        skip_bad: largest share of unreadable images to skip, such as 0.05 (default: any such image is an error)
+        allow_leaks: train even if images or groups in train are also in val or test
     """
 
     range: str = "auto"
@@ -107,7 +107,7 @@ class DataChecks:
 
 
 def refuse_share(share: float | None) -> None:
-    """Refuse a `skip_bad` outside of [0, 1), such as a percentage or NaN.
+    """Refuse a `skip_bad` outside [0, 1), such as a percentage or NaN.
 
     >>> refuse_share(5.0)
     Traceback (most recent call last):
@@ -128,7 +128,7 @@ class SkippedImage:
 
 @dataclass(frozen=True)
 class DataSource:
-    """The data of a run: the arguments that read them again, the skipped images and the leaks that were allowed."""
+    """The data of a run: the arguments for reading them again, the skipped images and the leaks that were allowed."""
 
     data: Path
     images: Path | None = None
@@ -138,12 +138,12 @@ class DataSource:
 
     @classmethod
     def of(cls, data: Path | str, images: Path | str | None, options: ReadOptions) -> DataSource:
-        """Return a source with absolute paths, so that it does not depend on the working directory."""
+        """Return a source with absolute paths, so it does not depend on the working directory."""
         options = replace(options, hierarchy=options.hierarchy and Path(options.hierarchy).resolve())
         return cls(Path(data).resolve(), None if images is None else Path(images).resolve(), options)
 
     def with_changes(self, images: Path | str | None, options: ReadOptions) -> DataSource:
-        """Return a copy with another image folder, if given, and with the options that are set."""
+        """Return a copy with another image folder, if given, and with the options that are set in `options`."""
         changed = replace(self.options, **options.set_options())
         return replace(self, images=self.images if images is None else Path(images), options=changed)
 

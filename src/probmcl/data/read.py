@@ -42,16 +42,16 @@ def read(
     seed: int | None = 0,
     missing: Missing = "error",
 ) -> Records:
-    """Read a table, or a folder whose layout is recognized.
+    """Read a table, or a folder with a recognized layout.
 
     Args:
         data: a table or a folder.
-        images: the folder that image paths are relative to (default: the folder of the table, or its `images/`).
+        images: the folder that image paths are relative to (default: the table's folder, or `images/` in it).
         options: how the data are read.
         keep: other columns of the table to keep in the records.
-        seed: random seed for taking val and test from train if the data have none; None keeps the splits of the data,
-            or puts all images into train if the data have no splits.
-        missing: with `keep`, images whose file does not exist stay in the records, unless all files are missing.
+        seed: random seed for taking val or test from train if the data have no such split; None keeps the splits in the
+            data, or puts all images into train if there are none.
+        missing: with `keep`, images whose files do not exist stay in the records, unless all files are missing.
 
     >>> from tempfile import TemporaryDirectory
     >>> from probmcl.data import describe
@@ -75,9 +75,9 @@ def read(
 
 
 def read_source(source: DataSource, *, keep: Sequence[str] = ()) -> Records:
-    """Read the data of a run again, with the splits in the data and without the images that the run skipped.
+    """Read the data of a run again, with the splits in the data but without the images that the run skipped.
 
-    Images whose file does not exist are kept, unless all are missing, so that decoding can report all of them.
+    Images whose files do not exist are kept, unless all are missing, so that decoding can report every one.
     """
     records = read(source.data, source.images, source.options, keep=keep, seed=None, missing="keep")
     return records.without([image.path for image in source.skipped])
@@ -116,7 +116,7 @@ def _recognized(folder: Path) -> str:
 
 
 def _table(data: Path) -> Path:
-    """Return the table itself, or the only one in a folder; tables with a path column take precedence."""
+    """Return the given table, or the only one in a folder; tables with a path column take precedence."""
     from probmcl.data.formats.table.sheet import SUFFIXES
     from probmcl.data.formats.table.table import find_tables, table_files
 

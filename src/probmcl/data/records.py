@@ -23,7 +23,7 @@ Missing = Literal["error", "keep"]  # whether a missing file is an error or is k
 
 @dataclass(frozen=True, eq=False)
 class LabelSpace:
-    """The classes, their positives and joint positives in the training split, and their parents."""
+    """The classes, the counts of their positives and co-occurrences in the training split, and their parents."""
 
     names: tuple[str, ...]
     counts: Int[ndarray, "C"]
@@ -37,7 +37,7 @@ class LabelSpace:
         classes = len(self.names)
         if self.counts.shape != (classes,) or self.cooccurrence.shape != (classes, classes):
             shapes = f"{self.counts.shape} and {self.cooccurrence.shape}"
-            raise ValueError(f"{classes} class names, but counts and co-occurrence have the shapes {shapes}")
+            raise ValueError(f"there are {classes} class names, but counts and co-occurrence have shapes {shapes}")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -50,7 +50,7 @@ class LabelSpace:
         known: Bool[ndarray, "N C"] | None = None,
         hierarchy: Mapping[str, str] | None = None,
     ) -> LabelSpace:
-        """Count the known positives of each class and of each pair of classes.
+        """Count the known positives of each class and the co-occurrences of each pair of classes.
 
         >>> space = LabelSpace.from_labels(["cat", "dog"], np.array([[1.0, 1.0], [0.0, 1.0]]))
         >>> space.counts.tolist(), space.cooccurrence.tolist()
@@ -66,7 +66,7 @@ class LabelSpace:
 
 @dataclass(frozen=True)
 class Origin:
-    """The table or folder of records, how it was read, the line of each image in the table, and warnings.
+    """Where records come from: the table or folder, how it was read, the line of each image in the table, and warnings.
 
     >>> print(Origin(Path("labels.csv"), "path column 'file', labels 'tags'", lines=(2, 3)))
     labels.csv: path column 'file', labels 'tags'
@@ -85,8 +85,8 @@ class Origin:
 class Records:
     """N images with their paths, label states and splits.
 
-    Images of the same `group` (a patient, a slide) stay in one split. An image of `weight` 2 is trained on twice as
-    often as one of weight 1; evaluation ignores weights. `columns` has the other columns of a table that were kept.
+    Images with the same `group` (a patient, a slide) stay in one split. An image with `weight` 2 is used in training
+    twice as often as one with weight 1; evaluation ignores weights. `columns` has other table columns that were kept.
     """
 
     paths: tuple[Path, ...]
@@ -105,9 +105,9 @@ class Records:
         optional = {"group": self.group, "weight": self.weight, **self.columns}
         lengths |= {name: len(values) for name, values in optional.items() if values is not None}
         if len(set(lengths.values())) > 1:
-            raise ValueError(f"fields of different lengths: {lengths}")
+            raise ValueError(f"the fields have different lengths: {lengths}")
         if self.states.shape[1] != len(self.label_space):
-            raise ValueError(f"{self.states.shape[1]} label columns, but {len(self.label_space)} class names")
+            raise ValueError(f"there are {self.states.shape[1]} label columns, but {len(self.label_space)} class names")
         invalid = sorted(set(self.split) - set(SPLITS))
         if invalid:
             raise ValueError(f"split {invalid[0]!r} must be one of {', '.join(SPLITS)}")
@@ -162,7 +162,7 @@ class Records:
         return np.flatnonzero(np.array(self.split, dtype=str) == split)
 
     def take(self, rows: Int[ndarray, "K"]) -> Records:
-        """Return the records of the given rows, with a new label space."""
+        """Return the records in the given rows, with a new label space."""
         origin = self.origin
         if origin is not None and origin.lines is not None:
             origin = replace(origin, lines=tuple(origin.lines[row] for row in rows))
@@ -185,7 +185,7 @@ class Records:
         return replace(self, origin=replace(self.origin, description=f"{self.origin.description}; {note}"))
 
     def without(self, paths: Collection[str]) -> Records:
-        """Return the records without these paths.
+        """Return the records without the images at these paths.
 
         >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "test"], np.ones((2, 1)))
         >>> records.without(["a.jpg"]).paths
@@ -195,14 +195,14 @@ class Records:
         return self.take(np.flatnonzero([str(path) not in excluded for path in self.paths]))
 
     def where(self, row: int) -> str:
-        """Return the path of an image, preceded by its row in the table if there is one, for a message."""
+        """Return the path of an image for a message, preceded by its table and row if known."""
         if self.origin is None or self.origin.lines is None:
             return str(self.paths[row])
         return f"{self.origin.path}, row {self.origin.lines[row]}: {self.paths[row]}"
 
 
 def describe(records: Records) -> str:
-    """Return a summary of a few lines: the origin, if known, then the numbers of images, classes and labels."""
+    """Return a summary in a few lines: the origin, if known, then the numbers of images, classes and labels."""
     present, names = records.states.present(), records.label_space.names
     splits = " · ".join(f"{split} {records.split.count(split):,}" for split in SPLITS)
     unseen = [names[i] for i in np.flatnonzero(records.label_space.counts == 0)]
@@ -246,9 +246,9 @@ def _states(
     names: Sequence[str], paths: Sequence[Path], labels: Float[ndarray, "N C"], known: Bool[ndarray, "N C"] | None
 ) -> LabelStates:
     if len(labels) != len(paths):
-        raise ValueError(f"fields of different lengths: {{'paths': {len(paths)}, 'labels': {len(labels)}}}")
+        raise ValueError(f"the fields have different lengths: {{'paths': {len(paths)}, 'labels': {len(labels)}}}")
     if known is not None and known.shape != labels.shape:
-        raise ValueError(f"labels have the shape {labels.shape}, but known has the shape {known.shape}")
+        raise ValueError(f"labels have shape {labels.shape}, but known has shape {known.shape}")
     wrong = np.argwhere((labels != 0) & (labels != 1) & (True if known is None else known))
     if len(wrong):
         row, column = wrong[0]

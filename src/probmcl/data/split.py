@@ -23,7 +23,7 @@ Sets = Sequence[Sequence[int]]  # sets of rows that must stay in one split
 
 
 class SplitRecords(NamedTuple):
-    """Records with their splits, a note on how these were made ('' if the data define them), and the folds."""
+    """Records with their splits, a note on how the splits were made ('' if the data define them), and the folds."""
 
     records: Records
     note: str
@@ -33,7 +33,7 @@ class SplitRecords(NamedTuple):
 def split_records(
     records: Records, checks: DataChecks, seed: int, together: Sets, left_out: Sequence[Path]
 ) -> SplitRecords:
-    """Split records by `checks.split_file` or `checks.folds`; without these options, call `make_splits`."""
+    """Split records according to `checks.split_file` or `checks.folds`; without these options, call `make_splits`."""
     file = checks.split_file
     if checks.fold is not None:
         if file is not None:
@@ -55,11 +55,11 @@ def split_records(
 def make_splits(
     records: Records, *, seed: int = 0, val: float = 0.1, test: float = 0.2, together: Sets = ()
 ) -> Records:
-    """Move random images from train to test and val, if these are empty.
+    """If test or val is empty, fill it with random images from train.
 
-    `val` and `test` are shares of the original train split, in images and in each class. Images in val or test are
-    never moved. Groups and the sets in `together` are not divided; if a part of one is already in val or test, the
-    rest stays in train. Every class keeps a positive in train unless that would leave a split empty.
+    `val` and `test` are shares of the original train split, both of all images and of each class. Images in val or
+    test are never moved. Groups and the sets in `together` are not divided; if part of one is already in val or test,
+    the rest stays in train. Every class keeps a positive in train unless that would leave a split empty.
 
     >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdefghij"], ["train"] * 10, np.ones((10, 1)))
     >>> [len(make_splits(records).rows(split)) for split in ("train", "val", "test")]
@@ -96,9 +96,9 @@ def folds(records: Records, k: int, *, seed: int = 0, together: Sets = ()) -> In
     unit = units_of(records, together)
     count = len(np.unique(unit))
     if not 2 <= k <= count:
-        remedy = f"choose 2 to {count} folds" if count > 1 else "they cannot be split into folds"
+        remedy = f"choose 2 to {count} folds" if count > 1 else "cross-validation needs at least 2 units"
         reason = f"{len(records)} images in {count} units (groups and duplicates are not divided)"
-        raise DataError(f"cannot make {k} folds of {reason}; {remedy}")
+        raise DataError(f"cannot split {reason} into {k} folds; {remedy}")
     return 1 + _assign(records, unit, np.arange(len(records)), [1 / k] * k, seed=seed, keep=None)
 
 
@@ -118,9 +118,9 @@ def with_fold(
 
 
 def read_splits(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Records:
-    """Return records with the splits of a CSV file with the columns path and split, such as the split.csv of a run.
+    """Return records with splits from a CSV file that has the columns path and split, such as the split.csv of a run.
 
-    Paths are relative to the file's folder or to the working directory. Rows of `left_out` images are ignored.
+    Paths are relative to the file's folder or to the working directory. Rows for `left_out` images are ignored.
     """
     cells = _cells_of_images(records, path, "split", left_out)
     for cell in cells:
@@ -130,7 +130,7 @@ def read_splits(records: Records, path: Path, *, left_out: Collection[Path] = ()
 
 
 def read_folds(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Int[ndarray, "N"]:
-    """Return the fold of every image from a CSV file with the columns path and fold. Folds are numbered from 1."""
+    """Read the fold of every image from a CSV file with the columns path and fold. Folds are numbered from 1."""
     cells = _cells_of_images(records, path, "fold", left_out)
     for cell in cells:
         if not re.fullmatch("[1-9][0-9]{0,5}", cell.text):
@@ -138,17 +138,17 @@ def read_folds(records: Records, path: Path, *, left_out: Collection[Path] = ())
     fold_of = np.array([int(cell.text) for cell in cells])
     empty = sorted({*range(1, max(2, fold_of.max()) + 1)} - {*fold_of.tolist()})
     if empty:
-        raise DataError(f"{path}: no image is in fold {empty[0]}; number at least two folds from 1 without gaps")
+        raise DataError(f"{path}: no image is in fold {empty[0]}; use two or more folds, numbered from 1 without gaps")
     return fold_of
 
 
 def with_split(records: Records, split: Shaped[ndarray, "N"]) -> Records:
-    """Return the records with other splits; the counts of the label space follow the new train split."""
+    """Return the records with new splits; the label space is counted again on the new train split."""
     return replace(records, split=tuple(split.tolist())).take(np.arange(len(records)))  # `take` updates the counts
 
 
 def units_of(records: Records, together: Sets) -> Int[ndarray, "N"]:
-    """Return the unit number of each image; images joined by groups or `together`, even indirectly, are one unit."""
+    """Return the unit number of each image; images joined by groups or `together`, even indirectly, form one unit."""
     if records.group is None and not together:
         return np.arange(len(records))
     wrong = [row for rows in together for row in rows if not 0 <= row < len(records)]
@@ -193,7 +193,7 @@ def _assign(
 
 
 def _stratified_columns(records: Records) -> Any:
-    """Return a sparse matrix of columns to stratify by: the labels, and whether an image has a known label."""
+    """Return a sparse matrix of columns to stratify by: the labels, and whether an image has any known label."""
     from scipy.sparse import csr_array, hstack
 
     present, known = records.states.present().astype(np.int64), records.states.any_known()
@@ -203,7 +203,7 @@ def _stratified_columns(records: Records) -> Any:
 
 
 def _cells_of_images(records: Records, path: Path, column: str, left_out: Collection[Path]) -> list[Cell]:
-    """Return the cell of a column for each image; every image must be listed, and only `left_out` ones besides."""
+    """Return each image's cell in a column. The file must list every image, and no others except `left_out`."""
     ignored = {os.path.realpath(image) for image in left_out}
     table = load(path, lambda columns: {"path", column} <= set(columns))
     names, values = (table.cells(_column(table, name)) for name in ("path", column))

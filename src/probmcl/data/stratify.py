@@ -1,7 +1,7 @@
 """Stratified splits of units (images or groups) into parts, by class and by number of images.
 
 As in the iterative stratification of Sechidis, Tsoumakas and Vlahavas (2011), the rarest class comes first. Here all
-units of a class are assigned in one step, and a refinement then moves units that reduce the imbalance.
+units of a class are assigned in one step, and a refinement then moves units if that reduces the imbalance.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csc_array, csr_array
 
 UNASSIGNED = -1
-CANDIDATES = 300  # number of units, those with the largest gain, that a refinement pass tries to move
+CANDIDATES = 300  # number of units, chosen by largest gain, that a refinement pass tries to move
 TOLERANCE = 1e-9  # smaller gains are rounding errors
 
 
@@ -33,9 +33,9 @@ def stratify(
 ) -> Int[ndarray, "U"]:
     """Assign each of U units (an image, or images that must stay together) to a part; return the part numbers.
 
-    `counts` (U, C) has the positives of each class in each unit, `sizes` the number of images. Each part gets about its
-    share of both. Part `keep` gets a positive of every class, unless that would leave another part empty. The units in
-    `stay` are fixed in part 0. If there are fewer units than parts, the last parts are empty.
+    `counts` (U, C) has the number of positives of each class in each unit, and `sizes` the number of images. Each part
+    gets about its share of both. Part `keep` gets a positive of every class, unless that would leave another part
+    empty. The units in `stay` are kept in part 0. If there are fewer units than parts, the last parts are empty.
 
     >>> from scipy.sparse import csr_array
     >>> counts = csr_array(np.repeat([[1, 0], [0, 1]], [5, 10], axis=0))  # five units of one class, ten of another
@@ -44,10 +44,10 @@ def stratify(
     ([4, 1], [8, 2])
     """
     if counts.shape[0] != len(sizes) or (sizes < 1).any():
-        raise ValueError(f"counts of {counts.shape[0]} units, but {len(sizes)} sizes; each size must be at least 1")
+        raise ValueError(f"there are {counts.shape[0]} units, but {len(sizes)} sizes; each size must be at least 1")
     if not len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(f"shares={list(shares)} must be positive and add up to 1")
-    units = len(sizes) - max(0, len(stay) - 1)  # the units of `stay` fill only one part
+    units = len(sizes) - max(0, len(stay) - 1)  # the units in `stay` fill only one part
     if min(units, len(shares)) < 2:
         return np.zeros(len(sizes), dtype=np.int64)
     rng = np.random.default_rng(seed)
@@ -67,9 +67,9 @@ def stratify(
 
 @dataclass(frozen=True, eq=False)
 class _Assignment:
-    """The part of each unit so far, and the difference of every part from its target.
+    """The part of each unit so far, and every part's difference from its target.
 
-    There is a column per class and a last column with the number of images, by which units without labels are assigned.
+    There is one column per class. The last column has the number of images; it determines the part of unlabeled units.
     """
 
     amounts: csr_array  # (U, C + 1)
@@ -84,7 +84,7 @@ class _Assignment:
         from scipy import sparse
 
         amounts = sparse.hstack([counts, sparse.csr_array(sizes[:, None])], format="csr").astype(np.float64)
-        amounts.sum_duplicates()  # also sorts the indices, so that the result does not depend on their order
+        amounts.sum_duplicates()  # also sorts the indices, so the result does not depend on their order
         amounts.eliminate_zeros()
         total = amounts.sum(axis=0)
         target = np.outer(shares / shares.sum(), total)
@@ -114,13 +114,13 @@ class _Assignment:
 
 
 def _sort_by_classes(counts: csr_array, order: Int[ndarray, "U"]) -> Int[ndarray, "U"]:
-    """Sort units by their most frequent classes, so that interleaving a rare class also spreads the frequent ones."""
+    """Sort units by their most frequent classes, so interleaving a rare class also spreads the frequent ones."""
     rank = np.argsort(np.argsort(-counts.sum(axis=0), kind="stable"))
     return order[np.argsort((counts @ 0.5**rank)[order], kind="stable")]
 
 
 def _assign_all(assignment: _Assignment, rng: np.random.Generator) -> None:
-    """Assign column by column, the rarest among unassigned units first, and the largest units of a column first."""
+    """Assign column by column: first the rarest among unassigned units, and in each column the largest units first."""
     while assignment.remaining[-1] > 0:
         column = int(np.argmin(np.where(assignment.remaining > 0, assignment.remaining, np.inf)))
         units, amounts = assignment.members_of(column)
@@ -160,9 +160,9 @@ def _quotas(deficits: Float[ndarray, "K"], priority: Int[ndarray, "K"], count: i
 
 
 def _refine(assignment: _Assignment, free: Bool[ndarray, "U"]) -> None:
-    """Move units between parts if that reduces the sum over parts and columns of excess² / total.
+    """Move units between parts if that reduces the sum of excess² / total over parts and columns.
 
-    In the first passes (up to three), the column of images has the weight of one class, in the last that of all.
+    In the first passes (up to three), the image column weighs as much as one class; in the last, as much as all.
     """
     total = assignment.amounts.sum(axis=0)
     for importance, passes in ((1, 3), (len(total), 1)):
@@ -193,7 +193,7 @@ def _move_improving(assignment: _Assignment, weight: Float[ndarray, "C1"], units
 
 
 def _keep_positives(assignment: _Assignment, keep: int, free: Bool[ndarray, "U"]) -> None:
-    """For each class without a positive in part `keep`, move the smallest unit that has one there."""
+    """For each class without a positive in part `keep`, move the smallest unit with a positive into it."""
     total = assignment.amounts[assignment.part == keep].sum(axis=0)
     for column in np.flatnonzero(total[:-1] == 0).tolist():
         units = assignment.members_of(column)[0]
@@ -205,7 +205,7 @@ def _keep_positives(assignment: _Assignment, keep: int, free: Bool[ndarray, "U"]
 
 
 def _fill_empty_parts(assignment: _Assignment, keep: int | None, free: Bool[ndarray, "U"]) -> None:
-    """Move a small unit into each empty part, preferably one that does not remove a class from part `keep`."""
+    """Move a small unit into each empty part, preferably without removing a class from part `keep`."""
     for part in range(len(assignment.excess)):
         units_per_part = np.bincount(assignment.part, minlength=len(assignment.excess))
         donors = np.flatnonzero(free & (units_per_part[assignment.part] > 1))
@@ -215,7 +215,7 @@ def _fill_empty_parts(assignment: _Assignment, keep: int | None, free: Bool[ndar
 
 
 def _removes_class(assignment: _Assignment, keep: int, units: Int[ndarray, "B"]) -> Bool[ndarray, "B"]:
-    """Return which units are the only ones of part `keep` with positives of some class."""
+    """Return which units are the only ones in part `keep` with positives of some class."""
     inside = assignment.part == keep
     total = assignment.amounts[inside].sum(axis=0)
     rows = assignment.amounts[units][:, :-1]

@@ -38,7 +38,7 @@ class Decoded(NamedTuple):
 
 
 def find(images: Source | Sequence[Source]) -> Iterator[Item]:
-    """Return an iterator over the images of all sources, which lists only one folder at a time.
+    """Return an iterator over the images in all sources; folders are listed one at a time.
 
     Files need not exist. A folder, pattern or list without images is an error.
 
@@ -71,8 +71,8 @@ def decode(
 ) -> Iterator[Decoded]:
     """Decode the images that `find` returns into batches of tensors; the last batch may be smaller.
 
-    `workers` processes decode (default: `default_workers`, 0 decodes in this process); PIL images are always decoded in
-    this process. `start` is the start method of the workers (default: `start_method`).
+    `workers` is the number of decoding processes (default: `default_workers`); 0 decodes in this process, which always
+    decodes PIL images. `start` is the start method of the workers (default: `start_method`).
     """
     if any(isinstance(source, Image.Image) for source in ([images] if isinstance(images, Source) else images)):
         workers = 0
@@ -82,7 +82,7 @@ def decode(
 def decode_files(
     paths: Iterable[Path], preprocessing: Preprocessing, *, batch_size: int, workers: int | None = None
 ) -> Iterator[Decoded]:
-    """Decode these files in batches like `decode`, but without expanding folders and lists, which become errors."""
+    """Decode these files in batches like `decode`, but without expanding folders and lists, which are errors here."""
     return _batches(map(Item, paths), preprocessing, batch_size, workers, None)
 
 
@@ -101,7 +101,7 @@ def _batches(
         num_workers=workers,
         worker_init_fn=ignore_interrupts,
         multiprocessing_context=(start or start_method()) if workers else None,
-        generator=torch.Generator().manual_seed(0),  # unused; the default advances the global one
+        generator=torch.Generator().manual_seed(0),  # unused; the default would advance the global generator
     )
     return _start_lazily(loader)
 

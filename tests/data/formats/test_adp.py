@@ -154,7 +154,7 @@ def test_flat_table_is_required(tmp_path: Path) -> None:
     ("old", "new", "message"),
     [
         ("Patch Names", "patch", ": the first column is 'patch', expected 'Patch Names'"),
-        (",G,T", ",G,U", ": first level E, C, H, S, A, M, N, G, U, expected E, C, H, S, A, M, N, G, T"),
+        (",G,T", ",G,U", ": level 1 has E, C, H, S, A, M, N, G, U, expected E, C, H, S, A, M, N, G, T"),
         (",N.G,", ",N.P,", ": column 'N.G.A' needs a column 'N.G'"),
         ("001.png_crop_2.png,0", "001.png_crop_2.png,2", ", row 3: 'E' must be 0 or 1, got '2'"),
         ("001.png_crop_2.png,0", "001.png_crop_2.png", ", row 3: 15 cells, but 16 columns"),
@@ -236,7 +236,7 @@ def test_origin_has_lines_and_dropped_patches(tmp_path: Path) -> None:
     for row, path in enumerate(records.paths):
         number = lines.index(next(line for line in lines if line.startswith(path.name))) + 1
         assert records.where(row) == f"{tmp_path / FLAT}, row {number}: {path}"
-    assert str(records.origin) == f"{tmp_path / FLAT}: ADP, flat release, level L1; patches without label dropped: 1"
+    assert str(records.origin) == f"{tmp_path / FLAT}: ADP, flat release, level L1; patches without labels dropped: 1"
 
 
 def test_missing_patch_folder_is_refused(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_missing_year_is_refused(tmp_path: Path) -> None:
 def test_description_has_files_and_dropped_images(tmp_path: Path) -> None:
     files = "annotations/instances_train2014.json (train) and annotations/instances_val2014.json (test)"
     assert str(read_coco(write(tmp_path)).origin) == (
-        f"{tmp_path}: MS-COCO 2014, {files}; images without annotation dropped: 2"
+        f"{tmp_path}: MS-COCO 2014, {files}; images without annotations dropped: 2"
     )
 
 

@@ -128,7 +128,7 @@ def test_folders_with_runs_are_ignored(tmp_path: Path) -> None:
     assert records.label_space.names == ("cat", "dog")
     fill(tmp_path, other__spec_dot_json="{}", other__bars_dot_png="f")
     records = read(tmp_path, seed=None)
-    assert str(records.origin).endswith("; ignored folders of runs: compared/, other/, runs/")
+    assert str(records.origin).endswith("; ignored run folders: compared/, other/, runs/")
 
 
 def test_runs_next_to_split_folders_are_ignored(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_names_of_split_folders(tmp_path: Path, names: tuple[str, str]) -> None:
 
 def test_split_folder_without_class_folders_is_refused(tmp_path: Path) -> None:
     fill(tmp_path, train__cat__1_dot_jpg="a", train__dog__1_dot_jpg="b", test__1_dot_jpg="c")
-    with pytest.raises(DataError, match=r"train/ has one folder per class, but the images of test/") as e:
+    with pytest.raises(DataError, match=r"train/ has one folder per class, but the images in test/") as e:
         read(tmp_path)
     assert f"pass {tmp_path / 'train'} as DATA" in str(e.value)
     assert len(read(tmp_path / "train", seed=None)) == 2

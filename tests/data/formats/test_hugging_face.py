@@ -67,7 +67,7 @@ def test_two_tables_of_one_split_are_refused(tmp_path: Path) -> None:
     (tmp_path / "validation").rename(tmp_path / "val")
     assert read(tmp_path, seed=None).split == ("train", "val")
     write(tmp_path, validation=HEADER + "1.jpg,cat,a\n")
-    with pytest.raises(DataError, match="are both tables of val"):
+    with pytest.raises(DataError, match="are both tables for val"):
         read(tmp_path, options=ReadOptions(format="hugging_face"))
 
 

@@ -1,7 +1,7 @@
 """Candidate pairs of duplicates: images with similar perceptual hashes, screened by comparing small versions.
 
 To first order, a shifted or stretched image is the image plus a linear combination of its derivatives. The screening
-projects the other image on these and takes the residual, which costs a thousandth of a registration.
+projects the other image onto these and takes the residual, at a thousandth of the cost of registration.
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from numpy import ndarray
 from probmcl.data.duplicates.hashing import FLIP_MASK
 
 MAX_DISTANCE = 14
-"""Maximum Hamming distance of two 64-bit hashes. It includes all planted copies that were re-encoded, resized or
-flipped, 99 % of those cropped by 2 to 6 % per side, and 1 in 10,000 pairs of different photographs."""
+"""Maximum Hamming distance between two 64-bit hashes. It includes all planted copies that were re-encoded, resized
+or flipped, 99 % of the copies cropped by 2 to 6 % per side, and 1 in 10,000 pairs of different photographs."""
 
 MAX_IMAGES_FOR_ALL_PAIRS = 100_000
-"""Up to this number all pairs are compared, which takes a minute; above it, only neighbors in sorted order."""
+"""Up to this number of images, all pairs are compared, which takes a minute; above it, only sorted neighbors."""
 
 PAIRS = 1_000_000
 MIN_NEAREST = 16
@@ -31,7 +31,7 @@ NEIGHBORS = 8
 
 SIDE, BLURS = 16, 2  # size in pixels of the screened images, and how often they are blurred
 MAX_PAIRS = 8
-"""Pairs per image that are registered. With 8, they include 99 % of the copies cropped by 2 to 6 % among 600 chest
+"""Number of pairs to register per image. With 8, they include 99 % of the copies cropped by 2 to 6 % among 600 chest
 radiographs; with 4, 95 %. If an image has more copies, chains of pairs still connect all of them."""
 
 IMAGES_AT_ONCE = 1024
@@ -53,7 +53,7 @@ class CandidatePairs(NamedTuple):
 def candidate_pairs(phashes: UInt64[ndarray, "N"], inner: UInt64[ndarray, "N"]) -> CandidatePairs:
     """Return the pairs of images that may be copies, given the hashes of the full images and of their inner parts.
 
-    Above 100,000 images not all pairs are compared. Among 1,000,000 random hashes, the recall was 1.00 for pairs that
+    Above 100,000 images, not all pairs are compared. Among 1,000,000 random hashes, recall was 1.00 for pairs that
     differ in 2 bits, 0.91 for 4, 0.65 for 6 and 0.36 for 8 bits. This is enough for nearly all copies that are
     re-encoded, resized or flipped. Half of the cropped copies differ in at most 3 bits, 95 % in at most 7.
 
@@ -138,7 +138,7 @@ def _limit(pairs: CandidatePairs, nearest: int) -> CandidatePairs:
 
 
 def _smallest(rows: Int[ndarray, "P"], values: ndarray, count: int) -> Int[ndarray, "K"]:
-    """Return the indices of the `count` smallest values of each row."""
+    """Return the indices of the `count` smallest values for each row."""
     order = np.lexsort((values, rows))
     ordered = rows[order]
     indices: ndarray = order[np.arange(len(rows)) - np.searchsorted(ordered, ordered) < count]
@@ -181,7 +181,7 @@ def _residual(first: Float[ndarray, "S S"], seconds: Float[ndarray, "K S S"]) ->
 
 
 def _basis(image: Float[ndarray, "S S"]) -> Float[ndarray, "K 6"]:
-    """Return an orthonormal basis of brightness, the image, its derivatives, and these times the position."""
+    """Return an orthonormal basis of brightness, the image, its derivatives, and the derivatives times the position."""
     dx, dy = np.gradient(image, axis=1), np.gradient(image, axis=0)
     position = np.linspace(-1, 1, SIDE, dtype=np.float32)
     vectors = np.stack([np.ones_like(image), image, dx, dx * position, dy, dy * position[:, None]], axis=-1)
@@ -196,7 +196,7 @@ def reduced(tiles: UInt8[ndarray, "M T T"], size: int) -> Float[ndarray, "M S S"
 
 
 def _blurred(tiles: UInt8[ndarray, "M T T"]) -> Float[ndarray, "M S S"]:
-    """Downsample and blur, so that the derivatives stay valid for shifts as large as those of crops."""
+    """Downsample and blur, so that the derivatives stay valid for the large shifts that crops cause."""
     small = np.zeros((len(tiles), SIDE, SIDE), dtype=np.float32)
     for start in range(0, len(tiles), IMAGES_AT_ONCE):
         pixels = reduced(tiles[start : start + IMAGES_AT_ONCE], SIDE)
@@ -210,7 +210,7 @@ def _blurred(tiles: UInt8[ndarray, "M T T"]) -> Float[ndarray, "M S S"]:
 
 @lru_cache
 def _window() -> Float[ndarray, "S S"]:
-    """Return weights that decrease toward the border, where a crop lacks a part of the other image."""
+    """Return weights that decrease toward the border, where a crop lacks part of the other image."""
     rise = np.sin(np.pi * (np.arange(SIDE, dtype=np.float32) + 0.5) / SIDE)
     window: ndarray = np.sqrt(rise[:, None] * rise).astype(np.float32)
     return window

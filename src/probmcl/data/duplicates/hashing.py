@@ -20,9 +20,9 @@ from probmcl.errors import ImageError
 from probmcl.runtime.machine import map_in_order
 
 SIZE = 32
-"""Side in pixels of the decoded image. Large JPEGs are decoded at 1/8 of their size, which still reads every byte."""
+"""Side of the decoded image in pixels. Large JPEGs are decoded at 1/8 of their size, which still reads every byte."""
 
-IMAGES_AT_ONCE = 8  # small, so that an interrupt does not wait long
+IMAGES_AT_ONCE = 8  # small, so an interrupt does not have to wait long
 NEARLY_CONSTANT = 2.0
 """Standard deviation of gray levels below which an image counts as empty, such as a black frame or an empty slide."""
 
@@ -41,7 +41,7 @@ class Fingerprint(NamedTuple):
         spread: standard deviation of the gray levels (0 to 255) of the reduced image.
         content: digest of the file's bytes.
         phash: perceptual hash, the signs of the 64 lowest cosine frequencies.
-        inner_phash: perceptual hash without the margins, which is close to that of a cropped copy.
+        inner_phash: perceptual hash without the margins, which is close to the hash of a cropped copy.
     """
 
     reason: str | None
@@ -123,7 +123,7 @@ def _hashes(pixels: Float[ndarray, "S S"]) -> tuple[int, int]:
 
 @lru_cache
 def _cosines(margin: float) -> Float[ndarray, "F S"]:
-    """Return the cosine basis. All rows but the first sum to zero, so that the hash ignores the brightness."""
+    """Return the cosine basis. All rows but the first sum to zero, so the hash ignores brightness."""
     edges = np.arange(SIZE + 1) / SIZE
     share = np.clip(np.minimum(edges[1:], 1 - margin) - np.maximum(edges[:-1], margin), 0, None) * SIZE
     position = ((np.arange(SIZE) + 0.5) / SIZE - margin) / (1 - 2 * margin)
@@ -135,7 +135,7 @@ def _cosines(margin: float) -> Float[ndarray, "F S"]:
 
 @lru_cache
 def _lowest() -> Int[ndarray, "B"]:
-    """Return the flat indices of the bits of both hashes in the matrix of vertical and horizontal frequencies."""
+    """Return, for each bit of both hashes, a flat index into the matrix of vertical and horizontal frequencies."""
     grid = itertools.product(range(FREQUENCIES), repeat=2)
     order = sorted(grid, key=lambda pair: (pair[0] ** 2 + pair[1] ** 2, pair))[1 : BITS + 1]  # without the mean
     vertical, horizontal = np.array(order).T

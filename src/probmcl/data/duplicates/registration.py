@@ -1,8 +1,8 @@
-"""Registration of image pairs: align two small images by a shift and a stretch, and correlate them.
+"""Registration of image pairs: aligns two small images by a shift and a stretch, and correlates them.
 
 A copy may be cropped by a few percent, which shifts and stretches its content. A shift and a stretch per axis are
 fitted by Gauss-Newton steps, from coarse to fine, for a batch of pairs. The images are band-pass filtered, because
-large bright and dark areas are similar in all chest radiographs, skies or slides.
+large bright and dark areas look alike in all chest radiographs, skies or slides.
 """
 
 import tempfile
@@ -23,7 +23,7 @@ from probmcl.data.intensity import IntensityRange
 from probmcl.runtime.machine import map_in_order
 
 TILE = 64
-"""Side in pixels of the images that are compared."""
+"""Side length, in pixels, of the images that are compared."""
 
 ROUNDS = ((16, 6, 0.4), (32, 3, 0.6), (64, 2, 0.0))
 """Image size, Gauss-Newton steps, and minimum correlation to enter the next round, which few pairs reach."""
@@ -108,7 +108,7 @@ def registered_correlation(ones: UInt8[ndarray, "P S S"], others: UInt8[ndarray,
 def _fit(
     one: Float[ndarray, "P S S"], other: Float[ndarray, "P S S"], offset: Float[ndarray, "P 4"], steps: int
 ) -> Float[ndarray, "P 4"]:
-    """Return the offset that aligns `one` with `other`: the best one after any of the steps."""
+    """Return the offset that aligns `one` with `other`: the best offset after any step."""
     best, highest = offset, np.full(len(one), -2.0, dtype=np.float32)
     for step in range(steps + 1):
         overlay = _overlay(one, offset)
@@ -178,7 +178,7 @@ def _blurred(overlay: Overlay, pixels: Float[ndarray, "P S S"], width: float) ->
 def _standardized(
     overlay: Overlay, pixels: Float[ndarray, "P S S"]
 ) -> tuple[Float[ndarray, "P S S"], Float[ndarray, "P 1 1"]]:
-    """Return the pixels of the overlap with zero mean and unit norm (others are 0), and the original norm."""
+    """Return the pixels of the overlap with zero mean and unit norm (0 elsewhere), and the original norm."""
     shared = overlay.rows * overlay.columns
     mean = (pixels * shared).sum(axis=(1, 2), keepdims=True) / shared.sum(axis=(1, 2), keepdims=True)
     centered = (pixels - mean) * shared

@@ -20,27 +20,27 @@ from probmcl.data.records import SPLITS
 
 SHOWN = 3  # number of examples per kind of leak in a message
 REMEDY = (
-    "Leaks inflate the scores. Remove one image of each pair, or drop the split column and let probmcl make the "
-    "splits: it keeps copies together, and groups with `group=COLUMN`. `allow_leaks` trains anyway and records them"
+    "Leaks inflate the scores. Remove one image from each pair, or drop the split column and let probmcl make the "
+    "splits: it keeps copies together, and groups with `group=COLUMN`. `allow_leaks` trains anyway and records leaks"
 )
 
 MAX_DOUBTFUL = 200
 CONFIRMED, DOUBTFUL = 0.92, 0.8
 """Minimum correlation of a confirmed duplicate, and of a doubtful pair, which is only reported.
 
-Recall on planted copies (`benchmarks/duplicates.py`, 1,000 photographs each of PASCAL VOC and MS-COCO with seed 2,
+Recall on planted copies (`benchmarks/duplicates.py`, 1,000 photographs each from PASCAL VOC and MS-COCO with seed 2,
 500 synthetic tissue patches and 500 synthetic chest radiographs with seed 1): at least 99.8 % of re-encoded, resized
-or flipped photographs and 100 % of the synthetic images; for crops of 2 to 6 % per side at least 99.6 % (photographs),
+or flipped photographs and 100 % of the synthetic images; for crops of 2 to 6 % per side, at least 99.6 % (photographs),
 100 % (patches) and 97 % (radiographs). No pair of different images was confirmed. The thresholds were chosen on other
 seeds, whose images include a quarter of these VOC and an eighth of these MS-COCO photographs. Among all 6,703 VOC
-photographs 2 pairs are confirmed, among 14,000 of MS-COCO 1; each shows one scene twice, moments apart.
+photographs, 2 pairs are confirmed, and among 14,000 from MS-COCO, 1; each shows the same scene twice, moments apart.
 """
 
 CONFIRMED_DEVIATIONS, DOUBTFUL_DEVIATIONS = 5.5, 4.5
 """Minimum distance from the median of random pairs, in robust standard deviations of log(1 - correlation).
 
 This matters for datasets in which all images are similar. In the synthetic radiographs, random pairs have a median
-correlation of 0.95, and a pair is confirmed from 0.996.
+correlation of 0.95, and a pair is confirmed if its correlation is at least 0.996.
 """
 
 SAMPLED_PAIRS = 300
@@ -49,7 +49,7 @@ MIN_SAMPLED_IMAGES = 40  # with fewer images, the sample is too small for an est
 
 @dataclass(frozen=True)
 class NearPair:
-    """Two rows with similar images; `distance` is the Hamming distance of their 64-bit hashes."""
+    """Two rows with similar images; `distance` is the Hamming distance between their 64-bit hashes."""
 
     one: int
     other: int
@@ -127,7 +127,7 @@ def near_duplicates(
 
 
 def thresholds(sample: Float[ndarray, "K"]) -> tuple[float, float]:
-    """Return the minimum correlations of a confirmed and of a doubtful pair, given those of random pairs.
+    """Return the minimum correlations of a confirmed and of a doubtful pair, given the correlations of random pairs.
 
     >>> confirmed, doubtful = thresholds(np.full(300, 0.96) + 0.01 * np.sin(np.arange(300)))
     >>> 0.98 < doubtful < confirmed < 1
@@ -144,7 +144,7 @@ def thresholds(sample: Float[ndarray, "K"]) -> tuple[float, float]:
 
 
 def _random_pairs(count: int) -> CandidatePairs:
-    """Return random pairs, to measure how similar unrelated images of the dataset are."""
+    """Return random pairs, to measure how similar unrelated images in the dataset are."""
     size = SAMPLED_PAIRS if count >= MIN_SAMPLED_IMAGES else 0
     rng = np.random.default_rng(0)
     ones = rng.integers(0, max(count, 1), size)
@@ -196,7 +196,7 @@ class Leaks:
         return bool(self.exact or self.groups or self.confirmed)
 
     def lines(self, names: Sequence[str]) -> list[str]:
-        """Return lines of text with the number of leaks of each kind and a few examples; `names` has one per row."""
+        """Return text lines with the number of leaks of each kind and a few examples; `names` has one name per row."""
         return [
             *self._lines("identical files", [("", rows) for rows in self.exact], names),
             *self._lines("same group", [(f": group {group!r}", rows) for group, rows in self.groups.items()], names),

@@ -1,4 +1,4 @@
-"""The release of the Atlas of Digital Pathology: a folder of patches, a table of tissue types, and splits as row lists.
+"""The Atlas of Digital Pathology release: a folder of patches, a table of tissue types, and splits as lists of rows.
 
 Hosseini et al., Atlas of Digital Pathology, CVPR 2019. Dots in the name of a type separate levels: `E` is epithelial
 tissue, `E.M` simple epithelial, `E.M.S` simple squamous epithelial.
@@ -22,13 +22,13 @@ TABLE = "ADP_EncodedLabels_Release1_Flat.csv"
 FULL_TABLE = "ADP_EncodedLabels_Release1.csv"  # has more types; only used to recognize the folder
 NAME_COLUMN = "Patch Names"
 LEVEL_1 = ("E", "C", "H", "S", "A", "M", "N", "G", "T")
-UNSURE = "X"  # as last part of a name: the subtype could not be determined
+UNSURE = "X"  # as the last part of a name: the subtype could not be determined
 NEVER_SEEN = ("N.G.A", "N.G.O", "N.G.E", "N.G.R", "N.G.T")  # columns without a positive in the release
 SPLIT_FILES: tuple[tuple[str, Split], ...] = (("train.npy", "train"), ("valid.npy", "val"), ("test.npy", "test"))
 
 
 def recognizes(folder: Path) -> bool:
-    """Return whether the folder is, or contains, the release of ADP.
+    """Return whether the folder is, or contains, the ADP release.
 
     >>> recognizes(Path("nowhere"))
     False
@@ -37,16 +37,16 @@ def recognizes(folder: Path) -> bool:
 
 
 def read_adp(folder: Path, *, level: Level = "L1", missing: Missing = "error") -> Records:
-    """Read the flat release of ADP from its folder, or from the parent of `ADP V1.0 Release/`.
+    """Read the flat ADP release from its folder, or from the parent of `ADP V1.0 Release/`.
 
     `L1` has the 9 types of the first level, in the order E, C, H, S, A, M, N, G, T. `L2` and `L3` add the types of the
-    second and third level in the order of the table, 26 and 33 classes in total as in KMCL, so that the parent of every
-    class is a class too. Types that end in X (undetermined subtype) and the five types without a positive are left out.
+    second and third levels in the order of the table, for a total of 26 and 33 classes as in KMCL. The parent of every
+    class is also a class. Types that end in X (undetermined subtype) and the five types without positives are left out.
     `label_space.hierarchy` maps each type to its parent; it is None for `L1`.
 
-    `splits/{train,valid,test}.npy` have the rows of the patches in the table; files may be missing. Patches without a
-    label among the classes are dropped, as in KMCL; for `L1` there are none. With `missing="keep"`, patches whose file
-    does not exist are kept.
+    `splits/{train,valid,test}.npy` have the table rows of the patches; some files may be missing. Patches without
+    a label among the classes are dropped, as in KMCL; for `L1` there are no such patches. With `missing="keep"`,
+    patches whose files do not exist are kept.
     """
     root = _root(folder)
     if root is None:
@@ -62,7 +62,7 @@ def read_adp(folder: Path, *, level: Level = "L1", missing: Missing = "error") -
     files, remedy = [patches[rows[n]] for n in kept], "unpack the patches there again"
     paths = named_images(images, files, source=table, remedy=remedy, missing=missing)
     hierarchy = {name: parent for name in names if (parent := name.rpartition(".")[0])}
-    dropped = f"; patches without label dropped: {len(rows) - len(kept):,}" if len(kept) < len(rows) else ""
+    dropped = f"; patches without labels dropped: {len(rows) - len(kept):,}" if len(kept) < len(rows) else ""
     origin = Origin(table, f"ADP, flat release, level {level}{dropped}", tuple(rows[n] + 2 for n in kept))
     split = [splits[n] for n in kept]
     return Records.from_labels(names, paths, split, labels, hierarchy=hierarchy or None, origin=origin)
@@ -74,7 +74,7 @@ def _root(folder: Path) -> Path | None:
 
 
 def _read_table(table: Path, depth: int) -> tuple[list[str], list[str], Float[ndarray, "N C"]]:
-    """Return the names of the classes up to a depth, the file names of the patches, and their labels."""
+    """Return the class names up to a depth, the file names of the patches, and their labels."""
     if not table.is_file():
         raise DataError(f"{table} does not exist; copy it from the ADP release")
     with table.open(newline="", encoding="utf-8-sig") as file:
@@ -99,7 +99,7 @@ def _columns(table: Path, header: list[str], depth: int) -> list[int]:
     first_level = tuple(name for name in header[1:] if "." not in name)
     if first_level != LEVEL_1:
         expected = ", ".join(LEVEL_1)
-        raise DataError(f"{table}: first level {', '.join(first_level)}, expected {expected}; use the released table")
+        raise DataError(f"{table}: level 1 has {', '.join(first_level)}, expected {expected}; use the released table")
     orphans = [name for name in header[1:] if "." in name and name.rpartition(".")[0] not in header]
     if orphans:
         raise DataError(f"{table}: column {orphans[0]!r} needs a column {orphans[0].rpartition('.')[0]!r}; add it")
@@ -134,5 +134,5 @@ def _rows(path: Path, patches: int) -> Int[ndarray, "K"]:
         raise DataError(f"{path}: expected a 1-D array of integer row numbers, got {rows.dtype} of shape {rows.shape}")
     outside = rows[(rows < 0) | (rows >= patches)]
     if len(outside):
-        raise DataError(f"{path}: row {outside[0]} does not exist; the table has the rows 0 to {patches - 1}")
+        raise DataError(f"{path}: row {outside[0]} does not exist; the table has rows 0 to {patches - 1}")
     return rows

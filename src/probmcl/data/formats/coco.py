@@ -45,7 +45,7 @@ class _Instances(msgspec.Struct, frozen=True):
 
 
 def recognizes(folder: Path) -> bool:
-    """Return whether the folder has the layout of MS-COCO.
+    """Return whether the folder has the MS-COCO layout.
 
     >>> recognizes(Path("nowhere"))
     False
@@ -58,8 +58,8 @@ def read_coco(folder: Path, *, year: Year | None = None, missing: Missing = "err
 
     `annotations/instances_train2014.json` is train, `instances_val2014.json` is test; one of them may be missing.
     Images are in `train2014/` and `val2014/`, or in the same folders under `images/`. Classes are in the order of their
-    category ids. Crowd annotations count as labels, as in published loaders. Images without annotation are dropped, as
-    in most papers. With `missing="keep"`, images whose file does not exist are kept.
+    category ids. Crowd annotations count as labels, as in published loaders. Images without annotations are dropped, as
+    in most papers. With `missing="keep"`, images whose files do not exist are kept.
     """
     year = _year(folder, year)
     tables = _tables(folder, year)
@@ -77,7 +77,7 @@ def read_coco(folder: Path, *, year: Year | None = None, missing: Missing = "err
         labels.append(present.take(kept))
     read = " and ".join(f"annotations/{table.name} ({split})" for split, table in tables.items())
     dropped = sum(len(instances.images) for instances in parsed.values()) - len(paths)
-    without = f"; images without annotation dropped: {dropped:,}" if dropped else ""
+    without = f"; images without annotations dropped: {dropped:,}" if dropped else ""
     origin = Origin(folder, f"MS-COCO {year}, {read}{without}")
     return Records.from_labels(list(categories.values()), paths, splits, LabelStates.concatenate(labels), origin=origin)
 
@@ -94,7 +94,7 @@ def _years(folder: Path) -> list[Year]:
 def _year(folder: Path, wanted: Year | None) -> Year:
     years = _years(folder)
     if not years:
-        raise DataError(f"{folder}: no annotations/instances_*2014.json or *2017.json; pass the folder of MS-COCO")
+        raise DataError(f"{folder}: no annotations/instances_*2014.json or *2017.json; pass the MS-COCO folder")
     if wanted is not None and wanted not in years:
         remedy = f"use `format=coco{years[0]}` for the other year"
         raise DataError(f"{folder}/annotations: no instances_*{wanted}.json; {remedy}")
@@ -119,7 +119,7 @@ def _categories(tables: Mapping[Split, Path], parsed: Mapping[Split, _Instances]
         if other != names:
             number, name = min(names.items() ^ other.items())
             category = f"id {number}, {name!r}"
-            raise DataError(f"{table}: categories differ from {first.name} ({category}); use files of the same year")
+            raise DataError(f"{table}: categories differ from {first.name} ({category}); use files from the same year")
     return names
 
 
@@ -144,8 +144,8 @@ def _labels(table: Path, instances: _Instances, columns: Mapping[int, int]) -> L
     if (entries < 0).any():
         number = int((entries < 0).any(axis=0).argmax())
         annotation = instances.annotations[number]
-        no_image = f"no image has the id {annotation.image_id}; remove it"
-        no_category = f"no category has the id {annotation.category_id}; add it"
+        no_image = f"no image has the id {annotation.image_id}; remove the annotation"
+        no_category = f"no category has the id {annotation.category_id}; add the category"
         raise DataError(f"{table}: annotations[{number}]: {no_image if images[number] < 0 else no_category}")
     states = np.full(entries.shape[1], State.PRESENT, dtype=np.uint8)
     return LabelStates.from_entries(entries[0], entries[1], states, (len(rows), len(columns)))

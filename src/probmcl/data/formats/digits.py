@@ -1,4 +1,4 @@
-"""Scenes of handwritten digits: a small multi-label data set for the demo and for tests.
+"""Scenes of handwritten digits: a small multi-label dataset for the demo and for tests.
 
 The digits are the 1,797 samples of 8 × 8 pixels in scikit-learn (Alpaydin and Kaynak, Optical Recognition of
 Handwritten Digits, UCI, 1998). A scene has up to five bright digits on a dark, cluttered and noisy canvas. Splits share
@@ -21,29 +21,29 @@ from probmcl.data.records import SPLITS, Records, Split
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
-# The file of scikit-learn is ordered by writer but does not identify writers. These rows are among the boundaries given
+# scikit-learn's file is ordered by writer but does not identify writers. These rows are among the boundaries given
 # in Inria's course on scikit-learn. It lists 14 blocks for 13 writers, so one of the boundaries may be wrong.
 FIRST_ROWS, ROWS = (0, 1029, 1287), 1797
 
-# Most digits of a scene come from one of these overlapping groups, so that labels are correlated as in photographs.
+# Most digits in a scene come from one of these overlapping groups, so labels are correlated as in photographs.
 DIGIT_GROUPS = ((0, 1, 2, 3), (3, 4, 5, 6), (5, 6, 7, 8), (7, 8, 9, 0))
 GROUP_SHARES = (0.30, 0.25, 0.25, 0.20)  # share of scenes per group
-OUTSIDE_WEIGHT = 0.04  # sampling weight of digits outside of the group; inside it is 1
+OUTSIDE_WEIGHT = 0.04  # sampling weight of digits outside the group; the weight inside is 1
 COUNT_SHARES = (0.04, 0.20, 0.26, 0.24, 0.16, 0.10)  # share of scenes with 0, 1, … 5 digits
 
 BOX_SIDE = (0.22, 0.46)  # range of the side of a digit's box, relative to the scene
 MAX_ANGLE = 15.0  # degrees
 INK_LEVELS = (5.0, 10.0)  # gray levels of a sample (0 to 16) that map to no ink and full ink
-MAX_OVERLAP = 0.12  # share of the smaller of two boxes, so that all digits stay visible
+MAX_OVERLAP = 0.12  # share of the smaller of two boxes; all digits stay visible
 DARK, BRIGHT = (0, 130), (110, 256)  # range of each color channel, for the canvas and for digits
 MAX_BLOBS, MAX_STROKES = 4, 5  # per scene
 NOISE = (6, 25)  # range of the noise amplitude, in gray levels
-MIN_SIZE = 32  # pixels; the smallest digits then have 7. At 64, a person can read all digits.
+MIN_SIZE = 32  # pixels; the smallest digits are then 7 pixels wide. At 64, a person can read all digits.
 
 
 @dataclass(frozen=True, eq=False)
 class Handwriting:
-    """K samples: glyphs (opacity of the ink), their digits, and their rows in the file of scikit-learn."""
+    """K samples: glyphs (opacity of the ink), their digits, and their rows in scikit-learn's file."""
 
     glyphs: UInt8[ndarray, "K 20 20"]
     digits: Int[ndarray, "K"]
@@ -82,7 +82,7 @@ class Scene:
 
 
 def load_handwriting() -> dict[Split, Handwriting]:
-    """Return the samples of each split, which are disjoint.
+    """Return the samples of each split. Splits have no samples in common.
 
     >>> {split: len(samples.rows) for split, samples in load_handwriting().items()}
     {'train': 1029, 'val': 258, 'test': 510}
@@ -98,7 +98,7 @@ def load_handwriting() -> dict[Split, Handwriting]:
 
 
 def draw_scene(samples: Handwriting, rng: Generator, size: int = 64) -> Scene:
-    """Draw a scene of `size` × `size` pixels with some of the samples.
+    """Draw a scene of `size` × `size` pixels using some of the samples.
 
     A digit that does not fit without overlapping others is left out.
 
@@ -127,10 +127,10 @@ def write_digits(
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Records:
-    """Write a data set of digit scenes to a new or empty folder, and return its records.
+    """Write a dataset of digit scenes to a new or empty folder, and return its records.
 
     The folder will contain `images/*.png`, `classes.txt`, and `labels.csv` with the columns `filename`, `split` and
-    `labels` (names separated by spaces). The same seed gives the same bytes, and a larger data set starts with the
+    `labels` (names separated by spaces). The same seed gives the same bytes, and a larger dataset starts with the
     scenes of a smaller one. `progress` is called after each scene with the number of scenes written so far.
 
     >>> from tempfile import TemporaryDirectory
@@ -150,7 +150,7 @@ def write_digits(
     rows: list[tuple[Path, Split, tuple[int, ...]]] = []
     for split, name, scene in _scenes(counts, size, seed):
         path = folder / "images" / name
-        # Noise does not repeat, so that Huffman coding alone is faster and gives smaller files.
+        # Noise does not repeat, so Huffman coding alone is faster and gives smaller files.
         Image.fromarray(scene.pixels).save(path, compress_level=1, compress_type=Image.HUFFMAN_ONLY)
         rows.append((path, split, scene.digits))
         if progress is not None:
@@ -174,7 +174,7 @@ def _refuse_invalid_arguments(folder: Path, counts: Mapping[Split, int], size: i
 
 
 def _scenes(counts: Mapping[Split, int], size: int, seed: int) -> Iterator[tuple[Split, str, Scene]]:
-    """Yield split, file name and scene. Each scene has its own seed, so that it does not depend on the counts."""
+    """Yield split, file name and scene. Each scene has its own seed, so it does not depend on the counts."""
     for number, (split, samples) in enumerate(load_handwriting().items()):
         for i in range(counts[split]):
             scene = draw_scene(samples, np.random.default_rng((seed, number, i)), size)
@@ -195,7 +195,7 @@ def _draw_digits(rng: Generator) -> list[int]:
     weight = np.full(len(NAMES), OUTSIDE_WEIGHT)
     weight[list(DIGIT_GROUPS[rng.choice(len(DIGIT_GROUPS), p=GROUP_SHARES)])] = 1
     count = rng.choice(len(COUNT_SHARES), p=COUNT_SHARES)
-    # The smallest of exponential variables are a weighted sample without replacement, faster than rng.choice.
+    # The smallest exponential variables form a weighted sample without replacement. This is faster than rng.choice.
     order: list[int] = np.argsort(rng.exponential(size=len(NAMES)) / weight).tolist()
     return order[:count]
 
@@ -241,7 +241,7 @@ def _rotate(glyph: UInt8[ndarray, "20 20"], side: int, degrees: float) -> Image.
 
 
 def _paste(image: Image.Image, ink: Image.Image, box: Box, rng: Generator) -> None:
-    """Paste a digit in the one of four random colors that contrasts most with the background."""
+    """Paste a digit in whichever of four random colors contrasts most with the background."""
     corners = (box.left, box.top, box.left + box.side, box.top + box.side)
     mean = image.resize((1, 1), Image.Resampling.BOX, box=corners).tobytes()  # one RGB pixel
     colors = rng.integers(*BRIGHT, size=(4, 3)).tolist()
@@ -257,7 +257,9 @@ def _canvas(rng: Generator, size: int) -> Image.Image:
     pen = ImageDraw.Draw(image)
     for bounds, color in _clutter(rng, MAX_BLOBS, ends.mean(axis=0), size):
         pen.ellipse(bounds, fill=color)
-    arcs = rng.uniform((0, 60), (360, 200), size=(MAX_STROKES, 2)).tolist()  # open, because a closed one is a zero
+    arcs = rng.uniform(
+        (0, 60), (360, 200), size=(MAX_STROKES, 2)
+    ).tolist()  # open, because a closed arc looks like a zero
     strokes = _clutter(rng, MAX_STROKES, ends.mean(axis=0), size)
     for (bounds, color), (start, length) in zip(strokes, arcs, strict=False):
         pen.arc(bounds, start, start + length, fill=color, width=max(1, size // 32))
@@ -267,7 +269,7 @@ def _canvas(rng: Generator, size: int) -> Image.Image:
 def _clutter(
     rng: Generator, most: int, base: Float[ndarray, "3"], size: int
 ) -> list[tuple[tuple[float, ...], tuple[int, ...]]]:
-    """Return bounds and colors of 1 to `most` shapes. Colors are mixed with the base, so that digits stand out."""
+    """Return bounds and colors of 1 to `most` shapes. Colors are mixed with the base so that digits stand out."""
     count = int(rng.integers(1, most, endpoint=True))
     corner, extent = rng.uniform(-0.1, 0.95, size=(count, 2)), rng.uniform(0.08, 0.4, size=(count, 2))
     bounds = (np.hstack((corner, corner + extent)) * size).tolist()

@@ -34,7 +34,7 @@ class _File(NamedTuple):
 class _Layout(NamedTuple):
     """The class folders, by the name of their split folder ('' without splits).
 
-    `unsorted` has the split folders with images but without class folders, `sorted` those with class folders only.
+    `unsorted` has the split folders with images but no class folders, and `sorted` those with class folders only.
     """
 
     classes: dict[str, list[Path]]
@@ -44,9 +44,9 @@ class _Layout(NamedTuple):
 
 
 def recognizes(folder: Path) -> bool:
-    """Return whether at least two folders contain images and all of them have names that a class could have.
+    """Return whether at least two folders contain images and all of these have names that could be classes.
 
-    Split folders of which only some have class folders are recognized too, so that the reader can report the problem.
+    If only some of the split folders have class folders, this also returns True, so that the reader can report it.
 
     >>> recognizes(Path("nowhere"))
     False
@@ -59,17 +59,16 @@ def recognizes(folder: Path) -> bool:
 
 
 def read_folders(folder: Path, *, missing: Missing = "error") -> Records:
-    """Read images from ROOT/CLASS/…, or from ROOT/train/CLASS/… and the same for val and test.
+    """Read images from ROOT/CLASS/…, or from ROOT/train/CLASS/… and likewise for val and test.
 
-    Links to the same file and files with the same bytes in one split are merged into one image with several labels,
-    which keeps the first path. Images are not merged across splits. A broken link is an error, unless
-    `missing="keep"`.
+    Within a split, links to the same file and files with the same bytes are merged into one image with several labels
+    and the first path. Images are not merged across splits. A broken link is an error, unless `missing="keep"`.
     """
     layout = _scan(folder)
     if layout.unsorted and layout.sorted:
         raise DataError(
             f"{folder}: {listing(f'{path.name}/' for path in layout.sorted)} has one folder per class, but the images "
-            f"of {listing(f'{path.name}/' for path in layout.unsorted)} are not in class folders, so their labels are "
+            f"in {listing(f'{path.name}/' for path in layout.unsorted)} are not in class folders, so their labels are "
             f"unknown; pass {layout.sorted[0]} as DATA, or move the other images into class folders"
         )
     files = [
@@ -105,12 +104,12 @@ def _describe(layout: _Layout, names: list[str], images: list[list[_File]]) -> s
     parts += [f"splits {', '.join(splits)}"] if splits else []
     parts.append(f"{len(images):,} images, {several:,} in several classes (links or copies)")
     parts += [f"{repeated:,} copies within a class left out"] if repeated else []
-    parts += [f"ignored folders of runs: {listing(f'{name}/' for name in layout.runs)}"] if layout.runs else []
+    parts += [f"ignored run folders: {listing(f'{name}/' for name in layout.runs)}"] if layout.runs else []
     return "; ".join([*parts, *case_warnings(names)])
 
 
 def _scan(folder: Path) -> _Layout:
-    """Find the folders of splits, classes and runs. Subfolders are splits if all with images have names of splits."""
+    """Find the split, class and run folders. Subfolders are splits if all that contain images have names of splits."""
     filled = _with_images(folder)
     splits = filled if all(split.name.lower() in SPLIT_FOLDERS for split in filled) else []
     direct = [split for split in splits if any(is_image(path.name) for path in split.iterdir())]
@@ -134,7 +133,7 @@ def _contains_runs(folder: Path) -> bool:
 def _subfolders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    with os.scandir(folder) as entries:  # knows the type of each entry without a system call per file
+    with os.scandir(folder) as entries:  # gives the type of each entry without a system call per file
         names = [entry.name for entry in entries if not entry.name.startswith((".", "__")) and entry.is_dir()]
     return sorted(folder / name for name in names)
 

@@ -21,7 +21,7 @@ SPLIT_FOLDERS: Mapping[str, Split] = {
     "test": "test",
     "testing": "test",
 }
-"""The split of each folder name, in lower case."""
+"""The split for each folder name, in lower case."""
 FOLDER = "split folder"  # name of an added column
 
 
@@ -50,7 +50,7 @@ def read_hugging_face(
     for path in tables:
         split = SPLIT_FOLDERS[path.parent.name.lower()]
         if first.setdefault(split, path) != path:
-            raise DataError(f"{first[split]} and {path} are both tables of {split}; merge them")
+            raise DataError(f"{first[split]} and {path} are both tables for {split}; merge them")
     loaded = [load(path, lambda names: has_path_column(names, options.path_column)) for path in tables]
     column = FOLDER if options.split_column is None else options.split_column
     table = _concatenate(folder, loaded, options.path_column)
@@ -85,7 +85,7 @@ def _concatenate(folder: Path, tables: Sequence[Table], path_column: str | None)
         if differing:
             having, lacking = (first, table) if differing[0] in first.columns else (table, first)
             raise DataError(
-                f"{having.path} has a column {differing[0]!r} that {lacking.path} does not have; make the columns equal"
+                f"{having.path} has a column {differing[0]!r} that {lacking.path} lacks; give both the same columns"
             )
         name = table.path.parent.name
         order = [table.columns.index(column) for column in first.columns]

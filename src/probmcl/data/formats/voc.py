@@ -26,12 +26,12 @@ def recognizes(folder: Path) -> bool:
 
 
 def read_voc(folder: Path, *, missing: Missing = "error") -> Records:
-    """Read one year of PASCAL VOC from its folder (`VOC2007/`), from `VOCdevkit/`, or from the parent of that.
+    """Read one year of PASCAL VOC from its folder (`VOC2007/`), from `VOCdevkit/`, or from the parent of `VOCdevkit/`.
 
     `ImageSets/Main/<class>_<split>.txt` has 1 (present), -1 (absent) or 0 (difficult) for each image. As in the
     challenge, difficult labels are unknown in training and in evaluation. Classes are in alphabetical order. The splits
-    train, val and test are read if they exist; without train files, trainval is train. With `missing="keep"`, images
-    whose file does not exist are kept.
+    train, val and test are read if they exist; without train files, trainval is used as train. With `missing="keep"`,
+    images whose files do not exist are kept.
     """
     years = _years(folder)
     if not years:
@@ -68,7 +68,7 @@ def _years(folder: Path) -> list[Path]:
 
 
 def _class_files(main: Path, split: Split) -> dict[str, Path]:
-    """Return the files of a split by class. `train_val.txt` is the class train in val, not a file of trainval."""
+    """Return the files of a split by class. `train_val.txt` has the class train in val; it is not a trainval file."""
     files = sorted(main.glob(f"*_{split}.txt"))
     if not files and split == "train":
         files = sorted(main.glob("*_trainval.txt"))
@@ -83,7 +83,7 @@ def _classes(main: Path, sets: dict[Split, dict[str, Path]]) -> list[str]:
         for name in names:
             if name not in files:
                 other = next(iter(files.values()))
-                raise DataError(f"{main}: class {name!r} lacks a file for {split}, unlike {other.name}; add it")
+                raise DataError(f"{main}: class {name!r} lacks a file for {split}, but {other.name} exists; add it")
     return names
 
 

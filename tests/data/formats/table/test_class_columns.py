@@ -83,7 +83,7 @@ def test_blanks_without_zeros_need_a_policy(tmp_path: Path, blank: str, states: 
 
 def test_class_with_ones_and_blanks_only_needs_a_policy(tmp_path: Path) -> None:
     table = write_table(tmp_path, "file,No Finding,cat,dog\n1.jpg,1,0,-1\n2.jpg,,1,1\n3.jpg,,,\n")
-    with pytest.raises(DataError, match=r"columns 'No Finding', 'dog': 1 and blank") as caught:
+    with pytest.raises(DataError, match=r"columns 'No Finding', 'dog': there are 1s and blanks") as caught:
         read_table(table)
     assert "`blank='No Finding=negative'` or `blank='No Finding=unknown'`" in str(caught.value)
     assert str(caught.value).endswith("`blank=negative` or `blank=unknown` for all")
@@ -91,7 +91,7 @@ def test_class_with_ones_and_blanks_only_needs_a_policy(tmp_path: Path) -> None:
     assert states_of(read_table(table, ReadOptions(blank=("negative",)))) == ["+-~", "-++", "---"]
     both = ReadOptions(blank=("No Finding=negative", "dog=unknown"))
     assert states_of(read_table(table, both)) == ["+-~", "-++", "-??"]
-    with pytest.raises(DataError, match=r"column 'dog': 1 and blank"):
+    with pytest.raises(DataError, match=r"column 'dog': there are 1s and blanks"):
         read_table(table, ReadOptions(blank=("No Finding=negative",)))
     mapped = ReadOptions(blank=("No Finding=negative",), minus_one=("negative",))  # then 'dog' has a negative
     assert read_table(table, mapped).known.tolist() == [[True] * 3, [True] * 3, [True, False, False]]

@@ -76,7 +76,7 @@ def test_presence_column_marks_present_labels(tmp_path: Path) -> None:
     records = read(tmp_path, FLAGS, ReadOptions(blank=("negative",), minus_one=("cat=soft:0.5",)))
     assert states_of(records) == ["+-", "-+", "~-"]
     assert records.states.chance[0] == 0.5
-    assert "'Confidence' marks those that are present" in str(records.origin)
+    assert "'Confidence' marks which are present" in str(records.origin)
     assert states_of(read(tmp_path, FLAGS, ReadOptions(ignore=("Confidence",)))) == ["++", "-+", "+-"]
 
 

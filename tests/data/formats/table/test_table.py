@@ -403,7 +403,7 @@ def test_parents_are_read_by_name(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("child,parent\ndog,animl\n", r"row 2: 'animl' is not a class of the data; did you mean 'animal'"),
+        ("child,parent\ndog,animl\n", r"row 2: 'animl' is not a class in the data; did you mean 'animal'"),
         ("child,parent\ndog,animal\ndog,car\n", r"row 3: 'dog' has two parents, 'animal' and 'car'"),
         ("child,parent\ndog,puppy\npuppy,dog\n", r"parents\.csv: class 'dog' is its own ancestor"),
         ("one,other\ndog,animal\n", r"row 1: expected the columns child and parent, got one, other"),

@@ -1,1 +1,1 @@
-"""The reader of tables: finds the columns and the image files, reads the labels, and refuses ambiguous tables."""
+"""The table reader: finds the columns and the image files, reads the labels, and refuses ambiguous tables."""

@@ -14,9 +14,9 @@ from probmcl.errors import DataError
 
 
 def read_class_columns(table: Table, names: tuple[str, ...], difficult: str | None, policy: LabelPolicy) -> Labels:
-    """Read the labels of classes that have one column each. Labels in the difficult column are unknown.
+    """Read labels from a table with one column per class. Labels in the difficult column are unknown.
 
-    By default, blanks are unknown if any cell is 0. If no cell is 0, blanks or −1 could mean absent. Then the table is
+    By default, blanks are unknown if any cell is 0. If no cell is 0, blanks or −1 could mean absent, so the table is
     refused unless the policy defines them.
     """
     flags = [flags_of(table, column, _remedy(column)) for column in names]
@@ -77,27 +77,28 @@ def _refuse_two_meanings(table: Table, names: Sequence[str], counts: Int[ndarray
     blank = [name for name, number in zip(names, counts[:, BLANK], strict=True) if number]
     if not policy.blank and set(blank) - set(policy.blank_of):
         raise DataError(
-            f"{table.path}: columns {listing(map(repr, blank))} have blank cells and no column has a 0, so a blank may "
-            f"mean absent or unknown; choose `blank=negative` or `blank=unknown`"
+            f"{table.path}: columns {listing(map(repr, blank))} have blank cells, and no column has a 0, so a blank "
+            f"may mean absent or unknown; choose `blank=negative` or `blank=unknown`"
         )
     uncertain = [name for name, number in zip(names, counts[:, State.UNCERTAIN], strict=True) if number]
     absent = policy.blank_states(names, default="unknown")[counts[:, BLANK] > 0] == State.ABSENT
     if not policy.minus_one and set(uncertain) - set(policy.minus_one_of) and not absent.any():
         raise DataError(
-            f"{table.path}: columns {listing(map(repr, uncertain))} have 1 and -1 and no column has a 0, so -1 may "
+            f"{table.path}: columns {listing(map(repr, uncertain))} have 1s and -1s, and no column has a 0, so -1 may "
             f"mean absent or uncertain; choose `minus_one=negative` or `minus_one=unknown`"
         )
 
 
 def _refuse_no_negatives(table: Table, names: Sequence[str], counts: Int[ndarray, "C 5"], policy: LabelPolicy) -> None:
-    """Refuse a class with 1 and blank but no 0: if its blanks were unknown, all its known labels would be positive."""
+    """Refuse a class with 1s and blanks but no 0s: if blanks were unknown, all its known labels would be positive."""
     absent = counts[:, State.ABSENT] + counts[:, State.UNCERTAIN] * (policy.chance(names) == 0)
     positive_only = (counts[:, State.PRESENT] > 0) & (counts[:, BLANK] > 0) & (absent == 0)
     classes = [name for name, only in zip(names, positive_only, strict=True) if only and name not in policy.blank_of]
     if not classes or policy.blank:
         return
     raise DataError(
-        f"{table.path}: {'column' if len(classes) == 1 else 'columns'} {listing(map(repr, classes))}: 1 and blank but "
-        f"no 0, unlike other columns, so a blank may mean absent or unknown; choose `blank='{classes[0]}=negative'` or "
-        f"`blank='{classes[0]}=unknown'` for one class, `blank=negative` or `blank=unknown` for all"
+        f"{table.path}: {'column' if len(classes) == 1 else 'columns'} {listing(map(repr, classes))}: there are 1s and "
+        f"blanks but no 0s, unlike in other columns, so a blank may mean absent or unknown; choose "
+        f"`blank='{classes[0]}=negative'` or `blank='{classes[0]}=unknown'` for one class, `blank=negative` or "
+        f"`blank=unknown` for all"
     )

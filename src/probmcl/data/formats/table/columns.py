@@ -1,4 +1,4 @@
-"""Finds the role of each column of a table: by option, by name or by content."""
+"""Finds the role of each column in a table: by option, by name or by content."""
 
 import re
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ NO_NAME = re.compile(r"(unnamed: \d+)?", re.IGNORECASE)  # blank, or the name th
 
 @dataclass(frozen=True)
 class Columns:
-    """The roles of columns. `classes` has one column per class if there is no column of labels.
+    """The roles of columns. `classes` has one column per class if there is no label column.
 
     `presence` has 0 or 1 for the label in the same row. `unread` columns are listed in the output and ignored.
     """
@@ -58,7 +58,7 @@ class Columns:
 
 
 def has_path_column(names: Sequence[str], path_column: str | None = None) -> bool:
-    """Return whether a column has the given name or, by its name, contains image paths."""
+    """Return whether a column has the given name, or a name that indicates image paths."""
     return path_column in names or bool(named(names, (*PATH, *ID_AS_PATH)))
 
 
@@ -137,10 +137,10 @@ def _refuse_two_kinds_of_labels(table: Table, labels: str, rest: list[str], clas
 
 
 def _class_columns(table: Table, rest: list[str], classes: Classes) -> tuple[str, ...]:
-    """Return the columns in `classes.txt` or, if it does not exist, the columns that contain flags."""
+    """Return the columns named in `classes.txt` or, if it does not exist, the columns that contain flags."""
     for name in classes or ():
         if name not in rest:
-            raise DataError(f"{table.path}: class {name!r} of {CLASSES} has no column; {suggestion(name, rest)}")
+            raise DataError(f"{table.path}: class {name!r} in {CLASSES} has no column; {suggestion(name, rest)}")
     for column in rest:
         if classes and column not in classes and holds_flags(table.texts(column)):
             similar = suggestion(column, classes)
@@ -152,7 +152,7 @@ def _class_columns(table: Table, rest: list[str], classes: Classes) -> tuple[str
     if not columns:
         others = f" ({quoted(rest[:8])} do not contain 0 and 1)" if rest else ""
         raise DataError(
-            f"{table.path}: no labels found: no column {listing(LABELS)} and no columns of classes{others}; "
+            f"{table.path}: no labels found: no column named {listing(LABELS)} and no class columns{others}; "
             f"choose the column with `labels_column=COLUMN`"
         )
     return columns

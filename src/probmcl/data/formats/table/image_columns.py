@@ -40,7 +40,7 @@ def images_of(paths: Sequence[str]) -> Images:
 
 
 class RepeatedRowsError(DataError):
-    """Repeated paths in a table. `same` and `different` have the lines of row pairs with equal and different cells."""
+    """Repeated paths in a table. `same` and `different` list the lines of row pairs with equal or different cells."""
 
     def __init__(self, message: str, same: list[tuple[int, int]], different: list[tuple[int, int]]) -> None:
         super().__init__(message)
@@ -63,12 +63,12 @@ def repeated(table: Table, images: Images, path: str, remedy: str) -> RepeatedRo
 
 
 def values_of(table: Table, column: str, images: Images) -> list[str]:
-    """Return the value of each image. Rows of the same image must agree."""
+    """Return each image's value in a column. Rows of the same image must agree."""
     texts = table.texts(column)
     for row, first in enumerate(images.first[images.of_row].tolist()):
         if texts[row] != texts[first]:
             raise DataError(
-                f"{table.where(first)} and row {table.lines[row]}: the rows are of the same image, but column "
+                f"{table.where(first)} and row {table.lines[row]}: these rows describe the same image, but column "
                 f"{column!r} has {texts[first]!r} and {texts[row]!r}; make them equal"
             )
     return [texts[row] for row in images.first.tolist()]

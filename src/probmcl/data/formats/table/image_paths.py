@@ -1,6 +1,6 @@
-"""Finds the image files of a table: by path, by path without suffix, or by file name in a subfolder.
+"""Finds the image files listed in a table: by path, by path without suffix, or by file name in a subfolder.
 
-Each folder is listed only once: checking a million files one by one is much slower, above all on a network drive.
+Each folder is listed only once: checking a million files one by one is much slower, especially on a network drive.
 """
 
 import os
@@ -23,7 +23,7 @@ ListFiles = Callable[[str], frozenset[str]]
 
 
 class _Matches(NamedTuple):
-    """The file of each distinct text under a root, None if it does not exist, and notes on how files were found."""
+    """The file for each distinct text under a root (None if it does not exist), and notes on how files were found."""
 
     root: Path
     files: dict[str, str | None]
@@ -36,7 +36,7 @@ class _Matches(NamedTuple):
 def find_images(table: Table, column: str, images: Path | None, missing: Missing) -> tuple[list[str], list[str]]:
     """Return the image file of each row, and notes on how the files were found.
 
-    Files are searched in `images`, by default in the folder of the table and in its `images/`. A missing file is an
+    Files are searched for in `images`, by default in the table's folder and in `images/` there. A missing file is an
     error; with `missing="keep"`, it is an error only if all files are missing.
     """
     texts = table.texts(column)
@@ -69,7 +69,7 @@ def _roots(here: Path, texts: Sequence[str]) -> list[Path]:
 
 
 def _with_name(folder: Path) -> Path:
-    """Return a folder, resolved if its path does not end with its name, such as the working directory."""
+    """Return a folder, resolved if its path does not end with its name, as for the working directory."""
     return folder.resolve() if folder.name in ("", "..") else folder
 
 
@@ -81,13 +81,13 @@ def _refuse_invalid_paths(table: Table, column: str, texts: Sequence[str]) -> No
             raise DataError(f"{table.where(row)}: {text!r} in column {column!r} is not a valid path; correct it")
         if ".." in text and _with_slashes(text).split("/")[0] == "..":
             raise DataError(
-                f"{table.where(row)}: {text!r} is outside of the image folder; make all paths relative to one folder "
+                f"{table.where(row)}: {text!r} is outside the image folder; make all paths relative to one folder "
                 f"and pass it as `images=FOLDER`"
             )
 
 
 def _files_in(folder: str) -> frozenset[str]:
-    """Return the names of the files in a folder, or none if it does not exist or cannot be read."""
+    """Return the names of the files in a folder, or an empty set if it does not exist or cannot be read."""
     try:
         with os.scandir(folder) as entries:
             return frozenset(entry.name for entry in entries if entry.is_file())
@@ -146,7 +146,7 @@ def _match_stems(
 
 
 def _group_by_stem(entries: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Group the values of pairs (file name, value) by the stem of the file name; only images are kept."""
+    """Group the values of (file name, value) pairs by the stem of the file name; only images are kept."""
     groups: dict[str, list[str]] = defaultdict(list)
     for name, value in entries:
         if is_image(name):
@@ -183,7 +183,7 @@ def _count_note(matched: dict[str, str], how: str) -> list[str]:
 
 
 def _refuse_two_roots(table: Table, candidates: Sequence[_Matches], fewest: int) -> None:
-    """Refuse different files under two roots that match equally well; absolute paths give the same files."""
+    """Refuse different files under two roots that match equally well; absolute paths match the same files."""
     best = [candidate for candidate in candidates if candidate.missing() == fewest]
     if fewest < len(best[0].files) and any(candidate.files != best[0].files for candidate in best):
         where = listing(str(candidate.root) for candidate in best)

@@ -1,4 +1,4 @@
-"""Cells with lists of labels: detects the separator, and whether items are names or indices into `classes.txt`."""
+"""Reads cells with lists of labels: detects the separator and whether items are names or indices into `classes.txt`."""
 
 import re
 from collections.abc import Sequence
@@ -34,9 +34,9 @@ class Labels(NamedTuple):
 
 
 class Lists(NamedTuple):
-    """The class names, the class indices of each cell of each column, and a description of how lists were read.
+    """The class names, the class indices in each cell of each column, and a description of how lists were read.
 
-    `none` are the labels that mean "no label", and `blanks` the texts that were read as blank, such as 'NaN'.
+    `none` has the labels that mean "no label", and `blanks` the texts that were read as blank, such as 'NaN'.
     `none_rows` and `blank_rows` are the rows with such a cell in the first column.
     """
 
@@ -65,7 +65,7 @@ class Cells(NamedTuple):
 
 
 def read_classes(path: Path) -> Classes:
-    """Read the class names from a file with one name per line; None if the file does not exist."""
+    """Read the class names from a file with one name per line; return None if it does not exist."""
     if not path.exists():
         return None
     names = [line.strip() for line in read_text(path).rstrip().splitlines()]
@@ -83,10 +83,10 @@ def read_classes(path: Path) -> Classes:
 def read_lists(
     table: Table, columns: Sequence[str], classes: Classes, *, none_label: str | None = "", candidates: str = SEPARATORS
 ) -> Lists:
-    """Read lists of labels with the only separator that fits the classes or, without classes, that occurs.
+    """Read lists of labels, using the only separator that fits the classes or, without classes, that occurs.
 
-    All columns have the same separator, one of `candidates`. `none_label` is a label that means "no label"; '' if there
-    is none, None to detect it by name.
+    All columns have the same separator, one of `candidates`. `none_label` is a label that means "no label"; pass '' if
+    there is none, or None to detect it by name.
     """
     texts = [text for column in columns for text in table.texts(column)]
     blanks = find_blanks(texts, none_label, classes)
@@ -150,7 +150,7 @@ def _entries(text: str, separator: str | None) -> tuple[str, ...]:
 
 
 def _split(cells: Cells, separator: str | None) -> list[tuple[str, ...]]:
-    """Return the labels of each cell, which are empty for a cell that means "no label"."""
+    """Return the labels in each cell. A cell that means "no label" has none."""
     distinct = dict.fromkeys(cells.texts)
     lists = {text: () if means_none(text, cells.none) else _entries(text, separator) for text in distinct}
     for text, entries in lists.items() if cells.none else ():
@@ -205,7 +205,7 @@ def _mismatch_message(cells: Cells, classes: tuple[str, ...], separator: str | N
     valid = {str(i) for i in range(len(classes))} if numbers else set(classes)
     index, wrong = next((i, entry) for i, entries in enumerate(lists) for entry in entries if entry not in valid)
     if numbers:
-        problem = f"is not an index into {CLASSES}, whose {len(classes)} classes are 0 to {len(classes) - 1}"
+        problem = f"is not an index into {CLASSES}, whose {len(classes)} classes have indices 0 to {len(classes) - 1}"
     else:
         problem = f"is not in {CLASSES}; {suggestion(wrong, classes)}"
     return f"{cells.where(index)}: {wrong!r} {problem}"

@@ -1,4 +1,4 @@
-"""Special label names: labels for "no label", names of several words, and names that differ only in case."""
+"""Special label names: labels for "no label", names with several words, and names that differ only in case."""
 
 import re
 from collections import Counter, defaultdict
@@ -15,13 +15,13 @@ ALWAYS_TOGETHER = 3
 """Two words that occur at least this often, and always next to each other, may be one name with a space."""
 
 RECURRING = 1.5
-"""Cells of several words may be names if each distinct cell occurs at least this often on average."""
+"""Cells with several words may be names if each distinct cell occurs at least this often on average."""
 
 Words = tuple[str, ...]
 
 
 def find_none_labels(texts: Sequence[str], none_label: str | None, classes: tuple[str, ...] | None) -> frozenset[str]:
-    """Return the labels that mean "no label": `none_label` or, if None, usual names that occur alone in a cell.
+    """Return the labels that mean "no label": `none_label` or, if None, common names that occur alone in a cell.
 
     >>> find_none_labels(["No Finding", "Edema|none"], None, None)
     frozenset({'No Finding'})
@@ -55,17 +55,17 @@ def refuse_none_with_others(where: str, label: str, other: str, none_label: str 
     """Raise an error for an image that has another label together with one that means "no label"."""
     if none_label:
         raise DataError(
-            f"{where}: {label!r} occurs together with {other!r}, although `none_label` declares it as no label; "
+            f"{where}: {label!r} occurs together with {other!r}, although `none_label` defines it as no label; "
             f"correct the row or remove the option"
         )
     raise DataError(
-        f"{where}: {label!r} looks like a name for no label, but occurs together with {other!r}; use `none_label=''` "
+        f"{where}: {label!r} seems to mean no label, but occurs together with {other!r}; use `none_label=''` "
         f"if it is a class, otherwise correct the row"
     )
 
 
 def refuse_possible_names(where: str, lists: Sequence[Words], remedy: str) -> None:
-    """Raise an error if cells of several words may be names instead of lists. Cells of numbers are always lists."""
+    """Raise an error if cells with several words may be names instead of lists. Cells of numbers are always lists."""
     cells = Counter(words for words in lists if words)
     if all(re.fullmatch(r"-?[0-9]+", word) for words in cells for word in words):
         return
@@ -82,7 +82,7 @@ def refuse_possible_names(where: str, lists: Sequence[Words], remedy: str) -> No
 
 
 def _recur(cells: Mapping[Words, int], free: frozenset[str]) -> bool:
-    """Return whether cells of several words recur like names, or contain no word that is used as a label."""
+    """Return whether cells with several words recur like names, or contain no word that is used as a label."""
     several = {words: times for words, times in cells.items() if len(words) > 1}
     if sum(several.values()) < ALWAYS_TOGETHER:
         return False

@@ -1,4 +1,4 @@
-"""Labels in a column: a list of labels per image, or long form with one row per label."""
+"""Labels in a column: a list of labels per image, or the long form with one row per label."""
 
 from itertools import chain
 
@@ -94,7 +94,7 @@ def _describe(layout: str, lists: Lists, notes: list[str]) -> str:
 
 
 def _notes(columns: Columns, flags: UInt8[ndarray, "R"], policy: LabelPolicy) -> list[str]:
-    notes = [f"{columns.presence!r} marks those that are present"] if columns.presence else []
+    notes = [f"{columns.presence!r} marks which are present"] if columns.presence else []
     if policy.blank or policy.blank_of:
         notes.append(f"labels without a row = {describe_meanings(policy.blank, policy.blank_of)}")
     uncertain = int((flags == State.UNCERTAIN).sum())
@@ -102,7 +102,7 @@ def _notes(columns: Columns, flags: UInt8[ndarray, "R"], policy: LabelPolicy) ->
 
 
 def _pairs(lists: list[ClassIndices]) -> Int[ndarray, "P 2"]:
-    """Return all pairs (row, class)."""
+    """Return all (row, class) pairs."""
     lengths = np.fromiter(map(len, lists), dtype=np.int64, count=len(lists))
     classes = np.fromiter(chain.from_iterable(lists), dtype=np.int64, count=int(lengths.sum()))
     return np.stack([np.repeat(np.arange(len(lists)), lengths), classes], axis=1)
@@ -113,7 +113,7 @@ def _all_pairs(rows: Int[ndarray, "K"], classes: Int[ndarray, "F"]) -> Int[ndarr
 
 
 def _presence(table: Table, column: str | None) -> UInt8[ndarray, "R"]:
-    """Return the state of the label in each row, which is present if there is no presence column."""
+    """Return the state of the label in each row; without a presence column, all are present."""
     if column is None:
         return np.full(len(table.rows), State.PRESENT, dtype=np.uint8)
     return flags_of(table, column, f"Use `ignore={column}` to read every label as present")
@@ -162,7 +162,7 @@ def _refuse_repeated_pairs(
     both = f"{table.path}, rows {table.lines[rows[one]]} and {table.lines[rows[other]]}"
     label = f"label {lists.names[indices[one]]!r} for the same image"
     if states[one] != states[other]:
-        raise DataError(f"{both}: contradicting states of the {label}; remove one of the rows")
+        raise DataError(f"{both}: contradictory states of the {label}; remove one of the rows")
     raise DataError(f"{both}: both have the {label}; use `rows=labels` to count it once, or write one row per image")
 
 

@@ -43,7 +43,7 @@ def flag_value(text: str) -> int | None:
 
 
 def holds_flags(texts: Sequence[str], *, least: float = 1.0) -> bool:
-    """Return whether there are flags, and at least the share `least` of the cells that are not blank are flags.
+    """Return whether there are flags, and they make up at least a share `least` of the cells that are not blank.
 
     >>> holds_flags(["1", "", "0"]), holds_flags(["1", "64"]), holds_flags(["1", "64"], least=0.5)
     (True, False, True)
@@ -85,7 +85,7 @@ class LabelPolicy:
 
     @classmethod
     def of(cls, blank: Sequence[str] = (), minus_one: Sequence[str] = ()) -> "LabelPolicy":
-        """Parse the values of the options `blank` and `minus_one`: MEANING, or CLASS=MEANING for one class.
+        """Parse the values of the `blank` and `minus_one` options: MEANING, or CLASS=MEANING for one class.
 
         >>> LabelPolicy.of(["negative"], ["unknown", "Edema=soft:0.6"]).minus_one_of
         {'Edema': 'soft:0.6'}
@@ -96,13 +96,13 @@ class LabelPolicy:
         return cls(blanks.pop("", None), others.pop("", None), blanks, others)
 
     def blank_states(self, names: Sequence[str], *, default: str) -> UInt8[ndarray, "C"]:
-        """Return the state of a blank cell for each class, that of the meaning `default` if not set."""
+        """Return, for each class, the state of a blank cell; `default` applies if no meaning is set."""
         _refuse_other_classes("blank", self.blank_of, names)
         meanings = (self.blank_of.get(name, self.blank or default) for name in names)
         return np.array([BLANK_MEANINGS[meaning] for meaning in meanings], dtype=np.uint8)
 
     def chance(self, names: Sequence[str]) -> Float[ndarray, "C"]:
-        """Return the probability that an uncertain label of each class is present, NaN for unknown."""
+        """Return, for each class, the probability that an uncertain label is present, or NaN for unknown."""
         _refuse_other_classes("minus_one", self.minus_one_of, names)
         meanings = (self.minus_one_of.get(name, self.minus_one or "unknown") for name in names)
         return np.array([_chance(meaning) for meaning in meanings], dtype=np.float32)
@@ -127,7 +127,7 @@ def _refuse_other_classes(option: str, meanings: Mapping[str, str], names: Seque
 def _meanings(
     option: str, values: Sequence[str], is_meaning: Callable[[str], bool], allowed: Sequence[str]
 ) -> dict[str, str]:
-    """Return the meanings by class, with that for all other classes under the empty name."""
+    """Return the meanings by class, with the meaning for all other classes under the empty name."""
     meanings: dict[str, str] = {}
     for value in values:
         name, _, meaning = value.rpartition("=")
@@ -142,7 +142,7 @@ def _meanings(
 
 
 def _chance(meaning: str) -> float | None:
-    """Return the probability that a label of −1 is present, or None if the meaning is invalid."""
+    """Return the probability that a label marked −1 is present, or None if the meaning is invalid."""
     if meaning in MINUS_ONE_MEANINGS:
         return MINUS_ONE_MEANINGS[meaning]
     try:

@@ -65,7 +65,7 @@ class Table:
 
 
 def load(path: Path, fits: Callable[[Sequence[str]], bool], *, row: str = "image") -> Table:
-    """Load a table. `fits` tests column names, to choose the delimiter; `row` is the unit of a row, for messages."""
+    """Load a table. `fits` tests column names to choose the delimiter; `row` names the unit of a row, for messages."""
     if path.suffix.lower() == PARQUET:
         return _load_parquet(path, row)
     delimiter, columns = _header(path, fits)
@@ -97,7 +97,7 @@ def _refuse_repeated_names(path: Path, columns: Sequence[str]) -> None:
 
 
 def _header(path: Path, fits: Callable[[Sequence[str]], bool]) -> tuple[str, list[str]]:
-    """Return the delimiter and the column names. Of several delimiters, the names of exactly one must fit."""
+    """Return the delimiter and the column names. If several delimiters occur, the names of exactly one must fit."""
     if path.suffix.lower() not in DELIMITERS:
         raise DataError(f"{path}: the name of a table must end in {' or '.join(SUFFIXES)}")
     marks = DELIMITERS[path.suffix.lower()]
@@ -107,12 +107,12 @@ def _header(path: Path, fits: Callable[[Sequence[str]], bool]) -> tuple[str, lis
     if len(readings) > 1:
         readings = {mark: names for mark, names in readings.items() if fits(names)}
         if len(readings) != 1:
-            raise DataError(f"{path}, row 1: the header contains {quoted(cells)}; use only one of them as delimiter")
+            raise DataError(f"{path}, row 1: the header contains {quoted(cells)}; use only one of them as a delimiter")
     return next(iter(readings.items()), (marks[0], [first.strip().strip('"')]))
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file with its original line ends."""
+    """Return the text of a UTF-8 file with its original line endings."""
     if not path.is_file():
         raise DataError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
     try:
@@ -141,14 +141,16 @@ def only_column(table: Table, names: Sequence[str], taken: set[str], remedy: str
 
 
 def columns_of_options(table: Table, options: Mapping[str, str | None]) -> set[str]:
-    """Return the columns that options select. Each must exist and have only one role."""
+    """Return the columns that the options select. Each must exist and have only one role."""
     taken: dict[str, str] = {}
     for option, column in options.items():
         if not column:
             continue
         refuse_missing_column(table, option, column)
         if column in taken:
-            raise OptionError(option, column, f"is already `{taken[column]}`; a column of {table.path} has one role")
+            raise OptionError(
+                option, column, f"is already `{taken[column]}`; a column of {table.path} can have only one role"
+            )
         taken[column] = option
     return set(taken)
 
@@ -166,7 +168,7 @@ def quoted(values: Iterable[str]) -> str:
 
 
 def listing(values: Iterable[str]) -> str:
-    """Return the first eight values and the number of the others, for messages.
+    """Return the first eight values and the number of remaining ones, for messages.
 
     >>> listing("abcdefghijk")
     'a, b, c, d, e, f, g, h and 3 more'

@@ -1,6 +1,6 @@
 """Tables of images (CSV, TSV or Parquet) with a list of labels per row, one row per label, or one column per class.
 
-Columns are found by name. An ambiguous table is an error, whose message lists the options that resolve the ambiguity.
+Columns are found by name. An ambiguous table is an error, and the message lists the options that resolve the ambiguity.
 """
 
 from collections.abc import Sequence
@@ -61,8 +61,8 @@ def read_table(
     """Read a table with a path column and a list of labels per row, one row per label, or one column per class.
 
     A list contains class names, or 0-based indices into the `classes.txt` next to the table, which defines the order of
-    the classes. Labels in a `difficult` column are unknown. Paths are relative to `images`, by default the folder of
-    the table or its `images/`. With `missing="keep"`, images whose file does not exist are kept, unless all files are
+    the classes. Labels in a `difficult` column are unknown. Paths are relative to `images`, by default the table's
+    folder or `images/` in it. With `missing="keep"`, images whose files do not exist are kept, unless all files are
     missing. Without a split column, all images are in train.
 
     >>> from tempfile import TemporaryDirectory
@@ -113,7 +113,7 @@ def _refuse_options_for_lists(table: Table, columns: Columns, options: ReadOptio
     if options.rows == "labels":
         problem = (
             f"needs a column of labels, but {table.path} has one column per class "
-            f"({listing(map(repr, columns.classes))}); remove the option, or select the column with the labels by "
+            f"({listing(map(repr, columns.classes))}); remove the option, or select the label column with "
             f"`labels_column=COLUMN`"
         )
         raise OptionError("rows", "labels", problem)
@@ -147,7 +147,7 @@ def read_hierarchy(path: Path, names: Sequence[str]) -> dict[str, str]:
     for row, pair in enumerate(zip(table.texts(columns[0]), table.texts(columns[1]), strict=True)):
         for name in pair:
             if name not in names:
-                raise DataError(f"{table.where(row)}: {name!r} is not a class of the data; {suggestion(name, names)}")
+                raise DataError(f"{table.where(row)}: {name!r} is not a class in the data; {suggestion(name, names)}")
         child, parent = pair
         if parents.setdefault(child, parent) != parent:
             both = f"{parents[child]!r} and {parent!r}"
