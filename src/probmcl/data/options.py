@@ -16,7 +16,7 @@ Rows = Literal["images", "labels"]
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """How data are read. Options that are None or empty are detected from the data.
+    """How data are read. Options that are not given are detected from the data.
 
     Attributes:
         format: table, hugging_face, folders, coco, voc or adp (default: detected)
