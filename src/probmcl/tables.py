@@ -49,9 +49,7 @@ class Table:
     rows: Sequence[Sequence[Cell | str]]  # a `Cell` if the text is bold or has a citation, otherwise a string
     caption: str = ""  # one line below the table
     notes: Sequence[str] = ()  # notes on individual rows, below the caption
-    framed: bool = (
-        False  # draw lines between cells in the terminal; otherwise the table is narrower and headers may wrap
-    )
+    framed: bool = False  # draw lines between cells in the terminal; otherwise it is narrower and headers may wrap
 
     def cells(self) -> Iterator[list[tuple[Column, Cell]]]:
         """Yield each row as a list of (column, cell) pairs."""
