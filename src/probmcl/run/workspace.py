@@ -207,7 +207,7 @@ def warm_start(
 ) -> None:
     """Initialize the linear layer of a method whose head is one linear layer.
 
-    If the whole of a pretrained encoder is trained, the layer is copied from the probe on the frozen encoder, since the
+    If a pretrained encoder is trained as a whole, the layer is copied from the probe on the frozen encoder, since the
     gradients of a random layer would destroy pretrained features in the first steps. Otherwise, if the weights come
     from an earlier run, the rows of the classes that both runs share are copied from that run's layer.
     """
