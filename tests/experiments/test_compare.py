@@ -290,7 +290,7 @@ def test_training_images_of_an_earlier_run_are_a_warning(
         seeds=1,
         out=tmp_path / "leak",
     )
-    assert "trained on" in (tmp_path / "leak" / "verdict.txt").read_text()
+    assert "used for training" in (tmp_path / "leak" / "verdict.txt").read_text()
 
 
 @pytest.mark.parametrize(
