@@ -1,7 +1,7 @@
 # `make demo` and `make test` need no setup: they create a virtual environment in .venv with the versions in constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
-unexport PYTHONDONTWRITEBYTECODE  # the tests start many processes; each would compile the package again
+unexport PYTHONDONTWRITEBYTECODE  # the tests start many processes; otherwise each would compile the package again
 CORES := $(shell $(PYTHON) -c "import os; print(os.cpu_count() or 1)")
 # If uv is installed, use it: it takes a sixth of the time. It does not read pip's variables, so they are passed on.
 define install

@@ -82,7 +82,7 @@ def test_the_command_prints_data_settings_and_result(photographs: Path, tmp_path
         "encoder: test_resnet",
         "weights: random",
         "32 × 32 pixels",
-        "note: random weights",
+        "note: training starts from random weights",
         "plan: probmcl, 1 epoch of 2 views",
         "learning rates: probmcl 0.0003",
         "kept: ",
@@ -208,10 +208,10 @@ def test_images_that_an_earlier_run_was_trained_on_are_a_warning(
 ) -> None:
     options = {"weights": run.folder, "method": "probe", "probe_epochs": 1, "workers": 0}
     other = probmcl.train(photographs, **options, seed=5, out=tmp_path / "other")  # type: ignore[arg-type]
-    assert "were trained on in" in capsys.readouterr().out
+    assert "were used for training in" in capsys.readouterr().out
     assert [warning.kind for warning in other.warnings] == ["seen_before"] * len(other.warnings) != []
     probmcl.train(photographs, **options, out=tmp_path / "same")  # type: ignore[arg-type]
-    assert "were trained on in" not in capsys.readouterr().out
+    assert "were used for training in" not in capsys.readouterr().out
 
 
 def test_run_and_model_have_a_short_repr(run: Run) -> None:

@@ -1,7 +1,7 @@
 """Check the language of the repository: `python tools/check_language.py [PATH …]`.
 
-It lists phrases that read as translated, and British spellings, each with what to write instead. Code, comments,
-docstrings, messages and Markdown are checked alike. A phrase that is right in one file goes into `ALLOWED`, with the
+It lists British spellings and phrases that sound translated, each with a suggested replacement. Code, comments,
+docstrings, messages and Markdown are all checked. A phrase that is correct in one file goes into `ALLOWED`, with the
 reason.
 """
 
@@ -68,11 +68,11 @@ ALLOWED: dict[str, dict[str, str]] = {
         ("beside", "is no run", "one row a label", "normalisation", "what the table says."), "test cases"
     ),
 }
-"""Phrases that are right where they are, by file: the phrase and the reason."""
+"""Phrases that are correct in a file, with the reason."""
 
 
 class Hit(NamedTuple):
-    """A phrase in a line, and what to write instead."""
+    """A phrase found in a line, and a suggested replacement."""
 
     path: Path
     line: int
@@ -81,7 +81,7 @@ class Hit(NamedTuple):
 
 
 def find_phrases(path: Path) -> Iterator[Hit]:
-    """Yield the phrases of a file that are not allowed there."""
+    """Yield the phrases in a file that are not allowed there."""
     allowed = ALLOWED.get(path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name, {})
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         for pattern, better in PATTERNS:
@@ -92,14 +92,14 @@ def find_phrases(path: Path) -> Iterator[Hit]:
 
 
 def files_under(path: Path) -> list[Path]:
-    """Return a file itself, or the text files below a folder."""
+    """Return the file itself, or the text files in a folder and its subfolders."""
     if path.is_file():
         return [path]
     return sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print every phrase; return 1 if there is one."""
+    """Print every phrase; return 1 if there are any."""
     paths = [Path(argument) for argument in arguments] or [ROOT / path for path in PATHS.split()]
     files = [file for path in paths for file in files_under(path) if file.resolve() != Path(__file__).resolve()]
     hits = [hit for file in files for hit in find_phrases(file)]

@@ -1,4 +1,4 @@
-"""Run the commands of the documentation, and rewrite the output that its pages show.
+"""Run the commands in the documentation and update the output shown on its pages.
 
     python tools/console_blocks.py PAGE…
 
@@ -26,16 +26,16 @@ MACHINE_DEPENDENT = {
     r"\d{4}-\d\d-\d\d": "DATE",
     r"\b\d[\d,.]* ?(?:s|ms|seconds?|min|minutes?|h|hours?)\b": "TIME",
     r"\b\d[\d,]* images/s": "SPEED",
-    r"[+−-]?\d+\.\d+": "NUMBER",  # scores differ in the last digits, and after training in more
+    r"[+−-]?\d+\.\d+": "NUMBER",  # scores differ in the last digits, and in more digits after training
     r".*\bmAP\b.*": "SCORES",  # which head is better may depend on the machine
     r"own head|re-probed": "HEAD",
-    r"[─━]+": "─",  # the widths of columns follow their numbers
+    r"[─━]+": "─",  # column widths depend on the numbers
     r"[ \t]+": " ",
 }
 
 
 class Block(NamedTuple):
-    """A block of a page: "run", "not run: REASON" or nothing, its language, its text and where the text starts."""
+    """A block of a page: its mark ("run", "not run: REASON" or None), language, text and the position of the text."""
 
     mark: str | None
     language: str
@@ -44,14 +44,14 @@ class Block(NamedTuple):
 
 
 def blocks(page: str) -> list[Block]:
-    """Return the blocks of commands and of Python code in the text of a page."""
+    """Return the blocks of commands and Python code in the text of a page."""
     return [
         Block(match["mark"], match["language"], match["text"], match.start("text")) for match in BLOCK.finditer(page)
     ]
 
 
 def commands(block: Block) -> list[str]:
-    """Return the commands of a console block; a line that ends with a backslash continues."""
+    """Return the commands in a console block; a backslash at the end of a line continues it."""
     lines = block.text.replace("\\\n", "").splitlines()
     return [line.removeprefix(PROMPT) for line in lines if line.startswith(PROMPT)]
 
@@ -109,7 +109,7 @@ def comparable(text: str) -> list[str]:
 
 
 def rewrite(path: Path) -> None:
-    """Run the blocks of a page and write their present output into it."""
+    """Run the blocks of a page and replace the output it shows."""
     page = path.read_text(encoding="utf-8")
     for block, text in reversed(list(run_page(page))):
         page = page[: block.start] + text + page[block.start + len(block.text) :]

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 FOLDER = Path(__file__).parent.parent / "docs" / "api"
 SOURCE = Path(__file__).parent.parent / "src"
-WIDTH = 100  # characters of a line
+WIDTH = 100  # characters per line
 
-INTRODUCTION = """The public names of `probmcl` and of its library packages. `tools/make_api.py` makes these pages
+INTRODUCTION = """The public names of `probmcl` and its library packages. `tools/make_api.py` generates these pages
 from the docstrings. [library.md](../library.md) has examples."""
 
 BASE_CLASSES = ("Step", "Method", "Classifier", "LogitClassifier", "LinearClassifier")
@@ -34,7 +34,7 @@ PAGES: dict[str, Sequence[str]] = {
 """The names on the page of each package; an empty tuple means its `__all__`."""
 
 NOT_IMPORTED = {"Predictions": "probmcl.inference", **dict.fromkeys(BASE_CLASSES, "probmcl.methods.base")}
-"""The modules of names that the package of their page does not import."""
+"""The modules of names that are on the page of a package but not imported by it."""
 
 SECTIONS = {"Args:": "Arguments:", "Attributes:": "Attributes:", "Returns:": "Returns:", "Raises:": "Raises:"}
 
@@ -42,7 +42,7 @@ Node = ast.FunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 
 
 class Definition(NamedTuple):
-    """A public name, the module that defines it, and its definition there."""
+    """A public name, the module that defines it, and the definition."""
 
     name: str
     module: str
@@ -79,7 +79,7 @@ def _all(package: str) -> list[str]:
 
 
 def _find(module: str, name: str) -> Definition:
-    """Return the definition of a name; imports are followed."""
+    """Return the definition of a name, following imports."""
     body = _parse(module).body
     for node, following in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name == name:
@@ -94,7 +94,7 @@ def _find(module: str, name: str) -> Definition:
 
 
 def _text(node: ast.stmt | None) -> str:
-    """Return a statement that is a string, such as the docstring of a constant."""
+    """Return the text of a statement that is just a string, such as the docstring of a constant."""
     is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     return inspect.cleandoc(str(node.value.value)) if is_text else ""  # type: ignore[union-attr]
 
@@ -157,7 +157,7 @@ def _argument(argument: ast.arg, default: ast.expr | None = None) -> str:
 
 
 def _markdown(docstring: str) -> list[str]:
-    """Turn a docstring in Google style into Markdown."""
+    """Convert a Google-style docstring to Markdown."""
     lines: list[str] = []
     for paragraph in docstring.split("\n\n"):
         first, _, rest = paragraph.partition("\n")
@@ -181,13 +181,13 @@ def _items(text: str) -> Iterator[str]:
 
 
 def _escape(text: str) -> str:
-    """Escape Markdown's special characters outside of code."""
+    """Escape Markdown's special characters outside code."""
     parts = text.split("`")
     return "`".join(part if number % 2 else re.sub(r"[*<>]", r"\\\g<0>", part) for number, part in enumerate(parts))
 
 
 def _wrap(text: str, indent: str = "") -> list[str]:
-    """Wrap a paragraph; no line but the first may start like an item of a list or a heading."""
+    """Wrap a paragraph. Lines after the first must not look like a list item or a heading."""
     lines = textwrap.wrap(
         " ".join(text.split()), WIDTH - 1, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

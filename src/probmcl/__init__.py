@@ -1,13 +1,13 @@
 """Multi-label image classification.
 
-The packages follow the data flow of a run, and each imports only from those above it:
+The packages follow the data flow of a run. Each imports only from the packages above it:
 
 1. `probmcl.data`: files become records, records become batches
 2. `probmcl.augment`: an image becomes views
 3. `probmcl.encoders`: a view becomes a feature h(x)
-4. `probmcl.mixture`: a feature becomes a Gaussian mixture p(z|x); similarity of mixtures
+4. `probmcl.mixture`: a feature becomes a Gaussian mixture p(z|x); similarities between mixtures
 5. `probmcl.overlap`: overlap of label sets, D(y_i, y_j)
-6. `probmcl.heads`, `probmcl.losses`: modules on feature maps, functions of matrices
+6. `probmcl.heads`: modules applied to feature maps; `probmcl.losses`: functions of matrices
 7. `probmcl.methods`: encoder, heads and losses wired together, one file per method
 8. `probmcl.training`: one trainer for all methods
 9. `probmcl.evaluation`: metrics and their confidence intervals

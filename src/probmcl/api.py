@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 NAMED_WEIGHTS = ("pretrained", "none")
 
 Options = dict[str, Any]
-"""Options of a function by name; None if an option is not given."""
+"""The options of a function by name; None for an option that is not set."""
 
 
 def train(
@@ -65,7 +65,7 @@ def train(
     """Train a model on labeled images and keep it only if it beats a linear probe.
 
     All images and labels are checked first. Then a linear probe is fitted on the frozen encoder and saved, and the
-    methods are trained. The best candidate on validation is kept; test scores are not used to choose it.
+    methods are trained. The candidate that scores best on validation is kept; test scores do not affect this choice.
 
     Args:
         data: table of labels, or folder in a supported layout
@@ -74,26 +74,26 @@ def train(
         checks: options for checking and splitting the data
         method: auto (default: bce and probmcl) or the name of a method; `probmcl methods` lists them
         loss: function to train with instead of a method: FILE.py:FUNCTION
-        preset: named settings of the method, such as default or paper
-        settings: settings of the method as KEY=VALUE pairs
-        recipe: TOML file, or name of a recipe of the package; other options take precedence over it
+        preset: named settings for the method, such as default or paper
+        settings: method settings as KEY=VALUE pairs
+        recipe: TOML file or name of a built-in recipe; other options override it
         encoder: name of a timm model; `probmcl encoders` lists them
         weights: pretrained (default), none, a safetensors file, or a run folder
         image_size: width and height of the input in pixels (default: set by the encoder)
         tune: part of the encoder to train: all, the last stage, or none (default: last on a CPU, all on a GPU)
         epochs: number of epochs; with auto, each epoch has two views per image
-        budget: time for the run, such as 30m, instead of a number of epochs
-        probe_epochs: epochs of each linear probe
-        batch_size: images per step, summed over all processes
+        budget: time budget for the run, such as 30m, instead of a number of epochs
+        probe_epochs: number of epochs for each linear probe
+        batch_size: images per step across all processes
         lr: peak learning rate
-        augment: augmentation of training images: light (default), paper or none
+        augment: augmentation for training images: light (default), paper or none
         seed: random seed (default: 0)
         device: auto, cpu, cuda or mps
         workers: processes for decoding images (default: one per core)
-        cache: folder that keeps decoded images for the next run, or auto
+        cache: folder in which decoded images are kept for the next run, or auto
         out: new or empty folder for the run (default: runs/DATE-NAME)
-        resume: interrupted run to continue; only `device`, `workers` and `loss` can be given with it
-        console: for messages and progress (default: stdout)
+        resume: interrupted run to continue; only `device`, `workers` and `loss` can be combined with it
+        console: where messages and progress are printed (default: stdout)
     """
     options: Options = {"data": data, "images": images, "method": method, "loss": loss, "preset": preset}
     options |= {"settings": settings, "recipe": recipe, "encoder": encoder, "weights": weights}
@@ -105,7 +105,7 @@ def train(
             _refuse_with_resume(options, read, checks, allowed=("device", "workers", "loss"))
             return _resume_run(Path(resume), loss, _drop_none({"device": device, "workers": workers}), console)
         if data is None:
-            raise ProbmclError("`data` is missing: give a table or a folder, as in probmcl train photos/labels.csv")
+            raise ProbmclError("`data` is missing: specify a table or a folder, as in probmcl train photos/labels.csv")
         return _start_run(options, read, checks, console)
 
 
@@ -149,13 +149,13 @@ def _resume_run(folder: Path, loss: str | None, changes: Options, console: Conso
     settings = replace(load_settings(run.read(run_folder.CONFIG)), **changes)
     source = run.read(run_folder.METADATA)["data"]
     if source is None:
-        raise RunError(f"{folder} was trained on records in memory; use probmcl.run.train.train_run to resume it")
+        raise RunError(f"{folder} was trained on in-memory records; use probmcl.run.train.train_run to resume it")
     with _resume_hint("train", folder, console):
         return train_run(read_again(DataSource.parse(source), folder / run_folder.SPLIT), settings, folder, console)
 
 
 def _run_settings(options: Options) -> Settings:
-    """Return the settings of a run from the options of `train` and its recipe."""
+    """Build the settings of a run from the options of `train` and the recipe."""
     from probmcl.settings import find_recipe, make_settings, read_recipe
 
     keys = _shared_keys(options)
@@ -237,10 +237,10 @@ def compare(
     resume: Path | str | None = None,
     console: Console | None = None,
 ) -> Comparison:
-    """Compare methods with one encoder, one evaluation and the same number of images seen.
+    """Compare methods using the same encoder, evaluation and number of training images seen.
 
-    The tables have a row for the own head of each method, if it has one, a row for a linear probe on its encoder, and a
-    row for the probe on the frozen encoder. The folder gets the tables, a plot and a verdict.
+    For each method, the tables have a row for its own head, if it has one, and a row for a linear probe on its encoder.
+    Another row is for the probe on the frozen encoder. The tables, a plot and a verdict are written to the folder.
 
     Args:
         data: table of labels, or folder in a supported layout
@@ -253,19 +253,19 @@ def compare(
         image_size: width and height of the input in pixels (default: set by the encoder)
         tune: part of the encoder to train: all, the last stage, or none (default: last on a CPU, all on a GPU)
         epochs: number of epochs, with two views per image (default: 6)
-        budget: time for the comparison, such as 2h, instead of a number of epochs
+        budget: time budget for the comparison, such as 2h, instead of a number of epochs
         seeds: number of runs per method (default: 3)
-        trials: pairs of learning rate and weight decay to try per method (default: 1, untuned)
-        probe_epochs: epochs of each linear probe
-        batch_size: images per step, summed over all processes
-        augment: augmentation of training images: light (default), paper or none
+        trials: number of learning rate and weight decay pairs to try per method (default: 1, untuned)
+        probe_epochs: number of epochs for each linear probe
+        batch_size: images per step across all processes
+        augment: augmentation for training images: light (default), paper or none
         device: auto, cpu, cuda or mps
         workers: processes for decoding images (default: one per core)
-        cache: folder that keeps decoded images for the next run, or auto
+        cache: folder in which decoded images are kept for the next run, or auto
         out: new or empty folder for the comparison (default: runs/DATE-NAME-comparison)
         add: other comparisons with the same protocol to include, as folders or results.jsonl files
-        resume: interrupted comparison to continue; only `device`, `workers`, `add` and `methods` can be given with it
-        console: for messages and progress (default: stdout)
+        resume: interrupted comparison; only `device`, `workers`, `add` and `methods` can be combined with it
+        console: where messages and progress are printed (default: stdout)
     """
     started = time.perf_counter()
     options: Options = {"data": data, "images": images, "methods": methods, "encoder": encoder, "weights": weights}
@@ -280,7 +280,7 @@ def compare(
             return _resume_comparison(Path(resume), methods, changes, added, console, started)
         if data is None:
             example = "as in probmcl compare photos/labels.csv"
-            raise ProbmclError(f"`data` is missing: give a table or a folder, {example}")
+            raise ProbmclError(f"`data` is missing: specify a table or a folder, {example}")
         return _start_comparison(options, read, checks, added, console, started)
 
 
@@ -313,7 +313,7 @@ def _start_comparison(
 
 
 def _comparison_spec(options: Options) -> ComparisonSpec:
-    """Return the specification of a comparison. Invalid options raise an error here, before any image is read."""
+    """Return the specification of a comparison. Invalid options raise an error here, before any images are read."""
     from probmcl.encoders import describe_encoder
     from probmcl.experiments.protocol import TRIALS, ComparisonSpec, parse_methods
     from probmcl.settings import make_settings, parse_duration
@@ -325,7 +325,7 @@ def _comparison_spec(options: Options) -> ComparisonSpec:
     if numbers.get("trials", 1) > len(TRIALS):
         raise OptionError("trials", numbers["trials"], f"must be at most {len(TRIALS)}")
     if options["budget"] is not None and "epochs" in numbers:
-        raise SettingsError("`budget` and `epochs` cannot be combined: a budget sets the number of epochs")
+        raise SettingsError("`budget` and `epochs` cannot be combined: a budget determines the number of epochs")
     settings = replace(make_settings(_merge({}, _shared_keys(options)) | {"method": "probe"}), method="comparison")
     settings = replace(settings, probe=replace(settings.probe, frozen_views=settings.probe.views))
     describe_encoder(settings.encoder.name)
@@ -362,7 +362,7 @@ def _resume_comparison(
     compared = tuple(MethodSpec(**method) for method in fields.pop("methods"))
     if methods and tuple(parse_methods(_method_names(methods))) != compared:
         names = ",".join(method.name for method in compared)
-        raise OptionError("methods", methods, f"must be the methods of {folder}: {names}; or leave it out")
+        raise OptionError("methods", methods, f"must match the methods of {folder} ({names}); or leave it out")
     for method in compared:
         refuse_unnamed(method.method, "the same `methods` again, with {method}")
     source = DataSource.parse(stored["source"])
@@ -402,7 +402,7 @@ def check(
     workers: int | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """Read all images and labels and report their statistics and problems. No file is changed.
+    """Read all images and labels, and report statistics and problems. No files are changed.
 
     Args:
         data: table of labels, or folder in a supported layout
@@ -411,10 +411,10 @@ def check(
         checks: options for checking and splitting the data
         seed: random seed for the split, as in `train`
         workers: processes for decoding images (default: one per core)
-        console: for messages and progress (default: stdout)
+        console: where messages and progress are printed (default: stdout)
 
     Returns:
-        Statistics and duplicates, the list `findings`, and the `verdict`: fine, warnings or blocked.
+        Statistics, duplicates, the list of `findings`, and the `verdict`: fine, warnings or blocked.
     """
     from probmcl.data import audit
     from probmcl.runtime.machine import default_workers
@@ -429,7 +429,7 @@ def check(
 
 @contextmanager
 def _processes(device: str | None, console: Console | None) -> Iterator[Console]:
-    """Join the process group of torchrun, if there is one, and yield a console that prints on rank 0 only."""
+    """Join torchrun's process group, if there is one, and yield a console that prints only on rank 0."""
     from probmcl.runtime.distributed import is_main_process, process_group
 
     with process_group(device):
@@ -443,13 +443,13 @@ def _refuse_with_resume(options: Options, read: ReadOptions, checks: DataChecks,
     refused = ", ".join(f"`{name}`" for name in [*_drop_none(options), *changed] if name not in allowed)
     if refused:
         raise ProbmclError(
-            f"`resume` cannot be combined with {refused}: it uses the data and settings of the run; "
-            f"only {', '.join(f'`{name}`' for name in allowed)} can be given"
+            f"`resume` cannot be combined with {refused}: a resumed run keeps its data and settings; "
+            f"only {', '.join(f'`{name}`' for name in allowed)} can be set"
         )
 
 
 def _reused_images(records: Records, weights: str | None) -> list[RunWarning]:
-    """Return warnings about val and test images that the run with the given weights was trained on."""
+    """Return warnings about val and test images that the run providing the weights was trained on."""
     if weights in (None, *NAMED_WEIGHTS) or not RunFolder(Path(weights)).has(run_folder.SPLIT):
         return []
     splits = RunFolder(Path(weights)).read_split()
@@ -459,9 +459,9 @@ def _reused_images(records: Records, weights: str | None) -> list[RunWarning]:
         rows = records.rows(split)
         reused = sum(str(records.paths[row].resolve()) in trained for row in rows)
         if reused:
-            problem = f"{reused} of {len(rows)} {split} images were trained on in {weights}"
+            problem = f"{reused} of {len(rows)} {split} images were used for training in {weights}"
             remedy = "use the same `seed` or a split column"
-            warnings.append(RunWarning("seen_before", f"{problem}, so their scores are too high; {remedy}"))
+            warnings.append(RunWarning("seen_before", f"{problem}, so scores on them are too high; {remedy}"))
     return warnings
 
 
@@ -472,7 +472,7 @@ def _print_warnings(warnings: Sequence[RunWarning], console: Console) -> None:
 
 @contextmanager
 def _new_folder(out: Path | str | None, name: str) -> Iterator[Path]:
-    """Yield the folder of a new run. A default folder is removed if it is still empty at the end."""
+    """Yield the folder for a new run. A default folder is removed if it is still empty at the end."""
     from probmcl.runtime.distributed import broadcast, is_main_process
 
     if out is not None:
@@ -488,7 +488,7 @@ def _new_folder(out: Path | str | None, name: str) -> Iterator[Path]:
 
 @contextmanager
 def _resume_hint(command: str, folder: Path, console: Console) -> Iterator[None]:
-    """Print the command that resumes a run if the run is interrupted."""
+    """If a run is interrupted, print the command that resumes it."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -503,5 +503,5 @@ def _data_name(data: Path | str) -> str:
 
 
 def _drop_none(options: Options) -> dict[str, Any]:
-    """Return the options without None and empty tables."""
+    """Return the options that are neither None nor an empty table."""
     return {name: value for name, value in options.items() if value is not None and value != {}}

@@ -1,4 +1,4 @@
-"""Messages and progress bars. A terminal shows a bar while a stage runs; a file gets one line when it is done."""
+"""Messages and progress bars. A terminal shows a bar during each stage; a file gets one line when the stage is done."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
 
 REFRESH_SECONDS = 0.5
-"""Time between two updates of the displayed loss. They are rare because reading the loss synchronizes the device."""
+"""Time between updates of the displayed loss. Updates are rare because reading the loss synchronizes the device."""
 
 
 @runtime_checkable
@@ -28,7 +28,7 @@ class _Step(Protocol):
 
 
 class ProgressBar:
-    """Progress and speed of one stage, and during training the loss and its terms."""
+    """The progress and speed of one stage and, during training, the loss and its terms."""
 
     def __init__(self, progress: Progress, task: TaskID, hidden_terms: Collection[str] = ()) -> None:
         self.progress, self.task, self.hidden_terms = progress, task, hidden_terms
@@ -43,7 +43,7 @@ class ProgressBar:
         self.advance(step.images)
 
     def advance(self, images: int = 0, steps: int = 1) -> None:
-        """Advance by `steps` steps, which have processed `images` images."""
+        """Advance by `steps` steps, in which `images` images were processed."""
         self.images += images
         speed = self.images / max(time.perf_counter() - self.start, 1e-9)
         self.progress.update(self.task, advance=steps, speed=f"{speed:,.0f} images/s" if self.images else "")
@@ -53,8 +53,8 @@ class Console:
     """Prints messages, tables and progress bars.
 
     Args:
-        output: the terminal or file to print to; by default stdout.
-        rewrite: applied to every message; the command line spells option names with it.
+        output: the terminal or file to print to (default: stdout).
+        rewrite: function applied to every message; the command line uses it to respell options.
     """
 
     def __init__(self, output: RichConsole | None = None, *, rewrite: Callable[[str], str] = lambda text: text) -> None:
@@ -66,7 +66,7 @@ class Console:
         return cls(RichConsole(quiet=True))
 
     def print(self, text: str) -> None:
-        """Print one message as plain text; on a terminal its lines are wrapped between words."""
+        """Print a message as plain text; on a terminal, its lines are wrapped between words."""
         text = self.rewrite(text)
         if self.rich.is_terminal:
             text = "\n".join(_wrap(line, self.rich.width) for line in text.split("\n"))
@@ -74,7 +74,7 @@ class Console:
 
     @contextmanager
     def progress(self, name: str, total: int, *, hidden_terms: Collection[str] = ()) -> Iterator[ProgressBar]:
-        """Show a bar for a stage of `total` steps; in a file, print its time and speed when it is done."""
+        """Show a bar for a stage of `total` steps; if the output is a file, print the time and speed at the end."""
         measured = "{task.fields[speed]} {task.fields[terms]}"
         columns = ("{task.description}", BarColumn(24), "{task.percentage:>3.0f} %", TimeRemainingColumn(), measured)
         with Progress(*columns, console=self.rich, transient=True, disable=not self.rich.is_terminal) as progress:

@@ -1,4 +1,4 @@
-"""The demo: scenes of handwritten digits, and three methods that train a small encoder from scratch on one budget."""
+"""The demo: three methods train a small encoder from scratch on scenes of handwritten digits, with equal budgets."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,12 +20,12 @@ from probmcl.training.optimizer import Training
 
 METHODS = ("probmcl", "asl", "bce")
 TRAIN, VAL, TEST = 2000, 400, 800  # number of scenes in each split
-IMAGES_SEEN = 12_000  # number of views that each method is trained on
-LEARNING_RATE = 3e-3  # chosen for ProbMCL on validation, from 3e-3 and 1e-2
+IMAGES_SEEN = 12_000  # number of views each method is trained on
+LEARNING_RATE = 3e-3  # the better of 3e-3 and 1e-2 for ProbMCL on validation
 
 
 def run_demo(folder: Path, console: Console) -> Run:
-    """Write the scenes into a folder, fit a probe on the untrained encoder, and train ProbMCL, ASL and BCE."""
+    """Write the scenes to a folder, fit a probe on the untrained encoder, and train ProbMCL, ASL and BCE."""
     run_folder.refuse_used(folder)
     console.print(
         f"scenes of handwritten digits: 10 classes, 64 × 64 pixels; train {TRAIN:,} · val {VAL:,} · test {TEST:,}"
@@ -38,7 +38,7 @@ def run_demo(folder: Path, console: Console) -> Run:
 
 
 def demo_settings(records: Records) -> Settings:
-    """Return the settings of the demo, in which all methods have the same encoder and number of views."""
+    """Return the settings of the demo. All methods use the same encoder and number of views."""
     return Settings(
         method="demo",
         jobs=tuple(_job(method, len(records.rows("train"))) for method in METHODS),
@@ -51,14 +51,16 @@ def demo_settings(records: Records) -> Settings:
 def _job(method: str, images: int) -> TrainingJob:
     n_views = find_method(method).n_views
     if IMAGES_SEEN % (images * n_views):
-        raise ValueError(f"{images} scenes with {n_views} views must divide {IMAGES_SEEN:,}, the views per method")
+        raise ValueError(
+            f"{images} scenes × {n_views} views must divide {IMAGES_SEEN:,}, the number of views per method"
+        )
     epochs = IMAGES_SEEN // (images * n_views)
     training = Training(epochs=epochs, batch_size=128 // n_views, learning_rate=LEARNING_RATE)
     return TrainingJob(method, method_settings(method), training)
 
 
 def comparison(run: Run) -> list[dict[str, Any]]:
-    """Return the scores of the tested classifiers of a run, as fractions."""
+    """Return the scores of all tested classifiers in a run, as fractions."""
     return [
         {
             "classifier": candidate.name,

@@ -1,7 +1,7 @@
 """Exceptions whose messages are meant for users, and suggestions for misspelled names.
 
-Messages spell options as backticked keyword arguments, as in `skip_bad=0.05`. The command line prints them the way
-they are typed there, with dashes.
+Messages write options as keyword arguments in backticks, as in `skip_bad=0.05`. The command line prints them as they
+are typed there, with dashes.
 """
 
 import difflib
@@ -21,7 +21,7 @@ class DataError(ProbmclError):
 
 
 class OptionError(ProbmclError):
-    """An invalid value of an option, or a combination of options that is not allowed.
+    """An invalid option value, or a combination of options that is not allowed.
 
     >>> print(OptionError("folds", 1, "must be at least 2"))
     `folds=1` must be at least 2
@@ -32,7 +32,7 @@ class OptionError(ProbmclError):
 
 
 class SettingsError(ProbmclError):
-    """An unknown recipe or setting, or an invalid value of a setting."""
+    """An unknown recipe or setting, or an invalid setting value."""
 
 
 class WeightsError(ProbmclError):
@@ -69,7 +69,7 @@ WarningKind = Literal["collapse", "diverged", "leak", "seen_before"]
 class RunWarning:
     """A problem that does not stop a run and is stored with it.
 
-    `kind` is the problem: the features collapsed, a method diverged and was left out, a leak between splits was
+    `kind` names the problem: the features collapsed, a method diverged and was left out, a leak between splits was
     allowed, or the run that provides the weights was trained on images that are held out here.
     """
 
@@ -100,7 +100,7 @@ def check_range(
 
 
 def suggestion(word: str, choices: Iterable[str]) -> str:
-    """Return a hint with the choices most similar to a word; if none is similar, with all of up to 30 choices.
+    """Return a hint with the choices most similar to a word or, if none is similar, all choices (up to 30).
 
     >>> suggestion("temprature", ["temperature", "threshold"])
     "did you mean 'temperature'?"

@@ -31,7 +31,7 @@ def write_json(path: Path, content: object) -> None:
 
 
 def json_line(content: object) -> str:
-    """Return JSON on one line, with sorted keys so that equal content gives equal text."""
+    """Return JSON on one line. Keys are sorted, so equal content gives equal text."""
     return json.dumps(content, default=_to_json, sort_keys=True)
 
 
@@ -50,7 +50,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: object = N
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """Return the tensors and the metadata of a file that `save_tensors` wrote; the metadata may be None."""
+    """Return the tensors and metadata from a file written by `save_tensors`; the metadata may be None."""
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:

@@ -1,7 +1,7 @@
-"""Upgrades of run folders and comparisons that version 0.1 wrote; only this module uses their file names and keys.
+"""Upgrades for runs and comparisons written by version 0.1. Only this module uses the old file names and keys.
 
-Reading a run upgrades its content in memory and does not change the folder. Resuming it renames and rewrites the files,
-config.json last, so that an interrupted upgrade starts over.
+Reading a run upgrades its content in memory and does not change the folder. Resuming a run renames and rewrites the
+files. config.json is rewritten last, so an interrupted upgrade starts over.
 """
 
 import re
@@ -20,20 +20,20 @@ METHOD_SETTINGS: Mapping[str, str] = {
     "normalise": "normalize",
     "regularised_share": "regularized_share",
 }
-"""Settings of methods with a different spelling in 0.1."""
+"""Method settings that were spelled differently in 0.1."""
 
 MODULES: Mapping[str, str] = {"optimiser": "optimizer", "regularisation": "regularization"}
-"""Parts of tensor names with a different spelling in 0.1."""
+"""Parts of tensor names that were spelled differently in 0.1."""
 
 
 def upgrade(name: str, content: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a JSON file of a run in the form of the current schema version."""
+    """Convert the content of one of a run's JSON files to the current schema version."""
     upgrades = {"config.json": _upgrade_config, "run.json": _upgrade_run, "preprocessing.json": _upgrade_preprocessing}
     return upgrades[name](content) if name in upgrades else content
 
 
 def upgrade_tensor_names(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the tensors of 0.1 under their current names.
+    """Return tensors written by 0.1 under their current names.
 
     >>> upgrade_tensor_names({"optimiser.0.exp_avg": 1})
     {'optimizer.0.exp_avg': 1}
@@ -42,7 +42,7 @@ def upgrade_tensor_names(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def upgrade_spec(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of a comparison's asked.json in the form of the current spec.json."""
+    """Convert the content of a comparison's asked.json to the format of the current spec.json."""
     spec = _rename_keys(content["asked"], {"entrants": "methods", "everyone": "all_methods"})
     spec["settings"] = _upgrade_config(spec["settings"])
     unchanged = {"name": content["name"], "add": content["add"]}
@@ -51,14 +51,14 @@ def upgrade_spec(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def upgrade_comparison(folder: Path, file: Path) -> None:
-    """Upgrade the folder of a comparison of 0.1, so that it can be resumed."""
+    """Upgrade the folder of a comparison written by 0.1 so that it can be resumed."""
     if not file.exists() and (folder / COMPARISON).exists():
         write_json(file, upgrade_spec(read_json(folder / COMPARISON)))
         (folder / COMPARISON).unlink()
 
 
 def upgrade_folder(folder: Path, schema: int) -> None:
-    """Upgrade the folder of a run of 0.1, so that it can be resumed."""
+    """Upgrade the folder of a run written by 0.1 so that it can be resumed."""
     checkpoints, model = folder / "checkpoints", folder / "model.safetensors"
     for path in sorted(checkpoints.glob("*.safetensors")):
         if path.stem.startswith("trained "):
@@ -128,7 +128,7 @@ def _upgrade_run(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _upgrade_source(source: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Move the reading options into a dictionary; 0.1 stored them with the data, and lists of one element as text."""
+    """Move the reading options into a dictionary; 0.1 stored them with the data, and one-element lists as text."""
     if source is None or "options" in source:
         return source
     other = ("data", "images", "skipped", "leaks_allowed")
@@ -156,7 +156,7 @@ def _upgrade_warning(message: str) -> dict[str, str]:
 
 
 def _parse_job(name: str) -> tuple[str, int]:
-    """Return the method and the trial of a job that 0.1 named `bce` or `bce, trial 2`."""
+    """Return the method and trial of a job, given its name in 0.1, such as `bce` or `bce, trial 2`."""
     match = re.fullmatch(r"(.*), trial (\d+)", name)
     return (match[1], int(match[2])) if match else (name, 1)
 

@@ -1,6 +1,6 @@
 """The files of a run: their names, their schema version, and functions that read and write them.
 
-The names of these files are defined only here. `probmcl.legacy` upgrades files of older versions.
+The names of these files are defined only here. `probmcl.legacy` upgrades files from older versions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EVALUATION, RETRIEVAL = "evaluation.json", "retrieval.json"
 PREDICTIONS, CHECKPOINTS = "predictions", "checkpoints"
 FROZEN, CANDIDATES, CONTRASTIVE = "frozen", "candidates", "contrastive"
 COMPARISON = "spec.json"
-"""The file that identifies the folder of a comparison."""
+"""The file that identifies a folder as a comparison."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class RunFolder:
 
     @classmethod
     def existing(cls, path: Path | str) -> RunFolder:
-        """Return the folder of a run, or raise `RunError` if it is not one or was written by a newer version."""
+        """Return a run folder. Raise `RunError` if it does not hold a run or was written by a newer version."""
         folder = cls(Path(path))
         if not folder.path.is_dir():
-            raise RunError(f"{path} is not a folder; give a run folder written by `probmcl train`")
+            raise RunError(f"{path} is not a folder; pass a run folder written by `probmcl train`")
         folder.read(METADATA)
         folder.read(CONFIG)
         return folder
@@ -70,14 +70,14 @@ class RunFolder:
         return schema
 
     def read(self, name: str) -> Any:
-        """Read a JSON file of the run in the form of the current schema version."""
+        """Read one of the run's JSON files and upgrade it to the current schema version."""
         if not self.has(name):
-            raise RunError(f"{self.path} is not a run folder: it has no {name}; give one written by `probmcl train`")
+            raise RunError(f"{self.path} is not a run folder: it has no {name}; pass one written by `probmcl train`")
         content = _read_object(self.path / name)
         return legacy.upgrade(name, content) if self.schema == 1 else content
 
     def write(self, name: str, content: object) -> None:
-        """Write a JSON file of the run atomically."""
+        """Write one of the run's JSON files atomically."""
         write_json(self.path / name, content)
 
     def note_interrupt(self) -> None:
@@ -86,7 +86,7 @@ class RunFolder:
             write_json(self.path / METADATA, read_json(self.path / METADATA) | {"status": "interrupted"})
 
     def upgrade(self) -> None:
-        """Upgrade the files of a run to the current schema version, so that it can be resumed."""
+        """Upgrade the files of a run to the current schema version so that it can be resumed."""
         if self.schema < SCHEMA:
             legacy.upgrade_folder(self.path, SCHEMA)
 
@@ -95,10 +95,12 @@ class RunFolder:
         return self.path / FROZEN if candidate == FROZEN else self.path / CANDIDATES / candidate
 
     def read_split(self) -> dict[str, str]:
-        """Return the split of every image by its path."""
+        """Return the split of every image, keyed by path."""
         path = self.path / SPLIT
         if not path.is_file():
-            raise RunError(f"{self.path} has no {SPLIT}; without it, training images cannot be kept out of the scores")
+            raise RunError(
+                f"{self.path} has no {SPLIT}; without it, training images cannot be excluded from the scores"
+            )
         with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
             rows = list(csv.DictReader(file))
         for number, row in enumerate(rows, start=2):
@@ -123,7 +125,7 @@ def is_run(folder: Path) -> bool:
 
 
 def refuse_used(folder: Path | str | None) -> None:
-    """Raise an error if an output folder is not empty; None and a missing folder are fine."""
+    """Raise an error if an output folder is not empty. None and missing folders are accepted."""
     if folder is None or not Path(folder).exists():
         return
     if not Path(folder).is_dir():
@@ -133,7 +135,7 @@ def refuse_used(folder: Path | str | None) -> None:
 
 
 def new_folder(parent: Path, name: str) -> Path:
-    """Create the folder `parent/DATE-name`, with a number appended if it exists already."""
+    """Create the folder `parent/DATE-name`, with a number appended if it already exists."""
     stem = f"{datetime.date.today():%Y-%m-%d}-{name}"
     for number in range(1, 10_000):
         folder = parent / (stem if number == 1 else f"{stem}-{number}")
@@ -166,7 +168,7 @@ def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
 
 
 def environment(seed: int) -> dict[str, Any]:
-    """Return the information needed to repeat a run: command, seed, versions, commit, start time."""
+    """Return the information needed to repeat a run: command, seed, versions, commit and start time."""
     packages = ("torch", "timm", "torchvision", "numpy", "pillow")
     return {
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],

@@ -33,7 +33,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell. `citation` is a BibTeX key, used in LaTeX only."""
+    """A cell. `citation` is a BibTeX key, used only in LaTeX."""
 
     text: str
     bold: bool = False
@@ -46,13 +46,13 @@ class Table:
 
     title: str  # above the table; may be empty
     columns: Sequence[Column]
-    rows: Sequence[Sequence[Cell | str]]  # a `Cell` if it is bold or has a citation, otherwise its text
+    rows: Sequence[Sequence[Cell | str]]  # a `Cell` if the text is bold or has a citation, otherwise a string
     caption: str = ""  # one line below the table
-    notes: Sequence[str] = ()  # sentences about single rows, below the caption
-    framed: bool = False  # draw lines between cells in the terminal; without lines it is narrower and headers may wrap
+    notes: Sequence[str] = ()  # notes on individual rows, below the caption
+    framed: bool = False  # draw lines between cells in the terminal; otherwise it is narrower and headers may wrap
 
     def cells(self) -> Iterator[list[tuple[Column, Cell]]]:
-        """Yield every row as pairs of a column and its cell."""
+        """Yield each row as a list of (column, cell) pairs."""
         for row in self.rows:
             cells = [cell if isinstance(cell, Cell) else Cell(cell) for cell in row]
             yield list(zip(self.columns, cells, strict=True))
@@ -64,7 +64,7 @@ class Table:
 
 
 def to_rich(table: Table) -> rich.table.Table:
-    """Return a table for the terminal. Text may wrap, numbers do not."""
+    """Return a table for the terminal. Text may wrap; numbers do not."""
     shown = rich.table.Table(
         title=Text(table.title, style="bold") if table.title else None,
         title_justify="left",
@@ -88,7 +88,7 @@ def to_rich(table: Table) -> rich.table.Table:
 
 
 class _Wrapped:
-    """Text that wraps at spaces and after colons (`probmcl:paper`), and inside a word only if it is too long."""
+    """Text that wraps at spaces and after colons (`probmcl:paper`), and inside a word only if the word is too long."""
 
     def __init__(self, text: Text) -> None:
         self.text = text
@@ -118,7 +118,7 @@ def to_markdown(table: Table) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Escape the special characters of Markdown.
+    """Escape Markdown's special characters.
 
     >>> print(markdown_text("my_loss|x, re-probed"))
     my\\_loss\\|x, re-probed
@@ -127,7 +127,7 @@ def markdown_text(text: str) -> str:
 
 
 def to_latex(table: Table, *, label: str, caption: str) -> str:
-    """Return a LaTeX `table*` environment. It needs the package booktabs."""
+    """Return a LaTeX `table*` environment. It requires the booktabs package."""
     columns = "".join("l" if column.align == "left" else "r" for column in table.columns)
     start = [r"\begin{table*}[t]", r"\centering", r"\footnotesize", r"\setlength{\tabcolsep}{3pt}"]
     start += [rf"\caption{{{latex_text(caption)}}}", rf"\label{{{label}}}", rf"\begin{{tabular}}{{{columns}}}"]
@@ -151,7 +151,7 @@ _LATEX = str.maketrans(
 
 
 def latex_text(text: str) -> str:
-    """Escape the special characters of LaTeX.
+    """Escape LaTeX's special characters.
 
     >>> print(latex_text("my_loss & 95 %"))
     my\\_loss \\& 95 \\%
@@ -169,7 +169,7 @@ def to_csv(records: Sequence[Mapping[str, object]]) -> str:
 
 
 def percent(fraction: float | None) -> str:
-    """Format a fraction in percent.
+    """Format a fraction as a percentage.
 
     >>> percent(0.7912), percent(None)
     ('79.1', '–')
@@ -178,7 +178,7 @@ def percent(fraction: float | None) -> str:
 
 
 def points(difference: float | None) -> str:
-    """Format a difference of two fractions in percentage points, with its sign.
+    """Format the difference between two fractions in percentage points, with its sign.
 
     >>> points(0.012), points(-0.004), points(-0.0001), points(None)
     ('+1.2', '−0.4', '+0.0', '–')
@@ -196,7 +196,7 @@ def probability(p: float | None) -> str:
 
 
 def figures(value: float) -> str:
-    """Format a number with two significant digits, or without decimals from 10 on.
+    """Format a number with two significant digits, or without decimals if it is at least 10.
 
     >>> figures(4.26), figures(0.381), figures(1234.5)
     ('4.3', '0.38', '1,234')
@@ -219,7 +219,7 @@ def duration(seconds: float) -> str:
 
 
 def rough_duration(seconds: float) -> str:
-    """Format an estimated time in whole seconds or minutes, or in hours from 90 minutes on.
+    """Format an estimated time in whole seconds or minutes, or in hours if it is at least 90 minutes.
 
     >>> rough_duration(42.0), rough_duration(130.0), rough_duration(9000.0)
     ('42 s', '2 min', '2.5 h')

@@ -78,7 +78,7 @@ def hospital(run: Path) -> Path:
     return run.parent / "hospital" / "labels.csv"
 
 
-@pytest.mark.filterwarnings("ignore:.*have the file name")
+@pytest.mark.filterwarnings("ignore:.*have the same file name")
 def test_renamed_classes_are_evaluated_by_site(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +97,7 @@ def test_renamed_classes_are_evaluated_by_site(
         assert f"{100 * part['mAP']:.1f} │ {100 * low:.1f}–{100 * high:.1f}" in shown
 
 
-@pytest.mark.filterwarnings("ignore:.*have the file name")
+@pytest.mark.filterwarnings("ignore:.*have the same file name")
 def test_patients_are_evaluated_as_groups(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = run.parent / "words.csv"
     evaluate(run, hospital(run), "--group", "who", "--rename", words, "--aggregate", "group=max", "--draws", "0")

@@ -163,7 +163,7 @@ def test_only_rows_of_the_same_protocol_can_be_added(
     assert {row.title for row in comparison.rows} < rows.keys()
     assert rows["asl, own head"].mAP == next(r.mAP for r in comparison.rows if r.title == "asl, own head")
     assert rows["asl, own head"].interval is not None
-    with pytest.raises(ValueError, match=r"different budget"):
+    with pytest.raises(ValueError, match=r"differ in budget"):
         probmcl.compare(photographs, **options, epochs=1, out=tmp_path / "other")
 
 
@@ -253,7 +253,7 @@ def test_added_rows_are_kept_on_resume(comparison: Comparison, folder: Path, pho
 def test_batch_size_is_part_of_the_protocol(
     comparison: Comparison, folder: Path, photographs: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ValueError, match="different budget"):
+    with pytest.raises(ValueError, match="differ in budget"):
         probmcl.compare(
             photographs,
             **SMALL,
@@ -290,7 +290,7 @@ def test_training_images_of_an_earlier_run_are_a_warning(
         seeds=1,
         out=tmp_path / "leak",
     )
-    assert "trained on" in (tmp_path / "leak" / "verdict.txt").read_text()
+    assert "used for training" in (tmp_path / "leak" / "verdict.txt").read_text()
 
 
 @pytest.mark.parametrize(

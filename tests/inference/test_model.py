@@ -175,7 +175,7 @@ def test_paths_are_resolved(tmp_path: Path, records: Records, monkeypatch: pytes
 
 def test_images_that_were_probably_moved_are_a_warning(tmp_path: Path, records: Records) -> None:
     model = load_run(tmp_path, split=[(tmp_path / "elsewhere" / path.name, "train") for path in records.paths[:5]])
-    with pytest.warns(UserWarning, match="5 of 42 new images have the file name"):
+    with pytest.warns(UserWarning, match="5 of 42 new images have the same file name"):
         assert model.evaluate(table(tmp_path, records), workers=0)["images"] == 42
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # the data assign these five images to train, so they are not scored
@@ -240,7 +240,7 @@ def test_images_skipped_by_the_run_are_skipped(tmp_path: Path, records: Records)
 
 
 def test_run_without_a_data_source_needs_data(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="name the data"):
+    with pytest.raises(DataError, match="specify the data"):
         load_run(tmp_path).evaluate()
 
 

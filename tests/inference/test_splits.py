@@ -138,7 +138,7 @@ def test_file_names_are_compared_if_training_images_are_gone(
         result = model.evaluate(table(tmp_path / "other.csv", others, split), draws=0, workers=0)
     identical, moved = (str(warning.message) for warning in warned)
     assert identical.startswith("2 of 12 images are identical")
-    assert moved.startswith("4 of 10 new images have the file name")
+    assert moved.startswith("4 of 10 new images have the same file name")
     assert f"({others[2]})" in moved
     assert result["trained_on"] == 2
 

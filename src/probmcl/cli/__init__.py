@@ -1,7 +1,7 @@
 """The command line: one module per command, imported only when the command runs.
 
-A command parses its options, calls the library and prints the result. Messages of the library name an option as a
-keyword argument in backticks, `skip_bad=0.05`; `spell_options` replaces it by the spelling on the command line.
+A command parses its options, calls the library and prints the result. Library messages write an option as a keyword
+argument in backticks, as in `skip_bad=0.05`; `spell_options` replaces it with its spelling on the command line.
 """
 
 import json
@@ -35,13 +35,13 @@ COMMANDS = {
 INTERRUPTED, TERMINATED = 130, 143
 
 SPELLING = {"data": "DATA", "settings": "--set"}
-"""Spelling of parameters whose option is not their Python name with dashes."""
+"""Parameters whose option is not just the Python name with dashes."""
 
 OPTION = re.compile(r"`([a-z][a-z_]*)(?:=([^`]*))?`")
 
 
 def spell_options(text: str) -> str:
-    """Spell the options in a message of the library as on the command line.
+    """Spell the options in a library message as they are typed on the command line.
 
     >>> spell_options("`skip_bad=0.05` cannot be combined with `folds`; see `classes.txt`")
     '--skip-bad 0.05 cannot be combined with --folds; see `classes.txt`'
@@ -55,7 +55,7 @@ def spell_options(text: str) -> str:
 
 
 def command_console(*, stderr: bool = False) -> Console:
-    """Return a console that spells options as on the command line. Under torchrun only rank 0 prints."""
+    """Return a console that spells options as on the command line. Under torchrun, only rank 0 prints."""
     from rich.console import Console as RichConsole
 
     return Console(RichConsole(quiet=not _is_main_process(), stderr=stderr, emoji=False), rewrite=spell_options)
@@ -73,7 +73,7 @@ def app() -> cyclopts.App:
         suppress_keyboard_interrupt=False,  # handled by main()
     )
     for number, (name, (function, summary)) in enumerate(COMMANDS.items()):
-        # The summary would replace the docstring of the command, which its own --help shows.
+        # A summary would replace the command's docstring, which is shown by its own --help.
         help_text = None if sys.argv[1:2] == [name] else summary
         commands.command(function, name=name, help=help_text, sort_key=number)
     return commands
@@ -97,14 +97,14 @@ def main() -> None:
     except (ValueError, OSError, FloatingPointError) as error:
         _fail(spell_options(str(error)))
     except RuntimeError as error:
-        # torch is not imported here: if it is not loaded yet, this cannot be its error.
+        # torch is not imported here: if it is not loaded yet, the error cannot come from it.
         if not isinstance(error, getattr(sys.modules.get("torch"), "OutOfMemoryError", ())):
             raise
         _fail("out of memory; use a smaller --batch-size or --image-size")
 
 
 def _fail(message: str) -> NoReturn:
-    """Print a message and exit. Under torchrun only rank 0 prints; other ranks write it for torchrun's summary."""
+    """Print a message and exit. Under torchrun, only rank 0 prints; other ranks write it for torchrun's summary."""
     summary = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if _is_main_process():
         print(f"probmcl: {message}", file=sys.stderr)  # noqa: T201
@@ -123,5 +123,5 @@ def _resend_signal(lost: "sys.UnraisableHookArgs") -> None:
     if number is None:
         sys.__unraisablehook__(lost)
     else:
-        main_thread = threading.main_thread().ident  # a signal sent to the timer would not wake it
+        main_thread = threading.main_thread().ident  # a signal to the timer thread would not wake it
         threading.Timer(0.2, signal.pthread_kill, [main_thread, number]).start()

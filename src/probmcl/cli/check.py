@@ -1,4 +1,4 @@
-"""`probmcl check`: report statistics and problems of data before training."""
+"""`probmcl check`: report data statistics and problems before training."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from probmcl.data.options import DataChecks, ReadOptions
 from probmcl.tables import Column, Table, to_rich
 
 EXIT = {"fine": 0, "warnings": 3, "blocked": 4}
-SHOWN = 30  # number of classes in the table; if there are more, it has the most and the least frequent ones
+SHOWN = 30  # number of classes in the table; if there are more, only the most and least frequent are shown
 REPORT_KEY = '"verdict"'  # identifies the report of an earlier check, the only file that is overwritten
 
 
@@ -29,7 +29,7 @@ def check(
     workers: Workers = None,
     out: Annotated[Path, Parameter(group=COMPUTE)] = Path("check.json"),
 ) -> None:
-    """Check images and labels for problems before training. No file is changed.
+    """Check images and labels for problems before training. No image or label is changed.
 
     It finds unreadable, single-color and duplicate images, duplicates with different labels, images or groups in
     more than one split, and classes with few positives. The exit code is 0 if there are no problems, 3 if there are
@@ -97,7 +97,7 @@ def _range(side: Mapping[str, int]) -> str:
 
 
 def _table(per_class: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Table:
-    """Return a table with the positives of each class in each split, and its unknown and uncertain labels."""
+    """Return a table with the number of positives per class and split, and of unknown and uncertain labels."""
     from probmcl.data.records import SPLITS
 
     columns = [Column.of_names("class"), *map(Column, (*SPLITS, "unknown", "uncertain"))]
@@ -111,7 +111,7 @@ def _counts(states: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def _shown_classes(per_class: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Sequence[str]:
-    """Return all classes; if there are many, the most and the least frequent ones, separated by an empty name."""
+    """Return all classes or, if there are many, the most and least frequent, separated by an empty name."""
     if len(per_class) <= SHOWN:
         return list(per_class)
     ranked = sorted(per_class, key=lambda name: -sum(per_class[name]["present"].values()))

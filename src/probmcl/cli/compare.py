@@ -1,4 +1,4 @@
-"""`probmcl compare`: compare methods with one encoder, one budget and one evaluation."""
+"""`probmcl compare`: compare methods using the same encoder, budget and evaluation."""
 
 from probmcl import api
 from probmcl.cli.options import as_command
@@ -6,11 +6,11 @@ from probmcl.cli.options import as_command
 compare = as_command(
     api.compare,
     lambda comparison, console: None,
-    """Compare methods with one encoder, one evaluation and the same number of images seen.
+    """Compare methods using the same encoder, evaluation and number of training images seen.
 
-    The tables have a row for the own head of each method, if it has one, a row for a linear probe on its encoder, and
-    a row for the probe on the frozen encoder. Settings are chosen on validation images, never on test images. Tables,
-    a plot and a verdict are written into the folder.
+    For each method, the tables have a row for its own head, if it has one, and a row for a linear probe on its encoder.
+    Another row is for the probe on the frozen encoder. Settings are chosen on validation images, never on test images.
+    The tables, a plot and a verdict are written to the folder.
 
     Example: probmcl compare photos/ --methods bce,asl,probmcl --budget 2h
 

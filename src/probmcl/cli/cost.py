@@ -24,11 +24,11 @@ Item = TypeVar("Item")
 
 
 def split_list(type_: Any, tokens: Sequence[Token]) -> tuple[Any, ...]:
-    """Convert a comma-separated list to a tuple without repetitions."""
+    """Convert a comma-separated list to a tuple without duplicates."""
     item = type_.__args__[0]
     parts = [part.strip() for token in tokens for part in token.value.split(",") if part.strip()]
     if not parts:
-        raise ValueError(f"{tokens[0].value!r} is empty; give a comma-separated list")
+        raise ValueError(f"{tokens[0].value!r} is empty; expected a comma-separated list")
     return tuple(dict.fromkeys(item(part) for part in parts))
 
 
@@ -38,16 +38,18 @@ Numbers = Annotated[tuple[int, ...], LIST, Parameter(validator=Number(gte=1))]
 
 
 def cost(
-    *methods: Annotated[str, Parameter(help="names of methods: csra probmcl:paper (default: all)", group=COUNTED)],
-    preset: Annotated[str | None, Parameter(help="preset of methods that are given without one", group=COUNTED)] = None,
+    *methods: Annotated[str, Parameter(help="methods, such as csra probmcl:paper (default: all)", group=COUNTED)],
+    preset: Annotated[
+        str | None, Parameter(help="preset for methods that are given without one", group=COUNTED)
+    ] = None,
     encoders: Annotated[
-        Names, Parameter(help="names of timm models: resnet101,tresnet_l (default: as in train)", group=COUNTED)
+        Names, Parameter(help="timm models, such as resnet101,tresnet_l (default: as in train)", group=COUNTED)
     ] = (),
     image_sizes: Annotated[
-        Numbers, Parameter(help="input sizes in pixels: 224,448 (default: set by the encoder)", group=COUNTED)
+        Numbers, Parameter(help="input sizes in pixels, such as 224,448 (default: set by the encoder)", group=COUNTED)
     ] = (),
     classes: Annotated[
-        Numbers, Parameter(help="numbers of classes: 9,80 (default: 80, as in MS-COCO)", group=COUNTED)
+        Numbers, Parameter(help="numbers of classes, such as 9,80 (default: 80, as in MS-COCO)", group=COUNTED)
     ] = (),
     paper: Annotated[
         bool, Parameter(help="reproduce Table 3 of the paper instead", negative="", group=COUNTED)
@@ -62,7 +64,7 @@ def cost(
     """Show the number of parameters and multiply-adds (GMAC) of methods, and optionally their time and memory.
 
     Parameters and operations are counted from tensor shapes, without training or downloads. With --measure, a training
-    step and a prediction are timed on random images. Ctrl-C stops and shows the finished rows.
+    step and a prediction are timed on random images. Ctrl-C stops and shows the rows finished so far.
 
     Example: probmcl cost csra probmcl:paper --encoders resnet101 --classes 9,80
 
@@ -75,7 +77,7 @@ def cost(
     if paper and (others := [name for name, value in (*counted.items(), *measured.items()) if value]):
         raise ValueError(f"--paper cannot be combined with {', '.join(others)}")
     if not measure and (batch_size is not None or device is not None):
-        raise ValueError("--batch-size and --device need --measure")
+        raise ValueError("--batch-size and --device require --measure")
     _refuse_output(out)
     console = command_console()
     if paper:
@@ -128,7 +130,7 @@ def _show(
     from probmcl.files import write_text
 
     if not records:
-        raise KeyboardInterrupt("no row was finished")
+        raise KeyboardInterrupt("no rows were finished")
     for table in tables:
         console.rich.print(to_rich(table), "")
     console.print("GMAC training: forward pass of one image with all its views; see docs/costs.md")

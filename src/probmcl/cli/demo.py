@@ -11,7 +11,7 @@ def demo(
 ) -> None:
     """Train three methods on generated scenes of handwritten digits and compare their test scores.
 
-    It takes about three minutes on two cores and needs no download. The folder then has the images, a run and the
+    It takes about three minutes on two cores and downloads nothing. The folder then contains the images, a run and the
     scores.
 
     Example: probmcl demo --out digits-demo

@@ -12,21 +12,21 @@ from probmcl.tables import Column, Table, to_rich
 RECOMMENDED = {
     "tf_efficientnet_lite0": "small and fast; default on a CPU",
     "mobilenetv3_large_100": "small; designed for phones",
-    "efficientnet_b0": "small; slower, more accurate",
+    "efficientnet_b0": "small; slower but more accurate",
     "resnet50": "the usual baseline in papers",
     "convnext_tiny": "newer than resnet50; for a GPU",
     "tresnet_m": "ProbMCL paper, 224 pixels",
     "tresnet_l": "larger version of tresnet_m",
     "tresnet_v2_l": "ProbMCL paper, 448 pixels",
 }
-"""Encoders that are shown without a pattern, and the reason for each."""
+"""Encoders that are listed if no pattern is given, and the reason for each."""
 
-MAX_ROWS = 40  # number of rows shown
+MAX_ROWS = 40  # maximum number of rows shown
 MAX_COUNTED = 12  # parameters are counted for at most this many models: building one takes 0.1 s or more
 
 
 class Weights(NamedTuple):
-    """A timm model with one set of weights. `name` includes the tag of the weights, `model` does not."""
+    """A timm model with one set of weights. `name` includes the tag of the weights; `model` does not."""
 
     model: str
     name: str
@@ -39,8 +39,8 @@ def encoders(
 ) -> None:
     """List encoders with their number of parameters, input size and license.
 
-    Every timm model can be used as an encoder. The full name of a model lists all its pretrained weights. The license
-    is that of the weights, as stated by timm.
+    Any timm model can be used as an encoder. If PATTERN is the full name of a model, all its pretrained weights are
+    listed. Licenses are those that timm states for the weights.
 
     Example: probmcl encoders "convnext_*"
     """
@@ -49,14 +49,14 @@ def encoders(
     weights = [describe_weights(name) for name in names[:MAX_ROWS]]
     console.rich.print(to_rich(_table(weights, {} if pattern else RECOMMENDED)))
     if len(names) > MAX_ROWS:
-        console.print(f"{len(names) - MAX_ROWS:,} more are not shown; use a longer pattern")
+        console.print(f"{len(names) - MAX_ROWS:,} more are not shown; use a more specific pattern")
     if not pattern:
         console.print("search all timm models: probmcl encoders PATTERN")
     console.print(f"use one: probmcl train DATA --encoder {weights[0].name}")
 
 
 def matching(pattern: str) -> list[str]:
-    """Return the timm models that match a pattern, with tags if it is a full name or contains a dot.
+    """Return the timm models that match a pattern, with tags if the pattern is a full name or contains a dot.
 
     >>> matching("resnet10t"), matching("resnet?0t"), matching("net50_clip_")
     (['resnet10t.c3_in1k'], ['resnet10t', 'resnet50t'], ['resnet50_clip_gap'])
@@ -74,7 +74,7 @@ def matching(pattern: str) -> list[str]:
 
 
 def describe_weights(name: str) -> Weights:
-    """Return the input size and license of a model, for its default weights if the name has no tag.
+    """Return the input size and license of a model's weights (the default weights if the name has no tag).
 
     >>> describe_weights("tresnet_m.miil_in21k")
     Weights(model='tresnet_m', name='tresnet_m.miil_in21k', image_size=224, license='apache-2.0')

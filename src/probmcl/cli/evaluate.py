@@ -14,25 +14,25 @@ SCORED = Group.create_ordered("Evaluation")
 
 def evaluate(
     run: Annotated[Path, Parameter(help="run folder of the model")],
-    data: Annotated[Path | None, Parameter(help="table or folder of data (default: the data of the run)")] = None,
+    data: Annotated[Path | None, Parameter(help="table or folder with data (default: the data of the run)")] = None,
     /,
     *,
-    split: Annotated[Literal["train", "val", "test"], Parameter(help="split to evaluate", group=SCORED)] = "test",
+    split: Annotated[Literal["train", "val", "test"], Parameter(help="split to evaluate on", group=SCORED)] = "test",
     rename: Annotated[
         Path | None, Parameter(help="CSV (columns data,model) or JSON file that maps class names", group=SCORED)
     ] = None,
     by: Annotated[
-        str | None, Parameter(help="column, such as site or scanner; also evaluate each of its values", group=SCORED)
+        str | None, Parameter(help="also evaluate each value of this column, such as site or scanner", group=SCORED)
     ] = None,
     aggregate: Annotated[
         str | None,
         Parameter(help="group=mean or group=max: evaluate groups by the mean or highest image score", group=SCORED),
     ] = None,
     below_parents: Annotated[
-        bool, Parameter(help="limit the score of a class to that of its parent", negative="", group=SCORED)
+        bool, Parameter(help="limit the score of a class to its parent's score", negative="", group=SCORED)
     ] = False,
-    draws: Annotated[int, Parameter(help="bootstrap samples for intervals; 0 for none", group=SCORED)] = 1000,
-    seed: Annotated[int, Parameter(help="random seed of the bootstrap", group=SCORED)] = 0,
+    draws: Annotated[int, Parameter(help="bootstrap resamples for intervals; 0 for no intervals", group=SCORED)] = 1000,
+    seed: Annotated[int, Parameter(help="random seed for the bootstrap", group=SCORED)] = 0,
     json: Annotated[Path | None, Parameter(help="new file for all results, as fractions", group=SCORED)] = None,
     images: options.Images = None,
     read: options.Read = ReadOptions(),
@@ -45,9 +45,10 @@ def evaluate(
 ) -> None:
     """Evaluate a trained model on one split of labeled images.
 
-    Images of the run keep their split. Other images have the split of their data; if these have no val and test
-    split, all of them are evaluated. Classes are matched by name. Unknown labels are ignored. A class is present in a
-    group if it is present in any image, absent if it is absent in some image and present in none, otherwise unknown.
+    Images of the run keep their split. Other images have the split in their data; if the data have neither val nor
+    test images, all of them are evaluated. Classes are matched by name. Unknown labels are ignored. A class is present
+    in a group if it is present in any image, absent if it is absent in some image and present in none, and unknown
+    otherwise.
 
     Example: probmcl evaluate runs/photos new/labels.csv --json new.json
 
@@ -92,7 +93,7 @@ def evaluate(
 
 
 def parse_aggregate(text: str | None, group: str | None) -> Literal["mean", "max"] | None:
-    """Parse `mean` or `max`, with an optional name of the group column: `max`, `group=max`, `patient=max`.
+    """Parse `mean` or `max`, optionally preceded by the group column: `max`, `group=max`, `patient=max`.
 
     >>> parse_aggregate("group=max", None), parse_aggregate("mean", None), parse_aggregate("patient=mean", "patient")
     ('max', 'mean', 'mean')

@@ -89,7 +89,7 @@ def choices(hint: Any) -> str:
 
 
 def as_text(value: object) -> str:
-    """Return a value in the syntax of a recipe, but strings without quotes.
+    """Return a value in recipe syntax, but with strings unquoted.
 
     >>> as_text((2048, 128)), as_text(None), as_text(True), as_text(0.1)
     ('[2048, 128]', 'none', 'true', '0.1')
@@ -100,11 +100,11 @@ def as_text(value: object) -> str:
 
 
 def _show_settings(console: Console, name: str, method: type[Method]) -> None:
-    probed = "trains only the encoder; a linear probe on it predicts"
+    probed = "trains only the encoder; predictions come from a linear probe on it"
     predicts = "has its own classifier" if _kind(method) == "classifier" else probed
     others = [preset for preset in method.presets if preset != "default"]
     shown = "default settings" if settings(method) else "no settings"
-    differing = f", and different values of the presets {', '.join(others)} in parentheses" if others else ""
+    differing = f", with values that differ in other presets ({', '.join(others)}) in parentheses" if others else ""
     console.print(f"{name}: {_first_sentence(method)}")
     console.print(f"It {predicts}. Each step uses {_views(method)} of each image. Below: {shown}{differing}.")
     for setting in settings(method):

@@ -1,4 +1,4 @@
-"""Options that commands share, and `as_command`, which makes a command from the parameters of a public function."""
+"""Options shared by commands, and `as_command`, which turns a public function into a command."""
 
 import functools
 import inspect
@@ -36,11 +36,11 @@ GROUPS: Mapping[Group, str] = {
     TRAINING: "epochs budget seeds trials probe_epochs batch_size lr augment seed",
     COMPUTE: "device workers cache out add resume",
 }
-"""The parameters of each group of options in the help of a command."""
+"""The parameters in each option group of a command's help."""
 
 
 def key_values(_: Any, tokens: Sequence[Token]) -> dict[str, Any]:
-    """Parse pairs such as temperature=0.1. A value is parsed as TOML; if that fails, it is a string."""
+    """Parse pairs such as temperature=0.1. A value is parsed as TOML; if that fails, it is kept as a string."""
     pairs = {}
     for token in tokens:
         key, equals, value = token.value.partition("=")
@@ -66,9 +66,9 @@ def as_command(
     """Return a command with the parameters of a public function.
 
     Args:
-        function: a function with a `console`; its docstring describes every option.
+        function: a function with a `console` parameter; its docstring describes every option.
         finish: called with the result of the function and the console.
-        help_text: text above the options in the help.
+        help_text: text shown above the options in the help.
     """
     from probmcl.cli import command_console, spell_options
 

@@ -23,9 +23,9 @@ def predict(
     /,
     *,
     out: Annotated[Path | None, Parameter(help="new .csv or .json file (default: print one line per image)")] = None,
-    threshold: Annotated[float, Parameter(help="a class is predicted if its probability is above this")] = 0.5,
+    threshold: Annotated[float, Parameter(help="a class is predicted if its probability is above this value")] = 0.5,
     below_parents: Annotated[
-        bool, Parameter(help="limit the score of a class to that of its parent", negative="")
+        bool, Parameter(help="limit the score of a class to its parent's score", negative="")
     ] = False,
     device: Annotated[str, Parameter(help="auto, cpu, cuda or mps")] = "auto",
     workers: Annotated[
@@ -35,9 +35,9 @@ def predict(
 ) -> None:
     """Predict the classes of images, with a probability and a decision for each class.
 
-    A CSV file has the columns path and error, a column NAME with the probability of each class, and a column
+    A CSV file has the columns path and error and, for each class, a column NAME with its probability and a column
     NAME:decision with 0 or 1. A JSON file has the path, error, probabilities and decisions of each image. If an image
-    cannot be read, its error column has the reason. Memory use does not depend on the number of images.
+    cannot be read, its error is the reason. Memory use does not depend on the number of images.
 
     Example: probmcl predict runs/2026-11-15-photos new/ --out new.csv
     """
@@ -63,10 +63,12 @@ def predict(
                 write_predictions(out, _counted(blocks, counts, lambda count: bar.advance(count, steps=count)))
         except BaseException:
             if partial_path(out).exists():
-                console.print(f"stopped after {counts['images']:,} images, which are in {partial_path(out)}")
+                console.print(
+                    f"stopped after {counts['images']:,} images; their predictions are in {partial_path(out)}"
+                )
             raise
-        console.print(f"predictions of {counts['images']:,} images: {out}")
-    reasons = "see ERROR in the output" if out is None else f"see the column error in {out}"
+        console.print(f"predictions for {counts['images']:,} images: {out}")
+    reasons = "see ERROR in the output" if out is None else f"see the error column in {out}"
     unreadable = f"{counts['errors']:,} of {counts['images']:,} images could not be read; {reasons}"
     if counts["errors"] == counts["images"]:
         raise ValueError(unreadable)
@@ -75,7 +77,7 @@ def predict(
 
 
 def lines(block: "Predictions") -> Iterator[str]:
-    """Yield one line per image: the predicted classes by descending probability, or the most probable class if none."""
+    """Yield one line per image: the predicted classes by descending probability; if none, the most probable class."""
     for path, scores in zip(block.paths, block.scores.tolist(), strict=True):
         ranked = sorted(zip(scores, block.names, strict=True), key=lambda pair: -pair[0])
         predicted = ", ".join(f"{name} {score:.2f}" for score, name in ranked if score > block.threshold)

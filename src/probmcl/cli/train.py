@@ -8,9 +8,9 @@ train = as_command(
     lambda run, console: console.print(f"next: probmcl predict {run.folder} IMAGES --out predictions.csv"),
     """Train a model on labeled images and keep it only if it beats a linear probe.
 
-    All images and labels are checked first, as by probmcl check. Then a linear probe is fitted on the frozen encoder
-    and saved, so that the run folder can predict within minutes. Then the methods are trained, and the best candidate
-    on validation is kept. Test images are only used for the final score.
+    All images and labels are checked first, as in probmcl check. Then a linear probe is fitted on the frozen encoder
+    and saved, so the run can be used for prediction within minutes. Finally, the methods are trained, and the candidate
+    that scores best on validation is kept. Test images are used only for the final score.
 
     Example: probmcl train photos/labels.csv --images photos/ --budget 10m
 

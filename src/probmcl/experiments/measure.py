@@ -30,7 +30,7 @@ class PredictionCost:
 
 @dataclass(frozen=True)
 class MethodCost:
-    """Cost of training and predicting with a method; the frozen probe has no cost of training."""
+    """Cost of training and predicting with a method; the frozen probe has no training cost."""
 
     own_head: PredictionCost | None  # with the method's own head, if it has one
     probe: PredictionCost  # with a linear probe on its encoder
@@ -45,7 +45,7 @@ class Measurements:
     tune: Tune  # the part of the encoder that is trained
     image_size: int
     expenses: dict[str, MethodCost]  # cost of the frozen probe and of each method, by name
-    cannot: dict[str, str]  # the reason for each method that cannot run on this encoder, by name
+    cannot: dict[str, str]  # why a method cannot run on this encoder, by name
 
 
 def measure(jobs: Mapping[str, TrainingJob], workspace: Workspace, *, leave_out: bool) -> Measurements:

@@ -1,4 +1,4 @@
-"""Protocol of a fair comparison: its methods, the number of images that each of them sees, and its fingerprint."""
+"""The protocol for a fair comparison: its methods, the number of images that each method sees, and a fingerprint."""
 
 import hashlib
 import math
@@ -19,14 +19,14 @@ from probmcl.settings import MethodSpec, Settings, TrainingJob, default_training
 from probmcl.tables import rough_duration
 from probmcl.training.optimizer import Training
 
-# Factors of the default learning rate and weight decay in each trial; the first trial has the defaults.
+# Factors on the default learning rate and weight decay in each trial; the first trial uses the defaults.
 TRIALS = tuple((rate, decay) for decay in (1.0, 10.0, 0.0) for rate in (1.0, 1 / 3, 3.0))
 SAFETY = 1.15  # factor on measured times, because a machine may be busier later than during the measurement
 MIN_VIEWS_USED = 0.9  # if the default steps use a smaller fraction of the views, all methods use the smallest batch
 
 MakeJobs = Callable[[int], Sequence[TrainingJob]]
 StepSize = tuple[int, int]  # images in a step, and views of each image
-# Of a classifier, one with two views, and a contrastive method; always considered, so that results can be added later.
+# For a classifier, one with two views, and a contrastive method; always considered so that results can be added later.
 DEFAULT_STEPS: tuple[StepSize, ...] = ((64, 1), (64, 2), (128, 2))
 
 
@@ -34,14 +34,14 @@ DEFAULT_STEPS: tuple[StepSize, ...] = ((64, 1), (64, 2), (128, 2))
 class ComparisonSpec:
     """The methods of a comparison and its conditions."""
 
-    settings: Settings  # of every run, except its seed and its jobs
+    settings: Settings  # settings of every run, except its seed and jobs
     methods: tuple[MethodSpec, ...]
-    all_methods: bool = False  # `all` was given: leave out methods that cannot run here instead of raising an error
+    all_methods: bool = False  # if `all` was given: methods that cannot run here are left out without an error
     seeds: int = 3  # number of runs of each method
     trials: int = 1  # number of learning rates and weight decays tried for each method in the first run
-    epochs: int | None = None  # passes over the images, with two views each; None if there is a budget
+    epochs: int | None = None  # passes over the images, with two views of each; None if there is a budget
     budget: float | None = None  # seconds for the whole comparison; None if `epochs` is given
-    batch_size: int | None = None  # images in a step; None for the default of each method
+    batch_size: int | None = None  # images in a step; None for each method's default
 
 
 def parse_methods(texts: Sequence[str]) -> tuple[MethodSpec, ...]:
@@ -53,9 +53,9 @@ def parse_methods(texts: Sequence[str]) -> tuple[MethodSpec, ...]:
     all_methods = [name for name in METHODS if name != "probe"]
     names = [name for text in texts for name in (all_methods if text == "all" else [text])]
     if not names:
-        raise SettingsError("no methods to compare; give `methods=bce,asl,probmcl` or `methods=all`")
+        raise SettingsError("no methods to compare; use `methods=bce,asl,probmcl` or `methods=all`")
     if any(name.partition(":")[0] == "probe" for name in names):
-        raise SettingsError("'probe' cannot be given as a method: the frozen probe is part of every comparison")
+        raise SettingsError("'probe' cannot be listed as a method: the frozen probe is part of every comparison")
     specs = cost.parse_methods(names)
     for spec in specs:
         if spec.method not in METHODS and spec.name in METHODS:
@@ -84,7 +84,7 @@ def make_jobs(
 
 
 def views_per_round(methods: Sequence[MethodSpec]) -> int:
-    """Return the views of each image in a round: the least common multiple of two and the views of every method."""
+    """Return the number of views per image in a round: the least common multiple of two and each method's views."""
     return math.lcm(2, *(find_method(spec.method).n_views for spec in methods))
 
 
@@ -104,8 +104,8 @@ def fair_steps(
 ) -> dict[StepSize, StepSize]:
     """Map the default step sizes and those in `steps` to the step sizes that are used.
 
-    Batch sizes are rounded to multiples of the number of processes and are at most the number of images. If different
-    batch sizes would waste many images, all methods use the smallest one. `batch_size` replaces all of them.
+    Batch sizes are rounded to multiples of the number of processes and do not exceed the number of images. If different
+    batch sizes would waste many images, all methods use the smallest one. `batch_size` overrides all of them.
 
     >>> fair_steps(100, 12, [])[128, 2]
     (64, 2)
@@ -127,8 +127,9 @@ def planner(
 ) -> Planner:
     """Return a planner that converts the budget of a comparison into a number of views of each image.
 
-    It is called in the first run, which has all trials and has measured their costs; later runs have one trial of each
-    method. `make` returns the jobs for a number of views. `spent_before` is the time before the first run in seconds.
+    The planner is called in the first run, which includes all trials and has measured their costs; later runs include
+    one trial of each method. `make` returns the jobs for a given number of views. `spent_before` is the time spent
+    before the first run, in seconds.
     """
     round_views, names = views_per_round(methods), {spec.name for spec in methods}
 
@@ -143,7 +144,7 @@ def planner(
             needed = rough_duration(60.0 * math.ceil(SAFETY * (fixed + per_view * round_views) / 60))
             raise SettingsError(
                 f"a budget of {rough_duration(budget)} is too small for {len(names)} methods and {seeds} seeds: "
-                f"{round_views} views of each image take about {needed}; increase it, or give fewer methods or seeds"
+                f"{round_views} views of each image take about {needed}; increase it, or use fewer methods or seeds"
             )
         views = round_views * min(rounds, MAX_VIEWS // round_views)
         jobs = make(views)
@@ -158,7 +159,7 @@ def planner(
 
 
 def chosen_heads(candidates: Mapping[CandidateId, Candidate], names: Sequence[str]) -> list[CandidateId]:
-    """Return the heads of each method in its best trial, judged by the better head on validation."""
+    """Return the heads of each method's best trial, which is the trial with the best head on validation."""
     chosen = []
     for name in names:
         identities = [identity for identity in candidates if identity.method == name]
@@ -173,7 +174,7 @@ def fingerprint(records: Records, settings: Settings, frozen: Path, budget: obje
 
     Images are identified by their path relative to their common folder and their size in bytes. The encoder's weights
     are read from the checkpoint of the `frozen` probe; random weights, which depend on the seed, are all equivalent.
-    `budget` is the views, batch sizes and trials of each method.
+    `budget` contains the views, batch sizes and trials of each method.
     """
     paths = [path.resolve() for path in records.paths]
     common = Path(os.path.commonpath(paths)) if len(paths) > 1 else paths[0].parent

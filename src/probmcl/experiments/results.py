@@ -1,4 +1,4 @@
-"""Results of a comparison: one for each classifier and run, their summary rows, and the file results.jsonl."""
+"""Results of a comparison: one per classifier and run, their summary rows, and the results.jsonl file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,16 +24,16 @@ class ComparedClassifier:
     method: str | None  # a key of METHODS, or the path of an external method; None for the frozen probe
     learning_rate: float | None  # None for the frozen probe
     weight_decay: float | None
-    images_seen: int  # in training, where each view counts
+    images_seen: int  # in training, counting every view
     parameters: int  # of the classifier, including the encoder
     gmac: float | None  # multiply-adds for one image, in 10⁹
     training_speed: float | None  # views per second
     prediction_speed: float | None  # images per second
-    peak_memory: int | None  # bytes of a training step
+    peak_memory: int | None  # bytes used by a training step
     fidelity: str  # see `probmcl.methods.base.Origin`; `own` for an external method
     reference: str  # a key of references.bib, or empty
-    note: str = ""  # a note on its mAP, see `probmcl.methods.base.Classifier`; usually empty
-    emits_set: bool = False  # whether it predicts a set without thresholds, see `probmcl.methods.base.Classifier`
+    note: str = ""  # a note on its mAP, usually empty; see `probmcl.methods.base.Classifier`
+    emits_set: bool = False  # whether it predicts a set without thresholds; see `probmcl.methods.base.Classifier`
 
     @property
     def title(self) -> str:
@@ -49,10 +49,10 @@ class Result(ComparedClassifier):
     validation: float  # mAP on the validation split
     test: dict[str, Any]  # the content of evaluation.json
     macro_F1: float | None  # noqa: N815  # at thresholds chosen on validation; at 0.5 if it emits a set
-    by_embedding: dict[str, float | None]  # retrieval by the encoder's features
-    by_probabilities: dict[str, float | None]  # retrieval by predicted probabilities
-    trials: int  # number of learning rates and weight decays that were tried
-    seconds: float  # duration of the training, and of fitting the probe
+    by_embedding: dict[str, float | None]  # retrieval using the encoder's features
+    by_probabilities: dict[str, float | None]  # retrieval using predicted probabilities
+    trials: int  # number of pairs of learning rate and weight decay that were tried
+    seconds: float  # duration of training and of fitting the probe
     fingerprint: dict[str, str]  # of each part of the protocol, and of `all`
     predictions: str  # the file with its test scores, relative to `folder`
     folder: Path = field(default_factory=Path)  # the folder of results.jsonl; not stored
@@ -72,14 +72,14 @@ class Row(ComparedClassifier):
     validation: float  # mAP on the validation split, by which all choices are made
     mAP: float  # noqa: N815  # mean average precision
     interval: tuple[float, float] | None  # 95 % bootstrap interval over test images or groups; None without predictions
-    over_seeds: float | None  # standard deviation of mAP over seeds; None for one seed
-    # mAP minus that of the frozen probe over the common seeds, its paired bootstrap interval, and its p-value with
+    over_seeds: float | None  # standard deviation of mAP over seeds; None with one seed
+    # Difference in mAP from the frozen probe over the common seeds, its paired bootstrap interval, and its p-value with
     # Holm's correction over methods. All are None for the frozen probe and without a common seed; the p-value is also
     # None without an interval, and if `best_head` is False.
     gain: float | None
     gain_interval: tuple[float, float] | None
     gain_p: float | None
-    # The same for the mAP of the best method on validation minus this one; also None for that method.
+    # The same for the lead in mAP of the best method on validation over this row; also None for that method.
     behind: float | None
     behind_interval: tuple[float, float] | None
     behind_p: float | None
@@ -91,13 +91,13 @@ class Row(ComparedClassifier):
     OR: float | None
     OF1: float | None
     macro_F1: float | None  # noqa: N815  # as in `Result`
-    # Mean label overlap with the ten test images nearest in the embedding, and mAP of the retrieval of test images with
-    # an overlap of at least 0.5. The next two fields use predicted probabilities instead of the embedding.
+    # Mean label overlap with the ten nearest test images in the embedding, and mAP of retrieving test images with an
+    # overlap of at least 0.5. The next two fields use predicted probabilities instead of the embedding.
     jaccard_at_10: float | None
     retrieval_mAP: float | None  # noqa: N815
     probability_jaccard_at_10: float | None
     probability_mAP: float | None  # noqa: N815
-    seconds: float  # duration of the training, and of fitting the probe
+    seconds: float  # duration of training and of fitting the probe
     fingerprint: str  # of the protocol, 12 hexadecimal digits; only rows with equal fingerprints are comparable
 
 
@@ -108,7 +108,7 @@ class Comparison:
     rows: tuple[Row, ...]
     seeds: int  # number of runs of each method
     trials: int  # number of learning rates and weight decays tried for each method; 1 means untuned
-    images_seen: int  # by each method in training, where each view counts
+    images_seen: int  # by each method in training, counting every view
     test_images: int
     groups: int | None  # number of groups that the bootstrap resamples; None if it resamples images
     classes: int
@@ -163,7 +163,7 @@ def read_results(path: Path) -> list[Result]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        problem = f"cannot be read ({error}); give the {RESULTS} of a comparison"
+        problem = f"cannot be read ({error}); pass the {RESULTS} file of a comparison"
         raise OptionError("add", str(path), problem) from error
     results = []
     for number, line in enumerate(lines, start=1):
@@ -171,15 +171,15 @@ def read_results(path: Path) -> list[Result]:
             content = {**msgspec.json.decode(line), "folder": path.parent}
             results.append(msgspec.convert(content, Result, dec_hook=lambda cls, value: cls(value)))
         except (msgspec.MsgspecError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: {error}; give the {RESULTS} of a comparison") from error
+            raise ValueError(f"{path}, line {number}: {error}; pass the {RESULTS} file of a comparison") from error
     return results
 
 
 def merge_results(results: Sequence[Result], others: Sequence[Result], path: Path) -> list[Result]:
-    """Add the results of another comparison, read from `path`; classifiers that `results` has already are not added."""
+    """Add the results of another comparison, read from `path`, except classifiers that are already in `results`."""
     ours, titles = results[0].fingerprint, {result.title for result in results}
     for theirs in (other.fingerprint for other in others):
         if parts := [part for part in ours if part != "all" and ours[part] != theirs.get(part)]:
-            problem = f"cannot be added to this comparison, which has a different {' and '.join(parts)}"
+            problem = f"cannot be added to this comparison because they differ in {' and '.join(parts)}"
             raise OptionError("add", str(path), f"{problem} (fingerprints {theirs.get('all')} and {ours['all']})")
     return [*results, *(other for other in others if other.title not in titles)]

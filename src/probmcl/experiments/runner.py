@@ -1,4 +1,4 @@
-"""Execution of a comparison: one run with all methods per seed, then a summary of the results."""
+"""Execution of a comparison: for each seed one run with all methods, then a summary of the results."""
 
 import math
 import shutil
@@ -45,8 +45,8 @@ class ComparisonRunner:
     console: Console
     name: str  # name of the data set
     _: KW_ONLY
-    source: DataSource | None = None  # the file and options that the records were read with, stored with each run
-    warnings: Sequence[RunWarning] = ()  # known problems of the records
+    source: DataSource | None = None  # how the records were read, stored with each run
+    warnings: Sequence[RunWarning] = ()  # known problems with the records
     started: float = field(default_factory=time.perf_counter)
 
     @cached_property
@@ -55,7 +55,7 @@ class ComparisonRunner:
         return {method.name: method for method in self.spec.methods if method.name in self.measured.expenses}
 
     def run(self, add: Sequence[Path] = ()) -> Comparison:
-        """Run all seeds that are not finished, and summarize their results with those in the files `add`."""
+        """Run all unfinished seeds, and summarize the results together with those in the files `add`."""
         self.left_out = [f"{name} cannot run here: {reason}" for name, reason in self.measured.cannot.items()]
         others = [(path, read_results(path)) for path in add]  # raises errors before training
         results: list[Result] = []
@@ -74,7 +74,7 @@ class ComparisonRunner:
 
     @cached_property
     def measured(self) -> Measurements:
-        """The cost of every method, and the reasons why some cannot run here; stored in the folder."""
+        """The cost of every method, and the reasons why some methods cannot run here; stored in the folder."""
         path = self.folder / "measured.json"
         stored = broadcast(read_json(path) if is_main_process() and path.exists() else None)
         if stored is not None:
@@ -93,7 +93,7 @@ class ComparisonRunner:
         return measured
 
     def _run(self, seed: int, trials: Mapping[str, int]) -> Run:
-        """Run one seed. The first one has all trials of each method, the others only the chosen trial."""
+        """Run one seed. The first seed runs all trials of each method; the others run only the chosen trial."""
         self.console.print(f"seed {seed + 1} of {self.spec.seeds}")
         first = seed == 0
         jobs = self._jobs(self.methods.values(), self._first_views() if first else self._planned_views())
@@ -115,11 +115,11 @@ class ComparisonRunner:
         )
 
     def _first_views(self) -> int:
-        """Return the views of each image in the settings of the first run; with a budget, the plan overrides them."""
+        """Return the number of views per image in the first run; with a budget, the plan overrides it."""
         return protocol.views_per_round(self.spec.methods) * (self.spec.epochs or 1)
 
     def _planned_views(self) -> int:
-        """Return the views of each image in the plan of the first run, which applies to all runs."""
+        """Return the number of views per image in the plan of the first run, which applies to all runs."""
         name, first = next(iter(self.methods.items()))
         return read_plan(RunFolder(self.folder / "seed-0")).epochs[name] * find_method(first.method).n_views
 
@@ -134,7 +134,7 @@ class ComparisonRunner:
         return protocol.chosen_heads(candidates, list(self.methods))
 
     def _results(self, seed: int, run: Run) -> Iterator[Result]:
-        """Yield the result of every tested classifier of a run: the frozen probe, then the heads of each method."""
+        """Yield the result of every tested classifier in a run: the frozen probe, then the heads of each method."""
         views = self._planned_views()
         jobs = {(job.name, job.trial): job for job in self._jobs(self.methods.values(), views)}
         fingerprint = self._fingerprint(run, views, next(iter(jobs.values())))

@@ -15,7 +15,7 @@ from torch import Tensor
 from probmcl.evaluation.bootstrap import bootstrapped_map, centered, holm, interval, p_value, resamples
 from probmcl.experiments.results import ComparedClassifier, Result, Row
 
-DRAWS = 2000  # resamples of the test images; enough for p < 0.05 after the correction for 50 methods
+DRAWS = 2000  # resamples of the test images; enough for p < 0.05 after correction for 50 methods
 Samples = Float64[ndarray, " B"]
 Advance = Callable[[], object]
 
@@ -57,7 +57,7 @@ class _Seeds(NamedTuple):
 
 
 class _Difference(NamedTuple):
-    """The difference in mAP of two classifiers, with the same seeds and on the same images."""
+    """The difference in mAP between two classifiers, with the same seeds and on the same images."""
 
     mean: float | None = None
     interval: tuple[float, float] | None = None
@@ -69,7 +69,7 @@ def summarize(
 ) -> tuple[Row, ...]:
     """Return one row for each classifier, given the results of all runs, including those of the frozen probe.
 
-    `groups` is the group of each test image, or None to resample images. `advance` is called after each result.
+    `groups` lists the group of each test image; None resamples single images. `advance` is called after each result.
     """
     classifiers = _by_title(results, groups, advance)
     frozen = next(result.title for result in results if result.head == "frozen")
@@ -100,7 +100,7 @@ def _by_title(results: Sequence[Result], groups: Sequence[str] | None, advance: 
 
 
 def _better_heads(classifiers: Mapping[str, _Seeds]) -> list[str]:
-    """Return the title of the better head on validation for each method; on a tie the first, which is its own head."""
+    """Return, for each method, the title of the better head on validation; on a tie, the first, its own head."""
     better: dict[str, str] = {}
     for title, seeds in classifiers.items():
         name = next(iter(seeds.results.values())).name
@@ -110,7 +110,7 @@ def _better_heads(classifiers: Mapping[str, _Seeds]) -> list[str]:
 
 
 def _difference(a: _Seeds, b: _Seeds) -> _Difference:
-    """Compare two classifiers over their common seeds, because scores differ between seeds as well."""
+    """Compare two classifiers over their common seeds only, because scores also differ between seeds."""
     shared = sorted(a.results.keys() & b.results.keys())
     if not shared:
         return _Difference()

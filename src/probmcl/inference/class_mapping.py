@@ -1,4 +1,4 @@
-"""Matching of a model's classes with those of a data set, with renames."""
+"""Matching of a model's classes with the classes of a data set, with optional renames."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from probmcl.data.labels import ROWS_AT_ONCE, LabelStates
 from probmcl.errors import DataError, suggestion
 
 HEADERS = (("data", "model"), ("from", "to"))
-"""Headers that define the order of the columns of a rename file; with other headers, the data's names come first."""
+"""Headers that define the column order of a rename file; with other headers, the names in the data come first."""
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,14 @@ class ClassMapping:
 
     common: tuple[str, ...]  # names in the model, in the model's order
     in_model: list[int]  # index of each common class in the model
-    in_data: list[list[int]]  # indices in the data; several classes of the data may map to one class of the model
+    in_data: list[list[int]]  # indices in the data; several classes in the data may map to one class in the model
     only_in_model: list[str]
     only_in_data: list[str]
 
     def labels(self, states: LabelStates) -> tuple[Float[ndarray, "N K"], Bool[ndarray, "N K"]]:
         """Return the 0/1 labels of the common classes and the mask of known labels.
 
-        If several classes of the data map to one, it is present if any is, absent if all are, and unknown otherwise.
+        If several classes in the data map to one, it is present if any is, absent if all are, and unknown otherwise.
 
         >>> states = LabelStates.from_states(np.array([[0, 1], [0, 0], [0, 2]], dtype=np.uint8))
         >>> labels, known = match_classes(["cat"], ["tabby", "cat"], {"tabby": "cat"}).labels(states)
@@ -66,7 +66,7 @@ def match_classes(model: Sequence[str], data: Sequence[str], renames: Mapping[st
     if not common:
         hints = "; ".join(f"{name!r} ({suggestion(name, model)})" for name in data[:3])
         problem = "the data and the model have no class in common"
-        raise DataError(f"{problem}; map the data's classes with `rename`: {hints}")
+        raise DataError(f"{problem}; use `rename` to map the classes in the data: {hints}")
     return ClassMapping(
         common,
         [index for index, name in enumerate(model) if name in sources],
@@ -109,7 +109,7 @@ def _read_table(path: Path, model: Sequence[str], data: Sequence[str]) -> list[t
         raise DataError(f"{path}: expected two columns, the name in the data and the name in the model, got {columns}")
     first, second = table.columns
     if first in data and second in model:
-        raise DataError(f"{path}, row 1: expected a header; insert a line above it: {','.join(HEADERS[0])}")
+        raise DataError(f"{path}, row 1: expected a header; insert this line above it: {','.join(HEADERS[0])}")
     if (second.lower(), first.lower()) in HEADERS:
         first, second = second, first
     pairs = zip(table.cells(first), table.cells(second), strict=True)

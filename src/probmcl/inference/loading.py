@@ -1,4 +1,4 @@
-"""Loading of a model from an untrusted run folder: files are validated, and no code is downloaded or run."""
+"""Loading a model from an untrusted run folder: files are validated, and no code is downloaded or run."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +62,7 @@ class _Metadata:
 
 
 def load(run: Path | str, *, device: str = "auto") -> Model:
-    """Load the model of a run; device `auto` is a CUDA device if there is one, otherwise the CPU."""
+    """Load the model of a run; device `auto` means a CUDA device if there is one, otherwise the CPU."""
     folder = RunFolder.existing(run)
     metadata = _read(folder, METADATA, _Metadata)
     if metadata.model is None or not folder.has(MODEL):
@@ -90,7 +90,7 @@ def _read(folder: RunFolder, name: str, schema: type[T]) -> T:
 
 
 def _load_classifier(folder: RunFolder, kept: _KeptModel, encoder: Encoder, labels: _Labels) -> Classifier:
-    """Load the classifier. It must be a method of this package: a run folder must not cause other code to be run."""
+    """Load the classifier. It must be a method of this package: a run folder must not cause other code to run."""
     path = folder.path / METADATA
     if kept.method not in METHODS:
         hint = suggestion(kept.method, METHODS)
@@ -98,7 +98,7 @@ def _load_classifier(folder: RunFolder, kept: _KeptModel, encoder: Encoder, labe
     method, classes = find_method(kept.method), len(labels.names)
     cooccurrence = np.zeros((classes, classes), dtype=np.int64)
     label_space = LabelSpace(labels.names, np.array(labels.counts), cooccurrence, labels.hierarchy)
-    # Files that the settings name are not read: the state has their content, and the folder may be untrusted.
+    # Files named in the settings are not read: the state has their content, and the folder may be untrusted.
     changes = kept.settings | dict.fromkeys(method.files)
     try:
         settings = method_settings(kept.method, changes=changes)

@@ -31,9 +31,10 @@ from probmcl.runtime.machine import CPU_PIXELS, GPU_PIXELS
 class Model:
     """The trained model of a run.
 
-    Images are files, folders, patterns (`photos/**/*.jpg`), `.txt` lists of paths, Pillow images, or a list of these.
-    They are decoded by `workers` processes (None: one per core, up to eight; 0: in this process). On Linux, the script
-    does not need `if __name__ == "__main__"`. `batch_size` is that of a forward pass (None: depends on the device).
+    Images can be files, folders, patterns (`photos/**/*.jpg`), `.txt` lists of paths, Pillow images, or a list of
+    these. They are decoded by `workers` processes (None: one per core, up to eight; 0: in this process). On Linux, the
+    script does not need `if __name__ == "__main__"`. `batch_size` is the number of images in a forward pass (None:
+    depends on the device).
 
     Attributes:
         classifier: the network.
@@ -72,9 +73,9 @@ class Model:
         batch_size: int | None = None,
         workers: int | None = None,
     ) -> Predictions:
-        """Return the probability of each class and the decisions for each image; unreadable images are in `errors`.
+        """Return a probability and a decision for each image and class; unreadable images are in `errors`.
 
-        `below_parents` limits the score of each class to that of its parent.
+        `below_parents` limits the score of each class to its parent's score.
         """
         blocks = self.stream(
             images, threshold=threshold, below_parents=below_parents, batch_size=batch_size, workers=workers
@@ -90,7 +91,7 @@ class Model:
         batch_size: int | None = None,
         workers: int | None = None,
     ) -> Iterator[Predictions]:
-        """Yield the predictions in blocks, so that memory does not grow with the number of images."""
+        """Yield the predictions in blocks, so memory use does not grow with the number of images."""
         if not 0 <= threshold <= 1:
             raise OptionError("threshold", threshold, "must be a probability between 0 and 1")
         parents, size = self._parents(below_parents), self._batch_size(batch_size)
@@ -101,7 +102,7 @@ class Model:
     def embed(
         self, images: Source | Sequence[Source], *, batch_size: int | None = None, workers: int | None = None
     ) -> Float[ndarray, "N D"]:
-        """Return the encoder's features of each image, not normalized; an unreadable image is an error."""
+        """Return the encoder's unnormalized features for each image; an unreadable image is an error."""
         features: list[ndarray] = []
         for batch in decode(images, self.preprocessing, batch_size=self._batch_size(batch_size), workers=workers):
             if batch.errors:
@@ -131,21 +132,22 @@ class Model:
         """Evaluate the model on one split of labeled data, with confidence intervals.
 
         Images of the run keep the split that they had there. New images have their split in the data; if the data have
-        only train images, they count as `split`. Classes are matched by name. The result also has the classes that are
-        not in common, the `skipped` images, and the number of images that the run was `trained_on`.
+        only train images, new images count as `split`. Classes are matched by name. The result also lists the classes
+        that only the model or only the data have, the `skipped` images, and the number of images that the run was
+        `trained_on`.
 
         Args:
             data: the data to evaluate on; None for the data of the run.
             split: train, val or test.
             images: folder that image paths are relative to.
-            read: reading options; for the data of the run they override those of the run.
-            rename: mapping from class names in the data to class names in the model, or a file with it.
-            by: a column; its values are also evaluated separately.
+            read: reading options; for the data of the run, they override the stored options.
+            rename: mapping from class names in the data to class names in the model, or a file that contains it.
+            by: a column whose values are also evaluated separately.
             aggregate: evaluate groups instead of images, by the mean or the maximum of their images' scores.
-            below_parents: limit the score of each class to that of its parent.
+            below_parents: limit the score of each class to its parent's score.
             skip_bad: largest fraction of unreadable images to skip; by default, unreadable images are an error.
             draws: number of bootstrap resamples of groups, or of images if there are no groups; 0 for no intervals.
-            seed: random seed of the resamples.
+            seed: random seed for the resamples.
             batch_size: images in a forward pass; see `Model`.
             workers: processes that decode images; see `Model`.
             console: prints progress; None prints nothing.
@@ -182,13 +184,13 @@ class Model:
         if data is not None:
             return DataSource(Path(data), None if images is None else Path(images), read)
         if self._source is None:
-            raise DataError("the data of this run were not read from a file; name the data to evaluate on")
+            raise DataError("the data of this run were not read from a file; specify the data to evaluate on")
         return self._source.with_changes(images, read)
 
     def _score(
         self, records: Records, skip_bad: float | None, batch_size: int | None, workers: int | None, console: Console
     ) -> tuple[Records, Float[ndarray, "N C"], list[BadImage]]:
-        """Score the readable images. If too many are unreadable, the rest are only decoded, to list all that are."""
+        """Score the readable images. If too many are unreadable, the rest are only decoded, to list all bad images."""
         scores: list[ndarray] = []
         bad: list[BadImage] = []
         size, first = self._batch_size(batch_size), 0
@@ -204,7 +206,7 @@ class Model:
         return without_bad(records, bad, share=skip_bad), np.concatenate(scores), bad
 
     def _parents(self, below_parents: bool) -> Int[ndarray, "C"]:
-        """Return the index of the parent that limits the score of each class, −1 for none."""
+        """Return, for each class, the index of the parent that limits its score, or −1."""
         if below_parents and not self.hierarchy:
             raise OptionError(
                 "below_parents", True, f"needs a class hierarchy, but the classes of {self.folder} have no parents"

@@ -53,14 +53,14 @@ class Predictions:
         _write(Path(path), _write_csv, iter([self]))
 
     def to_json(self, path: Path | str) -> None:
-        """Write JSON with names, threshold, and for each image its path, error, probabilities and decisions by name."""
+        """Write JSON with names, threshold and, per image, its path, error, probabilities and decisions by name."""
         _write(Path(path), _write_json, iter([self]))
 
 
 def write_predictions(path: Path, blocks: Iterable[Predictions]) -> None:
     """Write blocks of predictions as they are computed, as CSV or JSON depending on the suffix.
 
-    They are written to `partial_path(path)`, which is renamed at the end. After an error the partial file remains.
+    They are written to `partial_path(path)`, which is renamed at the end. After an error, the partial file remains.
     """
     refuse_output(path)
     _write(path, WRITERS[path.suffix.lower()], iter(blocks))
@@ -98,9 +98,11 @@ def _write(
     columns = {PATH, ERROR, *(f"{name}{DECISION}" for name in first.names)}
     ambiguous = [name for name in first.names if name in columns]
     if ambiguous and write is _write_csv:
-        raise ValueError(f"{path}: class {ambiguous[0]!r} has the name of another column; write a .json file instead")
+        raise ValueError(
+            f"{path}: class {ambiguous[0]!r} has the same name as another column; write a .json file instead"
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Undecodable bytes of a file name are written unchanged.
+    # Undecodable bytes in a file name are written unchanged.
     with partial_path(path).open("x", encoding="utf-8", errors="surrogateescape", newline="") as file:
         write(file, first, itertools.chain([first], blocks))
     if path.exists():
@@ -117,7 +119,7 @@ def _write_csv(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) 
 
 
 def _write_json(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
-    """Write one line per image, so that the images need not be in memory together."""
+    """Write one line per image, so the predictions need not all be in memory at once."""
     head = json.dumps({"names": first.names, "threshold": first.threshold})
     file.write(f'{head[:-1]}, "images": [')
     separator = "\n"

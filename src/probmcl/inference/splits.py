@@ -16,15 +16,15 @@ from probmcl.run_folder import RunFolder
 
 
 def read_run_splits(folder: Path) -> dict[str, Split]:
-    """Return the split of every image of a run by its resolved path."""
+    """Return the split of every image in a run, keyed by resolved path."""
     return {os.path.realpath(path): cast(Split, split) for path, split in RunFolder(folder).read_split().items()}
 
 
 def select_split(records: Records, split: Split, run_splits: Mapping[str, Split]) -> Records:
-    """Return the images of a split.
+    """Return the images in a split.
 
-    Images of the run keep the split that they had there, so that training images are never tested on. New images have
-    their split in the data; if the data have only train images, they count as the requested split.
+    Images of the run keep the split that they had there, so training images are never used as test images. New images
+    have their split in the data; if the data have only train images, new images count as the requested split.
     """
     has_splits = any(data_split != "train" for data_split in records.split)
     in_run = [run_splits.get(os.path.realpath(path)) for path in records.paths]
@@ -37,7 +37,7 @@ def select_split(records: Records, split: Split, run_splits: Mapping[str, Split]
 
 
 def count_trained_on(paths: Sequence[Path], run_splits: Mapping[str, Split], split: Split) -> int:
-    """Return how many images of a split the run was trained on, judged by path or content.
+    """Return how many images in a split the run was trained on, judging by path or content.
 
     Warns about copies of training images under new paths, and about new images with the file name of a training image,
     unless the split is train.
@@ -52,7 +52,7 @@ def count_trained_on(paths: Sequence[Path], run_splits: Mapping[str, Split], spl
 
 
 def copies(new: Iterable[str], old: Iterable[str]) -> dict[str, str]:
-    """Return the first old file with the same content for every new file that has one."""
+    """Map every new file that has the same content as an old file to the first such old file."""
     if not (new := list(new)):
         return {}
     ours, theirs = equal_files(new, old)
@@ -70,6 +70,6 @@ def _warn(copied: Mapping[str, str], new: Sequence[str], images: int, trained: C
     same_name = [path for path in others if os.path.basename(path) in trained]  # noqa: PTH119
     if same_name:
         count = f"{len(same_name):,} of {len(others):,} new images"
-        problem = f"have the file name of an image that this run was trained on ({same_name[0]})"
+        problem = f"have the same file name as an image that this run was trained on ({same_name[0]})"
         remedy = "if they show the same image, the scores are too high; remove them"
         warnings.warn(f"{count} {problem}; {remedy}", stacklevel=2)

@@ -46,7 +46,7 @@ def _warning_lines(warnings: Sequence[RunWarning]) -> list[str]:
 
 
 def verdict(comparison: Comparison) -> str:
-    """Return whether any method beats the linear probe, which one to use, and the limitations of the comparison.
+    """Report whether any method beats the linear probe, which one to use, and the limitations of the comparison.
 
     Methods are chosen by their validation scores. Test scores only show how certain that choice is.
     """

@@ -27,7 +27,7 @@ WIDTH, HEIGHT = 860, 488  # size of the figure without its caption, in points; m
 LEFT, RIGHT, TOP, BOTTOM = 64, 24, 64, 64  # margins, in points
 FONT, LINE, MARK = 12, 16, 5  # font size, height of a caption line, and half the width of a mark, in points
 MAX_LABEL = 40  # characters of a label before it is truncated; the tooltip has the full name
-# Colors that methods cycle through. Each has enough contrast for text on white.
+# Colors that methods cycle through. Each has enough contrast for text on a white background.
 COLORS = ("#1b62a5", "#b3400b", "#1d7a3a", "#8a2aa5", "#8a6100", "#b0184d", "#0b7285", "#5b4bc4", "#5c6b00", "#7a4a2b")
 _UNITS = {
     "s": (1, (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30)),
@@ -43,7 +43,7 @@ Boxes = Float[ndarray, "_ 4"]
 
 
 def to_svg(comparison: Comparison) -> str:
-    """Return the plot as SVG, with a tooltip for every mark. Equal comparisons give identical text."""
+    """Return the plot as SVG, with a tooltip for every mark. Equal comparisons produce identical text."""
     import matplotlib
 
     text, options = io.StringIO(), {"svg.fonttype": "none", "svg.hashsalt": "probmcl"}
@@ -161,7 +161,7 @@ def _draw_labels(axes: Axes, comparison: Comparison, colors: dict[str, str]) -> 
 
 
 def _write(axes: Axes, text: str, box: Box, mark: Point | None, style: dict[str, Any]) -> None:
-    """Write a label into its box, and connect it to its mark by a line if the mark is far away."""
+    """Write a label into its box, and connect it to its mark with a line if the mark is far away."""
     left, middle, right = box[0], (box[1] + box[3]) / 2, box[2]
     ends_at_mark = mark is not None and left + right < 2 * mark[0]
     x, align = (right - 2, "right") if ends_at_mark else (left + 2, "left")
@@ -211,7 +211,7 @@ def _overlaps(boxes: Boxes, others: Boxes) -> Int[ndarray, " B"]:
 
 
 def _caption(comparison: Comparison) -> list[str]:
-    """Return the lines of the caption: the conditions, broken only between two of them, then the notes on mAP."""
+    """Return the lines of the caption: the conditions, with line breaks only between them, then the notes on mAP."""
     width = int((WIDTH - LEFT - RIGHT) / (0.6 * FONT))
     conditions = comparison.protocol.replace(" ", "\u00a0").replace("\u00a0·\u00a0", "\u00a0· ")
     lines = [line.replace("\u00a0", " ") for line in textwrap.wrap(conditions, width)]

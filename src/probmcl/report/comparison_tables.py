@@ -61,7 +61,7 @@ SECTIONS: dict[str, Section] = {
         "Decisions at a threshold of 0.5; for macro F1, at thresholds chosen on validation",
         (*(_score(name, name) for name in ("CP", "CR", "CF1", "OP", "OR", "OF1")), _score("macro F1", "macro_F1")),
         note=lambda row: (
-            "predicts a set of labels without thresholds, so macro F1 is also at 0.5" if row.emits_set else ""
+            "predicts a set of labels without thresholds, so macro F1 also uses 0.5" if row.emits_set else ""
         ),
     ),
     "retrieval": Section(
@@ -101,7 +101,7 @@ SECTIONS: dict[str, Section] = {
 
 
 def comparison_tables(comparison: Comparison) -> dict[str, Table]:
-    """Return a table for each of `SECTIONS`, under the same keys."""
+    """Return a table for each section in `SECTIONS`, under the same key."""
     return {key: _table(section, comparison) for key, section in SECTIONS.items()}
 
 
@@ -161,7 +161,7 @@ def _fields(row: Row) -> Iterator[tuple[str, object]]:
 
 
 def to_markdown(comparison: Comparison) -> str:
-    """Return all tables as Markdown, each under a heading, then the list of methods that were left out."""
+    """Return all tables as Markdown, each under a heading, followed by the list of methods that were left out."""
     parts = [tables.to_markdown(table) for table in comparison_tables(comparison).values()]
     left_out = [f"- {tables.markdown_text(sentence)}" for sentence in comparison.left_out]
     return "\n".join([*parts, *(["### Left out", "", *left_out, ""] if left_out else [])])

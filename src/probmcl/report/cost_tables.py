@@ -35,7 +35,7 @@ MEASURED = [*map(Column, ("training ms/image", "training views/s", "predicting m
 
 
 def cost_tables(rows: Sequence[CostRow]) -> list[Table]:
-    """Return one table per encoder, size and number of classes, and one more for its measurements, if any."""
+    """Return one table per encoder, size and number of classes, each followed by a table of measurements, if any."""
     tables = []
     for (encoder, size, classes), group in itertools.groupby(rows, lambda r: (r.encoder, r.image_size, r.classes)):
         together, name = tuple(group), Column.of_names("method")
@@ -76,7 +76,7 @@ def _problems(rows: Sequence[CostRow]) -> list[str]:
 
 
 def paper_table(networks: Sequence[PaperNetwork]) -> Table:
-    """Return a table of the numbers in Table 3 of the paper, each followed by those of our networks."""
+    """Return a table in which each row from Table 3 of the paper is followed by rows for our networks."""
     columns = [*map(Column.of_names, ("method", "encoder")), Column("classes"), *NETWORK]
     cells: list[list[str]] = []
     for printed, group in itertools.groupby(networks, lambda network: network.printed):
@@ -89,14 +89,14 @@ def paper_table(networks: Sequence[PaperNetwork]) -> Table:
 
 
 def record(row: CostRow) -> dict[str, Any]:
-    """Return a row as a flat dictionary; the keys of a measurement are None if there is none."""
+    """Return a row as a flat dictionary; measured values are None if nothing was measured."""
     numbers = dataclasses.asdict(row)
     speed = numbers.pop("speed") or dict.fromkeys(field.name for field in dataclasses.fields(Speed))
     return numbers | speed
 
 
 def paper_record(network: PaperNetwork) -> dict[str, Any]:
-    """Return the record of a network with the numbers that the paper prints for it."""
+    """Return the record of a network, including the numbers that the paper prints for it."""
     printed = network.printed
     numbers = {"printed_parameters_millions": printed.parameters, "printed_gmac": printed.gmac}
     return {"printed_method": printed.name} | numbers | record(network.row) | {"note": printed.note}

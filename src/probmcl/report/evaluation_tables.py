@@ -5,8 +5,8 @@ from typing import Any
 
 from probmcl.tables import MISSING, Column, Table, percent
 
-MAX_NAMES = 5  # names in a line of text
-MAX_ROWS = 20  # classes or values in a table; the JSON file has all of them
+MAX_NAMES = 5  # most names in a line of text
+MAX_ROWS = 20  # most classes or values in a table; the JSON file has all of them
 
 
 def overall(result: Mapping[str, Any]) -> Table:

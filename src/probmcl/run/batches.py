@@ -1,6 +1,6 @@
-"""Batches for training, probing and scoring, of images or of cached activations.
+"""Batches of images or cached activations for training, probing and scoring.
 
-The outputs of a frozen network are computed once for every view and cached on disk, so that training on a CPU takes
+The outputs of a frozen network are computed once for every view and cached on disk, so training on a CPU takes
 minutes instead of hours. `ActivationCache` provides the same batches as `ImageBatchSource`.
 """
 
@@ -32,17 +32,17 @@ from probmcl.runtime.machine import CPU_PIXELS
 from probmcl.training.features import FeatureBatches, StoredViews
 
 SECONDS_APART = 5.0
-"""Time between two updates of the manifest of a cache."""
+"""Time between updates of a cache's manifest."""
 
 Progress = Callable[[str, int], AbstractContextManager[ProgressBar]]
-"""Opens a progress bar for a stage with a name and a number of steps."""
+"""Opens a progress bar, given the name of a stage and its number of steps."""
 
 
 @dataclass(frozen=True, eq=False)
 class ImageBatchSource:
     """Batches of preprocessed images.
 
-    With several processes, every training batch is divided among them; other batches are distributed undivided.
+    With several processes, each training batch is divided among them; other batches are distributed whole.
     """
 
     records: Records
@@ -62,11 +62,11 @@ class ImageBatchSource:
         return self._batches(order, n_plain=0, n_augmented=n_views)
 
     def plain(self, split: Split) -> ImageBatches:
-        """Return the plain view of every image of a split, in order."""
+        """Return the plain view of every image in a split, in order."""
         return self._in_order(split, n_plain=1, n_augmented=0)
 
     def augmented(self, split: Split, *, n_views: int) -> ImageBatches:
-        """Return augmented views of every image of a split, in order."""
+        """Return augmented views of every image in a split, in order."""
         return self._in_order(split, n_plain=0, n_augmented=n_views)
 
     def view(self, image: Image.Image, epoch: int, row: int, view: int) -> Image.Image:
@@ -95,8 +95,8 @@ class ImageBatchSource:
 class ActivationCache:
     """Outputs of a frozen network for the plain view and `n_augmented` augmented views of each image.
 
-    They are computed when they are first needed. Files are filled in order, and a manifest per split and process stores
-    the number of finished batches, so that an interrupted process can continue.
+    The outputs are computed when they are first needed. Files are filled in order, and a manifest per split and process
+    stores the number of finished batches so that an interrupted process can continue.
     """
 
     images: ImageBatchSource
@@ -142,7 +142,7 @@ class ActivationCache:
         return self._in_order("train", 1 + min(n_augmented, self.n_augmented))
 
     def plain(self, split: Split) -> StoredViews:
-        """Return the plain view of every image of a split, in order."""
+        """Return the plain view of every image in a split, in order."""
         return self._in_order(split, 1)
 
     def _in_order(self, split: Split, n_views: int) -> StoredViews:
@@ -150,7 +150,7 @@ class ActivationCache:
         return StoredViews(self._views(split, n_views), *labels_of(records, split), records.rows(split))
 
     def _views(self, split: Split, n_views: int) -> Shaped[Tensor, "V N *output"]:
-        """Return the first `n_views` views of a split; missing ones are computed."""
+        """Return the first `n_views` views of a split; missing views are computed."""
         array = self._open(split)
         self._fill(array[:1], split, "plain", self.images.plain(split), f"plain views of {split}")
         if n_views > 1:
@@ -163,11 +163,11 @@ class ActivationCache:
         return self.folder / f"{split}.{rank()}-of-{world_size()}.json"
 
     def _entries(self, split: Split) -> dict[str, dict[str, Any]]:
-        """Return the progress of this process in the file of a split, for plain and augmented views."""
+        """Return how much of a split's file this process has filled, for plain and augmented views."""
         return read_json(self._manifest(split)) if self._manifest(split).exists() else {}
 
     def _open(self, split: Split) -> Any:
-        """Open the file of a split. It is created with its full size, as a sparse file on most file systems."""
+        """Open the file of a split. It is created at its full size, as a sparse file on most file systems."""
         path, views = self.folder / f"{split}.npy", 1 + (self.n_augmented if split == "train" else 0)
         if is_main_process() and not path.exists():
             self._create(path, (views, len(self.images.records.rows(split)), *self.shape))
@@ -182,13 +182,13 @@ class ActivationCache:
         if needed > free:  # writing to a memory-mapped file on a full disk raises a signal, not an exception
             raise OSError(
                 f"{self.folder}: the activation cache needs {needed / 1e6:,.0f} MB, but {free / 1e6:,.0f} MB are free; "
-                "use another folder with `out`, or `tune=all`, which needs less"
+                "choose another folder with `out`, or use `tune=all`, which needs less space"
             )
         dtype = {torch.float16: np.float16, torch.float32: np.float32}[self.dtype]
         atomic_write(path, lambda part: open_memmap(part, mode="w+", dtype=dtype, shape=shape).flush())
 
     def _fill(self, array: Any, split: Split, part: str, batches: ImageBatches, title: str) -> None:
-        """Compute and store views of all images; each process has its shard of the batches."""
+        """Compute and store views of all images; each process handles its shard of the batches."""
         entries = self._entries(split)
         # Progress is valid only for the same batch size, which depends on the device.
         layout = [len(batches), max((len(batch) for batch in batches.order), default=0)]
@@ -222,17 +222,17 @@ class ActivationCache:
 
 
 def labels_of(records: Records, split: Split) -> tuple[Float[Tensor, "N C"], Bool[Tensor, "N C"]]:
-    """Return the labels of a split and the mask of known ones."""
+    """Return the labels of a split and the mask of known labels."""
     labels, known = records.states.labels_and_known(records.rows(split))
     return torch.from_numpy(labels), torch.from_numpy(known)
 
 
 def targets_of(records: Records, split: Split) -> tuple[Float[Tensor, "N C"], Bool[Tensor, "N C"]]:
-    """Return the training targets of a split and the mask of known ones; uncertain labels may be probabilities."""
+    """Return the training targets of a split and the mask of known labels; uncertain labels may be probabilities."""
     targets, known = records.states.targets_and_known(records.rows(split))
     return torch.from_numpy(targets), torch.from_numpy(known)
 
 
 def weights_of(records: Records, split: Split) -> Float[ndarray, "N"] | None:
-    """Return the sampling weights of the images of a split; None if there are none."""
+    """Return the sampling weights of the images in a split, or None if the records have no weights."""
     return None if records.weight is None else records.weight[records.rows(split)]

@@ -1,4 +1,4 @@
-"""Time estimates for the parts of a run, from a few timed steps, and the number of epochs that fit into a budget."""
+"""Time estimates for the parts of a run, based on a few timed steps, and the number of epochs that fit a budget."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from probmcl.tables import rough_duration
 from probmcl.training.features import ROWS_AT_ONCE
 
 MAX_VIEWS = 60
-"""Largest number of views per image that a budget is spent on. More have never improved a score."""
+"""Maximum number of views per image that a budget is spent on. More views have never improved a score."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +66,13 @@ class Plan:
 
 
 Planner = Callable[[Costs, float], Plan]
-"""Makes a plan from the costs and the seconds that the run has taken so far."""
+"""Makes a plan from the costs and the number of seconds that the run has taken so far."""
 
 
 def plan_epochs(costs: Costs, spent: float, budget: float | None) -> Plan:
-    """Plan the epochs of every job: those in its settings or, with a budget, equally many views for all jobs.
+    """Plan the epochs of each job: the number in its settings or, with a budget, the same number of views for all jobs.
 
-    If the budget is too small for all jobs, the last ones are left out.
+    If the budget is too small for all jobs, the last jobs are left out.
 
     >>> costs = Costs(30.0, (JobCost("bce", "bce", 10.0, 5.0, 1, 12), JobCost("probmcl", "probmcl", 20.0, 5.0, 2, 6)))
     >>> plan_epochs(costs, spent=60.0, budget=None).messages[0]
@@ -118,7 +118,7 @@ def _left_out(jobs: Sequence[JobCost], budget: float) -> tuple[str, ...]:
 
 
 def measure_costs(workspace: Workspace, probe_seconds: float) -> Costs:
-    """Estimate the time of each job from a few timed steps; fitting a probe takes `probe_seconds`."""
+    """Estimate the time each job takes from a few timed steps; fitting a probe takes `probe_seconds`."""
     w, s, device = workspace, workspace.settings, workspace.settings.device
     train, val, test = (len(w.records.rows(split)) for split in SPLITS)
     size = w.backbone.encoder.image_size
@@ -148,7 +148,7 @@ def _job_cost(workspace: Workspace, job: TrainingJob, once: float, tested: float
 def example_step(
     workspace: Workspace, job: TrainingJob
 ) -> tuple[Method, Float[Tensor, "V N *image"], Float[Tensor, "N C"]]:
-    """Return a method, and random views and labels with the shapes of a training batch."""
+    """Return a method, along with random views and labels in the shapes of a training batch."""
     w, device = workspace, workspace.settings.device
     method, size = w.backbone.build(job.method, job.settings, w.records.label_space), w.backbone.encoder.image_size
     images = max(1, min(job.training.batch_size, len(w.records.rows("train"))) // world_size())

@@ -1,4 +1,4 @@
-"""Candidates of a run: the probe on the frozen encoder, then the own head and a probe for each trained method."""
+"""Candidates of a run: the probe on the frozen encoder and, for each trained method, its own head and a probe."""
 
 import copy
 import functools
@@ -70,7 +70,7 @@ def train_job(state: RunState, workspace: Workspace, job: TrainingJob) -> None:
 
 
 class _JobTraining:
-    """One training job. Its method is trained in this process, or loaded if an interrupted process has trained it."""
+    """One training job. Its method is trained here, or loaded if an interrupted process has already trained it."""
 
     def __init__(self, state: RunState, workspace: Workspace, job: TrainingJob) -> None:
         self.state, self.workspace, self.job = state, workspace, job
@@ -87,7 +87,7 @@ class _JobTraining:
         return self.workspace.backbone.build(self.job.method, self.job.settings, self.workspace.records.label_space)
 
     def run(self) -> Outcome:
-        """Train the method, from its last checkpoint if there is one, and save it."""
+        """Train the method, continuing from its last checkpoint if there is one, and save it."""
         w, job = self.workspace, self.job
         method = self._build()
         names, weights = w.records.label_space.names, w.settings.encoder.weights
@@ -166,7 +166,7 @@ def _fit_probe(
         fit_seconds = time.perf_counter() - fit_started
     with torch.inference_mode():
         scores = fitted.probe.logits(val.features[0]).sigmoid()
-    probe = fitted.probe.on(copy.deepcopy(part), w.records.label_space)  # a copy: a probe freezes its encoder
+    probe = fitted.probe.on(copy.deepcopy(part), w.records.label_space)  # a copy, since a probe freezes its encoder
     seconds += time.perf_counter() - started
     parameters, result = w.backbone.full_state(probe), _evaluate(w, "val", scores, note)
     return Candidate(

@@ -43,7 +43,7 @@ def fit_probe(
     seed: int = 0,
     callbacks: Callable[[float], Sequence[Callback]] = lambda weight_decay: (),
 ) -> FittedProbe:
-    """Fit a probe for each weight decay and return the best on validation; on a tie, that with the larger decay."""
+    """Fit a probe for each weight decay and return the best on validation; on a tie, the one with the larger decay."""
     # Deviation (decision 0001, point 20): decoupled decay, chosen on validation; it changed results by two points.
     batches = FeatureBatches(
         train.features,

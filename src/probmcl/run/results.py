@@ -45,7 +45,7 @@ class CandidateId(NamedTuple):
 
     @property
     def random_stream(self) -> str:
-        """The key of its random stream. It is the name that version 0.1 used; changing it changes scores."""
+        """The key of its random stream. It is the name used by version 0.1; changing it would change scores."""
         trial = "" if self.trial == 1 else f", trial {self.trial}"
         return "frozen probe" if self.head == "frozen" else f"{self.method}{trial}, {self.head}"
 
@@ -60,7 +60,7 @@ class Candidate:
 
     Attributes:
         method: the key in METHODS; `probe` for a probe on a trained encoder.
-        state: parameters, including those of the encoder.
+        state: parameters, including the encoder's.
         scores: predicted probabilities by split; the test split is added at the end of the run.
         validation: metrics on the validation split.
         seconds: duration of training, including the probe.
@@ -89,12 +89,12 @@ class Candidate:
 
     @property
     def validation_map(self) -> float:
-        """The validation mAP, which decides the best candidate."""
+        """The validation mAP, which determines the best candidate."""
         return self.validation["mAP"] or 0.0
 
     @property
     def note(self) -> str:
-        """A note on its mAP, see `probmcl.methods.base.Classifier`; usually empty."""
+        """A note on its mAP, usually empty; see `probmcl.methods.base.Classifier`."""
         note: str = self.validation.get("note", "")
         return note
 
@@ -105,7 +105,7 @@ class Run:
 
     Attributes:
         candidates: every classifier of the run, the frozen probe first.
-        kept: the best candidate on validation, which is the model of the run.
+        kept: the candidate that scored best on validation, which is the model of the run.
         warnings: warnings that are stored with the run.
         seconds: duration, including interrupted attempts.
     """
@@ -123,7 +123,7 @@ class Run:
 
     @property
     def model(self) -> Model:
-        """The model that predicts; see `probmcl.load`."""
+        """The kept model, loaded for prediction; see `probmcl.load`."""
         from probmcl.inference import load
 
         return load(self.folder)

@@ -1,6 +1,6 @@
 """The state of a run on disk: the results of completed phases, and run.json.
 
-Every phase goes through `RunState.once`, which skips phases that an interrupted run has completed.
+Every phase goes through `RunState.once`, which skips phases that an interrupted run has already completed.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ TRAINED, TRAINING = ".trained.safetensors", ".training.safetensors"
 
 @dataclass(frozen=True)
 class Format(Generic[T]):
-    """How the result of a phase is stored; `synchronize` replaces results that may differ by that of rank 0."""
+    """How the result of a phase is stored; `synchronize` replaces results that may differ with the result of rank 0."""
 
     suffix: str
     save: Callable[[Path, T], None]
@@ -87,7 +87,7 @@ def load_candidate(folder: RunFolder, identity: CandidateId) -> Candidate:
 
 
 class RunState:
-    """A run in progress: results of phases are in checkpoints/, candidates and warnings in run.json."""
+    """A run in progress. The results of its phases are in checkpoints/, its candidates and warnings in run.json."""
 
     def __init__(self, folder: RunFolder, records: Records, seed: int, console: Console) -> None:
         self.folder, self.records, self.seed, self.console = folder, records, seed, console
@@ -96,7 +96,7 @@ class RunState:
         self.log = MetricsLog(folder.path / run_folder.METRICS, on_warning=self._print_warning)
         self.log.warnings += [RunWarning(**warning) for warning in self.metadata["warnings"]]
         self.candidates: dict[CandidateId, Candidate] = {}
-        # Listed once by rank 0, so that all processes skip the same phases.
+        # Listed once by rank 0 so that all processes skip the same phases.
         files = [path.name for path in folder.checkpoints.glob("*")] if is_main_process() else []
         self.completed: set[str] = set(broadcast(files))
 
@@ -118,13 +118,13 @@ class RunState:
             self.publish_best()
             saved = "; best so far, saved" if self.best() is candidate else ""
             scored, classes = candidate.validation["classes_scored"], candidate.validation["classes"]
-            part = "" if scored == classes else f" (of {scored} of {classes} classes)"
+            part = "" if scored == classes else f" (over {scored} of {classes} classes)"
             self.console.print(f"{candidate.name}: validation mAP {candidate.validation_map:.4f}{part}{saved}")
             self.print_notes(candidate)
         return self.candidates[identity]
 
     def restore(self, identities: Iterable[CandidateId]) -> None:
-        """Load all candidates of an interrupted run, so that the best of them stays the saved model."""
+        """Load all candidates of an interrupted run so that the best of them remains the saved model."""
         for identity in identities:
             if f"{identity.key}.safetensors" in self.completed:
                 candidate = self.candidates[identity] = load_candidate(self.folder, identity)
@@ -134,7 +134,7 @@ class RunState:
             self.publish_best()
 
     def best(self) -> Candidate:
-        """Return the candidate with the highest validation mAP; on a tie the earlier, simpler one."""
+        """Return the candidate with the highest validation mAP; on a tie, the earlier, simpler one."""
         return max(self.candidates.values(), key=lambda candidate: candidate.validation_map)
 
     def publish_best(self) -> None:
@@ -172,13 +172,13 @@ class RunState:
         self.console.print(f"warning: {warning.message}")
 
     def print_notes(self, *candidates: Candidate) -> None:
-        """Print the notes on the mAP of candidates that have one."""
+        """Print the mAP note of each candidate that has one."""
         for candidate in candidates:
             if candidate.note:
                 self.console.print(f"  note on {candidate.name}: {candidate.note}")
 
     def seed_phase(self, random_stream: str) -> None:
-        """Seed torch for one phase, so that its random numbers do not depend on earlier phases."""
+        """Seed torch for one phase so that its random numbers do not depend on earlier phases."""
         torch.manual_seed(zlib.crc32(f"{self.seed} {random_stream}".encode()))
 
     def tidy_up(self) -> None:
@@ -208,7 +208,7 @@ def create_run(
     warnings: Sequence[RunWarning],
     fold_of: Int[ndarray, "N"] | None,
 ) -> None:
-    """Write the inputs of a run into a new or empty folder. run.json comes last, since it marks the folder as a run."""
+    """Write the inputs of a run to a new or empty folder. run.json comes last because it marks the folder as a run."""
     run_folder.refuse_used(folder.path)
     folder.write(run_folder.CONFIG, {"schema": run_folder.SCHEMA} | msgspec.to_builtins(settings))
     folder.write(run_folder.LABELS, labels_metadata(records, source.options if source else ReadOptions()))
@@ -233,7 +233,7 @@ def labels_metadata(records: Records, options: ReadOptions) -> dict[str, Any]:
     chances = zip(space.names, states.chance.tolist(), strict=True)
     counts = states.counts().sum(axis=1)
     policy = {
-        "unknown": "a label that is not known takes no part in anything",
+        "unknown": "labels that are not known are ignored everywhere",
         "blank": list(options.blank) or None,
         "minus_one": list(options.minus_one) or None,
         "chance_of_uncertain": {name: chance for name, chance in chances if chance == chance},  # NaN: unknown

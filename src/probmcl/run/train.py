@@ -35,7 +35,7 @@ CandidateFilter = Callable[[Mapping[CandidateId, Candidate]], Iterable[Candidate
 
 
 def all_candidates(candidates: Mapping[CandidateId, Candidate]) -> Iterable[CandidateId]:
-    """Return all candidates, so that each of them is tested."""
+    """Return all candidates so that all of them are tested."""
     return candidates
 
 
@@ -53,20 +53,20 @@ def train_run(
 ) -> Run:
     """Train every method within the budget, keep the best candidate on validation, and test it.
 
-    A linear probe on the frozen encoder comes first: the folder can predict as soon as it is fitted, and no method is
-    kept unless it beats the probe on validation. Test scores are not used to choose anything. Calling the function
-    again on an interrupted folder resumes the run, with the scores of an uninterrupted run.
+    A linear probe on the frozen encoder comes first. Once it is fitted, the run can be used for prediction, and a
+    method is kept only if it beats the probe on validation. Test scores do not affect any choice. Calling the function
+    again with the folder of an interrupted run resumes it and gives the same scores as an uninterrupted run.
 
     Args:
         records: images with labels and splits.
         settings: settings of the run.
         folder: a new or empty folder, or an interrupted run with the same records and settings.
         console: for messages and progress (default: stdout).
-        source: how the records were read, stored to read them again on resume.
+        source: how the records were read; stored so that a resumed run can read them again.
         data_warnings: warnings about the records, stored with the run.
         fold_of: the fold of each image, if there are folds.
         test: returns candidates to test in addition to the kept one and the frozen probe.
-        planner: sets the epochs of each method (default: `plan_epochs` with the budget of the settings).
+        planner: sets the epochs of each method (default: `plan_epochs` with the budget in the settings).
     """
     run, console = RunFolder(folder), console or Console()
     settings = replace(settings, device=find_device(settings.device))
@@ -126,7 +126,7 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: C
 
 def _refuse_other_run(run: RunFolder, records: Records, settings: Settings) -> None:
     if records_digest(records) != run.read(run_folder.METADATA)["records"]:
-        problem = "its images, labels or splits have changed since it started; restore them or start a new run"
+        problem = "the images, labels or splits have changed since the run started; restore them or start a new run"
         raise RunError(f"{run.path}: {problem}")
     before = load_settings(run.read(run_folder.CONFIG))
     if replace(before, device=settings.device, workers=settings.workers) != settings:
@@ -160,7 +160,7 @@ def _interrupt_noted(run: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def _recorded_status(run: RunFolder, records: Records, settings: Settings, console: Console) -> Iterator[RunState]:
-    """Open the state of a run; an exception is recorded as its status in run.json."""
+    """Open the state of a run. If an exception is raised, the status in run.json records it."""
     with _interrupt_noted(run):
         state = RunState(run, records, settings.seed, console)
     try:

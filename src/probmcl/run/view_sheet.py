@@ -18,7 +18,7 @@ from probmcl.data.records import Records
 from probmcl.run.batches import ImageBatchSource
 
 TILE = 160  # width of a view in pixels; smaller views are enlarged by an integer factor, larger ones reduced
-SAMPLE = 20_000  # number of random training images from which the shown ones are chosen
+SAMPLE = 20_000  # number of random training images to choose from
 GAP, LINE, FONT, CHARACTER = 4, 24, 12, 7.23  # in pixels: gap, line height, font size, width of a character
 LONGEST_NAME = 40
 BLACK, GRAY = "#000000", "#6e6e6e"
@@ -27,8 +27,8 @@ BLACK, GRAY = "#000000", "#6e6e6e"
 def views_sheet(source: ImageBatchSource, *, n_images: int = 16, n_views: int = 4) -> Image.Image:
     """Draw training images in two columns: labels, the plain view, and the augmented views of the first epoch.
 
-    The images are chosen with the seed of the source so that they show many classes. A view is the input tensor of the
-    encoder without normalization. Unknown labels are gray, with a question mark.
+    The images are chosen to show many classes, using the seed of the source. A view is the encoder's input tensor
+    without normalization. Unknown labels are shown in gray with a question mark.
     """
     from matplotlib.figure import Figure
 
@@ -65,12 +65,12 @@ def views_sheet(source: ImageBatchSource, *, n_images: int = 16, n_views: int = 
 
 
 def choose(records: Records, n_images: int, seed: int) -> list[int]:
-    """Choose training images. Each one is a random image of the class with the fewest chosen images so far."""
+    """Choose training images, each a random image of the class with the fewest chosen images so far."""
     rng = np.random.default_rng(seed)
     rows = rng.permutation(records.rows("train"))[:SAMPLE]
     labels, known = records.states.labels_and_known(rows)
     present = (labels > 0) & known
-    shown, free = rng.random(present.shape[1]), np.ones(len(rows), dtype=bool)  # breaks ties at random
+    shown, free = rng.random(present.shape[1]), np.ones(len(rows), dtype=bool)  # random values break ties
     chosen: list[int] = []
     while len(chosen) < n_images and free.any():
         available = present[free].any(axis=0)
@@ -106,7 +106,7 @@ def _caption(records: Records, row: int, names: Sequence[str], room: int) -> lis
 
 
 def drawable(name: str, number: int) -> str:
-    """Return a name that the font can draw: the name, truncated or without accents, or the number of the class.
+    """Return a name that the font can draw: the name, possibly truncated or without accents, or the class number.
 
     >>> drawable("traffic light", 9), drawable("Café", 3), drawable("猫", 7)
     ('traffic light', 'Café', 'class 7')
@@ -122,7 +122,7 @@ def drawable(name: str, number: int) -> str:
 
 
 def fit_names(names: Sequence[str], room: int) -> str:
-    """Return the names that fit into `room` characters, and the number of the others.
+    """Return the names that fit into `room` characters, and the number of names left out.
 
     >>> fit_names(["cat", "dog", "owl"], 13), fit_names(["cat", "dog", "owl"], 12), fit_names(["giraffe"], 5)
     ('cat, dog, owl', 'cat, dog +1', 'gira…')

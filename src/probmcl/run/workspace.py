@@ -40,7 +40,7 @@ class Backbone:
 
     Attributes:
         encoder: the complete encoder.
-        trunk: the frozen part, whose outputs are cached; None if all of the encoder is trained.
+        trunk: the frozen part, whose outputs are cached; None if the whole encoder is trained.
         tail: the trained part; with `tune="none"`, a placeholder that returns cached features unchanged.
         tune: the part of the encoder that is trained; `all` if the encoder cannot be split.
     """
@@ -80,7 +80,7 @@ class Workspace:
     """Data, settings, encoder and batches of a run.
 
     Attributes:
-        batches: inputs of the tail: the images, or cached outputs of the trunk.
+        batches: inputs to the tail, which are the images or cached outputs of the trunk.
         cache_folder: folder for cached features and activations, deleted when the run is finished.
     """
 
@@ -132,7 +132,7 @@ class Workspace:
         return cache, PrecomputedFeatures(self.backbone.encoder.features)
 
     def describe(self) -> None:
-        """Print weights, device, input size, the trained part of the encoder and the learning rates."""
+        """Print the weights, the device, the input size, the trained part of the encoder and the learning rates."""
         s, e = self.settings, self.backbone.encoder
         source = f"{s.encoder.weights} (loaded all {len(e.state_dict())} tensors)" if s.encoder.weights else "random"
         size = f"{e.image_size} × {e.image_size} pixels"
@@ -147,7 +147,9 @@ class Workspace:
     def _describe_data(self) -> None:
         images = len(self.records.rows("train"))
         if self.settings.encoder.weights is None and images < MIN_TRAINING_IMAGES:
-            self.console.print(f"note: random weights and {images:,} training images; pretrained weights are better")
+            self.console.print(
+                f"note: training starts from random weights with {images:,} images; pretrained weights are better"
+            )
         splits: tuple[Split, Split] = ("val", "test")
         counts = {split: len(self.records.rows(split)) for split in splits}
         small = [f"{count:,} {split}" for split, count in counts.items() if count < MIN_EVAL_IMAGES]
@@ -164,7 +166,7 @@ class Workspace:
             )
         elif self.settings.tune == "last":
             name = backbone.encoder.name
-            self.console.print(f"note: {name} cannot be split before its last stage; all of it is trained")
+            self.console.print(f"note: {name} cannot be split before its last stage; the whole encoder is trained")
 
 
 def _open_image_cache(records: Records, settings: Settings, console: Console) -> ImageCache | None:
@@ -176,7 +178,7 @@ def _open_image_cache(records: Records, settings: Settings, console: Console) ->
         folders.add(records.origin.path if records.origin.path.is_dir() else records.origin.path.parent)
     cache = open_cache(Path(settings.cache), apart_from=sorted(folders))
     if not cache.has_room():
-        console.print(f"note: {cache.folder}: the disk is nearly full; no more decoded images are cached there")
+        console.print(f"note: {cache.folder}: the disk is nearly full; no more decoded images will be cached there")
     return cache
 
 
@@ -205,9 +207,9 @@ def warm_start(
 ) -> None:
     """Initialize the linear layer of a method whose head is one linear layer.
 
-    If all of a pretrained encoder is trained, the layer is copied from the probe on the frozen encoder, since the
+    If a pretrained encoder is trained as a whole, the layer is copied from the probe on the frozen encoder, since the
     gradients of a random layer would destroy pretrained features in the first steps. Otherwise, if the weights come
-    from an earlier run, the rows of the classes that both runs have are copied from the layer of that run.
+    from an earlier run, the rows of the classes that both runs share are copied from that run's layer.
     """
     common = _common_classes(weights, names, console)
     if not isinstance(method, LinearClassifier):
@@ -225,7 +227,7 @@ def warm_start(
 
 
 def _common_classes(weights: str | None, names: tuple[str, ...], console: Console) -> Mapping[int, int]:
-    """Return a mapping from the index of a class to its index in the run that the weights come from."""
+    """Map the index of each common class to its index in the run that the weights come from."""
     if weights in (None, "pretrained") or not RunFolder(Path(weights)).has(METADATA):
         return {}
     earlier: list[str] = RunFolder(Path(weights)).read(LABELS)["names"]

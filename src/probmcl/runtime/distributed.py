@@ -1,8 +1,8 @@
 """Collective operations for several processes under torchrun; with a single process they do nothing.
 
 Each process has different images. Losses do not use torch.distributed: methods gather the rows that they compare, and
-scale sums so that the mean over processes, which DistributedDataParallel takes of the gradients, is the loss of all
-images. All processes must call the collective functions in the same order.
+scale sums so that the mean of the gradients, which DistributedDataParallel takes over processes, is the gradient of the
+loss on all images. All processes must call the collective functions in the same order.
 """
 
 import gc
@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 T = TypeVar("T")
 
 TIMEOUT = timedelta(hours=2)
-"""How long a process waits for another one that evaluates or saves. If one dies, torchrun stops all immediately."""
+"""How long a process waits for another that evaluates or saves. If one dies, torchrun stops all immediately."""
 
 MAX_DIMS = 8
 """Length of the vectors in which shapes are gathered, larger than the number of dimensions of any tensor here."""
@@ -34,7 +34,7 @@ MAX_DIMS = 8
 def process_group(device: str | None = None) -> Iterator[None]:
     """Initialize the process group of torchrun, with one GPU per process if there are GPUs, and destroy it at the end.
 
-    Does nothing in a single process, or if the group is initialized already. GPUs are not used if `device` is of
+    Does nothing in a single process, or if the group is initialized already. GPUs are not used if `device` has
     another type.
 
     >>> with process_group():
@@ -87,9 +87,9 @@ def local_rows(count: int) -> slice:
 
 
 def gather(rows: Shaped[Tensor, "M *rest"]) -> Shaped[Tensor, "P *rest"]:
-    """Return the rows of all processes in the order of ranks, with gradient; all must have the same number of rows.
+    """Return the rows of all processes in rank order, with gradient; all must have the same number of rows.
 
-    The gradient is that of the sum of all processes' losses, so averaging it over processes gives that of their mean.
+    It is the gradient of the sum of all processes' losses, so its average over processes is the gradient of their mean.
 
     >>> gather(torch.tensor([1.0, 2.0]))
     tensor([1., 2.])
@@ -118,7 +118,7 @@ class _Gather(torch.autograd.Function):
 
 @torch.no_grad()
 def gather_unequal(rows: Shaped[Tensor, "M *rest"]) -> Shaped[Tensor, "P *others"]:
-    """Return the rows of all processes in the order of ranks, without gradient; their numbers may differ or be 0.
+    """Return the rows of all processes in rank order, without gradient; the number per process may differ or be 0.
 
     >>> gather_unequal(torch.tensor([1.0, 2.0]))
     tensor([1., 2.])
@@ -167,7 +167,7 @@ def barrier() -> None:
 
 
 def shard(items: Sequence[T]) -> Sequence[T]:
-    """Return the shard of this process: every item whose index modulo the world size is the rank.
+    """Return the shard of this process: every item whose index modulo the world size equals the rank.
 
     >>> shard(["a", "b", "c"])
     ['a', 'b', 'c']

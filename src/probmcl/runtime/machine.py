@@ -19,11 +19,11 @@ Result = TypeVar("Result")
 MAX_WORKERS = 8
 
 CPU_PIXELS, GPU_PIXELS = 400_000, 12_000_000
-"""Pixels of a batch in inference. On a CPU, the activations of a layer should fit into the cache."""
+"""Pixels per batch in inference. On a CPU, the activations of a layer should fit into the cache."""
 
 
 def find_device(name: str) -> str:
-    """Return the name of an available device; `auto` is a CUDA device if there is one, otherwise the CPU.
+    """Return the name of an available device; `auto` means a CUDA device if there is one, otherwise the CPU.
 
     >>> find_device("cpu")
     'cpu'
@@ -74,9 +74,9 @@ def ignore_interrupts(_: int = 0) -> None:
 
 
 def map_in_order(work: Callable[[Part], Result], parts: Sequence[Part], workers: int) -> Generator[Result, None, None]:
-    """Yield `work(part)` for each part in order, computed by `workers` processes, or in the current process if 0.
+    """Yield `work(part)` for each part in order, computed by `workers` processes, or in this process if `workers` is 0.
 
-    Wrap it in `contextlib.closing`, so that stopping early, for example on Ctrl-C, does not wait for the other parts.
+    Wrap it in `contextlib.closing` so that stopping early, for example on Ctrl-C, does not wait for the other parts.
 
     >>> list(map_in_order(len, ["a", "bc"], workers=0))
     [1, 2]
@@ -98,9 +98,9 @@ def map_in_order(work: Callable[[Part], Result], parts: Sequence[Part], workers:
 def keep_freed_memory() -> bool:
     """Tell glibc to keep freed memory instead of returning it to the OS; return whether that succeeded.
 
-    By default glibc returns large blocks immediately, and the OS zeroes every page before handing it out again. This
-    took half of the CPU time of a forward pass and a quarter of that of a training step. Keeping the memory increases
-    its peak by a fifth. The setting affects the whole process, so only the command line uses it, not the library.
+    By default, glibc returns large blocks immediately, and the OS zeroes every page before handing it out again. This
+    took half the CPU time of a forward pass and a quarter of the CPU time of a training step. Keeping the memory raises
+    peak usage by a fifth. The setting affects the whole process, so only the command line uses it, not the library.
     """
     if sys.platform != "linux":
         return False

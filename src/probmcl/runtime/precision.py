@@ -36,8 +36,8 @@ def _float32_matmul() -> Iterator[None]:
 
     The setting is global, so it also affects other threads.
     """
-    # Since torch 2.9 each backend has a setting in addition to the common one. Reading the common one raises an error
-    # if the two disagree.
+    # Since torch 2.9, each backend has its own setting in addition to the common one. Reading the common one raises an
+    # error if the two disagree.
     matmul: Any = [getattr(b, "matmul", None) for b in (torch.backends.cuda, torch.backends.mkldnn)]
     backends = [backend for backend in matmul if hasattr(backend, "fp32_precision")]
     allowed = [backend.fp32_precision for backend in backends]

@@ -1,4 +1,4 @@
-"""Import of torchvision, even if its compiled operators do not match the installed torch.
+"""Import torchvision even if its compiled operators do not match the installed torch.
 
 A torchvision built for CUDA cannot load its operators with a CPU build of torch, and its import then fails. Transforms
 and models do not use these operators, so it is enough to declare them.
@@ -25,8 +25,8 @@ DECLARATIONS = (
 def import_torchvision() -> torch.library.Library | None:
     """Import torchvision; if its operators are missing, declare them and import it again.
 
-    Returns the declarations, which exist as long as the object does, or None if no operator is missing. They are not
-    made before the first import, because they would conflict with the operators of a working build.
+    Returns an object that keeps the declarations alive, or None if no operator is missing. Nothing is declared before
+    the first import, because the declarations would conflict with the operators of a working build.
     """
     try:
         importlib.import_module("torchvision")
