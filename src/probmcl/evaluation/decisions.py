@@ -10,7 +10,7 @@ from torch import Tensor
 from probmcl.evaluation.entries import Array, Column, Entries, blocks, checked, class_columns, to_tensor
 
 DEFAULT_THRESHOLD = 0.5
-"""Threshold of a class without a known positive. Of several thresholds with equal F1, the nearest to this is chosen."""
+"""Threshold of a class without a known positive. Of thresholds with equal F1, the one nearest to it is chosen."""
 
 
 class DecisionCounts(NamedTuple):

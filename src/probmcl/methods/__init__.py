@@ -56,7 +56,7 @@ def find_method(name: str) -> type[Method]:
 
         return custom_loss(full_name(name))
     if not attribute:
-        raise ValueError(f"method {name!r} does not exist; {suggestion(name, METHODS)}")
+        raise ValueError(f"unknown method {name!r}; {suggestion(name, METHODS)}")
     try:
         method: type[Method] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
