@@ -1,4 +1,4 @@
-"""Settings of a run: frozen dataclasses, made from options and TOML recipes."""
+"""Settings of a run: frozen dataclasses, built from options and TOML recipes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ AUTO = ("bce", "probmcl")
 CPU_ENCODER, GPU_ENCODER = "tf_efficientnet_lite0", "tresnet_m"
 
 DEFAULT_VIEWS = 12
-"""Views of each image that a method is trained on by default."""
+"""Number of views of each image that a method is trained on by default."""
 
 Tune = Literal["all", "last", "none"]
 
@@ -41,7 +41,7 @@ class EncoderSettings:
 
     Attributes:
         name: name of a timm model.
-        weights: `pretrained` for timm's weights, None for random weights, or the path of a safetensors file or a run.
+        weights: `pretrained` for timm's weights, None for random weights, or the path to a safetensors file or a run.
         image_size: side of the square input in pixels; None for the encoder's default.
         statistics: whether batch normalization keeps its statistics in training (`fixed`) or updates them (`moving`);
             None means `fixed` unless the weights are random (docs/decisions/0004).
@@ -60,8 +60,8 @@ class ProbeSettings:
     Attributes:
         epochs: passes over the training images; each pass uses one view of every image.
         views: augmented views of each training image, in addition to the plain one.
-        frozen_views: the same for the probe on the frozen encoder; few, so that a first model is ready soon.
-        weight_decays: one probe is fitted for each, and the best on validation is kept.
+        frozen_views: the same for the probe on the frozen encoder; with few views, a first model is ready sooner.
+        weight_decays: one probe is fitted for each value, and the best on validation is kept.
         learning_rate: maximum of the learning rate schedule.
         loss: see `probmcl.methods.probe.Config`.
     """
@@ -77,14 +77,14 @@ class ProbeSettings:
     def __post_init__(self) -> None:
         if self.views < 0 or not 0 <= self.frozen_views <= self.views or not self.weight_decays:
             raise ValueError(
-                f"probe: views={self.views} must be at least 0, frozen_views={self.frozen_views} between 0 and views, "
-                f"and weight_decays={self.weight_decays} not empty"
+                f"probe: views={self.views} must be at least 0, frozen_views={self.frozen_views} must be "
+                f"between 0 and views, and weight_decays={self.weight_decays} must not be empty"
             )
         for weight_decay in self.weight_decays:
             self.training(weight_decay)  # raises an error if a value is out of range
 
     def steps(self, images: int) -> int:
-        """Return the total number of steps of all fits, given the number of training images."""
+        """Return the total number of steps in all fits, given the number of training images."""
         return len(self.weight_decays) * self.epochs * (images // min(self.batch_size, images))
 
     def training(self, weight_decay: float) -> Training:
@@ -95,13 +95,13 @@ class ProbeSettings:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A method to train and to compare with the frozen probe on validation.
+    """A method to train and compare with the frozen probe on validation.
 
     Attributes:
         method: a key of `METHODS`, or `my_package.my_file:MyMethod`.
         settings: the settings of the method.
-        name: name of the job in this run, by default that of its method; jobs of the same method need different names.
-        trial: number of the trial, from 1; each trial has another learning rate or weight decay.
+        name: name of the job in this run, by default the method's; jobs of the same method need different names.
+        trial: number of the trial, starting at 1; each trial uses a different learning rate or weight decay.
     """
 
     method: str
@@ -126,7 +126,7 @@ class TrainingJob:
 
     @property
     def random_stream(self) -> str:
-        """The key of the job's random numbers, the same as in version 0.1. Changing it would change scores."""
+        """The key of the job's random numbers, unchanged since version 0.1. Changing it would change scores."""
         return self.name if self.trial == 1 else f"{self.name}, trial {self.trial}"
 
 
@@ -158,7 +158,7 @@ class MethodSpec:
 
     @classmethod
     def parse(cls, text: str, preset: str = "default") -> MethodSpec:
-        """Parse NAME, NAME:PRESET or MODULE:CLASS; `preset` is used if the text has none.
+        """Parse NAME, NAME:PRESET or MODULE:CLASS; `preset` is used if the text does not name one.
 
         >>> MethodSpec.parse("probmcl:paper").name, MethodSpec.parse("asl").name
         ('probmcl:paper', 'asl')
@@ -188,12 +188,12 @@ class Settings:
         jobs: the training jobs of the method; empty if only the frozen probe is fitted.
         augment: a key of `AUGMENTATIONS`, for training and probes.
         tune: the part of the encoder that is trained: all of it, its last stage, or none.
-        stored_views: cached augmented views of each training image, besides the plain one, if `tune` is last or none.
+        stored_views: cached augmented views per training image, besides the plain one, if `tune` is last or none.
         budget: seconds for the whole run; if given, it determines the number of epochs.
         workers: number of processes that decode and augment images.
         intensity: gray levels of 16-bit and float images that are mapped to black and white; determined from the data.
         cache: folder for decoded images; None decodes them in every epoch.
-        device: `auto` is a CUDA device if there is one, otherwise the CPU.
+        device: `auto` uses a CUDA device if there is one, otherwise the CPU.
     """
 
     method: str
@@ -214,16 +214,16 @@ class Settings:
         if self.augment not in AUGMENTATIONS:
             raise SettingsError(f"augment={self.augment!r} is not valid; {suggestion(self.augment, AUGMENTATIONS)}")
         if self.workers < 0:
-            raise SettingsError(f"workers={self.workers} must be at least 0, which decodes in the main process")
+            raise SettingsError(f"workers={self.workers} must be at least 0; 0 decodes in the main process")
         if self.stored_views < 1:
-            raise SettingsError(f"stored_views={self.stored_views} must be at least 1, for methods that need two views")
+            raise SettingsError(f"stored_views={self.stored_views} must be at least 1, as some methods need two views")
         if self.budget is not None and self.budget <= 0:
             raise SettingsError(f"budget={self.budget} must be above 0 seconds")
         if self.seed < 0:
             raise SettingsError(f"seed={self.seed} must be at least 0")
         names = [job.title for job in self.jobs]
         if len(set(names)) < len(names):
-            raise SettingsError(f"the names of the jobs must differ, got {', '.join(names)}")
+            raise SettingsError(f"job names must be unique, got {', '.join(names)}")
 
 
 def method_settings(name: str, preset: str = "default", changes: Mapping[str, Any] | None = None) -> Any:
@@ -256,7 +256,7 @@ def default_training(method: str, tune: Tune) -> dict[str, Any]:
 
 
 def parse_duration(text: str) -> float:
-    """Return the seconds of a duration such as 90s, 30m, 1.5h or 1h30m.
+    """Convert a duration such as 90s, 30m, 1.5h or 1h30m to seconds.
 
     >>> parse_duration("30m"), parse_duration("1h30m")
     (1800.0, 5400.0)
@@ -264,7 +264,7 @@ def parse_duration(text: str) -> float:
     number = r"(\d+\.?\d*|\.\d+)"
     parts = re.fullmatch(f"(?:{number}h)?(?:{number}m)?(?:{number}s)?", text.strip().lower())
     if parts is None or not any(parts.groups()):
-        raise SettingsError(f"budget {text!r} is not a duration; give hours, minutes or seconds, as in 30m or 1h30m")
+        raise SettingsError(f"budget {text!r} is not a duration; use hours, minutes or seconds, as in 30m or 1h30m")
     total = sum(float(part or 0) * unit for part, unit in zip(parts.groups(), (3600, 60, 1), strict=True))
     if total <= 0:
         raise SettingsError(f"budget {text!r} must be above 0, as in 30m")
@@ -283,9 +283,9 @@ def read_recipe(path: Path) -> dict[str, Any]:
 def make_settings(options: Mapping[str, Any]) -> Settings:
     """Return the settings of a run, given options or the content of a recipe.
 
-    The keys are those of `Settings`, except that `jobs` is built from `method`, `preset`, a table `settings` of changes
-    to the preset, and a table `training`. Missing keys get defaults that depend on the method and the device. Unknown
-    keys are an error, including settings of another method.
+    The keys are those of `Settings`, except that `jobs` is built from `method`, `preset`, a `settings` table with
+    changes to the preset, and a `training` table. Missing keys get defaults that depend on the method and the device.
+    Unknown keys, including settings of other methods, raise an error.
 
     >>> make_settings({"method": "bce", "training": {"epochs": 3}}).jobs[0].training.epochs
     3
@@ -299,7 +299,7 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
             "method and preset must be strings, and [settings], [training], [encoder] and [probe] must be tables"
         )
     if "jobs" in keys:
-        raise SettingsError("unknown key 'jobs'; give a method, its [settings] and its [training]")
+        raise SettingsError("unknown key 'jobs'; set a method, its [settings] and its [training]")
     if keys.get("budget") is not None and "epochs" in training:
         raise SettingsError("a budget and epochs cannot be combined: the budget determines the number of epochs")
     if isinstance(keys.get("budget"), str):
@@ -322,7 +322,7 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
 def load_settings(config: Mapping[str, Any]) -> Settings:
     """Return the settings stored in the config.json of a run.
 
-    A method from outside this package must be imported already: a run folder must not cause code to be run.
+    A method from outside this package must already be imported, since a run folder must not cause code to run.
     """
     for job in config["jobs"]:
         refuse_unnamed(job["method"], "`loss={method}`")
@@ -336,10 +336,10 @@ def load_settings(config: Mapping[str, Any]) -> Settings:
 
 
 def refuse_unnamed(method: str, option: str) -> None:
-    """Raise an error if an external method is named only by a run folder; `option` is how the user can name it."""
+    """Raise an error if an external method is named only by a run folder; `option` tells the user how to name it."""
     module = method.partition(":")[0]
     if method not in METHODS and module not in sys.modules:
-        remedy = f"give {option.format(method=method)}" if module.endswith(".py") else "import it first"
+        remedy = f"pass {option.format(method=method)}" if module.endswith(".py") else "import it first"
         raise SettingsError(
             f"method {method!r} is not part of probmcl and is not loaded just because a folder names it; {remedy}"
         )
@@ -381,7 +381,7 @@ _FOLDERS = tuple(Path(__file__).resolve().parents[level] / "recipes" for level i
 
 
 def recipes() -> dict[str, Path]:
-    """Return the path of each recipe of this package by name.
+    """Return the paths of this package's recipes by name.
 
     >>> len(recipes()), [name for name in recipes() if "kmcl" in name]
     (17, ['adp-kmcl-tresnet-l-448', 'coco-kmcl-tresnet-l-448', 'coco-kmcl-tresnet-m-224'])
@@ -391,7 +391,7 @@ def recipes() -> dict[str, Path]:
 
 
 def find_recipe(name_or_path: str | Path) -> Path:
-    """Return the file of a recipe, given by its path or its name in `recipes()`; an existing file takes precedence.
+    """Return the path of a recipe, given its path or its name in `recipes()`; an existing file takes precedence.
 
     >>> find_recipe("coco-tresnet-m-224").name
     'coco-tresnet-m-224.toml'
@@ -401,5 +401,5 @@ def find_recipe(name_or_path: str | Path) -> Path:
         return path
     if str(name_or_path) in by_name:
         return by_name[str(name_or_path)]
-    problem = "is a folder" if path.is_dir() else "is not a file or a recipe of probmcl"
+    problem = "is a folder" if path.is_dir() else "is neither a file nor a probmcl recipe"
     raise OptionError("recipe", name_or_path, f"{problem}; {suggestion(path.stem, by_name)}")

@@ -1,1 +1,1 @@
-"""The cost of a method before training: parameters and multiply-adds from shapes, and measured time and memory."""
+"""The cost of a method before training: computed parameters and multiply-adds, and measured time and memory."""

@@ -20,9 +20,9 @@ from probmcl.methods.base import Classifier
 
 @dataclass(frozen=True)
 class Operations:
-    """The number of operations, in two parts.
+    """Operation counts, in two parts.
 
-    `products` are the multiply-adds of matrix products and convolutions, by the formulas of torch's FLOP counter.
+    `products` are the multiply-adds of matrix products and convolutions, using the formulas of torch's FLOP counter.
     `others` are the operations that ptflops counts in addition, per element: 1 for a bias; 2 for normalization, or 1
     without learned weights; 1 for ReLU and its variants, GELU, SiLU and softmax; 1 per input for pooling, and 1 per
     output for upsampling. As in ptflops, sums and products of two tensors, sigmoid and tanh are not counted.
@@ -39,12 +39,12 @@ class Operations:
 
     @property
     def gmac(self) -> float:
-        """Multiply-adds of the products, in 1e9."""
+        """Multiply-adds of the products, in units of 1e9."""
         return self.products / 1e9
 
     @property
     def gmac_ptflops(self) -> float:
-        """All operations that ptflops counts, in 1e9."""
+        """All operations that ptflops counts, in units of 1e9."""
         return (self.products + self.others) / 1e9
 
 
@@ -59,9 +59,9 @@ def count_parameters(module: nn.Module) -> int:
 
 @torch.no_grad()
 def prediction_operations(classifier: Classifier, image_size: int) -> Operations:
-    """Count the operations of `logits` for one square image with fake tensors, without computing anything.
+    """Count the operations of `logits` for one square image, using fake tensors instead of computing anything.
 
-    ResNet-101 at 448 pixels has 31.20 GMAC, and 31.39 by the convention of ptflops.
+    ResNet-101 at 448 pixels has 31.20 GMAC, or 31.39 in the ptflops convention.
 
     >>> from probmcl.cost.rows import label_space
     >>> from probmcl.encoders import Encoder
@@ -80,7 +80,7 @@ def prediction_operations(classifier: Classifier, image_size: int) -> Operations
 def count_operations(work: Callable[[], object]) -> Operations:
     """Count the operations that a function dispatches.
 
-    ptflops counts by module type and misses operations outside of known modules. Here every dispatched operation is
+    ptflops counts by module type and misses operations outside known modules. Here, every dispatched operation is
     counted once. Tensors may be on the meta device.
 
     >>> layer, row = nn.Linear(4, 3, device="meta"), torch.empty(1, 4, device="meta")
@@ -100,7 +100,7 @@ def count_operations(work: Callable[[], object]) -> Operations:
 
 
 class _Contiguous(TorchFunctionMode):
-    """Mode that makes the input of linear layers contiguous; otherwise the bias is a sum, which is not counted."""
+    """Mode that makes the input of linear layers contiguous; otherwise the bias would be an uncounted sum."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -111,7 +111,7 @@ class _Contiguous(TorchFunctionMode):
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch has no types for it
-    """Mode that counts operations with torch's formulas and with `RULES`.
+    """Mode that counts operations using torch's formulas and `RULES`.
 
     torch's `FlopCounterMode` has the same formulas, but it also tracks modules, which fails for PiT and CaiT.
     """
@@ -146,7 +146,7 @@ def _normalization(args: tuple[Any, ...], out: Tensor, weight: int = 1) -> int:
 
 
 def _rules(rule: Rule, names: str) -> dict[Any, Rule]:
-    """Map the named operations that this torch version has, also in place, to a rule; * means 1d, 2d and 3d."""
+    """Map the named operations and their in-place variants, if torch has them, to a rule; * means 1d, 2d and 3d."""
     expanded = (name.replace("*", dims) for name in names.split() for dims in ("1d", "2d", "3d"))
     available = (getattr(torch.ops.aten, name + end, None) for name in expanded for end in ("", "_"))
     return {operation: rule for operation in available if operation is not None}
@@ -160,7 +160,7 @@ RULES: dict[Any, Rule] = {
     **_rules(lambda args, out: _normalization(args, out, weight=2), "native_layer_norm"),
     **_rules(lambda _, out: out.numel(), "addmm baddbmm relu leaky_relu hardtanh elu _prelu_kernel gelu silu"),
     **_rules(lambda _, out: out.numel(), "_softmax _safe_softmax"),
-    # A mean or maximum counts as pooling if the input has positions, which a matrix does not.
+    # A mean or maximum counts as pooling if the input has positions, which a matrix does not have.
     **_rules(lambda args, _: int(args[0].numel()) if args[0].ndim > 2 else 0, "mean amax"),
     **_rules(lambda args, _: int(args[0].numel()), "avg_pool* _adaptive_avg_pool* adaptive_max_pool*"),
     **_rules(lambda args, _: int(args[0].numel()), "max_pool*_with_indices"),

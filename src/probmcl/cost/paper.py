@@ -32,7 +32,7 @@ TABLE_3 = (
         31.39,
         (("ml_gcn", "resnet101"),),
         "matches with fixed word vectors and up to 20 classes, or without the graph, which is a parameter in the "
-        "authors' code (44.91 M with 80 classes). The printed GMAC is that of ResNet-101 alone: ptflops does not count "
+        "authors' code (44.91 M with 80 classes). The printed GMAC is for ResNet-101 alone: ptflops does not count "
         "the matrix products of the graph.",
     ),
     PaperColumn(
@@ -41,8 +41,8 @@ TABLE_3 = (
         64.40,
         (("tdrg:paper", "resnet101"),),
         "matches no network that we know. The authors' code and ours have 67.8 M parameters with 9 classes and 68.3 M "
-        "with 80. Two ResNet-101 and the heads without the transformer have 64.0 GMAC; the authors' class references "
-        "the encoder twice, so it may have been counted twice, but this does not explain the parameters.",
+        "with 80. Two ResNet-101 encoders and the heads without the transformer have 64.0 GMAC; the authors' class "
+        "references the encoder twice, so it may have been counted twice, but this does not explain the parameters.",
     ),
     PaperColumn(
         "CSRA",

@@ -23,7 +23,7 @@ from probmcl.methods.base import Classifier, Method
 from probmcl.methods.probe import Probe
 from probmcl.settings import MethodSpec
 
-STEP_IMAGES = 8  # images of the counted step; comparisons between them cost almost nothing compared with an encoder
+STEP_IMAGES = 8  # images in the counted step; comparing them costs almost nothing relative to the encoder
 
 
 def parse_methods(names: Sequence[str], preset: str | None = None) -> tuple[MethodSpec, ...]:
@@ -36,7 +36,7 @@ def parse_methods(names: Sequence[str], preset: str | None = None) -> tuple[Meth
     for text in itertools.chain.from_iterable(METHODS if name == "all" else [name] for name in names):
         spec = MethodSpec.parse(text, preset or "default")
         if spec.method in METHODS and spec.preset != (preset or spec.preset):
-            raise OptionError("preset", preset, f"cannot be combined with {text}; give only one preset")
+            raise OptionError("preset", preset, f"cannot be combined with {text}; pass only one preset")
         other = specs.setdefault(spec.name, spec)
         if other != spec:
             raise SettingsError(f"{other.method} and {spec.method} have the same name, {spec.name}; rename one of them")
@@ -55,7 +55,7 @@ class CostRow:
     own_head: bool  # whether the method predicts with its own head or through a linear probe
     training_parameters: int | None = None  # all parameters in training
     prediction_parameters: int | None = None  # parameters that a prediction depends on
-    gmac: float | None = None  # matrix products and convolutions for the prediction of one image, in 1e9 multiply-adds
+    gmac: float | None = None  # matrix products and convolutions to predict one image, in 1e9 multiply-adds
     gmac_ptflops: float | None = None  # the same in the convention of ptflops
     training_gmac: float | None = None  # products in the forward pass of a training step, per image with all views
     problem: str | None = None  # reason why the cost cannot be counted; all counts are None
@@ -64,7 +64,7 @@ class CostRow:
 
 
 class MetaEncoder(NamedTuple):
-    """An encoder on the meta device, which has shapes but no data, and the operations of encoding one image."""
+    """An encoder on the meta device, which has shapes but no data, and the operation count for encoding one image."""
 
     encoder: Encoder
     operations: Operations
@@ -83,7 +83,7 @@ def meta_encoder(name: str, image_size: int | None = None) -> MetaEncoder:
         try:
             return MetaEncoder(encoder, count_operations(lambda: encoder(image)))
         except MODEL_ERRORS as error:
-            raise ValueError(f"encoder {name} cannot run on the meta device ({error}); choose another one") from error
+            raise ValueError(f"encoder {name} cannot run on the meta device ({error}); choose another") from error
 
 
 def cost_rows(
@@ -107,7 +107,7 @@ def cost_rows(
 
 
 def cost_row(spec: MethodSpec, meta: MetaEncoder, classes: int, settings: Any = None) -> CostRow:
-    """Return the cost of a method on an encoder; `settings` override those of the preset.
+    """Return the cost of a method on an encoder; `settings` replace those of the preset.
 
     >>> cost_row(MethodSpec("bce"), meta_encoder("resnet18", 224), 9).prediction_parameters
     11181129
@@ -140,7 +140,7 @@ def _measure(row: CostRow, spec: MethodSpec, options: MeasureOptions) -> CostRow
 
 
 def label_space(classes: int) -> LabelSpace:
-    """Return a label space of generic class names without co-occurrences.
+    """Return a label space with generic class names and no co-occurrences.
 
     >>> label_space(2).names
     ('class 1', 'class 2')
@@ -150,7 +150,7 @@ def label_space(classes: int) -> LabelSpace:
 
 
 def _count_on_features(row: CostRow, method: Method, meta: MetaEncoder) -> CostRow:
-    """Count the encoder and the method separately, and add them."""
+    """Count the encoder and the method separately, and add the counts."""
     encoder, features = count_parameters(meta.encoder), meta.encoder.features
     views, labels = random_batch(method.n_views, STEP_IMAGES, (features,), row.classes)
     method.train()
@@ -164,7 +164,7 @@ def _count_on_features(row: CostRow, method: Method, meta: MetaEncoder) -> CostR
 def _count_on_maps(row: CostRow, method: Method) -> CostRow:
     """Count the encoder and the method together. A training step costs one prediction per view."""
     if not row.own_head:
-        raise ValueError("a method that needs feature maps but has no head cannot be counted")
+        raise ValueError("the cost of a method that needs feature maps but has no head cannot be counted")
     assert row.image_size is not None
     image = torch.empty(1, 3, row.image_size, row.image_size, device="meta")
     row = _count_prediction(row, method.to("meta"), image, Operations(0, 0), 0)
@@ -175,7 +175,7 @@ def _count_on_maps(row: CostRow, method: Method) -> CostRow:
 def _count_prediction(
     row: CostRow, classifier: Method, image: Tensor, operations: Operations, parameters: int
 ) -> CostRow:
-    """Add the operations for one image, and the parameters that its logits depend on, to those of the encoder."""
+    """Add the operations for one image, and the parameters that its logits depend on, to the encoder's."""
     assert isinstance(classifier, Classifier)
     classifier.eval().requires_grad_(True)
     logits: list[Tensor] = []

@@ -24,7 +24,7 @@ from probmcl.runtime.distributed import broadcast
 from probmcl.settings import MethodSpec, default_training
 from probmcl.training.optimizer import Training, build_optimizer
 
-ROUNDS, LONG_SECONDS = 2, 3.0  # number of timed rounds after the first, which are skipped if it takes this long
+ROUNDS, LONG_SECONDS = 2, 3.0  # timed rounds after the first; skipped if the first takes LONG_SECONDS
 
 
 @dataclass(frozen=True)
@@ -46,13 +46,13 @@ class Speed:
     device: str
     batch_size: int  # images per step and per prediction
     step_seconds: float  # time of a training step that updates the whole encoder, per image
-    views_per_second: float  # views per second of this step
+    views_per_second: float  # views per second in this step
     prediction_seconds: float  # time of a prediction, per image
-    peak_memory: int  # peak bytes of tensors in a training step, without the method itself
+    peak_memory: int  # peak bytes of tensors in a training step, excluding the method itself
 
 
 def measure_speed(spec: MethodSpec, encoder: Encoder, label_space: LabelSpace, options: MeasureOptions) -> Speed:
-    """Measure training steps and predictions of a method on a copy of an encoder, which is trained unless frozen."""
+    """Measure a method's training steps and predictions on a copy of an encoder, which is trained unless frozen."""
     method, settings, batch_size = find_method(spec.method), spec.settings, options.batch_size
     # Runs use this memory format, which is 20 to 50 % faster on a CPU.
     encoder = encoder.to(options.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -84,7 +84,7 @@ def random_batch(
 
 
 def seconds_per_row(forward: Callable[[Tensor], object], rows: Tensor) -> float:
-    """Return the time of a forward pass without gradients, per row."""
+    """Return the time per row of a forward pass without gradients."""
 
     @torch.inference_mode()
     def work() -> None:
@@ -94,12 +94,12 @@ def seconds_per_row(forward: Callable[[Tensor], object], rows: Tensor) -> float:
 
 
 def seconds_per_step(method: Method, views: Tensor, labels: Tensor, training: Training) -> float:
-    """Return the time of a training step, which changes the method; pass a copy."""
+    """Return the time of a training step. The step changes the method, so pass a copy."""
     return _seconds(_training_step(method, views, labels, training), views.device)
 
 
 def step_memory(method: Method, views: Tensor, labels: Tensor, training: Training) -> int:
-    """Return the peak bytes of tensors in a training step, which changes the method; pass a copy."""
+    """Return the peak bytes of tensors in a training step. The step changes the method, so pass a copy."""
     return peak_memory(_training_step(method, views, labels, training), views.device)
 
 
@@ -115,7 +115,7 @@ def _training_step(method: Method, views: Tensor, labels: Tensor, training: Trai
 
 
 def _seconds(work: Callable[[], None], device: torch.device) -> float:
-    """Return the time of the fastest round after a warm-up, or of the warm-up if it takes long."""
+    """Return the time of the fastest round after a warm-up, or of the warm-up itself if it takes long."""
     seconds: list[float] = []
     # All processes must run the same number of rounds, since the work may synchronize them.
     while len(seconds) < (1 + ROUNDS) and (not seconds or broadcast(seconds[0]) < LONG_SECONDS):
@@ -130,9 +130,9 @@ def _seconds(work: Callable[[], None], device: torch.device) -> float:
 def peak_memory(work: Callable[[], object], device: torch.device | str = "cpu") -> int:
     """Return the peak number of bytes in tensors that `work` creates.
 
-    On CUDA this is the increase of the allocator's peak, including library workspaces. On other devices every tensor
+    On CUDA, this is the increase in the allocator's peak, including library workspaces. On other devices, every tensor
     that an operation returns is tracked until it is released, so the result is deterministic but excludes temporary
-    memory inside an operation. Memory that was allocated before and is released during `work` is not subtracted.
+    memory inside an operation. Memory that was allocated earlier and is released during `work` is not subtracted.
 
     >>> peak_memory(lambda: torch.zeros(1000) + torch.ones(1000))  # two inputs and one output of 4,000 bytes each
     12000
@@ -157,7 +157,7 @@ class _MemoryTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.now, self.peak = 0, 0
-        self._sizes: dict[int, int | None] = {}  # None for memory that existed before
+        self._sizes: dict[int, int | None] = {}  # None for memory allocated earlier
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def __torch_dispatch__(

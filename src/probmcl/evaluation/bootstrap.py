@@ -1,4 +1,4 @@
-"""Bootstrap confidence intervals and p-values of mAP and AUROC."""
+"""Bootstrap confidence intervals and p-values for mAP and AUROC."""
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +20,9 @@ def resamples(
 ) -> Int32[np.ndarray, "B N"]:
     """Return how often each of N images is drawn in each of B resamples.
 
-    A resample draws N images with replacement. Images of one slide or video are not independent, so with `groups`, the
-    group of each image, whole groups are drawn instead, as many as there are. The b-th resample depends only on the
-    seed and b, not on the number of draws, so that compared models can use the same resamples.
+    A resample draws N images with replacement. Images from one slide or video are not independent, so if `groups`
+    gives the group of each image, whole groups are drawn instead, as many as there are. The b-th resample depends only
+    on the seed and b, not on the number of draws, so compared models can use the same resamples.
 
     Reference: Efron and Tibshirani, An Introduction to the Bootstrap, 1993.
 
@@ -37,7 +37,7 @@ def resamples(
 def resamples_in_blocks(
     images: int, groups: Sequence[str] | None, *, draws: int, seed: int
 ) -> Iterator[Int32[np.ndarray, "_ N"]]:
-    """Yield the resamples of `resamples` in blocks of at most `MAX_WEIGHTS` weights, to limit memory."""
+    """Yield the rows of `resamples` in blocks of at most `MAX_WEIGHTS` weights, to limit memory."""
     rows = _draw(images, groups, draws, seed)
     while block := list(itertools.islice(rows, max(1, MAX_WEIGHTS // images))):
         yield np.stack(block)
@@ -57,13 +57,13 @@ def _draw(images: int, groups: Sequence[str] | None, draws: int, seed: int) -> I
 def bootstrapped_map(
     scores: Array, labels: Array, known: Array | None, weights: Int[np.ndarray, "B _"]
 ) -> Float64[np.ndarray, " B"]:
-    """Return the mAP of each resample, from scores and 0/1 labels of shape (N, C) and the weights of `resamples`.
+    """Return the mAP of each resample, from scores and 0/1 labels of shape (N, C) and the weights from `resamples`.
 
         mAP_b = mean_c Σ_s a_s · (A_s / D_s) / Σ_s a_s,   s over the distinct scores of the positives of class c
 
     where resample b contains a_s positives with score s, A_s positives with score s or more, and D_s known images with
     score s or more. This is the mean `average_precision` of the resampled images. A class without a positive in a
-    resample is left out of its mean, which is NaN if no class has a positive.
+    resample is left out of that mean, which is NaN if no class has a positive.
 
     >>> scores, labels = torch.tensor([[0.9], [0.6], [0.1]]), torch.tensor([[1], [0], [1]])
     >>> bootstrapped_map(scores, labels, None, np.array([[1, 1, 1], [0, 2, 1]]))  # (1 + 2/3) / 2, and 1/3
@@ -92,7 +92,7 @@ def bootstrapped_areas(
         AUROC_b = mean_c Σ_s a_s (B_s + E_s / 2) / (P Q),   s over the distinct scores of the positives of class c
 
     where resample b contains P positives and Q negatives of class c, a_s positives with score s, B_s negatives with a
-    lower score and E_s with the same. A class without positives or negatives in a resample is left out of its mean.
+    lower score and E_s with score s. A class without positives or negatives in a resample is left out of its mean.
     `advance` is called with 1 after each class.
 
     >>> scores, labels = torch.tensor([[0.9], [0.6], [0.1]]), torch.tensor([[1], [0], [1]])
@@ -102,9 +102,9 @@ def bootstrapped_areas(
     entries = checked(scores, labels, known)
     images = len(entries.scores)
     if weights.shape[1:] != (images,) or weights.min(initial=0) < 0:
-        expected = f"expected shape (draws, {images}) and no value below 0"
-        raise ValueError(f"weights: {expected}, got {tuple(weights.shape)} and minimum {weights.min(initial=0)}")
-    # All draws of an image are contiguous, so that images can be added row by row.
+        expected = f"expected shape (draws, {images}) and no values below 0"
+        raise ValueError(f"weights: {expected}, got shape {tuple(weights.shape)} and minimum {weights.min(initial=0)}")
+    # All draws of an image are contiguous, so images can be added row by row.
     parts = [torch.from_numpy(weights[rows].T.astype(np.int32, order="C")) for rows in blocks(len(weights), images)]
     total, classes = np.zeros((2, len(weights))), np.zeros((2, len(weights)))
     for column in class_columns(entries):
@@ -133,7 +133,7 @@ def _areas_of_class(column: Column, parts: Sequence[Int32[Tensor, "N _"]]) -> Fl
         drawn = weights.new_zeros(len(distinct), weights.shape[1]).index_add(0, level, weights[hits])  # (levels, B)
         retrieved = drawn.cumsum(0)
         above, not_below, total = negatives[:-1:2], negatives[1::2], negatives[-1]
-        # The clamp only avoids 0 / 0 in terms with weight 0. A final 0 / 0 is a class without a positive.
+        # The clamp only avoids 0 / 0 in terms with weight 0. A final 0 / 0 means that the class has no positive.
         precision = (drawn * (retrieved.double() / (retrieved + not_below).clamp(min=1))).sum(0) / retrieved[-1]
         doubled_wins = (drawn.double() * (2 * total - above - not_below)).sum(0)
         areas.append(torch.stack([precision, doubled_wins / (2 * retrieved[-1].double() * total)]))
@@ -144,9 +144,9 @@ def centered(samples: Float[np.ndarray, " B"], estimate: float) -> Float64[np.nd
     """Shift bootstrapped values so that their mean is the estimate on the original images.
 
     A positive that is drawn twice ranks next to its copy, so the mAP of resamples is biased upward. With many classes
-    and few positives per class, the bias is as large as the width of the interval: with 20 classes of 20 positives
-    among 400 images, the mAP was 0.209 and that of resamples 0.019 higher. The plain `interval` covered the true value
-    in 80 of 100 simulations, the shifted one in 93. NaN stays NaN.
+    and few positives per class, the bias is as large as the width of the interval: with 20 classes, 20 positives per
+    class and 400 images, the mAP was 0.209, and 0.019 higher in resamples. The plain `interval` covered the true
+    value in 80 of 100 simulations, the shifted interval in 93. NaN stays NaN.
 
     >>> centered(np.array([0.5, 0.7]), 0.5)
     array([0.4, 0.6])
@@ -190,7 +190,7 @@ def p_value(differences: Float[np.ndarray, " B"]) -> float:
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    """Return p-values adjusted for multiple comparisons, so that α bounds the family-wise error rate.
+    """Return p-values adjusted for multiple comparisons; a threshold α on them bounds the family-wise error rate.
 
         p̃_(i) = max over j ≤ i of min(1, (m − j + 1) p_(j)),   p_(1) ≤ … ≤ p_(m)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from probmcl.evaluation.entries import Array, Column, Entries, blocks, checked, class_columns, to_tensor
 
 DEFAULT_THRESHOLD = 0.5
-"""Threshold of a class without a known positive. Of several thresholds with equal F1, the nearest to it is chosen."""
+"""Threshold of a class without a known positive. Of thresholds with equal F1, the one nearest to it is chosen."""
 
 
 class DecisionCounts(NamedTuple):
@@ -89,7 +89,7 @@ class Decisions(NamedTuple):
 def rates_at(
     scores: Array, labels: Array, known: Array | None = None, threshold: float | Array = 0.5
 ) -> DecisionCounts:
-    """Count the decisions of each class; an entry is predicted positive if its score is above the threshold.
+    """Count the decisions for each class; an entry is predicted positive if its score is above the threshold.
 
     The threshold is one number or one per class, and is rounded to the precision of the scores.
 
@@ -142,7 +142,7 @@ def precision_recall_f1(
 def _count(entries: Entries, threshold: float | Array, *, axis: int = 0, top_k: int | None = None) -> DecisionCounts:
     """Count decisions per class (axis 0) or per image (axis 1).
 
-    With `top_k`, a positive entry must also be among the k highest known scores of its image.
+    With `top_k`, a predicted positive must also be among the k highest known scores of its image.
     """
     limits, counts = _limits(threshold, entries.scores), []
     for rows in blocks(*entries.scores.shape):
@@ -161,14 +161,14 @@ def _limits(threshold: float | Array, scores: Float[Tensor, "N C"]) -> Float[Ten
     limits = to_tensor(np.asarray(threshold) if isinstance(threshold, float) else threshold).to(scores.dtype)
     if limits.shape not in ((), (classes,)):
         shape = f"threshold has shape {tuple(limits.shape)}"
-        raise ValueError(f"{shape}; expected a number or one per class, shape ({classes},)")
+        raise ValueError(f"{shape}; expected one number, or one per class with shape ({classes},)")
     if limits.isnan().any():
         raise ValueError("threshold must not be NaN")
     return limits.expand(classes)
 
 
 def _best(scores: Float[Tensor, "N C"], k: int) -> Bool[Tensor, "N C"]:
-    """Mark the k highest scores of each row; among equal scores the first ones."""
+    """Mark the k highest scores of each row; among equal scores, the first are marked."""
     lowest = scores.topk(k, dim=1).values[:, -1:]  # (N, 1)
     above, tied = scores > lowest, scores == lowest
     return above | (tied & (tied.cumsum(1, dtype=torch.int32) <= k - above.sum(1, keepdim=True)))
@@ -193,17 +193,18 @@ def _harmonic_mean(precision_recall: Float64[Tensor, "2 ..."]) -> Float64[Tensor
 
 
 def best_thresholds(scores: Array, labels: Array, known: Array | None = None) -> Float[Tensor, " C"]:
-    """Return the threshold of each class that maximizes F1, from scores and 0/1 labels of shape (N, C).
+    """Return, for each class, the threshold that maximizes F1, from scores and 0/1 labels of shape (N, C).
 
         F1(t) = 2 TP(t) / (D(t) + P)
 
-    where D(t) is the number of known images that score above t, P the number of positives and TP(t) the number of both.
-    F1 only changes at scores, so t is the midpoint between two neighboring scores. Below the lowest score m it is the
-    midpoint between m and 0 or, if m ≤ 0, between m and 2m − 1. Of several with equal F1, the one nearest to 0.5 is
-    chosen, then the lower one. A class without a known positive has 0.5. Entries with `known` False are ignored.
+    where D(t) is the number of known images that score above t, P the number of positives and TP(t) the number of
+    positives that score above t. F1 changes only at scores, so t is the midpoint between two neighboring scores. Below
+    the lowest score m, it is the midpoint between m and 0 or, if m ≤ 0, between m and 2m − 1. Of several thresholds
+    with equal F1, the one nearest to 0.5 is chosen, then the lower one. A class without a known positive gets 0.5.
+    Entries where `known` is False are ignored.
 
     Thresholds have the precision of the scores and reproduce the chosen decisions even if two scores are very close.
-    Choose them on other images than those that are evaluated with `multilabel_metrics(..., threshold=thresholds)`.
+    Choose them on images other than those evaluated with `multilabel_metrics(..., threshold=thresholds)`.
 
     >>> scores = torch.tensor([[0.9], [0.4], [0.2], [0.1]])
     >>> best_thresholds(scores, torch.tensor([[1], [1], [0], [0]]))
@@ -218,7 +219,7 @@ def best_thresholds(scores: Array, labels: Array, known: Array | None = None) ->
 def _best_cut(column: Column) -> tuple[float, float]:
     """Return the two neighboring scores between which F1 is highest.
 
-    The upper one is the score of a positive, since lowering the threshold below a negative increases D but not TP.
+    The upper score belongs to a positive, since lowering the threshold below a negative increases D but not TP.
     """
     if not column.positive.any():
         return DEFAULT_THRESHOLD, DEFAULT_THRESHOLD

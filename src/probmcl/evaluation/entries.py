@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-# No shapes in the type: mismatched arrays come from the caller and should raise the ValueErrors below.
+# The type has no shapes: if a caller passes mismatched arrays, the ValueErrors below should be raised.
 Array: TypeAlias = Tensor | npt.NDArray[Any]
 
 BLOCK_ENTRIES = 2**22
@@ -33,14 +33,14 @@ class Column(NamedTuple):
 
 
 def checked(scores: Array, labels: Array, known: Array | None) -> Entries:
-    """Convert the arrays to tensors and validate them. A ValueError gives the row and class of the first bad entry."""
+    """Convert the arrays to tensors and validate them. Errors name the row and class of the first bad entry."""
     values, truth = to_tensor(scores), to_tensor(labels)
     if values.ndim != 2 or values.numel() == 0:
-        raise ValueError(f"scores has shape {tuple(values.shape)}; expected (images, classes), at least one of each")
+        raise ValueError(f"scores has shape {tuple(values.shape)}; expected (images, classes), both at least 1")
     mask = torch.ones(1, 1, dtype=torch.bool).expand_as(values) if known is None else to_tensor(known)
     for name, other in {"labels": truth, "known": mask}.items():
         if other.shape != values.shape:
-            raise ValueError(f"{name} has shape {tuple(other.shape)}; expected {tuple(values.shape)}, as scores")
+            raise ValueError(f"{name} has shape {tuple(other.shape)}; expected {tuple(values.shape)}, like scores")
     if mask.dtype != torch.bool:
         raise ValueError(f"known must be boolean: expected torch.bool, got {mask.dtype}")
     for rows in blocks(*values.shape):
@@ -66,7 +66,7 @@ def _refuse(wrong: Bool[Tensor, "N C"], start: int, name: str, array: Tensor, ex
 
 def class_columns(entries: Entries) -> Iterator[Column]:
     """Yield the classes as contiguous NumPy arrays; half precision is converted to float32."""
-    # NumPy sorts values with SIMD and without indices, ten times faster than torch.sort. It has no bfloat16.
+    # NumPy sorts values with SIMD and without indices, ten times faster than torch.sort, but lacks bfloat16.
     images, classes = entries.scores.shape
     dtype = torch.promote_types(entries.scores.dtype, torch.float32)
     for columns in blocks(classes, images):

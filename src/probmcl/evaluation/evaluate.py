@@ -15,7 +15,7 @@ from probmcl.methods.base import Classifier
 from probmcl.runtime import distributed
 
 THRESHOLDS = (0.5, 0.8)
-"""Both are reported, since the paper uses 0.5 and the earlier code of its authors 0.8 (decision 0001, point 19)."""
+"""Both are reported, since the paper uses 0.5 and its authors' earlier code uses 0.8 (decision 0001, point 19)."""
 
 
 @torch.inference_mode()
@@ -28,7 +28,7 @@ def predict(
 ) -> Float[Tensor, "N C"]:
     """Return the probability of every class for every image, using the first view of each image.
 
-    `done` is called with the number of images of each finished batch. With several processes, `batches` is the
+    `done` is called with the number of images in each finished batch. With several processes, `batches` is the
     `distributed.shard` of this process, and all processes receive the scores of all images in the original order.
     """
     classifier.to(device).eval()
@@ -39,7 +39,7 @@ def predict(
             done(len(batch.labels))
     gathered = distributed.unshard(scores)
     if not len(gathered):
-        raise ValueError("no images to score; choose a split that is not empty")
+        raise ValueError("there are no images to score; choose a split that is not empty")
     return gathered
 
 
@@ -55,9 +55,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return all reported metrics of a split as fractions; undefined metrics are None.
 
-    `note` is the note of the classifier on its mAP, which is omitted if it is empty. With `levels`, the level of each
-    class in the class hierarchy, means are also reported per level. The AP of `classes_without_negatives` is 1 by
-    definition and counts in the mAP.
+    `note` is the classifier's note on its mAP; an empty note is omitted. If `levels` gives the level of each class in
+    the class hierarchy, means are also reported per level. The AP of `classes_without_negatives` is 1 by definition
+    and counts toward the mAP.
 
     >>> result = evaluate(torch.tensor([[0.9], [0.1]]), torch.tensor([[1.0], [0.0]]), None, names=["cat"], split="test")
     >>> result["mAP"], result["at"]["0.8"]["CF1"], result["auroc"]

@@ -18,7 +18,7 @@ from probmcl.evaluation.metrics import area_under_roc, average_precision
 
 Aggregate = Literal["mean", "max"]
 
-BLANK = "(blank)"  # name of the value of empty cells
+BLANK = "(blank)"  # name used for empty cells
 MAX_VALUES = 200  # columns with more distinct values are rejected
 
 
@@ -27,8 +27,8 @@ class ScoredRows:
     """Scores, labels and masks of known labels for N images or groups of images.
 
     Attributes:
-        group: group of each row, for example a patient or a slide. Images of one group are not independent.
-        images: number of images of each row; None means one each.
+        group: group of each row, for example a patient or a slide. Images in one group are not independent.
+        images: number of images in each row; None means one each.
     """
 
     scores: Float[ndarray, "N C"]
@@ -86,7 +86,7 @@ class EvaluationOptions:
             raise OptionError("aggregate", self.aggregate, f"must be one of {', '.join(get_args(Aggregate))}")
 
     def values(self, records: Records) -> tuple[str, ...] | None:
-        """Return the value of the column `by` for each scored row; raise if the options do not fit the data."""
+        """Return the value of the `by` column for each scored row. Options that do not fit the data raise an error."""
         if self.aggregate is not None and records.group is None:
             raise OptionError("aggregate", self.aggregate, "requires groups; set the group column with `group`")
         if self.by is None:
@@ -103,7 +103,7 @@ class EvaluationOptions:
 
 
 def value_of_groups(group: tuple[str, ...], values: tuple[str, ...], column: str) -> tuple[str, ...]:
-    """Return the value of each group in a column, sorted by group name. All images of a group must have the same value.
+    """Return each group's value in a column, sorted by group name. All images of a group must have the same value.
 
     >>> value_of_groups(("b", "a", "b"), ("north", "south", "north"), "site")
     ('south', 'north')
@@ -128,7 +128,7 @@ def evaluate_rows(
     note: str,
     levels: Sequence[int],
 ) -> dict[str, Any]:
-    """Return the dictionary of `evaluate`, extended by confidence intervals and the metrics of each value.
+    """Return the dictionary of `evaluate`, extended with confidence intervals and the metrics for each value.
 
     `values` is the result of `options.values` for these images. The other arguments are passed on to `evaluate`.
     """
@@ -151,7 +151,7 @@ def with_interval(
 ) -> dict[str, Any]:
     """Return mAP and macro AUROC with 95 % bootstrap intervals, and the numbers of images and classes.
 
-    If there are groups, whole groups are resampled, otherwise images; see `resamples`. Without draws, and for a single
+    If there are groups, whole groups are resampled instead of images; see `resamples`. Without draws, and for a single
     group or image, the intervals are None. `advance` is called with the number of finished classes.
 
     >>> labels = np.array([[1.0], [0.0]])
@@ -179,7 +179,7 @@ def with_interval(
 def by_value(
     rows: ScoredRows, values: Sequence[str], *, draws: int, seed: int, advance: Callable[[int], None] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return `with_interval` for the rows of each value. Empty values are named `(blank)` and come last.
+    """Return `with_interval` for the rows with each value. Empty values are named `(blank)` and come last.
 
     >>> labels = np.array([[1.0], [0.0], [1.0]])
     >>> rows = ScoredRows(np.array([[0.9], [0.1], [0.5]]), labels, labels > -1)
@@ -194,7 +194,7 @@ def by_value(
 
 
 def sorted_values(values: Sequence[str]) -> list[str]:
-    """Return the distinct values of a column: numbers by size, then text, then the blank value.
+    """Return the distinct values of a column: numbers in ascending order, then text, then the blank value.
 
     >>> sorted_values(["10", "9", "", "9"])
     ['9', '10', '(blank)']
@@ -226,4 +226,4 @@ def _resample(rows: ScoredRows, draws: int, seed: int, advance: Callable[[int], 
 def _interval(samples: Float64[ndarray, " B"], estimate: float) -> list[float] | None:
     if np.isnan(estimate):
         return None
-    return [min(max(end, 0.0), 1.0) for end in interval(centered(samples, estimate))]  # centering can exceed [0, 1]
+    return [min(max(end, 0.0), 1.0) for end in interval(centered(samples, estimate))]  # ends may be outside [0, 1]

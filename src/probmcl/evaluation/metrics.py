@@ -16,12 +16,12 @@ def average_precision(
 
     With p(s) = TP(s) / (number of images that score s or more), one point for each distinct score s of a positive:
 
-        area      mean over the positives of p at their own score, scikit-learn's `average_precision_score`
+        area      mean over the positives of p at their own score, as in scikit-learn's `average_precision_score`
         envelope  the same with p̂(s) = max of p(s') over s' ≤ s, as in PASCAL VOC 2010 and SRN
         voc11     mean of p̂ at the first point with recall ≥ t / 10, t = 0 … 10, as in PASCAL VOC 2007
 
-    Equal scores share one point, so the result does not depend on the order of the images. Entries with `known` False
-    are ignored. The result is NaN for a class without a known positive; `.nanmean()` is the mAP.
+    Equal scores share one point, so the result does not depend on the order of the images. Entries where `known` is
+    False are ignored. The result is NaN for a class without a known positive; `.nanmean()` is the mAP.
 
     Reference: Everingham et al., The PASCAL Visual Object Classes (VOC) Challenge, 2010.
 
@@ -42,7 +42,7 @@ def precision_at_positives(
 ) -> Float64[np.ndarray, " P"]:
     """Return the precision at the score of each positive, in ascending order of scores.
 
-    Other thresholds are not needed: between two positives recall is constant and precision only falls. Sorting and
+    Other thresholds are not needed: between two positives, recall is constant and precision only falls. Sorting and
     counting values also makes the result independent of the order within ties.
     """
     all_scores, positive_scores = np.sort(scores[known]), np.sort(scores[positive])
@@ -57,7 +57,7 @@ def _summary(precision: Float64[np.ndarray, " P"], kind: str) -> float:
     envelope = np.maximum.accumulate(precision)
     if kind == "envelope":
         return float(envelope.mean())
-    # Recall reaches t / 10 at the positive of rank ⌈t P / 10⌉. In integers, since 3 · 0.1 > 0.3 in floating point.
+    # Recall reaches t / 10 at the positive of rank ⌈t P / 10⌉. Integers avoid 3 · 0.1 > 0.3 in floating point.
     rank = np.maximum(-(-np.arange(11) * len(envelope) // 10), 1)
     return float(envelope[-rank].mean())
 
@@ -67,8 +67,8 @@ def area_under_roc(scores: Array, labels: Array, known: Array | None = None) -> 
 
         AUROC = (pairs in which the positive scores higher + half of the pairs with equal scores) / (P Q)
 
-    where a class has P known positives and Q known negatives. Entries with `known` False are ignored. The result is NaN
-    for a class without positives or without negatives; `.nanmean()` is the macro AUROC.
+    where a class has P known positives and Q known negatives. Entries where `known` is False are ignored. The
+    result is NaN for a class without positives or without negatives; `.nanmean()` is the macro AUROC.
 
     Reference: Hanley and McNeil, The meaning and use of the area under a ROC curve, 1982.
 
@@ -80,7 +80,7 @@ def area_under_roc(scores: Array, labels: Array, known: Array | None = None) -> 
 
 
 def _roc_area(column: Column) -> float:
-    # Integers up to the last division, so that the result does not depend on the order of the images.
+    # All values are integers until the final division, so the result does not depend on the order of the images.
     positives = np.sort(column.scores[column.positive])
     negatives = np.sort(column.scores[column.known & ~column.positive])
     if not len(positives) or not len(negatives):
@@ -103,13 +103,13 @@ def multilabel_metrics(
         CP = mean_c TP_c / D_c     CR = mean_c TP_c / P_c     OP = Σ_c TP_c / Σ_c D_c     OR = Σ_c TP_c / Σ_c P_c
 
     where, among the known entries of class c, D_c are predicted positive, P_c are positive and TP_c are both; 0 / 0 is
-    0. An entry is predicted positive if its score is above `threshold`, one number or one per class (rounded to the
-    precision of the scores: a float32 0.8 is not above 0.8). With `top_k` it must also be among the k highest known
-    scores of its image; among equal scores the lower class index comes first.
+    0. An entry is predicted positive if its score is above `threshold`, which is one number or one per class, rounded
+    to the precision of the scores (a float32 0.8 is not above 0.8). With `top_k`, it must also be among the k highest
+    known scores of its image; among equal scores, the lower class index comes first.
 
-    mAP (kind "area"), CP, CR and CF1 are means over the `classes_scored` classes with a known positive, NaN without
-    any; OP and OR are over all classes. CF1 and OF1 are harmonic means of precision and recall, F1 = 2 P R / (P + R).
-    With f1="per_class", CF1 is the mean of the F1 of each class, as in ASL and SRN.
+    mAP (kind "area"), CP, CR and CF1 are means over the `classes_scored` classes with a known positive, or NaN if
+    there are none; OP and OR include all classes. CF1 and OF1 are harmonic means of precision and recall,
+    F1 = 2 P R / (P + R). With f1="per_class", CF1 is the mean of the per-class F1 scores, as in ASL and SRN.
 
     Reference: Chen et al., ML-GCN, 2019, evaluation metrics.
 

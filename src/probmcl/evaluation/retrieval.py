@@ -23,17 +23,17 @@ def retrieval(
     queries: int | None = 2000,
     seed: int = 0,
 ) -> dict[str, float | None]:
-    """Compare the labels of images with those of their nearest neighbors by cosine similarity of the embeddings.
+    """Compare each image's labels with those of its nearest neighbors, by cosine similarity of the embeddings.
 
     - jaccard_at_10 (for k = 10): mean `jaccard` of an image with its k nearest neighbors, or with all other images if
-      there are fewer
+      there are fewer than k
     - mAP: mean average precision of ranking all other images by cosine, where images with jaccard ≥ `threshold` are
       relevant; queries without a relevant image are left out
 
-    At most `queries` random images are queries; all images are searched except the query itself. A metric is None if no
-    query has a value. A vector of zeros has cosine 0 with every other. Images with equal cosines are tied: jaccard_at_k
-    is the mean over all orders of ties, and average precision counts ties at one point. An image without a known label
-    is never a query or a result, since its relevance is unknown.
+    At most `queries` random images are queries; each is compared with all other images. A metric is None if no query
+    has a value. A vector of zeros has cosine 0 with every other vector. Images with equal cosines are tied:
+    jaccard_at_k is the mean over all orders of ties, and average precision treats ties as one point. An image without
+    a known label is never a query or a result, since its relevance is unknown.
 
     >>> labels = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     >>> retrieval(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), labels, k=1)  # the third finds the second
@@ -75,7 +75,7 @@ def _compare(
     directions = _directions(points[queries])
     cosine, overlap = torch.empty(2, len(queries), len(points)).unbind()
     for columns in blocks(len(points), max(points.shape[1], labels.shape[1])):
-        # Rounding to float32 gives equal images equal cosines, whatever the order of summation was.
+        # Rounding to float32 gives equal images equal cosines, regardless of the order of summation.
         cosine[:, columns] = (directions @ _directions(points[columns]).T).float()
         overlap[:, columns] = jaccard(labels[queries], labels[columns], known_a=known[queries], known_b=known[columns])
     return cosine, overlap

@@ -1,6 +1,6 @@
 """The methods, one file each. Importing this package imports none of them; `find_method` does.
 
-To add a method, write its file here and add one line to `METHODS`. The tests in tests/contracts/ then cover it.
+To add a method, create its file here and add a line to `METHODS`. The tests in tests/contracts/ then cover it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ METHODS: dict[str, str] = {
 
 
 def full_name(name: str) -> str:
-    """Return the name of a method as a run stores it: Python files get an absolute path, other names are unchanged.
+    """Return a method's name as stored in a run: paths to Python files become absolute, other names are unchanged.
 
     >>> full_name("bce")
     'bce'
@@ -45,7 +45,7 @@ def full_name(name: str) -> str:
 
 
 def find_method(name: str) -> type[Method]:
-    """Return the class of a method, which may be a name, `my_package.my_file:MyMethod` or `my_file.py:my_loss`.
+    """Return a method's class, given its name, `my_package.my_file:MyMethod` or `my_file.py:my_loss`.
 
     >>> find_method("bce").__name__
     'BCE'
@@ -56,7 +56,7 @@ def find_method(name: str) -> type[Method]:
 
         return custom_loss(full_name(name))
     if not attribute:
-        raise ValueError(f"no method {name!r}; {suggestion(name, METHODS)}")
+        raise ValueError(f"unknown method {name!r}; {suggestion(name, METHODS)}")
     try:
         method: type[Method] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:

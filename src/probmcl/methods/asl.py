@@ -12,12 +12,12 @@ from probmcl.methods.base import Known, Labels, LinearClassifier, Logits, Origin
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `asl`; the defaults are those of the published training script.
+    """Settings of `asl`; the defaults are the values in the published training script.
 
     Attributes:
         gamma_negative: focusing exponent of negatives; higher values down-weight easy negatives more.
         gamma_positive: focusing exponent of positives.
-        clip: probability up to which a negative has no loss.
+        clip: negatives with a probability up to this value have no loss.
         focusing_gradient: whether gradients also flow through the focusing factors.
     """
 

@@ -1,4 +1,4 @@
-"""Base classes of the methods. The trainer passes images and labels to a method and minimizes the loss it returns."""
+"""Base classes for methods. The trainer passes images and labels to a method and minimizes the loss it returns."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ Known = Bool[Tensor, "N C"] | None
 
 
 class Step(NamedTuple):
-    """The result of a training step: the loss to minimize, and the named terms to log."""
+    """The result of a training step: the loss to minimize and the named terms to log."""
 
     loss: Float[Tensor, ""]
     terms: dict[str, Tensor]
@@ -34,13 +34,13 @@ Fidelity = Literal["authors' code", "paper", "partly reconstructed", "standard"]
 
 
 class Origin(NamedTuple):
-    """The publication of a method, and how closely this implementation follows it.
+    """The publication that describes a method, and how closely this implementation follows it.
 
     Attributes:
         fidelity: the source that formulas and constants were checked against: the authors' code or only their paper.
             `partly reconstructed` if neither covers everything; `standard` for textbook methods.
         reference: key in references.bib; empty if there is nothing to cite.
-        published: presets with the published settings. The settings of other presets are ours.
+        published: presets with the published settings. Other presets use our own settings.
     """
 
     fidelity: Fidelity
@@ -61,12 +61,12 @@ class Method(nn.Module, ABC):
     """A trainable model: an image encoder, a head or projection, and a loss.
 
     Attributes:
-        n_views: views of each image in a training step.
+        n_views: number of views of each image in a training step.
         needs_maps: whether the method uses feature maps and therefore cannot train on precomputed features.
         presets: named settings (frozen dataclasses). `default` has the settings that worked best in our trials.
-        files: settings that are file paths. The files are only read in training; the state dict has their content.
+        files: settings that are file paths. The files are only read in training; the state dict stores their content.
         origin: publication and fidelity; None for methods from outside this package.
-        probe_note: note printed next to the mAP of a probe on the encoder, or empty.
+        probe_note: note printed next to the mAP of a probe on the encoder; may be empty.
         encoder: the image encoder.
     """
 
@@ -80,14 +80,14 @@ class Method(nn.Module, ABC):
 
     @classmethod
     def has_own_head(cls, config: Any) -> bool:
-        """Return whether the method predicts with its own head under these settings, not through a probe."""
+        """Return whether, under these settings, the method predicts with its own head instead of a probe."""
         return issubclass(cls, Classifier)
 
     @abstractmethod
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
         """Return the loss of a batch. Unknown labels do not affect it.
 
-        If the batch is split over several processes, the mean of their losses is the loss of the whole batch.
+        If the batch is split across several processes, the mean of their losses is the loss of the whole batch.
         """
 
 
@@ -95,7 +95,7 @@ class Classifier(Method, ABC):
     """A method with its own head for predictions.
 
     Attributes:
-        note: note printed next to the mAP of its head, or empty.
+        note: note printed next to the mAP of its head; may be empty.
         emits_set: whether it predicts a set of labels instead of probabilities. Its decisions then do not depend on a
             threshold, and its scores are derived from the set.
     """
@@ -126,7 +126,7 @@ class LogitClassifier(Classifier, ABC):
 
 
 class LinearClassifier(LogitClassifier, ABC):
-    """An encoder and one linear layer; subclasses differ in the loss and in its reduction."""
+    """An encoder and one linear layer; subclasses differ in the loss and its reduction."""
 
     def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Any = None) -> None:
         super().__init__()
@@ -143,14 +143,14 @@ class LinearClassifier(LogitClassifier, ABC):
 def repeat_for_views(
     n_views: int, labels: Labels, known: Known
 ) -> tuple[Float[Tensor, "M C"], Bool[Tensor, "M C"] | None]:
-    """Repeat the labels and their mask once per view, in the order of the rows."""
+    """Repeat the labels and their mask once per view, in row order."""
     return labels.repeat(n_views, 1), None if known is None else known.repeat(n_views, 1)
 
 
 def cross_entropies(
     logits: Mapping[str, Float[Tensor, "M C"]], n_views: int, labels: Labels, known: Known
 ) -> dict[str, Float[Tensor, ""]]:
-    """Return the binary cross-entropy of several predictions for the same views, by name."""
+    """Return the binary cross-entropy of each named prediction for the same views."""
     labels, known = repeat_for_views(n_views, labels, known)
     return {name: rescale_for_ddp(binary_cross_entropy(x, labels, known), "mean", known) for name, x in logits.items()}
 
@@ -161,11 +161,11 @@ def rescale_for_ddp(
     """Scale the loss of this process so that the mean over processes, which DDP computes, is the loss of all images.
 
     A mean over rows needs no scaling, since every process has the same number of rows. A sum is multiplied by the world
-    size, and a mean over known entries is weighted by their number. With one process the loss is unchanged.
+    size, and a mean over known entries is weighted by their number. With one process, the loss is unchanged.
 
     Args:
-        loss: loss of the images of this process.
-        reduction: reduction with which the loss was computed.
+        loss: loss on this process's images.
+        reduction: reduction used to compute the loss.
         known: mask of the entries that the loss was reduced over; None means all.
     """
     if distributed.world_size() == 1:

@@ -30,7 +30,7 @@ SMALLEST_GAP = 0.02
 Overlap = Literal["jaccard", "cosine", "cosine_literal"]
 
 POSITIVE_OVERLAP = 0.5
-"""Jaccard index at which two images count as positives in the statistics of `ProjectedContrast`."""
+"""Smallest Jaccard index at which two images count as positives in the statistics of `ProjectedContrast`."""
 
 Mixture = TypeVar("Mixture", IsotropicMixture, KernelMixture)
 
@@ -38,7 +38,7 @@ Mixture = TypeVar("Mixture", IsotropicMixture, KernelMixture)
 class ProjectionHead(nn.Module):
     """Projection of features onto the unit sphere.
 
-    It consists of linear layers of the given sizes with ReLU between them, followed by L2 normalization. Without sizes
+    It consists of linear layers of the given sizes with ReLU between them, followed by L2 normalization. Without sizes,
     the features are only normalized.
 
     Reference: Khosla et al., Supervised Contrastive Learning, section 3.1.
@@ -60,11 +60,11 @@ class ProjectionHead(nn.Module):
 
 
 class ProjectedContrast(Method, ABC):
-    """Base class of losses on the cosine similarities of projected features, with two views of each image.
+    """Base class for losses computed on the cosine similarities of projected features, with two views of each image.
 
     Subclasses implement `contrast`. Their settings include `projection`, the layer sizes of the projection head. The
-    head is only used in training; a linear probe on the encoder predicts. If the batch is split over several processes,
-    P rows in total, each process compares its M rows with the rows of all processes.
+    head is only used in training; predictions come from a linear probe on the encoder. If the batch is split across
+    several processes (P rows in total), each process compares its M rows with the rows of all processes.
     """
 
     n_views = 2
@@ -94,9 +94,9 @@ class ProjectedContrast(Method, ABC):
         """Return the loss of the local rows. The mean over processes must be the loss of all rows.
 
         Args:
-            similarity: cosines of the local rows, in the order v·N + i, with the rows of all processes. `self_columns`
-                returns the column of each row itself.
-            labels: labels of the local images. `label_overlap` compares them with the labels of all processes,
+            similarity: cosines between the local rows, in the order v·N + i, and the rows of all processes.
+                `self_columns` returns, for each local row, the column of the row itself.
+            labels: labels of the local images. `label_overlap` compares them with the labels of all processes;
                 `gather_rows` returns the labels of every column.
             known: mask of known labels; None means all.
             n_views: number of views V, with M = V·N.
@@ -123,7 +123,7 @@ def label_overlap(
 
 
 def gather_rows(per_image: Shaped[Tensor, "N C"], *, n_views: int) -> Shaped[Tensor, "P C"]:
-    """Repeat a tensor with one row per image for each view, and gather it from all processes in column order.
+    """Repeat a per-image tensor once per view, and gather it from all processes in column order.
 
     >>> gather_rows(torch.tensor([[1.0, 0.0], [0.0, 1.0]]), n_views=2)[:, 0]
     tensor([1., 0., 1., 0.])
@@ -182,7 +182,7 @@ def collapse_statistics(
     *,
     n_views: int,
 ) -> dict[str, Tensor]:
-    """Return scalar statistics of a contrastive step that reveal a collapse. Rows are in the order v·N + i.
+    """Return scalar statistics that reveal a collapse in a contrastive step. Rows are in the order v·N + i.
 
     - effective_components: inverse Simpson index of the mixture weights, from 1 to C; only with a mixture
     - mean_coordinate: |mean coordinate of h|·√D with ‖h‖ = 1; it is 1 if every feature is ±1/√D in all coordinates

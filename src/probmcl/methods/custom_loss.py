@@ -1,4 +1,4 @@
-"""Custom losses from a Python file: classification losses on logits, contrastive losses on similarities."""
+"""Custom losses from a Python file: classification losses on logits and contrastive losses on similarities."""
 
 import functools
 import importlib.util
@@ -33,7 +33,7 @@ class Projection:
     """Settings of a loss on similarities.
 
     Attributes:
-        projection: layer sizes of the projection head; without layers the features themselves are compared.
+        projection: layer sizes of the projection head; without layers, the features themselves are compared.
     """
 
     projection: tuple[int, ...] = (128,)
@@ -58,8 +58,8 @@ class CustomLoss(LinearClassifier, ABC):
 class CustomContrast(ProjectedContrast, ABC):
     """Custom loss on the cosine similarities of projected features, with two views of each image.
 
-    The loss receives the cosines of M rows with all other rows, without the row itself, and the overlaps of their label
-    sets, both of shape (M, P−1). Views of one image have overlap 1. The loss must return the mean over rows.
+    The loss receives the cosines of each of M rows with all other rows, and the overlaps of their label sets, both of
+    shape (M, P−1). Views of one image have overlap 1. The loss must return the mean over rows.
     """
 
     presets = {"default": Projection()}  # noqa: RUF012  # read, never written
@@ -77,10 +77,10 @@ class CustomContrast(ProjectedContrast, ABC):
 
 @functools.cache
 def custom_loss(path: str) -> type[Method]:
-    """Return a method for a loss function from a file; the argument names of the function decide its base class.
+    """Return a method for a loss function from a file; the function's argument names determine the base class.
 
     Args:
-        path: FILE.py:FUNCTION. The file is executed, so this must come from the user and not from a run folder.
+        path: FILE.py:FUNCTION. The file is executed, so the path must come from the user, not from a run folder.
     """
     file, _, name = path.partition(":")
     function = getattr(_module(Path(file)), name, None)
@@ -107,7 +107,7 @@ def _base(function: Loss, path: str) -> type[Any]:
 
 
 def _module(path: Path) -> ModuleType:
-    """Import the file once, with its path as the module name, which is unique."""
+    """Import the file once, using its path as a unique module name."""
     name = str(path.resolve())
     if name in sys.modules:
         return sys.modules[name]
@@ -118,8 +118,8 @@ def _module(path: Path) -> ModuleType:
     assert spec.loader is not None
     module = sys.modules[name] = importlib.util.module_from_spec(
         spec
-    )  # before it runs, since dataclasses look up their module
-    sys.path.insert(0, str(path.resolve().parent))  # it may import modules next to it
+    )  # registered before it runs, since dataclasses look up their module
+    sys.path.insert(0, str(path.resolve().parent))  # the file may import modules from its folder
     try:
         spec.loader.exec_module(module)
     except Exception as error:

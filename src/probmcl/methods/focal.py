@@ -17,7 +17,7 @@ class Config:
 
     Attributes:
         gamma: focusing exponent; higher values down-weight easy entries more.
-        positive_weight: weight of positives; negatives have one minus it. With `none` both have weight 1.
+        positive_weight: weight of positives; negatives have one minus this weight. With `none`, both have weight 1.
     """
 
     gamma: float = 2.0

@@ -34,7 +34,7 @@ class Config:
     Attributes:
         classification: loss of the linear layer: `bce`, or `asl` with its published values.
         contrast: method whose contrastive loss is added, with its default settings.
-        contrast_weight: weight of the contrastive loss relative to the classification loss, a sum over classes.
+        contrast_weight: weight of the contrastive loss relative to the classification loss, summed over classes.
     """
 
     classification: Literal["asl", "bce"] = "bce"
@@ -51,7 +51,7 @@ class Joint(LinearClassifier):
 
     L = C · (mean classification loss of the known entries) + contrast_weight · (contrastive loss). The factor C makes
     the first term a sum over classes. Easy classes add almost nothing to a sum but would lower a mean, so the same
-    weight suits any number of classes. The encoder runs once; the contrastive method receives its features as images.
+    weight suits any number of classes. The encoder runs once; the contrastive method receives its features.
     """
 
     n_views = 2

@@ -30,7 +30,7 @@ from probmcl.mixture.kernels import Covariance
 from probmcl.runtime.precision import at_least_float32
 
 KERNEL_FLOOR, SHARE_FLOOR = 1.17549e-38, 1e-7
-"""Lower bounds in the published code: of a kernel, and of the ratios inside logarithms."""
+"""Lower bounds in the published code, for a kernel and for the ratios inside logarithms."""
 
 
 @dataclass(frozen=True)
@@ -41,17 +41,17 @@ class Config:
         covariance: whether the kernel of a class has a single mean and variance (`isotropic`), or one of each per
             dimension of a reduced feature (`anisotropic`).
         reduced_size: size of the reduced feature with `anisotropic`.
-        initialization: initial weights of the mean and variance heads, as in the `paper` or PyTorch's default.
-        classification_weight: weight of the asymmetric loss, a sum over images and classes.
-        reconstruction_weight: weight of the reconstruction loss, a mean over images.
-        contrastive_weight: weight of the contrastive loss, a mean over images.
+        initialization: initial weights of the mean and variance heads, as in the `paper` or as in PyTorch (`torch`).
+        classification_weight: weight of the asymmetric loss, which is summed over images and classes.
+        reconstruction_weight: weight of the reconstruction loss, which is averaged over images.
+        contrastive_weight: weight of the contrastive loss, which is averaged over images.
         temperature: temperature of the contrastive softmax.
         gamma_negative: focusing exponent of negatives in the asymmetric loss.
         gamma_positive: focusing exponent of positives in the asymmetric loss.
-        clip: probability up to which a negative has no loss.
+        clip: negatives with a probability up to this value have no loss.
         repeated_dimensions: with `anisotropic`, whether distances, which are sums over dimensions, are also multiplied
             by the number of dimensions, as in the published code.
-        clamps: whether kernels and ratios have the lower bounds of the published code.
+        clamps: whether to apply the lower bounds of the published code to kernels and ratios.
     """
 
     covariance: Covariance = "isotropic"
@@ -88,7 +88,7 @@ class KMCL(Classifier):
     """Linear classifier and kernel mixture, trained with asymmetric, reconstruction and contrastive losses.
 
     L = L_ASL + L_REC + L_KMCL, each with a weight. Only the logit head is used for predictions. If the batch is split
-    over several processes, P rows in total, each process compares its M rows with the rows of all processes.
+    across several processes (P rows in total), each process compares its M rows with the rows of all processes.
 
     Reference: Sajedi et al., End-to-End Supervised Multilabel Contrastive Learning, 2023.
     """

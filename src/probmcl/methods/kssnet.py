@@ -25,16 +25,16 @@ from probmcl.methods.base import LogitClassifier, Logits, Origin
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `kssnet`. Where the published video code has a value, it is the default.
+    """Settings of `kssnet`. The defaults come from the published video code if it defines them.
 
     Attributes:
         knowledge: table of weighted edges between classes, one per row; `none` uses only the co-occurrence of labels.
         vectors: text file with word vectors in GloVe format, which are kept fixed; `none` learns the label vectors.
         vector_size: size of a label vector; must match the file.
         connections: number of lateral connections, one at the input of each of the encoder's last stages.
-        cooccurrence_weight: weight of the co-occurrence graph; the knowledge graph has the rest (λ).
+        cooccurrence_weight: weight of the co-occurrence graph; the knowledge graph gets the rest (λ).
         smallest_edge: edges of the combined graph below this weight are removed.
-        neighbor_share: weight of the neighbors of a class; the class itself has the rest.
+        neighbor_share: weight of the neighbors of a class; the class itself gets the rest.
         scale: `even` initializes the weights so that label embeddings keep their variance from layer to layer, and
             divides products with an embedding by the square root of its size; `published` does neither.
         dropout: dropout on the pooled features.
@@ -62,9 +62,9 @@ class KSSNet(LogitClassifier):
     """Encoder with lateral connections from a label graph, and the sum of a graph-based and a linear classifier.
 
     logits = f E₄ᵀ + linear(f), where f are the pooled features and E₁ to E₄ are the `LabelEmbeddings` on the
-    superimposed graph, which is a buffer and is not learned. E₁, E₂ and E₃ modify the input of the last three stages of
-    the encoder through a `LateralConnection` each. If the encoder is a tail, which has only the last stage, the other
-    connections are not used.
+    superimposed graph, which is a buffer and is not learned. E₁, E₂ and E₃ each modify the input of one of the
+    encoder's last three stages through a `LateralConnection`. If the encoder is a tail, which has only the last stage,
+    the other connections are not used.
 
     Reference: Wang et al., Multi-Label Classification with Label Graph Superimposing, AAAI 2020.
     """

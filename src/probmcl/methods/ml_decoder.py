@@ -1,4 +1,4 @@
-"""ML-Decoder: queries attend to the feature map, and each predicts a group of classes."""
+"""ML-Decoder: queries attend to the feature map, and each query predicts a group of classes."""
 
 from dataclasses import dataclass
 from typing import final
@@ -16,10 +16,10 @@ from probmcl.methods.base import Known, Labels, LogitClassifier, Logits, Origin
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `ml_decoder`; the default decoder is smaller than the published one (preset `paper`).
+    """Settings of `ml_decoder`; the default decoder is smaller than the published one (`paper` preset).
 
     Attributes:
-        groups: number of groups of classes, each with one query; `none` means one per class, up to 100.
+        groups: number of class groups, each with one query; `none` means one per class, up to 100.
         width: size of queries and tokens; a multiple of `heads`.
         heads: number of attention heads.
         feed_forward: hidden units of the feed-forward block after the attention.
@@ -27,7 +27,7 @@ class Config:
         learned_queries: whether the queries are learned or stay at their random initial values.
         gamma_negative: focusing exponent of negatives in the asymmetric loss.
         gamma_positive: focusing exponent of positives in the asymmetric loss.
-        clip: probability up to which a negative has no loss.
+        clip: negatives with a probability up to this value have no loss.
     """
 
     groups: int | None = None
@@ -49,7 +49,7 @@ class Config:
 
 
 PAPER = Config(width=768, feed_forward=2048)
-"""The values of the published training script."""
+"""The values in the published training script."""
 
 
 @final

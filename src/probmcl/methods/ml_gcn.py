@@ -1,4 +1,4 @@
-"""ML-GCN: graph convolutions over co-occurring classes compute the classifier of each class."""
+"""ML-GCN: graph convolutions over co-occurring classes compute a classifier for each class."""
 
 from dataclasses import dataclass
 from typing import final
@@ -23,7 +23,7 @@ class Config:
         vector_size: size of a label vector; must match the file.
         hidden: size of the label vectors between the two graph convolutions.
         threshold: class j is a neighbor of class i if at least this fraction of the images of i also contain j (t).
-        neighbor_share: total weight of the neighbors of a class; the class itself has the rest (p).
+        neighbor_share: total weight of the neighbors of a class; the class itself gets the rest (p).
     """
 
     vectors: str | None = None

@@ -18,10 +18,10 @@ class Config:
     """Settings of `mulsupcon`.
 
     Attributes:
-        projection: layer sizes of the projection head; without layers the features themselves are compared.
+        projection: layer sizes of the projection head; without layers, the features themselves are compared.
         temperature: temperature of the contrastive softmax.
-        average: whether the loss is averaged over all `labels` of all images, so that an image with more labels counts
-            more, or first over the labels of an image and then over `images`.
+        average: `labels` averages the loss over all labels of all images, so images with more labels count more;
+            `images` first averages over the labels of each image and then over the images.
     """
 
     projection: tuple[int, ...] = (128,)
@@ -46,7 +46,7 @@ class MulSupCon(ProjectedContrast):
     def contrast(
         self, similarity: Float[Tensor, "M P"], labels: Labels, known: Known, n_views: int
     ) -> Float[Tensor, ""]:
-        """Return the mean over the labels of the local rows, or over the local rows."""
+        """Return the mean over the labels of the local rows, or over the rows themselves."""
         labels_a, known_a = repeat_for_views(n_views, labels, known)
         loss = per_label_contrastive(
             similarity,

@@ -30,7 +30,7 @@ class Config:
     """Settings of `pla`; the defaults are the published values, except for `normalize` and `repeats`.
 
     Attributes:
-        alignment: order of the target labels: `predicted` keeps correctly emitted labels at their step, `minimal` takes
+        alignment: order of the target labels: `predicted` keeps correctly emitted labels at their step; `minimal` uses
             the order with the smallest loss.
         steps: maximum length of the sequence, including the end token; never more than the number of classes plus one.
         hidden: size of the LSTM state.
@@ -93,7 +93,7 @@ class PLA(Classifier):
         )
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
-        """Return the cross-entropy over the steps up to the end of each image. Unknown classes cannot be emitted."""
+        """Return the cross-entropy over the steps up to the end of each sequence. Unknown classes cannot be emitted."""
         labels, known = repeat_for_views(len(views), labels, known)
         present = labels > 0 if known is None else (labels > 0) & known
         steps = min(self.steps, int(present.sum(1).max()) + 1)  # later steps have no target

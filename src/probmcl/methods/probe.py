@@ -29,7 +29,7 @@ class Probe(LinearClassifier):
     """Linear layer on the standardized features of a frozen encoder, trained with the asymmetric loss.
 
     The encoder is frozen and stays in eval mode. `standardize` sets the shift and scale of the features; `on` folds
-    them into the linear layer, so that the final model is an encoder and one linear layer.
+    them into the linear layer, so the final model is an encoder and one linear layer.
 
     Reference: ProbMCL, section 2.2, last paragraph; decision 0001, point 20.
     """
@@ -55,7 +55,7 @@ class Probe(LinearClassifier):
         return self
 
     def standardize(self, features: Float[Tensor, "K D"]) -> None:
-        """Standardize the features from now on, with the mean and standard deviation of the given ones."""
+        """Standardize all features from now on, using the mean and standard deviation of the given features."""
         deviation = features.std(0, correction=0)
         self.shift = features.mean(0)
         self.scale = deviation.where(deviation > 0, 1)  # a constant feature becomes 0
@@ -68,7 +68,7 @@ class Probe(LinearClassifier):
         return logits
 
     def loss(self, logits: Logits, labels: Labels, known: Known) -> Float[Tensor, ""]:
-        """Return the mean over the known entries, so that weight decay does not depend on the number of classes."""
+        """Return the mean over the known entries, which makes weight decay independent of the number of classes."""
         loss = asymmetric if self.config.loss == "asl" else binary_cross_entropy
         return loss(logits, labels, known, reduction=self.reduction)
 

@@ -36,23 +36,23 @@ Target = Literal["feature", "detached", "hidden", "none"]
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `probmcl`. Decision 0001 lists the alternatives, decision 0002 explains the defaults.
+    """Settings of `probmcl`. Decision 0001 lists the alternatives; decision 0002 explains the defaults.
 
     Attributes:
-        similarity: `aligned` compares component k with component k only; `all_pairs` is the paper's correlation
+        similarity: `aligned` compares component k only with component k; `all_pairs` is the paper's correlation
             coefficient and requires scalar means.
         mean_size: size of the mean vector of each component; `none` uses the paper's scalar mean μ·1.
         component_weight: with `aligned`, weight of a component: its mixture weight (`l2`) or the norm of its `density`.
         feature_norm: norm that features are scaled to, 1 (`unit`, as in the paper) or √D (`root`).
-        hidden: sizes of the hidden layers of the mixture network; without any, its heads are linear.
+        hidden: sizes of the mixture network's hidden layers; without hidden layers, its heads are linear.
         activation: activation after each hidden layer.
-        floor: whether the variance or the standard deviation is at least one.
-        initialization: initial weights of the mean and variance heads, as in the `paper` or PyTorch's default.
+        floor: whether the lower bound of one applies to the `variance` or to the standard `deviation`.
+        initialization: initial weights of the mean and variance heads, as in the `paper` or as in PyTorch (`torch`).
         target: the z in the likelihood: the `feature`, the feature `detached` from the graph, the last `hidden` layer,
             or `none` to train without the likelihood.
         dim: dimension n of the mixture; `none` uses `mean_size`, or the size of the target if means are scalar.
         likelihood_per_dimension: whether to divide the likelihood by n.
-        overlap: measure of the overlap of two label sets (D); `cosine_literal` is the cosine as printed in the paper.
+        overlap: overlap measure for two label sets (D); `cosine_literal` is the cosine as printed in the paper.
         threshold: smallest overlap at which two images are positives (α).
         temperature: temperature of the contrastive softmax (τ).
         contrastive_weight: weight of the contrastive loss relative to the likelihood (λ); `balanced` sets it in every
@@ -115,12 +115,12 @@ PAPER = Config(
 class ProbMCL(Classifier):
     """Contrastive loss on Gaussian mixtures; the positives of an image are weighted by label overlap.
 
-    L = L_NLL + λ L_PCL over two views of each image. The mixture network is only used in training; a linear probe on
-    the encoder predicts. If the batch is split over several processes, P rows in total, each process compares its M
-    rows with the rows of all processes.
+    L = L_NLL + λ L_PCL over two views of each image. The mixture network is only used in training; predictions come
+    from a linear probe on the encoder. If the batch is split across several processes (P rows in total), each process
+    compares its M rows with the rows of all processes.
 
     With label anchors, L_PCL is also computed on Sim(p_x, q_y), whose columns are the label sets y of all images that
-    are known to have a label. The score of a class is then the correlation of the mixture with the anchor of the class.
+    are known to have a label. The score of a class is then the correlation between the mixture and the class's anchor.
 
     Reference: ProbMCL, section 2; the anchors are ours (decision 0002, "Label anchors").
     """
@@ -131,7 +131,7 @@ class ProbMCL(Classifier):
 
     @classmethod
     def has_own_head(cls, config: Config) -> bool:
-        """Return whether the settings have label anchors, with which the mixture predicts."""
+        """Return whether label anchors are used; the mixture then predicts without a probe."""
         return config.anchors == "labels"
 
     def __init__(self, encoder: AnyEncoder, label_space: LabelSpace, config: Config | None = None) -> None:
@@ -145,12 +145,12 @@ class ProbMCL(Classifier):
         if c.target == "feature":
             warnings.warn(
                 "probmcl with target 'feature' (the paper's z = h) collapsed in all of our trials: the gradient of the "
-                "likelihood is thousands of times that of the contrastive loss; see docs/decisions/0002",
+                "likelihood is thousands of times larger than that of the contrastive loss; see docs/decisions/0002",
                 stacklevel=2,
             )
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
-        """Return the logit of the correlation of each image's mixture with the anchor of each class."""
+        """Return the logit of the correlation between each image's mixture and each class's anchor."""
         if self.anchors is None:
             raise ValueError("probmcl without label anchors has no head; use a probe, or train with anchors 'labels'")
         mixture = self.network(self._features(images))
@@ -229,8 +229,8 @@ def _balanced_weight(likelihood: Tensor, contrast: Tensor, features: Tensor) -> 
     if distributed.world_size() == 1:
         return balanced_weight(likelihood, contrast, features)
     norms = [torch.autograd.grad(loss, features, retain_graph=True)[0].norm() for loss in (likelihood, contrast)]
-    # The norm of a gradient is the norm of the vector of its norms on each process. Two linear losses in x have these
-    # vectors as their gradients.
+    # The norm of the full gradient is the norm of the vector of its per-process norms. The two losses below are linear
+    # in x and have these vectors as gradients.
     all_norms = distributed.gather(torch.stack(norms)[None])  # (processes, 2)
     x = torch.zeros_like(all_norms[:, :1], requires_grad=True)
     return balanced_weight((x * all_norms[:, :1]).sum(), (x * all_norms[:, 1:]).sum(), x)

@@ -20,8 +20,8 @@ class Config:
     Attributes:
         width: channels of the hidden layers of the attention and regularization branches.
         filters: number of map-sized filters per channel in the regularization branch.
-        regularized_share: weight of the regularized logits in the prediction; the plain logits have the rest.
-        branch_weight: weight of the losses of the plain and the attention logits, relative to that of the prediction.
+        regularized_share: weight of the regularized logits in the prediction; the plain logits get the rest.
+        branch_weight: weight of the losses on the plain and attention logits, relative to the loss on the prediction.
     """
 
     width: int = 512
@@ -47,8 +47,8 @@ class Branches(NamedTuple):
 class SRN(Classifier):
     """Linear classifier combined with a spatial regularization network on the input of the last stage.
 
-    logits = (1−α) plain + α regularized. The loss is the binary cross-entropy of these logits plus, with weight
-    `branch_weight`, that of the plain logits and that of the attention logits.
+    logits = (1−α) plain + α regularized. The loss is the binary cross-entropy of these logits plus
+    `branch_weight` times the sum of the cross-entropies of the plain and attention logits.
 
     Reference: Zhu et al., Learning Spatial Regularization with Image-level Supervisions for Multi-label Image
     Classification, CVPR 2017.
@@ -80,7 +80,7 @@ class SRN(Classifier):
         return Branches(plain, attended_confidence(attention, confidence), regularized)
 
     def logits(self, images: Float[Tensor, "N *image"]) -> Logits:
-        """Return the weighted mean of the plain and the regularized logits."""
+        """Return the weighted mean of the plain and regularized logits."""
         return self._mixed(self.branches(images))
 
     def _mixed(self, branches: Branches) -> Float[Tensor, "M C"]:
@@ -88,7 +88,7 @@ class SRN(Classifier):
         return (1 - share) * branches.plain + share * branches.regularized
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
-        """Return the weighted sum of the losses of the prediction, the plain and the attention logits."""
+        """Return the weighted sum of the losses on the predicted, plain and attention logits."""
         branches = self.branches(views.flatten(0, 1))
         logits = {"classification": self._mixed(branches), "plain": branches.plain, "attended": branches.attended}
         terms = cross_entropies(logits, len(views), labels, known)

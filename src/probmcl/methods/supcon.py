@@ -1,4 +1,4 @@
-"""SupCon for images with several labels: the contrastive loss of ProbMCL on cosines instead of mixtures."""
+"""SupCon for images with several labels: ProbMCL's contrastive loss on cosines instead of mixtures."""
 
 from dataclasses import dataclass
 from typing import final
@@ -17,8 +17,8 @@ class Config:
     """Settings of `supcon`.
 
     Attributes:
-        projection: layer sizes of the projection head; without layers the features themselves are compared.
-        overlap: measure of the overlap of two label sets; `cosine_literal` is the cosine as printed in ProbMCL.
+        projection: layer sizes of the projection head; without layers, the features themselves are compared.
+        overlap: overlap measure for two label sets; `cosine_literal` is the cosine as printed in ProbMCL.
         threshold: smallest overlap at which two images are positives.
         temperature: temperature of the contrastive softmax.
     """
@@ -38,7 +38,7 @@ class SupCon(ProjectedContrast):
     """Contrastive loss on projected features; the positives of an image are weighted by label overlap.
 
     Reference: Khosla et al., Supervised Contrastive Learning, NeurIPS 2020, for one label per image. For several
-    labels, the loss is ProbMCL, Eq. 3, with cosines in place of the correlations of mixtures.
+    labels, the loss is Eq. 3 of ProbMCL, with cosines instead of mixture correlations.
     """
 
     presets = {"default": Config()}  # noqa: RUF012  # read, never written

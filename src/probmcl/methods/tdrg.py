@@ -1,4 +1,4 @@
-"""TDRG: a transformer over three scales of the feature map, and a graph of the classes for each image."""
+"""TDRG: a transformer over three scales of the feature map, and a class graph for each image."""
 
 from dataclasses import dataclass
 from typing import final
@@ -15,7 +15,7 @@ from probmcl.methods.base import Classifier, Known, Labels, Logits, Origin, Step
 
 @dataclass(frozen=True)
 class Config:
-    """Settings of `tdrg`; the defaults have a quarter of the published width and normalize the scales.
+    """Settings of `tdrg`; the defaults use a quarter of the published width and normalize the scales.
 
     Attributes:
         width: channels of each of the three scales, and half the size of a class node; a multiple of `heads`.
@@ -24,8 +24,8 @@ class Config:
         feed_forward: hidden units of the feed-forward block after the attention.
         normalize: whether each position of the three scales is normalized to mean 0 and standard deviation 1 before
             the scales are multiplied.
-        structural_share: weight of the structural logits in the prediction; the semantic logits have the rest.
-        top_share: fraction of positions that the constraint branch averages, at least one position.
+        structural_share: weight of the structural logits in the prediction; the semantic logits get the rest.
+        top_share: fraction of positions that the constraint branch averages over; at least one position is used.
         batch_attention: whether positions attend to the same position in the other images of the batch, as in the
             first release of the authors' code, instead of the other positions of the same image. A prediction then
             depends on the other images in its batch; each process only uses its own images.
@@ -64,7 +64,7 @@ class TDRG(Classifier):
 
     n_views = 1
     presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
-    origin = Origin("authors' code", "zhao2021tdrg")  # no preset has their initialization
+    origin = Origin("authors' code", "zhao2021tdrg")  # no preset uses their initialization
     needs_maps = True
     encoder: Encoder
 
@@ -86,7 +86,7 @@ class TDRG(Classifier):
         )
 
     def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
-        """Return the sum of four binary cross-entropies over all views, with each as a term."""
+        """Return the sum of four binary cross-entropies over all views, with each of them as a term."""
         relations = self.relations(views.flatten(0, 1))
         logits = {"fused": self.fused(relations), **relations._asdict()}
         terms = cross_entropies(logits, len(views), labels, known)

@@ -13,7 +13,7 @@ from probmcl.data.loader import Batch, Order
 from probmcl.runtime.distributed import rank, shard, unshard, world_size
 
 ROWS_AT_ONCE = 64
-"""Views per batch outside of training."""
+"""Views per batch outside training."""
 
 
 @torch.inference_mode()
@@ -31,8 +31,8 @@ def extract(
     Args:
         encoder: the encoder, which is moved to the device and set to eval mode.
         batches: batches of this process.
-        device: device of the computation.
-        done: callback that receives the number of images of each finished batch.
+        device: device to compute on.
+        done: callback that receives the number of images in each finished batch.
     """
     encoder.to(device).eval()
     features = []
@@ -45,10 +45,10 @@ def extract(
 
 
 class FeatureBatches:
-    """Training batches of stored views (features or activations): each image once per epoch, in `n_views` views.
+    """Training batches of stored views (features or activations): each image once per epoch, with `n_views` views.
 
-    The seed and the epoch determine the order and the views; the views of an image in a step differ. With `weights`,
-    an image occurs in proportion to its weight (see `Order`).
+    The seed and the epoch determine the order and the views; an image's views in one step are all different. With
+    `weights`, images occur in proportion to their weights (see `Order`).
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class FeatureBatches:
         return len(self.order)
 
     def starting(self, step: int) -> Iterator[Batch]:
-        """Yield the batches, skipping the first `step` ones."""
+        """Yield the batches, skipping the first `step` batches."""
         epoch, views, labels = -1, np.empty(0, dtype=int), self.labels
         for batch in self.order.starting(step):
             if batch[0][0] != epoch:

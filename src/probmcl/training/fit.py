@@ -22,10 +22,10 @@ from probmcl.runtime.distributed import all_reduce_mean, is_main_process, world_
 from probmcl.training.optimizer import EMA, Training, build_optimizer, one_cycle
 
 STEPS_BETWEEN_CHECKS = 10
-"""Interval at which the loss is checked for NaN and inf, in steps. Each check synchronizes with the device."""
+"""Interval, in steps, at which the loss is checked for NaN and inf. Each check synchronizes with the device."""
 
 SECONDS_APART = 30.0
-"""Seconds between two checkpoints, which is the training time that a killed process loses at most."""
+"""Seconds between checkpoints: the most training time that a killed process can lose."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +54,7 @@ class Checkpoint:
         return self.seconds_before + time.perf_counter() - self.started
 
     def restore(self, state: TrainingState) -> int:
-        """Load the state and return the number of completed steps; 0 if the file does not exist."""
+        """Load the state and return the number of completed steps, or 0 if the file does not exist."""
         if not self.path.exists():
             return 0
         tensors, header = load_tensors(self.path)
@@ -110,12 +110,12 @@ class Batches(Protocol):
     def __len__(self) -> int: ...
 
     def starting(self, step: int) -> Iterator[Batch]:
-        """Yield the batches, skipping the first `step` ones."""
+        """Yield the batches, skipping the first `step` batches."""
         ...
 
 
 class StepEvent(NamedTuple):
-    """A completed training step. `images` is the number of views on all processes."""
+    """A completed training step. `images` is the number of views across all processes."""
 
     step: int
     steps: int
@@ -138,7 +138,7 @@ def fit(
     callbacks: Sequence[Callback] = (),
     checkpoint: Checkpoint | None = None,
 ) -> None:
-    """Train a method in place. Afterwards it is in eval mode and has the EMA of its weights.
+    """Train a method in place. Afterward, it is in eval mode with its EMA weights.
 
     With a checkpoint, training resumes from the last saved step. If training is interrupted, the method also receives
     its EMA weights before the exception propagates. With several processes, each trains on its shard of every batch,
@@ -198,7 +198,7 @@ def _half_dtype(device: torch.device, training: Training) -> torch.dtype | None:
 
 
 def check_weights(method: Method) -> None:
-    """Raise FloatingPointError if a weight is NaN or inf; the steps after the last loss check can cause this."""
+    """Raise FloatingPointError if a weight is NaN or inf, which can happen in the steps after the last loss check."""
     weights = (value for value in method.state_dict().values() if value.is_floating_point())
     if not all(bool(value.isfinite().all()) for value in weights):
         raise FloatingPointError("a weight is NaN or inf after the last step; try a lower learning rate")

@@ -23,7 +23,7 @@ WARN_AFTER = 0.5
 class MetricsLog:
     """Log of the mean loss, its terms and the collapse statistics, with one row every few steps.
 
-    Rows are appended during training, so that they survive an interrupt. If a stage collapses, one warning is added to
+    Rows are appended during training, so they survive an interrupt. If a stage collapses, one warning is added to
     `warnings` and passed to `on_warning`.
     """
 
@@ -43,7 +43,7 @@ class MetricsLog:
             file.write(json.dumps(row) + "\n")
 
     def forget(self, stage: str, step: int) -> None:
-        """Remove the rows of a stage from `step` on, which a killed run wrote after its last checkpoint."""
+        """Remove a stage's rows from `step` onward, which a killed run wrote after its last checkpoint."""
         kept = [row for row in self.rows() if row["stage"] != stage or int(str(row["step"])) < step]
         text = "".join(json.dumps(row) + "\n" for row in kept)
         if self.path.exists() and text != self.path.read_text(encoding="utf-8"):
@@ -97,7 +97,7 @@ class StageLog:
             self._reset()
 
     def _write(self, event: StepEvent) -> None:
-        # A statistic that is undefined in a step, such as the similarity of negatives without negatives, is NaN.
+        # A statistic that is undefined in a step, such as the similarity of negatives if there are none, is NaN.
         means = {key: float(torch.stack(values).nanmean()) for key, values in self.values.items()}
         speed = self.images / max(time.perf_counter() - self.since, 1e-9)
         row: dict[str, object] = {"stage": self.name, "epoch": event.epoch, "step": event.step}

@@ -1,4 +1,4 @@
-"""Adam with a one-cycle schedule and weight decay on matrices only, and an exponential moving average of weights."""
+"""Adam with a one-cycle schedule and weight decay only on matrices, and an exponential moving average of weights."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -21,10 +21,10 @@ class Training:
         views: upper limit on the total number of views over all epochs; None means no limit.
         batch_size: images per step. Contrastive methods compare the views of these images.
         learning_rate: maximum of the one-cycle schedule.
-        head_factor: learning rate of the head relative to that of the encoder.
+        head_factor: learning rate of the head relative to the encoder's.
         weight_decay: weight decay of matrices and convolution kernels; biases and normalization parameters have none.
-        decay: `l2` adds the decay to the gradient, as Adam does in the paper; `decoupled` is that of AdamW.
-        warmup: fraction of the steps in which the learning rate rises.
+        decay: `l2` adds the decay to the gradient, as Adam does in the paper; `decoupled` decays weights as in AdamW.
+        warmup: fraction of the steps during which the learning rate rises.
         ema: decay of the exponential moving average of the weights, which replaces them after training; 0 disables it.
         precision: `auto` uses half precision on a GPU; `float32` never does.
     """
@@ -49,7 +49,7 @@ class Training:
 
 
 def build_optimizer(method: Method, training: Training) -> Optimizer:
-    """Return the optimizer of a method, with separate groups for encoder and head, matrices and other parameters."""
+    """Return a method's optimizer, with separate groups for encoder and head, and for matrices and other parameters."""
     encoder = {id(p) for p in method.encoder.parameters()}
     groups = []
     for in_encoder, factor in ((True, 1.0), (False, training.head_factor)):
@@ -67,7 +67,7 @@ def build_optimizer(method: Method, training: Training) -> Optimizer:
 
 
 def one_cycle(optimizer: Optimizer, steps: int, warmup: float) -> OneCycleLR:
-    """Return a one-cycle schedule from 1/25 of the learning rate to its maximum and then down to almost 0."""
+    """Return a one-cycle schedule from 1/25 of the learning rate up to its full value and then down to almost 0."""
     # torch divides by the length of each phase, so neither may be shorter than two steps.
     total = max(steps, 10)
     rising = min(max(warmup * total, 2), total - 2) / total
@@ -78,8 +78,8 @@ def one_cycle(optimizer: Optimizer, steps: int, warmup: float) -> OneCycleLR:
 class EMA:
     """Exponential moving average of the state of a module, with a decay that grows in the first steps.
 
-    a ← d·a + (1−d)·w with d = min(decay, (1+t)/(10+t)), so that the initial weights also fade in short runs. With a
-    constant decay of 0.9997 they would make up 91 % of the average after 312 steps.
+    a ← d·a + (1−d)·w with d = min(decay, (1+t)/(10+t)), so the initial weights fade even in short runs. With a
+    constant decay of 0.9997, they would make up 91 % of the average after 312 steps.
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
@@ -99,7 +99,7 @@ class EMA:
                 value.copy_(current[key])
 
     def restore(self, state: dict[str, Tensor], steps: int) -> None:
-        """Continue from the average of a checkpoint."""
+        """Continue from the average in a checkpoint."""
         self.steps = steps
         for key, value in self.state.items():
             value.copy_(state[key])
