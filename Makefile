@@ -18,7 +18,7 @@ PYTEST = $(BIN)/python -m pytest -n $(CORES) --dist loadgroup --no-loadscope-reo
 .PHONY: help demo test test-fast test-exhaustive check lint types doctest format clean
 
 help:
-	@echo "make demo             train and compare four classifiers on embedded data (about 3 minutes)"
+	@echo "make demo             train and compare three methods on generated images (about 2 minutes)"
 	@echo "make test             run the tests (about 4 minutes on two cores)"
 	@echo "make test-fast        run the tests that do not train or start processes (about 90 seconds)"
 	@echo "make test-exhaustive  test complete grids, exports and large networks"

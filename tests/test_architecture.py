@@ -63,7 +63,7 @@ RUN_FILES = re.compile(
 )
 MAY_NAME_RUN_FILES = {"run_folder.py", "legacy.py"}
 OTHER_FILES = {
-    "data/formats/digits.py": "labels.csv is a file of the data set",
+    "data/formats/digits.py": "labels.csv is a file of the dataset",
     "encoders/weights.py": "model.safetensors is also the name of a file on the model hub",
 }
 

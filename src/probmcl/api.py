@@ -114,7 +114,7 @@ def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console:
     from probmcl.encoders import describe_encoder
     from probmcl.run.train import train_run
 
-    # Options are checked first, because reading every image of a large data set takes minutes.
+    # Options are checked first, because reading every image of a large dataset takes minutes.
     settings, data, images = _run_settings(options), options["data"], options["images"]
     describe_encoder(settings.encoder.name)
     run_folder.refuse_used(options["out"])

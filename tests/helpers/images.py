@@ -1,4 +1,4 @@
-"""Small data sets with images of colored squares."""
+"""Small datasets with images of colored squares."""
 
 import csv
 from pathlib import Path

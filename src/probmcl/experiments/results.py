@@ -113,7 +113,7 @@ class Comparison:
     groups: int | None  # number of groups that the bootstrap resamples; None if it resamples images
     classes: int
     encoder: str  # its name in timm
-    data: str  # the name of the data set
+    data: str  # the name of the dataset
     left_out: tuple[str, ...]  # messages about methods that diverged or could not run
     draws: int  # number of bootstrap resamples
 

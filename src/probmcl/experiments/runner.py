@@ -43,7 +43,7 @@ class ComparisonRunner:
     spec: ComparisonSpec
     folder: Path  # contains a run folder for each seed
     console: Console
-    name: str  # name of the data set
+    name: str  # name of the dataset
     _: KW_ONLY
     source: DataSource | None = None  # how the records were read, stored with each run
     warnings: Sequence[RunWarning] = ()  # known problems with the records

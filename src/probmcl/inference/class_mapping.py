@@ -1,4 +1,4 @@
-"""Matching of a model's classes with the classes of a data set, with optional renames."""
+"""Matching of a model's classes with the classes of a dataset, with optional renames."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ HEADERS = (("data", "model"), ("from", "to"))
 
 @dataclass(frozen=True)
 class ClassMapping:
-    """The classes that a model and a data set have in common, and those that only one of them has."""
+    """The classes that a model and a dataset have in common, and those that only one of them has."""
 
     common: tuple[str, ...]  # names in the model, in the model's order
     in_model: list[int]  # index of each common class in the model

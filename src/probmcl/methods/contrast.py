@@ -210,7 +210,7 @@ def collapse_warning(statistics: Mapping[str, float]) -> str | None:
     >>> collapse_warning({"similarity_positive": 0.8, "similarity_negative": 0.4, "effective_components": 9.0})
     >>> print(collapse_warning({"similarity_positive": 1.0, "similarity_negative": 1.0, "effective_components": 1.0}))
     collapsed: mixtures of images that share labels are not more similar than others (mean similarity 1.000 for \
-positives, 1.000 for negatives; 1.0 effective components). The features do not separate images; see docs/decisions/0002.
+positives, 1.000 for negatives; 1.0 effective components)
     """
     if "similarity_positive" not in statistics:
         return None
@@ -221,6 +221,5 @@ positives, 1.000 for negatives; 1.0 effective components). The features do not s
     components = f"; {statistics['effective_components']:.1f} effective components" if has_mixtures else ""
     return (
         f"collapsed: {'mixtures of images' if has_mixtures else 'images'} that share labels are not more similar than "
-        f"others (mean similarity {positive:.3f} for positives, {negative:.3f} for negatives{components}). "
-        "The features do not separate images; see docs/decisions/0002."
+        f"others (mean similarity {positive:.3f} for positives, {negative:.3f} for negatives{components})"
     )

@@ -155,7 +155,7 @@ class ActivationCache:
         self._fill(array[:1], split, "plain", self.images.plain(split), f"plain views of {split}")
         if n_views > 1:
             batches = self.images.augmented(split, n_views=self.n_augmented)
-            self._fill(array[1:], split, "augmented", batches, f"{self.n_augmented} augmented views of {split}")
+            self._fill(array[1:], split, "augmented", batches, f"augmented views of {split}")
         barrier()
         return torch.from_numpy(array)[:n_views]
 
