@@ -67,7 +67,7 @@ def upgrade_folder(folder: Path, schema: int) -> None:
     for path in sorted(checkpoints.glob("diverged *.json")):
         _write_outcome(path, {"seconds": 0.0, "error": read_json(path)["error"]})
         path.unlink()
-    # 0.1 named cached activations after its progress bars. Computing them again is safer than mapping these names.
+    # Version 0.1 named cached activations after its progress bars. Recomputing them is safer than mapping old names.
     shutil.rmtree(checkpoints / "activations", ignore_errors=True)
     for path in sorted((folder / "candidates").glob("*, *")):
         path.rename(path.with_name(_state_key(path.name)))

@@ -133,7 +133,7 @@ def _areas_of_class(column: Column, parts: Sequence[Int32[Tensor, "N _"]]) -> Fl
         drawn = weights.new_zeros(len(distinct), weights.shape[1]).index_add(0, level, weights[hits])  # (levels, B)
         retrieved = drawn.cumsum(0)
         above, not_below, total = negatives[:-1:2], negatives[1::2], negatives[-1]
-        # The clamp only avoids 0 / 0 in terms with weight 0. A final 0 / 0 means that the class has no positive.
+        # The clamp only avoids 0 / 0 in terms with weight 0. A final 0 / 0 means that the class has no positives.
         precision = (drawn * (retrieved.double() / (retrieved + not_below).clamp(min=1))).sum(0) / retrieved[-1]
         doubled_wins = (drawn.double() * (2 * total - above - not_below)).sum(0)
         areas.append(torch.stack([precision, doubled_wins / (2 * retrieved[-1].double() * total)]))

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Shaped
 from torch import Tensor
 
-# The type has no shapes: if a caller passes mismatched arrays, the ValueErrors below should be raised.
+# The type does not encode shapes, so that mismatched arrays raise the ValueErrors below instead of a type error.
 Array: TypeAlias = Tensor | npt.NDArray[Any]
 
 BLOCK_ENTRIES = 2**22

@@ -25,12 +25,12 @@ FORMS = "loss(logits, labels, known) or loss(similarity, overlap)"
 
 @dataclass(frozen=True)
 class NoSettings:
-    """Settings of a loss on logits, which has none."""
+    """Settings for a loss computed from logits; there are none."""
 
 
 @dataclass(frozen=True)
 class Projection:
-    """Settings of a loss on similarities.
+    """Settings for a loss computed from similarities.
 
     Attributes:
         projection: layer sizes of the projection head; without layers, the features themselves are compared.

@@ -229,8 +229,8 @@ def _balanced_weight(likelihood: Tensor, contrast: Tensor, features: Tensor) -> 
     if distributed.world_size() == 1:
         return balanced_weight(likelihood, contrast, features)
     norms = [torch.autograd.grad(loss, features, retain_graph=True)[0].norm() for loss in (likelihood, contrast)]
-    # The norm of the full gradient is the norm of the vector of its per-process norms. The two losses below are linear
-    # in x and have these vectors as gradients.
+    # The norm of a full gradient is the norm of the vector of its per-process norms. The two losses below are linear in
+    # x, and their gradients are these two vectors, the columns of `all_norms`.
     all_norms = distributed.gather(torch.stack(norms)[None])  # (processes, 2)
     x = torch.zeros_like(all_norms[:, :1], requires_grad=True)
     return balanced_weight((x * all_norms[:, :1]).sum(), (x * all_norms[:, 1:]).sum(), x)
