@@ -199,8 +199,8 @@ def best_thresholds(scores: Array, labels: Array, known: Array | None = None) ->
 
     where D(t) is the number of known images that score above t, P the number of positives and TP(t) the number of
     positives that score above t. F1 changes only at scores, so t is the midpoint between two neighboring scores. Below
-    the lowest score m, it is the midpoint between m and 0 or, if m ≤ 0, between m and 2m − 1. Of several thresholds
-    with equal F1, the one nearest to 0.5 is chosen, then the lower one. A class without a known positive gets 0.5.
+    the lowest score m, it is the midpoint between m and 0 or, if m ≤ 0, between m and 2m − 1. Ties in F1
+    are broken in favor of the threshold nearest to 0.5, then the lower one. A class without a known positive gets 0.5.
     Entries where `known` is False are ignored.
 
     Thresholds have the precision of the scores and reproduce the chosen decisions even if two scores are very close.
