@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 import probmcl
 from helpers import photographs as pictures
-from helpers.commands import PROBMCL, TORCHRUN, finished, wait_until
+from helpers.commands import PROBMCL, TORCHRUN, finished, main, wait_until
 from helpers.images import NAMES, folder_of_photographs
 from probmcl.cli.options import key_values
 from probmcl.console import Console
@@ -71,7 +71,7 @@ def test_evaluating_the_training_table_uses_the_test_images_of_the_run(run: Run,
 
 def test_the_command_prints_data_settings_and_result(photographs: Path, tmp_path: Path) -> None:
     words = ["train", str(photographs), *FLAGS, "--method", "probmcl", "--set", "temperature=0.2", "mean_size=8"]
-    answer = finished(*PROBMCL, *words, "--epochs", "1", "--workers", "0", cwd=tmp_path)
+    answer = main(*words, "--epochs", "1", "--workers", "0", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.endswith("-photos")
