@@ -41,8 +41,7 @@ def main(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedPro
         try:
             cli.main()
         except SystemExit as end:
-            assert isinstance(end.code, int)
-            code = end.code
+            code = int(str(end.code))
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 
