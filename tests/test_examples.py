@@ -95,7 +95,7 @@ def test_invalid_loss_options_are_rejected(photographs: Path, tmp_path: Path) ->
         ({"loss": "nowhere.py:y"}, "does not exist"),
     ):
         with pytest.raises(ValueError, match=message):
-            probmcl.train(photographs, **options, **SMALL, out=tmp_path / "run")
+            probmcl.train(photographs, **options, **SMALL, out=tmp_path / "run")  # type: ignore[arg-type]
     assert not (tmp_path / "run").exists()
 
 

@@ -57,6 +57,7 @@ def test_version_prints_the_version_of_the_package() -> None:
     assert probmcl("--version").stdout.strip() == __version__
 
 
+@pytest.mark.slow
 def test_a_folder_in_use_is_an_error_and_not_changed(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     answer = main("demo", "--out", tmp_path)

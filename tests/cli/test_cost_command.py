@@ -157,6 +157,7 @@ def test_the_help_does_not_import_torch() -> None:
     assert answer.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.slow
 def test_the_comparison_with_the_paper_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from probmcl.cost import paper
 
