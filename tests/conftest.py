@@ -34,9 +34,10 @@ def _seeded() -> None:
 @pytest.fixture(scope="session")
 def two_processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Return the results of two processes with a common process group."""
-    from helpers import processes
+    from helpers import images, processes
 
     folder = tmp_path_factory.mktemp("two_processes")
+    images.folder_of_photographs(folder)
     return processes.run(processes.everything, folder, folder)
 
 

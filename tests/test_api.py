@@ -12,7 +12,6 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from cyclopts import Token
 from rich.console import Console as RichConsole
@@ -20,7 +19,8 @@ from safetensors.torch import load_file
 
 import probmcl
 from helpers import photographs as pictures
-from helpers.commands import PROBMCL, TORCHRUN, finished, wait_until
+from helpers import processes
+from helpers.commands import PROBMCL, TORCHRUN, finished, main, wait_until
 from helpers.images import NAMES, folder_of_photographs
 from probmcl.cli.options import key_values
 from probmcl.console import Console
@@ -71,7 +71,7 @@ def test_evaluating_the_training_table_uses_the_test_images_of_the_run(run: Run,
 
 def test_the_command_prints_data_settings_and_result(photographs: Path, tmp_path: Path) -> None:
     words = ["train", str(photographs), *FLAGS, "--method", "probmcl", "--set", "temperature=0.2", "mean_size=8"]
-    answer = finished(*PROBMCL, *words, "--epochs", "1", "--workers", "0", cwd=tmp_path)
+    answer = main(*words, "--epochs", "1", "--workers", "0", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.endswith("-photos")
@@ -255,24 +255,16 @@ def test_it_works_in_a_script_without_a_main_guard(photographs: Path, tmp_path: 
     assert answer.stdout.splitlines()[-1] == "frozen probe"
 
 
-@pytest.mark.parametrize("tune", ["last", "all"])
-def test_two_processes_give_the_model_of_one(photographs: Path, tmp_path: Path, tune: str) -> None:
-    # The encoder has no batch statistics, which would differ between processes.
-    options: dict[str, Any] = {**SMALL, "encoder": "test_convnext", "tune": tune, "epochs": 2, "batch_size": 8}
-    one = probmcl.train(photographs, **options, out=tmp_path / "one").folder
+def test_torchrun_gives_the_model_of_one_process(photographs: Path, tmp_path: Path) -> None:
+    options = processes.TRAINING | {"tune": "last"}
+    one = probmcl.train(photographs, **options, out=tmp_path / "one")
     words = [word for key, value in options.items() for word in (f"--{key.replace('_', '-')}", str(value))]
     answer = finished(*TORCHRUN, "train", photographs, *words, "--out", tmp_path / "two")
     assert answer.returncode == 0, answer.stderr
     printed = [line for line in answer.stdout.splitlines() if line.strip()]
     assert printed
     assert len(printed) == len(set(printed))  # printed by one process only
-    for split in ("val", "test"):
-        single, distributed = (
-            np.load(run / "predictions" / f"{split}.npz")["scores"] for run in (one, tmp_path / "two")
-        )
-        np.testing.assert_allclose(single, distributed, atol=2e-3)
-    candidates = [json.loads((run / "run.json").read_text())["candidates"] for run in (one, tmp_path / "two")]
-    assert [c["name"] for c in candidates[0]] == [c["name"] for c in candidates[1]]
+    processes.assert_same_model(one.folder, tmp_path / "two")
 
 
 def test_an_allowed_leak_is_stored_and_the_run_can_be_resumed(tmp_path: Path) -> None:

@@ -1,21 +1,33 @@
 """The examples run as their docstrings show."""
 
-import subprocess
+import runpy
+import shutil
 import sys
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import probmcl
+from helpers.commands import finished, main
 from helpers.images import folder_of_photographs
 from probmcl.methods import find_method
-from probmcl.methods.custom_loss import CustomContrast, CustomLoss
-from probmcl.run.results import CandidateId
+from probmcl.methods.custom_loss import CustomContrast, CustomLoss, custom_loss
+from probmcl.run.results import CandidateId, Run
 
 pytestmark = pytest.mark.slow  # the tests train models or start processes
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-SMALL = {"encoder": "test_resnet", "weights": "none", "image_size": 32, "probe_epochs": 2, "workers": 0, "epochs": 1}
+LOSS_FILE = "mine.py"
+SMALL: dict[str, Any] = {
+    "encoder": "test_resnet",
+    "weights": "none",
+    "image_size": 32,
+    "probe_epochs": 2,
+    "workers": 0,
+    "epochs": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -28,36 +40,49 @@ def test_example_has_a_classification_and_a_contrastive_loss() -> None:
     assert issubclass(find_method(f"{EXAMPLES / 'own_loss.py'}:soft_contrast"), CustomContrast)
 
 
-@pytest.mark.parametrize("name", ["smoothed", "soft_contrast"])
-def test_custom_loss_trains_and_predicts_without_its_file(photographs: Path, tmp_path: Path, name: str) -> None:
-    loss_file = tmp_path / "mine.py"
+@pytest.fixture(scope="module")
+def runs(photographs: Path) -> dict[str, Run]:
+    """Train with both losses of the example, from a file that is then deleted."""
+    folder = photographs.parent.parent
+    (folder / LOSS_FILE).write_text((EXAMPLES / "own_loss.py").read_text())
+    trained = {
+        name: probmcl.train(photographs, loss=f"{folder / LOSS_FILE}:{name}", **SMALL, out=folder / name)
+        for name in ("smoothed", "soft_contrast")
+    }
+    (folder / LOSS_FILE).unlink()
+    return trained
+
+
+def test_custom_loss_trains_and_predicts_without_its_file(runs: dict[str, Run], photographs: Path) -> None:
+    for name, run in runs.items():
+        assert CandidateId(name, "re-probed") in run.candidates
+        assert not (run.folder.parent / LOSS_FILE).exists()
+    folders, images = [str(run.folder) for run in runs.values()], str(photographs.parent)
+    code = f"import probmcl\nfor run in {folders}: print(probmcl.load(run).predict([{images!r}]).scores.shape)"
+    answer = finished(sys.executable, "-c", code)
+    assert answer.stdout.splitlines() == ["(40, 3)"] * 2, answer.stderr
+
+
+def test_own_head_is_saved_as_a_linear_layer(runs: dict[str, Run]) -> None:
+    assert runs["smoothed"].candidates[CandidateId("smoothed", "own head")].method == "probe"
+
+
+def test_run_with_a_custom_loss_resumes_only_if_the_loss_is_given_again(
+    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = runs["smoothed"].folder
+    loss_file = run.parent / LOSS_FILE
     loss_file.write_text((EXAMPLES / "own_loss.py").read_text())
-    run = probmcl.train(photographs, loss=f"{loss_file}:{name}", **SMALL, out=tmp_path / "run")  # type: ignore[arg-type]
-    assert CandidateId(name, "re-probed") in run.candidates
-    loss_file.unlink()
-    run_folder, images = str(tmp_path / "run"), str(photographs.parent)
-    code = f"import probmcl; print(probmcl.load({run_folder!r}).predict([{images!r}]).scores.shape)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.stdout.strip() == "(40, 3)", result.stderr
-
-
-def test_own_head_is_saved_as_a_linear_layer(photographs: Path, tmp_path: Path) -> None:
-    loss = f"{EXAMPLES / 'own_loss.py'}:smoothed"
-    run = probmcl.train(photographs, loss=loss, **SMALL, out=tmp_path / "run")  # type: ignore[arg-type]
-    assert run.candidates[CandidateId("smoothed", "own head")].method == "probe"
-
-
-def test_run_with_a_custom_loss_resumes_only_if_the_loss_is_given_again(photographs: Path, tmp_path: Path) -> None:
-    loss_file = tmp_path / "mine.py"
-    loss_file.write_text((EXAMPLES / "own_loss.py").read_text())
-    command = [sys.executable, "-m", "probmcl", "train"]
-    probmcl.train(photographs, loss=f"{loss_file}:smoothed", **SMALL, out=tmp_path / "run")  # type: ignore[arg-type]
-    without_loss, with_loss = (
-        subprocess.run(
-            [*command, "--resume", str(tmp_path / "run"), *options], capture_output=True, text=True, check=False
+    monkeypatch.delitem(sys.modules, str(loss_file))  # as in a new process
+    custom_loss.cache_clear()
+    shutil.copytree(run, tmp_path / "run")
+    try:
+        without_loss, with_loss = (
+            main("train", "--resume", tmp_path / "run", *options)
+            for options in ([], ["--loss", f"{loss_file}:smoothed"])
         )
-        for options in ([], ["--loss", f"{loss_file}:smoothed"])
-    )
+    finally:
+        loss_file.unlink()
     assert without_loss.returncode == 1
     assert "--loss" in without_loss.stderr
     assert with_loss.returncode == 0, with_loss.stderr
@@ -74,15 +99,11 @@ def test_invalid_loss_options_are_rejected(photographs: Path, tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
-def test_example_runs_as_a_script(photographs: Path, tmp_path: Path) -> None:
+def test_example_runs_as_a_script(photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the script with a small, randomly initialized encoder and few epochs."""
-    code = (
-        "import functools, runpy, sys, probmcl\n"
-        f"probmcl.compare = functools.partial(probmcl.compare, **{SMALL!r}, out={str(tmp_path / 'out')!r})\n"
-        f"sys.argv = ['own_loss.py', {str(photographs)!r}]\n"
-        f"runpy.run_path({str(EXAMPLES / 'own_loss.py')!r}, run_name='__main__')\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    monkeypatch.setattr(probmcl, "compare", partial(probmcl.compare, **SMALL, out=tmp_path / "out"))
+    monkeypatch.setattr(sys, "argv", ["own_loss.py", str(photographs)])
+    runpy.run_path(str(EXAMPLES / "own_loss.py"), run_name="__main__")
     table = (tmp_path / "out" / "comparison.csv").read_text()
     assert "soft_contrast" in table
     assert "smoothed" in table

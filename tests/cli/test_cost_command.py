@@ -102,7 +102,6 @@ def test_an_invalid_list_is_an_error_with_its_option(option: str, value: str, me
     assert message in str(caught.value)
 
 
-@pytest.mark.slow
 def test_a_usage_error_prints_only_its_message() -> None:
     words = [sys.executable, "-c", RUN, "cost", "bce", "--classes", "none"]
     answer = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -158,6 +157,7 @@ def test_the_help_does_not_import_torch() -> None:
     assert answer.stdout.splitlines()[-1] == "False"
 
 
+@pytest.mark.slow
 def test_the_comparison_with_the_paper_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from probmcl.cost import paper
 

@@ -1,15 +1,11 @@
 """`probmcl encoders`: timm models by name, with sizes and licenses."""
 
-import subprocess
-import sys
-
 import pytest
 
 import probmcl.encoders
+from helpers.commands import main
 from probmcl.cli import encoders as command
 from probmcl.encoders import Encoder
-
-RUN = "import sys; sys.argv[0] = 'probmcl'; from probmcl.cli import main; main()"
 
 
 def rows(text: str) -> list[list[str]]:
@@ -50,10 +46,8 @@ def test_a_pattern_with_a_dot_matches_weights() -> None:
     assert command.matching("tresnet_l.miil_in1k*") == ["tresnet_l.miil_in1k", "tresnet_l.miil_in1k_448"]
 
 
-@pytest.mark.slow
 def test_no_match_suggests_similar_names() -> None:
-    words = [sys.executable, "-c", RUN, "encoders", "resnt50"]
-    answer = subprocess.run(words, capture_output=True, text=True, check=False)
+    answer = main("encoders", "resnt50")
     assert (answer.returncode, answer.stdout) == (1, "")
     assert "'resnt50'; did you mean 'resnet50'" in answer.stderr
 

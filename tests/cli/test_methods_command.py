@@ -74,6 +74,7 @@ def test_an_unknown_name_suggests_a_similar_one() -> None:
     answer = probmcl("methods", "probmlc")
     assert (answer.returncode, answer.stdout) == (1, "")
     assert "did you mean 'probmcl'?" in answer.stderr
+    assert "Traceback" not in answer.stderr
 
 
 def test_a_method_can_be_given_by_its_import_path(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.commands import HANGS, wait_until
+from helpers.commands import HANGS, main, wait_until
 from helpers.images import colored_records
 from helpers.run_folders import made_run
 from probmcl.cli import app
@@ -110,10 +110,8 @@ def test_an_empty_folder_is_an_error_and_leaves_no_file(run: Path) -> None:
     assert not list(run.parent.glob("out*"))
 
 
-@pytest.mark.slow
 def test_a_folder_that_is_not_a_run_is_one_message_and_exit_code_1(run: Path, photos: Path) -> None:
-    command = [sys.executable, "-c", RUN, "predict", str(photos), str(photos)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    answer = main("predict", photos, photos)
     assert answer.returncode == 1
     assert answer.stderr.startswith(f"probmcl: {photos} is not a run folder")
     assert answer.stderr.count("\n") == 1

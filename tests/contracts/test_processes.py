@@ -1,12 +1,16 @@
-"""Contract tests of all methods on several processes: loss and gradients must equal those of a single process."""
+"""Contract tests of all methods on several processes: results must equal those of a single process."""
 
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import probmcl
 from helpers import processes
 from helpers.processes import CASES
+from probmcl.methods.base import Method
 
 GLOBAL = {
     "loss",
@@ -42,9 +46,13 @@ def test_two_processes_have_the_loss_and_gradients_of_one(case: str, known: str,
 
 def single_process(case: str, known: str) -> processes.Results:
     """Return the result of a step of one process on all images."""
-    name, config = CASES[case]
-    method = processes.method(name, config)
+    method = single_method(case)
     return processes.step(method, processes.batch(method.n_views, known))
+
+
+@lru_cache(maxsize=1)
+def single_method(case: str) -> Method:
+    return processes.method(*CASES[case])
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -52,6 +60,13 @@ def test_processes_have_different_losses_and_nonzero_gradients(case: str, two_pr
     first, second = (results[f"{case}, known: {processes.KNOWN[0]}"] for results in two_processes)
     assert first["own_loss"] != second["own_loss"]  # the processes have different images
     assert any(gradient.abs().max() > 1e-6 for gradient in first["gradients"].values())
+
+
+def test_two_processes_train_the_model_of_one(two_processes: Any, tmp_path: Path) -> None:
+    first, second = two_processes
+    assert first["run"] == second["run"]
+    one = probmcl.train(first["table"], **processes.TRAINING, tune="all", out=tmp_path / "one")
+    processes.assert_same_model(one.folder, Path(first["run"]))
 
 
 def test_unknown_labels_are_unevenly_distributed() -> None:

@@ -98,6 +98,7 @@ def decodes(path: Path) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_interrupt_stops_the_workers_without_extra_tracebacks(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(
         "import time\n"

@@ -29,7 +29,7 @@ def records(tmp_path: Path) -> Records:
     return colored_records(tmp_path)
 
 
-@pytest.fixture(params=["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.fixture(params=["fork", pytest.param("spawn", marks=pytest.mark.exhaustive)])
 def start_method(request: pytest.FixtureRequest) -> Iterator[str]:
     """Set the start method of processes during a test."""
     before = multiprocessing.get_start_method()

@@ -275,6 +275,7 @@ def test_is_reachable_by_status_code(hub: type[Hub], status: int, expected: bool
 
 @pytest.mark.usefixtures("cache")
 def test_hub_that_does_not_respond_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weights, "HUB_TIMEOUT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         set_hub_address(monkeypatch, f"http://127.0.0.1:{silent.getsockname()[1]}")
         with pytest.raises(WeightsError, match=r"^test_resnet: .* cannot be reached"):

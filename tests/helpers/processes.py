@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import gc
+import json
 import os
 import time
 import warnings
@@ -17,6 +19,7 @@ from torch import distributed as dist
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
+import probmcl
 from helpers.images import label_space
 from probmcl.data.loader import Batch
 from probmcl.encoders import Encoder, PrecomputedFeatures
@@ -74,13 +77,24 @@ def gloo_threads() -> list[str]:
 
 def everything(folder: Path) -> Results:
     """Compute the results that all tests of two processes need, so that the processes are started only once."""
-    return collective_operations(folder) | steps(CASES)
+    return collective_operations(folder) | steps(CASES) | train_model(folder)
 
 
 # One step of a method.
 
+SIZES = ("width", "feed_forward", "hidden", "embedding", "attention")
+
+
+def small(config: Any) -> Any:
+    """Replace the sizes of large layers; how processes share their work does not depend on them."""
+    sizes = {key: 32 for key in SIZES if isinstance(getattr(config, key, None), int)}
+    return dataclasses.replace(config, **sizes) if sizes else config
+
+
 CASES: Cases = {
-    f"{name}-{preset}": (name, config) for name in METHODS for preset, config in find_method(name).presets.items()
+    f"{name}-{preset}": (name, small(config))
+    for name in METHODS
+    for preset, config in find_method(name).presets.items()
 } | {
     "probmcl-balanced": ("probmcl", dataclasses.replace(PAPER, contrastive_weight="balanced", overlap="cosine")),
     "probmcl-mean": ("probmcl", dataclasses.replace(PAPER, contrastive_weight="balanced", reduction="mean")),
@@ -136,8 +150,10 @@ def step(method: torch.nn.Module, data: Data) -> Results:
 
 
 def sample(gradient: Tensor, size: int = 10_000) -> Tensor:
-    """Sample entries of a gradient: all of them would take gigabytes, and a wrong average affects every entry."""
-    entries = torch.randperm(gradient.numel(), generator=torch.Generator().manual_seed(0))[:size]
+    """Sample entries of a large gradient: all would take gigabytes, and a wrong average affects every entry."""
+    if gradient.numel() <= size:
+        return gradient.flatten().clone()
+    entries = torch.randint(gradient.numel(), (size,), generator=torch.Generator().manual_seed(0))
     return gradient.flatten()[entries]
 
 
@@ -155,6 +171,37 @@ def steps(cases: Cases) -> Results:
         for which in KNOWN:
             results[f"{case}, known: {which}"] = step(wrapped, own_images(*batch(built.n_views, which)))
     return results
+
+
+# A complete training.
+
+# The encoder has no batch statistics, which would differ between processes.
+TRAINING: dict[str, Any] = {
+    "encoder": "test_convnext",
+    "weights": "none",
+    "image_size": 32,
+    "probe_epochs": 3,
+    "workers": 0,
+    "epochs": 2,
+    "batch_size": 8,
+}
+
+
+def train_model(folder: Path) -> Results:
+    """Train on the table that `folder_of_photographs` has written to the folder."""
+    table = folder / "photos" / "labels.csv"
+    gc.freeze()  # every training collects garbage; the imported modules need not be searched each time
+    run = probmcl.train(table, **TRAINING, tune="all", out=folder / "run")
+    return {"table": str(table), "run": str(run.folder)}
+
+
+def assert_same_model(one: Path, two: Path) -> None:
+    """Check that two runs have the same predictions and candidates."""
+    for split in ("val", "test"):
+        single, double = (np.load(run / "predictions" / f"{split}.npz")["scores"] for run in (one, two))
+        np.testing.assert_allclose(single, double, atol=2e-3)
+    candidates = [json.loads((run / "run.json").read_text())["candidates"] for run in (one, two)]
+    assert [c["name"] for c in candidates[0]] == [c["name"] for c in candidates[1]]
 
 
 # Collective operations.
