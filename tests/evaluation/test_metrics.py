@@ -324,7 +324,7 @@ TWO = torch.tensor([[1.0, 0], [1, 2], [0, 0]])
         ((ONES, torch.ones(3, 1)), r"labels has shape \(3, 1\).*\(3, 2\)"),
         ((ONES, ONES, torch.ones(1, 2).bool()), r"known has shape \(1, 2\).*\(3, 2\)"),
         ((ONES[:, 0], ONES[:, 0]), r"scores has shape \(3,\).*\(images, classes\)"),
-        ((ONES[:0], ONES[:0]), r"scores has shape \(0, 2\).*at least one"),
+        ((ONES[:0], ONES[:0]), r"scores has shape \(0, 2\).*at least 1"),
         ((ONES, TWO), "labels: row 1, class 1 is 2.0"),
         ((ONES, -TWO.long()), "labels: row 0, class 0 is -1"),
         ((ONES, TWO.where(TWO < 2, torch.nan)), "labels: row 1, class 1 is nan"),

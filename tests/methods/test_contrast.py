@@ -327,5 +327,5 @@ class TestCollapseWarning:
         warning = collapse_warning(statistics(0.9051, 0.9004))
         assert warning is not None
         assert warning.startswith("collapsed: ")
-        for part in ("0.905", "0.900", "3.2 effective components", "docs/decisions/0002"):
+        for part in ("0.905", "0.900", "3.2 effective components"):
             assert part in warning
