@@ -147,9 +147,7 @@ class Workspace:
     def _describe_data(self) -> None:
         images = len(self.records.rows("train"))
         if self.settings.encoder.weights is None and images < MIN_TRAINING_IMAGES:
-            self.console.print(
-                f"note: training starts from random weights with {images:,} images; pretrained weights are better"
-            )
+            self.console.print(f"note: random weights and {images:,} training images; pretrained weights are better")
         splits: tuple[Split, Split] = ("val", "test")
         counts = {split: len(self.records.rows(split)) for split in splits}
         small = [f"{count:,} {split}" for split, count in counts.items() if count < MIN_EVAL_IMAGES]
