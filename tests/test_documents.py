@@ -1,13 +1,18 @@
 """The documentation is true: links lead somewhere, commands exist, and the output shown is the present output."""
 
+import contextlib
 import re
 import shlex
+import sys
+from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 
 import pytest
 
 import console_blocks
 import make_api
+from helpers.commands import main
 from probmcl.cli import app
 from probmcl.methods import METHODS
 
@@ -90,10 +95,25 @@ def test_commands_exist_and_take_these_options(page: Path) -> None:
             app().parse_args(words[words.index("probmcl") + 1 :], print_error=False, exit_on_error=False)
 
 
+def run_in_process(command: Sequence[str], folder: Path) -> str:
+    """Run probmcl and Python code in this process, which has already imported torch, and other commands in a shell."""
+    if command[0] == sys.executable:
+        with contextlib.chdir(folder), contextlib.redirect_stdout(StringIO()):
+            exec(command[-1], {"__name__": "__main__"})
+        return ""
+    words = shlex.split(command[-1].replace("\\\n", " "))
+    if words[0] != "probmcl":
+        return console_blocks.run_command(command, folder)
+    done = main(*words[1:], cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if "<!-- run -->" in read(page)], ids=lambda page: page.name)
-def test_blocks_show_the_present_output(page: Path) -> None:
-    for block, text in console_blocks.run_page(read(page)):
+def test_blocks_show_the_present_output(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for block, text in console_blocks.run_page(read(page), run_in_process):
         shown, printed = console_blocks.comparable(block.text), console_blocks.comparable(text)
         assert shown == printed, f"python tools/console_blocks.py {page.relative_to(ROOT)} rewrites the page"
 

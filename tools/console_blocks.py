@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
@@ -21,6 +21,9 @@ BLOCK = re.compile(
     r"^(?:<!-- (?P<mark>run|not run: .+?) -->\n)?```(?P<language>console|python)\n(?P<text>.*?)^```$", re.M | re.S
 )
 PROMPT = "$ "
+
+Runner = Callable[[Sequence[str], Path], str]
+"""Runs a command in a folder and returns its output."""
 
 MACHINE_DEPENDENT = {
     r"\d{4}-\d\d-\d\d": "DATE",
@@ -56,34 +59,7 @@ def commands(block: Block) -> list[str]:
     return [line.removeprefix(PROMPT) for line in lines if line.startswith(PROMPT)]
 
 
-def run_page(page: str) -> Iterator[tuple[Block, str]]:
-    """Run the blocks of a page and yield each with the text that it should have."""
-    with TemporaryDirectory() as folder:
-        for block in blocks(page):
-            if block.mark == "run":
-                yield (
-                    block,
-                    _run_console(block, Path(folder))
-                    if block.language == "console"
-                    else _run_python(block, Path(folder)),
-                )
-
-
-def _run_console(block: Block, folder: Path) -> str:
-    text = ""
-    for line in re.findall(rf"^{re.escape(PROMPT)}(?:.*\\\n)*.*\n", block.text, re.M):
-        output = _run(["bash", "-c", line.removeprefix(PROMPT)], folder)
-        text += line + output.replace(f"{folder.resolve()}/", "")
-    return text
-
-
-def _run_python(block: Block, folder: Path) -> str:
-    """Run Python code, which must not fail, and return it."""
-    _run([sys.executable, "-c", block.text], folder)
-    return block.text
-
-
-def _run(command: list[str], folder: Path) -> str:
+def run_command(command: Sequence[str], folder: Path) -> str:
     """Return the output of a command, errors included, at 80 columns."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(
@@ -95,10 +71,32 @@ def _run(command: list[str], folder: Path) -> str:
         text=True,
         check=False,
     )
-    lines = "".join(line.rstrip() + "\n" for line in done.stdout.splitlines())
     if done.returncode:
-        raise RuntimeError(f"{command[-1].strip()} failed:\n{lines}")
-    return lines
+        raise RuntimeError(f"{command[-1].strip()} failed:\n{done.stdout}")
+    return done.stdout
+
+
+def run_page(page: str, run: Runner = run_command) -> Iterator[tuple[Block, str]]:
+    """Run the blocks of a page and yield each with the text that it should have."""
+    with TemporaryDirectory() as folder:
+        for block in blocks(page):
+            if block.mark == "run":
+                run_block = _run_console if block.language == "console" else _run_python
+                yield block, run_block(block, Path(folder), run)
+
+
+def _run_console(block: Block, folder: Path, run: Runner) -> str:
+    text = ""
+    for line in re.findall(rf"^{re.escape(PROMPT)}(?:.*\\\n)*.*\n", block.text, re.M):
+        output = run(["bash", "-c", line.removeprefix(PROMPT)], folder).replace(f"{folder.resolve()}/", "")
+        text += line + "".join(shown.rstrip() + "\n" for shown in output.splitlines())
+    return text
+
+
+def _run_python(block: Block, folder: Path, run: Runner) -> str:
+    """Run Python code, which must not fail, and return it."""
+    run([sys.executable, "-c", block.text], folder)
+    return block.text
 
 
 def comparable(text: str) -> list[str]:
