@@ -30,7 +30,7 @@ def train(records: Records, folder: Path, preset: str) -> Run:
             TrainingJob(
                 "probmcl",
                 method_settings("probmcl", preset),
-                Training(epochs=12, batch_size=32, learning_rate=3e-3),
+                Training(epochs=7, batch_size=32, learning_rate=3e-3),
             ),
         ),
         encoder=EncoderSettings("test_resnet", weights=None, image_size=32),
