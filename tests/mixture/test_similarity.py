@@ -545,7 +545,14 @@ def run_in_new_process(code: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("way", "dim", "limit"), [("auto", 128, 0.1e9), ("auto", 2048, 0.1e9), ("tiled", 2048, 0.5e9)])
+@pytest.mark.parametrize(
+    ("way", "dim", "limit"),
+    [
+        pytest.param("auto", 128, 0.1e9, marks=pytest.mark.exhaustive),
+        ("auto", 2048, 0.1e9),
+        ("tiled", 2048, 0.5e9),
+    ],
+)
 def test_memory_of_the_paper_setting(way: Way, dim: int, limit: float) -> None:
     """With 256 views and 80 classes, the plain formula needs 18 GB."""
     pytest.importorskip("resource")
