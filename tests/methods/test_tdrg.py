@@ -122,6 +122,7 @@ def test_number_of_parameters_on_resnet101(classes: int, released: float) -> Non
     assert round((count_parameters(method) + UNUSED + identity) / 1e6, 2) == released
 
 
+@pytest.mark.exhaustive  # tests/cost/test_paper.py checks the total in the default run
 @pytest.mark.slow
 @pytest.mark.parametrize(("batch_attention", "products", "with_others"), [(False, 43.98, 44.21), (True, 41.97, 42.19)])
 def test_multiply_adds_on_resnet101(batch_attention: bool, products: float, with_others: float) -> None:
