@@ -209,8 +209,8 @@ def collapse_warning(statistics: Mapping[str, float]) -> str | None:
 
     >>> collapse_warning({"similarity_positive": 0.8, "similarity_negative": 0.4, "effective_components": 9.0})
     >>> print(collapse_warning({"similarity_positive": 1.0, "similarity_negative": 1.0, "effective_components": 1.0}))
-    collapsed: mixtures of images that share labels are not more similar than others (mean similarity 1.000 for \
-positives, 1.000 for negatives; 1.0 effective components)
+    collapsed: mixtures of images that share labels are not more similar than others (mean similarity 1.000 and \
+1.000; 1.0 effective components)
     """
     if "similarity_positive" not in statistics:
         return None
@@ -221,5 +221,5 @@ positives, 1.000 for negatives; 1.0 effective components)
     components = f"; {statistics['effective_components']:.1f} effective components" if has_mixtures else ""
     return (
         f"collapsed: {'mixtures of images' if has_mixtures else 'images'} that share labels are not more similar than "
-        f"others (mean similarity {positive:.3f} for positives, {negative:.3f} for negatives{components})"
+        f"others (mean similarity {positive:.3f} and {negative:.3f}{components})"
     )
