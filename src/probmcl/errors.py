@@ -6,7 +6,7 @@ are typed there, with dashes.
 
 import difflib
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -18,6 +18,43 @@ class ProbmclError(ValueError):
 
 class DataError(ProbmclError):
     """Data that cannot be used; the message gives the file, the row or column, the value and the remedy."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One way to read ambiguous data: its meaning, the options that choose it, and the labels of example rows."""
+
+    meaning: str
+    options: Mapping[str, str]
+    rows: tuple[str, ...] = ()
+
+
+class Question(DataError):
+    """Data that can be read in several ways with different labels. The user has to choose one.
+
+    >>> blank = "does a blank mean absent or unknown?"
+    >>> absent = Reading("a blank means absent", {"blank": "negative"}, ("row 2: cat", "row 3: dog"))
+    >>> unknown = Reading("a blank means unknown", {"blank": "unknown"}, ("row 2: cat, dog unknown", "row 3: dog"))
+    >>> print(Question(f"labels.csv: {blank}", [absent, unknown]))
+    labels.csv: does a blank mean absent or unknown?
+      a blank means absent: `blank=negative`
+        row 2: cat
+        row 3: dog
+      a blank means unknown: `blank=unknown`
+        row 2: cat, dog unknown
+        row 3: dog
+    """
+
+    def __init__(self, problem: str, readings: Sequence[Reading]) -> None:
+        super().__init__(problem)
+        self.problem, self.readings = problem, tuple(readings)
+
+    def __str__(self) -> str:
+        lines = [self.problem]
+        for reading in self.readings:
+            options = " ".join(f"`{name}={value}`" for name, value in reading.options.items())
+            lines += [f"  {reading.meaning}: {options}", *(f"    {row}" for row in reading.rows)]
+        return "\n".join(lines)
 
 
 class OptionError(ProbmclError):

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from probmcl.data.formats.table.policy import LabelPolicy
 
 Rows = Literal["images", "labels"]
+Annotators = Literal["majority", "any", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -25,9 +26,13 @@ class ReadOptions:
         split_column: column with train, val or test (default: detected; '' for none)
         group: column with units to keep in one split, such as patients (default: detected; '' for none)
         weight_column: column with sampling weights for training (default: detected; '' for none)
+        separator: text between the labels in a list, such as ';' (default: detected)
         rows: whether a row of the table is an image or one label of an image (default: detected)
+        annotators: how rows of several annotators are merged if they disagree: majority (ties are unknown), any (a label
+            that one of them gave) or unknown
         blank: meaning of a blank cell: negative or unknown; CLASS=MEANING sets it for one class
         minus_one: meaning of -1: unknown (default), negative, positive or soft:P; CLASS=MEANING for one class
+        unknown_label: labels that mean "not known", such as todo: the image has no known label
         none_label: label for images without any class, such as 'No Finding' (default: detected; '' for none)
         ignore: columns of the table to ignore
         hierarchy: CSV file with the columns child and parent, which contain class names
@@ -39,9 +44,12 @@ class ReadOptions:
     split_column: str | None = None
     group: str | None = None
     weight_column: str | None = None
+    separator: str | None = None
     rows: Rows | None = None
+    annotators: Annotators | None = None
     blank: tuple[str, ...] = ()
     minus_one: tuple[str, ...] = ()
+    unknown_label: tuple[str, ...] = ()
     none_label: str | None = None
     ignore: tuple[str, ...] = ()
     hierarchy: Path | None = None
