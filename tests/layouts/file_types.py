@@ -9,7 +9,7 @@ from xml.sax.saxutils import escape
 import pyarrow
 import pyarrow.parquet
 
-from layouts.layout import LABELS, NAMES, TEST, TRAIN_VAL, Layout, columns, expected, table
+from layouts.layout import LABELS, TEST, TRAIN_VAL, Layout, columns, expected, table
 
 GERMAN = {"beach": "Küste", "boat": "Fähre", "sunset": "Abendröte"}
 GERMAN_LABELS = expected(present=lambda n: [GERMAN[name] for name in LABELS[n]], names=GERMAN.values())
@@ -34,22 +34,22 @@ WORKBOOK = {
 }
 
 
-def excel(rows: Sequence[Sequence[str | int]]) -> bytes:
-    """Return an Excel workbook with one sheet."""
+def excel(text: str) -> bytes:
+    """Return an Excel workbook with one sheet of the cells of a CSV table; digits are numbers."""
     lines = "".join(
-        f'<row r="{r}">{"".join(_cell(f"{chr(64 + c)}{r}", value) for c, value in enumerate(row, 1))}</row>'
-        for r, row in enumerate(rows, 1)
+        f'<row r="{r}">{"".join(_cell(f"{chr(64 + c)}{r}", value) for c, value in enumerate(line.split(","), 1))}</row>'
+        for r, line in enumerate(text.splitlines(), 1)
     )
     sheet = f'<worksheet xmlns="{SPREADSHEET}"><sheetData>{lines}</sheetData></worksheet>'
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
-        for name, text in {**WORKBOOK, "xl/worksheets/sheet1.xml": sheet}.items():
-            archive.writestr(name, f'<?xml version="1.0" encoding="UTF-8"?>{text}')
+        for name, part in {**WORKBOOK, "xl/worksheets/sheet1.xml": sheet}.items():
+            archive.writestr(name, f'<?xml version="1.0" encoding="UTF-8"?>{part}')
     return file.getvalue()
 
 
-def _cell(place: str, value: str | int) -> str:
-    if isinstance(value, int):
+def _cell(place: str, value: str) -> str:
+    if value.isdigit():
         return f'<c r="{place}"><v>{value}</v></c>'
     return f'<c r="{place}" t="inlineStr"><is><t>{escape(value)}</t></is></c>'
 
@@ -108,14 +108,7 @@ FILES = [
     Layout(
         "xlsx",
         "an Excel file (`.xlsx`)",
-        {
-            "labels.xlsx": excel(
-                [
-                    ["file", *NAMES],
-                    *([f"{n}.jpg", *(int(name in labels) for name in NAMES)] for n, labels in LABELS.items()),
-                ]
-            )
-        },
+        {"labels.xlsx": excel(MARKED)},
         shown=MARKED,
     ),
     Layout(

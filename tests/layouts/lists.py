@@ -51,7 +51,11 @@ LISTS = [
     Layout(
         "list-names-with-spaces",
         "names that contain spaces",
-        {"labels.csv": table("file,labels", lambda n, labels: f"{n}.jpg,{'|'.join(map(TWO_WORDS.get, labels))}")},
+        {
+            "labels.csv": table(
+                "file,labels", lambda n, labels: f"{n}.jpg,{'|'.join(TWO_WORDS[name] for name in labels)}"
+            )
+        },
         renamed(TWO_WORDS),
     ),
     Layout(
