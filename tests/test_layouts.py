@@ -1,6 +1,9 @@
 """The layouts of docs/your_data.md: labels as expected, `check`, the questions about ambiguous data, and training."""
 
+import csv
+import io
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +22,11 @@ PAGE = (Path(__file__).parent.parent / "docs" / "your_data.md").read_text(encodi
 TINY = "--epochs 1 --probe-epochs 1 --image-size 32 --weights none --method bce --encoder test_resnet --workers 0"
 TRAINED = ("list-space", "columns-unknown", "test-without-column")
 ASKING = [name for name, layout in LAYOUTS.items() if layout.readings]
+WITH_COMMAS = [
+    name
+    for name, layout in LAYOUTS.items()
+    if "," in layout.lines[0] and any(path.endswith(".csv") for path in layout.files) and name != "trailing-comma"
+]
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +84,27 @@ def test_labels_and_splits_are_read_as_expected(layout: Layout) -> None:
         }
 
 
+@pytest.mark.parametrize("name", WITH_COMMAS)
+def test_the_order_of_rows_and_columns_does_not_matter(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = LAYOUTS[name]
+    replace(layout, files={path: reversed_table(path, text) for path, text in layout.files.items()}).write(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for command, labels in layout.commands.items():
+        assert labels_read(read_command(command)) == used(labels)
+
+
+def reversed_table(path: str, content: str | bytes) -> str | bytes:
+    """Return a CSV table with the rows and columns in reverse order; other files are unchanged."""
+    if not path.endswith(".csv") or isinstance(content, bytes):
+        return content
+    header, *rows = csv.reader(content.splitlines(), skipinitialspace=True)
+    file = io.StringIO()
+    csv.writer(file).writerows(row[::-1] for row in (header, *rows[::-1]))
+    return file.getvalue()
+
+
 @every_layout
 def test_every_split_has_images_with_known_labels(layout: Layout) -> None:
     records = read_command(next(iter(layout.commands)), seed=0)
@@ -100,8 +129,10 @@ def test_ambiguous_data_ask_and_print_the_commands(layout: Layout) -> None:
     assert all(len(reading.rows) >= 2 for reading in question.value.readings)
     answer = main(*shlex.split(layout.command)[1:])
     assert answer.returncode != 0
-    lines = [line.strip() for line in answer.stderr.splitlines()]
-    assert [line for line in lines if line.startswith("probmcl train")] == list(layout.commands)
+    printed = [line.strip() for line in answer.stderr.splitlines() if line.strip().startswith("probmcl train")]
+    assert {command: labels_read(read_command(command)) for command in printed} == {
+        command: used(labels) for command, labels in layout.commands.items()
+    }
 
 
 def test_a_question_about_a_list_and_columns_shows_three_rows(
