@@ -12,7 +12,7 @@ from numpy import ndarray
 from probmcl.console import Console
 from probmcl.data.duplicates.search import REMEDY, Duplicates, Leaks, find_duplicates, find_leaks
 from probmcl.data.findings import BadImage, Finding, bad_images, findings, statistics, unreadable, usable_rows, verdict
-from probmcl.data.formats.table.image_columns import RepeatedRowsError
+from probmcl.data.formats.table.entries import RepeatedRowsError
 from probmcl.data.intensity import IntensityRange, find_intensity_range, parse_range
 from probmcl.data.options import DataChecks, DataSource, SkippedImage
 from probmcl.data.read import read_source

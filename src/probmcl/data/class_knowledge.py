@@ -102,7 +102,7 @@ def label_knowledge(path: Path, names: Sequence[str]) -> Float64[ndarray, "C C"]
     table = load(path, lambda columns: bool(named(columns, ONE)) and bool(named(columns, OTHER)), row="pair")
     one, other = _column(table, ONE, "first"), _column(table, OTHER, "second")
     weight = only_column(table, WEIGHT, set(), "rename the others")
-    weights = [1.0] * len(table.rows) if weight is None else [_weight(table, cell) for cell in table.cells(weight)]
+    weights = [1.0] * len(table) if weight is None else [_weight(table, cell) for cell in table.cells(weight)]
     find = _finder(names)
     pairs: dict[tuple[int, int], list[float]] = defaultdict(list)
     for row, (a, b) in enumerate(zip(table.cells(one), table.cells(other), strict=True)):
@@ -160,7 +160,7 @@ def _finder(names: Sequence[str]) -> Callable[[str], int | None]:
 
 
 def _warn_of_unused_rows(table: Table, used: int, pairs: int, columns: tuple[str, str], names: Sequence[str]) -> None:
-    rows = len(table.rows)
+    rows = len(table)
     if not used:
         a, b = (table.cells(column)[0] for column in columns)
         raise DataError(

@@ -5,17 +5,28 @@ import itertools
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b, file_digest
 from pathlib import Path
 
-from probmcl.data.records import Missing
+from probmcl.data.records import Missing, Split
 from probmcl.errors import DataError
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm", ".pbm"),
     *(".jp2", ".avif", ".dcm", ".dicom"),
 )
+SPLIT_FOLDERS: Mapping[str, Split] = {
+    "train": "train",
+    "training": "train",
+    "validation": "val",
+    "valid": "val",
+    "val": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
+"""The split for each folder name, in lower case."""
 PIECE = 4096  # bytes compared at the start, middle and end of files of equal size, to rule out most of them
 
 

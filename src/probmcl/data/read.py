@@ -96,7 +96,7 @@ def _format(data: Path, name: str | None) -> str:
 
 
 def _recognized(folder: Path) -> str:
-    from probmcl.data.formats.table.table import table_files
+    from probmcl.data.formats.table import split_tables
 
     matches = [name for name in FORMATS if name != "folders" and import_module(FORMATS[name]).recognizes(folder)]
     if len(matches) > 1:
@@ -104,8 +104,8 @@ def _recognized(folder: Path) -> str:
         raise DataError(f"{folder} matches {len(matches)} formats; choose {choices}")
     if matches:
         return matches[0]
-    if table_files(folder):
-        return "table"  # its reader uses `path_column`, or reports that there is no path column
+    if split_tables.recognizes(folder):
+        return "table"
     if import_module(FORMATS["folders"]).recognizes(folder):  # tried last, because it matches most folders of images
         return "folders"
     raise DataError(
@@ -115,29 +115,15 @@ def _recognized(folder: Path) -> str:
     )
 
 
-def _table(data: Path) -> Path:
-    """Return the given table, or the only one in a folder; tables with a path column take precedence."""
-    from probmcl.data.formats.table.sheet import SUFFIXES
-    from probmcl.data.formats.table.table import find_tables, table_files
-
-    if not data.is_dir():
-        return data
-    tables = find_tables(data) or table_files(data)
-    if len(tables) > 1:
-        raise DataError(f"{data} has {len(tables)} tables; pass one of them as DATA: {', '.join(map(str, tables))}")
-    if not tables:
-        raise DataError(f"{data} has no table; expected a file that ends in {' or '.join(SUFFIXES)}")
-    return tables[0]
-
-
 def _read(
     name: str, data: Path, options: ReadOptions, images: Path | None, keep: Sequence[str], missing: Missing
 ) -> Records:
     format_name, arguments = VARIANTS.get(name, (name, {}))
     reader: Callable[..., Records] = getattr(import_module(FORMATS[format_name]), f"read_{format_name}")
+    if name == "table" and data.is_dir():
+        from probmcl.data.formats.table.split_tables import read_tables as reader
     if name in ("table", "hugging_face"):
-        table = _table(data) if name == "table" else data
-        return reader(table, options, images=images, keep=keep, missing=missing)
+        return reader(data, options, images=images, keep=keep, missing=missing)
     for_tables = ({} if images is None else {"images": images}) | replace(options, format=None).set_options()
     for_tables |= {"by": ", ".join(keep)} if keep else {}
     if for_tables:

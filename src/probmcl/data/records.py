@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, get_args, overload
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -64,12 +65,50 @@ class LabelSpace:
         return cls(tuple(names), counts, together, hierarchy)
 
 
+class Paths(Sequence[Path]):
+    """Paths that are stored as text: a million `Path` objects take seconds to make and 300 MB.
+
+    >>> paths = Paths(["a.jpg", "b.jpg"])
+    >>> paths[1], paths[:1] == (Path("a.jpg"),)
+    (PosixPath('b.jpg'), True)
+    """
+
+    def __init__(self, paths: Iterable[str | Path]) -> None:
+        self.texts = paths.texts if isinstance(paths, Paths) else tuple(map(str, paths))
+
+    def take(self, rows: Iterable[int]) -> Paths:
+        """Return the paths in the given rows."""
+        return Paths(self.texts[row] for row in rows)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @overload
+    def __getitem__(self, row: int) -> Path: ...
+    @overload
+    def __getitem__(self, row: slice) -> Paths: ...
+    def __getitem__(self, row: int | slice) -> Path | Paths:
+        return Paths(self.texts[row]) if isinstance(row, slice) else Path(self.texts[row])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(other) == len(self) and all(map(operator.eq, self, other))
+
+    def __hash__(self) -> int:
+        return hash(self.texts)
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
+
+
 @dataclass(frozen=True)
 class Origin:
     """Where records come from: the table or folder, how it was read, the line of each image in the table, and warnings.
 
-    >>> print(Origin(Path("labels.csv"), "path column 'file', labels 'tags'", lines=(2, 3)))
-    labels.csv: path column 'file', labels 'tags'
+    `description` has one line per decision.
+
+    >>> print(Origin(Path("labels.csv"), "path column 'file'\\nlabels: column 'tags'", lines=(2, 3)))
+    labels.csv: path column 'file'
+      labels: column 'tags'
     """
 
     path: Path
@@ -78,7 +117,7 @@ class Origin:
     warnings: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.path}: {'; '.join([self.description, *self.warnings])}"
+        return f"{self.path}: {chr(10).join([self.description, *self.warnings])}".replace("\n", "\n  ")
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,7 +128,7 @@ class Records:
     twice as often as one with weight 1; evaluation ignores weights. `columns` has other table columns that were kept.
     """
 
-    paths: tuple[Path, ...]
+    paths: Paths
     states: LabelStates
     split: tuple[Split, ...]
     group: tuple[str, ...] | None
@@ -142,7 +181,7 @@ class Records:
             origin, states = _with_contradictions(origin, states.contradicted(parents)), states.with_parents(parents)
         train = states.take(np.flatnonzero(np.array(split, dtype=str) == "train"))
         space = LabelSpace.from_labels(names, train, hierarchy=hierarchy)
-        return cls(tuple(paths), states, tuple(split), group, space, origin, weight, columns or {})
+        return cls(Paths(paths), states, tuple(split), group, space, origin, weight, columns or {})
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -168,7 +207,7 @@ class Records:
             origin = replace(origin, lines=tuple(origin.lines[row] for row in rows))
         return Records.from_labels(
             self.label_space.names,
-            [self.paths[row] for row in rows],
+            self.paths.take(rows),
             [self.split[row] for row in rows],
             self.states.take(rows),
             group=None if self.group is None else tuple(self.group[row] for row in rows),
@@ -182,7 +221,7 @@ class Records:
         """Return the records with a note appended to the description of their origin; an empty note adds nothing."""
         if not note or self.origin is None:
             return self
-        return replace(self, origin=replace(self.origin, description=f"{self.origin.description}; {note}"))
+        return replace(self, origin=replace(self.origin, description=f"{self.origin.description}\n{note}"))
 
     def without(self, paths: Collection[str]) -> Records:
         """Return the records without the images at these paths.
@@ -192,7 +231,7 @@ class Records:
         (PosixPath('b.jpg'),)
         """
         excluded = frozenset(paths)
-        return self.take(np.flatnonzero([str(path) not in excluded for path in self.paths]))
+        return self.take(np.flatnonzero([path not in excluded for path in self.paths.texts]))
 
     def where(self, row: int) -> str:
         """Return the path of an image for a message, preceded by its table and row if known."""

@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int, Shaped
 from numpy import ndarray
 
-from probmcl.data.formats.table.sheet import Cell, Table, load, names_of_columns, only_column, quoted
+from probmcl.data.formats.table.sheet import Cell, Table, load, only_column, quoted
 from probmcl.data.options import DataChecks
 from probmcl.data.records import SPLITS, Records, Split
 from probmcl.data.stratify import stratify
@@ -46,7 +46,7 @@ def split_records(
     if file is None:
         result = make_splits(records, seed=seed, together=together)
         return SplitRecords(result, taken_from_train(records, result, seed))
-    columns = names_of_columns(file, lambda names: "path" in names)
+    columns = load(file, lambda names: "path" in names, most=1).columns
     if "fold" in columns and "split" not in columns:
         raise OptionError("split_file", file, "has folds; choose the test fold with `fold=K`")
     return SplitRecords(read_splits(records, file, left_out=left_out), f"splits from {file}")

@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from probmcl.data.formats.hugging_face import SPLIT_FOLDERS
 from probmcl.data.formats.table.label_names import case_warnings
 from probmcl.data.formats.table.sheet import listing
-from probmcl.data.image_files import equal_files, images_below, is_image
+from probmcl.data.image_files import SPLIT_FOLDERS, equal_files, images_below, is_image
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import Missing, Origin, Records, Split
 from probmcl.errors import DataError

@@ -1,28 +1,15 @@
-"""The Hugging Face layout for images: one folder per split, with its images and a `metadata.csv`."""
+"""The Hugging Face layout for images: one folder per split, with its images and a `metadata.csv` or `.jsonl`."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
-from probmcl.data.formats.table.columns import ID_AS_PATH, PATH, has_path_column
-from probmcl.data.formats.table.sheet import SUFFIXES, Table, load, named, refuse_missing_column
-from probmcl.data.formats.table.table import has_image_paths, records_of
+from probmcl.data.formats.table.sheet import SUFFIXES
+from probmcl.data.formats.table.split_tables import read_tables
+from probmcl.data.formats.table.table import has_image_paths
+from probmcl.data.image_files import SPLIT_FOLDERS
 from probmcl.data.options import ReadOptions
-from probmcl.data.records import Missing, Records, Split
+from probmcl.data.records import Missing, Records
 from probmcl.errors import DataError
-
-SPLIT_FOLDERS: Mapping[str, Split] = {
-    "train": "train",
-    "training": "train",
-    "validation": "val",
-    "valid": "val",
-    "val": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
-}
-"""The split for each folder name, in lower case."""
-FOLDER = "split folder"  # name of an added column
 
 
 def recognizes(folder: Path) -> bool:
@@ -31,7 +18,9 @@ def recognizes(folder: Path) -> bool:
     >>> recognizes(Path("nowhere"))
     False
     """
-    return bool(_tables(folder))
+    splits = [path for path in folder.glob("*") if path.name.lower() in SPLIT_FOLDERS and path.is_dir()]
+    tables = [path / f"metadata{suffix}" for path in splits for suffix in SUFFIXES]
+    return any(path.is_file() and has_image_paths(path) for path in tables)
 
 
 def read_hugging_face(
@@ -43,57 +32,6 @@ def read_hugging_face(
     missing: Missing = "error",
 ) -> Records:
     """Read the tables of all split folders as one table."""
-    tables = _tables(folder)
-    if not tables:
+    if not recognizes(folder):
         raise DataError(f"{folder}: no metadata.csv in {' or '.join(f'{name}/' for name in SPLIT_FOLDERS)}")
-    first: dict[Split, Path] = {}
-    for path in tables:
-        split = SPLIT_FOLDERS[path.parent.name.lower()]
-        if first.setdefault(split, path) != path:
-            raise DataError(f"{first[split]} and {path} are both tables for {split}; merge them")
-    loaded = [load(path, lambda names: has_path_column(names, options.path_column)) for path in tables]
-    column = FOLDER if options.split_column is None else options.split_column
-    table = _concatenate(folder, loaded, options.path_column)
-    records = records_of(table, replace(options, split_column=column), images, keep, missing)
-    if records.origin is None:
-        return records
-    names = " and ".join(f"{path.relative_to(folder)}" for path in tables)
-    description = f"Hugging Face, {names}: {records.origin.description}"
-    return replace(records, origin=replace(records.origin, description=description))
-
-
-def _tables(folder: Path) -> list[Path]:
-    order = list(SPLIT_FOLDERS)
-    splits = [path for path in folder.glob("*") if path.name.lower() in order and path.is_dir()]
-    splits.sort(key=lambda path: (order.index(path.name.lower()), path.name))
-    tables = [path / f"metadata{suffix}" for path in splits for suffix in SUFFIXES]
-    return [path for path in tables if path.is_file() and has_image_paths(path)]
-
-
-def _concatenate(folder: Path, tables: Sequence[Table], path_column: str | None) -> Table:
-    """Concatenate the tables, with paths relative to the common folder and a column for the split."""
-    first = tables[0]
-    if path_column:
-        refuse_missing_column(first, "path_column", path_column)
-    path_columns = named(first.columns, PATH) or named(first.columns, ID_AS_PATH)
-    path = first.columns.index(path_column or path_columns[0])
-    rows: list[tuple[str, ...]] = []
-    lines: list[int] = []
-    files: list[tuple[int, Path]] = []
-    for table in tables:
-        differing = sorted(set(first.columns) ^ set(table.columns))
-        if differing:
-            having, lacking = (first, table) if differing[0] in first.columns else (table, first)
-            raise DataError(
-                f"{having.path} has a column {differing[0]!r} that {lacking.path} lacks; give both the same columns"
-            )
-        name = table.path.parent.name
-        order = [table.columns.index(column) for column in first.columns]
-        files.append((len(rows), table.path))
-        for row in table.rows:
-            cells = [row[column] for column in order]
-            if cells[path] and not cells[path].startswith("/"):
-                cells[path] = f"{name}/{cells[path]}"
-            rows.append((*cells, SPLIT_FOLDERS[name.lower()]))
-        lines += table.lines
-    return Table(folder, (*first.columns, FOLDER), tuple(rows), tuple(lines), tuple(files))
+    return read_tables(folder, options, images=images, keep=keep, missing=missing)

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers.tables import states_of, write_table
-from probmcl.data.formats.table.table import find_tables, read_hierarchy, read_table, recognizes
+from probmcl.data.formats.table.table import read_hierarchy, read_table, recognizes
 from probmcl.data.options import ReadOptions
 from probmcl.data.read import read
 from probmcl.data.records import Records

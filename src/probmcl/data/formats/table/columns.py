@@ -1,12 +1,15 @@
 """Finds the role of each column in a table: by option, by name or by content."""
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from probmcl.data.formats.table.label_lists import CLASSES, Classes
-from probmcl.data.formats.table.policy import holds_flags
+from probmcl.data.formats.table.lists import CLASSES, Classes, NoLabelsError
+from probmcl.data.formats.table.paths import FileIndex, find_path_column
+from probmcl.data.formats.table.policy import flag_value, holds_flags
 from probmcl.data.formats.table.sheet import (
+    LIST_ITEM,
     Table,
     columns_of_options,
     listing,
@@ -16,17 +19,12 @@ from probmcl.data.formats.table.sheet import (
     refuse_missing_column,
 )
 from probmcl.data.options import ReadOptions
-from probmcl.errors import DataError, suggestion
+from probmcl.errors import DataError, OptionError, Question, Reading, suggestion
 
-PATH = (
-    *("filename", "file_name", "filepath", "file_path", "file", "path", "image", "image_path", "imagepath"),
-    *("image_name", "image_file", "image_filename", "img", "img_path", "img_name", "img_file"),
-)
-ID_AS_PATH = ("image_index", "imageindex", "image_id", "imageid")
-"""Columns that identify an image if there is no path column; otherwise they are ignored."""
 LABELS = (
     *("labels", "label", "tags", "tag", "classes", "class", "categories", "category", "finding_labels"),
-    *("finding_label", "findings", "attributes", "attribute_ids", "label_name", "label_names", "labelname"),
+    *("finding_label", "findings", "finding", "attributes", "attribute_ids", "label_name", "label_names", "labelname"),
+    *("class_name", "class_names", "category_name", "genre", "genres", "diagnosis", "choice", "choices", "objects"),
 )
 SPLIT = ("split", "set", "subset")
 GROUP = (
@@ -36,14 +34,27 @@ GROUP = (
 WEIGHT = ("weight", "sample_weight")
 DIFFICULT = ("difficult",)
 PRESENCE = ("confidence", "present", "presence", "value")
-NO_NAME = re.compile(r"(unnamed: \d+)?", re.IGNORECASE)  # blank, or the name that pandas gives to such a column
+ANNOTATOR = (
+    *("annotator", "annotator_id", "rater", "rater_id", "reader", "reader_id", "rad_id", "worker", "worker_id"),
+    *("labeler", "labeler_id", "expert", "reviewer", "annotated_by", "labeled_by"),
+)
+BOXES = (
+    *(("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"), ("x1", "y1", "x2", "y2")),
+    *(("x", "y", "w", "h"), ("x", "y", "width", "height"), ("left", "top", "width", "height")),
+    *(("bbox_[x", "y", "w", "h]"), ("bbox",), ("bounding_box",)),
+)
+"""Column names of boxes, in which a row is one object of an image."""
+NO_NAME = re.compile(r"unnamed: \d+", re.IGNORECASE)  # the name that pandas gives to a column without a name
+NUMBERED = re.compile(r"(.*?)[ _-]?(\d+)")
+MAX_VOCABULARY = 0.5  # distinct labels per row, above which a column of texts is not a list of labels
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The roles of columns. `classes` has one column per class if there is no label column.
+    """The roles of columns. `classes` has one column per class if there are no label columns.
 
-    `presence` has 0 or 1 for the label in the same row. `unread` columns are listed in the output and ignored.
+    `presence` has 0 or 1 for the label in the same row. `boxes` are coordinates. `unread` columns are listed in the
+    output and ignored.
     """
 
     path: str
@@ -51,46 +62,46 @@ class Columns:
     group: str | None
     weight: str | None
     difficult: str | None
-    labels: str | None = None
+    annotator: str | None
+    boxes: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
     presence: str | None = None
     classes: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
 
 
-def has_path_column(names: Sequence[str], path_column: str | None = None) -> bool:
+def has_path_name(names: Sequence[str], path_column: str | None = None) -> bool:
     """Return whether a column has the given name, or a name that indicates image paths."""
+    from probmcl.data.formats.table.paths import ID_AS_PATH, PATH
+
     return path_column in names or bool(named(names, (*PATH, *ID_AS_PATH)))
 
 
-def find_columns(table: Table, classes: Classes, options: ReadOptions, keep: Sequence[str] = ()) -> Columns:
+def find_columns(
+    table: Table, index: FileIndex, classes: Classes, options: ReadOptions, keep: Sequence[str] = ()
+) -> Columns:
     """Find the role of each column: by option, otherwise by name, otherwise by content."""
     for option, names in (("ignore", options.ignore), ("by", keep)):
         for column in names:
             refuse_missing_column(table, option, column)
     roles = ("path_column", "labels_column", "split_column", "group", "weight_column")
     taken = columns_of_options(table, {role: getattr(options, role) for role in roles}) | set(options.ignore)
-    path = options.path_column or _path_column(table, taken)
+    path = options.path_column or find_path_column(table, index, taken)
     taken |= {path}
     split = _role(table, options.split_column, SPLIT, taken, "split_column")
     group = _role(table, options.group, GROUP, taken, "group")
     weight = _role(table, options.weight_column, WEIGHT, taken, "weight_column")
     difficult = only_column(table, DIFFICULT, taken, "rename one")
-    columns = Columns(path, split, group, weight, difficult)
-    taken |= {name for name in (split, group, weight, difficult) if name}
+    annotator = only_column(table, ANNOTATOR, taken, "ignore one with `ignore=COLUMN`")
+    if options.annotators and not annotator:
+        problem = f"needs a column with the annotators ({', '.join(ANNOTATOR)}), which {table.path} lacks"
+        raise OptionError("annotators", options.annotators, problem)
+    taken |= {name for name in (split, group, weight, difficult, annotator) if name}
     rest = [name for name in table.columns if name not in taken and not NO_NAME.fullmatch(name)]
-    columns = _with_labels(table, columns, rest, classes, options)
+    boxes = next((found for names in BOXES if len(found := named(rest, names)) == len(names)), [])
+    columns = Columns(path, split, group, weight, difficult, annotator, tuple(boxes))
+    columns = _with_labels(table, columns, [name for name in rest if name not in boxes], classes, options)
     return replace(columns, unread=tuple(name for name in columns.unread if name not in keep))
-
-
-def _path_column(table: Table, taken: set[str]) -> str:
-    for names in (PATH, ID_AS_PATH):
-        column = only_column(table, names, taken, "choose one with `path_column=COLUMN`")
-        if column is not None:
-            return column
-    raise DataError(
-        f"{table.path}: none of the columns {listing(table.columns)} has the name of a path column "
-        f"({', '.join((*PATH, *ID_AS_PATH))}); choose one with `path_column=COLUMN`"
-    )
 
 
 def _role(table: Table, value: str | None, names: Sequence[str], taken: set[str], option: str) -> str | None:
@@ -101,42 +112,100 @@ def _role(table: Table, value: str | None, names: Sequence[str], taken: set[str]
 
 
 def _with_labels(table: Table, columns: Columns, rest: list[str], classes: Classes, options: ReadOptions) -> Columns:
-    ignore = "ignore one with `ignore=COLUMN`"
-    remedy = "choose one with `labels_column=COLUMN`" + ("" if options.ignore else f", or {ignore}")
-    labels = options.labels_column or only_column(table, LABELS, {*table.columns} - {*rest}, remedy)
-    if labels is None:
-        of_classes = _class_columns(table, rest, classes)
+    flags = [column for column in rest if holds_flags(_counted(table, column, options))]
+    labels = _label_columns(table, rest, flags, options)
+    if not labels:
+        of_classes = _class_columns(table, rest, classes, options)
         if columns.difficult and holds_flags(table.texts(columns.difficult)):
             raise DataError(
                 f"{table.path}: column {columns.difficult!r} contains only 0 and 1, but must list the labels that are "
                 f"unknown; list them, or rename the column"
             )
         return replace(columns, classes=of_classes, unread=tuple(name for name in rest if name not in of_classes))
-    rest = [name for name in rest if name != labels]
+    rest = [name for name in rest if name not in labels]
+    ignore = "ignore one with `ignore=COLUMN`"
     presence = None if options.rows == "images" else only_column(table, PRESENCE, {*table.columns} - {*rest}, ignore)
     rest = [name for name in rest if name != presence]
-    if not options.labels_column:
-        _refuse_two_kinds_of_labels(table, labels, rest, classes)
-        if not rest and not presence and classes is None and holds_flags(table.texts(labels)):
+    if not options.labels_column and len(labels) == 1:
+        _ask_about_flags(table, labels[0], [name for name in flags if name in rest], rest, classes)
+        if not rest and not presence and classes is None and labels[0] in flags:
             raise DataError(
-                f"{table.path}: column {labels!r} contains only 0 and 1, which may be the names of two classes or the "
-                f"state of one; use `labels_column={labels}` for two, or rename the column to the class for one"
+                f"{table.path}: column {labels[0]!r} contains only 0 and 1, which may be the names of two classes or "
+                f"the state of one; use `labels_column={labels[0]}` for two, or rename the column to the class for one"
             )
     return replace(columns, labels=labels, presence=presence, unread=tuple(rest))
 
 
-def _refuse_two_kinds_of_labels(table: Table, labels: str, rest: list[str], classes: Classes) -> None:
-    """Refuse a column of labels together with one column per class. One column of flags among others is allowed."""
-    flags = [column for column in rest if holds_flags(table.texts(column))]
+def _label_columns(table: Table, rest: list[str], flags: list[str], options: ReadOptions) -> tuple[str, ...]:
+    """Return the columns with labels: by option, by name, numbered ones such as Type 1 and Type 2, or by content."""
+    if options.labels_column:
+        return (options.labels_column,)
+    by_name = named(rest, LABELS)
+    several = _numbered_columns(table, [name for name in rest if name not in flags])
+    if len(by_name) > 1:
+        by_name = _without_indices(table, by_name)
+    if len(by_name) > 1:
+        raise Question(
+            f"{table.path}: columns {quoted(by_name)} could all be the {LABELS[0]} column",
+            [Reading(f"the labels are in {name!r}", {"labels_column": name}) for name in by_name],
+        )
+    if several or by_name:
+        return several or tuple(by_name)
+    if any(holds_flags(_counted(table, name, options), least=0.5) for name in rest):
+        return ()
+    lists = [name for name in rest if _holds_lists(table.texts(name))]
+    return tuple(lists) if len(lists) == 1 else ()
+
+
+def _numbered_columns(table: Table, names: Sequence[str]) -> tuple[str, ...]:
+    """Return columns with one name and different numbers that share labels, such as Type 1 and Type 2."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        if match := NUMBERED.fullmatch(name):
+            groups[match[1].strip().lower()].append(name)
+    for base, columns in groups.items():
+        texts = [{text for text in table.texts(name) if flag_value(text) is None} for name in columns]
+        shared = len(set().union(*texts)) < sum(map(len, texts))
+        if len(columns) > 1 and (base in LABELS or shared) and not _are_numbers(set().union(*texts)):
+            return tuple(columns)
+    return ()
+
+
+def _are_numbers(texts: set[str]) -> bool:
+    return all(re.fullmatch(r"[+-]?[\d.,]+(e[+-]?\d+)?", text, re.IGNORECASE) for text in texts)
+
+
+def _without_indices(table: Table, names: list[str]) -> list[str]:
+    """Return only the first of several label columns if each of its texts always occurs with the same other texts."""
+    texts = [table.texts(name) for name in names]
+    pairs = [set(zip(texts[0], other, strict=True)) for other in texts[1:]]
+    one_to_one = all(len(both) == len({one for one, _ in both}) == len({other for _, other in both}) for both in pairs)
+    words = [name for name, column in zip(names, texts, strict=True) if not _are_numbers({*column} - {""})]
+    return (words or names)[:1] if one_to_one and len(set(texts[0])) > 1 else names
+
+
+def _holds_lists(texts: Sequence[str]) -> bool:
+    """Return whether a column may contain lists of labels: items that recur, at least one list with several."""
+    cells = [text for text in texts if text]
+    items = [item.strip(" '\"[]{}") for text in cells for item in re.split(rf"[|;,{LIST_ITEM}]", text)]
+    several = len(items) > len(cells)
+    return several and len(set(items)) <= MAX_VOCABULARY * len(cells) and not _are_numbers(set(items))
+
+
+def _ask_about_flags(table: Table, labels: str, flags: list[str], rest: list[str], classes: Classes) -> None:
+    """Ask if the labels may be in a column or in one column per class. One column of flags among others is ignored."""
     listed = classes is not None and not set(flags) & set(classes)
     if flags and (flags == rest or (len(flags) > 1 and not listed)):
-        raise DataError(
-            f"{table.path}: the labels may be in column {labels!r}, or {listing(flags)} may be one column per class; "
-            f"use `labels_column={labels}` for the former, `ignore={labels}` for the latter"
+        raise Question(
+            f"{table.path}: the labels may be in column {labels!r}, or {listing(flags)} may be one column per class",
+            [
+                Reading(f"the labels are in {labels!r}", {"labels_column": labels}),
+                Reading("one column per class", {"ignore": labels}),
+            ],
         )
 
 
-def _class_columns(table: Table, rest: list[str], classes: Classes) -> tuple[str, ...]:
+def _class_columns(table: Table, rest: list[str], classes: Classes, options: ReadOptions) -> tuple[str, ...]:
     """Return the columns named in `classes.txt` or, if it does not exist, the columns that contain flags."""
     for name in classes or ():
         if name not in rest:
@@ -148,11 +217,17 @@ def _class_columns(table: Table, rest: list[str], classes: Classes) -> tuple[str
                 f"{table.path}: column {column!r} contains 0 and 1 but is not in {CLASSES} ({similar}); add it there, "
                 f"or use `ignore={column!r}`"
             )
-    columns = classes or tuple(column for column in rest if holds_flags(table.texts(column), least=0.5))
+    columns = classes or tuple(name for name in rest if holds_flags(_counted(table, name, options), least=0.5))
     if not columns:
         others = f" ({quoted(rest[:8])} do not contain 0 and 1)" if rest else ""
-        raise DataError(
+        raise NoLabelsError(
             f"{table.path}: no labels found: no column named {listing(LABELS)} and no class columns{others}; "
             f"choose the column with `labels_column=COLUMN`"
         )
     return columns
+
+
+def _counted(table: Table, column: str, options: ReadOptions) -> Sequence[str]:
+    """Return the texts of a column, without those that mean "unknown"."""
+    texts = table.texts(column)
+    return [text for text in texts if text not in options.unknown_label] if options.unknown_label else texts

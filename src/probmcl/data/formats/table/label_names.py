@@ -2,11 +2,11 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from probmcl.data.formats.table.sheet import LIST_ITEM, listing, quoted
-from probmcl.errors import DataError
+from probmcl.errors import DataError, Question, Reading
 
 NONE = ("no finding", "no findings", "none", "nothing", "no label", "no labels")
 BLANK_TEXTS = ("nan", "na", "n/a", "null")  # written by programs for a missing value
@@ -20,7 +20,7 @@ RECURRING = 1.5
 Words = tuple[str, ...]
 
 
-def find_none_labels(texts: Sequence[str], none_label: str | None, classes: tuple[str, ...] | None) -> frozenset[str]:
+def find_none_labels(texts: Iterable[str], none_label: str | None, classes: tuple[str, ...] | None) -> frozenset[str]:
     """Return the labels that mean "no label": `none_label` or, if None, common names that occur alone in a cell.
 
     >>> find_none_labels(["No Finding", "Edema|none"], None, None)
@@ -32,7 +32,7 @@ def find_none_labels(texts: Sequence[str], none_label: str | None, classes: tupl
     return frozenset(text for text in alone if text.lower() in NONE and text not in (classes or ()))
 
 
-def find_blanks(texts: Sequence[str], none_label: str | None, classes: tuple[str, ...] | None) -> frozenset[str]:
+def find_blanks(texts: Iterable[str], none_label: str | None, classes: tuple[str, ...] | None) -> frozenset[str]:
     """Return the texts to read as blank: 'NaN' and the like, unless they are a class or occur in a list.
 
     >>> find_blanks(["NaN", "cat", "NA", "NA|cat"], None, None)
@@ -42,13 +42,8 @@ def find_blanks(texts: Sequence[str], none_label: str | None, classes: tuple[str
     blanks = {text for text in distinct if text.lower() in BLANK_TEXTS} - {none_label, *(classes or ())}
     if not blanks:
         return frozenset()
-    listed = {part.strip() for text in distinct - blanks for part in re.split(r"[|;, ]", text)}
+    listed = {part.strip() for text in distinct - blanks for part in re.split(r"[|;,\s]", text)}
     return frozenset(blanks - listed)
-
-
-def means_none(text: str, none: frozenset[str]) -> bool:
-    """Return whether a cell contains only a label that means "no label"."""
-    return text.removeprefix(LIST_ITEM) in none
 
 
 def refuse_none_with_others(where: str, label: str, other: str, none_label: str | None) -> None:
@@ -64,21 +59,26 @@ def refuse_none_with_others(where: str, label: str, other: str, none_label: str 
     )
 
 
-def refuse_possible_names(where: str, lists: Sequence[Words], remedy: str) -> None:
-    """Raise an error if cells with several words may be names instead of lists. Cells of numbers are always lists."""
-    cells = Counter(words for words in lists if words)
+def refuse_possible_names(where: str, times: Mapping[Words, int], remedy: str) -> None:
+    """Ask if cells with several words may be names instead of lists. Cells of numbers are always lists."""
+    cells = {words: count for words, count in times.items() if words}
     if all(re.fullmatch(r"-?[0-9]+", word) for words in cells for word in words):
         return
-    _refuse_words_never_apart(where, cells, remedy)
+    readings = [
+        Reading("a space is part of a name", {"separator": ""}),
+        Reading("a space separates labels", {"separator": " "}),
+    ]
+    together = _words_never_apart(cells)
+    if together:
+        problem = f"{quoted(together)} only occur together; are they one class or two? {remedy}"
+        raise Question(f"{where}: {problem}", readings)
     free, bound = free_and_bound(cells)
     if len(bound) < len(free) or not _recur(cells, free):
         return
     cell = next((words for words in cells if len(words) > 1 and bound & {*words}), ())
     if cell:
-        raise DataError(
-            f"{where}: is {' '.join(cell)!r} one class or {len(cell)}? Most words never occur alone or in another "
-            f"position, as labels in a list would. {remedy}"
-        )
+        problem = f"is {' '.join(cell)!r} one class or {len(cell)}? Most words never occur alone or in another position"
+        raise Question(f"{where}: {problem}, as labels in a list would. {remedy}", readings)
 
 
 def _recur(cells: Mapping[Words, int], free: frozenset[str]) -> bool:
@@ -107,15 +107,15 @@ def free_and_bound(cells: Mapping[Words, int]) -> tuple[frozenset[str], frozense
     return free, used - free
 
 
-def _refuse_words_never_apart(where: str, cells: Mapping[Words, int], remedy: str) -> None:
+def _words_never_apart(cells: Mapping[Words, int]) -> tuple[str, ...]:
+    """Return two words that often occur, and always next to each other, if there are such words."""
     words: Counter[str] = Counter()
     pairs: Counter[tuple[str, str]] = Counter()
     for cell, times in cells.items():
         words.update(dict.fromkeys(cell, times))
         pairs.update(dict.fromkeys(pairwise(cell), times))
-    for (one, other), times in pairs.items():
-        if times >= ALWAYS_TOGETHER and times == words[one] == words[other]:
-            raise DataError(f"{where}: {one!r} and {other!r} only occur together; are they one class or two? {remedy}")
+    together = (p for p, times in pairs.items() if times >= ALWAYS_TOGETHER and times == words[p[0]] == words[p[1]])
+    return next(together, ())
 
 
 def case_warnings(names: Iterable[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,9 +16,12 @@ from probmcl.errors import DataError, OptionError, suggestion
 BLANK = 4
 """Code of a blank cell, in addition to the four states. The label policy defines its meaning."""
 
+CROSSES = ("x", "✓", "✔")
+"""Marks of a present label. In a table without other marks, a blank means absent."""
+
 FLAG_VALUES: Mapping[str, int] = {
     **dict.fromkeys(("0", "0.0", "false", "no"), State.ABSENT),
-    **dict.fromkeys(("1", "1.0", "true", "yes"), State.PRESENT),
+    **dict.fromkeys(("1", "1.0", "true", "yes", *CROSSES), State.PRESENT),
     **dict.fromkeys(("-1", "-1.0"), State.UNCERTAIN),
     **dict.fromkeys(("", "nan", "na", "n/a", "null", "none"), BLANK),
 }
@@ -42,7 +45,7 @@ def flag_value(text: str) -> int | None:
     return value
 
 
-def holds_flags(texts: Sequence[str], *, least: float = 1.0) -> bool:
+def holds_flags(texts: Iterable[str], *, least: float = 1.0) -> bool:
     """Return whether there are flags, and they make up at least a share `least` of the cells that are not blank.
 
     >>> holds_flags(["1", "", "0"]), holds_flags(["1", "64"]), holds_flags(["1", "64"], least=0.5)
@@ -55,10 +58,10 @@ def holds_flags(texts: Sequence[str], *, least: float = 1.0) -> bool:
     return flags > 0 and flags >= least * (flags + others)
 
 
-def flags_of(table: Table, column: str, remedy: str) -> UInt8[ndarray, "N"]:
-    """Return the state of each cell of a column, or BLANK. Any other text is an error."""
+def flags_of(table: Table, column: str, remedy: str, unknown: Sequence[str] = ()) -> UInt8[ndarray, "N"]:
+    """Return the state of each cell of a column, or BLANK. A text that is not a flag or in `unknown` is an error."""
     texts = table.texts(column)
-    values = {text: flag_value(text) for text in set(texts)}
+    values = {text: int(State.UNKNOWN) if text in unknown else flag_value(text) for text in set(texts)}
     if None in values.values():
         row = next(row for row, text in enumerate(texts) if values[text] is None)
         raise DataError(
@@ -115,6 +118,25 @@ def describe_meanings(general: str | None, single: Mapping[str, str]) -> str:
     "unknown, 'Edema' soft:0.6"
     """
     return ", ".join([*([general] if general else []), *(f"{name!r} {meaning}" for name, meaning in single.items())])
+
+
+def meaning_notes(policy: LabelPolicy, blanks: int, uncertain: int, default: str) -> list[str]:
+    """Return notes on the meanings of blank and −1, the number of such cells, and the option that changes the meaning.
+
+    >>> meaning_notes(LabelPolicy.of([], ["positive"]), 3, 2, "unknown")
+    ['blank = unknown (3 cells; change with `blank=negative`)', '-1 = positive (2 cells)']
+    """
+    other = f"`blank={'negative' if default == 'unknown' else 'unknown'}`"
+    blank = ("blank", "`blank`", other, blanks, default, policy.blank, policy.blank_of)
+    minus_one = ("-1", "`minus_one`", "`minus_one`", uncertain, "unknown", policy.minus_one, policy.minus_one_of)
+    notes = []
+    for text, option, change, count, meaning, general, single in (blank, minus_one):
+        if count:
+            cells = f"{count:,} {'cell' if count == 1 else 'cells'}{'' if general else f'; change with {change}'}"
+            notes.append(f"{text} = {describe_meanings(general or meaning, single)} ({cells})")
+        elif general or single:
+            notes.append(f"{option} has no effect, because no cell is {text}")
+    return notes
 
 
 def _refuse_other_classes(option: str, meanings: Mapping[str, str], names: Sequence[str]) -> None:

@@ -1,22 +1,35 @@
-"""Loads CSV, TSV and Parquet files as rows of text cells with line numbers, and finds columns by name."""
+"""Loads the cells of table files as text, by column and with line numbers, and finds columns by name."""
 
 import csv
 import io
 import re
+from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from probmcl.errors import DataError, OptionError, suggestion
 
-DELIMITERS: Mapping[str, tuple[str, ...]] = {".csv": (",", ";", "\t"), ".tsv": ("\t",)}
-PARQUET = ".parquet"
-SUFFIXES = (*DELIMITERS, PARQUET)
+DELIMITERS: Mapping[str, tuple[str, ...]] = {
+    ".csv": (",", ";", "\t"),
+    ".tsv": ("\t",),
+    ".txt": ("\t", ";", ",", "|"),
+}
 LIST_ITEM = "\x01"
-"""Prefix of each item in a cell of a Parquet list column. It does not occur in ordinary text."""
+"""Prefix of each item in a cell that contains a list. It does not occur in ordinary text."""
+
+EXCEL_ROWS = 1_048_576
+SAMPLE = 1 << 16  # characters from which the delimiter is detected
+BLOCK = 20_000  # rows converted at once
+
+Fits = Callable[[Sequence[str]], bool]
+"""Tests whether column names are those of the expected table."""
 
 
 class Cell(NamedTuple):
@@ -29,16 +42,19 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """The cells of a file. `lines` has the line number of each row, as an editor shows it.
+    """The cells of a file, by column. `lines` has the line number of each row, as an editor shows it.
 
     If the rows come from several files, `path` is their common folder, and `files` has the first row of each file.
     """
 
     path: Path
     columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    lines: tuple[int, ...]
+    data: tuple[Sequence[str], ...] = field(repr=False)
+    lines: Sequence[int] = field(repr=False)
     files: tuple[tuple[int, Path], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.lines)
 
     @property
     def folder(self) -> Path:
@@ -49,78 +65,229 @@ class Table:
         """Return the cells of a column."""
         return [Cell(line, column, text) for line, text in zip(self.lines, self.texts(column), strict=True)]
 
-    def texts(self, column: str) -> list[str]:
+    def texts(self, column: str) -> Sequence[str]:
         """Return the texts of a column."""
-        index = self.columns.index(column)
-        return [row[index] for row in self.rows]
+        return self.data[self.columns.index(column)]
 
     def where(self, row: int) -> str:
         """Return the file and line of a row, for messages.
 
-        >>> Table(Path("labels.csv"), ("file",), (("1.jpg",), ("2.jpg",)), (2, 4)).where(1)
+        >>> Table(Path("labels.csv"), ("file",), (("1.jpg", "2.jpg"),), (2, 4)).where(1)
         'labels.csv, row 4'
         """
         files = [file for start, file in self.files if start <= row]
         return f"{files[-1] if files else self.path}, row {self.lines[row]}"
 
 
-def load(path: Path, fits: Callable[[Sequence[str]], bool], *, row: str = "image") -> Table:
-    """Load a table. `fits` tests column names to choose the delimiter; `row` names the unit of a row, for messages."""
-    if path.suffix.lower() == PARQUET:
-        return _load_parquet(path, row)
-    delimiter, columns = _header(path, fits)
-    _refuse_repeated_names(path, columns)
-    rows, lines = [], []
-    for line, cells in _numbered(path, delimiter):
-        if len(cells) != len(columns):
-            quotes = f"quote cells that contain {delimiter!r}"
-            remedy = quotes if len(cells) > len(columns) else "add the missing cells"
-            raise DataError(f"{path}, row {line}: {len(cells)} cells, but {len(columns)} columns; {remedy}")
-        rows.append(tuple(cell.strip() for cell in cells))
-        lines.append(line)
-    if not rows:
-        raise DataError(f"{path}: no rows below the header; expected one row per {row}")
-    return Table(path, tuple(columns), tuple(rows), tuple(lines))
+def load(path: Path, fits: Fits, *, row: str = "image", most: int | None = None) -> Table:
+    """Load a table, or its first rows if `most` is set.
 
-
-def names_of_columns(path: Path, fits: Callable[[Sequence[str]], bool]) -> list[str]:
-    """Return the column names without reading the rows."""
-    if path.suffix.lower() == PARQUET:
-        return [str(name) for name in _parquet(path, "read_schema").names]
-    return _header(path, fits)[1]
-
-
-def _refuse_repeated_names(path: Path, columns: Sequence[str]) -> None:
-    repeated = [name for name, times in Counter(columns).items() if name and times > 1]
+    `fits` chooses the delimiter or sheet; `row` names the unit of a row, for messages.
+    """
+    if not path.is_file():
+        raise DataError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise DataError(f"{path}: the name of a table must end in {' or '.join(SUFFIXES)}")
+    table = LOADERS[suffix](path, fits) if suffix in LOADERS else _load_text(path, fits, most)
+    repeated = [name for name, times in Counter(table.columns).items() if times > 1]
     if repeated:
         raise DataError(f"{path}, row 1: two columns have the name {repeated[0]!r}; rename one")
+    if not len(table):
+        raise DataError(f"{path}: no rows below the header; expected one row per {row}")
+    return table
 
 
-def _header(path: Path, fits: Callable[[Sequence[str]], bool]) -> tuple[str, list[str]]:
-    """Return the delimiter and the column names. If several delimiters occur, the names of exactly one must fit."""
-    if path.suffix.lower() not in DELIMITERS:
-        raise DataError(f"{path}: the name of a table must end in {' or '.join(SUFFIXES)}")
+def _table(path: Path, names: Sequence[str], rows: Iterable[tuple[int, Sequence[str]]]) -> Table:
+    """Build a table from numbered rows. Columns without a name are dropped."""
+    kept = [index for index, name in enumerate(names) if name]
+    columns: list[list[str]] = [[] for _ in kept]
+    lines, numbered = array("q"), iter(rows)
+    while block := list(islice(numbered, BLOCK)):
+        lines.extend(line for line, _ in block)
+        by_column = list(zip(*(cells for _, cells in block), strict=True))
+        for column, index in zip(columns, kept, strict=True):
+            shared = {text: text.strip() for text in by_column[index]}  # equal cells of a block are one string
+            column.extend(map(shared.__getitem__, by_column[index]))
+    return Table(path, tuple(names[index] for index in kept), tuple(columns), lines)
+
+
+def _load_text(path: Path, fits: Fits, most: int | None) -> Table:
+    encoding = _encoding(path)
+    with path.open(encoding=encoding, newline="") as file:
+        delimiter, names = _header(path, file.read(SAMPLE), fits)
+        file.seek(0)
+        rows = _rows_below_header(path, file, delimiter, len(names), named_last=bool(names[-1]))
+        return _table(path, names, islice(rows, most))
+
+
+def _encoding(path: Path) -> str:
+    """Return the encoding of a text file: UTF-16 by its byte order mark, UTF-8, or Windows-1252."""
+    with path.open("rb") as file:
+        if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+            return "utf-16"
+    for encoding in ("utf-8-sig", "cp1252"):
+        try:
+            with path.open(encoding=encoding, newline="") as text:
+                while text.read(1 << 20):
+                    pass
+        except UnicodeDecodeError as error:
+            byte = f"byte 0x{error.object[error.start]:02x}"
+        else:
+            return encoding
+    raise DataError(f"{path} is neither UTF-8 nor Windows-1252 ({byte}); save it as UTF-8")
+
+
+def _header(path: Path, sample: str, fits: Fits) -> tuple[str, list[str]]:
+    """Return the delimiter and the column names.
+
+    If several delimiters occur in the header, the names of one must fit, or one must divide all rows equally.
+    """
     marks = DELIMITERS[path.suffix.lower()]
-    first = next((line for line in io.StringIO(read_text(path), newline="") if line.strip()), "").strip("\r\n")
-    cells = {mark: next(csv.reader([first], delimiter=mark), []) for mark in marks if mark in first}
-    readings = {mark: [name.strip() for name in names] for mark, names in cells.items()}
-    if len(readings) > 1:
-        readings = {mark: names for mark, names in readings.items() if fits(names)}
-        if len(readings) != 1:
-            raise DataError(f"{path}, row 1: the header contains {quoted(cells)}; use only one of them as a delimiter")
-    return next(iter(readings.items()), (marks[0], [first.strip().strip('"')]))
+    first = next((line for line in io.StringIO(sample, newline="") if line.strip()), "").strip("\r\n")
+    readings = {mark: _first_rows(sample, mark) for mark in marks if mark in first}
+    fitting = {mark: rows for mark, rows in readings.items() if rows and fits(rows[0])}
+    regular = {mark: rows for mark, rows in (fitting or readings).items() if len({len(row) for row in rows}) == 1}
+    chosen = fitting if len(fitting) == 1 else regular or fitting
+    if len(readings) > 1 and len(chosen) != 1:
+        raise DataError(f"{path}, row 1: the header contains {quoted(readings)}; use only one of them as a delimiter")
+    mark, rows = next(iter((chosen or readings).items()), (marks[0], [[first.strip().strip('"')]]))
+    return mark, rows[0]
+
+
+def _first_rows(sample: str, delimiter: str) -> list[list[str]]:
+    """Return the rows in a sample, without the last one, which may be incomplete."""
+    reader = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
+    rows = [[cell.strip() for cell in row] for row in reader if any(cell.strip() for cell in row)]
+    return rows if len(sample) < SAMPLE else rows[:-1]
+
+
+def _rows_below_header(
+    path: Path, lines: Iterable[str], delimiter: str, width: int, *, named_last: bool
+) -> Iterator[tuple[int, Sequence[str]]]:
+    """Yield each row below the header with the line on which it begins; quoted cells may span several lines."""
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    in_header, line = True, 1
+    try:
+        for row in reader:
+            if len(row) == width and row[0] and not in_header:
+                yield line, row
+            elif any(cell.strip() for cell in row):
+                if not in_header:
+                    yield line, _with_width(f"{path}, row {line}", row, width, delimiter, named_last)
+                in_header = False
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise DataError(f"{path}, row {line}: {error}; correct the quotes in this row") from error
+
+
+def _with_width(where: str, row: list[str], width: int, delimiter: str, named_last: bool) -> list[str]:
+    """Return a row with as many cells as columns. A delimiter at the end of the row or header makes no difference."""
+    if len(row) == width - 1 and not named_last:
+        return [*row, ""]
+    if len(row) > width and not any(cell.strip() for cell in row[width:]):
+        return row[:width]
+    if len(row) == width:
+        return row
+    remedy = f"quote cells that contain {delimiter!r}" if len(row) > width else "add the missing cells"
+    cells = f"{len(row)} {'cell' if len(row) == 1 else 'cells'}"
+    raise DataError(f"{where}: {cells}, but {width} columns; {remedy}")
+
+
+def _load_parquet(path: Path, fits: Fits) -> Table:
+    """Load a Parquet file, with null as blank. Rows are numbered from 1, since there is no header line."""
+    try:
+        table = import_module("pyarrow.parquet").read_table(path)
+    except ImportError:
+        raise DataError(f"{path}: needs pyarrow; run pip install 'probmcl[parquet]', or save it as CSV") from None
+    except (ValueError, OSError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"{path}: pyarrow cannot read this Parquet file ({reason}); write it again") from error
+    columns = tuple([_text(value) for value in column.to_pylist()] for column in table.columns)
+    return Table(path, tuple(map(str, table.column_names)), columns, range(1, table.num_rows + 1))
+
+
+def _load_excel(path: Path, fits: Fits) -> Table:
+    """Load the only sheet whose first row has fitting names, or the only sheet with cells."""
+    calamine = import_module("python_calamine")
+    try:
+        workbook = calamine.CalamineWorkbook.from_path(path)
+        sheets = {name: workbook.get_sheet_by_name(name).to_python() for name in workbook.sheet_names}
+    except (calamine.CalamineError, OSError) as error:
+        raise DataError(f"{path}: cannot be read as an Excel workbook ({error}); save it again") from error
+    filled = {name: rows for name, rows in sheets.items() if any(map(any, rows))}
+    fitting = {name: rows for name, rows in filled.items() if fits([_text(cell) for cell in rows[0]])} or filled
+    if len(fitting) > 1:
+        raise DataError(f"{path}: sheets {quoted(fitting)} both fit; delete one, or save the right one as CSV")
+    header, *rows = next(iter(fitting.values()), [[]])
+    numbered = ((line, [_text(cell) for cell in row]) for line, row in enumerate(rows, start=2) if any(row))
+    return _table(path, [_text(name) for name in header], numbered)
+
+
+def _load_json(path: Path, fits: Fits) -> Table:
+    """Load a list of objects, or an object with one entry per image. Rows are numbered from 1."""
+    content = _decoded(path, path.read_bytes(), str(path))
+    if isinstance(content, dict) and all(isinstance(value, list | str) for value in content.values()):
+        content = [{"file": name, "labels": value} for name, value in content.items()]
+    return _objects(path, list(enumerate(content if isinstance(content, list) else [content], start=1)))
+
+
+def _load_json_lines(path: Path, fits: Fits) -> Table:
+    numbered = enumerate(path.read_bytes().splitlines(), start=1)
+    return _objects(
+        path, [(line, _decoded(path, data, f"{path}, row {line}")) for line, data in numbered if data.strip()]
+    )
+
+
+def _decoded(path: Path, data: bytes, where: str) -> Any:
+    try:
+        return msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"))
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{where}: not valid JSON ({error}); correct the file") from error
+
+
+def _objects(path: Path, numbered: Sequence[tuple[int, Any]]) -> Table:
+    """Build a table with one row per object and one column per key."""
+    for line, value in numbered:
+        if not isinstance(value, dict):
+            raise DataError(f'{path}, row {line}: expected an object such as {{"file": "1.jpg", "labels": ["cat"]}}')
+    names = list(dict.fromkeys(name for _, value in numbered for name in value))
+    rows = ((line, [_text(value.get(name)) for name in names]) for line, value in numbered)
+    return _table(path, names, rows)
+
+
+def _text(value: Any) -> str:
+    """Return the text that a CSV file would have for a value; list items are prefixed with LIST_ITEM.
+
+    >>> _text(None), _text(True), _text(7.0), _text(0.5), _text(" cat "), _text(["cat|dog", "emu"])
+    ('', 'true', '7', '0.5', 'cat', '\\x01cat|dog\\x01emu')
+    """
+    if isinstance(value, list):
+        return "".join(f"{LIST_ITEM}{_text(item)}" for item in value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    return "" if value is None else str(value).strip()
+
+
+LOADERS: Mapping[str, Callable[[Path, Fits], Table]] = {
+    ".xlsx": _load_excel,
+    ".parquet": _load_parquet,
+    ".json": _load_json,
+    ".jsonl": _load_json_lines,
+}
+"""Functions that load files other than text with delimiters."""
+
+SUFFIXES = (*DELIMITERS, *LOADERS)
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a UTF-8 file with its original line endings."""
+    """Return the text of a file with its original line endings."""
     if not path.is_file():
         raise DataError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            return file.read()
-    except UnicodeDecodeError as error:
-        where = f"byte {error.start} is 0x{error.object[error.start]:02x}"
-        raise DataError(f"{path} is not UTF-8 ({where}); save it as UTF-8") from error
+    with path.open(encoding=_encoding(path), newline="") as file:
+        return file.read()
 
 
 def named(columns: Iterable[str], names: Sequence[str]) -> list[str]:
@@ -158,8 +325,7 @@ def columns_of_options(table: Table, options: Mapping[str, str | None]) -> set[s
 def refuse_missing_column(table: Table, option: str, column: str) -> None:
     """Raise an error with a suggestion if a column does not exist."""
     if column not in table.columns:
-        similar = suggestion(column, [name for name in table.columns if name])
-        raise OptionError(option, column, f"is not a column of {table.path}; {similar}")
+        raise OptionError(option, column, f"is not a column of {table.path}; {suggestion(column, table.columns)}")
 
 
 def quoted(values: Iterable[str]) -> str:
@@ -167,63 +333,11 @@ def quoted(values: Iterable[str]) -> str:
     return " and ".join(repr(value) for value in values)
 
 
-def listing(values: Iterable[str]) -> str:
-    """Return the first eight values and the number of remaining ones, for messages.
+def listing(values: Iterable[str], most: int = 8) -> str:
+    """Return the first values and the number of remaining ones, for messages.
 
     >>> listing("abcdefghijk")
     'a, b, c, d, e, f, g, h and 3 more'
     """
     values = [value for value in values if value]
-    return ", ".join(values[:8]) + (f" and {len(values) - 8:,} more" if len(values) > 8 else "")
-
-
-def _numbered(path: Path, delimiter: str) -> Iterable[tuple[int, list[str]]]:
-    """Yield each row below the header with the line on which it begins; quoted cells may span several lines."""
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), delimiter=delimiter, strict=True)
-    in_header, line = True, 1
-    try:
-        for row in reader:
-            if any(cell.strip() for cell in row):
-                if not in_header:
-                    yield line, row
-                in_header = False
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(f"{path}, row {line}: {error}; correct the quotes in this row") from error
-
-
-def _load_parquet(path: Path, row: str) -> Table:
-    """Load all cells as text, with null as blank. Rows are numbered from 1, since there is no header line."""
-    _refuse_repeated_names(path, [str(name) for name in _parquet(path, "read_schema").names])
-    table = _parquet(path, "read_table")
-    if not table.num_rows:
-        raise DataError(f"{path}: no rows; expected one row per {row}")
-    columns = [[_text(value) for value in column.to_pylist()] for column in table.columns]
-    names = tuple(str(name) for name in table.column_names)
-    return Table(path, names, tuple(zip(*columns, strict=True)), tuple(range(1, table.num_rows + 1)))
-
-
-def _text(value: Any) -> str:
-    """Return the text that a CSV file would have for a value; list items are prefixed with LIST_ITEM.
-
-    >>> _text(None), _text(True), _text(7), _text(1.0), _text(" cat "), _text(["cat|dog", "emu"])
-    ('', 'true', '7', '1.0', 'cat', '\\x01cat|dog\\x01emu')
-    """
-    if isinstance(value, list):
-        return "".join(f"{LIST_ITEM}{_text(item)}" for item in value)
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "" if value is None else str(value).strip()
-
-
-def _parquet(path: Path, read: Literal["read_schema", "read_table"]) -> Any:
-    """Call a function of `pyarrow.parquet`, which has no type annotations."""
-    if not path.is_file():
-        raise DataError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
-    try:
-        return getattr(import_module("pyarrow.parquet"), read)(path)
-    except ImportError:
-        raise DataError(f"{path}: needs pyarrow; run pip install 'probmcl[parquet]', or save it as CSV") from None
-    except (ValueError, OSError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"{path}: pyarrow cannot read this Parquet file ({reason}); write it again") from error
+    return ", ".join(values[:most]) + (f" and {len(values) - most:,} more" if len(values) > most else "")

@@ -1,51 +1,59 @@
-"""Tables of images (CSV, TSV or Parquet) with a list of labels per row, one row per label, or one column per class.
+"""Tables of images, with a list of labels per row, one row per label, or one column per class.
 
-Columns are found by name. An ambiguous table is an error, and the message lists the options that resolve the ambiguity.
+The layout is inferred from the names and contents of the columns and from the files on disk. If two readings give different
+labels, the user is asked which one is right.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from probmcl.data.formats.table.class_columns import read_class_columns
-from probmcl.data.formats.table.columns import Columns, find_columns, has_path_column
-from probmcl.data.formats.table.image_columns import groups_of, images_of, repeated, splits_of, values_of, weights_of
-from probmcl.data.formats.table.image_paths import find_images
-from probmcl.data.formats.table.label_lists import CLASSES, read_classes
+import numpy as np
+from jaxtyping import Float64, Int, UInt8
+from numpy import ndarray
+
+from probmcl.data.formats.table.columns import Columns, find_columns, has_path_name
+from probmcl.data.formats.table.entries import Entries, Images, read_entries
 from probmcl.data.formats.table.label_names import case_warnings
-from probmcl.data.formats.table.long_form import read_label_rows
-from probmcl.data.formats.table.sheet import SUFFIXES, Table, listing, load, named, names_of_columns, only_column
+from probmcl.data.formats.table.lists import CLASSES, read_classes
+from probmcl.data.formats.table.paths import EXCEL_CELL, FileIndex, find_images, find_index
+from probmcl.data.formats.table.sheet import EXCEL_ROWS, SUFFIXES, Table, listing, load, named, only_column, quoted
 from probmcl.data.hierarchy import parents_of
+from probmcl.data.labels import LabelStates, State
 from probmcl.data.options import ReadOptions
-from probmcl.data.records import Missing, Origin, Records
-from probmcl.errors import DataError, OptionError, suggestion
+from probmcl.data.records import Missing, Origin, Paths, Records, Split
+from probmcl.errors import DataError, OptionError, Question, Reading, suggestion
 
 CHILD = ("child", "class", "name")
 PARENT = ("parent", "superclass", "above")
+SPLIT_VALUES: Mapping[str, Split] = {
+    "train": "train",
+    "trainval": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+}
+SHOWN_ROWS = 3  # rows of the table in a question
+BLOCK = 10_000  # images that readings are compared on at once
+SHOWN_LABELS = 6  # labels of a row in a question
 
 
 def recognizes(folder: Path) -> bool:
-    """Return whether the folder has a table with a path column."""
-    return bool(find_tables(folder))
-
-
-def find_tables(folder: Path) -> list[Path]:
-    """Return the tables in a folder that have a path column.
-
-    >>> find_tables(Path("no such folder"))
-    []
-    """
-    return [path for path in table_files(folder) if has_image_paths(path)]
+    """Return whether the folder has a table whose name for a column indicates image paths."""
+    return any(map(has_image_paths, table_files(folder)))
 
 
 def table_files(folder: Path) -> list[Path]:
     """Return the files in a folder that have the suffix of a table."""
-    return sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    files = (path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(path for path in files if path.name != CLASSES)
 
 
 def has_image_paths(path: Path) -> bool:
-    """Return whether a file is a table with a path column."""
+    """Return whether a file is a table with a column whose name indicates image paths."""
     try:
-        return has_path_column(names_of_columns(path, has_path_column))
+        return has_path_name(load(path, has_path_name, most=1).columns)
     except DataError:
         return False
 
@@ -58,12 +66,12 @@ def read_table(
     keep: Sequence[str] = (),
     missing: Missing = "error",
 ) -> Records:
-    """Read a table with a path column and a list of labels per row, one row per label, or one column per class.
+    """Read a table of images.
 
     A list contains class names, or 0-based indices into the `classes.txt` next to the table, which defines the order of
     the classes. Labels in a `difficult` column are unknown. Paths are relative to `images`, by default the table's
     folder or `images/` in it. With `missing="keep"`, images whose files do not exist are kept, unless all files are
-    missing. Without a split column, all images are in train.
+    missing. Without a split column, all images are in train. If two readings give different labels, `Question` is raised.
 
     >>> from tempfile import TemporaryDirectory
     >>> with TemporaryDirectory() as name:
@@ -75,66 +83,221 @@ def read_table(
     >>> records.label_space.names, records.labels.tolist()
     (('cat', 'dog'), [[1.0, 1.0], [0.0, 1.0]])
     """
-    table = load(Path(path), lambda names: has_path_column(names, options.path_column))
-    return records_of(table, options, images, keep, missing)
+    table = load(Path(path), lambda names: has_path_name(names, options.path_column))
+    return read_loaded(table, options, find_index(table.folder, images), keep=keep, missing=missing)
 
 
-def records_of(table: Table, options: ReadOptions, root: Path | None, keep: Sequence[str], missing: Missing) -> Records:
-    """Return the records of a loaded table; image paths are relative to `root`."""
+def read_loaded(
+    table: Table, options: ReadOptions, index: FileIndex, *, keep: Sequence[str] = (), missing: Missing = "error"
+) -> Records:
+    """Return the records of a loaded table. A question is asked only if its readings give different labels."""
+
+    def read(options: ReadOptions) -> Records:
+        return _records(table, index, options, keep, missing)
+
+    try:
+        return read(options)
+    except Question as question:
+        return _answer(question, read, options)
+
+
+def _records(table: Table, index: FileIndex, options: ReadOptions, keep: Sequence[str], missing: Missing) -> Records:
     classes = read_classes(table.folder / CLASSES)
-    columns = find_columns(table, classes, options, keep)
-    _refuse_options_for_lists(table, columns, options)
-    paths, notes = find_images(table, columns.path, root, missing)
-    images = images_of(paths)
-    if (columns.labels is None or options.rows == "images") and len(images.first) < len(table.rows):
-        raise repeated(table, images, columns.path, "; expected one row per image")
-    if columns.labels is None:
-        labels = read_class_columns(table, columns.classes, columns.difficult, options.policy)
-    else:
-        labels = read_label_rows(table, columns, classes, images, options)
-    description = _describe(columns, labels.description, [*notes, *case_warnings(labels.names)])
+    columns = find_columns(table, index, classes, options, keep)
+    paths, notes = find_images(table, columns.path, index, missing)
+    images = Images.of(paths)
+    split = _splits(table, columns.split, images)  # refuses an image in two splits
+    people = table.texts(columns.annotator) if columns.annotator and images.repeated else ()
+    units = Images.of(list(zip(paths, people, strict=True))) if people else images  # one annotator of one image
+    entries = read_entries(table, columns, classes, units, options)
+    states = _states(table, columns, entries, images, units, options)
     lines = None if table.files else tuple(table.lines[row] for row in images.first)  # ambiguous with several files
     return Records.from_labels(
-        labels.names,
-        [Path(paths[row]) for row in images.first],
-        splits_of(table, columns.split, images),
-        labels.states,
-        group=groups_of(table, columns.group, images),
-        hierarchy=_hierarchy(options.hierarchy, labels.names),
-        origin=Origin(table.path, description, lines),
-        weight=weights_of(table, columns.weight, images),
-        columns={column: tuple(values_of(table, column, images)) for column in keep},
+        entries.names,
+        Paths([paths[row] for row in images.first]),
+        split,
+        states,
+        group=_groups(table, columns.group, images),
+        hierarchy=_hierarchy(options.hierarchy, entries),
+        origin=Origin(table.path, _describe(table, columns, entries, images, notes), lines),
+        weight=_weights(table, columns.weight, images),
+        columns={column: tuple(_values(table, column, images)) for column in keep},
     )
 
 
-def _refuse_options_for_lists(table: Table, columns: Columns, options: ReadOptions) -> None:
-    if columns.labels is not None:
-        return
-    if options.rows == "labels":
-        problem = (
-            f"needs a column of labels, but {table.path} has one column per class "
-            f"({listing(map(repr, columns.classes))}); remove the option, or select the label column with "
-            f"`labels_column=COLUMN`"
+def _states(
+    table: Table, columns: Columns, entries: Entries, images: Images, units: Images, options: ReadOptions
+) -> LabelStates:
+    chance = options.policy.chance(entries.names)
+    if images.repeated:
+        from probmcl.data.formats.table.merging import merge_rows
+
+        merged = merge_rows(table, columns, entries, images, units, options.annotators)
+        return replace(merged, chance=chance)
+    shape = (len(table), len(entries.names))
+    rows, classes, states = entries.rows, entries.classes, entries.states
+    return LabelStates.from_entries(rows, classes, states, shape, default=entries.default, chance=chance)
+
+
+def _describe(table: Table, columns: Columns, entries: Entries, images: Images, notes: Sequence[str]) -> str:
+    """Return one line per decision."""
+    rows = [f"{len(table):,} rows are {len(images.first):,} images"] if images.repeated else []
+    others = {"split": columns.split, "difficult": columns.difficult, "group": columns.group, "weight": columns.weight}
+    others |= {"annotator": columns.annotator}
+    roles = [f"{role} column {column!r}" for role, column in others.items() if column]
+    unread = [f"ignored: {listing(map(repr, columns.unread))}"] if columns.unread else []
+    return "\n".join(
+        [
+            "; ".join([f"path column {columns.path!r}", *rows, *notes]),
+            f"labels: {entries.description}",
+            *([", ".join(roles)] if roles else []),
+            *unread,
+            *case_warnings(entries.names),
+            *_excel_warnings(table, entries.names),
+        ]
+    )
+
+
+def _excel_warnings(table: Table, names: Sequence[str]) -> list[str]:
+    changed = [name for name in names if EXCEL_CELL.fullmatch(name)]
+    warnings = [f"labels {quoted(changed[:3])} look like dates or numbers that Excel changed"] if changed else []
+    if len(table) + 1 == EXCEL_ROWS:
+        warnings.append(f"{EXCEL_ROWS:,} rows are the maximum in Excel; the table may have been cut off")
+    return warnings
+
+
+def _answer(question: Question, read: Callable[[ReadOptions], Records], options: ReadOptions) -> Records:
+    """Try all readings. Return the only one that is possible or, if all give the same labels, the first."""
+    results: list[tuple[Reading, Records | None]] = []
+    for reading in question.readings:
+        values = {
+            name: (*now, value) if isinstance(now := getattr(options, name), tuple) else value
+            for name, value in reading.options.items()
+        }
+        try:
+            results.append((reading, read(replace(options, **values))))
+        except Question:
+            results.append((reading, None))  # possible, but only with another decision
+        except DataError:
+            continue
+    possible = [records for _, records in results if records is not None]
+    rows = _differing_rows(possible)
+    if possible and len(possible) == len(results) and not rows:
+        return possible[0]
+    shown = [
+        replace(reading, rows=tuple(_row_text(records, row) for row in rows) if records else ())
+        for reading, records in results
+    ]
+    raise Question(question.problem, shown or question.readings)
+
+
+def _differing_rows(readings: Sequence[Records]) -> list[int]:
+    """Return the first images whose labels differ between readings; a class that a reading lacks is absent there."""
+    if not readings:
+        return []
+    names = sorted({name for records in readings for name in records.label_space.names})
+    rows: list[int] = []
+    for start in range(0, len(readings[0]), BLOCK):
+        block = np.arange(start, min(start + BLOCK, len(readings[0])))
+        first, *others = (_states_by_name(records, names, block) for records in readings)
+        different = np.any([(other != first).any(axis=1) for other in others] or [len(block) * [False]], axis=0)
+        rows += (start + np.flatnonzero(different)).tolist()
+        if len(rows) >= SHOWN_ROWS:
+            break
+    return rows[:SHOWN_ROWS]
+
+
+def _states_by_name(records: Records, names: Sequence[str], rows: Int[ndarray, "K"]) -> UInt8[ndarray, "K C"]:
+    states = np.full((len(rows), len(names)), State.ABSENT, dtype=np.uint8)
+    labels, known = records.states.labels_and_known(rows)
+    columns = [names.index(name) for name in records.label_space.names]
+    states[:, columns] = np.where(known, labels > 0, State.UNKNOWN)
+    return states
+
+
+def _row_text(records: Records, row: int) -> str:
+    labels, known = (values[0] for values in records.states.labels_and_known(np.array([row])))
+    names = np.array(records.label_space.names)
+    present, unknown = names[(labels > 0) & known].tolist(), names[~known].tolist()
+    line = "" if records.origin is None or records.origin.lines is None else f"row {records.origin.lines[row]}, "
+    missing = f" (unknown: {listing(unknown, SHOWN_LABELS)})" if unknown else ""
+    return f"{line}{records.paths[row].name}: {listing(present, SHOWN_LABELS) or 'no label'}{missing}"
+
+
+def _values(table: Table, column: str, images: Images) -> Sequence[str]:
+    """Return each image's value in a column. Rows of the same image must agree."""
+    texts = table.texts(column)
+    if not images.repeated:
+        return texts
+    for row, first in enumerate(images.first[images.of_row].tolist()):
+        if texts[row] != texts[first]:
+            raise DataError(
+                f"{table.where(first)} and row {table.lines[row]}: these rows describe the same image, but column "
+                f"{column!r} has {texts[first]!r} and {texts[row]!r}; make them equal"
+            )
+    return [texts[row] for row in images.first.tolist()]
+
+
+def _splits(table: Table, column: str | None, images: Images) -> tuple[Split, ...]:
+    """Return the split of each image; without a split column, all are in train."""
+    if column is None:
+        train: Split = "train"
+        return (train,) * len(images.first)
+    texts = table.texts(column)
+    invalid = sorted(text for text in set(texts) if text.lower() not in SPLIT_VALUES)
+    if invalid:
+        listed = quoted(invalid[:5]) + (f" and {len(invalid) - 5} more" if len(invalid) > 5 else "")
+        first = next(row for row, text in enumerate(texts) if text in invalid)
+        raise DataError(
+            f"{table.where(first)}: split column {column!r} has {listed}; expected {', '.join(SPLIT_VALUES)}. "
+            f"Choose another column with `split_column=COLUMN`, or none with `split_column=''`"
         )
-        raise OptionError("rows", "labels", problem)
-    if options.none_label:
-        problem = f"needs a column of labels, but {table.path} has one column per class"
-        remedy = f"use `ignore={options.none_label}` to ignore that column"
-        raise OptionError("none_label", options.none_label, f"{problem}; {remedy}")
-
-
-def _hierarchy(path: Path | None, names: tuple[str, ...]) -> dict[str, str] | None:
     try:
-        return read_hierarchy(path, names) if path else None
+        return tuple(SPLIT_VALUES[text.lower()] for text in _values(table, column, images))
+    except DataError as error:
+        raise DataError(f"{error}. An image in two splits is a leak: its score would be too high") from None
+
+
+def _groups(table: Table, column: str | None, images: Images) -> tuple[str, ...] | None:
+    """Return the group of each image, or None without a group column."""
+    if column is None:
+        return None
+    texts = table.texts(column)
+    if "" in texts:
+        where = table.where(list(texts).index(""))
+        raise DataError(f"{where}: group {column!r} is blank; every image needs a group (or use `group=''`)")
+    return tuple(_values(table, column, images))
+
+
+def _weights(table: Table, column: str | None, images: Images) -> Float64[ndarray, "N"] | None:
+    """Return the weight of each image, or None without a weight column. At least one weight must be positive."""
+    if column is None:
+        return None
+    numbers = {text: _number(text) for text in set(table.texts(column))}
+    for row, text in enumerate(table.texts(column)):
+        if not 0 <= numbers[text] < np.inf:
+            raise DataError(
+                f"{table.where(row)}: weight {column!r} is {text!r}, but must be a number of at least 0; "
+                f"use `weight_column=''` for no weights"
+            )
+    weights = np.array([numbers[text] for text in _values(table, column, images)])
+    if not weights.any():
+        raise DataError(f"{table.path}: weight {column!r} is 0 in every row; at least one must be positive")
+    return weights
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return np.nan
+
+
+def _hierarchy(path: Path | None, entries: Entries) -> dict[str, str] | None:
+    try:
+        return read_hierarchy(path, entries.names) if path else dict(entries.hierarchy) or None
     except DataError as error:
         raise OptionError("hierarchy", path, f"cannot be used: {error}") from error
-
-
-def _describe(columns: Columns, labels: str, notes: Sequence[str]) -> str:
-    others = {"split": columns.split, "difficult": columns.difficult, "group": columns.group, "weight": columns.weight}
-    roles = [f"{role} {column!r}" for role, column in others.items() if column]
-    unread = [f"ignored: {listing(map(repr, columns.unread))}"] if columns.unread else []
-    return "; ".join([", ".join([f"path column {columns.path!r}", labels, *roles]), *unread, *notes])
 
 
 def read_hierarchy(path: Path, names: Sequence[str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from helpers.tables import write_table
-from probmcl.data.formats.table.image_paths import find_images
+from probmcl.data.formats.table.paths import find_images, find_index
 from probmcl.data.formats.table.sheet import Table
 from probmcl.data.formats.table.table import read_table
 from probmcl.data.records import Missing, Records
@@ -125,8 +125,8 @@ def test_folders_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "scandir", count_scan)
     monkeypatch.setattr(Path, "is_file", count_check)
-    loaded = Table(table, ("file",), tuple((name,) for name in names), tuple(range(2, 102)))
-    assert len(find_images(loaded, "file", None, "error")[0]) == 100
+    loaded = Table(table, ("file",), (names,), range(2, 102))
+    assert len(find_images(loaded, "file", find_index(tmp_path, None), "error")[0]) == 100
     assert calls == [str(tmp_path / "a"), str(tmp_path / "b")]
 
 
