@@ -33,9 +33,10 @@ def check(
 ) -> None:
     """Check images and labels for problems before training. No image or label is changed.
 
-    It finds unreadable, single-color and duplicate images, duplicates with different labels, images or groups in
-    more than one split, and classes with few positives. The exit code is 0 if there are no problems, 3 if there are
-    warnings, and 4 if train would reject the data.
+    It finds missing, unreadable, single-color and duplicate images, duplicates with different labels, images or groups
+    in more than one split, and classes with few positives or negatives. The last line is a command that trains on the
+    data, if options suffice. The exit code is 0 if there are no problems, 3 if there are warnings, and 4 if train would
+    refuse the data.
 
     Example: probmcl check photos/labels.csv
 
