@@ -100,7 +100,8 @@ def test_check_ends_with_a_command_that_trains_with_the_same_options(tmp_path: P
 
 
 def test_check_has_the_data_options_of_train() -> None:
-    check, train = (inspect.signature(app()[name].default_command).parameters for name in ("check", "train"))
+    commands = [app()[name].default_command for name in ("check", "train")]
+    check, train = (inspect.signature(command).parameters for command in commands if command is not None)
     assert {"data", "images", "read", "checks", "seed", "workers"} <= check.keys() <= train.keys()
 
 

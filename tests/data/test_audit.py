@@ -380,7 +380,7 @@ def test_check_and_train_block_with_the_same_text(tmp_path: Path) -> None:
     for blocking in ("missing", "unreadable", "leak"):
         for reading in finding(report, blocking)["readings"]:
             options |= reading["options"]
-    checks = {"skip_bad": float(options["skip_bad"]), "allow_leaks": options["allow_leaks"] == "True"}
+    checks: dict[str, Any] = {"skip_bad": float(options["skip_bad"]), "allow_leaks": options["allow_leaks"] == "True"}
     assert checked(table, **checks)["verdict"] == "warnings"
     assert len(prepared(table, **checks).records) == COUNT - 3
 
