@@ -120,6 +120,8 @@ def without_option(words: Sequence[str], option: str) -> list[str]:
 
     >>> without_option(["check", "photos", "--out", "a.json", "--seed=1"], "--out")
     ['check', 'photos', '--seed=1']
+    >>> without_option(["train", "--skip_bad=0.1", "photos"], "--skip-bad")
+    ['train', 'photos']
     """
     kept: list[str] = []
     remaining = iter(words)

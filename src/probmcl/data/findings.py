@@ -121,17 +121,16 @@ def unusable(records: Records, bad: Sequence[BadImage], share: float | None) -> 
 
     They block training if `share` is None, if a larger share of the images is bad, or if a split would become empty.
     """
-    missing = [image for image in bad if image.reason == MISSING]
-    unreadable = [image for image in bad if image.reason != MISSING]
+    missing = [records.where(image.row) for image in bad if image.reason == MISSING]
+    unreadable = _described(records, [image for image in bad if image.reason != MISSING])
     found, total, skipping = len(records) - len(missing), len(records), _skipping(records, bad, share)
-    parts: list[tuple[Kind, str, str, list[BadImage]]] = [
+    parts: list[tuple[Kind, str, str, list[str]]] = [
         ("missing", f"{found:,} of {total:,} images found, {len(missing):,} missing", "add the files", missing),
         ("unreadable", f"{len(unreadable):,} of {total:,} images cannot be read", "repair or remove them", unreadable),
     ]
     level: Level = "blocked" if skipping.blocked else "warning"
     findings = []
-    for kind, title, action, images in parts:
-        items = _described(records, images)
+    for kind, title, action, items in parts:
         remedy = [f"{action}{skipping.remedy}"] if skipping.blocked else []
         text = "\n".join([f"{title}{skipping.note}:", *listed(items), *remedy])
         findings.append(Finding(level, kind, text, tuple(items), skipping.readings))
