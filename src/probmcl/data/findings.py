@@ -121,7 +121,7 @@ def unusable(records: Records, bad: Sequence[BadImage], share: float | None) -> 
 
     They block training if `share` is None, if a larger share of the images is bad, or if a split would become empty.
     """
-    missing = [records.where(image.row) for image in bad if image.reason == MISSING]
+    missing = _described(records, [image for image in bad if image.reason == MISSING])
     unreadable = _described(records, [image for image in bad if image.reason != MISSING])
     found, total, skipping = len(records) - len(missing), len(records), _skipping(records, bad, share)
     parts: list[tuple[Kind, str, str, list[str]]] = [
