@@ -414,7 +414,9 @@ def check(
         console: where messages and progress are printed (default: stdout)
 
     Returns:
-        Statistics, duplicates, the list of `findings`, and the `verdict`: fine, warnings or blocked.
+        Statistics of the readable images, the `missing` and `unreadable` images, duplicates, the list of `findings`,
+        and the `verdict`: fine, warnings or blocked. A finding has a `level` (blocked, warning or note), a `kind`, a
+        short `text`, the complete list of `items`, and `readings`: the options with which `train` accepts the data.
     """
     from probmcl.data import audit
     from probmcl.runtime.machine import default_workers

@@ -116,6 +116,8 @@ class RunWarning:
 
 Number = int | float | None
 
+LISTED = 5  # number of entries that a message shows of a long list
+
 
 def check_range(
     *, at_least: Number = None, above: Number = None, at_most: Number = None, below: Number = None, **values: Number
@@ -134,6 +136,18 @@ def check_range(
     if invalid:
         allowed = " and ".join(f"{word} {limit}" for word, _, limit in limits)
         raise ValueError(f"{', '.join(invalid)} must be {allowed}")
+
+
+def listed(items: Sequence[str]) -> list[str]:
+    """Return indented lines with the first five items and the number of the others.
+
+    >>> listed(["a.jpg", "b.jpg"])
+    ['  a.jpg', '  b.jpg']
+    >>> listed([f"{number}.jpg" for number in range(1007)])[4:]
+    ['  4.jpg', '  and 1,002 more']
+    """
+    rest = len(items) - LISTED
+    return [*(f"  {item}" for item in items[:LISTED]), *([f"  and {rest:,} more"] if rest > 0 else [])]
 
 
 def suggestion(word: str, choices: Iterable[str]) -> str:

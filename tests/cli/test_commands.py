@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from helpers.commands import HANGS, PROBMCL, main, wait_until
 from helpers.images import folder_of_photographs
 from probmcl import cli
 from probmcl.cli import COMMANDS
+from probmcl.data.options import ReadOptions
+from probmcl.errors import Question, Reading
 
 RUN = "import sys; sys.argv[0] = 'probmcl'; from probmcl.cli import main; main()"
 SMALL = "--encoder test_resnet --weights none --image-size 32 --probe-epochs 1"
@@ -128,6 +131,43 @@ def test_an_error_is_printed_on_rank_0(
     if rank is not None:
         monkeypatch.setenv("RANK", rank)
     assert exit_of(monkeypatch, capsys, ValueError("no such thing")) == Exit(1, "probmcl: no such thing\n")
+
+
+def test_a_question_shows_the_command_of_each_reading(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    words = ["train", "my labels.csv", "--ignore", "id", "site", "--separator", ",", "--blank", "cat=negative"]
+    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/probmcl", *words])
+    readings = [
+        Reading("one label per cell", {"separator": ";", "blank": "unknown"}, ("row 2: a `b=c`", "row 3: d")),
+        Reading("a list", {"separator": "-", "ignore": "note 1"}, ("row 2: a, b", "row 3: d")),
+    ]
+    code, stderr = exit_of(monkeypatch, capsys, Question("labels.csv: what is the `separator`?", readings))
+    monkeypatch.undo()
+    assert code == 1
+    lines = stderr.splitlines()
+    assert lines[0] == "probmcl: labels.csv: what is the --separator?"
+    assert lines[2:4] == ["    row 2: a `b=c`", "    row 3: d"]
+    commands = [shlex.split(line) for line in lines if line.strip().startswith("probmcl ")]
+    parsed = [cli.app().parse_args(command[1:], exit_on_error=False, print_error=False)[1] for command in commands]
+    assert [bound.arguments["data"] for bound in parsed] == [Path("my labels.csv")] * 2
+    assert [bound.arguments["read"] for bound in parsed] == [
+        ReadOptions(ignore=("id", "site"), separator=";", blank=("cat=negative", "unknown")),
+        ReadOptions(ignore=("id", "site", "note 1"), separator="-", blank=("cat=negative",)),
+    ]
+
+
+@pytest.mark.parametrize("name", ReadOptions().__dataclass_fields__)
+@pytest.mark.parametrize("value", ["x y", "-", "''"])
+def test_options_of_a_reading_are_parsed_back(name: str, value: str) -> None:
+    valid = {"rows": "labels", "annotators": "any", "blank": "a=negative", "minus_one": "soft:0.5"}
+    value = valid.get(name, value)
+    for words in (["train", "data"], ["train", "--", "-data"]):
+        command = shlex.split(cli.command_line(words, {name: value}))
+        _, bound, _ = cli.app().parse_args(command[1:], exit_on_error=False, print_error=False)
+        assert getattr(bound.arguments["read"], name) in (value, (value,), Path(value))
+        assert bound.arguments["data"] == Path(words[-1])
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from rich.console import Console as RichConsole
 
 from helpers import photographs
 from probmcl.console import Console
+from probmcl.data import audit
 from probmcl.data.audit import PreparedData, check, prepare_data, read_again
+from probmcl.data.duplicates import search
 from probmcl.data.options import DataChecks, DataSource, ReadOptions
 from probmcl.data.records import SPLITS
-from probmcl.errors import DataError, OptionError
+from probmcl.errors import DataError, OptionError, Question, Reading
 from probmcl.run.state import write_split
 
 COUNT = 30
@@ -244,6 +247,8 @@ def test_check_finds_planted_problems(tmp_path: Path) -> None:
     assert report["verdict"] == "blocked"
     assert [Path(name).name for name in report["nearly_constant"]] == ["6.jpg"]
     assert len(report["unreadable"]) == 1
+    assert report["missing"] == []
+    assert report["images"] == COUNT - 1
     assert "truncated" in report["unreadable"][0]["reason"]
     assert sorted(sorted(Path(p).name for p in same) for same in report["exact_duplicates"]) == [
         ["0.jpg", "1.jpg"],
@@ -312,10 +317,121 @@ def test_rare_and_missing_classes_are_warnings(tmp_path: Path) -> None:
     lines[1] = lines[1].replace("roof", "roof|dragon") if "roof" in lines[1] else lines[1].replace(",", ",dragon|", 1)
     lines[-1] = lines[-1].replace(",", ",ghost|", 1)
     table.write_text("\n".join(lines) + "\n")
-    warned = texts(checked(table), "warning")
+    report = checked(table)
+    warned = texts(report, "warning")
     assert "without positives in train: 1 (ghost)" in warned
     assert "dragon" in warned
-    assert "known negatives" not in warned
+    assert "no_negative" not in {finding["kind"] for finding in report["findings"]}
     rows = [f"{number}.jpg,1,{number % 2},{SPLIT_COLUMN[number]}" for number in range(COUNT)]
     table.write_text("\n".join(["filename,roof,sky,split", *rows]) + "\n")
     assert re.search(r"known negatives .*: 1 \(roof\)", texts(checked(table), "warning"))
+
+
+def unlink(table: Path, *numbers: int) -> None:
+    for number in numbers:
+        (table.parent / f"{number}.jpg").unlink()
+
+
+def finding(report: dict[str, Any], kind: str) -> dict[str, Any]:
+    return next(finding for finding in report["findings"] if finding["kind"] == kind)
+
+
+def test_missing_images_are_left_out_of_every_statistic(tmp_path: Path) -> None:
+    patients = [f"p{number // 2}" for number in range(COUNT)]
+    patients[25] = patients[0]  # a leak, unless image 25 is missing
+    table = photographs.folder(tmp_path / "p", COUNT, splits=SPLIT_COLUMN, patients=patients)
+    unlink(table, 0, 1, 2, 3, 4, 5, 25)
+    copy(table, 6, 1, identical=True)
+    copy(table, 6, 26, identical=True)
+    unlink(table, 1, 26)
+    report = checked(table)
+    assert report["images"] == sum(report["splits"].values()) == COUNT - 8
+    assert report["splits"] == {"train": 14, "val": 4, "test": 4}
+    assert sum(report["sizes"]["modes"].values()) == COUNT - 8
+    labels = [row.split(",")[1].split("|") for row in table.read_text().splitlines()[1:]]
+    for name in photographs.CLASSES:
+        assert report["per_class"][name]["present"]["train"] == sum(name in of for of in labels[6:20])
+    assert (report["exact_duplicates"], report["unreadable"]) == ([], [])
+    assert len(report["missing"]) == len(finding(report, "missing")["items"]) == 8
+    assert {found["kind"] for found in report["findings"] if found["level"] == "blocked"} == {"missing"}
+    assert "22 of 30 images found" in finding(report, "missing")["text"]
+    assert "and 3 more" in finding(report, "missing")["text"]
+
+
+def test_missing_images_do_not_affect_the_intensity_range(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", COUNT)
+    gray = np.array(photographs.photograph(0).convert("L")).astype(np.uint16) * 12 + 100
+    Image.fromarray(gray).save(table.parent / "29.png")
+    rows = [f"{number}.png,{'roof' if number % 2 else 'sky'}" for number in range(2000)]  # more than are sampled
+    table.write_text("\n".join(["filename,labels", *rows]) + "\n")
+    assert checked(table)["levels"] is not None
+
+
+def test_check_and_train_block_with_the_same_text(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", COUNT, splits=SPLIT_COLUMN)
+    unlink(table, 1, 2)
+    (table.parent / "8.jpg").write_bytes(b"")
+    copy(table, 9, 26, identical=True)
+    report = checked(table)
+    with pytest.raises(DataError) as caught:
+        prepared(table)
+    assert str(caught.value) == texts(report, "blocked")
+    options: dict[str, str] = {}
+    for blocking in ("missing", "unreadable", "leak"):
+        for reading in finding(report, blocking)["readings"]:
+            options |= reading["options"]
+    checks: dict[str, Any] = {"skip_bad": float(options["skip_bad"]), "allow_leaks": options["allow_leaks"] == "True"}
+    assert checked(table, **checks)["verdict"] == "warnings"
+    assert len(prepared(table, **checks).records) == COUNT - 3
+
+
+def test_accepted_problems_are_printed_briefly_and_stored_completely(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", COUNT)
+    unlink(table, *range(9))
+    console = recording_console()
+    data = prepared(table, console=console, skip_bad=0.5)
+    assert len(data.source.skipped) == 9
+    assert text_of(console).count("does not exist") == 5
+    assert "and 4 more" in text_of(console)
+
+
+def test_copies_within_a_split_are_noted_only_if_the_split_is_given(tmp_path: Path) -> None:
+    for name, splits in (("given", SPLIT_COLUMN), ("made", None)):
+        table = photographs.folder(tmp_path / name, COUNT, splits=splits)
+        copy(table, 0, 1, identical=True)
+        copy(table, 4, 5)
+        report = checked(table)
+        kinds = {found["kind"] for found in report["findings"] if found["level"] == "note"}
+        assert kinds == ({"exact_duplicates", "near_duplicates"} if name == "given" else set())
+        assert len(report["exact_duplicates"]) == len(report["near_duplicates"]) == 1
+
+
+def test_possible_duplicates_are_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "thresholds", lambda sample: (2.0, 0.5))  # nothing can be confirmed
+    table = photographs.folder(tmp_path / "p", COUNT, splits=SPLIT_COLUMN)
+    copy(table, 3, 27)
+    copy(table, 9, 26, identical=True)
+    report = checked(table)
+    assert "27.jpg" in texts(report, "note")
+    assert "27.jpg" not in texts(report, "blocked")
+    console = recording_console()
+    prepared(table, console=console, allow_leaks=True)
+    assert "possible near-duplicates in train and test: " in text_of(console)
+    assert "27.jpg" not in text_of(console)  # listed by check only
+
+
+def test_a_question_is_a_finding_with_its_readings(monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = Reading("a blank means absent", {"blank": "negative"}, ("row 2: cat", "row 3: dog"))
+    unknown = Reading("a blank means unknown", {"blank": "unknown"}, ("row 2: cat, dog unknown", "row 3: dog"))
+
+    def ask(source: DataSource) -> None:
+        raise Question(f"{source.data.name}: what does a blank mean?", [absent, unknown])
+
+    monkeypatch.setattr(audit, "read_source", ask)
+    report = checked(Path("labels.csv"))
+    (question,) = report["findings"]
+    assert (question["kind"], question["level"], report["verdict"]) == ("question", "blocked", "blocked")
+    assert "labels.csv" in question["text"]
+    assert list(question["readings"]) == [asdict(absent), asdict(unknown)]
+    with pytest.raises(Question):
+        prepared(Path("labels.csv"))

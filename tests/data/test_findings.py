@@ -17,7 +17,7 @@ from PIL import Image
 from helpers.images import colored_records
 from probmcl.data import read
 from probmcl.data.duplicates.hashing import IMAGES_AT_ONCE, fingerprints
-from probmcl.data.findings import BadImage, bad_images, find_bad_images, without_bad
+from probmcl.data.findings import BadImage, Finding, bad_images, find_bad_images, findings, unusable, without_bad
 from probmcl.data.images import read_image
 from probmcl.data.options import refuse_share
 from probmcl.data.records import Origin, Records, Split
@@ -181,9 +181,75 @@ def test_long_list_of_bad_images_is_truncated() -> None:
     lines = str(caught.value).splitlines()
     assert "13 of 40 images" in lines[0]
     assert "`skip_bad=0.3`" in lines[0]
-    assert all(lines[row + 1].endswith(f"row {row + 2}: {row}.jpg: does not exist") for row in range(10))
-    assert lines[11] == "  and 3 more"
-    assert "`skip_bad=0.4`" in lines[12]
+    assert all(lines[row + 1].endswith(f"row {row + 2}: {row}.jpg: does not exist") for row in range(5))
+    assert lines[6] == "  and 8 more"
+    assert "`skip_bad=0.4`" in lines[7]
+
+
+def test_missing_and_unreadable_images_are_separate_findings() -> None:
+    bad = [*bad_rows(*range(12)), BadImage(12, Path("12.jpg"), "the file is empty")]
+    missing, unreadable = unusable(labeled(), bad, None)
+    assert (missing.kind, missing.level, unreadable.kind, unreadable.level) == (
+        ("missing", "blocked", "unreadable", "blocked")
+    )
+    assert missing.text.startswith("28 of 40 images found")
+    assert unreadable.text.startswith("1 of 40 images")
+    assert "and 7 more" in missing.text
+    assert [len(finding.items) for finding in (missing, unreadable)] == [12, 1]
+    assert missing.readings == unreadable.readings
+    assert missing.readings[0].options == {"skip_bad": "0.4"}
+    assert missing.readings[0].meaning == "skip the 12 missing and 1 unreadable images"
+    assert all("`skip_bad=0.4`" in finding.text for finding in (missing, unreadable))
+    assert [finding.level for finding in unusable(labeled(), bad, 0.4)] == ["warning", "warning"]
+    assert [finding.kind for finding in unusable(labeled(), bad[:2], 0.4)] == ["missing"]
+    assert unusable(labeled(), [], None) == []
+
+
+@pytest.mark.parametrize(("count", "meaning"), [(1, "skip the missing image"), (2, "skip the 2 missing images")])
+def test_number_of_skipped_images_agrees_with_the_noun(count: int, meaning: str) -> None:
+    assert unusable(labeled(), bad_rows(*range(count)), None)[0].readings[0].meaning == meaning
+
+
+@pytest.mark.parametrize("share", [None, 0.5])
+def test_option_that_would_empty_a_split_is_not_offered(share: float | None) -> None:
+    (finding,) = unusable(labeled(), bad_rows(32, 33, 34, 35), share)
+    assert (finding.level, finding.readings) == ("blocked", ())
+    assert "the val split" in finding.text
+    assert "`skip_bad" not in finding.text
+
+
+def class_findings(*names: str, train: tuple[int, int], test: tuple[int, int]) -> list[Finding]:
+    """Return the findings about classes with these numbers of positives and negatives in train and test."""
+    states = zip(("present", "absent"), zip(train, test, strict=True), strict=True)
+    counts = {state: {"train": in_train, "val": 0, "test": in_test} for state, (in_train, in_test) in states}
+    content = {"per_class": dict.fromkeys(names, counts), "imbalance": None}
+    found = findings(labeled(), content | {"nearly_constant": [], "conflicting_labels": []})
+    return [finding for finding in found if finding.text.startswith("classes ")]
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "kinds"),
+    [
+        ((10, 10), (1, 1), []),
+        ((9, 10), (1, 1), ["few_train_positives"]),
+        ((10, 9), (1, 1), ["few_train_negatives"]),
+        ((10, 0), (1, 1), ["no_train_negative"]),
+        ((10, 0), (1, 0), ["no_negative"]),
+        ((10, 10), (1, 0), ["no_test_negative"]),
+        ((10, 10), (0, 1), ["no_test_positive"]),
+        ((0, 10), (0, 1), ["no_positive"]),
+    ],
+)
+def test_classes_with_few_positives_or_negatives_are_found(
+    train: tuple[int, int], test: tuple[int, int], kinds: list[str]
+) -> None:
+    assert [finding.kind for finding in class_findings("cat", train=train, test=test)] == kinds
+
+
+def test_finding_about_many_classes_shows_five_and_lists_all() -> None:
+    (finding,) = class_findings(*"abcdefg", train=(0, 50), test=(0, 5))
+    assert finding.items == tuple("abcdefg")
+    assert "7 (a, b, c, d, e, …)" in finding.text
 
 
 def test_bad_image_without_a_table_is_listed_by_path() -> None:

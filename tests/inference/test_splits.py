@@ -210,5 +210,5 @@ def test_data_without_readable_images_are_an_error(tmp_path: Path, model: Model)
     images = [tmp_path / f"broken {number}.png" for number in range(12)]
     for path in images:
         path.write_bytes(b"not an image")
-    with pytest.raises(ValueError, match=r"12 of 12 images (.|\n)* and 2 more\n[^`]*$"):
+    with pytest.raises(ValueError, match=r"12 of 12 images (.|\n)* and 7 more\n[^`]*$"):
         model.evaluate(table(tmp_path / "broken.csv", images), skip_bad=0.9, draws=0, workers=0)

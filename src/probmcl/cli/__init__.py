@@ -7,16 +7,19 @@ argument in backticks, as in `skip_bad=0.05`; `spell_options` replaces it with i
 import json
 import os
 import re
+import shlex
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import cyclopts
 
 from probmcl.console import Console
+from probmcl.errors import Question, Reading
 from probmcl.runtime.machine import keep_freed_memory
 
 COMMANDS = {
@@ -48,10 +51,87 @@ def spell_options(text: str) -> str:
     """
 
     def spell(option: re.Match[str]) -> str:
-        name = SPELLING.get(option[1], f"--{option[1].replace('_', '-')}")
+        name = _spelled(option[1])
         return name if option[2] is None else f"{name} {option[2]}"
 
     return OPTION.sub(spell, text)
+
+
+def _spelled(name: str) -> str:
+    return SPELLING.get(name, f"--{name.replace('_', '-')}")
+
+
+def reading_lines(readings: Iterable[Reading], words: Sequence[str]) -> list[str]:
+    """Return, for each reading, its meaning, example rows and the command that chooses it, alone on a line.
+
+    >>> absent = Reading("a blank means absent", {"blank": "negative"}, ("row 2: cat", "row 3: dog"))
+    >>> print(*reading_lines([absent], ["train", "my labels.csv"]), sep="\\n")
+      a blank means absent:
+        row 2: cat
+        row 3: dog
+        probmcl train 'my labels.csv' --blank negative
+    """
+    lines: list[str] = []
+    for reading in readings:
+        example = [*reading.rows, command_line(words, reading.options)]
+        lines += [f"  {spell_options(reading.meaning)}:", *(f"    {line}" for line in example)]
+    return lines
+
+
+def command_line(words: Sequence[str], options: Mapping[str, str]) -> str:
+    """Return a command for the shell: `words` with options added, or replaced if they take a single value.
+
+    >>> command_line(["train", "photos", "--skip-bad", "0.01", "--ignore", "site"], {"skip_bad": "0.3", "ignore": "id"})
+    'probmcl train photos --ignore site --skip-bad 0.3 --ignore id'
+    >>> command_line(["train", "--", "-photos"], {"allow_leaks": "True", "separator": "-"})
+    'probmcl train --allow-leaks --separator=- -- -photos'
+    """
+    words = list(words)
+    for name in options:
+        if not isinstance(_default(name), tuple | bool):  # a list is extended, and a flag is not repeated
+            words = without_option(words, _spelled(name))
+    end = words.index("--") if "--" in words else len(words)
+    return shlex.join(["probmcl", *words[:end], *option_words(options), *words[end:]])
+
+
+def option_words(options: Mapping[str, str]) -> list[str]:
+    """Return options as the words of a command line.
+
+    >>> option_words({"split_column": "", "allow_leaks": "True", "none_label": "-"})
+    ['--split-column', '', '--allow-leaks', '--none-label=-']
+    """
+    words: list[str] = []
+    for name, value in options.items():
+        if isinstance(_default(name), bool):  # a flag
+            words.append(_spelled(name))
+        else:
+            words += [f"{_spelled(name)}={value}"] if value.startswith("-") else [_spelled(name), value]
+    return words
+
+
+def _default(name: str) -> object:
+    from probmcl.data.options import DataChecks, ReadOptions
+
+    return (vars(ReadOptions()) | vars(DataChecks())).get(name)
+
+
+def without_option(words: Sequence[str], option: str) -> list[str]:
+    """Return a command line without an option that takes one value.
+
+    >>> without_option(["check", "photos", "--out", "a.json", "--seed=1"], "--out")
+    ['check', 'photos', '--seed=1']
+    >>> without_option(["train", "--skip_bad=0.1", "photos"], "--skip-bad")
+    ['train', 'photos']
+    """
+    kept: list[str] = []
+    remaining = iter(words)
+    for word in remaining:
+        name, equals, _ = word.replace("_", "-").partition("=")
+        if name != option:
+            kept.append(word)
+        elif not equals:
+            next(remaining, None)
+    return kept
 
 
 def command_console(*, stderr: bool = False) -> Console:
@@ -94,6 +174,8 @@ def main() -> None:
         if _is_main_process():
             print("; ".join(["interrupted", *map(str, interrupt.args)]), file=sys.stderr)  # noqa: T201
         sys.exit(INTERRUPTED)
+    except Question as question:
+        _fail("\n".join([spell_options(question.problem), *reading_lines(question.readings, sys.argv[1:])]))
     except (ValueError, OSError, FloatingPointError) as error:
         _fail(spell_options(str(error)))
     except RuntimeError as error:

@@ -1,5 +1,6 @@
 """`probmcl check`: report data statistics and problems before training."""
 
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -7,10 +8,11 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from probmcl.cli import command_console
+from probmcl.cli import command_console, command_line, option_words, reading_lines, spell_options, without_option
 from probmcl.cli.options import COMPUTE, DATA, Checks, Read, Workers
 from probmcl.console import Console
 from probmcl.data.options import DataChecks, ReadOptions
+from probmcl.errors import Reading
 from probmcl.tables import Column, Table, to_rich
 
 EXIT = {"fine": 0, "warnings": 3, "blocked": 4}
@@ -31,9 +33,10 @@ def check(
 ) -> None:
     """Check images and labels for problems before training. No image or label is changed.
 
-    It finds unreadable, single-color and duplicate images, duplicates with different labels, images or groups in
-    more than one split, and classes with few positives. The exit code is 0 if there are no problems, 3 if there are
-    warnings, and 4 if train would reject the data.
+    It finds missing, unreadable, single-color and duplicate images, duplicates with different labels, images or groups
+    in more than one split, and classes with few positives or negatives. The last line is a command that trains on the
+    data, if options suffice. The exit code is 0 if there are no problems, 3 if there are warnings, and 4 if train would
+    refuse the data.
 
     Example: probmcl check photos/labels.csv
 
@@ -58,24 +61,51 @@ def check(
     show(report, console)
     write_json(out, report)
     console.print(f"complete report: {out}")
+    for line in next_steps(report, ["train", *without_option(sys.argv[2:], "--out")]):
+        console.rich.print(line, highlight=False, markup=False, soft_wrap=True)  # a wrapped command cannot be copied
     sys.exit(EXIT[report["verdict"]])
 
 
 def show(report: Mapping[str, Any], console: Console) -> None:
-    """Print the statistics of a report, then its findings and the verdict."""
+    """Print the statistics of a report, then its findings."""
     if "images" in report:
         for line in (report["summary"], *_lines(report)):
             console.print(line)
         console.rich.print(to_rich(_table(report["per_class"])))
     for finding in report["findings"]:
         console.print(f"{finding['level']}: {finding['text']}")
-    warnings = sum(finding["level"] == "warning" for finding in report["findings"])
-    verdicts = {
-        "fine": "OK: no problems found",
-        "warnings": f"{warnings} warning{'' if warnings == 1 else 's'}; train accepts these data",
-        "blocked": "blocked: train would reject these data; fix them or use an option named above",
-    }
-    console.print(verdicts[report["verdict"]])
+
+
+def next_steps(report: Mapping[str, Any], words: Sequence[str]) -> list[str]:
+    """Return lines with the verdict and, if options suffice, the command that trains on these data.
+
+    `words` are the command without the options that accept a problem or choose a reading.
+    """
+    blocked = [finding for finding in report["findings"] if finding["level"] == "blocked"]
+    if not blocked:
+        warnings = sum(finding["level"] == "warning" for finding in report["findings"])
+        problems = f"{warnings} warning{'s' * (warnings > 1)}; train accepts these data"
+        return [f"{problems if warnings else 'OK: no problems found'}; next:", f"  {command_line(words, {})}"]
+    if blocked[0]["kind"] == "question":
+        readings = [Reading(**reading) for reading in blocked[0]["readings"]]
+        return ["blocked: choose one of these readings:", *reading_lines(readings, words)]
+    return _decisions(blocked, words)
+
+
+def _decisions(blocked: Sequence[Mapping[str, Any]], words: Sequence[str]) -> list[str]:
+    options: dict[str, str] = {}
+    decisions: list[str] = []
+    for finding in blocked:
+        for reading in finding["readings"]:
+            options |= reading["options"]
+            decisions.append(f"  {reading['meaning']}: {shlex.join(option_words(reading['options']))}")
+        if not finding["readings"]:
+            decisions.append(f"  fix: {spell_options(finding['text'].splitlines()[0].rstrip(':'))}")
+    if not options:
+        return [f"blocked: train refuses these data; fix the problem{'s' * (len(blocked) > 1)} above"]
+    lines = ["blocked: train refuses these data; decide:", *dict.fromkeys(decisions)]
+    complete = all(finding["readings"] for finding in blocked)
+    return [*lines, "the resulting command:", f"  {command_line(words, options)}"] if complete else lines
 
 
 def _lines(report: Mapping[str, Any]) -> list[str]:

@@ -26,7 +26,8 @@ Images = Annotated[
     Path | None, Parameter(help="folder that image paths are relative to (default: the table's folder)", group=DATA)
 ]
 SkipBad = Annotated[
-    float | None, Parameter(help="largest share of unreadable images to skip (default: any is an error)", group=DATA)
+    float | None,
+    Parameter(help="largest share of missing and unreadable images to skip (default: any is an error)", group=DATA),
 ]
 Workers = Annotated[int | None, Parameter(help="processes for decoding images (default: one per core)", group=COMPUTE)]
 

@@ -1,7 +1,9 @@
 """Audit of the data before a run, used by `probmcl check` and `probmcl train`."""
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,15 +12,17 @@ from jaxtyping import Int
 from numpy import ndarray
 
 from probmcl.console import Console
-from probmcl.data.duplicates.search import REMEDY, Duplicates, Leaks, find_duplicates, find_leaks
-from probmcl.data.findings import BadImage, Finding, bad_images, findings, statistics, unreadable, usable_rows, verdict
+from probmcl.data.duplicates.search import REMEDY, Duplicates, Leaks, find_duplicates, find_leaks, leak_lines
+from probmcl.data.findings import BadImage, Finding, bad_images, findings, unusable, usable_rows, verdict
 from probmcl.data.formats.table.entries import RepeatedRowsError
+from probmcl.data.images import MISSING
 from probmcl.data.intensity import IntensityRange, find_intensity_range, parse_range
 from probmcl.data.options import DataChecks, DataSource, SkippedImage
 from probmcl.data.read import read_source
 from probmcl.data.records import SPLITS, Records, describe
 from probmcl.data.split import SplitRecords, read_splits, split_records, units_of, with_split
-from probmcl.errors import DataError, OptionError, RunWarning
+from probmcl.data.statistics import statistics
+from probmcl.errors import DataError, OptionError, Question, Reading, RunWarning
 from probmcl.runtime.distributed import broadcast, is_main_process
 
 
@@ -68,22 +72,33 @@ def check(
 ) -> dict[str, Any]:
     """Audit the data like `prepare_data` and return a JSON report of all findings. No file is changed.
 
-    Data that cannot be read are reported as a single blocking finding; an invalid option raises an error.
+    Data that cannot be read, or that can be read in several ways, are reported as a single blocking finding; an invalid
+    option raises an error. The statistics are those of the readable images.
     """
     try:
         audit = _audit(read_source(source), checks, seed, workers, console)
+    except Question as question:
+        return _report({}, [Finding("blocked", "question", question.problem, readings=question.readings)])
     except DataError as error:
         rows = {}
         if isinstance(error, RepeatedRowsError):
             rows = {"duplicated_rows": error.same, "conflicting_rows": error.different}
-        return rows | {"findings": [vars(Finding("blocked", "data", str(error)))], "verdict": "blocked"}
-    records, intensity = audit.records, audit.intensity
+        return _report(rows, [Finding("blocked", "data", str(error))])
+    made = bool(audit.splits.note) and checks.split_file is None
+    records, intensity = audit.splits.records.with_note(audit.splits.note), audit.intensity
     content = statistics(records, audit.duplicates)
-    problems = [*audit.findings, *findings(records, content)]
+    problems = [*audit.findings, *findings(records, content, None if made else audit.duplicates)]
     levels = None if intensity is None else str(intensity)
     origin, note = str(records.origin or ""), audit.splits.note or "as given"
     overview = {"understood": origin, "split": note, "summary": describe(records), "levels": levels}
-    return overview | content | {"findings": [vars(finding) for finding in problems], "verdict": verdict(problems)}
+    bad = [{"image": audit.records.where(image.row), "reason": image.reason} for image in audit.bad]
+    content["missing"] = [image["image"] for image in bad if image["reason"] == MISSING]
+    content["unreadable"] = [image for image in bad if image["reason"] != MISSING]
+    return _report(overview | content, problems)
+
+
+def _report(content: Mapping[str, Any], problems: Sequence[Finding]) -> dict[str, Any]:
+    return {**content, "findings": [asdict(finding) for finding in problems], "verdict": verdict(problems)}
 
 
 def read_again(source: DataSource, split_file: Path) -> Records:
@@ -109,7 +124,7 @@ def refuse_unscorable(records: Records) -> None:
 
 
 class _Audit(NamedTuple):
-    """The result of an audit. `records` has all images, `splits` only the readable ones."""
+    """The result of an audit. `records` has all images; `duplicates` and `splits` have only the readable ones."""
 
     records: Records
     intensity: IntensityRange | None
@@ -120,25 +135,22 @@ class _Audit(NamedTuple):
 
 
 def _audit(records: Records, checks: DataChecks, seed: int, workers: int, console: Console) -> _Audit:
-    """Decode every image, split the readable ones and look for leaks."""
+    """Decode every image, split the readable ones and look for leaks among them."""
     if seed < 0:
         raise OptionError("seed", seed, "must be at least 0")
-    intensity = find_intensity_range(records.paths, parse_range(checks.range), seed=seed, workers=workers)
+    existing = [path for path in records.paths if os.path.exists(path)]  # noqa: PTH110 (Path.exists may raise an error)
+    intensity = find_intensity_range(existing, parse_range(checks.range), seed=seed, workers=workers)
     duplicates = find_duplicates(records.paths, intensity=intensity, workers=workers, console=console)
     bad = bad_images(records, duplicates.fingerprints)
     rows = usable_rows(records, bad)
-    together = [np.searchsorted(rows, same).tolist() for same in duplicates.together()]
-    splits = split_records(records.take(rows), checks, seed, together, [image.path for image in bad])
-    split = np.array(records.split, dtype="<U5")
-    split[rows] = splits.records.split
-    audited = with_split(records, split).with_note(splits.note)
-    leaks = find_leaks(audited.split, audited.group, duplicates.exact, duplicates.near, rows.tolist())
-    blocking = [
-        *_empty_split_findings(splits.records, together),
-        *unreadable(records, bad, checks.skip_bad),
-        *_leak_findings(records, leaks, checks.allow_leaks),
-    ]
-    return _Audit(audited, intensity, duplicates, bad, splits, blocking)
+    readable, duplicates = records.take(rows), duplicates.take(rows)
+    splits = split_records(readable, checks, seed, duplicates.together(), [image.path for image in bad])
+    problems = unusable(records, bad, checks.skip_bad)
+    if len(readable):
+        split, group = splits.records.split, splits.records.group
+        problems += _empty_split_findings(splits.records, duplicates.together())
+        problems += _leak_findings(readable, find_leaks(split, group, *duplicates[1:]), checks.allow_leaks)
+    return _Audit(records, intensity, duplicates, bad, splits, problems)
 
 
 def _accept(audit: _Audit, console: Console) -> dict[str, Any]:
@@ -146,20 +158,18 @@ def _accept(audit: _Audit, console: Console) -> dict[str, Any]:
     blocked = [finding.text for finding in audit.findings if finding.level == "blocked"]
     if blocked:
         raise DataError("\n".join(blocked))
-    skipped = [{"path": str(image.path), "reason": image.reason} for image in audit.bad]
-    for image in skipped:
-        console.print(f"  skipped: {image['path']}: {image['reason']}")
-    leaks = [finding for finding in audit.findings if finding.kind in ("leak", "doubtful_leak")]
-    for line in (line for finding in leaks for line in finding.text.split("\n")):
-        console.print(f"  {line}")
+    for finding in audit.findings:
+        lines = [line for line in finding.text.split("\n") if finding.level == "warning" or not line.startswith(" ")]
+        console.print("\n".join(f"  {line}" for line in lines))  # the examples of a note are only shown by check
     readable, note, fold_of = audit.splits
+    leaks = [finding.text for finding in audit.findings if finding.kind == "leak"]
     return {
-        "skipped": skipped,
+        "skipped": [{"path": str(image.path), "reason": image.reason} for image in audit.bad],
         "split": readable.split,
         "note": note,
         "intensity": audit.intensity and asdict(audit.intensity),
         "fold_of": None if fold_of is None else fold_of.tolist(),
-        "leaks": [f"allowed by `allow_leaks`:\n{finding.text}" for finding in leaks if finding.kind == "leak"],
+        "leaks": [f"allowed by `allow_leaks`:\n{text}" for text in leaks],
     }
 
 
@@ -178,9 +188,14 @@ def _empty_split_findings(records: Records, together: Sequence[Sequence[int]]) -
 
 
 def _leak_findings(records: Records, leaks: Leaks, allowed: bool) -> list[Finding]:
-    lines = leaks.lines([records.where(row) for row in range(len(records))])
-    if not lines:
-        return []
-    if leaks.blocks and not allowed:
-        return [Finding("blocked", "leak", "\n".join([*lines, REMEDY]))]
-    return [Finding("warning", "leak" if leaks.blocks else "doubtful_leak", "\n".join(lines))]
+    names = [records.where(row) for row in range(len(records))]
+    certain, doubtful = leaks.described(names), leaks.described_doubtful(names)
+    text, items = "\n".join(leak_lines(certain)), tuple(chain(*certain.values()))
+    accept = Reading("train despite the leaks", {"allow_leaks": "True"})
+    findings = [
+        Finding("warning", "leak", text, items)
+        if allowed
+        else Finding("blocked", "leak", f"{text}\n{REMEDY}", items, (accept,)),
+        Finding("note", "doubtful_leak", "\n".join(leak_lines(doubtful)), tuple(chain(*doubtful.values()))),
+    ]
+    return [finding for finding in findings if finding.items]

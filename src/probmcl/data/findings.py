@@ -1,4 +1,4 @@
-"""Findings about the data: unreadable images, statistics of images and labels, and problems with either."""
+"""Findings about the data: missing and unreadable images, and problems with images and labels."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,36 +11,44 @@ from jaxtyping import Int
 from numpy import ndarray
 
 from probmcl.data.duplicates.hashing import Fingerprint, fingerprints
-from probmcl.data.duplicates.search import Duplicates, NearPair
+from probmcl.data.duplicates.search import Duplicates
+from probmcl.data.images import MISSING
 from probmcl.data.intensity import IntensityRange
-from probmcl.data.labels import State
 from probmcl.data.options import refuse_share
 from probmcl.data.records import SPLITS, Records
-from probmcl.errors import DataError
+from probmcl.data.statistics import PerClass, totals
+from probmcl.errors import LISTED, DataError, Reading, listed
 
 Level = Literal["blocked", "warning", "note"]
 Kind = (
-    Literal["data", "empty_split", "unreadable", "leak", "doubtful_leak", "reading", "imbalance", "nothing_known"]
-    | Literal["nearly_constant", "conflicting_labels", "exact_duplicates", "near_duplicates"]
-    | Literal["no_positive", "no_train_positive", "few_train_positives", "no_negative", "no_test_positive"]
+    Literal["question", "data", "empty_split", "missing", "unreadable", "leak", "doubtful_leak", "reading"]
+    | Literal["nearly_constant", "conflicting_labels", "exact_duplicates", "near_duplicates", "imbalance"]
+    | Literal["no_positive", "no_train_positive", "few_train_positives", "no_test_positive", "nothing_known"]
+    | Literal["no_negative", "no_train_negative", "few_train_negatives", "no_test_negative"]
 )
 Advance = Callable[[int], None]
-PerClass = Mapping[str, Mapping[str, Mapping[str, int]]]
-"""Number of images by class, label state and split."""
 
 MAX_IMBALANCE = 100.0  # between the positives of the most and least frequent classes; a larger ratio is a warning
-MIN_TRAIN_POSITIVES = 10
-COOCCURRENCES = 20  # number of class pairs in the report, most frequent first
-LISTED = 10  # maximum number of unreadable images in a message
+MIN_TRAIN_LABELS = 10  # positives and known negatives per class
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem or a note to show to the user before training; training does not start if `level` is "blocked"."""
+    """A problem or a note to show to the user before training.
+
+    Attributes:
+        level: training does not start if this is "blocked".
+        kind: name of the problem for scripts.
+        text: the problem and its remedy, with the first entries of a long list.
+        items: the complete list.
+        readings: options that let training start: the readings of ambiguous data, or one way to accept a problem.
+    """
 
     level: Level
     kind: Kind
     text: str
+    items: tuple[str, ...] = ()
+    readings: tuple[Reading, ...] = ()
 
 
 def verdict(findings: Sequence[Finding]) -> Literal["fine", "warnings", "blocked"]:
@@ -80,7 +88,7 @@ def bad_images(records: Records, fingerprints: Sequence[Fingerprint]) -> list[Ba
 
 
 def without_bad(records: Records, bad: Sequence[BadImage], *, share: float | None = None) -> Records:
-    """Return the records without bad images; raise `DataError` if `unreadable` returns a blocking finding.
+    """Return the records without bad images; raise `DataError` if `skip_bad=share` does not allow that.
 
     >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "train"], np.ones((2, 1)))
     >>> bad = [BadImage(1, Path("b.jpg"), "the file is empty")]
@@ -91,12 +99,15 @@ def without_bad(records: Records, bad: Sequence[BadImage], *, share: float | Non
     ...
     probmcl.errors.DataError: 1 of 2 images cannot be used:
       b.jpg: the file is empty
-    repair or remove them, or skip them with `skip_bad=0.5`
+    repair or remove them, or skip the unreadable image with `skip_bad=0.5`
     """
     refuse_share(share)
-    for finding in unreadable(records, bad, share):
-        if finding.level == "blocked":
-            raise DataError(finding.text)
+    skipping = _skipping(records, bad, share)
+    if skipping.blocked:
+        title = f"{len(bad):,} of {len(records):,} images cannot be used{skipping.note}:"
+        raise DataError(
+            "\n".join([title, *listed(_described(records, bad)), f"repair or remove them{skipping.remedy}"])
+        )
     return records.take(usable_rows(records, bad)) if bad else records
 
 
@@ -105,26 +116,54 @@ def usable_rows(records: Records, bad: Sequence[BadImage]) -> Int[ndarray, "K"]:
     return np.setdiff1d(np.arange(len(records)), [image.row for image in bad])
 
 
-def unreadable(records: Records, bad: Sequence[BadImage], share: float | None) -> list[Finding]:
-    """Return a finding that lists the bad images, or nothing if there are none.
+def unusable(records: Records, bad: Sequence[BadImage], share: float | None) -> list[Finding]:
+    """Return a finding about the missing images and one about the unreadable images, if there are any.
 
-    It blocks training if `share` is None, if a larger share of the images is bad, or if a split would become empty.
+    They block training if `share` is None, if a larger share of the images is bad, or if a split would become empty.
     """
-    if not bad:
-        return []
-    lines = [f"  {records.where(image.row)}: {image.reason}" for image in bad[:LISTED]]
-    lines += [f"  and {len(bad) - LISTED:,} more"] if len(bad) > LISTED else []
+    missing = _described(records, [image for image in bad if image.reason == MISSING])
+    unreadable = _described(records, [image for image in bad if image.reason != MISSING])
+    found, total, skipping = len(records) - len(missing), len(records), _skipping(records, bad, share)
+    parts: list[tuple[Kind, str, str, list[str]]] = [
+        ("missing", f"{found:,} of {total:,} images found, {len(missing):,} missing", "add the files", missing),
+        ("unreadable", f"{len(unreadable):,} of {total:,} images cannot be read", "repair or remove them", unreadable),
+    ]
+    level: Level = "blocked" if skipping.blocked else "warning"
+    findings = []
+    for kind, title, action, items in parts:
+        remedy = [f"{action}{skipping.remedy}"] if skipping.blocked else []
+        text = "\n".join([f"{title}{skipping.note}:", *listed(items), *remedy])
+        findings.append(Finding(level, kind, text, tuple(items), skipping.readings))
+    return [finding for finding in findings if finding.items]
+
+
+def _described(records: Records, bad: Sequence[BadImage]) -> list[str]:
+    return [f"{records.where(image.row)}: {image.reason}" for image in bad]
+
+
+class _Skipping(NamedTuple):
+    """Whether bad images block training, a note for the title, the end of the remedy, and the option to skip them."""
+
+    blocked: bool
+    note: str
+    remedy: str = ""
+    readings: tuple[Reading, ...] = ()
+
+
+def _skipping(records: Records, bad: Sequence[BadImage], share: float | None) -> _Skipping:
+    bad_share = len(bad) / max(len(records), 1)
     usable = {records.split[row] for row in usable_rows(records, bad)}
     lost = [split for split in SPLITS if split in records.split and split not in usable]
-    bad_share, excess, remedy = len(bad) / len(records), "", []
-    if share is None or bad_share > share:
-        excess = "" if share is None else f", more than `skip_bad={share:g}` allows"
-        skip = f", or skip them with `skip_bad={_round_up(bad_share):g}`" if bad_share < 1 else ""
-        remedy = [f"repair or remove them{skip}"]
-    elif lost:
-        remedy = [f"without them the {lost[0]} split would be empty; repair some of them or add other images"]
-    title = f"{len(bad):,} of {len(records):,} images cannot be used{excess}:"
-    return [Finding("blocked" if remedy else "warning", "unreadable", "\n".join([title, *lines, *remedy]))]
+    allowed = not bad or (share is not None and bad_share <= share)
+    if allowed and not lost:
+        return _Skipping(False, " (skipped)")
+    note = "" if allowed or share is None else f", more than `skip_bad={share:g}` allows"
+    if lost:
+        return _Skipping(True, note, f"; without them the {lost[0]} split would be empty" if usable else "")
+    counts = Counter("missing" if image.reason == MISSING else "unreadable" for image in bad)
+    named = " and ".join(f"{count:,} {kind}" if len(bad) > 1 else kind for kind, count in sorted(counts.items()))
+    option = Reading(f"skip the {named} image{'s' * (len(bad) > 1)}", {"skip_bad": f"{_round_up(bad_share):g}"})
+    return _Skipping(True, note, f", or {option.meaning} with `skip_bad={option.options['skip_bad']}`", (option,))
 
 
 def _round_up(share: float) -> float:
@@ -134,100 +173,20 @@ def _round_up(share: float) -> float:
     return next((rounded for rounded in (*digits, *nines) if share <= rounded), nines[-1])
 
 
-def statistics(records: Records, duplicates: Duplicates) -> dict[str, Any]:
-    """Return the counts, sizes, unreadable images and duplicates, ready for JSON."""
-    per_class, present, where = _per_class(records), records.states.present(), records.where
-    bad = bad_images(records, duplicates.fingerprints)
-    conflicts = [_conflict(records, rows) for rows in duplicates.exact]
-    return {
-        "images": len(records),
-        "classes": len(records.label_space),
-        "splits": {split: len(records.rows(split)) for split in SPLITS},
-        "groups": None if records.group is None else len(set(records.group)),
-        "per_class": per_class,
-        "images_without_labels": int((np.diff(present.indptr) == 0).sum()),
-        "labels_per_image": present.nnz / max(len(records), 1),
-        "not_known": 1 - records.states.known_share(),
-        "imbalance": _imbalance(per_class),
-        "together": _cooccurrences(records),
-        "sizes": _sizes([image for image in duplicates.fingerprints if image.reason is None]),
-        "unreadable": [{"image": where(image.row), "reason": image.reason} for image in bad],
-        "nearly_constant": [where(row) for row, image in enumerate(duplicates.fingerprints) if image.nearly_constant],
-        "exact_duplicates": [[where(row) for row in rows] for rows in duplicates.exact],
-        "conflicting_labels": [conflict for conflict in conflicts if conflict["classes"]],
-        "near_duplicates": [_pair(records, pair) for pair in duplicates.near],
-    }
+def findings(records: Records, content: Mapping[str, Any], given: Duplicates | None = None) -> Iterator[Finding]:
+    """Yield the warnings and notes that follow from `content`, the result of `statistics`.
 
-
-def _per_class(records: Records) -> PerClass:
-    by_split = {split: records.states.take(records.rows(split)).settled_counts() for split in SPLITS}
-    return {
-        name: {
-            state.name.lower(): {split: int(counts[state, k]) for split, counts in by_split.items()} for state in State
-        }
-        for k, name in enumerate(records.label_space.names)
-    }
-
-
-def _totals(per_class: PerClass, state: str) -> dict[str, int]:
-    return {name: sum(counts[state].values()) for name, counts in per_class.items()}
-
-
-def _imbalance(per_class: PerClass) -> dict[str, Any] | None:
-    """Return the most and the least frequent of the classes with at least one positive."""
-    positives = {name: count for name, count in _totals(per_class, "present").items() if count}
-    if not positives:
-        return None
-    most, least = max(positives, key=positives.__getitem__), min(positives, key=positives.__getitem__)
-    ratio = positives[most] / positives[least]
-    return {"most": [most, positives[most]], "least": [least, positives[least]], "ratio": ratio}
-
-
-def _cooccurrences(records: Records) -> list[dict[str, Any]]:
-    """Return the class pairs that co-occur most often; `share` is relative to the images of the rarer class."""
-    from scipy.sparse import triu
-
-    present, names = records.states.present().astype(np.int64), records.label_space.names
-    counts = present.sum(axis=0)
-    pairs = triu(present.T @ present, k=1).tocoo()
-    order = np.argsort(-pairs.data, kind="stable")[:COOCCURRENCES]
-    return [
-        {"classes": [names[a], names[b]], "images": int(images), "share": float(images / min(counts[a], counts[b]))}
-        for a, b, images in zip(pairs.row[order], pairs.col[order], pairs.data[order], strict=True)
-    ]
-
-
-def _sizes(readable: Sequence[Fingerprint]) -> dict[str, Any]:
-    sizes = dict(zip(("width", "height"), zip(*(image.size for image in readable), strict=True), strict=False))
-    ranges = {side: {"least": min(x), "median": int(np.median(x)), "most": max(x)} for side, x in sizes.items()}
-    modes = Counter(image.mode for image in readable)
-    return {"width": None, "height": None, **ranges, "modes": dict(modes.most_common())}
-
-
-def _conflict(records: Records, rows: Sequence[int]) -> dict[str, Any]:
-    """Return the classes that are positive for some of these identical images and negative for others."""
-    labels, known = records.states.labels_and_known(np.array(rows))
-    differ = ((labels == 1) & known).any(axis=0) & ((labels == 0) & known).any(axis=0)
-    names = records.label_space.names
-    return {"images": [records.where(row) for row in rows], "classes": [names[k] for k in np.flatnonzero(differ)]}
-
-
-def _pair(records: Records, pair: NearPair) -> dict[str, Any]:
-    rows = (pair.one, pair.other)
-    scores = {"distance": pair.distance, "correlation": pair.correlation, "confirmed": pair.confirmed}
-    return {"images": [records.where(row) for row in rows], "splits": [records.split[row] for row in rows], **scores}
-
-
-def findings(records: Records, content: Mapping[str, Any]) -> Iterator[Finding]:
-    """Yield the warnings and notes that follow from `content`, the result of `statistics`."""
+    `given` are the duplicates if the user assigned the splits; splits made by probmcl keep copies together.
+    """
     yield from _image_findings(content)
+    if given is not None:
+        yield from _copies(records.split, given)
     for text in records.origin.warnings if records.origin else ():
         yield Finding("warning", "reading", text)
     for kind, problem, applies in _class_problems(content["per_class"]):
         names = [name for name in content["per_class"] if applies(name)]
         if names:
-            listed = f"{len(names):,} ({', '.join(names[:8])}{', …' if len(names) > 8 else ''})"
-            yield Finding("warning", kind, f"classes {problem}: {listed}")
+            yield Finding("warning", kind, f"classes {problem}: {len(names):,} ({_first(names)})", tuple(names))
     if content["imbalance"] and content["imbalance"]["ratio"] > MAX_IMBALANCE:
         (most, more), (least, fewer) = content["imbalance"]["most"], content["imbalance"]["least"]
         yield Finding("warning", "imbalance", f"imbalance: {more:,} positives of {most!r}, {fewer:,} of {least!r}")
@@ -236,32 +195,59 @@ def findings(records: Records, content: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding("warning", "nothing_known", f"images without a known label: {unknown:,}")
 
 
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:LISTED]) + (", …" if len(names) > LISTED else "")
+
+
 def _image_findings(content: Mapping[str, Any]) -> Iterator[Finding]:
     constant, conflicts = content["nearly_constant"], content["conflicting_labels"]
     if constant:
         text = f"images of nearly uniform color: {len(constant):,}, for example {constant[0]}"
-        yield Finding("warning", "nearly_constant", text)
+        yield Finding("warning", "nearly_constant", text, tuple(constant))
     if conflicts:
-        pair, classes = " and ".join(conflicts[0]["images"][:2]), ", ".join(conflicts[0]["classes"])
-        text = f"identical images with different labels: {len(conflicts):,}, for example {pair} ({classes})"
-        yield Finding("warning", "conflicting_labels", text)
-    copies = sum(len(rows) - 1 for rows in content["exact_duplicates"])
-    if copies:
-        yield Finding("note", "exact_duplicates", f"files with the same content as another file: {copies:,}")
-    within = sum(pair["confirmed"] and len(set(pair["splits"])) == 1 for pair in content["near_duplicates"])
-    if within:
-        yield Finding("note", "near_duplicates", f"pairs of near-duplicate images within a split: {within:,}")
+        items = [f"{' and '.join(conflict['images'])} ({_first(conflict['classes'])})" for conflict in conflicts]
+        text = f"identical images with different labels: {len(conflicts):,}, for example {items[0]}"
+        yield Finding("warning", "conflicting_labels", text, tuple(items))
+
+
+def _copies(split: Sequence[str], duplicates: Duplicates) -> Iterator[Finding]:
+    """Yield the number of copies within a split. Copies in different splits are leaks."""
+    exact = sum(len(rows) - len({split[row] for row in rows}) for rows in duplicates.exact)
+    near = sum(pair.confirmed and split[pair.one] == split[pair.other] for pair in duplicates.near)
+    if exact:
+        yield Finding(
+            "note", "exact_duplicates", f"files with the same content as another file in their split: {exact:,}"
+        )
+    if near:
+        yield Finding("note", "near_duplicates", f"pairs of near-duplicate images within a split: {near:,}")
 
 
 def _class_problems(per_class: PerClass) -> list[tuple[Kind, str, Callable[[str], bool]]]:
-    positives, negatives = _totals(per_class, "present"), _totals(per_class, "absent")
-    train, test = ({name: x["present"][split] for name, x in per_class.items()} for split in ("train", "test"))
-    few = MIN_TRAIN_POSITIVES
-    unlearnable, unscorable = "known negatives (they cannot be learned)", "positives in test (they cannot be scored)"
+    positives, negatives = totals(per_class, "present"), totals(per_class, "absent")
+    (train, train_negatives), (test, test_negatives) = (
+        [{name: states[state][split] for name, states in per_class.items()} for state in ("present", "absent")]
+        for split in ("train", "test")
+    )
+    few, unlearnable, unscorable = MIN_TRAIN_LABELS, "they cannot be learned", "they cannot be scored"
     return [
         ("no_positive", "without positives", lambda n: not positives[n]),
         ("no_train_positive", "without positives in train", lambda n: not train[n] and positives[n] > 0),
         ("few_train_positives", f"with fewer than {few} positives in train", lambda n: 0 < train[n] < few),
-        ("no_negative", f"without {unlearnable}", lambda n: not negatives[n] and positives[n] > 0),
-        ("no_test_positive", f"without {unscorable}", lambda n: train[n] > 0 and not test[n]),
+        ("no_test_positive", f"without positives in test ({unscorable})", lambda n: train[n] > 0 and not test[n]),
+        ("no_negative", f"without known negatives ({unlearnable})", lambda n: not negatives[n] and positives[n] > 0),
+        (
+            "no_train_negative",
+            f"without known negatives in train ({unlearnable})",
+            lambda n: not train_negatives[n] and negatives[n] > 0,
+        ),
+        (
+            "few_train_negatives",
+            f"with fewer than {few} known negatives in train",
+            lambda n: 0 < train_negatives[n] < few,
+        ),
+        (
+            "no_test_negative",
+            "without known negatives in test (every ranking gets the best score)",
+            lambda n: train_negatives[n] > 0 and test[n] > 0 and not test_negatives[n],
+        ),
     ]

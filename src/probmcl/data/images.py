@@ -27,6 +27,7 @@ Interpolation = Literal["bilinear", "bicubic"]
 
 # The transpositions that undo the EXIF orientations 2 to 8; 1 is upright.
 TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
+MISSING = "does not exist"  # the reason if there is no file
 START_OF_JPEG, END_OF_JPEG = b"\xff\xd8\xff", b"\xff\xd9"
 
 
@@ -154,7 +155,7 @@ def _refuse_non_file(path: Path) -> None:
     try:
         status = path.stat()  # a single call, because each call is slow on a network disk
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        raise ImageError(path, "does not exist") from error
+        raise ImageError(path, MISSING) from error
     except OSError as error:
         raise ImageError(path, error.strerror or str(error)) from error
     if stat.S_ISDIR(status.st_mode):

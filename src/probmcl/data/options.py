@@ -85,7 +85,7 @@ class DataChecks:
         split_file: split.csv from another run to reuse, or its folds.csv together with a test fold
         folds: number of cross-validation folds
         fold: fold to test on, counted from 1
-        skip_bad: largest share of unreadable images to skip, such as 0.05 (default: any such image is an error)
+        skip_bad: largest share of missing and unreadable images to skip, such as 0.05 (default: any is an error)
         allow_leaks: train even if images or groups in train are also in val or test
     """
 
@@ -128,7 +128,7 @@ def refuse_share(share: float | None) -> None:
 
 @dataclass(frozen=True)
 class SkippedImage:
-    """An unreadable image that a run leaves out."""
+    """A missing or unreadable image that a run leaves out."""
 
     path: str
     reason: str = ""

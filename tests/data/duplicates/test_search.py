@@ -15,6 +15,7 @@ from probmcl.data.duplicates.search import (
     NearPair,
     exact_duplicates,
     find_leaks,
+    leak_lines,
     near_duplicates,
     thresholds,
 )
@@ -187,8 +188,8 @@ def test_doubtful_pairs_alone_do_not_block() -> None:
 def test_lines_list_the_files_and_splits_of_each_leak() -> None:
     names = [f"{row}.jpg" for row in range(5)]
     near = [pair(0, 4, confirmed=True), pair(1, 2, confirmed=False)]
-    lines = find_leaks(SPLIT, ("a", "b", "c", "c", "d"), [(1, 2, 3)], near).lines(names)
-    assert lines == [
+    leaks = find_leaks(SPLIT, ("a", "b", "c", "c", "d"), [(1, 2, 3)], near)
+    assert leak_lines(leaks.described(names)) == [
         "identical files in train and val: 1",
         "  1.jpg (train) and 2.jpg (val)",
         "identical files in train and test: 1",
@@ -199,6 +200,8 @@ def test_lines_list_the_files_and_splits_of_each_leak() -> None:
         "  2.jpg (val) and 3.jpg (test): group 'c'",
         "near-duplicates in train and test: 1",
         "  0.jpg (train) and 4.jpg (test): correlation 0.970",
+    ]
+    assert leak_lines(leaks.described_doubtful(names)) == [
         "possible near-duplicates in train and val: 1",
         "  1.jpg (train) and 2.jpg (val): correlation 0.970",
     ]
@@ -206,17 +209,19 @@ def test_lines_list_the_files_and_splits_of_each_leak() -> None:
         assert remedy in REMEDY
 
 
-def test_lines_of_a_doubtful_pair() -> None:
-    assert find_leaks(SPLIT, None, [], []).lines([]) == []
-    lines = find_leaks(SPLIT, None, [], [pair(0, 3, confirmed=False)]).lines(list("abcde"))
-    assert lines == ["possible near-duplicates in train and test: 1", "  a (train) and d (test): correlation 0.970"]
+def test_doubtful_pairs_are_not_described_with_other_leaks() -> None:
+    leaks = find_leaks(SPLIT, None, [], [pair(0, 3, confirmed=False)])
+    assert leaks.described(list("abcde")) == {}
+    assert list(leaks.described_doubtful(list("abcde"))) == ["possible near-duplicates in train and test"]
+    assert find_leaks(SPLIT, None, [], []).described_doubtful(list("abcde")) == {}
 
 
 def test_only_the_first_few_leaks_are_listed() -> None:
     split = ["train"] * 2000 + ["test"] * 2000
-    lines = find_leaks(split, None, [(row, 2000 + row) for row in range(2000)], []).lines(
-        [str(row) for row in range(4000)]
-    )
+    leaks = find_leaks(split, None, [(row, 2000 + row) for row in range(2000)], [])
+    described = leaks.described([str(row) for row in range(4000)])
+    lines = leak_lines(described)
     assert lines[0] == "identical files in train and test: 2,000"
-    assert lines[1:4] == [f"  {row} (train) and {2000 + row} (test)" for row in range(3)]
-    assert len(lines) == 4
+    assert lines[1:6] == [f"  {row} (train) and {2000 + row} (test)" for row in range(5)]
+    assert lines[6:] == ["  and 1,995 more"]
+    assert [len(leaks) for leaks in described.values()] == [2000]

@@ -1,14 +1,14 @@
 """Search for leaks and duplicates: identical files, and re-encoded, resized, flipped or cropped copies."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from numpy import ndarray
 
 from probmcl.console import Console
@@ -17,8 +17,8 @@ from probmcl.data.duplicates.hashing import Fingerprint, fingerprints
 from probmcl.data.duplicates.registration import correlations
 from probmcl.data.intensity import IntensityRange
 from probmcl.data.records import SPLITS
+from probmcl.errors import listed
 
-SHOWN = 3  # number of examples per kind of leak in a message
 REMEDY = (
     "Leaks inflate the scores. Remove one image from each pair, or drop the split column and let probmcl make the "
     "splits: it keeps copies together, and groups with `group=COLUMN`. `allow_leaks` trains anyway and records leaks"
@@ -68,6 +68,18 @@ class Duplicates(NamedTuple):
     def together(self) -> list[tuple[int, ...]]:
         """Return the sets of rows that must stay in one split: identical files and confirmed near-duplicates."""
         return [*self.exact, *((pair.one, pair.other) for pair in self.near if pair.confirmed)]
+
+    def take(self, rows: Int[ndarray, "K"]) -> "Duplicates":
+        """Return the duplicates among the given rows, numbered from 0; they must include all duplicates.
+
+        >>> found = Duplicates([Fingerprint("the file is empty")] * 4, [(1, 3)], []).take(np.array([1, 2, 3]))
+        >>> len(found.fingerprints), found.exact
+        (3, [(0, 2)])
+        """
+        new = {row: index for index, row in enumerate(rows.tolist())}
+        exact = [tuple(new[row] for row in same) for same in self.exact]
+        near = [replace(pair, one=new[pair.one], other=new[pair.other]) for pair in self.near]
+        return self._replace(fingerprints=[self.fingerprints[row] for row in new], exact=exact, near=near)
 
 
 def find_duplicates(
@@ -195,26 +207,37 @@ class Leaks:
         """True if training requires `allow_leaks`; doubtful pairs alone do not."""
         return bool(self.exact or self.groups or self.confirmed)
 
-    def lines(self, names: Sequence[str]) -> list[str]:
-        """Return text lines with the number of leaks of each kind and a few examples; `names` has one name per row."""
-        return [
-            *self._lines("identical files", [("", rows) for rows in self.exact], names),
-            *self._lines("same group", [(f": group {group!r}", rows) for group, rows in self.groups.items()], names),
-            *self._lines("near-duplicates", [_with_correlation(pair) for pair in self.confirmed], names),
-            *self._lines("possible near-duplicates", [_with_correlation(pair) for pair in self.doubtful], names),
-        ]
+    def described(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """Return the leaks that block training, by kind and splits; `names` has one name per row."""
+        return {
+            **self._described("identical files", [("", rows) for rows in self.exact], names),
+            **self._described("same group", [(f": group {name!r}", rows) for name, rows in self.groups.items()], names),
+            **self._described("near-duplicates", [_with_correlation(pair) for pair in self.confirmed], names),
+        }
 
-    def _lines(self, title: str, leaks: Sequence[tuple[str, tuple[int, ...]]], names: Sequence[str]) -> list[str]:
-        lines: list[str] = []
-        for one, other in combinations(SPLITS, 2):
-            examples = []
-            for detail, rows in leaks:
-                first = {self.split[row]: names[row] for row in reversed(rows)}
-                if one in first and other in first:
-                    examples.append(f"  {first[one]} ({one}) and {first[other]} ({other}){detail}")
-            if examples:
-                lines += [f"{title} in {one} and {other}: {len(examples):,}", *examples[:SHOWN]]
-        return lines
+    def described_doubtful(self, names: Sequence[str]) -> dict[str, list[str]]:
+        """Return the doubtful pairs by splits; `names` has one name per row."""
+        return self._described("possible near-duplicates", [_with_correlation(pair) for pair in self.doubtful], names)
+
+    def _described(
+        self, kind: str, leaks: Sequence[tuple[str, tuple[int, ...]]], names: Sequence[str]
+    ) -> dict[str, list[str]]:
+        described: dict[str, list[str]] = {}
+        for detail, rows in leaks:
+            first = {self.split[row]: names[row] for row in reversed(rows)}
+            for one, other in combinations([split for split in SPLITS if split in first], 2):
+                leak = f"{first[one]} ({one}) and {first[other]} ({other}){detail}"
+                described.setdefault(f"{kind} in {one} and {other}", []).append(leak)
+        return described
+
+
+def leak_lines(described: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return text lines with the number of leaks of each kind and a few examples.
+
+    >>> leak_lines({"identical files in train and test": ["a.jpg (train) and b.jpg (test)"]})
+    ['identical files in train and test: 1', '  a.jpg (train) and b.jpg (test)']
+    """
+    return [line for kind, leaks in described.items() for line in (f"{kind}: {len(leaks):,}", *listed(leaks))]
 
 
 def _with_correlation(pair: NearPair) -> tuple[str, tuple[int, ...]]:
@@ -226,23 +249,21 @@ def find_leaks(
     groups: Sequence[str] | None,
     exact: Iterable[tuple[int, ...]],
     near: Iterable[NearPair],
-    rows: Iterable[int] | None = None,
 ) -> Leaks:
-    """Return identical files, groups (of the images in `rows`) and similar pairs that are in more than one split.
+    """Return identical files, groups and similar pairs that are in more than one split.
 
     >>> leaks = find_leaks(["train", "test", "train"], ["a", "b", "b"], [(0, 1)], [NearPair(0, 2, 3, 0.99, True)])
     >>> leaks.blocks, leaks.exact, leaks.groups, leaks.confirmed
     (True, [(0, 1)], {'b': (1, 2)}, [])
-    >>> print(*leaks.lines(["0.jpg", "1.jpg", "2.jpg"])[:4], sep="\\n")
+    >>> print(*leak_lines(leaks.described(["0.jpg", "1.jpg", "2.jpg"])), sep="\\n")
     identical files in train and test: 1
       0.jpg (train) and 1.jpg (test)
     same group in train and test: 1
       2.jpg (train) and 1.jpg (test): group 'b'
     """
     members: dict[str, list[int]] = {}
-    if groups is not None:
-        for row in range(len(groups)) if rows is None else rows:
-            members.setdefault(groups[row], []).append(row)
+    for row, group in enumerate(groups or ()):
+        members.setdefault(group, []).append(row)
     across = [pair for pair in near if split[pair.one] != split[pair.other]]
     return Leaks(
         split,

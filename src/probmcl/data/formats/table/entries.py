@@ -13,7 +13,7 @@ from numpy import ndarray
 
 from probmcl.data.formats.table.columns import Columns
 from probmcl.data.formats.table.label_names import free_and_bound, refuse_none_with_others
-from probmcl.data.formats.table.lists import CLASSES, Classes, Lists, read_lists
+from probmcl.data.formats.table.lists import CLASSES, Classes, Lists, NoLabelsError, read_lists
 from probmcl.data.formats.table.policy import (
     BLANK,
     CROSSES,
@@ -131,6 +131,8 @@ def read_class_columns(
     _refuse_options_for_lists(table, columns, options)
     flags = [flags_of(table, column, _remedy(column), options.unknown_label) for column in names]
     counts = np.stack([np.bincount(column, minlength=BLANK + 1) for column in flags])
+    if not counts[:, [State.ABSENT, State.PRESENT]].any():
+        raise NoLabelsError(f"{table.path}: no cell of {listing(map(repr, names))} is 0 or 1; add labels")
     crosses = {*CROSSES, ""} >= {text.lower() for name in names for text in set(table.texts(name))}
     default = "negative" if crosses else "unknown"
     if not crosses:
