@@ -6,6 +6,7 @@ are typed there, with dashes.
 
 import difflib
 import operator
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +53,7 @@ class Question(DataError):
     def __str__(self) -> str:
         lines = [self.problem]
         for reading in self.readings:
-            options = " ".join(f"`{name}={value}`" for name, value in reading.options.items())
+            options = " ".join(f"`{name}={shlex.quote(value)}`" for name, value in reading.options.items())
             lines += [f"  {reading.meaning}: {options}", *(f"    {row}" for row in reading.rows)]
         return "\n".join(lines)
 

@@ -1,11 +1,28 @@
 """`probmcl train`: train a model on labeled images."""
 
+import shlex
+from typing import TYPE_CHECKING
+
 from probmcl import api
 from probmcl.cli.options import as_command
+from probmcl.console import Console
+
+if TYPE_CHECKING:
+    from probmcl.run.results import Run
+
+
+def print_next(run: "Run", console: Console) -> None:
+    """Print the command that predicts: the images without labels, if the data have such images."""
+    from probmcl.run_folder import METADATA, RunFolder
+
+    data = RunFolder(run.folder).read(METADATA)["data"] or {}
+    images = shlex.join(data.get("unlabeled", ())) or "IMAGES"
+    console.print(f"next: probmcl predict {run.folder} {images} --out predictions.csv")
+
 
 train = as_command(
     api.train,
-    lambda run, console: console.print(f"next: probmcl predict {run.folder} IMAGES --out predictions.csv"),
+    print_next,
     """Train a model on labeled images and keep it only if it beats a linear probe.
 
     All images and labels are checked first, as in probmcl check. Then a linear probe is fitted on the frozen encoder

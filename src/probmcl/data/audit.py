@@ -56,7 +56,8 @@ def prepare_data(
     if "error" in result:
         raise failure or DataError(result["error"])
     skipped = tuple(SkippedImage(**image) for image in result["skipped"])
-    source = replace(source, skipped=skipped, leaks_allowed=tuple(result["leaks"]))
+    unlabeled = records.origin.unlabeled if records.origin else ()
+    source = replace(source, skipped=skipped, leaks_allowed=tuple(result["leaks"]), unlabeled=unlabeled)
     records = records.without([image.path for image in skipped])
     records = with_split(records, np.array(result["split"])).with_note(result["note"])
     intensity = result["intensity"] and IntensityRange(**result["intensity"])

@@ -28,8 +28,7 @@ class ReadOptions:
         weight_column: column with sampling weights for training (default: detected; '' for none)
         separator: text between the labels in a list, such as ';' (default: detected)
         rows: whether a row of the table is an image or one label of an image (default: detected)
-        annotators: how rows of several annotators are merged if they disagree: majority (ties are unknown), any (a label
-            that one of them gave) or unknown
+        annotators: how labels of several annotators are merged: majority (ties are unknown), any or unknown
         blank: meaning of a blank cell: negative or unknown; CLASS=MEANING sets it for one class
         minus_one: meaning of -1: unknown (default), negative, positive or soft:P; CLASS=MEANING for one class
         unknown_label: labels that mean "not known", such as todo: the image has no known label
@@ -136,13 +135,20 @@ class SkippedImage:
 
 @dataclass(frozen=True)
 class DataSource:
-    """The data of a run: the arguments for reading them again, the skipped images and the leaks that were allowed."""
+    """The data of a run: the arguments for reading them again, and images that it does not use.
+
+    Attributes:
+        skipped: unreadable images.
+        leaks_allowed: descriptions of leaks that were allowed.
+        unlabeled: folders of images without labels.
+    """
 
     data: Path
     images: Path | None = None
     options: ReadOptions = ReadOptions()
     skipped: tuple[SkippedImage, ...] = ()
     leaks_allowed: tuple[str, ...] = ()
+    unlabeled: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, data: Path | str, images: Path | str | None, options: ReadOptions) -> DataSource:

@@ -104,7 +104,8 @@ class Paths(Sequence[Path]):
 class Origin:
     """Where records come from: the table or folder, how it was read, the line of each image in the table, and warnings.
 
-    `description` has one line per decision.
+    `description` has one line per decision. `unlabeled` are folders of images without labels, which are not in the
+    records.
 
     >>> print(Origin(Path("labels.csv"), "path column 'file'\\nlabels: column 'tags'", lines=(2, 3)))
     labels.csv: path column 'file'
@@ -115,6 +116,7 @@ class Origin:
     description: str
     lines: tuple[int, ...] | None = None
     warnings: tuple[str, ...] = ()
+    unlabeled: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.path}: {chr(10).join([self.description, *self.warnings])}".replace("\n", "\n  ")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from probmcl.data.formats.table.lists import CLASSES, Classes, NoLabelsError
 from probmcl.data.formats.table.paths import FileIndex, find_path_column
-from probmcl.data.formats.table.policy import flag_value, holds_flags
+from probmcl.data.formats.table.policy import CROSSES, flag_value, holds_flags
 from probmcl.data.formats.table.sheet import (
     LIST_ITEM,
     Table,
@@ -112,7 +112,9 @@ def _role(table: Table, value: str | None, names: Sequence[str], taken: set[str]
 
 
 def _with_labels(table: Table, columns: Columns, rest: list[str], classes: Classes, options: ReadOptions) -> Columns:
-    flags = [column for column in rest if holds_flags(_counted(table, column, options))]
+    flags = [
+        name for name in rest if holds_flags(text for text in _counted(table, name, options) if text not in CROSSES)
+    ]
     labels = _label_columns(table, rest, flags, options)
     if not labels:
         of_classes = _class_columns(table, rest, classes, options)

@@ -137,7 +137,7 @@ def read_class_columns(
     default = "negative" if crosses else "unknown"
     if not crosses:
         _ask_about_blanks(table, names, counts, policy)
-        _ask_about_classes_without_negatives(table, names, counts, policy)
+        _ask_about_classes_without_negatives(table, names, flags, policy)
     blanks = policy.blank_states(names, default=default)
     states = [np.where(column == BLANK, blank, column) for column, blank in zip(flags, blanks, strict=True)]
     if columns.difficult:
@@ -197,12 +197,19 @@ def _ask_about_blanks(table: Table, names: Sequence[str], counts: Int[ndarray, "
 
 
 def _ask_about_classes_without_negatives(
-    table: Table, names: Sequence[str], counts: Int[ndarray, "C 5"], policy: LabelPolicy
+    table: Table, names: Sequence[str], flags: Sequence[UInt8[ndarray, "N"]], policy: LabelPolicy
 ) -> None:
-    """Ask about classes with 1s and blanks but no 0s: if blanks were unknown, all known labels would be positive."""
-    absent = counts[:, State.ABSENT] + counts[:, State.UNCERTAIN] * (policy.chance(names) == 0)
-    positive_only = (counts[:, State.PRESENT] > 0) & (counts[:, BLANK] > 0) & (absent == 0)
-    classes = [name for name, only in zip(names, positive_only, strict=True) if only and name not in policy.blank_of]
+    """Ask about classes with 1s and blanks but no 0s: if blanks were unknown, all known labels would be positive.
+
+    With several files, this holds for each of them: the rules for blanks may differ.
+    """
+    starts = [start for start, _ in table.files[1:]]
+    settled = policy.chance(names) == 0
+    classes = []
+    for name, column, is_absent in zip(names, flags, settled, strict=True):
+        counts = [np.bincount(part, minlength=BLANK + 1) for part in np.split(column, starts)]
+        only = [c[State.PRESENT] and c[BLANK] and not c[State.ABSENT] + c[State.UNCERTAIN] * is_absent for c in counts]
+        classes += [name] if any(only) and name not in policy.blank_of else []
     if classes and not policy.blank:
         raise Question(
             f"{table.path}: {'column' if len(classes) == 1 else 'columns'} {listing(map(repr, classes))}: there are 1s "

@@ -82,7 +82,9 @@ class FileIndex:
         prefix = len(_common_folders(texts))
         places = [Place(root, n, slash) for slash in backslashes for n in range(prefix + 1) for root in self.roots]
         counts = [sum(self.has(place.path(text)) for text in texts) for place in places]
-        return [(place, count) for place, count in zip(places, counts, strict=True) if count == max(counts)]
+        best = [place for place, count in zip(places, counts, strict=True) if count == max(counts)]
+        same = [place for place in best if place.dropped == best[0].dropped]  # the fewest folders
+        return [(place, max(counts)) for place in same if place.backslashes == best[0].backslashes]
 
     def count(self, texts: Sequence[str]) -> int:
         """Return how many of the texts match files."""

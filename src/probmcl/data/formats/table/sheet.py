@@ -190,8 +190,7 @@ def _with_width(where: str, row: list[str], width: int, delimiter: str, named_la
     if len(row) == width:
         return row
     remedy = f"quote cells that contain {delimiter!r}" if len(row) > width else "add the missing cells"
-    cells = f"{len(row)} {'cell' if len(row) == 1 else 'cells'}"
-    raise DataError(f"{where}: {cells}, but {width} columns; {remedy}")
+    raise DataError(f"{where}: {len(row)} cells, but {width} columns; {remedy}")
 
 
 def _load_parquet(path: Path, fits: Fits) -> Table:

@@ -63,7 +63,7 @@ def read_tables(
         names = listing(str(candidate.path.relative_to(folder)) for candidate in labeled)
         records = records.with_note(f"one table per split: {names}")
     records = _with_listed_splits(records, folder)
-    return records.with_note(_unlabeled_note(folder, candidates, records))
+    return _with_unlabeled(records, _unlabeled(folder, candidates, records))
 
 
 def split_of(name: str) -> Split | None:
@@ -84,7 +84,7 @@ def recognizes(folder: Path) -> bool:
 
 def _candidates(folder: Path, options: ReadOptions, images: Path | None) -> list[Candidate]:
     """Return the tables in a folder that name images or, if there are none, those in its split folders."""
-    subfolders = sorted(path for path in folder.iterdir() if path.is_dir())
+    subfolders = sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_dir())
     for paths in (table_files(folder), [file for sub in subfolders for file in _tables_of_split(sub)]):
         found = [candidate for path in paths if (candidate := _candidate(path, folder, options, images))]
         if found:
@@ -222,15 +222,19 @@ def _with_listed_splits(records: Records, folder: Path) -> Records:
     return with_split(records, np.array(splits)).with_note(f"splits from {names}")
 
 
-def _unlabeled_note(folder: Path, candidates: Sequence[Candidate], records: Records) -> str:
-    """Return a note on images without labels, and the command that predicts them."""
+def _unlabeled(folder: Path, candidates: Sequence[Candidate], records: Records) -> list[str]:
+    """Return the folders of images that only tables without labels name, and test folders that no table names."""
     used = {os.path.dirname(path) for path in records.paths.texts}  # noqa: PTH120
-    names = {candidate.folder for candidate in candidates if not candidate.labeled}
-    tests = [sub for sub in sorted(folder.iterdir()) if sub.is_dir() and split_of(sub.name) == "test"]
-    names |= {
-        str(sub) for sub in tests if not any(Path(path).is_relative_to(sub) for path in used) and any(images_below(sub))
-    }
-    if not names:
-        return ""
-    where = " ".join(sorted(names))
-    return f"images without labels are not used; to predict them: probmcl predict RUN {where}"
+    folders = {candidate.folder for candidate in candidates if not candidate.labeled}
+    for sub in sorted(folder.iterdir()):
+        is_test = sub.is_dir() and split_of(sub.name) == "test"
+        if is_test and not any(Path(path).is_relative_to(sub) for path in used) and any(images_below(sub)):
+            folders.add(str(sub))
+    return sorted(folders)
+
+
+def _with_unlabeled(records: Records, folders: Sequence[str]) -> Records:
+    if not folders or records.origin is None:
+        return records
+    records = records.with_note(f"not used, because they have no labels: images in {listing(folders)}")
+    return replace(records, origin=replace(records.origin, unlabeled=tuple(folders)))
