@@ -5,17 +5,28 @@ import itertools
 import os
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b, file_digest
 from pathlib import Path
 
-from probmcl.data.records import Missing
+from probmcl.data.records import Missing, Split
 from probmcl.errors import DataError
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm", ".pbm"),
     *(".jp2", ".avif", ".dcm", ".dicom"),
 )
+SPLIT_FOLDERS: Mapping[str, Split] = {
+    "train": "train",
+    "training": "train",
+    "validation": "val",
+    "valid": "val",
+    "val": "val",
+    "dev": "val",
+    "test": "test",
+    "testing": "test",
+}
+"""The split for each folder name, in lower case."""
 PIECE = 4096  # bytes compared at the start, middle and end of files of equal size, to rule out most of them
 
 
@@ -67,10 +78,24 @@ def named_images(
     """
     existing = {path.name for path in folder.iterdir()} if folder.is_dir() else set()  # faster than one stat per file
     absent = [name for name in names if name not in existing]
-    if absent and (missing == "error" or len(absent) == len(names)):
-        share = f"{len(absent)} of {len(names)} missing"
-        raise DataError(f"{source}: {absent[0]!r} is not in {folder} ({share}); {remedy}")
+    refuse_absent(absent, len(names), folder, source=source, remedy=remedy, missing=missing)
     return [folder / name for name in names]
+
+
+def refuse_absent(
+    absent: Sequence[str], count: int, folder: Path, *, source: Path, remedy: str, missing: Missing
+) -> None:
+    """Raise `DataError` if any of the images is absent; with `missing="keep"`, only if all of them are."""
+    if absent and (missing == "error" or len(absent) == count):
+        share = f"{len(absent):,} of {count:,} missing"
+        raise DataError(f"{source}: {absent[0]!r} is not in {folder} ({share}); {remedy}")
+
+
+def split_folders(folder: Path) -> dict[Path, Split]:
+    """Return the subfolders that have the name of a split, in the order of `SPLIT_FOLDERS`."""
+    splits = [path for path in folder.glob("*") if path.name.lower() in SPLIT_FOLDERS and path.is_dir()]
+    splits.sort(key=lambda path: (list(SPLIT_FOLDERS).index(path.name.lower()), path.name))
+    return {path: SPLIT_FOLDERS[path.name.lower()] for path in splits}
 
 
 def expand(source: str | Path) -> Iterator[Path]:

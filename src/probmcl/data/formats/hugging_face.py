@@ -1,27 +1,17 @@
 """The Hugging Face layout for images: one folder per split, with its images and a `metadata.csv`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from probmcl.data.formats.table.columns import ID_AS_PATH, PATH, has_path_column
 from probmcl.data.formats.table.sheet import SUFFIXES, Table, load, named, refuse_missing_column
 from probmcl.data.formats.table.table import has_image_paths, records_of
+from probmcl.data.image_files import SPLIT_FOLDERS, split_folders
 from probmcl.data.options import ReadOptions
 from probmcl.data.records import Missing, Records, Split
 from probmcl.errors import DataError
 
-SPLIT_FOLDERS: Mapping[str, Split] = {
-    "train": "train",
-    "training": "train",
-    "validation": "val",
-    "valid": "val",
-    "val": "val",
-    "dev": "val",
-    "test": "test",
-    "testing": "test",
-}
-"""The split for each folder name, in lower case."""
 FOLDER = "split folder"  # name of an added column
 
 
@@ -63,10 +53,7 @@ def read_hugging_face(
 
 
 def _tables(folder: Path) -> list[Path]:
-    order = list(SPLIT_FOLDERS)
-    splits = [path for path in folder.glob("*") if path.name.lower() in order and path.is_dir()]
-    splits.sort(key=lambda path: (order.index(path.name.lower()), path.name))
-    tables = [path / f"metadata{suffix}" for path in splits for suffix in SUFFIXES]
+    tables = [path / f"metadata{suffix}" for path in split_folders(folder) for suffix in SUFFIXES]
     return [path for path in tables if path.is_file() and has_image_paths(path)]
 
 
