@@ -93,9 +93,12 @@ def refuse_absent(
 
 def split_folders(folder: Path) -> dict[Path, Split]:
     """Return the subfolders that have the name of a split, in the order of `SPLIT_FOLDERS`."""
-    splits = [path for path in folder.glob("*") if path.name.lower() in SPLIT_FOLDERS and path.is_dir()]
-    splits.sort(key=lambda path: (list(SPLIT_FOLDERS).index(path.name.lower()), path.name))
-    return {path: SPLIT_FOLDERS[path.name.lower()] for path in splits}
+    if not folder.is_dir():
+        return {}
+    with os.scandir(folder) as entries:  # faster than a path for each of a million images
+        names = [entry.name for entry in entries if entry.name.lower() in SPLIT_FOLDERS and entry.is_dir()]
+    names.sort(key=lambda name: (list(SPLIT_FOLDERS).index(name.lower()), name))
+    return {folder / name: SPLIT_FOLDERS[name.lower()] for name in names}
 
 
 def expand(source: str | Path) -> Iterator[Path]:

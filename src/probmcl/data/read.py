@@ -96,7 +96,7 @@ def _format(data: Path, name: str | None) -> str:
     if name is not None and name not in {**FORMATS, **VARIANTS}:
         raise OptionError("format", name, f"is not a format; {suggestion(name, {**FORMATS, **VARIANTS})}")
     if not data.exists():
-        raise DataError(f"{data} does not exist; DATA must be a table or a folder")
+        raise DataError(f"{data} does not exist; DATA must be a table, an annotation file or a folder")
     if data.is_dir():
         return name or _recognized(data)
     formats = FORMATS_OF_FILES.get(data.suffix.lower(), ())

@@ -14,8 +14,8 @@ def result(*labels: str, kind: str = "choices", field: str = "tags") -> dict[str
     return {"from_name": field, "to_name": "image", "type": kind, "value": {kind: list(labels), "x": 1.5}}
 
 
-def annotation(*results: dict[str, Any], number: int = 1, cancelled: bool = False) -> dict[str, Any]:
-    return {"id": number, "completed_by": 1, "result": list(results), "was_cancelled": cancelled, "lead_time": 4.2}
+def annotation(*results: dict[str, Any], number: int = 1, canceled: bool = False) -> dict[str, Any]:
+    return {"id": number, "completed_by": 1, "result": list(results), "was_cancelled": canceled, "lead_time": 4.2}
 
 
 def task(image: str, *annotations: dict[str, Any], number: int = 1, key: str = "annotations") -> dict[str, Any]:
@@ -52,9 +52,9 @@ def test_labels_of_regions_are_labels(tmp_path: Path, kind: str) -> None:
     assert summary(read(tmp_path, seed=None), tmp_path) == {"1.jpg": "train ++"}
 
 
-def test_cancelled_annotations_are_skipped(tmp_path: Path) -> None:
-    cancelled = annotation(result("dog"), number=2, cancelled=True)
-    tasks = task("1.jpg", annotation(result("cat")), cancelled), task("2.jpg", cancelled)
+def test_canceled_annotations_are_skipped(tmp_path: Path) -> None:
+    canceled = annotation(result("dog"), number=2, canceled=True)
+    tasks = task("1.jpg", annotation(result("cat")), canceled), task("2.jpg", canceled)
     records = read(write(tmp_path, "1.jpg 2.jpg", *tasks), seed=None)
     assert summary(records, tmp_path) == {"1.jpg": "train +", "2.jpg": "train ?"}
 

@@ -44,20 +44,18 @@ def find_images(
 
 
 def refuse_shared(source: Path, names: Sequence[str], paths: Sequence[Path]) -> None:
-    """Raise `DataError` if two different names stand for the same file."""
+    """Raise `DataError` if two different names match the same file."""
     first: dict[Path, str] = {}
     for name, path in zip(names, paths, strict=True):
         if first.setdefault(path, name) != name:
-            raise DataError(
-                f"{source}: {first[path]!r} and {name!r} both match {path}; restore the folders of the images"
-            )
+            raise DataError(f"{source}: {first[path]!r} and {name!r} both match {path}; give each its own file")
 
 
 def image_root(path: Path) -> Path:
     """Return the folder in which the images of an annotation file or folder are searched.
 
-    For a file, it is the folder of the file or, if there are no images below it, its parent if that has `images/` or
-    if the folder of the file is named `annotations`.
+    For a file, this is its folder. If that contains no images, and either is named `annotations` or is next to a folder
+    `images`, it is the parent of the folder.
     """
     if path.is_dir():
         return path

@@ -29,7 +29,7 @@ def recognizes(path: Path) -> bool:
 def read_label_studio(path: Path, *, missing: Missing = "error") -> Records:
     """Read the choices and the labels of regions in each task as labels of its image.
 
-    Cancelled annotations are skipped. All labels of an image without annotations are unknown. Annotations of the same
+    Canceled annotations are skipped. All labels of an image without annotations are unknown. Annotations of the same
     image must agree. Images are searched below the folder, with or without the prefix of uploaded files.
     """
     files = _exports(path)

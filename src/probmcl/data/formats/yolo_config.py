@@ -32,7 +32,7 @@ def config_files(path: Path) -> list[Path]:
     >>> config_files(Path("nowhere"))
     []
     """
-    files = sorted(path.glob("*")) if path.is_dir() else [path]
+    files = sorted(file for suffix in SUFFIXES for file in path.glob(f"*{suffix}")) if path.is_dir() else [path]
     files = [file for file in files if file.suffix.lower() in SUFFIXES and file.is_file()]
     texts = {file: file.read_text(encoding="utf-8", errors="replace") for file in files}
     return [file for file, text in texts.items() if all(pattern.search(text) for pattern in IS_CONFIG)]
