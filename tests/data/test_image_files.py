@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from probmcl.data.image_files import IMAGE_SUFFIXES, equal_files, expand, is_image, walk
+from probmcl.data.image_files import IMAGE_SUFFIXES, equal_files, expand, is_image, split_folders, walk
 from probmcl.data.intensity import NEVER_DEEP
 from probmcl.errors import DataError
 
@@ -52,3 +52,16 @@ def test_equal_files_within_one_group_and_between_two(tmp_path: Path) -> None:
     ours, theirs = equal_files([c, a], [b, str(tmp_path / "nowhere")])
     assert ([*ours], [*theirs]) == ([a], [b])
     assert ours[a] == theirs[b]
+
+
+def test_split_folders_are_in_order(tmp_path: Path) -> None:
+    for name in ("test", "Valid", "train", "images"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "val").touch()
+    assert split_folders(tmp_path) == {
+        tmp_path / "train": "train",
+        tmp_path / "Valid": "val",
+        tmp_path / "test": "test",
+    }
+    assert list(split_folders(tmp_path)) == [tmp_path / name for name in ("train", "Valid", "test")]
+    assert split_folders(tmp_path / "nowhere") == {}

@@ -78,10 +78,27 @@ def named_images(
     """
     existing = {path.name for path in folder.iterdir()} if folder.is_dir() else set()  # faster than one stat per file
     absent = [name for name in names if name not in existing]
-    if absent and (missing == "error" or len(absent) == len(names)):
-        share = f"{len(absent)} of {len(names)} missing"
-        raise DataError(f"{source}: {absent[0]!r} is not in {folder} ({share}); {remedy}")
+    refuse_absent(absent, len(names), folder, source=source, remedy=remedy, missing=missing)
     return [folder / name for name in names]
+
+
+def refuse_absent(
+    absent: Sequence[str], count: int, folder: Path, *, source: Path, remedy: str, missing: Missing
+) -> None:
+    """Raise `DataError` if any of the images is absent; with `missing="keep"`, only if all of them are."""
+    if absent and (missing == "error" or len(absent) == count):
+        share = f"{len(absent):,} of {count:,} missing"
+        raise DataError(f"{source}: {absent[0]!r} is not in {folder} ({share}); {remedy}")
+
+
+def split_folders(folder: Path) -> dict[Path, Split]:
+    """Return the subfolders that have the name of a split, in the order of `SPLIT_FOLDERS`."""
+    if not folder.is_dir():
+        return {}
+    with os.scandir(folder) as entries:  # faster than a path for each of a million images
+        names = [entry.name for entry in entries if entry.name.lower() in SPLIT_FOLDERS and entry.is_dir()]
+    names.sort(key=lambda name: (list(SPLIT_FOLDERS).index(name.lower()), name))
+    return {folder / name: SPLIT_FOLDERS[name.lower()] for name in names}
 
 
 def expand(source: str | Path) -> Iterator[Path]:

@@ -20,7 +20,7 @@ class ReadOptions:
     """How data are read. Options that are not given are detected from the data.
 
     Attributes:
-        format: table, hugging_face, folders, coco, voc or adp (default: detected)
+        format: table, hugging_face, folders, coco, voc, yolo, label_studio or adp (default: detected)
         path_column: column with the image paths (default: detected)
         labels_column: column with a list of labels, or with one label per row (default: detected)
         split_column: column with train, val or test (default: detected; '' for none)

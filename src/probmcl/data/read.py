@@ -19,10 +19,19 @@ FORMATS: Mapping[str, str] = {
     "hugging_face": "probmcl.data.formats.hugging_face",
     "coco": "probmcl.data.formats.coco",
     "voc": "probmcl.data.formats.voc",
+    "yolo": "probmcl.data.formats.yolo",
+    "label_studio": "probmcl.data.formats.label_studio",
     "adp": "probmcl.data.formats.adp",
     "folders": "probmcl.data.formats.folders",
 }
-"""Modules by format. Each defines `recognizes(folder)` and `read_NAME(folder, missing=…)`; tables take more options."""
+"""Modules by format. Each defines `recognizes(path)` and `read_NAME(path, missing=…)`; tables take more options."""
+
+FORMATS_OF_FILES: Mapping[str, Sequence[str]] = {
+    ".json": ("coco", "label_studio"),
+    ".yaml": ("yolo",),
+    ".yml": ("yolo",),
+}
+"""Formats, apart from tables, that DATA can have if it is a file, by its suffix."""
 
 VARIANTS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "coco2014": ("coco", {"year": "2014"}),
@@ -45,7 +54,7 @@ def read(
     """Read a table, or a folder with a recognized layout.
 
     Args:
-        data: a table or a folder.
+        data: a table, an annotation file (COCO or Label Studio JSON, or the data.yaml of YOLO) or a folder.
         images: the folder that image paths are relative to (default: the table's folder, or `images/` in it).
         options: how the data are read.
         keep: other columns of the table to keep in the records.
@@ -87,12 +96,13 @@ def _format(data: Path, name: str | None) -> str:
     if name is not None and name not in {**FORMATS, **VARIANTS}:
         raise OptionError("format", name, f"is not a format; {suggestion(name, {**FORMATS, **VARIANTS})}")
     if not data.exists():
-        raise DataError(f"{data} does not exist; DATA must be a table or a folder")
+        raise DataError(f"{data} does not exist; DATA must be a table, an annotation file or a folder")
     if data.is_dir():
         return name or _recognized(data)
-    if name not in (None, "table"):
+    formats = FORMATS_OF_FILES.get(data.suffix.lower(), ())
+    if name not in (None, "table", *formats):
         raise OptionError("format", name, f"needs a folder, but {data} is a file; pass its folder")
-    return "table"
+    return name or next((name for name in formats if import_module(FORMATS[name]).recognizes(data)), "table")
 
 
 def _recognized(folder: Path) -> str:
@@ -110,8 +120,8 @@ def _recognized(folder: Path) -> str:
         return "folders"
     raise DataError(
         f"{folder} has no recognized layout; expected a table (.csv, .tsv or .parquet) with a path column, "
-        "metadata.csv in train/, validation/ and test/, annotations/instances_*.json (MS-COCO), a PASCAL VOC devkit, "
-        "the CSV file of the ADP release, or one folder of images per class"
+        "metadata.csv in train/, validation/ and test/, JSON in the format of MS-COCO or Label Studio, PASCAL VOC (XML "
+        "files or the devkit), YOLO (data.yaml or classes.txt), the ADP release, or one folder of images per class"
     )
 
 

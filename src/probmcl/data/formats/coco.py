@@ -1,4 +1,4 @@
-"""The released layout of MS-COCO: image folders and `annotations/instances_*.json`, read for the classes only.
+"""COCO: the released layout of MS-COCO (image folders and `annotations/instances_*.json`), or any COCO JSON file.
 
 Lin et al., Microsoft COCO: Common Objects in Context, ECCV 2014.
 """
@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal, get_args
 
-import msgspec
 import numpy as np
 
+from probmcl.data.formats.annotations import read_json
+from probmcl.data.formats.coco_json import Instances, annotated, coco_files, names_by_id, read_coco_json
 from probmcl.data.image_files import named_images
-from probmcl.data.labels import LabelStates, State
+from probmcl.data.labels import LabelStates
 from probmcl.data.records import Missing, Origin, Records, Split
 from probmcl.errors import DataError
 
@@ -21,56 +22,35 @@ YEARS: tuple[Year, ...] = get_args(Year)
 PARTS: tuple[tuple[str, Split], ...] = (("train", "train"), ("val", "test"))
 
 
-class _Image(msgspec.Struct, frozen=True, gc=False):
-    id: int
-    file_name: str
-
-
-class _Annotation(msgspec.Struct, frozen=True, gc=False):
-    image_id: int
-    category_id: int
-
-
-class _Category(msgspec.Struct, frozen=True, gc=False):
-    id: int
-    name: str
-
-
-class _Instances(msgspec.Struct, frozen=True):
-    """The fields of an instances file that are needed for labels. The parser skips all others."""
-
-    images: list[_Image]
-    annotations: list[_Annotation]
-    categories: list[_Category]
-
-
-def recognizes(folder: Path) -> bool:
-    """Return whether the folder has the MS-COCO layout.
+def recognizes(path: Path) -> bool:
+    """Return whether the folder has the MS-COCO layout or COCO files, or the path is a COCO file.
 
     >>> recognizes(Path("nowhere"))
     False
     """
-    return bool(_years(folder))
+    return bool(_years(path) or coco_files(path))
 
 
 def read_coco(folder: Path, *, year: Year | None = None, missing: Missing = "error") -> Records:
-    """Read MS-COCO 2014 or 2017: the given year, or the only one in the folder.
+    """Read MS-COCO 2014 or 2017: the given year, or the only one in the folder. Other COCO files are read as they are.
 
     `annotations/instances_train2014.json` is train, `instances_val2014.json` is test; one of them may be missing.
     Images are in `train2014/` and `val2014/`, or in the same folders under `images/`. Classes are in the order of their
     category ids. Crowd annotations count as labels, as in published loaders. Images without annotations are dropped, as
     in most papers. With `missing="keep"`, images whose files do not exist are kept.
     """
+    if year is None and not _years(folder) and coco_files(folder):
+        return read_coco_json(folder, missing=missing)
     year = _year(folder, year)
     tables = _tables(folder, year)
-    parsed = {split: _parse(table) for split, table in tables.items()}
+    parsed = {split: read_json(table, Instances) for split, table in tables.items()}
     categories = _categories(tables, parsed)
     columns = {category: column for column, category in enumerate(categories)}
     paths: list[Path] = []
     splits: list[Split] = []
     labels: list[LabelStates] = []
     for split, instances in parsed.items():
-        present = _labels(tables[split], instances, columns)
+        present = annotated(tables[split], instances, columns, len(columns))
         kept = np.flatnonzero(np.diff(present.starts))
         paths += _paths(folder, tables[split], [instances.images[row].file_name for row in kept], missing)
         splits += [split] * len(kept)
@@ -105,15 +85,8 @@ def _year(folder: Path, wanted: Year | None) -> Year:
     return wanted or years[0]
 
 
-def _parse(table: Path) -> _Instances:
-    try:
-        return msgspec.json.decode(table.read_bytes(), type=_Instances)
-    except msgspec.DecodeError as error:
-        raise DataError(f"{table}: {error}; download the annotations again, or correct the file") from error
-
-
-def _categories(tables: Mapping[Split, Path], parsed: Mapping[Split, _Instances]) -> dict[int, str]:
-    by_table = {tables[split]: _names_by_id(tables[split], instances) for split, instances in parsed.items()}
+def _categories(tables: Mapping[Split, Path], parsed: Mapping[Split, Instances]) -> dict[int, str]:
+    by_table = {tables[split]: names_by_id(tables[split], instances) for split, instances in parsed.items()}
     (first, names), *others = by_table.items()
     for table, other in others:
         if other != names:
@@ -121,34 +94,6 @@ def _categories(tables: Mapping[Split, Path], parsed: Mapping[Split, _Instances]
             category = f"id {number}, {name!r}"
             raise DataError(f"{table}: categories differ from {first.name} ({category}); use files from the same year")
     return names
-
-
-def _names_by_id(table: Path, instances: _Instances) -> dict[int, str]:
-    names: dict[int, str] = {}
-    for category in sorted(instances.categories, key=lambda category: category.id):
-        if category.id in names or category.name in names.values():
-            raise DataError(f"{table}: the id or name of category {category.id}, {category.name!r}, is not unique")
-        names[category.id] = category.name
-    return names
-
-
-def _labels(table: Path, instances: _Instances, columns: Mapping[int, int]) -> LabelStates:
-    rows: dict[int, int] = {}
-    for row, image in enumerate(instances.images):
-        if rows.setdefault(image.id, row) != row:
-            repeated = f"id {image.id} is also the id of images[{rows[image.id]}]"
-            raise DataError(f"{table}: images[{row}]: {repeated}; remove one")
-    images = [rows.get(annotation.image_id, -1) for annotation in instances.annotations]
-    classes = [columns.get(annotation.category_id, -1) for annotation in instances.annotations]
-    entries = np.array([images, classes], dtype=np.int64).reshape(2, -1)
-    if (entries < 0).any():
-        number = int((entries < 0).any(axis=0).argmax())
-        annotation = instances.annotations[number]
-        no_image = f"no image has the id {annotation.image_id}; remove the annotation"
-        no_category = f"no category has the id {annotation.category_id}; add the category"
-        raise DataError(f"{table}: annotations[{number}]: {no_image if images[number] < 0 else no_category}")
-    states = np.full(entries.shape[1], State.PRESENT, dtype=np.uint8)
-    return LabelStates.from_entries(entries[0], entries[1], states, (len(rows), len(columns)))
 
 
 def _paths(folder: Path, table: Path, names: list[str], missing: Missing) -> list[Path]:

@@ -6,12 +6,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
+from probmcl.data.formats.annotations import label_states
 from probmcl.data.formats.table.label_names import case_warnings
 from probmcl.data.formats.table.sheet import listing
 from probmcl.data.image_files import SPLIT_FOLDERS, equal_files, images_below, is_image
-from probmcl.data.labels import LabelStates, State
+from probmcl.data.labels import State
 from probmcl.data.records import Missing, Origin, Records, Split
 from probmcl.errors import DataError
 from probmcl.run_folder import is_run
@@ -84,15 +83,8 @@ def read_folders(folder: Path, *, missing: Missing = "error") -> Records:
     images, names = list(copies.values()), sorted({file.label for file in files})
     paths, splits = [Path(files[0].path) for files in images], [files[0].split for files in images]
     origin = Origin(folder, _describe(layout, names, images))
-    return Records.from_labels(names, paths, splits, _states(names, images), origin=origin)
-
-
-def _states(names: list[str], images: list[list[_File]]) -> LabelStates:
-    index = {name: k for k, name in enumerate(names)}
-    rows = np.repeat(np.arange(len(images)), [len(copies) for copies in images])
-    classes = np.array([index[file.label] for copies in images for file in copies], dtype=np.int64)
-    states = np.full(len(rows), State.PRESENT, dtype=np.uint8)
-    return LabelStates.from_entries(rows, classes, states, (len(images), len(names)))
+    labels = [dict.fromkeys((file.label for file in files), State.PRESENT) for files in images]
+    return Records.from_labels(names, paths, splits, label_states(names, labels), origin=origin)
 
 
 def _describe(layout: _Layout, names: list[str], images: list[list[_File]]) -> str:

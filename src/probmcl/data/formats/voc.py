@@ -1,4 +1,4 @@
-"""The layout of the PASCAL VOC devkit: a folder of images, and one text file per class and split.
+"""PASCAL VOC: the devkit, which has one text file per class and split, or XML files only.
 
 Everingham et al., The PASCAL Visual Object Classes (VOC) Challenge, IJCV 88, 2010.
 """
@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
+from probmcl.data.formats.voc_xml import has_xml, read_voc_xml
 from probmcl.data.image_files import named_images
 from probmcl.data.records import SPLITS, Missing, Origin, Records, Split
 from probmcl.errors import DataError
@@ -17,7 +18,7 @@ MARKS = ("1", "0", "-1")  # present, present but difficult to see, absent
 
 
 def recognizes(folder: Path) -> bool:
-    """Return whether the folder is, or contains, a year of the VOC devkit.
+    """Return whether the folder is, or contains, a year of the VOC devkit, or has annotations as XML files.
 
     >>> recognizes(Path("nowhere"))
     False
@@ -31,15 +32,18 @@ def read_voc(folder: Path, *, missing: Missing = "error") -> Records:
     `ImageSets/Main/<class>_<split>.txt` has 1 (present), -1 (absent) or 0 (difficult) for each image. As in the
     challenge, difficult labels are unknown in training and in evaluation. Classes are in alphabetical order. The splits
     train, val and test are read if they exist; without train files, trainval is used as train. With `missing="keep"`,
-    images whose files do not exist are kept.
+    images whose files do not exist are kept. Without class files, the XML files are read.
     """
     years = _years(folder)
     if not years:
-        raise DataError(f"{folder}: no ImageSets/Main/ here or in VOCdevkit/VOC2007/; pass the folder of one VOC year")
+        remedy = "pass the folder of one VOC year"
+        raise DataError(f"{folder}: no ImageSets/Main/ here or in VOCdevkit/VOC2007/, and no XML files; {remedy}")
     if len(years) > 1:
         raise DataError(f"{folder} has {years[0].name} and {years[1].name}; pass the folder of one, such as {years[0]}")
     year, main = years[0], years[0] / "ImageSets" / "Main"
     sets = {split: files for split in SPLITS if (files := _class_files(main, split))}
+    if not sets and has_xml(year):
+        return read_voc_xml(year, missing=missing)
     names = _classes(main, sets)
     ids: list[str] = []
     splits: list[Split] = []
@@ -64,7 +68,7 @@ def read_voc(folder: Path, *, missing: Missing = "error") -> Records:
 
 def _years(folder: Path) -> list[Path]:
     candidates = (folder, *sorted(folder.glob("VOC[0-9]*")), *sorted(folder.glob("VOCdevkit/VOC[0-9]*")))
-    return [path for path in candidates if (path / "ImageSets" / "Main").is_dir()]
+    return [path for path in candidates if (path / "ImageSets" / "Main").is_dir() or has_xml(path)]
 
 
 def _class_files(main: Path, split: Split) -> dict[str, Path]:

@@ -34,7 +34,7 @@ SPLIT_VALUES: Mapping[str, Split] = {
     "validation": "val",
     "test": "test",
 }
-SHOWN_ROWS = 3  # rows of the table in a question
+SHOWN_ROWS = 3  # rows of the table in a question about columns; others show two
 BLOCK = 10_000  # images that readings are compared on at once
 SHOWN_LABELS = 6  # labels of a row in a question
 
@@ -181,7 +181,7 @@ def _answer(question: Question, read: Callable[[ReadOptions], Records], options:
         except DataError:
             continue
     possible = [records for _, records in results if records is not None]
-    rows = _differing_rows(possible)
+    rows = _differing_rows(possible)[: SHOWN_ROWS if "labels_column" in question.readings[0].options else 2]
     if possible and len(possible) == len(results) and not rows:
         return possible[0]
     shown = [
