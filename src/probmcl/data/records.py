@@ -19,6 +19,7 @@ from probmcl.data.labels import LabelStates, State
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
+NO_LABELS = "images without labels, which are not used"
 Missing = Literal["error", "keep"]  # whether a missing file is an error or is kept for the audit to report
 
 

@@ -11,7 +11,7 @@ from probmcl.data.formats.table.label_names import case_warnings
 from probmcl.data.formats.table.sheet import listing
 from probmcl.data.image_files import SPLIT_FOLDERS, equal_files, images_below, is_image
 from probmcl.data.labels import State
-from probmcl.data.records import Missing, Origin, Records, Split
+from probmcl.data.records import NO_LABELS, Missing, Origin, Records, Split
 from probmcl.errors import DataError
 from probmcl.run_folder import is_run
 
@@ -32,13 +32,15 @@ class _File(NamedTuple):
 class _Layout(NamedTuple):
     """The class folders, by the name of their split folder ('' without splits).
 
-    `unsorted` has the split folders with images but no class folders, and `sorted` those with class folders only.
+    `unlabeled` has the test folders with images but no class folders, `unsorted` the other split folders of this kind,
+    and `sorted` those with class folders only.
     """
 
     classes: dict[str, list[Path]]
     unsorted: list[Path]
     sorted: list[Path]
     runs: list[str]
+    unlabeled: list[Path]
 
 
 def recognizes(folder: Path) -> bool:
@@ -82,7 +84,8 @@ def read_folders(folder: Path, *, missing: Missing = "error") -> Records:
         copies[file.split, identity].append(file)
     images, names = list(copies.values()), sorted({file.label for file in files})
     paths, splits = [Path(files[0].path) for files in images], [files[0].split for files in images]
-    origin = Origin(folder, _describe(layout, names, images))
+    unlabeled = tuple(map(str, layout.unlabeled))
+    origin = Origin(folder, _describe(layout, names, images), unlabeled=unlabeled)
     labels = [dict.fromkeys((file.label for file in files), State.PRESENT) for files in images]
     return Records.from_labels(names, paths, splits, label_states(names, labels), origin=origin)
 
@@ -96,7 +99,8 @@ def _describe(layout: _Layout, names: list[str], images: list[list[_File]]) -> s
     parts.append(f"{len(images):,} images, {several:,} in several classes (links or copies)")
     parts += [f"{repeated:,} copies within a class left out"] if repeated else []
     parts += [f"ignored run folders: {listing(f'{name}/' for name in layout.runs)}"] if layout.runs else []
-    return "; ".join([*parts, *case_warnings(names)])
+    unused = [f"{NO_LABELS}: {listing(map(str, layout.unlabeled))}"] if layout.unlabeled else []
+    return "\n".join(["; ".join(parts), *unused, *case_warnings(names)])
 
 
 def _scan(folder: Path) -> _Layout:
@@ -108,7 +112,10 @@ def _scan(folder: Path) -> _Layout:
     unsorted = [split for split in direct if not classes[split.name]]
     runs = [path.name for path in _subfolders(folder) if _contains_runs(path)]
     in_classes = [split for split in splits if split not in direct]
-    return _Layout(classes if splits and not direct else {"": filled}, unsorted, in_classes, runs)
+    unlabeled = [split for split in unsorted if in_classes and SPLIT_FOLDERS[split.name.lower()] == "test"]
+    unsorted = [split for split in unsorted if split not in unlabeled]
+    classes = {split.name: classes[split.name] for split in splits if split not in unlabeled}
+    return _Layout(classes if splits and direct == unlabeled else {"": filled}, unsorted, in_classes, runs, unlabeled)
 
 
 def _with_images(folder: Path) -> list[Path]:

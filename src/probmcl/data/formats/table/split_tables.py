@@ -15,7 +15,7 @@ from probmcl.data.formats.table.sheet import SUFFIXES, Table, listing, load, ref
 from probmcl.data.formats.table.table import read_loaded, table_files
 from probmcl.data.image_files import SPLIT_FOLDERS, images_below, is_image
 from probmcl.data.options import ReadOptions
-from probmcl.data.records import SPLITS, Missing, Records, Split
+from probmcl.data.records import NO_LABELS, SPLITS, Missing, Records, Split
 from probmcl.errors import DataError, OptionError
 
 SPLIT = "split of the table"  # name of an added column
@@ -85,10 +85,20 @@ def recognizes(folder: Path) -> bool:
 def _candidates(folder: Path, options: ReadOptions, images: Path | None) -> list[Candidate]:
     """Return the tables in a folder that name images or, if there are none, those in its split folders."""
     subfolders = sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_dir())
+    problems = []
     for paths in (table_files(folder), [file for sub in subfolders for file in _tables_of_split(sub)]):
-        found = [candidate for path in paths if (candidate := _candidate(path, folder, options, images))]
+        found = []
+        for path in paths:
+            try:
+                found += _candidate(path, folder, options, images)
+            except OptionError as error:
+                problems.append(error)
+            except DataError:
+                continue
         if found:
             return found
+    if problems:
+        raise problems[0]
     return []
 
 
@@ -111,20 +121,19 @@ def _tables_of_split(folder: Path) -> list[Path]:
     return metadata or files
 
 
-def _candidate(path: Path, folder: Path, options: ReadOptions, images: Path | None) -> Candidate | None:
-    """Return how a table can be used, or None if it does not name images."""
-    try:
-        table = load(path, lambda names: has_path_name(names, options.path_column), most=SAMPLE)
-        index = _index(path, images)
-        column = options.path_column or find_path_column(table, index, {*options.ignore})
-        files = find_images(table, column, index, "keep")[0]
-    except (DataError, OptionError):
-        return None
+def _candidate(path: Path, folder: Path, options: ReadOptions, images: Path | None) -> list[Candidate]:
+    """Return how a table can be used, or nothing if it does not name images."""
+    table = load(path, lambda names: has_path_name(names, options.path_column), most=SAMPLE)
+    index = _index(path, images)
+    if options.path_column:
+        refuse_missing_column(table, "path_column", options.path_column)
+    column = options.path_column or find_path_column(table, index, {*options.ignore})
+    files = find_images(table, column, index, "keep")[0]
     inner = os.path.commonpath([os.path.dirname(file) or "." for file in files if index.has(file)] or ["."])  # noqa: PTH120
     split = split_of(path.stem) or (split_of(path.parent.name) if path.parent != folder else None)
     if path.parent != folder and split is None:
-        return None
-    return Candidate(path, column, split, inner, labeled=_has_labels(path, table, index, options))
+        return []
+    return [Candidate(path, column, split, inner, labeled=_has_labels(path, table, index, options))]
 
 
 def _index(path: Path, images: Path | None) -> FileIndex:
@@ -168,9 +177,11 @@ def _with_all_images(candidates: Sequence[Candidate], options: ReadOptions) -> C
     most = max(sets, key=lambda candidate: len(sets[candidate]))
     if all(texts < sets[most] for candidate, texts in sets.items() if candidate != most):
         return most
+    if most.split:
+        both = " and ".join(str(candidate.path) for candidate in candidates[:2])
+        raise DataError(f"{both} are both tables for {most.split}; merge them")
     paths = ", ".join(str(candidate.path) for candidate in candidates)
-    what = f"{len(candidates)} tables" + (f" for {most.split}" if most.split else "")
-    raise DataError(f"{most.path.parent} has {what}; pass one of them as DATA: {paths}")
+    raise DataError(f"{most.path.parent} has {len(candidates)} tables; pass one of them as DATA: {paths}")
 
 
 def _concatenated(folder: Path, candidates: Sequence[Candidate], options: ReadOptions, images: Path | None) -> Table:
@@ -236,5 +247,5 @@ def _unlabeled(folder: Path, candidates: Sequence[Candidate], records: Records) 
 def _with_unlabeled(records: Records, folders: Sequence[str]) -> Records:
     if not folders or records.origin is None:
         return records
-    records = records.with_note(f"not used, because they have no labels: images in {listing(folders)}")
+    records = records.with_note(f"{NO_LABELS}: {listing(folders)}")
     return replace(records, origin=replace(records.origin, unlabeled=tuple(folders)))

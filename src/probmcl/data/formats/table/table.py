@@ -40,8 +40,11 @@ SHOWN_LABELS = 6  # labels of a row in a question
 
 
 def recognizes(folder: Path) -> bool:
-    """Return whether the folder has a table whose name for a column indicates image paths."""
-    return any(map(has_image_paths, table_files(folder)))
+    """Return whether the folder has a table with a column whose name indicates image paths.
+
+    JSON and text files are not considered, because other formats use them too.
+    """
+    return any(has_image_paths(path) for path in table_files(folder) if path.suffix.lower() not in (".json", ".txt"))
 
 
 def table_files(folder: Path) -> list[Path]:
