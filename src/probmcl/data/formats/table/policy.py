@@ -111,31 +111,28 @@ class LabelPolicy:
         return np.array([_chance(meaning) for meaning in meanings], dtype=np.float32)
 
 
-def describe_meanings(general: str | None, single: Mapping[str, str]) -> str:
-    """Describe the meaning for all classes and the meanings for single classes, for messages.
-
-    >>> describe_meanings("unknown", {"Edema": "soft:0.6"})
-    "unknown, 'Edema' soft:0.6"
-    """
-    return ", ".join([*([general] if general else []), *(f"{name!r} {meaning}" for name, meaning in single.items())])
-
-
-def meaning_notes(policy: LabelPolicy, blanks: int, uncertain: int, default: str) -> list[str]:
+def meaning_notes(policy: LabelPolicy, blanks: int | None, uncertain: int, default: str) -> list[str]:
     """Return notes on the meanings of blank and −1, the number of such cells, and the option that changes the meaning.
 
-    >>> meaning_notes(LabelPolicy.of([], ["positive"]), 3, 2, "unknown")
-    ['blank = unknown (3 cells; change with `blank=negative`)', '-1 = positive (2 cells)']
+    `blanks` is None if each row has one label; the policy then applies to labels without a row.
+
+    >>> meaning_notes(LabelPolicy.of([], ["positive", "Edema=soft:0.6"]), 3, 2, "unknown")
+    ['blank = unknown (3 cells; change with `blank=negative`)', "-1 = positive, 'Edema' soft:0.6 (2 cells)"]
     """
-    other = f"`blank={'negative' if default == 'unknown' else 'unknown'}`"
-    blank = ("blank", "`blank`", other, blanks, default, policy.blank, policy.blank_of)
-    minus_one = ("-1", "`minus_one`", "`minus_one`", uncertain, "unknown", policy.minus_one, policy.minus_one_of)
+    change = f"`blank={'negative' if default == 'unknown' else 'unknown'}`"
+    blank = ("blank" if blanks is not None else "labels without a row", "`blank`", change, blanks, default)
     notes = []
-    for text, option, change, count, meaning, general, single in (blank, minus_one):
+    for (text, option, change, count, meaning), general, single in (
+        (blank, policy.blank, policy.blank_of),
+        (("-1", "`minus_one`", "`minus_one`", uncertain, "unknown"), policy.minus_one, policy.minus_one_of),
+    ):
+        meanings = ", ".join([general or meaning, *(f"{name!r} {value}" for name, value in single.items())])
         if count:
             cells = f"{count:,} {'cell' if count == 1 else 'cells'}{'' if general else f'; change with {change}'}"
-            notes.append(f"{text} = {describe_meanings(general or meaning, single)} ({cells})")
+            notes.append(f"{text} = {meanings} ({cells})")
         elif general or single:
-            notes.append(f"{option} has no effect, because no cell is {text}")
+            effect = f"{option} has no effect, because no cell is {text}"
+            notes.append(effect if count is not None else f"{text} = {meanings}")
     return notes
 
 
