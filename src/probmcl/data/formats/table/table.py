@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Float64, Int, UInt8
 from numpy import ndarray
 
+from probmcl.data.formats.annotations import json_format
 from probmcl.data.formats.table.columns import Columns, find_columns, has_path_name
 from probmcl.data.formats.table.entries import Entries, Images, read_entries
 from probmcl.data.formats.table.label_names import case_warnings
@@ -48,9 +49,9 @@ def recognizes(folder: Path) -> bool:
 
 
 def table_files(folder: Path) -> list[Path]:
-    """Return the files in a folder that have the suffix of a table."""
+    """Return the files in a folder that have the suffix of a table, except class names and annotations in JSON."""
     files = (path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    return sorted(path for path in files if path.name != CLASSES)
+    return sorted(path for path in files if path.name != CLASSES and json_format(path) is None)
 
 
 def has_image_paths(path: Path) -> bool:
