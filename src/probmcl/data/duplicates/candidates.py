@@ -35,6 +35,7 @@ MAX_PAIRS = 8
 radiographs; with 4, 95 %. If an image has more copies, chains of pairs still connect all of them."""
 
 IMAGES_AT_ONCE = 1024
+ROWS_PER_PRODUCT = 64
 
 
 class CandidatePairs(NamedTuple):
@@ -158,26 +159,32 @@ def screen(
     True
     """
     small = _blurred(tiles)
+    flat = (small * _window()).reshape(len(tiles), SIDE * SIDE)
+    total = (flat * flat).sum(axis=1)
     residual = np.zeros(len(ones), dtype=np.float32)
     order = np.argsort(ones, kind="stable")
     rows, starts = np.unique(ones[order], return_index=True)
     for row, indices in zip(rows, np.split(order, starts[1:]), strict=False):
-        seconds = small[others[indices]]
-        seconds[flipped[indices]] = seconds[flipped[indices], :, ::-1]
-        residual[indices] = _residual(small[row], seconds)
+        seconds = others[indices]
+        parts = _projected(small[row], flat, seconds, flipped[indices]) ** 2
+        # The first part is the brightness.
+        residual[indices] = (total[seconds] - parts.sum(axis=1)) / (total[seconds] - parts[:, 0] + 1)
     keep = np.zeros(len(ones), dtype=np.bool_)
     for images in (ones, others):
         keep[_smallest(images, residual, MAX_PAIRS)] = True
     return keep
 
 
-def _residual(first: Float[ndarray, "S S"], seconds: Float[ndarray, "K S S"]) -> Float[ndarray, "K"]:
-    """Return the share of each second image's variance that shifts, stretches and brightness do not explain."""
-    flat = (seconds * _window()).reshape(len(seconds), SIDE * SIDE)
-    parts = (flat @ _basis(first)) ** 2
-    total = (flat * flat).sum(axis=1)
-    share: ndarray = (total - parts.sum(axis=1)) / (total - parts[:, 0] + 1)  # the first part is the brightness
-    return share
+def _projected(
+    first: Float[ndarray, "S S"], flat: Float[ndarray, "M D"], seconds: Int[ndarray, "K"], flipped: Bool[ndarray, "K"]
+) -> Float[ndarray, "K 6"]:
+    """Return the components of the second images along brightness, the first image, its shifts and its stretches."""
+    basis = _basis(first)
+    mirrored = basis.reshape(SIDE, SIDE, 6)[:, ::-1].reshape(SIDE * SIDE, 6)  # instead of flipping each second image
+    # Small products, because BLAS computes large ones in several threads, which takes longer if the cores are busy.
+    batches = np.resize(seconds, (-(-len(seconds) // ROWS_PER_PRODUCT), ROWS_PER_PRODUCT))
+    both = (flat[batches] @ np.concatenate([basis, mirrored], axis=1)).reshape(-1, 12)[: len(seconds)]
+    return np.where(flipped[:, None], both[:, 6:], both[:, :6])
 
 
 def _basis(image: Float[ndarray, "S S"]) -> Float[ndarray, "K 6"]:
@@ -190,8 +197,10 @@ def _basis(image: Float[ndarray, "S S"]) -> Float[ndarray, "K 6"]:
 
 def reduced(tiles: UInt8[ndarray, "M T T"], size: int) -> Float[ndarray, "M S S"]:
     """Downsample square images by averaging blocks of pixels."""
-    images, side, _ = tiles.shape
-    means: ndarray = tiles.reshape(images, size, side // size, size, side // size).mean(axis=(2, 4), dtype=np.float32)
+    factor = tiles.shape[-1] // size  # adding strided views is ten times as fast as `mean` over two axes
+    rows = sum((tiles[:, k::factor] for k in range(1, factor)), tiles[:, ::factor].astype(np.uint16))
+    total = sum((rows[:, :, k::factor] for k in range(1, factor)), rows[:, :, ::factor])
+    means: ndarray = total / np.float32(factor**2)
     return means
 
 
