@@ -40,10 +40,10 @@ class Overlay(NamedTuple):
     columns: Float[ndarray, "P 1 S"]
 
     @property
-    def count(self) -> Float[ndarray, "P"]:
+    def area(self) -> Float[ndarray, "P"]:
         """The number of pixels in each overlap."""
-        count: ndarray = self.rows.sum(axis=(1, 2)) * self.columns.sum(axis=(1, 2))
-        return count
+        area: ndarray = self.rows.sum(axis=(1, 2)) * self.columns.sum(axis=(1, 2))
+        return area
 
 
 class Correlations(NamedTuple):
@@ -84,7 +84,8 @@ def registered_correlation(
 
 def _centered(pixels: Float[ndarray, "P S S"]) -> Float[ndarray, "P S S"]:
     """Subtract the mean of each image, so that sums of squares are not dominated by it and float32 suffices."""
-    return pixels - pixels.mean(axis=(1, 2), keepdims=True)
+    centered: ndarray = pixels - pixels.mean(axis=(1, 2), keepdims=True)
+    return centered
 
 
 def _fit(
@@ -133,7 +134,7 @@ def _covariance(overlay: Overlay, other: Float[ndarray, "P S S"]) -> Float[ndarr
     # The product of an array with its own transpose would call BLAS's `syrk`, which takes 5 times as long here.
     products = flat[:, 1:] @ flat.transpose(0, 2, 1)
     sums = products[:, :, 0]
-    covariance: ndarray = products[:, :, 1:] - sums[:, :, None] * (sums / overlay.count[:, None])[:, None]
+    covariance: ndarray = products[:, :, 1:] - sums[:, :, None] * (sums / overlay.area[:, None])[:, None]
     return covariance
 
 
@@ -151,9 +152,9 @@ def _overlay(one: Float[ndarray, "P S S"], offset: Float[ndarray, "P 4"]) -> Ove
 
 def _correlation(overlay: Overlay, other: Float[ndarray, "P S S"]) -> Float[ndarray, "P"]:
     """Return the correlation of the detail of both images over the overlap."""
-    shared, count = overlay.rows * overlay.columns, overlay.count[:, None, None]
+    shared, area = overlay.rows * overlay.columns, overlay.area[:, None, None]
     detail = _detail(overlay, np.stack([overlay.pixels, other]), shared)
-    detail -= shared * (detail.sum(axis=(2, 3), keepdims=True) / count)
+    detail -= shared * (detail.sum(axis=(2, 3), keepdims=True) / area)
     norm = np.sqrt((detail * detail).sum(axis=(2, 3))) + EPSILON
     correlation: ndarray = (detail[0] * detail[1]).sum(axis=(1, 2)) / (norm[0] * norm[1])
     return correlation

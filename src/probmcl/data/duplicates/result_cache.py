@@ -86,9 +86,10 @@ class ResultCache:
         except sqlite3.OperationalError:  # not writable, locked for too long, or the disk is full
             return otherwise
         except sqlite3.DatabaseError:
-            for damaged in (self.file, self.file.with_name(f"{self.file.name}-journal")):
-                with suppress(OSError):
-                    damaged.unlink(missing_ok=True)
+            with suppress(OSError):
+                self.file.with_name(f"{self.file.name}-journal").unlink(missing_ok=True)
+                self.file.unlink()
+                self.file.touch(mode=0o600)
             return otherwise
 
 
