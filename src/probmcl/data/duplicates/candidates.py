@@ -184,7 +184,8 @@ def _projected(
     # Small products, because BLAS computes large ones in several threads, which takes longer if the cores are busy.
     batches = np.resize(seconds, (-(-len(seconds) // ROWS_PER_PRODUCT), ROWS_PER_PRODUCT))
     both = (flat[batches] @ np.concatenate([basis, mirrored], axis=1)).reshape(-1, 12)[: len(seconds)]
-    return np.where(flipped[:, None], both[:, 6:], both[:, :6])
+    components: ndarray = np.where(flipped[:, None], both[:, 6:], both[:, :6])
+    return components
 
 
 def _basis(image: Float[ndarray, "S S"]) -> Float[ndarray, "K 6"]:
