@@ -38,10 +38,11 @@ def write_tiles(
     for start in range(0, len(paths), TILES_PER_LOOKUP):
         keys = [cache.key(content) for content in contents[start : start + TILES_PER_LOOKUP]]
         cached = cache.get(keys)
-        missing += (row for row, key in enumerate(keys, start) if key not in cached)
         for row, key in enumerate(keys, start):
             if key in cached:
                 tiles[row] = np.frombuffer(cached_tile(cached[key]), dtype=np.uint8)
+            else:
+                missing.append(row)
     batches = [missing[start : start + IMAGES_AT_ONCE] for start in range(0, len(missing), IMAGES_AT_ONCE)]
     parts = [[paths[row] for row in rows] for rows in batches]
     with closing(map_in_order(partial(_read_tiles, intensity), parts, workers)) as results:
@@ -93,17 +94,15 @@ class Comparison:
         return values
 
     def _registered(self, pairs: CandidatePairs, minimum: float) -> Float[ndarray, "P 2"]:
-        values = np.zeros((len(pairs.ones), 2), dtype=np.float32)
-        batches = [
-            np.arange(len(values))[start : start + PAIRS_AT_ONCE] for start in range(0, len(values), PAIRS_AT_ONCE)
-        ]
-        parts = [pairs.select(rows) for rows in batches]
+        starts = range(0, len(pairs.ones), PAIRS_AT_ONCE)
+        parts = [CandidatePairs(*(column[start : start + PAIRS_AT_ONCE] for column in pairs)) for start in starts]
+        values = [np.zeros((0, 2), dtype=np.float32)]
         workers = self.workers if len(parts) > FEW_BATCHES else 0
         with closing(map_in_order(partial(_correlations, self.file, minimum), parts, workers)) as results:
-            for rows, batch in zip(batches, results, strict=True):
-                values[rows] = batch
-                self.advance(len(rows))
-        return values
+            for batch in results:
+                values.append(batch)
+                self.advance(len(batch))
+        return np.concatenate(values)
 
 
 def _read_tiles(intensity: IntensityRange | None, paths: Sequence[Path]) -> UInt8[ndarray, "M D"]:

@@ -47,9 +47,8 @@ correlation of 0.95, and a pair is confirmed if its correlation is at least 0.99
 """
 
 COARSE_DEVIATIONS = 2.5
-"""The same for the correlation at half size, which decides whether a pair is compared at full size. In synthetic
-radiographs with other seeds (5 to 7), 98 % of the pairs of different images do not reach it; each of the 1,500 copies
-that the screening kept exceeds 3.8."""
+"""The same for the correlation at half size, below which a pair is not compared at full size. In synthetic radiographs
+with other seeds (5 to 7), 98 % of the pairs of different images are below; the copies exceed 3.8 deviations."""
 
 SAMPLED_PAIRS = 300
 MIN_SAMPLED_IMAGES = 40  # with fewer images, the sample is too small for an estimate
@@ -143,9 +142,12 @@ def near_duplicates(
         tiles, contents = Path(folder) / "tiles", [prints[row].content for row in rows]
         write_tiles(tiles, [paths[row] for row in rows], contents, intensity=intensity, workers=workers, cache=cache)
         comparison = Comparison(tiles, contents, workers, cache, step)
-        sampled = comparison.correlations(sample)
-        measured = comparison.correlations(pairs, _min_coarse(sampled.coarse))
-    return _near_pairs(rows, pairs, measured.fine, *thresholds(np.where(np.isnan(sampled.fine), *sampled)))
+        sample_coarse, sample_fine = comparison.correlations(sample)
+        confirmed, doubtful = thresholds(np.where(np.isnan(sample_fine), sample_coarse, sample_fine))
+        # A copy is at least as similar at half size as at full size, so the coarse minimum need not exceed `confirmed`.
+        minimum = max(MIN_SIMILARITY[1], min(confirmed, _unusual(sample_coarse, COARSE_DEVIATIONS)))
+        measured = comparison.correlations(pairs, minimum)
+    return _near_pairs(rows, pairs, measured.fine, confirmed, doubtful)
 
 
 def thresholds(sample: Float[ndarray, "K"]) -> tuple[float, float]:
@@ -155,19 +157,14 @@ def thresholds(sample: Float[ndarray, "K"]) -> tuple[float, float]:
     >>> 0.98 < doubtful < confirmed < 1
     True
     """
-    if not len(sample):
-        return CONFIRMED, DOUBTFUL
     confirmed, doubtful = (_unusual(sample, count) for count in (CONFIRMED_DEVIATIONS, DOUBTFUL_DEVIATIONS))
     return max(CONFIRMED, confirmed), max(DOUBTFUL, doubtful)
 
 
-def _min_coarse(sample: Float[ndarray, "K"]) -> float:
-    """Return the minimum correlation at half size, given those of random pairs."""
-    return max(MIN_SIMILARITY[1], _unusual(sample, COARSE_DEVIATIONS)) if len(sample) else MIN_SIMILARITY[1]
-
-
 def _unusual(sample: Float[ndarray, "K"], deviations: float) -> float:
-    """Return the correlation that exceeds the median of the sample by so many robust standard deviations."""
+    """Return the correlation that is so many robust standard deviations above the median; 0 for an empty sample."""
+    if not len(sample):
+        return 0.0
     log_difference = np.log(np.maximum(1 - sample, 1e-6))
     median = float(np.median(log_difference))
     deviation = 1.4826 * float(np.median(np.abs(log_difference - median)))
