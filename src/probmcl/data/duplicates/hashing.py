@@ -1,6 +1,5 @@
 """Fingerprints of image files: digests, perceptual hashes, and the reason if a file cannot be decoded."""
 
-import io
 import itertools
 import struct
 from collections.abc import Callable, Sequence
@@ -125,7 +124,7 @@ def _batch(
     cached = cache.get([cache.key(content) for content in contents if content])
     values = [cached.get(cache.key(content)) for content in contents]
     return [
-        _decode(path, intensity) if value is None else (_unpacked(content, value), b"")
+        _decode(path, intensity, content) if value is None else (_unpacked(content, value), b"")
         for path, content, value in zip(paths, contents, values, strict=True)
     ]
 
@@ -138,15 +137,16 @@ def _content(path: Path) -> bytes:
         return b""
 
 
-def _decode(path: Path, intensity: IntensityRange | None) -> tuple[Fingerprint, bytes]:
+def _decode(path: Path, intensity: IntensityRange | None, content: bytes = b"") -> tuple[Fingerprint, bytes]:
     """Return the fingerprint and the tile, which is empty if the file cannot be decoded."""
     try:
         image = read_image(path, TILE, intensity=intensity)
     except ImageError as error:
         return Fingerprint(error.reason), b""
-    stored, pixels = path.read_bytes(), small_gray(image, SIZE)
-    content = blake2b(stored, digest_size=16).digest()
-    return Fingerprint(None, *_header(stored, image), float(pixels.std()), content, *_hashes(pixels)), _tile(image)
+    gray = image.convert("L")
+    pixels = small_gray(gray, SIZE)
+    content = content or _content(path)
+    return Fingerprint(None, *_header(path, image), float(pixels.std()), content, *_hashes(pixels)), _tile(gray)
 
 
 def _tile(image: Image.Image) -> bytes:
@@ -162,10 +162,10 @@ def _unpacked(content: bytes, value: bytes) -> Fingerprint:
     return Fingerprint(None, (width, height), mode.rstrip(b"\0").decode(), spread, content, phash, inner_phash)
 
 
-def _header(stored: bytes, decoded: Image.Image) -> tuple[tuple[int, int], str]:
+def _header(path: Path, decoded: Image.Image) -> tuple[tuple[int, int], str]:
     """Return the stored size and mode, which differ from those of the reduced RGB image."""
     try:
-        with Image.open(io.BytesIO(stored)) as image:
+        with Image.open(path) as image:
             transposed = image.getexif().get(ExifTags.Base.Orientation, 1) in range(5, 9)
             return (image.size[::-1] if transposed else image.size), image.mode
     except UnidentifiedImageError:  # formats unknown to Pillow, such as DICOM, are always decoded at full size
