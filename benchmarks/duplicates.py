@@ -24,7 +24,8 @@ from PIL import Image
 
 from lookalike_sets import radiograph, tissue
 from probmcl.data.duplicates.candidates import candidate_pairs
-from probmcl.data.duplicates.hashing import SIZE, Fingerprint, fingerprints
+from probmcl.data.duplicates.hashing import TILE, Fingerprint, fingerprints
+from probmcl.data.duplicates.result_cache import ResultCache
 from probmcl.data.duplicates.search import NearPair, exact_duplicates, near_duplicates
 from probmcl.data.images import read_image
 from rounds import alternate, median_ratio
@@ -154,25 +155,31 @@ def contact_sheet(pairs: Sequence[tuple[Path, Path]], target: Path) -> None:
     print(f"{len(pairs)} pairs in {target}")
 
 
-def cost(paths: Sequence[Path], workers: int, rounds: int) -> None:
-    """Print the time of fingerprinting and of the duplicate search, relative to reading the images at the same size."""
+def cost(paths: Sequence[Path], workers: int, rounds: int, folder: Path) -> None:
+    """Print the time of fingerprinting and of the duplicate search, relative to reading the images at the same size.
+
+    Every measurement starts with an empty cache in `folder`.
+    """
+
+    def empty_cache() -> ResultCache:
+        return ResultCache(Path(tempfile.mkdtemp(dir=folder)) / "results.sqlite")
 
     def read_images() -> float:
         start = time.perf_counter()
         for path in paths:
-            read_image(path, SIZE)
+            read_image(path, TILE)
         return time.perf_counter() - start
 
     def compute_fingerprints() -> float:
         start = time.perf_counter()
-        fingerprints(paths)
+        fingerprints(paths, cache=empty_cache())
         return time.perf_counter() - start
 
-    hashed = fingerprints(paths, workers=workers)
-
     def search() -> float:
+        cache = empty_cache()
+        hashed = fingerprints(paths, workers=workers, cache=cache)
         start = time.perf_counter()
-        near_duplicates(paths, hashed)
+        near_duplicates(paths, hashed, cache=cache)
         return time.perf_counter() - start
 
     times = alternate(
@@ -180,7 +187,7 @@ def cost(paths: Sequence[Path], workers: int, rounds: int) -> None:
     )
     for name in ("fingerprints", "near duplicates"):
         print(f"{len(paths):,} images: {name} {median_ratio(times[name], times['read']):.2f} times as long as reading")
-    sets = exact_duplicates(hashed)
+    sets = exact_duplicates(fingerprints(paths, workers=workers))
     print(f"exact duplicates: {len(sets)} sets; one process")
 
 
@@ -268,7 +275,8 @@ def main() -> None:
         paths = [all_paths[row] for row in sorted(chosen)]
         suspects += report(str(data), len(paths), measure(paths, args.rounds, args.workers, args.seed))
         if args.timed and data == args.data[-1]:
-            cost(all_paths[: args.timed], args.workers, 3)
+            with tempfile.TemporaryDirectory() as folder:
+                cost(all_paths[: args.timed], args.workers, 3, Path(folder))
     if args.sheet is not None:
         contact_sheet(suspects, args.sheet)
 

@@ -144,8 +144,7 @@ def near_duplicates(
         comparison = Comparison(tiles, contents, workers, cache, step)
         sample_coarse, sample_fine = comparison.correlations(sample)
         confirmed, doubtful = thresholds(np.where(np.isnan(sample_fine), sample_coarse, sample_fine))
-        # A copy is at least as similar at half size as at full size, so the coarse minimum need not exceed `confirmed`.
-        minimum = max(MIN_SIMILARITY[1], min(confirmed, _unusual(sample_coarse, COARSE_DEVIATIONS)))
+        minimum = max(MIN_SIMILARITY[1], _unusual(sample_coarse, COARSE_DEVIATIONS))
         measured = comparison.correlations(pairs, minimum)
     return _near_pairs(rows, pairs, measured.fine, confirmed, doubtful)
 
