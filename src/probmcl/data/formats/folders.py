@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 from probmcl.data.formats.annotations import label_states
 from probmcl.data.formats.table.label_names import case_warnings
-from probmcl.data.formats.table.sheet import listing
 from probmcl.data.image_files import SPLIT_FOLDERS, equal_files, images_below, is_image
 from probmcl.data.labels import State
 from probmcl.data.records import NO_LABELS, Missing, Origin, Records, Split
-from probmcl.errors import DataError
+from probmcl.errors import DataError, listing
 from probmcl.run_folder import is_run
 
 NOT_A_CLASS = re.compile(

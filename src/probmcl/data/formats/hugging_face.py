@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from probmcl.data.formats.split_tables import read_tables
 from probmcl.data.formats.table.sheet import SUFFIXES
-from probmcl.data.formats.table.split_tables import read_tables
 from probmcl.data.formats.table.table import has_image_paths
 from probmcl.data.image_files import SPLIT_FOLDERS, split_folders
 from probmcl.data.options import ReadOptions

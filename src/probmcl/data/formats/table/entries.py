@@ -6,20 +6,23 @@ Each layout is a function in LAYOUTS. Rows of the same image are merged afterwar
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Int, UInt8
 from numpy import ndarray
 
 from probmcl.data.formats.table.columns import Columns
+from probmcl.data.formats.table.flags import BLANK, CROSSES, flags_of, holds_flags
 from probmcl.data.formats.table.label_names import free_and_bound, refuse_none_with_others
 from probmcl.data.formats.table.lists import CLASSES, Classes, Lists, NoLabelsError, read_lists
-from probmcl.data.formats.table.policy import BLANK, CROSSES, LabelPolicy, flags_of, holds_flags, meaning_notes
-from probmcl.data.formats.table.sheet import Table, listing
+from probmcl.data.formats.table.sheet import Table
+from probmcl.data.label_policy import LabelPolicy, meaning_notes
 from probmcl.data.labels import State
 from probmcl.data.options import ReadOptions
-from probmcl.errors import DataError, OptionError, Question, Reading
+from probmcl.errors import DataError, OptionError, Question, Reading, listing
+
+T = TypeVar("T")
 
 
 class Images(NamedTuple):
@@ -35,6 +38,8 @@ class Images(NamedTuple):
         >>> Images.of(["a.jpg", "b.jpg", "a.jpg"])
         Images(first=array([0, 1]), of_row=array([0, 1, 0]))
         """
+        if len(set(keys)) == len(keys):
+            return cls(np.arange(len(keys)), np.arange(len(keys)))
         index: dict[object, int] = {}
         of_row = np.fromiter((index.setdefault(key, len(index)) for key in keys), dtype=np.int64, count=len(keys))
         return cls(np.flatnonzero(np.diff(np.maximum.accumulate(of_row), prepend=-1)), of_row)
@@ -43,6 +48,10 @@ class Images(NamedTuple):
     def repeated(self) -> bool:
         """True if an image has several rows."""
         return len(self.first) < len(self.of_row)
+
+    def select(self, values: Sequence[T]) -> Sequence[T]:
+        """Return the value of each image, given a value for each row."""
+        return [values[row] for row in self.first.tolist()] if self.repeated else values
 
 
 class Entries(NamedTuple):

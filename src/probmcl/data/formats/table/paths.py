@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from probmcl.data.formats.table.sheet import Table, listing, named, quoted
+from probmcl.data.formats.table.sheet import Table, named
 from probmcl.data.image_files import is_image, walk
 from probmcl.data.records import Missing
-from probmcl.errors import DataError, OptionError
+from probmcl.errors import DataError, OptionError, listing, quoted
 
 PATH = (
     *("filename", "file_name", "filepath", "file_path", "file", "path", "image", "image_path", "imagepath"),
@@ -66,6 +66,10 @@ class FileIndex:
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
         self._listed: dict[str, frozenset[str]] = {}
+
+    def clear(self) -> None:
+        """Forget the listings: a million names take 130 MB."""
+        self._listed.clear()
 
     def has(self, path: str) -> bool:
         """Return whether a file exists, from the listing of its folder."""
@@ -226,6 +230,7 @@ def find_images(table: Table, column: str, index: FileIndex, missing: Missing) -
     if absent and (missing == "error" or len(absent) == len(files)):
         roots = index.roots if len(absent) == len(texts) else [places[0].root]
         raise DataError(_missing_message(table, texts, absent, roots))
+    index.clear()
     return files, notes
 
 
@@ -248,12 +253,16 @@ def _search(table: Table, texts: Sequence[str], index: FileIndex, files: list[st
 
 
 def _refuse_invalid_paths(table: Table, column: str, texts: Sequence[str]) -> None:
+    joined = "\n".join(texts)
+    if "" not in texts and "\0" not in joined and ".." not in joined:  # faster than a test of each text
+        return
     for row, text in enumerate(texts):
+        where = f"{table.where(row)}: column {column!r}"
         if not text:
-            raise DataError(f"{table.where(row)}: column {column!r} is blank; enter the path of the image")
+            raise DataError(f"{where} is blank; enter the path of the image")
         if "\0" in text:
             raise DataError(f"{table.where(row)}: {text!r} in column {column!r} is not a valid path; correct it")
-        if ".." in text and os.path.normpath(text.replace("\\", "/")).split("/")[0] == "..":
+        if os.path.normpath(text.replace("\\", "/")).split("/")[0] == "..":
             raise DataError(
                 f"{table.where(row)}: {text!r} is outside the image folder; make all paths relative to one folder "
                 f"and pass it as `images=FOLDER`"
