@@ -11,14 +11,12 @@ from probmcl.data.formats.table.paths import ID_AS_PATH, PATH, FileIndex, find_p
 from probmcl.data.formats.table.sheet import (
     LIST_ITEM,
     Table,
-    listing,
     named,
     only_column,
-    quoted,
     refuse_missing_column,
 )
 from probmcl.data.options import ReadOptions
-from probmcl.errors import DataError, OptionError, Question, Reading, suggestion
+from probmcl.errors import DataError, OptionError, Question, Reading, listing, quoted, suggestion
 
 LABELS = (
     *("labels", "label", "tags", "tag", "classes", "class", "categories", "category", "finding_labels"),
