@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from probmcl.data.records import Records
+from probmcl.errors import Question
 
 
 def write_table(folder: Path, text: str, *, images: str = "1.jpg 2.jpg 3.jpg 4.jpg", name: str = "labels.csv") -> Path:
@@ -24,3 +25,8 @@ def states_of(records: Records) -> list[str]:
 def labels_of(records: Records) -> list[set[str]]:
     """Return the names of the labels of each image."""
     return [{records.label_space.names[k] for k in np.flatnonzero(row)} for row in records.labels]
+
+
+def options_of(question: Question) -> list[dict[str, str]]:
+    """Return the options that choose each reading of a question."""
+    return [dict(reading.options) for reading in question.readings]

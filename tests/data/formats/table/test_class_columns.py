@@ -3,10 +3,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.tables import states_of, write_table
+from helpers.tables import options_of, states_of, write_table
 from probmcl.data.formats.table.table import read_table
 from probmcl.data.options import ReadOptions
-from probmcl.errors import DataError, OptionError
+from probmcl.errors import DataError, OptionError, Question
 
 CHEST = (
     "Path,Sex,Age,AP/PA,No Finding,Edema,Pneumonia\n"
@@ -73,25 +73,26 @@ def test_policy_for_a_missing_class_is_refused_with_a_suggestion(tmp_path: Path)
 @pytest.mark.parametrize(("blank", "states"), [("negative", ["+-", "-+"]), ("unknown", ["+?", "?+"])])
 def test_blanks_without_zeros_need_a_policy(tmp_path: Path, blank: str, states: list[str]) -> None:
     table = write_table(tmp_path, "file,cat,dog\n1.jpg,1,\n2.jpg,,1\n")
-    with pytest.raises(DataError, match=r"'cat', 'dog' .*`blank=negative` or `blank=unknown`"):
+    with pytest.raises(Question, match="'cat', 'dog' ") as question:
         read_table(table)
+    assert options_of(question.value) == [{"blank": "negative"}, {"blank": "unknown"}]
     assert states_of(read_table(table, ReadOptions(blank=(blank,)))) == states
     assert states_of(read_table(table, ReadOptions(blank=(f"cat={blank}", f"dog={blank}")))) == states
-    with pytest.raises(DataError, match=r"`blank=negative` or"):
+    with pytest.raises(Question):
         read_table(table, ReadOptions(blank=(f"cat={blank}",)))
 
 
 def test_class_with_ones_and_blanks_only_needs_a_policy(tmp_path: Path) -> None:
     table = write_table(tmp_path, "file,No Finding,cat,dog\n1.jpg,1,0,-1\n2.jpg,,1,1\n3.jpg,,,\n")
-    with pytest.raises(DataError, match=r"columns 'No Finding', 'dog': there are 1s and blanks") as caught:
+    with pytest.raises(Question, match=r"columns 'No Finding', 'dog': there are 1s and blanks") as question:
         read_table(table)
-    assert "`blank='No Finding=negative'` or `blank='No Finding=unknown'`" in str(caught.value)
-    assert str(caught.value).endswith("`blank=negative` or `blank=unknown` for all")
+    assert "`blank='No Finding=negative'` or `blank='No Finding=unknown'`" in str(question.value)
+    assert options_of(question.value) == [{"blank": "negative"}, {"blank": "unknown"}]
     assert states_of(read_table(table, ReadOptions(blank=("unknown",)))) == ["+-~", "?++", "???"]
     assert states_of(read_table(table, ReadOptions(blank=("negative",)))) == ["+-~", "-++", "---"]
     both = ReadOptions(blank=("No Finding=negative", "dog=unknown"))
     assert states_of(read_table(table, both)) == ["+-~", "-++", "-??"]
-    with pytest.raises(DataError, match=r"column 'dog': there are 1s and blanks"):
+    with pytest.raises(Question, match=r"column 'dog': there are 1s and blanks"):
         read_table(table, ReadOptions(blank=("No Finding=negative",)))
     mapped = ReadOptions(blank=("No Finding=negative",), minus_one=("negative",))  # then 'dog' has a negative
     assert read_table(table, mapped).known.tolist() == [[True] * 3, [True] * 3, [True, False, False]]
@@ -105,8 +106,9 @@ def test_rows_option_is_refused_with_class_columns(tmp_path: Path) -> None:
 
 def test_minus_one_without_zeros_needs_a_policy(tmp_path: Path) -> None:
     table = write_table(tmp_path, "file,cat,dog\n1.jpg,1,-1\n2.jpg,-1,1\n3.jpg,-1,-1\n")
-    with pytest.raises(DataError, match=r"`minus_one=negative` or `minus_one=unknown`"):
+    with pytest.raises(Question) as question:
         read_table(table)
+    assert options_of(question.value) == [{"minus_one": "negative"}, {"minus_one": "unknown"}]
     records = read_table(table, ReadOptions(minus_one=("negative",)))
     assert records.labels.tolist() == [[1, 0], [0, 1], [0, 0]]
     assert records.known.all()
@@ -116,7 +118,7 @@ def test_minus_one_without_zeros_needs_a_policy(tmp_path: Path) -> None:
 def test_minus_one_is_uncertain_if_blanks_mean_absent(tmp_path: Path) -> None:
     table = write_table(tmp_path, "file,cat,dog\n1.jpg,1,-1\n2.jpg,,1\n")
     assert states_of(read_table(table, ReadOptions(blank=("negative",)))) == ["+~", "-+"]
-    with pytest.raises(DataError, match=r"`minus_one=negative`"):
+    with pytest.raises(Question, match=r"`minus_one=negative`"):
         read_table(table, ReadOptions(blank=("unknown",)))
 
 
@@ -138,7 +140,7 @@ def test_column_of_numbers_is_refused_if_half_of_them_are_flags(tmp_path: Path) 
 
 def test_blank_column_is_ignored(tmp_path: Path) -> None:
     table = write_table(tmp_path, "file,cat,dog\n1.jpg,1,\n2.jpg,0,\n")
-    assert description(table) == "path column 'file', one column per class ('cat'); ignored: 'dog'"
+    assert description(table) == "path column 'file'\nlabels: one column per class ('cat')\nignored: 'dog'"
 
 
 def test_unnamed_column_of_pandas_is_ignored(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def refused(folder: Path, names: str, images: str, message: str) -> None:
 def test_missing_suffix_is_added(tmp_path: Path) -> None:
     records = read(tmp_path, "2031 a/v1.2", "2031.jpg a/v1.2.PNG a/v1.2.txt")
     assert records.paths == (tmp_path / "2031.jpg", tmp_path / "a" / "v1.2.PNG")
-    assert str(records.origin).endswith("; 2 images found by adding the suffix")
+    assert "path column 'file'; 2 images found by adding the suffix\n" in str(records.origin)
 
 
 def test_file_without_suffix_takes_precedence(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_bare_names_are_found_in_subfolders(tmp_path: Path) -> None:
     records = read(tmp_path, "1.png 2.png 3", "images_001/images/1.png images_002/images/2.png images_002/images/3.png")
     assert records.paths[:2] == (tmp_path / "images_001/images/1.png", tmp_path / "images_002/images/2.png")
     assert records.paths[2] == tmp_path / "images_002/images/3.png"
-    assert str(records.origin).endswith(f"; 3 images found in subfolders of {tmp_path.name}/")
+    assert f"; 3 images found in subfolders of {tmp_path.name}/\n" in str(records.origin)
 
 
 def test_equal_names_in_two_subfolders_are_refused(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_nul_byte_and_long_name_are_refused(tmp_path: Path) -> None:
 def test_backslashes_are_read_as_slashes_only_if_needed(tmp_path: Path) -> None:
     records = read(tmp_path, "a\\1.jpg a\\2.jpg 3.jpg", "a/1.jpg a/2.jpg 3.jpg")
     assert records.paths[:2] == (tmp_path / "a/1.jpg", tmp_path / "a/2.jpg")
-    assert str(records.origin).endswith("; '\\' in paths read as '/'")
+    assert "; '\\' in paths read as '/'\n" in str(records.origin)
     refused(tmp_path, "a\\1.jpg a\\9.jpg 3.jpg", "", r"row 3: 'a\\\\9\.jpg' does not exist in [^,]*`images=FOLDER`")
     kept = read(tmp_path, "a\\1.jpg a\\9.jpg 3.jpg", "", missing="keep")
     assert kept.paths == (tmp_path / "a/1.jpg", tmp_path / "a/9.jpg", tmp_path / "3.jpg")
@@ -150,7 +150,7 @@ def test_paths_that_start_with_the_name_of_the_table_folder_are_found(tmp_path: 
     folder.mkdir()
     records = read(folder, "CheX/train/1.jpg CheX/train/2.jpg", "train/1.jpg train/2.jpg")
     assert records.paths == (folder / "train/1.jpg", folder / "train/2.jpg")
-    assert str(records.origin).endswith("; paths are relative to the parent folder of CheX/")
+    assert "; paths without CheX/ in front\n" in str(records.origin)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "1.jpg").touch()
     refused(folder, "CheX/train/1.jpg other/1.jpg", "", "does not exist in")
@@ -161,13 +161,12 @@ def test_paths_that_start_with_the_name_of_the_working_directory_are_found(
 ) -> None:
     (tmp_path / "CheX").mkdir()
     monkeypatch.chdir(tmp_path / "CheX")
-    assert read(Path(), "CheX/1.jpg CheX/2.jpg", "1.jpg 2.jpg").paths[0] == tmp_path / "CheX/1.jpg"
+    assert read(Path(), "CheX/1.jpg CheX/2.jpg", "1.jpg 2.jpg").paths == (Path("1.jpg"), Path("2.jpg"))
 
 
 @pytest.mark.parametrize(
     ("path", "existing", "message"),
     [
-        ("a/7.jpg", "A/7.JPG", r"'A/7\.JPG' differs only in case"),
         ("caf\u00e9.jpg", "cafe\u0301.jpg", r"'cafe\u0301\.jpg' differs only in Unicode"),
         ("a/7.jpg", "a/7.png", r"use `images=FOLDER`"),
     ],
