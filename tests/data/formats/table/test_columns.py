@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers.tables import labels_of, options_of, write_table
+from helpers.tables import Write, asked, labels_of, refused, write_table
 from probmcl.data.formats.table.table import read_table
 from probmcl.data.options import ReadOptions
-from probmcl.errors import DataError, OptionError, Question
+from probmcl.errors import DataError, OptionError
 
 
 def table_of(folder: Path, **columns: str) -> Path:
@@ -71,9 +71,7 @@ def test_columns_are_kept_and_missing_ones_are_refused_with_a_suggestion(tmp_pat
 
 def test_ignored_column_has_no_role(tmp_path: Path) -> None:
     table = table_of(tmp_path, tags="emu,emu", patient="a,b")
-    with pytest.raises(Question, match="'label' and 'tags'") as question:
-        read_table(table)
-    assert options_of(question.value) == [{"labels_column": "label"}, {"labels_column": "tags"}]
+    asked(table, {"labels_column": "label"}, {"labels_column": "tags"})
     records = read_table(table, ReadOptions(ignore=("tags", "patient")))
     assert labels_of(records) == [{"cat"}, {"dog"}]
     assert records.group is None
@@ -86,9 +84,53 @@ def test_image_id_is_the_path_only_if_there_is_no_path_column(tmp_path: Path) ->
 
 def test_label_column_next_to_flag_columns_needs_an_option(tmp_path: Path) -> None:
     table = table_of(tmp_path, age="40,50", night="0,1", rain="1,0")
-    with pytest.raises(Question, match=r"'label'.*night, rain") as question:
-        read_table(table)
-    assert options_of(question.value) == [{"labels_column": "label"}, {"ignore": "label"}]
+    question = asked(table, {"labels_column": "label"}, {"ignore": "label"})
+    assert "night, rain" in question.problem
     assert read_table(table, ReadOptions(labels_column="label")).label_space.names == ("cat", "dog")
     assert read_table(table, ReadOptions(ignore=("label",))).label_space.names == ("night", "rain")
     assert len(read_table(table_of(tmp_path, age="40,50", night="0,1"))) == 2
+
+
+def test_label_column_next_to_class_columns_needs_an_option(write: Write) -> None:
+    table = write("image,labels,night\n1.jpg,cat,0\n2.jpg,dog,1\n")
+    asked(table, {"labels_column": "labels"}, {"ignore": "labels"})
+    assert read_table(table, ReadOptions(labels_column="labels")).label_space.names == ("cat", "dog")
+
+
+def test_label_column_of_zeros_and_ones_needs_an_option(write: Write) -> None:
+    table = write("image,label\n1.jpg,0\n2.jpg,1\n")
+    refused(table, "'label'", "`labels_column=label`")
+    assert read_table(table, ReadOptions(labels_column="label")).label_space.names == ("0", "1")
+
+
+def test_unnamed_column_is_ignored(write: Write) -> None:
+    assert read_table(write(",image,cat\n7,1.jpg,1\n8,2.jpg,0\n")).label_space.names == ("cat",)
+
+
+@pytest.mark.parametrize(
+    "header", ["filename", "File", "PATH", "image", "Image Path", "image-path", "file_name", "img"]
+)
+def test_path_column_is_found_by_name(write: Write, header: str) -> None:
+    assert len(read_table(write(f"labels,{header}\ncat,1.jpg\n"))) == 1
+
+
+def test_path_column_with_another_name_is_found_by_its_files(write: Write) -> None:
+    table = write("photo,labels,where\n1.jpg,cat,a\n2.jpg,dog,b\n")
+    assert "path column 'photo'" in str(read_table(table).origin)
+    assert read_table(table, ReadOptions(path_column="photo", group="where")).group == ("a", "b")
+
+
+def test_two_columns_for_one_role_need_an_option(write: Write) -> None:
+    refused(write("file,path,labels\n1.jpg,2.jpg,cat\n"), "'file' and 'path'", "path_column")
+    asked(write("file,tags,labels\n1.jpg,x,cat\n"), {"labels_column": "tags"}, {"labels_column": "labels"})
+    refused(write("file,set,split,labels\n1.jpg,x,train,cat\n"), "'set' and 'split'", "split_column")
+    table = write("file,set,split,labels\n1.jpg,x,test,cat\n")
+    assert read_table(table, ReadOptions(split_column="split")).split == ("test",)
+
+
+def test_missing_column_is_refused_with_a_suggestion(write: Write) -> None:
+    table = write("file,labels,patient\n1.jpg,cat,a\n")
+    with pytest.raises(OptionError, match=r"`group=pateint` is not a column of .*; did you mean 'patient'\?"):
+        read_table(table, ReadOptions(group="pateint"))
+    with pytest.raises(OptionError, match="`group=patient` is already `split_column`"):
+        read_table(table, ReadOptions(split_column="patient", group="patient"))

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.tables import write_table
+from helpers.tables import Write, labels_of, refused, write_table
 from probmcl.data.formats.table.paths import find_images, find_index
 from probmcl.data.formats.table.sheet import Table
 from probmcl.data.formats.table.table import read_table
@@ -17,7 +17,7 @@ def read(folder: Path, names: str, images: str, root: Path | None = None, missin
     return read_table(table, images=root, missing=missing)
 
 
-def refused(folder: Path, names: str, images: str, message: str) -> None:
+def fails(folder: Path, names: str, images: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read(folder, names, images)
 
@@ -33,7 +33,7 @@ def test_file_without_suffix_takes_precedence(tmp_path: Path) -> None:
 
 
 def test_two_files_that_differ_in_the_suffix_are_refused(tmp_path: Path) -> None:
-    refused(tmp_path, "7 8", "7.jpg 7.png 8.jpg", r"row 2: '7' matches 7\.jpg and 7\.png")
+    fails(tmp_path, "7 8", "7.jpg 7.png 8.jpg", r"row 2: '7' matches 7\.jpg and 7\.png")
 
 
 def test_bare_names_are_found_in_subfolders(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_bare_names_are_found_in_subfolders(tmp_path: Path) -> None:
 
 def test_equal_names_in_two_subfolders_are_refused(tmp_path: Path) -> None:
     files = "a/1.png b/1.png a/2.png"
-    refused(tmp_path, "1.png 2.png", files, "a/1.png and .*b/1.png.*`images=FOLDER`")
+    fails(tmp_path, "1.png 2.png", files, "a/1.png and .*b/1.png.*`images=FOLDER`")
     assert read(tmp_path, "1.png 2.png", files, tmp_path / "a").paths == (tmp_path / "a/1.png", tmp_path / "a/2.png")
     assert read(tmp_path, "a/1.png b/1.png", files).paths == (tmp_path / "a/1.png", tmp_path / "b/1.png")
 
@@ -56,7 +56,7 @@ def test_exact_path_takes_precedence_over_subfolders(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["../1.jpg", "a/../../1.jpg", ".."])
 def test_path_outside_of_the_folder_is_refused(tmp_path: Path, name: str) -> None:
-    refused(tmp_path, f"2.jpg {name}", "2.jpg", rf"row 3: '{name}' is outside .*`images=")
+    fails(tmp_path, f"2.jpg {name}", "2.jpg", rf"row 3: '{name}' is outside .*`images=")
 
 
 def test_path_with_dots_inside_of_the_folder_is_read(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_link_out_of_the_folder_is_followed(tmp_path: Path) -> None:
     (tmp_path / "here" / "1.jpg").symlink_to(tmp_path / "away" / "x.jpg")
     (tmp_path / "here" / "sub").symlink_to(tmp_path / "away")
     assert read(tmp_path / "here", "1.jpg sub/x.jpg", "").paths[1] == tmp_path / "here" / "sub" / "x.jpg"
-    refused(tmp_path / "here", "1.jpg gone.jpg", "", "row 3: 'gone.jpg' does not exist")
+    fails(tmp_path / "here", "1.jpg gone.jpg", "", "row 3: 'gone.jpg' does not exist")
 
 
 def test_line_break_in_a_name_is_escaped_in_messages(tmp_path: Path) -> None:
@@ -85,19 +85,19 @@ def test_line_break_in_a_name_is_escaped_in_messages(tmp_path: Path) -> None:
 
 
 def test_nul_byte_and_long_name_are_refused(tmp_path: Path) -> None:
-    refused(tmp_path, "1.jpg 2\0.jpg", "1.jpg", r"row 3: '2\\x00\.jpg' in column 'file'")
-    refused(tmp_path, f"1.jpg {'x' * 5000}/2.jpg", "1.jpg", "row 3: 'xxx")
+    fails(tmp_path, "1.jpg 2\0.jpg", "1.jpg", r"row 3: '2\\x00\.jpg' in column 'file'")
+    fails(tmp_path, f"1.jpg {'x' * 5000}/2.jpg", "1.jpg", "row 3: 'xxx")
 
 
 def test_backslashes_are_read_as_slashes_only_if_needed(tmp_path: Path) -> None:
     records = read(tmp_path, "a\\1.jpg a\\2.jpg 3.jpg", "a/1.jpg a/2.jpg 3.jpg")
     assert records.paths[:2] == (tmp_path / "a/1.jpg", tmp_path / "a/2.jpg")
     assert "; '\\' in paths read as '/'\n" in str(records.origin)
-    refused(tmp_path, "a\\1.jpg a\\9.jpg 3.jpg", "", r"row 3: 'a\\\\9\.jpg' does not exist in [^,]*`images=FOLDER`")
+    fails(tmp_path, "a\\1.jpg a\\9.jpg 3.jpg", "", r"row 3: 'a\\\\9\.jpg' does not exist in [^,]*`images=FOLDER`")
     kept = read(tmp_path, "a\\1.jpg a\\9.jpg 3.jpg", "", missing="keep")
     assert kept.paths == (tmp_path / "a/1.jpg", tmp_path / "a/9.jpg", tmp_path / "3.jpg")
     (tmp_path / "a\\1.jpg").touch()
-    refused(tmp_path, "a\\1.jpg a\\2.jpg", "", r"row 3: 'a\\\\2\.jpg' does not exist")
+    fails(tmp_path, "a\\1.jpg a\\2.jpg", "", r"row 3: 'a\\\\2\.jpg' does not exist")
 
 
 def test_images_next_to_the_table_and_in_images_are_found_together(tmp_path: Path) -> None:
@@ -133,11 +133,11 @@ def test_folders_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_backslash_path_outside_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out.jpg").touch()
     (tmp_path / "here").mkdir()
-    refused(tmp_path / "here", "1.jpg ..\\out.jpg", "1.jpg", r"row 3: .* is outside")
+    fails(tmp_path / "here", "1.jpg ..\\out.jpg", "1.jpg", r"row 3: .* is outside")
 
 
 def test_windows_drive_is_refused(tmp_path: Path) -> None:
-    refused(
+    fails(
         tmp_path,
         "C:\\data\\1.jpg 2.jpg",
         "1.jpg 2.jpg",
@@ -153,7 +153,7 @@ def test_paths_that_start_with_the_name_of_the_table_folder_are_found(tmp_path: 
     assert "; paths without CheX/ in front\n" in str(records.origin)
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "1.jpg").touch()
-    refused(folder, "CheX/train/1.jpg other/1.jpg", "", "does not exist in")
+    fails(folder, "CheX/train/1.jpg other/1.jpg", "", "does not exist in")
 
 
 def test_paths_that_start_with_the_name_of_the_working_directory_are_found(
@@ -172,15 +172,57 @@ def test_paths_that_start_with_the_name_of_the_working_directory_are_found(
     ],
 )
 def test_similar_file_is_suggested(tmp_path: Path, path: str, existing: str, message: str) -> None:
-    refused(tmp_path, f"1.jpg {path}", f"1.jpg {existing}", rf"row 3: '{path}' does not exist .*; {message}")
+    fails(tmp_path, f"1.jpg {path}", f"1.jpg {existing}", rf"row 3: '{path}' does not exist .*; {message}")
 
 
 def test_no_suggestion_if_two_files_differ_only_in_case(tmp_path: Path) -> None:
-    refused(tmp_path, "1.jpg a.jpg", "1.jpg A.jpg a.JPG", "row 3: 'a.jpg' does not exist .*; use `images=")
+    fails(tmp_path, "1.jpg a.jpg", "1.jpg A.jpg a.JPG", "row 3: 'a.jpg' does not exist .*; use `images=")
 
 
 def test_broken_link_in_a_subfolder_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "2.jpg").symlink_to(tmp_path / "gone.jpg")
-    refused(tmp_path, "1.jpg 2.jpg", "1.jpg", r"row 3: '2\.jpg' does not exist")
+    fails(tmp_path, "1.jpg 2.jpg", "1.jpg", r"row 3: '2\.jpg' does not exist")
     assert read(tmp_path, "1.jpg 2.jpg", "b/2.jpg").paths[1] == tmp_path / "b" / "2.jpg"
+
+
+def test_missing_images_are_refused(write: Write) -> None:
+    table = write("filename,labels\n1.jpg,cat\n8.jpg,cat\n9.jpg,dog\n10.jpg,dog\n")
+    refused(table, "labels.csv, row 3: '8.jpg' does not exist", "2 more", "images")
+
+
+def test_missing_images_are_kept_on_request_unless_all_are_missing(write: Write) -> None:
+    table = write("filename,labels\n1.jpg,cat\n8.jpg,dog\n")
+    records = read_table(table, missing="keep")
+    assert records.paths == (table.parent / "1.jpg", table.parent / "8.jpg")
+    assert labels_of(records) == [{"cat"}, {"dog"}]
+    (table.parent / "1.jpg").unlink()
+    with pytest.raises(DataError, match=r"row 2: '1\.jpg' does not exist in .*1 more.*`images=FOLDER`"):
+        read_table(table, missing="keep")
+
+
+def test_folder_with_more_of_the_images_is_used(write: Write, tmp_path: Path) -> None:
+    table = write("filename,labels\n1.jpg,cat\n2.jpg,dog\n9.jpg,dog\n", images="1")
+    (tmp_path / "images").mkdir()
+    for name in ("1.jpg", "2.jpg"):
+        (tmp_path / "images" / name).touch()
+    assert read_table(table, missing="keep").paths[2] == tmp_path / "images" / "9.jpg"
+    (tmp_path / "2.jpg").touch()
+    with pytest.raises(DataError, match=r"the images exist in several folders: .*`images=FOLDER`"):
+        read_table(table, missing="keep")
+    table.write_text(f"filename,labels\n{tmp_path}/1.jpg,cat\n{tmp_path}/9.jpg,dog\n")
+    assert read_table(table, missing="keep").paths == (tmp_path / "1.jpg", tmp_path / "9.jpg")
+
+
+def test_images_are_found_next_to_the_table_or_in_images_or_by_option(tmp_path: Path) -> None:
+    (tmp_path / "labels.csv").write_text("filename,labels\n1.jpg,cat\n")
+    for folder in (tmp_path / "images", tmp_path / "elsewhere"):
+        folder.mkdir()
+        (folder / "1.jpg").touch()
+    assert read_table(tmp_path / "labels.csv").paths == (tmp_path / "images" / "1.jpg",)
+    records = read_table(tmp_path / "labels.csv", images=tmp_path / "elsewhere")
+    assert records.paths == (tmp_path / "elsewhere" / "1.jpg",)
+    (tmp_path / "1.jpg").touch()
+    refused(tmp_path / "labels.csv", str(tmp_path / "images"), "images")
+    (tmp_path / "images" / "1.jpg").unlink()
+    assert read_table(tmp_path / "labels.csv").paths == (tmp_path / "1.jpg",)
