@@ -312,6 +312,8 @@ def _search(
 
 
 def _refuse_invalid_paths(table: Table, column: str, texts: Sequence[str]) -> None:
+    if is_image(column):
+        raise DataError(f"{table.path}, row 1: {column!r} is an image; add a first row with the names of the columns")
     for row, text in enumerate(texts):
         if not text:
             raise DataError(f"{table.where(row)}: column {column!r} is blank; enter the path of the image")
