@@ -152,7 +152,7 @@ def _label_columns(table: Table, rest: list[str], flags: list[str], options: Rea
             [Reading(f"the labels are in {name!r}", {"labels_column": name}) for name in by_name],
         )
     if several or by_name:
-        return several or tuple(by_name)
+        return tuple(by_name) or several
     if any(holds_flags(_counted(table, name, options), least=0.5) for name in rest):
         return ()
     lists = [name for name in rest if _holds_lists(table.texts(name))]
