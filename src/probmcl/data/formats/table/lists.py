@@ -22,6 +22,7 @@ CLASSES = "classes.txt"
 SEPARATORS = "|;,\t"
 """Separators of labels. A space separates labels only if none of these occurs; otherwise, it is part of a name."""
 
+LITERAL = re.compile(r"""[\[{]|\(['"]""")  # parentheses may also be part of a name
 QUOTED = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\"""")
 Classes = tuple[str, ...] | None
 """The names in `classes.txt`; None without that file."""
@@ -145,7 +146,7 @@ def _cells(table: Table, columns: Sequence[str], classes: Classes, options: Read
     known = frozenset(classes or ())
     unclear = _Cells(table, columns, distinct, plain, frozenset(), frozenset(options.unknown_label), options.none_label)
     for text in distinct:
-        if text[:1] in ("[", "{") and text not in known:
+        if LITERAL.match(text) and text not in known:
             items = _literal(text)
             if items is None:
                 raise DataError(f"{unclear.where(text)} has {text!r}; write labels without brackets, separated by |")
@@ -163,7 +164,7 @@ def _literal(text: str) -> list[str] | None:
     >>> _literal("['a', 'b c']"), _literal('["a"]'), _literal("{a, b c}"), _literal("['a' 'b']"), _literal("[]")
     (['a', 'b c'], ['a'], ['a', 'b c'], ['a', 'b'], [])
     """
-    if len(text) < 2 or text[-1] != {"[": "]", "{": "}"}[text[0]]:
+    if len(text) < 2 or text[-1] != {"[": "]", "{": "}", "(": ")"}[text[0]]:
         return None
     try:
         return _labels_in_json(json.loads(text))
