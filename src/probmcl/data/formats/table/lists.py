@@ -152,7 +152,7 @@ def _cells(table: Table, columns: Sequence[str], classes: Classes, options: Read
                 raise DataError(f"{unclear.where(text)} has {text!r}; write labels without brackets, separated by |")
             plain[text] = "".join(f"{LIST_ITEM}{item}" for item in items)
     for text in options.unknown_label:
-        if not any(text in re.split(rf"[{SEPARATORS} {LIST_ITEM}]+", cell) or text == cell for cell in distinct):
+        if not any(text in re.split(rf"[{SEPARATORS} {LIST_ITEM}]+", cell) or text == cell for cell in plain.values()):
             raise OptionError("unknown_label", text, f"is not in any cell of column {columns[0]!r} of {table.path}")
     none = find_none_labels(list(plain.values()), options.none_label, classes)
     return unclear._replace(none=none)
