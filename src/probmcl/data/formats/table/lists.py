@@ -36,7 +36,8 @@ class Lists(NamedTuple):
     """The class names, the class indices in each cell of each column, and a description of how lists were read.
 
     `hierarchy` has the parents of classes that were written as PARENT/CHILD. Cells that mean "no label", "unknown" or
-    that are blank have no indices; `none_rows`, `unknown_rows` and `blank_rows` are their rows in the first column.
+    that are blank have no indices; `none_rows` and `blank_rows` are their rows in the first column, and `unknown_rows`
+    those in any column.
     """
 
     names: tuple[str, ...]
@@ -126,7 +127,10 @@ def read_lists(
     indices = {text: tuple(index[name] for name in items) for text, items in lists.items()}
     parts = tuple([indices[text] for text in table.texts(column)] for column in columns)
     first = [cells.plain[text] for text in table.texts(columns[0])]
-    has_unknown = {text for text in set(first) if cells.unknown & {*_items(text, marks[0] if marks else None), text}}
+    mark = marks[0] if marks else None
+    has_unknown = {text for text, plain in cells.plain.items() if cells.unknown & {*_items(plain, mark), plain}}
+    texts = [table.texts(name) for name in columns] if has_unknown else []
+    unknown = {row for column in texts for row, text in enumerate(column) if text in has_unknown}
     return Lists(
         names,
         parts,
@@ -134,7 +138,7 @@ def read_lists(
         hierarchy,
         cells.none,
         [row for row, text in enumerate(first) if _means(text, cells.none)] if cells.none else [],
-        [row for row, text in enumerate(first) if text in has_unknown] if has_unknown else [],
+        sorted(unknown),
         [row for row, text in enumerate(first) if not text],
     )
 
