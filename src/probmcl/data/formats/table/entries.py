@@ -129,6 +129,9 @@ def read_class_columns(
     """
     names, policy = columns.classes, options.policy
     _refuse_options_for_lists(table, columns, options)
+    for text in options.unknown_label:
+        if not any(text in table.texts(column) for column in names):
+            raise OptionError("unknown_label", text, f"is not in any class column of {table.path}")
     flags = [flags_of(table, column, _remedy(column), options.unknown_label) for column in names]
     counts = np.stack([np.bincount(column, minlength=BLANK + 1) for column in flags])
     if not counts[:, [State.ABSENT, State.PRESENT]].any():
