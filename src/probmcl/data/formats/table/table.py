@@ -115,7 +115,9 @@ def _records(table: Table, index: FileIndex, options: ReadOptions, keep: Sequenc
     entries = read_entries(table, columns, classes, units, options)
     states = _states(table, columns, entries, images, units, options)
     if entries.hierarchy:
-        states = states.with_parents(parents_of(entries.names, entries.hierarchy))  # implied by PARENT/CHILD, no warning
+        states = states.with_parents(
+            parents_of(entries.names, entries.hierarchy)
+        )  # implied by PARENT/CHILD, no warning
     lines = None if table.files else tuple(table.lines[row] for row in images.first)  # ambiguous with several files
     return Records.from_labels(
         entries.names,
