@@ -134,3 +134,42 @@ def test_missing_column_is_refused_with_a_suggestion(write: Write) -> None:
         read_table(table, ReadOptions(group="pateint"))
     with pytest.raises(OptionError, match="`group=patient` is already `split_column`"):
         read_table(table, ReadOptions(split_column="patient", group="patient"))
+
+
+@pytest.mark.parametrize("names", ["label,label_name", "class_name,class"])
+def test_indices_next_to_the_names_of_the_same_classes_are_ignored(write: Write, names: str) -> None:
+    indices_first = names.startswith("label")
+    pairs = [(3, "cat"), (1, "dog"), (3, "cat")]
+    rows = [
+        f"{i}.jpg,{pair[0]},{pair[1]}" for i, p in enumerate(pairs, 1) for pair in [p if indices_first else p[::-1]]
+    ]
+    assert labels_of(read_table(write("\n".join([f"file,{names}", *rows])))) == [{"cat"}, {"dog"}, {"cat"}]
+
+
+def test_label_columns_without_a_one_to_one_mapping_are_ambiguous(write: Write) -> None:
+    table = write("file,label,label_name\n1.jpg,0,cat\n2.jpg,1,dog\n3.jpg,0,dog\n")
+    question = asked(table, {"labels_column": "label"}, {"labels_column": "label_name"})
+    assert [len(reading.rows) for reading in question.readings] == [3, 3]
+
+
+def test_label_columns_with_equal_labels_are_not_a_question(write: Write) -> None:
+    records = read_table(write("file,labels,tags\n1.jpg,cat|dog,cat;dog\n2.jpg,dog,dog\n3.jpg,cat,cat\n"))
+    assert labels_of(records) == [{"cat", "dog"}, {"dog"}, {"cat"}]
+
+
+def test_blank_label_column_is_not_a_question(write: Write) -> None:
+    assert labels_of(read_table(write("file,tags,labels\n1.jpg,,cat\n2.jpg,,dog\n"))) == [{"cat"}, {"dog"}]
+
+
+@pytest.mark.parametrize(
+    "names", ["label_1,label_2,label_10", "Type 1,Type 2,Type 3", "diagnosis1,diagnosis2,diagnosis3"]
+)
+def test_numbered_columns_are_read_together(write: Write, names: str) -> None:
+    records = read_table(write(f"file,{names}\n1.jpg,red fox,emu,\n2.jpg,cat,,red fox\n3.jpg,,,\n"))
+    assert labels_of(records) == [{"red fox", "emu"}, {"cat", "red fox"}, set()]
+
+
+def test_numbered_columns_that_are_not_labels(write: Write) -> None:
+    assert read_table(write("file,label_1,label_2\n1.jpg,1,0\n2.jpg,0,1\n")).label_space.names == ("label_1", "label_2")
+    records = read_table(write("file,labels,note1,note2\n1.jpg,cat,ok,\n2.jpg,dog,ok,ok\n"))
+    assert labels_of(records) == [{"cat"}, {"dog"}]

@@ -292,3 +292,52 @@ def test_difficult_labels_are_unknown_with_class_columns(write: Write) -> None:
 
 def test_other_values_in_a_class_column_are_refused(write: Write) -> None:
     refused(write("image,cat,width\n1.jpg,1,1\n2.jpg,0,640\n"), "row 3", "'width'", "'640'", "labels_column")
+
+
+@pytest.mark.parametrize("mark", ["x", "X", "✓", "✔"])
+def test_blank_next_to_crosses_is_absent(write: Write, mark: str) -> None:
+    table = write(f"file,cat,dog\n1.jpg,{mark},\n2.jpg,,{mark}\n3.jpg,,\n")
+    assert states_of(read_table(table)) == ["+-", "-+", "--"]
+    assert "blank = negative (4 cells; change with `blank=unknown`)" in description(table)
+    assert states_of(read_table(table, ReadOptions(blank=("unknown",)))) == ["+?", "?+", "??"]
+
+
+def test_blank_next_to_crosses_and_zeros_is_unknown(write: Write) -> None:
+    assert states_of(read_table(write("file,cat,dog\n1.jpg,x,0\n2.jpg,,x\n3.jpg,0,0\n"))) == ["+-", "?+", "--"]
+
+
+def test_crosses_next_to_a_list_are_ignored(write: Write) -> None:
+    table = write("file,tags,checked\n1.jpg,cat dog,x\n2.jpg,dog,\n3.jpg,cat,x\n")
+    assert labels_of(read_table(table)) == [{"cat", "dog"}, {"dog"}, {"cat"}]
+    assert description(table).endswith("ignored: 'checked'")
+
+
+def test_unknown_label_in_class_columns(write: Write) -> None:
+    table = write("file,cat,dog\n1.jpg,1,0\n2.jpg,?,?\n3.jpg,?,1\n4.jpg,0,?\n")
+    assert states_of(read_table(table, ReadOptions(unknown_label=("?",)))) == ["+-", "??", "?+", "-?"]
+    refused(table, "row 3: column 'cat' has '?'", "`unknown_label=VALUE`")
+
+
+def test_unknown_label_in_label_rows(write: Write) -> None:
+    table = write("file,tag\n1.jpg,cat\n1.jpg,dog\n2.jpg,todo\n3.jpg,dog\n")
+    assert states_of(read_table(table, ReadOptions(unknown_label=("todo",)))) == ["++", "??", "-+"]
+
+
+def test_repeated_label_of_boxes_counts_once(write: Write) -> None:
+    rows = "1.jpg,traffic light,0,0,1,1\n1.jpg,car,1,1,2,2\n1.jpg,car,3,3,4,4\n2.jpg,car,0,0,1,1\n"
+    table = write(f"filename,class,xmin,ymin,xmax,ymax\n{rows}")
+    assert labels_of(read_table(table)) == [{"traffic light", "car"}, {"car"}]
+    assert "boxes (xmin, ymin, xmax, ymax) are not used" in description(table)
+
+
+def test_class_columns_that_agree_with_a_list_are_not_a_question(write: Write) -> None:
+    table = write("file,tags,cat,dog\n1.jpg,cat dog,1,1\n2.jpg,dog,0,1\n3.jpg,,0,0\n")
+    assert states_of(read_table(table)) == ["++", "-+", "--"]
+    other = write("file,tags,cat,dog\n1.jpg,cat dog,1,1\n2.jpg,dog,0,1\n3.jpg,,1,0\n")
+    question = asked(other, {"labels_column": "tags"}, {"ignore": "tags"})
+    assert [reading.rows for reading in question.readings] == [("row 4, 3.jpg: no label",), ("row 4, 3.jpg: cat",)]
+
+
+def test_presence_column_is_not_a_question_if_every_label_has_a_row(write: Write) -> None:
+    table = write("file,label,present\n1.jpg,cat,1\n1.jpg,dog,0\n2.jpg,cat,0\n2.jpg,dog,1\n")
+    assert states_of(read_table(table)) == ["+-", "-+"]

@@ -7,6 +7,7 @@ from helpers.tables import Write, labels_of, refused, write_table
 from probmcl.data.formats.table.paths import find_images, find_index
 from probmcl.data.formats.table.sheet import Table
 from probmcl.data.formats.table.table import read_table
+from probmcl.data.options import ReadOptions
 from probmcl.data.records import Missing, Records
 from probmcl.errors import DataError
 
@@ -226,3 +227,66 @@ def test_images_are_found_next_to_the_table_or_in_images_or_by_option(tmp_path: 
     refused(tmp_path / "labels.csv", str(tmp_path / "images"), "images")
     (tmp_path / "images" / "1.jpg").unlink()
     assert read_table(tmp_path / "labels.csv").paths == (tmp_path / "1.jpg",)
+
+
+def path_column(table: Path) -> str:
+    """Return the first line of the description, which names the path column."""
+    return str(read_table(table).origin).splitlines()[0].partition(": ")[2]
+
+
+@pytest.mark.parametrize(
+    ("text", "column"),
+    [
+        ("scan,copy,tags\n1.jpg,data/1.jpg,cat\n2.jpg,data/2.jpg,dog\n", "scan"),  # both name the same files
+        ("year,id,tags\n4,1,cat\n5,2,dog\n6,3,cat\n1,4,dog\n", "id"),  # two of the years match files as well
+        ("image,original,tags\nhttps://a.org/x.jpg,1.jpg,cat\nhttps://a.org/y.jpg,2.jpg,dog\n", "original"),
+        ("tags,Foto\ncat,1\ndog,2\n", "Foto"),
+    ],
+)
+def test_files_on_disk_choose_the_path_column(write: Write, text: str, column: str) -> None:
+    assert path_column(write(text)).startswith(f"path column {column!r}")
+
+
+@pytest.mark.parametrize("header", ["left,right,tags", "image,path,tags"])
+def test_two_columns_that_name_different_files_are_refused(write: Write, header: str) -> None:
+    one, other = header.split(",")[:2]
+    table = write(f"{header}\n1.jpg,2.jpg,cat\n2.jpg,3.jpg,dog\n")
+    refused(table, f"'{one}' and '{other}'", "`path_column=COLUMN`")
+    records = read_table(table, ReadOptions(path_column=other))
+    assert records.paths == (table.parent / "2.jpg", table.parent / "3.jpg")
+
+
+def test_table_whose_columns_match_no_file_is_refused(write: Write) -> None:
+    refused(write("who,tags\nanna,cat\nben,dog\n"), "who, tags", "`images=FOLDER`", "`path_column=COLUMN`")
+
+
+def test_table_without_a_header_is_refused(write: Write) -> None:
+    refused(write("1.jpg,0,1\n2.jpg,1,0\n3.jpg,0,0\n"), "row 1: '1.jpg'")
+
+
+def test_number_matches_a_name_with_leading_zeros_if_it_is_unique(tmp_path: Path) -> None:
+    records = read(tmp_path, "7 8.0", "007.jpg a/0008.png")
+    assert records.paths == (tmp_path / "007.jpg", tmp_path / "a/0008.png")
+    assert "; 2 images found by number, such as 7 for 007.jpg" in str(records.origin)
+    fails(tmp_path, "7 8.0", "07.jpg", r"row 2: '7' matches 007\.jpg and 07\.jpg|07\.jpg and 007\.jpg")
+
+
+def test_case_is_ignored_if_the_match_is_unique(tmp_path: Path) -> None:
+    records = read(tmp_path, "A/X.JPG y.jpg", "a/x.jpg Y.jpg")
+    assert records.paths == (tmp_path / "a/x.jpg", tmp_path / "Y.jpg")
+    assert "; 2 images found by ignoring case" in str(records.origin)
+    fails(tmp_path, "A/X.JPG y.jpg", "a/x.Jpg", r"row 2: 'A/X\.JPG' does not exist")
+    assert read(tmp_path, "a/x.jpg y.jpg", "").paths[0] == tmp_path / "a/x.jpg"
+
+
+def test_leading_folders_are_dropped_if_all_rows_have_them(tmp_path: Path) -> None:
+    records = read(tmp_path, "/home/me/1.jpg /home/me/b/2.jpg", "1.jpg b/2.jpg")
+    assert records.paths == (tmp_path / "1.jpg", tmp_path / "b/2.jpg")
+    assert "; paths without /home/me/ in front" in str(records.origin)
+    fails(tmp_path, "x/1.jpg y/b/2.jpg", "", r"row 2: 'x/1\.jpg' does not exist .*1 more")
+    fails(tmp_path, "x/1.jpg b/2.jpg", "", r"row 2: 'x/1\.jpg' does not exist")
+
+
+@pytest.mark.parametrize("cell", ["1.2E+15", "1-Mar", "01.03.2024", "Mar-02"])
+def test_path_that_excel_changed_is_named(write: Write, cell: str) -> None:
+    refused(write(f"file,tags\n1.jpg,cat\n{cell},dog\n"), f"row 3: '{cell}' does not exist", "Excel")

@@ -114,10 +114,8 @@ def _records(table: Table, index: FileIndex, options: ReadOptions, keep: Sequenc
     units = Images.of(list(zip(paths, people, strict=True))) if people else images  # one annotator of one image
     entries = read_entries(table, columns, classes, units, options)
     states = _states(table, columns, entries, images, units, options)
-    if entries.hierarchy:
-        states = states.with_parents(
-            parents_of(entries.names, entries.hierarchy)
-        )  # implied by PARENT/CHILD, no warning
+    if entries.hierarchy:  # PARENT/CHILD in the table implies the parent, which is not worth a warning
+        states = states.with_parents(parents_of(entries.names, entries.hierarchy))
     lines = None if table.files else tuple(table.lines[row] for row in images.first)  # ambiguous with several files
     return Records.from_labels(
         entries.names,
