@@ -232,7 +232,8 @@ def _meanings(option: str, cell: str) -> list[Reading]:
 def read_label_lists(table: Table, columns: Columns, classes: Classes, images: Images, options: ReadOptions) -> Entries:
     """Read one or several columns of labels per image. Labels in the difficult column are unknown."""
     difficult = [columns.difficult] if columns.difficult else []
-    lists = read_lists(table, [*columns.labels, *difficult], classes, options)
+    spaces = len(columns.labels) == 1  # in several columns, a space is part of a name
+    lists = read_lists(table, [*columns.labels, *difficult], classes, options, spaces=spaces)
     policy, size = options.policy, len(lists.names)
     present = np.concatenate([_pairs(column) for column in lists.columns[: len(columns.labels)]])
     blank_rows = np.array(lists.blank_rows if len(columns.labels) == 1 else [], dtype=np.int64)
