@@ -308,7 +308,7 @@ def test_repeated_rows_of_an_image_are_counted(tmp_path: Path) -> None:
     assert report["verdict"] == "blocked"
     assert report["duplicated_rows"] == [(2, 4), (2, 7)]
     assert report["conflicting_rows"] == [(3, 5)]
-    assert "rows 2 and 4: " in texts(report, "blocked")
+    assert "rows 3 and 5: " in texts(report, "blocked")
 
 
 def test_rare_and_missing_classes_are_warnings(tmp_path: Path) -> None:

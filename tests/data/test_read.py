@@ -102,11 +102,14 @@ def test_unknown_format_is_refused_with_a_suggestion(tmp_path: Path) -> None:
 def test_missing_and_unsuitable_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"nowhere\.csv does not exist"):
         read(tmp_path / "nowhere.csv")
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(DataError, match=r"notes\.txt: .*\.csv or \.tsv"):
-        read(tmp_path / "notes.txt")
+    (tmp_path / "notes.doc").touch()
+    with pytest.raises(DataError, match=r"notes\.doc: .*\.csv or \.tsv"):
+        read(tmp_path / "notes.doc")
     with pytest.raises(OptionError, match="`format=voc` needs a folder"):
-        read(tmp_path / "notes.txt", options=ReadOptions(format="voc"))
+        read(tmp_path / "notes.doc", options=ReadOptions(format="voc"))
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(DataError, match=r"notes\.txt: no rows"):
+        read(tmp_path / "notes.txt")
 
 
 def test_two_tables_are_refused(tmp_path: Path, fakes: None) -> None:
@@ -118,12 +121,14 @@ def test_two_tables_are_refused(tmp_path: Path, fakes: None) -> None:
     assert len(read(tmp_path)) == 20
 
 
-def test_table_without_path_column_needs_the_option(tmp_path: Path, fakes: None) -> None:
+def test_path_column_with_another_name_is_found_by_its_files(tmp_path: Path, fakes: None) -> None:
     table = a_table(tmp_path)
     table.write_text(table.read_text().replace("filename", "photo"))
+    assert len(read(tmp_path)) == 20
+    for image in tmp_path.glob("*.jpg"):
+        image.unlink()
     with pytest.raises(DataError, match="path_column"):
         read(tmp_path)
-    assert len(read(tmp_path, options=ReadOptions(path_column="photo"))) == 20
 
 
 def test_options_for_tables_are_refused_by_other_formats(tmp_path: Path, fakes: None) -> None:
@@ -228,12 +233,10 @@ def test_description_counts_uncertain_labels(tmp_path: Path) -> None:
     for i in (1, 2):
         (tmp_path / f"{i}.jpg").touch()
     (tmp_path / "t.csv").write_text("file,cat,dog,patient,weight\n1.jpg,-1,0,a,0.5\n2.jpg,1,-1,a,2\n")
-    line = describe(read(tmp_path, seed=None)).splitlines()[2]
-    assert line == "labels: 2 uncertain; 1 group; weights from 0.5 to 2"
-    line = describe(
-        read(tmp_path, options=ReadOptions(minus_one=("positive", "dog=soft:0.5")), seed=None)
-    ).splitlines()[2]
-    assert line == "labels: 1 uncertain; 1 group; weights from 0.5 to 2"
+    assert "\nlabels: 2 uncertain; 1 group; weights from 0.5 to 2\n" in describe(read(tmp_path, seed=None))
+    options = ReadOptions(minus_one=("positive", "dog=soft:0.5"))
+    text = describe(read(tmp_path, options=options, seed=None))
+    assert "\nlabels: 1 uncertain; 1 group; weights from 0.5 to 2\n" in text
 
 
 def test_digit_scenes_round_trip(tmp_path: Path) -> None:
@@ -255,18 +258,22 @@ def test_description_has_all_counts() -> None:
 
 def test_description_starts_with_the_file_and_columns(tmp_path: Path) -> None:
     table = a_table(tmp_path)
-    first, second, third, fourth = describe(read(table, options=ReadOptions(group="area"), seed=3)).splitlines()
-    columns = "path column 'filename', labels 'labels' (names, one per cell, 2 labels), group 'area'"
-    assert first == f"{table}: {columns}; val and test taken from train with seed 3"
-    assert (second[:9], third, fourth[:6]) == ("20 images", "5 groups", "images")
+    *origin, images, groups, others = describe(read(table, options=ReadOptions(group="area"), seed=3)).splitlines()
+    assert origin == [
+        f"{table}: path column 'filename'",
+        "  labels: column 'labels', names, one per cell, 2 labels",
+        "  group column 'area'",
+        "  val and test taken from train with seed 3",
+    ]
+    assert (images[:9], groups, others[:6]) == ("20 images", "5 groups", "images")
 
 
 def test_description_has_the_splits_taken_from_train(tmp_path: Path) -> None:
     table = a_table(tmp_path)
     table.write_text(table.read_text().replace("area", "split").replace(",0", ",test").replace(",3", ",train"))
     table.write_text(table.read_text().replace(",1", ",train").replace(",2", ",train").replace(",4", ",train"))
-    assert str(read(table).origin).endswith("split 'split'; val taken from train with seed 0")
-    assert str(read(table, seed=None).origin).endswith("split 'split'")
+    assert str(read(table).origin).endswith("\n  split column 'split'\n  val taken from train with seed 0")
+    assert str(read(table, seed=None).origin).endswith("\n  split column 'split'")
 
 
 def test_without_a_seed_the_splits_are_those_of_the_data(tmp_path: Path, fakes: None) -> None:
@@ -315,7 +322,7 @@ def test_real_folders_are_recognized_as_tables(name: str, start: str) -> None:
     if not (SHARED / name).is_dir():
         pytest.skip("needs the real images of ../shared/data")
     records = read(SHARED / name)
-    first, second, *_ = describe(records).splitlines()
-    assert "path column 'filename', labels 'labels' (indices into classes.txt separated by spaces, " in first
-    assert second.startswith(start)
+    text = describe(records)
+    assert "path column 'filename'\n  labels: column 'labels', indices into classes.txt separated by spaces, " in text
+    assert f"\n{start}" in text
     assert records.label_space.counts.all()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
 from probmcl.data.labels import LabelStates
-from probmcl.data.records import SPLITS, LabelSpace, Origin, Records, Split
+from probmcl.data.records import SPLITS, LabelSpace, Origin, Paths, Records, Split
 
 shapes = stn.array_shapes(min_dims=2, max_dims=2, max_side=6)
 tables = stn.arrays(np.float64, shapes, elements=st.sampled_from([0.0, 1.0]))
@@ -24,7 +24,7 @@ def space(classes: int = 2) -> LabelSpace:
 
 def three_images() -> Records:
     return Records(
-        paths=(Path("a.jpg"), Path("b.jpg"), Path("c.jpg")),
+        paths=Paths(["a.jpg", "b.jpg", "c.jpg"]),
         states=LabelStates.from_labels(np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])),
         split=("train", "test", "train"),
         group=None,

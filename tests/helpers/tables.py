@@ -1,10 +1,17 @@
-"""Functions that write tables with empty images, and summarize the records read from them."""
+"""Functions that write tables with empty images, and compare the records, errors and questions with expected ones."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pytest
 
+from probmcl.data.formats.table.table import read_table
+from probmcl.data.options import ReadOptions
 from probmcl.data.records import Records
+from probmcl.errors import DataError, Question
+
+Write = Callable[..., Path]
 
 
 def write_table(folder: Path, text: str, *, images: str = "1.jpg 2.jpg 3.jpg 4.jpg", name: str = "labels.csv") -> Path:
@@ -24,3 +31,25 @@ def states_of(records: Records) -> list[str]:
 def labels_of(records: Records) -> list[set[str]]:
     """Return the names of the labels of each image."""
     return [{records.label_space.names[k] for k in np.flatnonzero(row)} for row in records.labels]
+
+
+def unknown_of(records: Records) -> list[set[str]]:
+    """Return the names of the unknown labels of each image."""
+    return [{records.label_space.names[k] for k in np.flatnonzero(~row)} for row in records.known]
+
+
+def refused(path: Path, *parts: str, options: ReadOptions = ReadOptions()) -> str:
+    """Return the message of the error for a table, which must contain some parts."""
+    with pytest.raises(DataError) as caught:
+        read_table(path, options)
+    for part in parts:
+        assert part in str(caught.value)
+    return str(caught.value)
+
+
+def asked(path: Path, *readings: dict[str, str], options: ReadOptions = ReadOptions()) -> Question:
+    """Return the question about a table, whose readings must be chosen by some options."""
+    with pytest.raises(Question) as caught:
+        read_table(path, options)
+    assert [dict(reading.options) for reading in caught.value.readings] == [*readings]
+    return caught.value

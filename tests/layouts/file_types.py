@@ -2,56 +2,22 @@
 
 import io
 import json
-import zipfile
 from collections.abc import Sequence
-from xml.sax.saxutils import escape
 
 import pyarrow
 import pyarrow.parquet
 
+from helpers.excel import workbook
 from layouts.layout import LABELS, TEST, TRAIN_VAL, Layout, columns, expected, table
 
 GERMAN = {"beach": "Küste", "boat": "Fähre", "sunset": "Abendröte"}
 GERMAN_LABELS = expected(present=lambda n: [GERMAN[name] for name in LABELS[n]], names=GERMAN.values())
 
-SPREADSHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
-PACKAGE = "http://schemas.openxmlformats.org/package/2006"
-OFFICE = "http://schemas.openxmlformats.org/officeDocument/2006/relationships"
-WORKBOOK = {
-    "[Content_Types].xml": f'<Types xmlns="{PACKAGE}/content-types">'
-    '<Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
-    '<Default Extension="xml" ContentType="application/xml"/>'
-    '<Override PartName="/xl/workbook.xml" '
-    'ContentType="application/vnd.openxmlformats-officedocument.spreadsheetml.sheet.main+xml"/>'
-    '<Override PartName="/xl/worksheets/sheet1.xml" '
-    'ContentType="application/vnd.openxmlformats-officedocument.spreadsheetml.worksheet+xml"/></Types>',
-    "_rels/.rels": f'<Relationships xmlns="{PACKAGE}/relationships">'
-    f'<Relationship Id="rId1" Type="{OFFICE}/officeDocument" Target="xl/workbook.xml"/></Relationships>',
-    "xl/workbook.xml": f'<workbook xmlns="{SPREADSHEET}" xmlns:r="{OFFICE}">'
-    '<sheets><sheet name="Sheet1" sheetId="1" r:id="rId1"/></sheets></workbook>',
-    "xl/_rels/workbook.xml.rels": f'<Relationships xmlns="{PACKAGE}/relationships">'
-    f'<Relationship Id="rId1" Type="{OFFICE}/worksheet" Target="worksheets/sheet1.xml"/></Relationships>',
-}
-
 
 def excel(text: str) -> bytes:
     """Return an Excel workbook with one sheet of the cells of a CSV table; digits are numbers."""
-    lines = "".join(
-        f'<row r="{r}">{"".join(_cell(f"{chr(64 + c)}{r}", value) for c, value in enumerate(line.split(","), 1))}</row>'
-        for r, line in enumerate(text.splitlines(), 1)
-    )
-    sheet = f'<worksheet xmlns="{SPREADSHEET}"><sheetData>{lines}</sheetData></worksheet>'
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, part in {**WORKBOOK, "xl/worksheets/sheet1.xml": sheet}.items():
-            archive.writestr(name, f'<?xml version="1.0" encoding="UTF-8"?>{part}')
-    return file.getvalue()
-
-
-def _cell(place: str, value: str) -> str:
-    if value.isdigit():
-        return f'<c r="{place}"><v>{value}</v></c>'
-    return f'<c r="{place}" t="inlineStr"><is><t>{escape(value)}</t></is></c>'
+    rows = [[int(cell) if cell.isdigit() else cell for cell in line.split(",")] for line in text.splitlines()]
+    return workbook({"Sheet1": rows})
 
 
 def parquet() -> bytes:

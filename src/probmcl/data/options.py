@@ -56,6 +56,8 @@ class ReadOptions:
     def __post_init__(self) -> None:
         if self.rows not in (None, *get_args(Rows)):
             raise OptionError("rows", self.rows, "must be images (one row per image) or labels (one row per label)")
+        if self.annotators not in (None, *get_args(Annotators)):
+            raise OptionError("annotators", self.annotators, f"must be {', '.join(get_args(Annotators))}")
         if self.blank or self.minus_one:
             _ = self.policy  # rejects an invalid meaning before any file is read
 

@@ -46,7 +46,7 @@ def split_records(
     if file is None:
         result = make_splits(records, seed=seed, together=together)
         return SplitRecords(result, taken_from_train(records, result, seed))
-    columns = load(file, lambda names: "path" in names, most=1).columns
+    columns = load(file, lambda names: "path" in names, most=0).columns
     if "fold" in columns and "split" not in columns:
         raise OptionError("split_file", file, "has folds; choose the test fold with `fold=K`")
     return SplitRecords(read_splits(records, file, left_out=left_out), f"splits from {file}")

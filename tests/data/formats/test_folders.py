@@ -166,4 +166,4 @@ def test_test_folder_without_class_folders_is_not_used(tmp_path: Path) -> None:
 
 def test_classes_that_differ_only_in_case_are_reported(tmp_path: Path) -> None:
     fill(tmp_path, cat__1_dot_jpg="a", Cat__1_dot_jpg="b")
-    assert str(read(tmp_path, seed=None).origin).endswith("; classes 'Cat' and 'cat' differ only in case")
+    assert str(read(tmp_path, seed=None).origin).endswith("\n  classes 'Cat' and 'cat' differ only in case")

@@ -79,7 +79,7 @@ def by_name(records: Records) -> dict[str, set[str]]:
 @settings(max_examples=25)
 @given(data=st.data(), dialect=dialects())
 def test_lists_of_labels(separator: str, data: st.DataObject, dialect: dict[str, object]) -> None:
-    plain = texts(SEPARATORS)
+    plain = texts(SEPARATORS + "/")  # names with / may be a hierarchy
     one_word = plain.filter(lambda text: len(text.split()) == 1)
     names = one_word if separator == " " else st.tuples(plain, plain).map(" ".join)
     _, sets = data.draw(labeled(names))
@@ -104,7 +104,7 @@ def test_one_column_per_class(coding: tuple[str, ...], data: st.DataObject, dial
 
 
 @settings(max_examples=40)
-@given(sample=labeled(texts(SEPARATORS[:3])), dialect=dialects(), order=st.randoms(use_true_random=False))
+@given(sample=labeled(texts(SEPARATORS[:3] + "/")), dialect=dialects(), order=st.randoms(use_true_random=False))
 def test_one_row_per_label(sample: tuple[list[str], Sets], dialect: dict[str, object], order: random.Random) -> None:
     files = {f"{i}.jpg": names for i, names in enumerate(sample[1])}
     pairs = [(file, name) for file, names in files.items() for name in sorted(names) or [""]]

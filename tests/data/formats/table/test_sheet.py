@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from helpers.tables import labels_of, states_of
+from helpers.tables import Write, labels_of, refused, states_of
 from probmcl.data.read import read
 from probmcl.errors import DataError
 
@@ -26,7 +26,7 @@ def test_separators_inside_list_items_are_part_of_the_name(tmp_path: Path) -> No
     )
     records = read(tmp_path, seed=None)
     assert labels_of(records) == [{"a b", "c|d"}, {"x, y"}, set(), set()]
-    assert str(records.origin) == f"{table}: path column 'file', labels 'labels' (names, one list per cell, 3 labels)"
+    assert "column 'labels', names, one list per cell, 3 labels" in str(records.origin)
     assert records.where(1) == f"{table}, row 2: {tmp_path / '2.jpg'}"
 
 
@@ -78,3 +78,47 @@ def test_invalid_parquet_file_is_refused(tmp_path: Path, data: bytes) -> None:
         read(write(tmp_path, {"file": [], "label": []}))
     with pytest.raises(DataError, match="does not exist"):
         read(tmp_path / "other.parquet")
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "\ufefffilename;labels\r\n1.jpg;cat,dög\r\n"),
+        ("a.tsv", 'filename\tlabels\n1.jpg\t"cat,dög"\n'),
+        ("a.csv", "filename\tlabels\n1.jpg\tcat,dög\n"),
+        ("a.CSV", '\n"filename","labels"\n"1.jpg","cat,dög"\n\n'),
+        ("a.csv", "filename;labels;a,b\n1.jpg;cat|dög;x\n"),
+    ],
+)
+def test_delimiters_quotes_byte_order_marks_and_line_ends(write: Write, name: str, text: str) -> None:
+    assert labels_of(read(write(text, name=name), seed=None)) == [{"cat", "dög"}]
+
+
+def test_text_in_another_encoding(write: Write) -> None:
+    table = write("")
+    table.write_bytes(b"filename,labels\n1.jpg,d\xf6g\n")
+    assert labels_of(read(table, seed=None)) == [{"dög"}]
+    table.write_bytes(b"filename,labels\n1.jpg,d\xf6\x81g\n")  # 0x81 is not defined in Windows-1252
+    refused(table, "UTF-8", "Windows-1252", "0x81")
+
+
+def test_rows_are_numbered_as_in_an_editor(write: Write) -> None:
+    table = write('filename,note,labels\n\n1.jpg,"two\nlines",cat\n\n2.jpg,,dog\n7.jpg,,dog\n')
+    refused(table, "row 7", "'7.jpg'")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("filename,labels\n1.jpg,cat\n2.jpg,cat,dog\n", "row 3: 3 cells, but 2 columns; quote cells"),
+        ("filename,labels\n1.jpg\n", "row 2: 1 cells, but 2 columns"),
+        ('filename,labels\n1.jpg,cat\n2.jpg,"cat\n', "row 3"),
+        ("filename,labels\n", "no rows"),
+        ("", "no rows"),
+        ("filename,labels,labels\n1.jpg,a,b\n", "two columns have the name 'labels'"),
+        ("filename,labels\n,cat\n", "row 2: column 'filename' is blank"),
+        ("filename,cat\n1.jpg,0\n2.jpg,1\n./1.jpg,1\n", "rows 2 and 4: both have the path './1.jpg'"),
+    ],
+)
+def test_invalid_table_is_refused_with_the_row(write: Write, text: str, part: str) -> None:
+    refused(write(text), "labels.csv", part)

@@ -24,6 +24,7 @@ REMEDY = f"You can also list the classes in a {CLASSES} next to the table, or se
 SEPARATORS = "|;,\t"
 """Separators of labels. A space separates labels only if none of these occurs; otherwise, it is part of a name."""
 
+LITERAL = re.compile(r"""[\[{]|\(['"]""")  # parentheses may also be part of a name
 QUOTED = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\"""")
 Classes = tuple[str, ...] | None
 """The names in `classes.txt`; None without that file."""
@@ -167,7 +168,7 @@ def _literal(text: str) -> list[str] | None:
     >>> _literal("['a', 'b c']"), _literal('["a"]'), _literal("{a, b c}"), _literal("['a' 'b']"), _literal("[]")
     (['a', 'b c'], ['a'], ['a', 'b c'], ['a', 'b'], [])
     """
-    if len(text) < 2 or text[-1] != {"[": "]", "{": "}"}[text[0]]:
+    if len(text) < 2 or text[-1] != {"[": "]", "{": "}", "(": ")"}[text[0]]:
         return None
     try:
         return _labels_in_json(json.loads(text))

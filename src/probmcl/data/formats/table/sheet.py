@@ -93,7 +93,7 @@ def load(path: Path, fits: Fits, *, row: str = "image", most: int | None = None)
     repeated = [name for name, times in Counter(table.columns).items() if times > 1]
     if repeated:
         raise DataError(f"{path}, row 1: two columns have the name {repeated[0]!r}; rename one")
-    if not len(table):
+    if not len(table) and most != 0:
         raise DataError(f"{path}: no rows below the header; expected one row per {row}")
     return table
 
