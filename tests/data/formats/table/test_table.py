@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from helpers.tables import Write, refused, states_of, write_table
-from probmcl.data.formats.table.table import read_hierarchy, read_table, recognizes
+from probmcl.data.formats.table.table import read_table, recognizes
+from probmcl.data.hierarchy import read_hierarchy
 from probmcl.data.options import ReadOptions
 from probmcl.data.read import read
 from probmcl.errors import DataError
