@@ -161,7 +161,7 @@ def thresholds(sample: Float[ndarray, "K"]) -> tuple[float, float]:
 
 
 def _unusual(sample: Float[ndarray, "K"], deviations: float) -> float:
-    """Return the correlation that is so many robust standard deviations above the median; 0 for an empty sample."""
+    """Return the correlation a number of robust standard deviations above the median; 0 for an empty sample."""
     if not len(sample):
         return 0.0
     log_difference = np.log(np.maximum(1 - sample, 1e-6))
