@@ -32,7 +32,7 @@ CONFIRMED, DOUBTFUL = 0.92, 0.8
 """Minimum correlation of a confirmed duplicate, and of a doubtful pair, which is only reported.
 
 Recall on planted copies (`benchmarks/duplicates.py`, 1,000 photographs each from PASCAL VOC and MS-COCO with seed 2,
-500 synthetic tissue patches and 500 synthetic chest radiographs with seed 1): at least 99.8 % of re-encoded, resized
+500 synthetic tissue patches and 500 synthetic chest radiographs with seed 1): at least 99.7 % of re-encoded, resized
 or flipped photographs and 100 % of the synthetic images; for crops of 2 to 6 % per side, at least 99.6 % (photographs),
 100 % (patches) and 97 % (radiographs). No pair of different images was confirmed. The thresholds were chosen on other
 seeds, whose images include a quarter of these VOC and an eighth of these MS-COCO photographs. Among all 6,703 VOC
