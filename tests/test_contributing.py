@@ -53,12 +53,12 @@ from probmcl.data.records import Records
 
 def recognizes(folder):
     """Return whether the folder has a file of labels in this format."""
-    return (folder / "labels.jsonl").is_file()
+    return (folder / "labels.lines").is_file()
 
 
 def read_lines(folder, *, missing="error"):
     """Read one JSON object per image; a class that is not mentioned is unknown."""
-    rows = [json.loads(line) for line in (folder / "labels.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (folder / "labels.lines").read_text().splitlines()]
     names = sorted({name for row in rows for name in row["labels"]})
     values = np.array([[row["labels"].get(name, -1) for name in names] for row in rows])
     labels, known = (values == 1).astype(np.float32), values >= 0
@@ -129,7 +129,7 @@ def test_an_added_format_is_detected_and_read(package: Path, tmp_path: Path, mon
     monkeypatch.setattr(module, "FORMATS", {**module.FORMATS, "lines": "my_package.my_format"})
     data = tmp_path / "data"
     data.mkdir()
-    (data / "labels.jsonl").write_text(
+    (data / "labels.lines").write_text(
         '{"file": "a.jpg", "labels": {"cat": 1, "dog": 0}}\n{"file": "b.jpg", "labels": {"dog": 1}}\n'
     )
     records = read(data, seed=None)

@@ -110,7 +110,7 @@ def _table(path: Path, names: Sequence[str], blocks: Iterable[tuple[Iterable[int
         by_column = list(zip(*rows, strict=True))
         for column, index in zip(columns, kept if rows else (), strict=False):
             texts = by_column[index]
-            if len({*texts[:100]}) > 50:
+            if len({*texts[:1000]}) > 900:
                 column.extend(map(str.strip, texts))
             else:  # equal cells become one string
                 column.extend(map({text: text.strip() for text in {*texts}}.__getitem__, texts))
