@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.tables import Write, refused, states_of, write_table
+from helpers.tables import Write, asked, refused, states_of, write_table
 from probmcl.data.formats.table.table import read_hierarchy, read_table, recognizes
 from probmcl.data.options import ReadOptions
 from probmcl.data.read import read
@@ -12,6 +12,7 @@ from probmcl.errors import DataError
 
 SHARED = Path(__file__).parents[5] / "shared" / "data"
 CLASSES = ("animal", "dog", "puppy", "car")
+BLANK = ({"blank": "negative"}, {"blank": "unknown"})
 
 
 def test_table_without_labels_is_refused(write: Write) -> None:
@@ -128,3 +129,26 @@ def test_hierarchy_is_applied_to_labels(tmp_path: Path) -> None:
     records = read(table, options=ReadOptions(blank=("unknown",), hierarchy=parents), seed=None)
     assert records.label_space.hierarchy == {"dog": "animal"}
     assert states_of(records) == ["++-", "--+", "??-"]
+
+
+def test_question_shows_the_labels_of_two_rows_in_every_reading(write: Write) -> None:
+    question = asked(write("file,cat,dog\n1.jpg,1,1\n2.jpg,1,\n3.jpg,,1\n4.jpg,,1\n"), *BLANK)
+    assert [reading.rows for reading in question.readings] == [
+        ("row 3, 2.jpg: cat", "row 4, 3.jpg: dog"),
+        ("row 3, 2.jpg: cat (unknown: dog)", "row 4, 3.jpg: dog (unknown: cat)"),
+    ]
+
+
+def test_question_keeps_the_other_options(write: Write) -> None:
+    table = write("file,cat,dog,emu\n1.jpg,1,,\n2.jpg,,1,\n3.jpg,,,1\n")
+    question = asked(table, *BLANK, options=ReadOptions(blank=("emu=negative",), ignore=("dog",)))
+    assert question.readings[1].rows == ("row 3, 2.jpg: no label (unknown: cat)", "row 4, 3.jpg: emu (unknown: cat)")
+
+
+def test_readings_with_equal_labels_are_not_a_question(write: Write) -> None:
+    assert states_of(read_table(write("file,cat,dog\n1.jpg,1,1\n2.jpg,1,1\n"))) == ["++", "++"]
+
+
+def test_reading_that_is_the_only_possible_one_is_not_a_question(write: Write) -> None:
+    table = write("file,labels,cat,dog\n1.jpg,,1,0\n2.jpg,,0,1\n")  # a column without labels cannot be read
+    assert states_of(read_table(table)) == ["+-", "-+"]
