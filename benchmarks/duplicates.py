@@ -2,24 +2,30 @@
 
 Copies of photographs and of synthetic sets are re-encoded, resized, flipped and cropped. A confirmed pair of two
 originals is a false positive, unless the data contains real duplicates; --sheet writes them to an image for inspection.
+--against compares the time and the confirmed pairs with those of another version of probmcl, on synthetic radiographs.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from lookalike_sets import radiograph, tissue
 from probmcl.data.duplicates.candidates import candidate_pairs
-from probmcl.data.duplicates.hashing import SIZE, Fingerprint, fingerprints
+from probmcl.data.duplicates.hashing import TILE, Fingerprint, fingerprints
+from probmcl.data.duplicates.result_cache import ResultCache
 from probmcl.data.duplicates.search import NearPair, exact_duplicates, near_duplicates
 from probmcl.data.images import read_image
 from rounds import alternate, median_ratio
@@ -149,25 +155,31 @@ def contact_sheet(pairs: Sequence[tuple[Path, Path]], target: Path) -> None:
     print(f"{len(pairs)} pairs in {target}")
 
 
-def cost(paths: Sequence[Path], workers: int, rounds: int) -> None:
-    """Print the time of fingerprinting and of the duplicate search, relative to reading the images at the same size."""
+def cost(paths: Sequence[Path], workers: int, rounds: int, folder: Path) -> None:
+    """Print the time of fingerprinting and of the duplicate search, relative to reading the images at the same size.
+
+    Every measurement starts with an empty cache in `folder`.
+    """
+
+    def empty_cache() -> ResultCache:
+        return ResultCache(Path(tempfile.mkdtemp(dir=folder)) / "results.sqlite")
 
     def read_images() -> float:
         start = time.perf_counter()
         for path in paths:
-            read_image(path, SIZE)
+            read_image(path, TILE)
         return time.perf_counter() - start
 
     def compute_fingerprints() -> float:
         start = time.perf_counter()
-        fingerprints(paths)
+        fingerprints(paths, cache=empty_cache())
         return time.perf_counter() - start
 
-    hashed = fingerprints(paths, workers=workers)
-
     def search() -> float:
+        cache = empty_cache()
+        hashed = fingerprints(paths, workers=workers, cache=cache)
         start = time.perf_counter()
-        near_duplicates(paths, hashed)
+        near_duplicates(paths, hashed, cache=cache)
         return time.perf_counter() - start
 
     times = alternate(
@@ -175,8 +187,61 @@ def cost(paths: Sequence[Path], workers: int, rounds: int) -> None:
     )
     for name in ("fingerprints", "near duplicates"):
         print(f"{len(paths):,} images: {name} {median_ratio(times[name], times['read']):.2f} times as long as reading")
-    sets = exact_duplicates(hashed)
+    sets = exact_duplicates(fingerprints(paths, workers=workers))
     print(f"exact duplicates: {len(sets)} sets; one process")
+
+
+def against(checkout: Path, images: int, workers: int, rounds: int, seed: int) -> None:
+    """Print how many times as long as this version another one takes for radiographs and one copy of each.
+
+    Both start with an empty cache. Afterwards, this version searches again with a filled cache.
+    """
+    runs: dict[str, list[dict[str, Any]]] = {"other": [], "this": [], "again": []}
+    with tempfile.TemporaryDirectory() as folder:
+        data = _radiographs_with_copies(Path(folder), images, seed)
+
+        def other() -> float:
+            runs["other"].append(_search(checkout, data, workers, tempfile.mkdtemp(dir=folder)))
+            return float(runs["other"][-1]["search"]["CPU"])
+
+        def this() -> float:
+            cache = tempfile.mkdtemp(dir=folder)
+            for name in ("this", "again"):
+                runs[name].append(_search(Path(__file__).parents[1], data, workers, cache))
+            return float(runs["this"][-1]["search"]["CPU"])
+
+        alternate({"other": other, "this": this}, rounds, "s of CPU for the search")
+    same = all(run["pairs"] == runs["other"][0]["pairs"] for run in runs["this"] + runs["again"])
+    print(f"{2 * images:,} images, {workers} workers, {len(runs['this'][0]['pairs']):,} copies confirmed", end="; ")
+    print("the same pairs in all runs" if same else "DIFFERENT PAIRS")
+    for part in ("search", "reading and search"):
+        for clock in ("CPU", "wall"):
+            times = {name: [run[part][clock] for run in runs[name]] for name in runs}
+            ratio, again = median_ratio(times["other"], times["this"]), median_ratio(times["this"], times["again"])
+            print(f"{part}, {clock} time: other / this {ratio:.2f}; this / again, with a filled cache {again:.2f}")
+
+
+def _radiographs_with_copies(folder: Path, images: int, seed: int) -> Path:
+    """Write radiographs and one copy of each, cycling through the kinds of copies, and return their folder."""
+    data, copies = folder / "data", folder / "copies"
+    data.mkdir()
+    copies.mkdir()
+    rng = np.random.default_rng(seed)
+    for number in range(images):
+        original = data / f"{number:05}.png"
+        radiograph(seed * 1_000_000 + number).save(original)
+        copy = write_copy(original, list(KINDS)[number % len(KINDS)], copies, rng)
+        copy.rename(data / f"copy of {copy.name}")
+    return data
+
+
+def _search(checkout: Path, data: Path, workers: int, cache: str) -> dict[str, Any]:
+    """Run a version of probmcl in a new process."""
+    environment = {"PYTHONPATH": str(checkout / "src"), "XDG_CACHE_HOME": cache, "OMP_WAIT_POLICY": "PASSIVE"}
+    script = [sys.executable, str(Path(__file__).with_name("duplicate_search.py")), str(data), str(workers)]
+    run = subprocess.run(script, env=os.environ | environment, check=True, capture_output=True, text=True)
+    result: dict[str, Any] = json.loads(run.stdout)
+    return result
 
 
 def main() -> None:
@@ -191,7 +256,11 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="processes")
     parser.add_argument("--seed", type=int, default=0, help="random seed")
     parser.add_argument("--sheet", type=Path, help="PNG file for the pairs of originals confirmed as copies")
+    parser.add_argument("--against", type=Path, help="checkout of another version to compare the time with")
     args = parser.parse_args()
+    if args.against is not None:
+        against(args.against, args.synthetic, args.workers, args.synthetic_rounds, args.seed)
+        return
     suspects: list[tuple[Path, Path]] = []
     with tempfile.TemporaryDirectory() as folder:
         for make in (radiograph, tissue) if args.synthetic else ():
@@ -206,7 +275,8 @@ def main() -> None:
         paths = [all_paths[row] for row in sorted(chosen)]
         suspects += report(str(data), len(paths), measure(paths, args.rounds, args.workers, args.seed))
         if args.timed and data == args.data[-1]:
-            cost(all_paths[: args.timed], args.workers, 3)
+            with tempfile.TemporaryDirectory() as folder:
+                cost(all_paths[: args.timed], args.workers, 3, Path(folder))
     if args.sheet is not None:
         contact_sheet(suspects, args.sheet)
 

@@ -1,8 +1,10 @@
-"""Configuration of all tests: no network access, and one thread unless PROBMCL_TEST_THREADS is set."""
+"""Configuration of all tests: no network access, an own cache folder, and one thread (or PROBMCL_TEST_THREADS)."""
 
 import os
 import signal
+import tempfile
 from collections import Counter, defaultdict
+from pathlib import Path
 from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # missing weights fail immediately, without a minute of retries
@@ -14,6 +16,10 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from helpers.pairwise import pairwise_cover
+
+os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".cache" / "matplotlib"))  # collecting fonts again is slow
+CACHE = tempfile.TemporaryDirectory()  # instead of the user's cache folder, also in child processes
+os.environ["XDG_CACHE_HOME"] = CACHE.name
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # with busy cores, more threads make small operations slower
 
@@ -29,6 +35,12 @@ settings.load_profile("probmcl")
 def _seeded() -> None:
     """Make random numbers independent of the tests that ran before."""
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _empty_cache() -> None:
+    """Make the images that a test decodes independent of the tests that ran before."""
+    Path(CACHE.name, "probmcl", "duplicates.sqlite").unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="session")

@@ -139,6 +139,21 @@ def check_range(
         raise ValueError(f"{', '.join(invalid)} must be {allowed}")
 
 
+def quoted(values: Iterable[str]) -> str:
+    """Return quoted values joined by "and", for messages."""
+    return " and ".join(repr(value) for value in values)
+
+
+def listing(values: Iterable[str], most: int = 8) -> str:
+    """Return the first values and the number of remaining ones, for messages.
+
+    >>> listing("abcdefghijk")
+    'a, b, c, d, e, f, g, h and 3 more'
+    """
+    values = [value for value in values if value]
+    return ", ".join(values[:most]) + (f" and {len(values) - most:,} more" if len(values) > most else "")
+
+
 def listed(items: Sequence[str]) -> list[str]:
     """Return indented lines with the first five items and the number of the others.
 

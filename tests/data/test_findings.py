@@ -106,8 +106,8 @@ def test_interrupt_stops_the_workers_without_extra_tracebacks(tmp_path: Path) ->
         "import numpy as np\n"
         "from probmcl.data import findings, records\n"
         "from probmcl.data.duplicates import hashing\n"
-        "def slow(path, intensity): time.sleep(0.05); return hashing.Fingerprint(None)\n"
-        "hashing.fingerprint = slow\n"
+        "def slow(path, size, intensity): time.sleep(0.05); raise hashing.ImageError(path, 'slow')\n"
+        "hashing.read_image = slow\n"
         "made = records.Records.from_labels(['a'], [Path('a')] * 20_000, ['train'] * 20_000, np.ones((20_000, 1)))\n"
         "findings.find_bad_images(made, workers=2, advance=lambda n: print(n, flush=True))\n"
     )

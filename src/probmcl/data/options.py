@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from probmcl.errors import DataError, OptionError
 
 if TYPE_CHECKING:
-    from probmcl.data.formats.table.policy import LabelPolicy
+    from probmcl.data.label_policy import LabelPolicy
 
 Rows = Literal["images", "labels"]
 Annotators = Literal["majority", "any", "unknown"]
@@ -64,7 +64,7 @@ class ReadOptions:
     @property
     def policy(self) -> LabelPolicy:
         """The meanings of a blank cell and of -1."""
-        from probmcl.data.formats.table.policy import LabelPolicy
+        from probmcl.data.label_policy import LabelPolicy
 
         return LabelPolicy.of(self.blank, self.minus_one)
 

@@ -106,7 +106,7 @@ def _format(data: Path, name: str | None) -> str:
 
 
 def _recognized(folder: Path) -> str:
-    from probmcl.data.formats.table import split_tables
+    from probmcl.data.formats import split_tables
 
     matches = [name for name in FORMATS if name != "folders" and import_module(FORMATS[name]).recognizes(folder)]
     if len(matches) > 1:
@@ -131,7 +131,7 @@ def _read(
     format_name, arguments = VARIANTS.get(name, (name, {}))
     reader: Callable[..., Records] = getattr(import_module(FORMATS[format_name]), f"read_{format_name}")
     if name == "table" and data.is_dir():
-        from probmcl.data.formats.table.split_tables import read_tables as reader
+        from probmcl.data.formats.split_tables import read_tables as reader
     if name in ("table", "hugging_face"):
         return reader(data, options, images=images, keep=keep, missing=missing)
     for_tables = ({} if images is None else {"images": images}) | replace(options, format=None).set_options()

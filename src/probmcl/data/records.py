@@ -115,7 +115,7 @@ class Origin:
 
     path: Path
     description: str
-    lines: tuple[int, ...] | None = None
+    lines: Sequence[int] | None = None
     warnings: tuple[str, ...] = ()
     unlabeled: tuple[str, ...] = ()
 

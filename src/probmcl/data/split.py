@@ -12,11 +12,11 @@ import numpy as np
 from jaxtyping import Int, Shaped
 from numpy import ndarray
 
-from probmcl.data.formats.table.sheet import Cell, Table, load, only_column, quoted
+from probmcl.data.formats.table.sheet import Cell, Table, load, only_column
 from probmcl.data.options import DataChecks
 from probmcl.data.records import SPLITS, Records, Split
 from probmcl.data.stratify import stratify
-from probmcl.errors import DataError, OptionError
+from probmcl.errors import DataError, OptionError, quoted
 
 LISTED = 5
 Sets = Sequence[Sequence[int]]  # sets of rows that must stay in one split

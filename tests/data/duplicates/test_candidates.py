@@ -13,8 +13,7 @@ from probmcl.data.duplicates.candidates import (
     candidate_pairs,
     screen,
 )
-from probmcl.data.duplicates.hashing import FLIP_MASK, small_gray
-from probmcl.data.duplicates.registration import TILE
+from probmcl.data.duplicates.hashing import FLIP_MASK, TILE, small_gray
 
 PairSet = set[tuple[int, int, bool, int]]
 

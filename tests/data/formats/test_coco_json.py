@@ -102,6 +102,8 @@ def test_file_without_annotations_is_left_out(tmp_path: Path) -> None:
     records = read(write_layout(tmp_path, "train/1.jpg train/2.jpg test/1.jpg test/2.jpg", files), seed=None)
     assert set(records.split) == {"train"}
     assert "test/a.json left out: it has no annotations" in str(records.origin)
+    assert records.origin is not None
+    assert records.origin.unlabeled == (str(tmp_path / "test"),)
     (tmp_path / "train" / "a.json").unlink()
     with pytest.raises(DataError, match=r"test/a\.json: no COCO annotations"):
         read(tmp_path)
@@ -113,7 +115,7 @@ def test_other_images_are_counted(tmp_path: Path) -> None:
 
 
 def test_files_of_two_kinds_are_refused_unless_one_has_instances(tmp_path: Path) -> None:
-    write_layout(tmp_path, "1.jpg 2.jpg", {"a.json": coco(TRAIN), "b.json": coco(TRAIN), "c.json": {"images": []}})
+    write_layout(tmp_path, "1.jpg 2.jpg", {"a.json": coco(TRAIN), "b.json": coco(TRAIN), "c.json": {"info": {}}})
     with pytest.raises(DataError, match=r"a\.json and .*b\.json are both annotations for train; pass one"):
         read(tmp_path)
     assert len(read(tmp_path / "a.json", seed=None)) == 2

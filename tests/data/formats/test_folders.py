@@ -147,21 +147,21 @@ def test_names_of_split_folders(tmp_path: Path, names: tuple[str, str]) -> None:
     assert [records.split.count(split) for split in ("train", other)] == [2, 2]
 
 
-def test_test_folder_without_class_folders_is_unlabeled(tmp_path: Path) -> None:
-    fill(tmp_path, train__cat__1_dot_jpg="a", train__dog__1_dot_jpg="b", test__1_dot_jpg="c")
-    records = read(tmp_path, seed=None)
-    assert labels_of(records) == [{"cat"}, {"dog"}]
-    assert records.split == ("train", "train")
-    assert records.origin is not None
-    assert records.origin.unlabeled == (str(tmp_path / "test"),)
-
-
-def test_val_folder_without_class_folders_is_refused(tmp_path: Path) -> None:
+def test_split_folder_without_class_folders_is_refused(tmp_path: Path) -> None:
     fill(tmp_path, train__cat__1_dot_jpg="a", train__dog__1_dot_jpg="b", val__1_dot_jpg="c")
     with pytest.raises(DataError, match=r"train/ has one folder per class, but the images in val/") as e:
         read(tmp_path)
     assert f"pass {tmp_path / 'train'} as DATA" in str(e.value)
     assert len(read(tmp_path / "train", seed=None)) == 2
+
+
+def test_test_folder_without_class_folders_is_not_used(tmp_path: Path) -> None:
+    fill(tmp_path, train__cat__1_dot_jpg="a", train__dog__1_dot_jpg="b", test__1_dot_jpg="c")
+    records = read(tmp_path, seed=None)
+    assert records.split == ("train", "train")
+    assert records.origin is not None
+    assert records.origin.unlabeled == (str(tmp_path / "test"),)
+    assert f"not used, because they have no labels: images in {tmp_path / 'test'}" in str(records.origin)
 
 
 def test_classes_that_differ_only_in_case_are_reported(tmp_path: Path) -> None:

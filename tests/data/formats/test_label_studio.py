@@ -38,7 +38,7 @@ def test_choices_are_labels(tmp_path: Path) -> None:
     assert records.label_space.names == ("cat", "dog")
     assert summary(records, tmp_path) == {"1.jpg": "train ++", "2.jpg": "train --", "3.jpg": "train ??"}
     assert str(records.origin) == (
-        f"{tmp_path / 'export.json'}: Label Studio, labels from 'tags'; "
+        f"{tmp_path / 'export.json'}: Label Studio, labels from 'tags'\n  "
         "images without annotations, with all labels unknown: 1"
     )
     assert summary(read(tmp_path / "export.json", seed=None), tmp_path) == summary(records, tmp_path)

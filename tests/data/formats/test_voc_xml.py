@@ -41,7 +41,7 @@ def test_objects_are_labels_and_difficult_ones_are_unknown(tmp_path: Path) -> No
         "JPEGImages/2.jpg": "train --",
         "JPEGImages/3.jpg": "train -+",
     }
-    assert str(records.origin) == f"{tmp_path}: PASCAL VOC, 4 XML files; difficult labels are unknown"
+    assert str(records.origin) == f"{tmp_path}: PASCAL VOC, 4 XML files\n  difficult labels are unknown"
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_lists_of_image_sets_are_splits(tmp_path: Path) -> None:
     records = read_layout(tmp_path)
     assert summary(records, tmp_path) == {"JPEGImages/0.jpg": "train +-", "JPEGImages/1.jpg": "val -?"}
     description = str(records.origin)
-    assert "2 XML files; splits from ImageSets/Main/{train,val,test}.txt" in description
+    assert "2 XML files\n  splits from ImageSets/Main/{train,val,test}.txt" in description
     assert "test.txt left out: its 2 images have no XML files" in description
     assert "images in no list left out: 2" in description
     (tmp_path / "ImageSets" / "Main" / "train.txt").unlink()
@@ -95,7 +95,7 @@ def test_images_without_a_file_are_left_out(tmp_path: Path) -> None:
     write_layout(tmp_path, "1.jpg 2.jpg 3.jpg", {"1.xml": xml("cat", "Cat")})
     records = read_layout(tmp_path)
     assert list(summary(records, tmp_path)) == ["1.jpg"]
-    assert "other images in the same folder left out: 2; classes 'Cat' and 'cat' differ only in case" in str(
+    assert "other images in the same folder left out: 2\n  classes 'Cat' and 'cat' differ only in case" in str(
         records.origin
     )
 

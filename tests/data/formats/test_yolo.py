@@ -91,7 +91,11 @@ def test_folder_used_twice_is_train(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", ["classes.txt", "obj.names", "labels/classes.txt"])
 def test_folder_without_yaml_is_read(tmp_path: Path, names: str) -> None:
-    files = {names: "cat\ndog\n", "labels/1.txt": f"1 {BOX}\n", "notes.json": {"categories": []}}
+    files = {
+        names: "cat\ndog\n",
+        "labels/1.txt": f"1 {BOX}\n",
+        "notes.json": {"categories": [], "info": {"year": 2026}},
+    }
     records = read(write_layout(tmp_path, "images/1.jpg images/2.jpg", files), seed=None)
     assert summary(records, tmp_path) == {"images/1.jpg": "train -+", "images/2.jpg": "train --"}
 
@@ -121,6 +125,8 @@ def test_split_without_text_files_is_left_out(tmp_path: Path) -> None:
     records = read(write_layout(ultralytics(tmp_path, yaml), "images/test/1.jpg images/test/2.jpg", {}), seed=None)
     assert "test" not in records.split
     assert "test left out: none of its 2 images has a text file" in str(records.origin)
+    assert records.origin is not None
+    assert records.origin.unlabeled == (str(tmp_path / "images" / "test"),)
 
 
 @pytest.mark.parametrize(

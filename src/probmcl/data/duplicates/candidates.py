@@ -35,6 +35,7 @@ MAX_PAIRS = 8
 radiographs; with 4, 95 %. If an image has more copies, chains of pairs still connect all of them."""
 
 IMAGES_AT_ONCE = 1024
+ROWS_PER_PRODUCT = 64
 
 
 class CandidatePairs(NamedTuple):
@@ -139,6 +140,8 @@ def _limit(pairs: CandidatePairs, nearest: int) -> CandidatePairs:
 
 def _smallest(rows: Int[ndarray, "P"], values: ndarray, count: int) -> Int[ndarray, "K"]:
     """Return the indices of the `count` smallest values for each row."""
+    if not len(rows) or np.bincount(rows).max() <= count:
+        return np.arange(len(rows))
     order = np.lexsort((values, rows))
     ordered = rows[order]
     indices: ndarray = order[np.arange(len(rows)) - np.searchsorted(ordered, ordered) < count]
@@ -158,40 +161,51 @@ def screen(
     True
     """
     small = _blurred(tiles)
+    flat = (small * _window()).reshape(len(tiles), SIDE * SIDE)
+    total = (flat * flat).sum(axis=1)
     residual = np.zeros(len(ones), dtype=np.float32)
     order = np.argsort(ones, kind="stable")
     rows, starts = np.unique(ones[order], return_index=True)
-    for row, indices in zip(rows, np.split(order, starts[1:]), strict=False):
-        seconds = small[others[indices]]
-        seconds[flipped[indices]] = seconds[flipped[indices], :, ::-1]
-        residual[indices] = _residual(small[row], seconds)
+    groups = np.split(order, starts[1:])
+    for start in range(0, len(rows), IMAGES_AT_ONCE):
+        batch = slice(start, start + IMAGES_AT_ONCE)
+        for basis, indices in zip(_bases(small[rows[batch]]), groups[batch], strict=True):
+            seconds = others[indices]
+            parts = _projected(flat, seconds, flipped[indices], basis) ** 2
+            # The first part is the brightness.
+            residual[indices] = (total[seconds] - parts.sum(axis=1)) / (total[seconds] - parts[:, 0] + 1)
     keep = np.zeros(len(ones), dtype=np.bool_)
     for images in (ones, others):
         keep[_smallest(images, residual, MAX_PAIRS)] = True
     return keep
 
 
-def _residual(first: Float[ndarray, "S S"], seconds: Float[ndarray, "K S S"]) -> Float[ndarray, "K"]:
-    """Return the share of each second image's variance that shifts, stretches and brightness do not explain."""
-    flat = (seconds * _window()).reshape(len(seconds), SIDE * SIDE)
-    parts = (flat @ _basis(first)) ** 2
-    total = (flat * flat).sum(axis=1)
-    share: ndarray = (total - parts.sum(axis=1)) / (total - parts[:, 0] + 1)  # the first part is the brightness
-    return share
+def _projected(
+    flat: Float[ndarray, "M D"], seconds: Int[ndarray, "K"], flipped: Bool[ndarray, "K"], basis: Float[ndarray, "D 6"]
+) -> Float[ndarray, "K 6"]:
+    """Return the components of the second images along the basis of the first image."""
+    mirrored = basis.reshape(SIDE, SIDE, 6)[:, ::-1].reshape(SIDE * SIDE, 6)  # instead of flipping each second image
+    # Small products, because BLAS computes large ones in several threads, which takes longer if the cores are busy.
+    batches = np.resize(seconds, (-(-len(seconds) // ROWS_PER_PRODUCT), ROWS_PER_PRODUCT))
+    both = (flat[batches] @ np.concatenate([basis, mirrored], axis=1)).reshape(-1, 12)[: len(seconds)]
+    components: ndarray = np.where(flipped[:, None], both[:, 6:], both[:, :6])
+    return components
 
 
-def _basis(image: Float[ndarray, "S S"]) -> Float[ndarray, "K 6"]:
-    """Return an orthonormal basis of brightness, the image, its derivatives, and the derivatives times the position."""
-    dx, dy = np.gradient(image, axis=1), np.gradient(image, axis=0)
+def _bases(images: Float[ndarray, "R S S"]) -> Float[ndarray, "R D 6"]:
+    """Return orthonormal bases of brightness, the image, its derivatives, and the derivatives times the position."""
+    dx, dy = np.gradient(images, axis=2), np.gradient(images, axis=1)
     position = np.linspace(-1, 1, SIDE, dtype=np.float32)
-    vectors = np.stack([np.ones_like(image), image, dx, dx * position, dy, dy * position[:, None]], axis=-1)
-    return np.linalg.qr((vectors * _window()[:, :, None]).reshape(SIDE * SIDE, 6))[0]
+    vectors = np.stack([np.ones_like(images), images, dx, dx * position, dy, dy * position[:, None]], axis=-1)
+    return np.linalg.qr((vectors * _window()[:, :, None]).reshape(len(images), SIDE * SIDE, 6))[0]
 
 
 def reduced(tiles: UInt8[ndarray, "M T T"], size: int) -> Float[ndarray, "M S S"]:
     """Downsample square images by averaging blocks of pixels."""
-    images, side, _ = tiles.shape
-    means: ndarray = tiles.reshape(images, size, side // size, size, side // size).mean(axis=(2, 4), dtype=np.float32)
+    factor = tiles.shape[-1] // size  # adding strided views is ten times as fast as `mean` over two axes
+    rows = sum((tiles[:, k::factor] for k in range(1, factor)), tiles[:, ::factor].astype(np.uint16))
+    total = sum((rows[:, :, k::factor] for k in range(1, factor)), rows[:, :, ::factor])
+    means: ndarray = total / np.float32(factor**2)
     return means
 
 

@@ -1,7 +1,7 @@
 """Fingerprints of image files: digests, perceptual hashes, and the reason if a file cannot be decoded."""
 
-import io
 import itertools
+import struct
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import lru_cache, partial
@@ -14,15 +14,19 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from probmcl.data.duplicates.result_cache import NO_CACHE, ResultCache
 from probmcl.data.images import read_image
 from probmcl.data.intensity import IntensityRange
 from probmcl.errors import ImageError
 from probmcl.runtime.machine import map_in_order
 
-SIZE = 32
-"""Side of the decoded image in pixels. Large JPEGs are decoded at 1/8 of their size, which still reads every byte."""
+SIZE, TILE = 32, 64
+"""Side in pixels of the images that are hashed and of those that are compared. Large JPEGs are decoded at 1/8 of their
+size, which still reads every byte."""
 
 IMAGES_AT_ONCE = 8  # small, so an interrupt does not have to wait long
+STORED_AT_ONCE = 1024
+PACKED = struct.Struct("<II8sdQQ")  # size, mode, spread and hashes of a cached image; the tile follows
 NEARLY_CONSTANT = 2.0
 """Standard deviation of gray levels below which an image counts as empty, such as a black frame or an empty slide."""
 
@@ -64,13 +68,7 @@ def fingerprint(path: Path, intensity: IntensityRange | None = None) -> Fingerpr
     >>> fingerprint(Path("nowhere.jpg")).reason
     'does not exist'
     """
-    try:
-        image = read_image(path, SIZE, intensity=intensity)
-    except ImageError as error:
-        return Fingerprint(error.reason)
-    stored, pixels = path.read_bytes(), small_gray(image, SIZE)
-    content = blake2b(stored, digest_size=16).digest()
-    return Fingerprint(None, *_header(stored, image), float(pixels.std()), content, *_hashes(pixels))
+    return _decode(path, intensity)[0]
 
 
 def fingerprints(
@@ -79,19 +77,37 @@ def fingerprints(
     intensity: IntensityRange | None = None,
     workers: int = 0,
     advance: Callable[[int], None] | None = None,
+    cache: ResultCache = NO_CACHE,
 ) -> list[Fingerprint]:
     """Return the fingerprints of many files, in order. `workers` processes decode them; 0 uses this process.
 
-    `advance` is called with the number of images decoded since the last call.
+    `advance` is called with the number of images decoded since the last call. Files whose content is in the cache are
+    not decoded. The fingerprints and tiles of the others are stored there.
     """
     batches = [paths[start : start + IMAGES_AT_ONCE] for start in range(0, len(paths), IMAGES_AT_ONCE)]
     prints: list[Fingerprint] = []
-    with closing(map_in_order(partial(_batch, intensity=intensity), batches, workers)) as results:
+    new: dict[bytes, bytes] = {}
+    with closing(map_in_order(partial(_batch, intensity, cache), batches, workers)) as results:
         for batch in results:
-            prints += batch
+            prints += (image for image, _ in batch)
+            new |= {cache.key(image.content): _packed(image, tile) for image, tile in batch if tile}
+            if len(new) >= STORED_AT_ONCE:
+                cache.put(new)
+                new = {}
             if advance is not None:
                 advance(len(batch))
+    cache.put(new)
     return prints
+
+
+def read_tile(path: Path, intensity: IntensityRange | None) -> bytes:
+    """Decode a file and return its tile: the gray levels of the image that is compared, or raise `ImageError`."""
+    return _tile(read_image(path, TILE, intensity=intensity))
+
+
+def cached_tile(value: bytes) -> bytes:
+    """Return the tile of a cached image."""
+    return value[PACKED.size :]
 
 
 def small_gray(image: Image.Image, size: int) -> Float[ndarray, "S S"]:
@@ -100,14 +116,56 @@ def small_gray(image: Image.Image, size: int) -> Float[ndarray, "S S"]:
     return np.asarray(resized, dtype=np.float32)
 
 
-def _batch(paths: Sequence[Path], intensity: IntensityRange | None) -> list[Fingerprint]:
-    return [fingerprint(path, intensity) for path in paths]
+def _batch(
+    intensity: IntensityRange | None, cache: ResultCache, paths: Sequence[Path]
+) -> list[tuple[Fingerprint, bytes]]:
+    """Return the fingerprints, with the tiles of the images that were decoded, not read from the cache."""
+    contents = [_content(path) if cache.file else b"" for path in paths]
+    cached = cache.get([cache.key(content) for content in contents if content])
+    values = [cached.get(cache.key(content)) for content in contents]
+    return [
+        _decode(path, intensity, content) if value is None else (_unpacked(content, value), b"")
+        for path, content, value in zip(paths, contents, values, strict=True)
+    ]
 
 
-def _header(stored: bytes, decoded: Image.Image) -> tuple[tuple[int, int], str]:
+def _content(path: Path) -> bytes:
+    """Return the digest of a file, or b"" if it cannot be read."""
+    try:
+        return blake2b(path.read_bytes(), digest_size=16).digest() if path.is_file() else b""
+    except OSError:
+        return b""
+
+
+def _decode(path: Path, intensity: IntensityRange | None, content: bytes = b"") -> tuple[Fingerprint, bytes]:
+    """Return the fingerprint and the tile, which is empty if the file cannot be decoded."""
+    try:
+        image = read_image(path, TILE, intensity=intensity)
+    except ImageError as error:
+        return Fingerprint(error.reason), b""
+    gray = image.convert("L")
+    pixels = small_gray(gray, SIZE)
+    content = content or _content(path)
+    return Fingerprint(None, *_header(path, image), float(pixels.std()), content, *_hashes(pixels)), _tile(gray)
+
+
+def _tile(image: Image.Image) -> bytes:
+    return small_gray(image, TILE).astype(np.uint8).tobytes()
+
+
+def _packed(image: Fingerprint, tile: bytes) -> bytes:
+    return PACKED.pack(*image.size, image.mode.encode(), image.spread, image.phash, image.inner_phash) + tile
+
+
+def _unpacked(content: bytes, value: bytes) -> Fingerprint:
+    width, height, mode, spread, phash, inner_phash = PACKED.unpack_from(value)
+    return Fingerprint(None, (width, height), mode.rstrip(b"\0").decode(), spread, content, phash, inner_phash)
+
+
+def _header(path: Path, decoded: Image.Image) -> tuple[tuple[int, int], str]:
     """Return the stored size and mode, which differ from those of the reduced RGB image."""
     try:
-        with Image.open(io.BytesIO(stored)) as image:
+        with Image.open(path) as image:
             transposed = image.getexif().get(ExifTags.Base.Orientation, 1) in range(5, 9)
             return (image.size[::-1] if transposed else image.size), image.mode
     except UnidentifiedImageError:  # formats unknown to Pillow, such as DICOM, are always decoded at full size

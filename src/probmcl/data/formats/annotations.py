@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 import numpy as np
@@ -14,6 +14,9 @@ from probmcl.data.records import Missing
 from probmcl.errors import DataError
 
 Content = TypeVar("Content")
+COCO_KEYS = {"images", "annotations", "categories"}
+TASK_KEYS = {"annotations", "completions", "predictions", "is_labeled"}  # of Label Studio, next to `data`
+ROW_KEYS = {"id", "annotator", "annotation_id", "lead_time"}  # of JSON-MIN, which Label Studio also exports
 IMAGE_FOLDERS = ("images", "jpegimages")  # in lower case; preferred to folders of masks or thumbnails
 
 
@@ -91,6 +94,18 @@ def read_json(path: Path, content: type[Content]) -> Content:
         return msgspec.json.decode(_json_bytes(path), type=content)
     except msgspec.DecodeError as error:
         raise DataError(f"{path}: {error}; download or export the file again, or correct it") from error
+
+
+def json_format(path: Path) -> Literal["coco", "label_studio"] | None:
+    """Return the format of an annotation file in JSON; None for other files.
+
+    >>> json_format(Path("nowhere.json"))
+    """
+    kind, keys = json_keys(path) if path.suffix.lower() == ".json" else ("", frozenset())
+    if kind == "{" and keys >= COCO_KEYS:
+        return "coco"
+    is_task = "data" in keys and not keys.isdisjoint(TASK_KEYS)
+    return "label_studio" if kind == "[" and (is_task or keys >= ROW_KEYS) else None
 
 
 def json_keys(path: Path) -> tuple[str, frozenset[str]]:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from probmcl.data.formats.annotations import find_images, image_root, json_keys, others_left_out, read_json
+from probmcl.data.formats.annotations import find_images, image_root, json_format, others_left_out, read_json
 from probmcl.data.image_files import SPLIT_FOLDERS, split_folders
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import Missing, Origin, Records, Split
@@ -57,10 +57,12 @@ def coco_files(path: Path) -> dict[Path, Split]:
     {}
     """
     if not path.is_dir():
-        return {path: "train"} if _is_coco(path) else {}
+        return {path: "train"} if json_format(path) == "coco" else {}
     files: list[Path] = []
     for folders in ([path], split_folders(path), [path / FOLDER]):
-        files = files or [file for folder in folders for file in sorted(folder.glob("*.json")) if _is_coco(file)]
+        files = files or [
+            file for folder in folders for file in sorted(folder.glob("*.json")) if json_format(file) == "coco"
+        ]
     instances = [file for file in files if file.name.startswith(PREFIX)]  # other files may have keypoints or persons
     return {file: SPLIT_FOLDERS.get(_split_name(file, path).lower(), "train") for file in instances or files}
 
@@ -92,7 +94,8 @@ def read_coco_json(path: Path, *, missing: Missing = "error") -> Records:
     notes += [f"category {name!r} left out: it is only the parent of others" for name in sorted(unused)]
     notes += [others_left_out(paths)]
     read = " and ".join(f"{_relative(file, path)} ({split})" for file, split in files.items() if file in labeled)
-    origin = Origin(path, "; ".join([f"COCO, {read}", *filter(None, notes)]))
+    unlabeled = tuple(str(file.parent) for file in files if file not in labeled and file.parent in split_folders(path))
+    origin = Origin(path, "\n".join([f"COCO, {read}", *filter(None, notes)]), unlabeled=unlabeled)
     return Records.from_labels(names, paths, splits, states, origin=origin)
 
 
@@ -126,11 +129,6 @@ def annotated(table: Path, instances: Instances, columns: Mapping[int, int], cla
         raise DataError(f"{table}: annotations[{number}]: {no_image if images[number] < 0 else no_category}")
     states = np.full(entries.shape[1], State.PRESENT, dtype=np.uint8)
     return LabelStates.from_entries(entries[0], entries[1], states, (len(rows), classes))
-
-
-def _is_coco(path: Path) -> bool:
-    kind, keys = json_keys(path)
-    return kind == "{" and keys >= {*Instances.__struct_fields__}
 
 
 def _split_name(file: Path, path: Path) -> str:

@@ -8,11 +8,10 @@ from typing import NamedTuple
 
 from probmcl.data.formats.annotations import label_states
 from probmcl.data.formats.table.label_names import case_warnings
-from probmcl.data.formats.table.sheet import listing
 from probmcl.data.image_files import SPLIT_FOLDERS, equal_files, images_below, is_image
 from probmcl.data.labels import State
 from probmcl.data.records import NO_LABELS, Missing, Origin, Records, Split
-from probmcl.errors import DataError
+from probmcl.errors import DataError, listing
 from probmcl.run_folder import is_run
 
 NOT_A_CLASS = re.compile(
@@ -32,15 +31,15 @@ class _File(NamedTuple):
 class _Layout(NamedTuple):
     """The class folders, by the name of their split folder ('' without splits).
 
-    `unlabeled` has the test folders with images but no class folders, `unsorted` the other split folders of this kind,
-    and `sorted` those with class folders only.
+    `unsorted` has the split folders with images but no class folders, and `sorted` those with class folders only. If
+    there are sorted ones, an unsorted test folder is in `unlabeled` instead.
     """
 
     classes: dict[str, list[Path]]
     unsorted: list[Path]
     sorted: list[Path]
-    runs: list[str]
     unlabeled: list[Path]
+    runs: list[str]
 
 
 def recognizes(folder: Path) -> bool:
@@ -62,7 +61,8 @@ def read_folders(folder: Path, *, missing: Missing = "error") -> Records:
     """Read images from ROOT/CLASS/…, or from ROOT/train/CLASS/… and likewise for val and test.
 
     Within a split, links to the same file and files with the same bytes are merged into one image with several labels
-    and the first path. Images are not merged across splits. A broken link is an error, unless `missing="keep"`.
+    and the first path. Images are not merged across splits. A broken link is an error, unless `missing="keep"`. If
+    only test has no class folders, it is not used, because its labels are not known.
     """
     layout = _scan(folder)
     if layout.unsorted and layout.sorted:
@@ -84,8 +84,7 @@ def read_folders(folder: Path, *, missing: Missing = "error") -> Records:
         copies[file.split, identity].append(file)
     images, names = list(copies.values()), sorted({file.label for file in files})
     paths, splits = [Path(files[0].path) for files in images], [files[0].split for files in images]
-    unlabeled = tuple(map(str, layout.unlabeled))
-    origin = Origin(folder, _describe(layout, names, images), unlabeled=unlabeled)
+    origin = Origin(folder, _describe(layout, names, images), unlabeled=tuple(map(str, layout.unlabeled)))
     labels = [dict.fromkeys((file.label for file in files), State.PRESENT) for files in images]
     return Records.from_labels(names, paths, splits, label_states(names, labels), origin=origin)
 
@@ -108,14 +107,14 @@ def _scan(folder: Path) -> _Layout:
     filled = _with_images(folder)
     splits = filled if all(split.name.lower() in SPLIT_FOLDERS for split in filled) else []
     direct = [split for split in splits if any(is_image(path.name) for path in split.iterdir())]
+    in_classes = [split for split in splits if split not in direct]
     classes = {split.name: _with_images(split) for split in splits}
     unsorted = [split for split in direct if not classes[split.name]]
-    runs = [path.name for path in _subfolders(folder) if _contains_runs(path)]
-    in_classes = [split for split in splits if split not in direct]
     unlabeled = [split for split in unsorted if in_classes and SPLIT_FOLDERS[split.name.lower()] == "test"]
-    unsorted = [split for split in unsorted if split not in unlabeled]
-    classes = {split.name: classes[split.name] for split in splits if split not in unlabeled}
-    return _Layout(classes if splits and direct == unlabeled else {"": filled}, unsorted, in_classes, runs, unlabeled)
+    by_split = splits and direct == unlabeled
+    classes = {split.name: classes[split.name] for split in in_classes} if by_split else {"": filled}
+    runs = [path.name for path in _subfolders(folder) if _contains_runs(path)]
+    return _Layout(classes, [split for split in unsorted if split not in unlabeled], in_classes, unlabeled, runs)
 
 
 def _with_images(folder: Path) -> list[Path]:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from probmcl.data.formats.split_tables import read_tables
 from probmcl.data.formats.table.sheet import SUFFIXES
-from probmcl.data.formats.table.split_tables import read_tables
 from probmcl.data.formats.table.table import has_image_paths
-from probmcl.data.image_files import SPLIT_FOLDERS
+from probmcl.data.image_files import SPLIT_FOLDERS, split_folders
 from probmcl.data.options import ReadOptions
 from probmcl.data.records import Missing, Records
 from probmcl.errors import DataError
@@ -18,8 +18,7 @@ def recognizes(folder: Path) -> bool:
     >>> recognizes(Path("nowhere"))
     False
     """
-    splits = [path for path in folder.glob("*") if path.name.lower() in SPLIT_FOLDERS and path.is_dir()]
-    tables = [path / f"metadata{suffix}" for path in splits for suffix in SUFFIXES]
+    tables = [path / f"metadata{suffix}" for path in split_folders(folder) for suffix in SUFFIXES]
     return any(path.is_file() and has_image_paths(path) for path in tables)
 
 

@@ -5,8 +5,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from probmcl.data.formats.annotations import find_images, image_root, label_states, others_left_out, refuse_shared
-from probmcl.data.formats.label_studio_tasks import Answer, is_export, read_answers
+from probmcl.data.formats.annotations import (
+    find_images,
+    image_root,
+    json_format,
+    label_states,
+    others_left_out,
+    refuse_shared,
+)
+from probmcl.data.formats.label_studio_tasks import Answer, read_answers
 from probmcl.data.formats.table.label_names import case_warnings
 from probmcl.data.image_files import images_below
 from probmcl.data.labels import State
@@ -48,12 +55,13 @@ def read_label_studio(path: Path, *, missing: Missing = "error") -> Records:
     notes = [f"images without annotations, with all labels unknown: {without:,}"] if without else []
     notes += [note for note in (others_left_out(paths), *_shared(answers), *case_warnings(names)) if note]
     fields = sorted({field for answer in answers for field, _ in answer.labels or ()})
-    origin = Origin(file, "; ".join([f"Label Studio, labels from {', '.join(map(repr, fields))}", *notes]))
+    origin = Origin(file, "\n".join([f"Label Studio, labels from {', '.join(map(repr, fields))}", *notes]))
     return Records.from_labels(names, paths, ["train"] * len(paths), label_states(names, states), origin=origin)
 
 
 def _exports(path: Path) -> list[Path]:
-    return [file for file in (sorted(path.glob("*.json")) if path.is_dir() else [path]) if is_export(file)]
+    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    return [file for file in files if json_format(file) == "label_studio"]
 
 
 def _by_image(file: Path, answers: Iterable[Answer]) -> dict[str, frozenset[str] | None]:

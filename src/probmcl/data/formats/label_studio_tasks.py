@@ -12,9 +12,6 @@ from probmcl.data.formats.annotations import json_keys, read_json
 from probmcl.data.image_files import is_image
 from probmcl.errors import DataError
 
-TASK_KEYS = {"annotations", "completions", "predictions", "is_labeled"}  # next to `data`
-ROW_KEYS = {"id", "annotator", "annotation_id", "lead_time"}  # in JSON-MIN, labels are between `id` and `annotator`
-
 
 class _Result(msgspec.Struct, frozen=True):
     value: dict[str, msgspec.Raw] = {}  # only labels are decoded, because the pixels of a brush are long
@@ -42,16 +39,6 @@ class Answer(NamedTuple):
     image: str
     annotation: object
     labels: frozenset[tuple[str, str]] | None
-
-
-def is_export(file: Path) -> bool:
-    """Return whether a file is a JSON or JSON-MIN export.
-
-    >>> is_export(Path("nowhere.json"))
-    False
-    """
-    kind, keys = json_keys(file)
-    return kind == "[" and (("data" in keys and not keys.isdisjoint(TASK_KEYS)) or keys >= ROW_KEYS)
 
 
 def read_answers(file: Path) -> Iterator[Answer]:

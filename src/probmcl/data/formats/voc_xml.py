@@ -57,7 +57,7 @@ def read_voc_xml(folder: Path, *, missing: Missing = "error") -> Records:
     )
     notes += ["difficult labels are unknown"] if any(State.UNKNOWN in states.values() for states in labels) else []
     notes += [] if lists else [others_left_out(paths)]
-    description = "; ".join([f"PASCAL VOC, {len(labels):,} XML files", *filter(None, notes), *case_warnings(names)])
+    description = "\n".join([f"PASCAL VOC, {len(labels):,} XML files", *filter(None, notes), *case_warnings(names)])
     splits = [annotation.split for annotation in annotations]
     return Records.from_labels(names, paths, splits, label_states(names, labels), origin=Origin(folder, description))
 

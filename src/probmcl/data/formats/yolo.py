@@ -34,12 +34,13 @@ def read_yolo(path: Path, *, missing: Missing = "error") -> Records:
     paths: list[Path] = []
     splits: list[Split] = []
     labels: list[Mapping[str, State]] = []
-    notes = list(config.notes)
+    notes, unlabeled = list(config.notes), []
     for split, sources in config.sources.items():
         images = [image for source in sources for image in _images(source, config.file.parent, missing)]
         files = [_label_file(image) for image in images]
         if not any(files):
             notes.append(f"{split} left out: none of its {len(images):,} images has a text file")
+            unlabeled += [str(source) for source in sources]
             continue
         labels += [{} if file is None else _labels(file, config) for file in files]
         paths += images
@@ -47,8 +48,9 @@ def read_yolo(path: Path, *, missing: Missing = "error") -> Records:
     if not paths:
         raise DataError(f"{config.file}: no image has a text file; expected the folder labels/ next to images/")
     names = list(config.names.values())
-    description = "; ".join([f"YOLO, {len(names):,} names from {config.file.name}", *notes])
-    return Records.from_labels(names, paths, splits, label_states(names, labels), origin=Origin(path, description))
+    description = "\n".join([f"YOLO, {len(names):,} names from {config.file.name}", *notes])
+    origin = Origin(path, description, unlabeled=tuple(unlabeled))
+    return Records.from_labels(names, paths, splits, label_states(names, labels), origin=origin)
 
 
 def _has_label_files(folder: Path) -> bool:

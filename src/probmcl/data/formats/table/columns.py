@@ -5,21 +5,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from probmcl.data.formats.table.flags import CROSSES, flag_value, holds_flags
 from probmcl.data.formats.table.lists import CLASSES, Classes, NoLabelsError
-from probmcl.data.formats.table.paths import FileIndex, find_path_column
-from probmcl.data.formats.table.policy import CROSSES, flag_value, holds_flags
+from probmcl.data.formats.table.paths import ID_AS_PATH, PATH, FileIndex, find_path_column
 from probmcl.data.formats.table.sheet import (
     LIST_ITEM,
     Table,
-    columns_of_options,
-    listing,
     named,
     only_column,
-    quoted,
     refuse_missing_column,
 )
 from probmcl.data.options import ReadOptions
-from probmcl.errors import DataError, OptionError, Question, Reading, suggestion
+from probmcl.errors import DataError, OptionError, Question, Reading, listing, quoted, suggestion
 
 LABELS = (
     *("labels", "label", "tags", "tag", "classes", "class", "categories", "category", "finding_labels"),
@@ -72,8 +69,6 @@ class Columns:
 
 def has_path_name(names: Sequence[str], path_column: str | None = None) -> bool:
     """Return whether a column has the given name, or a name that indicates image paths."""
-    from probmcl.data.formats.table.paths import ID_AS_PATH, PATH
-
     return path_column in names or bool(named(names, (*PATH, *ID_AS_PATH)))
 
 
@@ -84,8 +79,7 @@ def find_columns(
     for option, names in (("ignore", options.ignore), ("by", keep)):
         for column in names:
             refuse_missing_column(table, option, column)
-    roles = ("path_column", "labels_column", "split_column", "group", "weight_column")
-    taken = columns_of_options(table, {role: getattr(options, role) for role in roles}) | set(options.ignore)
+    taken = _columns_of_options(table, options) | set(options.ignore)
     path = options.path_column or find_path_column(table, index, taken)
     taken |= {path}
     split = _role(table, options.split_column, SPLIT, taken, "split_column")
@@ -104,6 +98,20 @@ def find_columns(
     return replace(columns, unread=tuple(name for name in columns.unread if name not in keep))
 
 
+def _columns_of_options(table: Table, options: ReadOptions) -> set[str]:
+    """Return the columns that the options select. Each must exist and have only one role."""
+    taken: dict[str, str] = {}
+    for option in ("path_column", "labels_column", "split_column", "group", "weight_column"):
+        column = getattr(options, option)
+        if column:
+            refuse_missing_column(table, option, column)
+            if column in taken:
+                problem = f"is already `{taken[column]}`; a column of {table.path} can have only one role"
+                raise OptionError(option, column, problem)
+            taken[column] = option
+    return set(taken)
+
+
 def _role(table: Table, value: str | None, names: Sequence[str], taken: set[str], option: str) -> str | None:
     """Return the value of an option (None if blank) or, if it is not set, the only column with one of these names."""
     if value is not None:
@@ -112,9 +120,7 @@ def _role(table: Table, value: str | None, names: Sequence[str], taken: set[str]
 
 
 def _with_labels(table: Table, columns: Columns, rest: list[str], classes: Classes, options: ReadOptions) -> Columns:
-    flags = [
-        name for name in rest if holds_flags(text for text in _counted(table, name, options) if text not in CROSSES)
-    ]
+    flags = [name for name in rest if holds_flags(table.texts(name), without=(*CROSSES, *options.unknown_label))]
     labels = _label_columns(table, rest, flags, options)
     if not labels:
         of_classes = _class_columns(table, rest, classes, options)
@@ -152,8 +158,8 @@ def _label_columns(table: Table, rest: list[str], flags: list[str], options: Rea
             [Reading(f"the labels are in {name!r}", {"labels_column": name}) for name in by_name],
         )
     if several or by_name:
-        return tuple(by_name) or several
-    if any(holds_flags(_counted(table, name, options), least=0.5) for name in rest):
+        return several or tuple(by_name)
+    if any(holds_flags(table.texts(name), least=0.5, without=options.unknown_label) for name in rest):
         return ()
     lists = [name for name in rest if _holds_lists(table.texts(name))]
     return tuple(lists) if len(lists) == 1 else ()
@@ -178,12 +184,11 @@ def _are_numbers(texts: set[str]) -> bool:
 
 
 def _without_indices(table: Table, names: list[str]) -> list[str]:
-    """Return only the first of several label columns if each of its texts always occurs with the same other texts."""
-    texts = [table.texts(name) for name in names]
-    pairs = [set(zip(texts[0], other, strict=True)) for other in texts[1:]]
-    one_to_one = all(len(both) == len({one for one, _ in both}) == len({other for _, other in both}) for both in pairs)
-    words = [name for name, column in zip(names, texts, strict=True) if not _are_numbers({*column} - {""})]
-    return (words or names)[:1] if one_to_one and len(set(texts[0])) > 1 else names
+    """Return only the column of names if the others have a number for each name."""
+    words = [name for name in names if not _are_numbers({*table.texts(name)} - {""})]
+    together = {*zip(*(table.texts(name) for name in names), strict=True)}
+    distinct = {len({*table.texts(name)}) for name in names}
+    return words if len(words) == 1 and distinct == {len(together)} else names
 
 
 def _holds_lists(texts: Sequence[str]) -> bool:
@@ -219,7 +224,9 @@ def _class_columns(table: Table, rest: list[str], classes: Classes, options: Rea
                 f"{table.path}: column {column!r} contains 0 and 1 but is not in {CLASSES} ({similar}); add it there, "
                 f"or use `ignore={column!r}`"
             )
-    columns = classes or tuple(name for name in rest if holds_flags(_counted(table, name, options), least=0.5))
+    columns = classes or tuple(
+        name for name in rest if holds_flags(table.texts(name), least=0.5, without=options.unknown_label)
+    )
     if not columns:
         others = f" ({quoted(rest[:8])} do not contain 0 and 1)" if rest else ""
         raise NoLabelsError(
@@ -227,9 +234,3 @@ def _class_columns(table: Table, rest: list[str], classes: Classes, options: Rea
             f"choose the column with `labels_column=COLUMN`"
         )
     return columns
-
-
-def _counted(table: Table, column: str, options: ReadOptions) -> Sequence[str]:
-    """Return the texts of a column, without those that mean "unknown"."""
-    texts = table.texts(column)
-    return [text for text in texts if text not in options.unknown_label] if options.unknown_label else texts

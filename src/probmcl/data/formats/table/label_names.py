@@ -5,8 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
-from probmcl.data.formats.table.sheet import LIST_ITEM, listing, quoted
-from probmcl.errors import DataError, Question, Reading
+from probmcl.data.formats.table.sheet import LIST_ITEM
+from probmcl.errors import DataError, Question, Reading, listing, quoted
 
 NONE = ("no finding", "no findings", "none", "nothing", "no label", "no labels")
 BLANK_TEXTS = ("nan", "na", "n/a", "null")  # written by programs for a missing value

@@ -3,7 +3,8 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +15,12 @@ from probmcl.data.formats.table.label_names import (
     refuse_none_with_others,
     refuse_possible_names,
 )
-from probmcl.data.formats.table.sheet import LIST_ITEM, Table, quoted, read_text
+from probmcl.data.formats.table.sheet import LIST_ITEM, Table, read_text
 from probmcl.data.options import ReadOptions
-from probmcl.errors import DataError, OptionError, Question, Reading, suggestion
+from probmcl.errors import DataError, OptionError, Question, Reading, quoted, suggestion
 
 CLASSES = "classes.txt"
+REMEDY = f"You can also list the classes in a {CLASSES} next to the table, or separate labels by |"
 SEPARATORS = "|;,\t"
 """Separators of labels. A space separates labels only if none of these occurs; otherwise, it is part of a name."""
 
@@ -26,6 +28,8 @@ LITERAL = re.compile(r"""[\[{]|\(['"]""")  # parentheses may also be part of a n
 QUOTED = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\"""")
 Classes = tuple[str, ...] | None
 """The names in `classes.txt`; None without that file."""
+Labels = dict[str, Words]
+"""The labels in each distinct text of a column."""
 
 
 class NoLabelsError(DataError):
@@ -35,9 +39,8 @@ class NoLabelsError(DataError):
 class Lists(NamedTuple):
     """The class names, the class indices in each cell of each column, and a description of how lists were read.
 
-    `hierarchy` has the parents of classes that were written as PARENT/CHILD. Cells that mean "no label", "unknown" or
-    that are blank have no indices; `none_rows` and `blank_rows` are their rows in the first column, and `unknown_rows`
-    those in any column.
+    `hierarchy` has the parents of classes that were written as PARENT/CHILD. `none_rows`, `unknown_rows` and `blank_rows`
+    are the rows whose first column means "no label" or "unknown" or is blank.
     """
 
     names: tuple[str, ...]
@@ -51,12 +54,12 @@ class Lists(NamedTuple):
 
 
 class _Cells(NamedTuple):
-    """The distinct texts of some columns with their labels, and the texts that have another meaning."""
+    """The distinct texts of some columns, and the labels that mean "no label" or "unknown"."""
 
     table: Table
     columns: Sequence[str]
     times: Mapping[str, int]  # number of cells with each text
-    plain: Mapping[str, str]  # each text, with lists in brackets as items, and "" for a blank
+    plain: dict[str, str]  # each text, with lists in brackets as items, and "" for a blank
     none: frozenset[str]
     unknown: frozenset[str]
     none_label: str | None
@@ -68,25 +71,24 @@ class _Cells(NamedTuple):
 
     @property
     def name(self) -> str:
+        """The table and column, for messages."""
         return f"{self.table.path}: column {self.columns[0]!r}"
 
-    def listed(self) -> list[str]:
-        """Return the plain texts that contain labels."""
-        texts = self.plain.values()
-        return [text for text in texts if text and text.removeprefix(LIST_ITEM) not in self.none | self.unknown]
-
-    def split(self, separator: str | None) -> dict[str, Words]:
+    def split(self, separator: str | None) -> Labels:
         """Return the labels in each distinct text."""
-        lists: dict[str, Words] = {}
+        lists: Labels = {}
         for text, plain in self.plain.items():
-            items = _items(plain, LIST_ITEM if plain.startswith(LIST_ITEM) else separator)
-            known = tuple(item for item in items if item not in self.unknown)
-            labels = tuple(item for item in known if item not in self.none)
-            if labels and len(labels) < len(known) and plain.removeprefix(LIST_ITEM) not in self.none:
-                none = next(item for item in known if item in self.none)
-                refuse_none_with_others(self.where(text), none, labels[0], self.none_label)
-            lists[text] = () if plain.removeprefix(LIST_ITEM) in self.none else labels
+            items = () if self.means(plain, self.none) else _items(plain, separator)
+            lists[text] = tuple(item for item in items if item not in self.unknown | self.none)
+            none = next((item for item in items if item in self.none), None)
+            if none and lists[text]:
+                refuse_none_with_others(self.where(text), none, lists[text][0], self.none_label)
         return lists
+
+    @staticmethod
+    def means(text: str, meanings: frozenset[str]) -> bool:
+        """Return whether a cell contains only a label with a special meaning."""
+        return text.removeprefix(LIST_ITEM) in meanings
 
 
 def read_classes(path: Path) -> Classes:
@@ -114,52 +116,50 @@ def read_lists(
     words as classes. `options.none_label` is a label that means "no label": '' if there is none, None to detect it.
     """
     cells = _cells(table, columns, classes, options)
-    marks = [options.separator or None] if options.separator is not None else _occurring(cells, spaces or bool(classes))
+    listed = [text for text in cells.plain.values() if text and not cells.means(text, cells.none | cells.unknown)]
+    marks: list[str | None] = [mark for mark in SEPARATORS if any(mark in text for text in listed)]
+    marks += [" "] if (spaces or classes) and any(" " in text for text in listed) else []
+    if options.separator is not None or any(text.startswith(LIST_ITEM) for text in listed):
+        marks = [options.separator or None] if options.separator is not None else [LIST_ITEM]
     if classes is None:
         names, lists, description, hierarchy = _without_classes(cells, marks, options)
     else:
-        names, lists, description = _with_classes(cells, classes, marks)
-        hierarchy = {}
-    if options.none_label and not any(_means(text, cells.none) for text in cells.plain.values()):
+        names, lists, description, hierarchy = _with_classes(cells, classes, marks)
+    if options.none_label and not any(cells.means(text, cells.none) for text in cells.plain.values()):
         problem = f"is not in any cell of {table.path}; {suggestion(options.none_label, names)}"
         raise OptionError("none_label", options.none_label, problem)
     index = {name: i for i, name in enumerate(names)}
-    indices = {text: tuple(index[name] for name in items) for text, items in lists.items()}
-    parts = tuple([indices[text] for text in table.texts(column)] for column in columns)
+    indices = {text: tuple(sorted({index[name] for name in items})) for text, items in lists.items()}
     first = [cells.plain[text] for text in table.texts(columns[0])]
-    mark = marks[0] if marks else None
-    has_unknown = {text for text, plain in cells.plain.items() if cells.unknown & {*_items(plain, mark), plain}}
-    texts = [table.texts(name) for name in columns] if has_unknown else []
-    unknown = {row for column in texts for row, text in enumerate(column) if text in has_unknown}
+    unknown = {text for text in set(first) if cells.unknown & {*_items(text, marks[0] if marks else None), text}}
     return Lists(
         names,
-        parts,
+        tuple([indices[text] for text in table.texts(column)] for column in columns),
         description + _notes(cells),
         hierarchy,
         cells.none,
-        [row for row, text in enumerate(first) if _means(text, cells.none)] if cells.none else [],
-        sorted(unknown),
+        [row for row, text in enumerate(first) if cells.means(text, cells.none)] if cells.none else [],
+        [row for row, text in enumerate(first) if text in unknown] if unknown else [],
         [row for row, text in enumerate(first) if not text],
     )
 
 
 def _cells(table: Table, columns: Sequence[str], classes: Classes, options: ReadOptions) -> _Cells:
-    distinct = sum((Counter(table.texts(column)) for column in columns), Counter[str]())
-    blanks = find_blanks(distinct, options.none_label, classes) - {*options.unknown_label}
-    plain = {text: "" if text in blanks else text for text in distinct}
-    known = frozenset(classes or ())
-    unclear = _Cells(table, columns, distinct, plain, frozenset(), frozenset(options.unknown_label), options.none_label)
-    for text in distinct:
-        if LITERAL.match(text) and text not in known:
+    times = sum((Counter(table.texts(column)) for column in columns), Counter[str]())
+    blanks = find_blanks(times, options.none_label, classes) - {*options.unknown_label}
+    plain = {text: "" if text in blanks else text for text in times}
+    unknown = frozenset(options.unknown_label)
+    cells = _Cells(table, columns, times, plain, frozenset(), unknown, options.none_label)
+    for text in times:
+        if text[:1] in ("[", "{") and text not in (classes or ()):
             items = _literal(text)
             if items is None:
-                raise DataError(f"{unclear.where(text)} has {text!r}; write labels without brackets, separated by |")
+                raise DataError(f"{cells.where(text)} has {text!r}; write labels without brackets, separated by |")
             plain[text] = "".join(f"{LIST_ITEM}{item}" for item in items)
     for text in options.unknown_label:
-        if not any(text in re.split(rf"[{SEPARATORS} {LIST_ITEM}]+", cell) or text == cell for cell in plain.values()):
+        if not any(text in (cell, *re.split(rf"[{SEPARATORS} {LIST_ITEM}]+", cell)) for cell in plain.values()):
             raise OptionError("unknown_label", text, f"is not in any cell of column {columns[0]!r} of {table.path}")
-    none = find_none_labels(list(plain.values()), options.none_label, classes)
-    return unclear._replace(none=none)
+    return cells._replace(none=find_none_labels(plain.values(), options.none_label, classes))
 
 
 def _literal(text: str) -> list[str] | None:
@@ -183,36 +183,26 @@ def _literal(text: str) -> list[str] | None:
 
 def _labels_in_json(value: Any) -> list[str]:
     """Return the labels in a JSON value; in an object, those under `choices` or a key such as `rectanglelabels`."""
-    if isinstance(value, list):
-        return [label for item in value for label in _labels_in_json(item)]
     if isinstance(value, dict):
-        return [
-            label
-            for key, item in value.items()
-            if key == "choices" or key.endswith("labels")
-            for label in _labels_in_json(item)
-        ]
-    return [str(value)]
-
-
-def _means(text: str, meanings: frozenset[str]) -> bool:
-    return text.removeprefix(LIST_ITEM) in meanings
-
-
-def _occurring(cells: _Cells, spaces: bool) -> list[str | None]:
-    """Return the separators that occur, and a space only if there are no others."""
-    listed = cells.listed()
-    if any(text.startswith(LIST_ITEM) for text in listed):
-        return [LIST_ITEM]
-    marks: list[str | None] = [mark for mark in SEPARATORS if any(mark in text for text in listed)]
-    return marks + ([" "] if spaces and any(" " in text for text in listed) else [])
+        value = [item for key, item in value.items() if key == "choices" or key.endswith("labels")]
+    return [label for item in value for label in _labels_in_json(item)] if isinstance(value, list) else [str(value)]
 
 
 def _with_classes(
     cells: _Cells, classes: tuple[str, ...], marks: Sequence[str | None]
-) -> tuple[tuple[str, ...], dict[str, Words], str]:
+) -> tuple[tuple[str, ...], Labels, str, dict[str, str]]:
+    """Find the only way to read all cells as names of classes or as indices; equal results count once."""
     classes = tuple(name for name in classes if name not in cells.none)
-    readings = _readings(cells, classes, marks)
+    readings: dict[str, Labels] = {}
+    tables = {"names of": dict(zip(classes, classes, strict=True)), "indices into": dict(enumerate(classes))}
+    for separator in marks if LIST_ITEM in marks else dict.fromkeys((*marks, None)):
+        lists = cells.split(separator)
+        for kind, by_key in tables.items():
+            names = {str(key): name for key, name in by_key.items()}
+            if all(item in names for items in lists.values() for item in items):
+                result = {text: tuple(names[item] for item in items) for text, items in lists.items()}
+                if result not in readings.values():
+                    readings[_describe(f"{kind} {CLASSES}", separator)] = result
     if len(readings) > 1:
         raise DataError(
             f"{cells.name} matches {CLASSES} in more than one way: {' or '.join(readings)}; rename a class, or use a "
@@ -221,45 +211,28 @@ def _with_classes(
     if not readings:
         raise DataError(_mismatch_message(cells, classes, _separator(cells, marks)))
     description, lists = next(iter(readings.items()))
-    return classes, lists, description
-
-
-def _readings(cells: _Cells, classes: tuple[str, ...], marks: Sequence[str | None]) -> dict[str, dict[str, Words]]:
-    """Return every way to read all cells as classes, with its description; equal results are listed once."""
-    by_index = {str(i): name for i, name in enumerate(classes)}
-    readings: dict[str, dict[str, Words]] = {}
-    for separator in marks if LIST_ITEM in marks else dict.fromkeys((*marks, None)):
-        lists = cells.split(separator)
-        for kind, names in (("names of", dict(zip(classes, classes, strict=True))), ("indices into", by_index)):
-            if all(item in names for items in lists.values() for item in items):
-                result = {text: tuple(names[item] for item in items) for text, items in lists.items()}
-                if result not in readings.values():
-                    readings[_describe(f"{kind} {CLASSES}", separator)] = result
-    return readings
+    return classes, lists, description, {}
 
 
 def _without_classes(
     cells: _Cells, marks: Sequence[str | None], options: ReadOptions
-) -> tuple[tuple[str, ...], dict[str, Words], str, dict[str, str]]:
-    separator = _separator(cells, marks)
+) -> tuple[tuple[str, ...], Labels, str, dict[str, str]]:
+    separator, hierarchy = _separator(cells, marks), dict[str, str]()
     lists = cells.split(separator)
-    hierarchy: dict[str, str] = {}
-    if options.separator is None:
-        if separator == " ":
-            times: Counter[Words] = Counter()
-            for text, words in lists.items():
-                times[words] += cells.times[text]
-            refuse_possible_names(cells.name, times, _remedy())
-        if options.hierarchy is None:
-            lists, hierarchy = _with_hierarchy(cells, lists, separator)
+    if separator == " " and options.separator is None:
+        times: Counter[Words] = Counter()
+        for text, words in lists.items():
+            times[words] += cells.times[text]
+        refuse_possible_names(cells.name, times, REMEDY)
+    if options.separator is None and options.hierarchy is None:
+        lists, hierarchy = _with_hierarchy(cells, lists, separator)
     occurring = {name for items in lists.values() for name in items} | {*hierarchy.values()}
     if not occurring:
         blank = "is blank" if not cells.none else f"is blank or {quoted(sorted(cells.none))}"
         raise NoLabelsError(f"{cells.name} {blank} in every row; add labels")
     numbers = all(map(_is_integer, occurring))
     names = tuple(sorted(occurring, key=lambda name: (int(name) if numbers else 0, name)))
-    kind = "names with / as a hierarchy" if hierarchy else "names"
-    return names, lists, _describe(kind, separator), hierarchy
+    return names, lists, _describe("names with / as a hierarchy" if hierarchy else "names", separator), hierarchy
 
 
 def _separator(cells: _Cells, marks: Sequence[str | None]) -> str | None:
@@ -267,60 +240,41 @@ def _separator(cells: _Cells, marks: Sequence[str | None]) -> str | None:
     strong = [mark for mark in marks if mark not in (" ", None)]
     if len(strong) <= 1:
         return strong[0] if strong else marks[0] if marks else None
-    consistent = [mark for mark in strong if _is_consistent(cells, mark, strong)]
+    consistent = []
+    for mark in strong:
+        items = {item for labels in cells.split(mark).values() for item in labels}
+        parts = (part.strip() for item in items for other in strong if other in item for part in item.split(other))
+        consistent += [mark] if not any(part in items for part in parts) else []
     if len(consistent) == 1:
         return consistent[0]
     raise Question(
-        f"{cells.name} contains {quoted(str(mark) for mark in strong)}, which could all separate labels. {_remedy()}",
+        f"{cells.name} contains {quoted(str(mark) for mark in strong)}, which could all separate labels. {REMEDY}",
         [Reading(f"{mark!r} separates labels", {"separator": str(mark)}) for mark in strong],
     )
 
 
-def _is_consistent(cells: _Cells, separator: str | None, marks: Sequence[str | None]) -> bool:
-    """Return whether no label contains another separator between texts that are labels themselves."""
-    items = {item for labels in cells.split(separator).values() for item in labels}
-    return not any(
-        part.strip() in items for item in items for mark in marks if mark in item for part in item.split(mark)
-    )
-
-
-def _remedy() -> str:
-    return f"You can also list the classes in a {CLASSES} next to the table, or separate labels by |"
-
-
-def _with_hierarchy(
-    cells: _Cells, lists: dict[str, Words], separator: str | None
-) -> tuple[dict[str, Words], dict[str, str]]:
+def _with_hierarchy(cells: _Cells, lists: Labels, separator: str | None) -> tuple[Labels, dict[str, str]]:
     """Replace labels such as PARENT/CHILD by CHILD, and return the parents.
 
-    Every name must have the same parent everywhere, and a parent must have two children. Otherwise, if no other separator
-    occurs, / may separate labels.
+    Every name must have the same parent everywhere, and a parent must have two children. Otherwise, if no other
+    separator occurs, / may separate labels.
     """
     items = {item for labels in lists.values() for item in labels}
-    slashed = [item for item in items if "/" in item and all(part.strip() for part in item.split("/"))]
+    slashed = sorted(item for item in items if "/" in item and all(part.strip() for part in item.split("/")))
     if not slashed:
         return lists, {}
-    parents = {part: parent for item in items for parent, part in _steps(item)}
-    same = all(parents[part] == parent for item in items for parent, part in _steps(item))
-    children = [parent for part, parent in parents.items() if parent]
-    if same and len(children) > len(set(children)) and len(slashed) == sum("/" in item for item in items):
-        hierarchy = {part: parent for part, parent in parents.items() if parent}
-        return {text: tuple(item.split("/")[-1] for item in labels) for text, labels in lists.items()}, hierarchy
+    steps = {step for item in items for step in pairwise(["", *item.split("/")])}
+    parents = {child: parent for parent, child in steps}
+    children = [parent for parent in parents.values() if parent]
+    if len(steps) == len(parents) and len(children) > len(set(children)):
+        leaves = {text: tuple(item.split("/")[-1] for item in labels) for text, labels in lists.items()}
+        return leaves, {child: parent for child, parent in parents.items() if parent}
     if separator is None:
         raise Question(
-            f"{cells.name} has {sorted(slashed)[0]!r}: does / separate labels, or is it part of a name?",
-            [
-                Reading("/ is part of a name", {"separator": ""}),
-                Reading("/ separates labels", {"separator": "/"}),
-            ],
+            f"{cells.name} has {slashed[0]!r}: does / separate labels, or is it part of a name?",
+            [Reading("/ is part of a name", {"separator": ""}), Reading("/ separates labels", {"separator": "/"})],
         )
     return lists, {}
-
-
-def _steps(item: str) -> Iterable[tuple[str, str]]:
-    """Return the pairs (parent, child) along a path; the parent of the first name is blank."""
-    parts = item.split("/")
-    return zip(["", *parts], parts, strict=False)
 
 
 def _items(text: str, separator: str | None) -> Words:
@@ -329,20 +283,19 @@ def _items(text: str, separator: str | None) -> Words:
     >>> _items("traffic light| dog|", "|"), _items(" 3  14 ", " ")
     (('traffic light', 'dog'), ('3', '14'))
     """
+    separator = LIST_ITEM if text.startswith(LIST_ITEM) else separator
     parts = [text] if separator is None else text.split(None if separator == " " else separator)
     return tuple(part.strip() for part in parts if part.strip())
 
 
 def _describe(items: str, separator: str | None) -> str:
-    if separator is None:
-        return f"{items}, one per cell"
-    if separator == LIST_ITEM:
-        return f"{items}, one list per cell"
+    if separator in (None, LIST_ITEM):
+        return f"{items}, one per cell" if separator is None else f"{items}, one list per cell"
     return f"{items} separated by {'spaces' if separator == ' ' else repr(separator)}"
 
 
 def _notes(cells: _Cells) -> str:
-    blanks = sorted({text for text, plain in cells.plain.items() if text and not plain})
+    blanks = sorted({text for text, plain in cells.plain.items() if text and not plain and text[0] not in "[{"})
     meanings = {"no label": sorted(cells.none), "unknown": sorted(cells.unknown), "blank": blanks}
     return "".join(f"; {quoted(texts)} = {meaning}" for meaning, texts in meanings.items() if texts)
 
@@ -352,10 +305,9 @@ def _mismatch_message(cells: _Cells, classes: tuple[str, ...], separator: str | 
     numbers = all(_is_integer(item) for items in lists.values() for item in items)
     valid = {str(i) for i in range(len(classes))} if numbers else set(classes)
     text, wrong = next((text, item) for text, items in lists.items() for item in items if item not in valid)
+    problem = f"is not in {CLASSES}; {suggestion(wrong, classes)}"
     if numbers:
         problem = f"is not an index into {CLASSES}, whose {len(classes)} classes have indices 0 to {len(classes) - 1}"
-    else:
-        problem = f"is not in {CLASSES}; {suggestion(wrong, classes)}"
     return f"{cells.where(text)}: {wrong!r} {problem}"
 
 

@@ -1,5 +1,6 @@
 """Merges rows of the same image: equal rows, one row per label, and rows of several annotators."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,54 +28,49 @@ def merge_rows(
 
     Contradictory rows are an error.
     """
-    states = _merged(table, columns.path, entries, units)
-    if columns.annotator is None:
-        return states
-    return _voted(table, columns.annotator, states, units, images, entries.names, option)
-
-
-def _merged(table: Table, path: str, entries: Entries, images: Images) -> LabelStates:
     rows, classes, states = entries.rows, entries.classes, entries.states
     if entries.additive:
-        _refuse_contradictory_labels(table, entries, images)
+        _refuse_contradictory_labels(table, entries, units)
     else:
-        _refuse_contradictory_rows(table, path, entries, images)
-        kept = np.isin(rows, images.first)
+        _refuse_contradictory_rows(table, columns.path, entries, units)
+        kept = np.isin(rows, units.first)
         rows, classes, states = rows[kept], classes[kept], states[kept]
-    shape = (len(images.first), len(entries.names))
-    return LabelStates.from_entries(images.of_row[rows], classes, states, shape, default=entries.default)
+    shape = (len(units.first), len(entries.names))
+    merged = LabelStates.from_entries(units.of_row[rows], classes, states, shape, default=entries.default)
+    if columns.annotator is None:
+        return merged
+    return _voted(table, columns.annotator, merged.dense(), units, images, entries.names, option)
 
 
 def _refuse_contradictory_labels(table: Table, entries: Entries, images: Images) -> None:
     """Refuse a label that is present in one row of an image and absent or unknown in another."""
     keys = images.of_row[entries.rows] * len(entries.names) + entries.classes
     order = np.lexsort((entries.states, keys))
-    conflicts = (np.diff(keys[order]) == 0) & (np.diff(entries.states[order].astype(np.int16)) != 0)
-    if conflicts.any():
-        one, other = (int(order[np.flatnonzero(conflicts)[0] + step]) for step in (0, 1))
-        lines = sorted(table.lines[int(entries.rows[entry])] for entry in (one, other))
-        label = f"label {entries.names[entries.classes[one]]!r} for the same image"
-        both = f"{table.path}, rows {lines[0]} and {lines[1]}"
+    conflicts = np.flatnonzero((np.diff(keys[order]) == 0) & (np.diff(entries.states[order].astype(np.int16)) != 0))
+    if len(conflicts):
+        pair = order[conflicts[0] : conflicts[0] + 2]
+        first, second = sorted(table.lines[row] for row in entries.rows[pair].tolist())
+        label = f"label {entries.names[entries.classes[pair[0]]]!r} for the same image"
+        both = f"{table.path}, rows {first} and {second}"
         raise DataError(f"{both}: contradictory states of the {label}; remove one of the rows")
 
 
 def _refuse_contradictory_rows(table: Table, path: str, entries: Entries, images: Images) -> None:
     """Refuse rows of an image that do not have the same labels."""
     several = np.bincount(images.of_row)[images.of_row] > 1
-    labels: dict[int, set[tuple[int, int]]] = {int(row): set() for row in np.flatnonzero(several)}
     kept = several[entries.rows]
-    triples = zip(entries.rows[kept], entries.classes[kept], entries.states[kept], strict=True)
-    for row, k, state in triples:
-        labels[int(row)].add((int(k), int(state)))
-    for row, found in labels.items():
-        if found != labels[int(images.first[images.of_row[row]])]:
+    labels: dict[int, set[tuple[int, int]]] = defaultdict(set)
+    for row, k, state in np.stack([entries.rows, entries.classes, entries.states], axis=1)[kept].tolist():
+        labels[row].add((k, state))
+    for row in np.flatnonzero(several).tolist():
+        if labels[row] != labels[int(images.first[images.of_row[row]])]:
             raise repeated(table, images, path, ", but not the same labels; remove the wrong row")
 
 
 def _voted(
     table: Table,
     column: str,
-    states: LabelStates,
+    states: UInt8[ndarray, "U C"],
     units: Images,
     images: Images,
     names: Sequence[str],
@@ -83,20 +79,19 @@ def _voted(
     """Combine the labels that annotators gave to an image. If they disagree, an option must decide."""
     shape, image_of_unit = (len(images.first), len(names)), images.of_row[units.first]
     present, absent = np.zeros(shape, dtype=np.int32), np.zeros(shape, dtype=np.int32)
-    dense = states.dense()
-    np.add.at(present, image_of_unit, dense == State.PRESENT)
-    np.add.at(absent, image_of_unit, dense == State.ABSENT)
+    np.add.at(present, image_of_unit, states == State.PRESENT)
+    np.add.at(absent, image_of_unit, states == State.ABSENT)
     disputed = np.argwhere((present > 0) & (absent > 0))
     if len(disputed) and option is None:
         image, k = disputed[0]
-        first, second = (
-            int(units.first[np.flatnonzero((image_of_unit == image) & (dense[:, k] == state))[0]]) for state in (1, 0)
-        )
-        people = table.texts(column)
+        theirs = [np.flatnonzero((image_of_unit == image) & (states[:, k] == state))[0] for state in (1, 0)]
+        rows = [int(units.first[unit]) for unit in theirs]
+        both = " and ".join(f"{table.lines[row]} ({table.texts(column)[row]})" for row in rows)
+        count = len(np.unique(disputed[:, 0]))
         raise Question(
-            f"{table.path}: the annotators in column {column!r} disagree on {len(np.unique(disputed[:, 0])):,} images, for "
-            f"example on {names[k]!r} in rows {table.lines[first]} ({people[first]}) and {table.lines[second]} "
-            f"({people[second]}); how should their labels be merged?",
+            f"{table.path}: the annotators in column {column!r} disagree on {count:,} "
+            f"{'image' if count == 1 else 'images'}, for example on {names[k]!r} in rows {both}; how should their "
+            f"labels be merged?",
             [Reading(meaning, {"annotators": name}) for name, meaning in ANNOTATORS.items()],
         )
     return LabelStates.from_states(_decide(present, absent, option or "unknown"))
@@ -110,7 +105,5 @@ def _decide(present: Int[ndarray, "N C"], absent: Int[ndarray, "N C"], option: s
     [[[1, 2, 1, 2]], [[1, 1, 1, 2]], [[2, 2, 1, 2]]]
     """
     yes = {"majority": present > absent, "any": present > 0, "unknown": (present > 0) & (absent == 0)}[option]
-    no = {"majority": absent > present, "any": (present == 0) & (absent > 0), "unknown": (absent > 0) & (present == 0)}
-    states = np.full(present.shape, State.UNKNOWN, dtype=np.uint8)
-    states[yes], states[no[option]] = State.PRESENT, State.ABSENT
-    return states
+    no = absent > present if option == "majority" else (absent > 0) & (present == 0)
+    return np.select([yes, no], [State.PRESENT, State.ABSENT], State.UNKNOWN).astype(np.uint8)

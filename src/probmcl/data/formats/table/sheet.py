@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
-from probmcl.errors import DataError, OptionError, suggestion
+from probmcl.errors import DataError, OptionError, quoted, suggestion
 
 DELIMITERS: Mapping[str, tuple[str, ...]] = {
     ".csv": (",", ";", "\t"),
@@ -26,10 +26,11 @@ LIST_ITEM = "\x01"
 
 EXCEL_ROWS = 1_048_576
 SAMPLE = 1 << 16  # characters from which the delimiter is detected
-BLOCK = 20_000  # rows converted at once
+BLOCK = 2_000  # rows that are converted at once
 
 Fits = Callable[[Sequence[str]], bool]
 """Tests whether column names are those of the expected table."""
+Rows = list[Sequence[str]]
 
 
 class Cell(NamedTuple):
@@ -80,12 +81,11 @@ class Table:
 
 
 def load(path: Path, fits: Fits, *, row: str = "image", most: int | None = None) -> Table:
-    """Load a table, or its first rows if `most` is set.
+    """Load a table, or at least its first `most` rows.
 
     `fits` chooses the delimiter or sheet; `row` names the unit of a row, for messages.
     """
-    if not path.is_file():
-        raise DataError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
+    refuse_missing_file(path)
     suffix = path.suffix.lower()
     if suffix not in SUFFIXES:
         raise DataError(f"{path}: the name of a table must end in {' or '.join(SUFFIXES)}")
@@ -98,27 +98,35 @@ def load(path: Path, fits: Fits, *, row: str = "image", most: int | None = None)
     return table
 
 
-def _table(path: Path, names: Sequence[str], rows: Iterable[tuple[int, Sequence[str]]]) -> Table:
-    """Build a table from numbered rows. Columns without a name are dropped."""
+def refuse_missing_file(path: Path) -> None:
+    """Raise an error if a file does not exist or is a folder."""
+    if not path.is_file():
+        raise DataError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
+
+
+def _table(path: Path, names: Sequence[str], blocks: Iterable[tuple[Iterable[int], Rows]]) -> Table:
+    """Build a table from blocks of rows with their line numbers. Columns without a name are dropped."""
     kept = [index for index, name in enumerate(names) if name]
     columns: list[list[str]] = [[] for _ in kept]
-    lines, numbered = array("q"), iter(rows)
-    while block := list(islice(numbered, BLOCK)):
-        lines.extend(line for line, _ in block)
-        by_column = list(zip(*(cells for _, cells in block), strict=True))
-        for column, index in zip(columns, kept, strict=True):
-            shared = {text: text.strip() for text in by_column[index]}  # equal cells of a block are one string
-            column.extend(map(shared.__getitem__, by_column[index]))
+    lines = array("q")
+    for numbers, rows in blocks:
+        lines.extend(numbers)
+        by_column = list(zip(*rows, strict=True))
+        for column, index in zip(columns, kept if rows else (), strict=False):
+            texts = by_column[index]
+            if len({*texts[:100]}) > 50:
+                column.extend(map(str.strip, texts))
+            else:  # equal cells become one string
+                column.extend(map({text: text.strip() for text in {*texts}}.__getitem__, texts))
     return Table(path, tuple(names[index] for index in kept), tuple(columns), lines)
 
 
 def _load_text(path: Path, fits: Fits, most: int | None) -> Table:
-    encoding = _encoding(path)
-    with path.open(encoding=encoding, newline="") as file:
+    with path.open(encoding=_encoding(path), newline="") as file:
         delimiter, names = _header(path, file.read(SAMPLE), fits)
         file.seek(0)
-        rows = _rows_below_header(path, file, delimiter, len(names), named_last=bool(names[-1]))
-        return _table(path, names, islice(rows, most))
+        blocks = _blocks(path, csv.reader(file, delimiter=delimiter, strict=True), names, delimiter)
+        return _table(path, names, islice(blocks, most and -(-most // BLOCK)))
 
 
 def _encoding(path: Path) -> str:
@@ -156,41 +164,45 @@ def _header(path: Path, sample: str, fits: Fits) -> tuple[str, list[str]]:
 
 
 def _first_rows(sample: str, delimiter: str) -> list[list[str]]:
-    """Return the rows in a sample, without the last one, which may be incomplete."""
+    """Return the rows in a sample, without the last one if it may be incomplete."""
     reader = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
-    rows = [[cell.strip() for cell in row] for row in reader if any(cell.strip() for cell in row)]
+    rows = [[cell.strip() for cell in row] for row in reader if any(map(str.strip, row))]
     return rows if len(sample) < SAMPLE else rows[:-1]
 
 
-def _rows_below_header(
-    path: Path, lines: Iterable[str], delimiter: str, width: int, *, named_last: bool
-) -> Iterator[tuple[int, Sequence[str]]]:
-    """Yield each row below the header with the line on which it begins; quoted cells may span several lines."""
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    in_header, line = True, 1
-    try:
-        for row in reader:
-            if len(row) == width and row[0] and not in_header:
-                yield line, row
-            elif any(cell.strip() for cell in row):
-                if not in_header:
-                    yield line, _with_width(f"{path}, row {line}", row, width, delimiter, named_last)
-                in_header = False
-            line = reader.line_num + 1
-    except csv.Error as error:
-        raise DataError(f"{path}, row {line}: {error}; correct the quotes in this row") from error
+def _blocks(path: Path, reader: Any, names: Sequence[str], delimiter: str) -> Iterator[tuple[Sequence[int], Rows]]:
+    """Yield the rows below the header, with the line on which each begins; quoted cells may span several lines."""
+    next((row for row in reader if any(map(str.strip, row))), None)  # the header
+    while True:
+        line, rows, problem = reader.line_num + 1, Rows(), None
+        try:
+            rows.extend(islice(reader, BLOCK))
+        except csv.Error as error:
+            problem = error
+        lines: Sequence[int] = range(line, line + len(rows) + 1)
+        if problem or reader.line_num != lines[-1] - 1:
+            heights = (1 + sum(len(re.findall(r"\r\n?|\n", cell)) for cell in row) for row in rows)
+            lines = list(accumulate(heights, initial=line))
+        if problem:
+            raise DataError(f"{path}, row {lines[-1]}: {problem}; correct the quotes in this row") from problem
+        if not rows:
+            return
+        if {*map(len, rows)} != {len(names)} or not all(row[0] for row in rows):
+            filled = [(line, row) for line, row in zip(lines, rows, strict=False) if any(map(str.strip, row))]
+            lines = [line for line, _ in filled]
+            rows = [_with_width(f"{path}, row {line}", row, names, delimiter) for line, row in filled]
+        yield lines[: len(rows)], rows
 
 
-def _with_width(where: str, row: list[str], width: int, delimiter: str, named_last: bool) -> list[str]:
+def _with_width(where: str, row: Sequence[str], names: Sequence[str], delimiter: str) -> Sequence[str]:
     """Return a row with as many cells as columns. A delimiter at the end of the row or header makes no difference."""
-    if len(row) == width - 1 and not named_last:
+    width = len(names)
+    if len(row) == width - 1 and not names[-1]:
         return [*row, ""]
-    if len(row) > width and not any(cell.strip() for cell in row[width:]):
-        return row[:width]
-    if len(row) == width:
-        return row
-    remedy = f"quote cells that contain {delimiter!r}" if len(row) > width else "add the missing cells"
-    raise DataError(f"{where}: {len(row)} cells, but {width} columns; {remedy}")
+    if len(row) < width or any(map(str.strip, row[width:])):
+        remedy = f"quote cells that contain {delimiter!r}" if len(row) > width else "add the missing cells"
+        raise DataError(f"{where}: {len(row)} cells, but {width} columns; {remedy}")
+    return row[:width]
 
 
 def _load_parquet(path: Path, fits: Fits) -> Table:
@@ -214,45 +226,42 @@ def _load_excel(path: Path, fits: Fits) -> Table:
         sheets = {name: workbook.get_sheet_by_name(name).to_python() for name in workbook.sheet_names}
     except (calamine.CalamineError, OSError) as error:
         raise DataError(f"{path}: cannot be read as an Excel workbook ({error}); save it again") from error
-    filled = {name: rows for name, rows in sheets.items() if any(map(any, rows))}
-    fitting = {name: rows for name, rows in filled.items() if fits([_text(cell) for cell in rows[0]])} or filled
+    filled = {name: [[*map(_text, row)] for row in rows] for name, rows in sheets.items() if any(map(any, rows))}
+    fitting = {name: rows for name, rows in filled.items() if fits(rows[0])} or filled
     if len(fitting) > 1:
         raise DataError(f"{path}: sheets {quoted(fitting)} both fit; delete one, or save the right one as CSV")
     header, *rows = next(iter(fitting.values()), [[]])
-    numbered = ((line, [_text(cell) for cell in row]) for line, row in enumerate(rows, start=2) if any(row))
-    return _table(path, [_text(name) for name in header], numbered)
+    lines = [line for line, row in enumerate(rows, start=2) if any(row)]
+    return _table(path, header, [(lines, [rows[line - 2] for line in lines])])
 
 
 def _load_json(path: Path, fits: Fits) -> Table:
-    """Load a list of objects, or an object with one entry per image. Rows are numbered from 1."""
-    content = _decoded(path, path.read_bytes(), str(path))
+    """Load a list of objects, or an object with the labels of each file. Rows are numbered from 1."""
+    content = _decoded(path.read_bytes(), str(path))
     if isinstance(content, dict) and all(isinstance(value, list | str) for value in content.values()):
         content = [{"file": name, "labels": value} for name, value in content.items()]
-    return _objects(path, list(enumerate(content if isinstance(content, list) else [content], start=1)))
+    return _objects(path, dict(enumerate(content if isinstance(content, list) else [content], start=1)))
 
 
 def _load_json_lines(path: Path, fits: Fits) -> Table:
-    numbered = enumerate(path.read_bytes().splitlines(), start=1)
-    return _objects(
-        path, [(line, _decoded(path, data, f"{path}, row {line}")) for line, data in numbered if data.strip()]
-    )
+    lines = enumerate(path.read_bytes().splitlines(), start=1)
+    return _objects(path, {line: _decoded(data, f"{path}, row {line}") for line, data in lines if data.strip()})
 
 
-def _decoded(path: Path, data: bytes, where: str) -> Any:
+def _decoded(data: bytes, where: str) -> Any:
     try:
         return msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"))
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{where}: not valid JSON ({error}); correct the file") from error
 
 
-def _objects(path: Path, numbered: Sequence[tuple[int, Any]]) -> Table:
+def _objects(path: Path, by_line: Mapping[int, Any]) -> Table:
     """Build a table with one row per object and one column per key."""
-    for line, value in numbered:
+    for line, value in by_line.items():
         if not isinstance(value, dict):
             raise DataError(f'{path}, row {line}: expected an object such as {{"file": "1.jpg", "labels": ["cat"]}}')
-    names = list(dict.fromkeys(name for _, value in numbered for name in value))
-    rows = ((line, [_text(value.get(name)) for name in names]) for line, value in numbered)
-    return _table(path, names, rows)
+    names = list(dict.fromkeys(name for value in by_line.values() for name in value))
+    return _table(path, names, [(by_line, [[_text(value.get(name)) for name in names] for value in by_line.values()])])
 
 
 def _text(value: Any) -> str:
@@ -283,8 +292,7 @@ SUFFIXES = (*DELIMITERS, *LOADERS)
 
 def read_text(path: Path) -> str:
     """Return the text of a file with its original line endings."""
-    if not path.is_file():
-        raise DataError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
+    refuse_missing_file(path)
     with path.open(encoding=_encoding(path), newline="") as file:
         return file.read()
 
@@ -306,37 +314,7 @@ def only_column(table: Table, names: Sequence[str], taken: set[str], remedy: str
     return matches[0] if matches else None
 
 
-def columns_of_options(table: Table, options: Mapping[str, str | None]) -> set[str]:
-    """Return the columns that the options select. Each must exist and have only one role."""
-    taken: dict[str, str] = {}
-    for option, column in options.items():
-        if not column:
-            continue
-        refuse_missing_column(table, option, column)
-        if column in taken:
-            raise OptionError(
-                option, column, f"is already `{taken[column]}`; a column of {table.path} can have only one role"
-            )
-        taken[column] = option
-    return set(taken)
-
-
 def refuse_missing_column(table: Table, option: str, column: str) -> None:
     """Raise an error with a suggestion if a column does not exist."""
     if column not in table.columns:
         raise OptionError(option, column, f"is not a column of {table.path}; {suggestion(column, table.columns)}")
-
-
-def quoted(values: Iterable[str]) -> str:
-    """Return quoted values joined by "and", for messages."""
-    return " and ".join(repr(value) for value in values)
-
-
-def listing(values: Iterable[str], most: int = 8) -> str:
-    """Return the first values and the number of remaining ones, for messages.
-
-    >>> listing("abcdefghijk")
-    'a, b, c, d, e, f, g, h and 3 more'
-    """
-    values = [value for value in values if value]
-    return ", ".join(values[:most]) + (f" and {len(values) - most:,} more" if len(values) > most else "")

@@ -4,28 +4,28 @@ The layout is inferred from the names and contents of the columns and from the f
 labels, the user is asked which one is right.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float64, Int, UInt8
+from jaxtyping import Float64
 from numpy import ndarray
 
+from probmcl.data.formats.annotations import json_format
 from probmcl.data.formats.table.columns import Columns, find_columns, has_path_name
 from probmcl.data.formats.table.entries import Entries, Images, read_entries
 from probmcl.data.formats.table.label_names import case_warnings
 from probmcl.data.formats.table.lists import CLASSES, read_classes
 from probmcl.data.formats.table.paths import EXCEL_CELL, FileIndex, find_images, find_index
-from probmcl.data.formats.table.sheet import EXCEL_ROWS, SUFFIXES, Table, listing, load, named, only_column, quoted
-from probmcl.data.hierarchy import parents_of
-from probmcl.data.labels import LabelStates, State
+from probmcl.data.formats.table.sheet import EXCEL_ROWS, SUFFIXES, Table, load
+from probmcl.data.hierarchy import read_hierarchy
+from probmcl.data.labels import LabelStates
 from probmcl.data.options import ReadOptions
+from probmcl.data.questions import answered
 from probmcl.data.records import Missing, Origin, Paths, Records, Split
-from probmcl.errors import DataError, OptionError, Question, Reading, suggestion
+from probmcl.errors import DataError, OptionError, listing, quoted
 
-CHILD = ("child", "class", "name")
-PARENT = ("parent", "superclass", "above")
 SPLIT_VALUES: Mapping[str, Split] = {
     "train": "train",
     "trainval": "train",
@@ -34,9 +34,6 @@ SPLIT_VALUES: Mapping[str, Split] = {
     "validation": "val",
     "test": "test",
 }
-SHOWN_ROWS = 3  # rows of the table in a question about columns; others show two
-BLOCK = 10_000  # images that readings are compared on at once
-SHOWN_LABELS = 6  # labels of a row in a question
 
 
 def recognizes(folder: Path) -> bool:
@@ -48,9 +45,9 @@ def recognizes(folder: Path) -> bool:
 
 
 def table_files(folder: Path) -> list[Path]:
-    """Return the files in a folder that have the suffix of a table."""
+    """Return the files in a folder that have the suffix of a table, except class names and annotations in JSON."""
     files = (path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
-    return sorted(path for path in files if path.name != CLASSES)
+    return sorted(path for path in files if path.name != CLASSES and json_format(path) is None)
 
 
 def has_image_paths(path: Path) -> bool:
@@ -94,14 +91,7 @@ def read_loaded(
     table: Table, options: ReadOptions, index: FileIndex, *, keep: Sequence[str] = (), missing: Missing = "error"
 ) -> Records:
     """Return the records of a loaded table. A question is asked only if its readings give different labels."""
-
-    def read(options: ReadOptions) -> Records:
-        return _records(table, index, options, keep, missing)
-
-    try:
-        return read(options)
-    except Question as question:
-        return _answer(question, read, options)
+    return answered(lambda options: _records(table, index, options, keep, missing), options)
 
 
 def _records(table: Table, index: FileIndex, options: ReadOptions, keep: Sequence[str], missing: Missing) -> Records:
@@ -114,12 +104,10 @@ def _records(table: Table, index: FileIndex, options: ReadOptions, keep: Sequenc
     units = Images.of(list(zip(paths, people, strict=True))) if people else images  # one annotator of one image
     entries = read_entries(table, columns, classes, units, options)
     states = _states(table, columns, entries, images, units, options)
-    if entries.hierarchy:  # PARENT/CHILD in the table implies the parent, which is not worth a warning
-        states = states.with_parents(parents_of(entries.names, entries.hierarchy))
-    lines = None if table.files else tuple(table.lines[row] for row in images.first)  # ambiguous with several files
+    lines = None if table.files else images.select(table.lines)  # ambiguous with several files
     return Records.from_labels(
         entries.names,
-        Paths([paths[row] for row in images.first]),
+        Paths(images.select(paths)),
         split,
         states,
         group=_groups(table, columns.group, images),
@@ -171,76 +159,16 @@ def _excel_warnings(table: Table, names: Sequence[str]) -> list[str]:
     return warnings
 
 
-def _answer(question: Question, read: Callable[[ReadOptions], Records], options: ReadOptions) -> Records:
-    """Try all readings. Return the only one that is possible or, if all give the same labels, the first."""
-    results: list[tuple[Reading, Records | None]] = []
-    for reading in question.readings:
-        values = {
-            name: (*now, value) if isinstance(now := getattr(options, name), tuple) else value
-            for name, value in reading.options.items()
-        }
-        try:
-            results.append((reading, read(replace(options, **values))))
-        except Question:
-            results.append((reading, None))  # possible, but only with another decision
-        except DataError:
-            continue
-    possible = [records for _, records in results if records is not None]
-    rows = _differing_rows(possible)[: SHOWN_ROWS if "labels_column" in question.readings[0].options else 2]
-    if possible and len(possible) == len(results) and not rows:
-        return possible[0]
-    shown = [
-        replace(reading, rows=tuple(_row_text(records, row) for row in rows) if records else ())
-        for reading, records in results
-    ]
-    raise Question(question.problem, shown or question.readings)
-
-
-def _differing_rows(readings: Sequence[Records]) -> list[int]:
-    """Return the first images whose labels differ between readings; a class that a reading lacks is absent there."""
-    if not readings:
-        return []
-    names = sorted({name for records in readings for name in records.label_space.names})
-    rows: list[int] = []
-    for start in range(0, len(readings[0]), BLOCK):
-        block = np.arange(start, min(start + BLOCK, len(readings[0])))
-        first, *others = (_states_by_name(records, names, block) for records in readings)
-        different = np.any([(other != first).any(axis=1) for other in others] or [len(block) * [False]], axis=0)
-        rows += (start + np.flatnonzero(different)).tolist()
-        if len(rows) >= SHOWN_ROWS:
-            break
-    return rows[:SHOWN_ROWS]
-
-
-def _states_by_name(records: Records, names: Sequence[str], rows: Int[ndarray, "K"]) -> UInt8[ndarray, "K C"]:
-    states = np.full((len(rows), len(names)), State.ABSENT, dtype=np.uint8)
-    labels, known = records.states.labels_and_known(rows)
-    columns = [names.index(name) for name in records.label_space.names]
-    states[:, columns] = np.where(known, labels > 0, State.UNKNOWN)
-    return states
-
-
-def _row_text(records: Records, row: int) -> str:
-    labels, known = (values[0] for values in records.states.labels_and_known(np.array([row])))
-    names = np.array(records.label_space.names)
-    present, unknown = names[(labels > 0) & known].tolist(), names[~known].tolist()
-    line = "" if records.origin is None or records.origin.lines is None else f"row {records.origin.lines[row]}, "
-    missing = f" (unknown: {listing(unknown, SHOWN_LABELS)})" if unknown else ""
-    return f"{line}{records.paths[row].name}: {listing(present, SHOWN_LABELS) or 'no label'}{missing}"
-
-
 def _values(table: Table, column: str, images: Images) -> Sequence[str]:
     """Return each image's value in a column. Rows of the same image must agree."""
     texts = table.texts(column)
-    if not images.repeated:
-        return texts
-    for row, first in enumerate(images.first[images.of_row].tolist()):
+    for row, first in enumerate(images.first[images.of_row].tolist() if images.repeated else ()):
         if texts[row] != texts[first]:
             raise DataError(
                 f"{table.where(first)} and row {table.lines[row]}: these rows describe the same image, but column "
                 f"{column!r} has {texts[first]!r} and {texts[row]!r}; make them equal"
             )
-    return [texts[row] for row in images.first.tolist()]
+    return images.select(texts)
 
 
 def _splits(table: Table, column: str | None, images: Images) -> tuple[Split, ...]:
@@ -258,7 +186,8 @@ def _splits(table: Table, column: str | None, images: Images) -> tuple[Split, ..
             f"Choose another column with `split_column=COLUMN`, or none with `split_column=''`"
         )
     try:
-        return tuple(SPLIT_VALUES[text.lower()] for text in _values(table, column, images))
+        splits = {text: SPLIT_VALUES[text.lower()] for text in set(texts)}
+        return tuple(map(splits.__getitem__, _values(table, column, images)))
     except DataError as error:
         raise DataError(f"{error}. An image in two splits is a leak: its score would be too high") from None
 
@@ -303,25 +232,3 @@ def _hierarchy(path: Path | None, entries: Entries) -> dict[str, str] | None:
         return read_hierarchy(path, entries.names) if path else dict(entries.hierarchy) or None
     except DataError as error:
         raise OptionError("hierarchy", path, f"cannot be used: {error}") from error
-
-
-def read_hierarchy(path: Path, names: Sequence[str]) -> dict[str, str]:
-    """Read the parents of classes from a table with the columns child and parent."""
-    table = load(path, lambda columns: bool(named(columns, CHILD)) and bool(named(columns, PARENT)), row="pair")
-    columns = [only_column(table, wanted, set(), "rename one") for wanted in (CHILD, PARENT)]
-    if columns[0] is None or columns[1] is None:
-        raise DataError(f"{path}, row 1: expected the columns child and parent, got {', '.join(table.columns)}")
-    parents: dict[str, str] = {}
-    for row, pair in enumerate(zip(table.texts(columns[0]), table.texts(columns[1]), strict=True)):
-        for name in pair:
-            if name not in names:
-                raise DataError(f"{table.where(row)}: {name!r} is not a class in the data; {suggestion(name, names)}")
-        child, parent = pair
-        if parents.setdefault(child, parent) != parent:
-            both = f"{parents[child]!r} and {parent!r}"
-            raise DataError(f"{table.where(row)}: {child!r} has two parents, {both}; remove one")
-    try:
-        parents_of(names, parents)
-    except ValueError as error:
-        raise DataError(f"{path}: {error}") from error
-    return parents

@@ -1,73 +1,18 @@
-"""Cells of class columns: parses flags such as 0, 1, true and false, and defines the meaning of blank and −1."""
+"""The label policy: what a blank cell and −1 mean."""
 
-import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from jaxtyping import Float, UInt8
 from numpy import ndarray
 
-from probmcl.data.formats.table.sheet import Table
 from probmcl.data.labels import State
-from probmcl.errors import DataError, OptionError, suggestion
-
-BLANK = 4
-"""Code of a blank cell, in addition to the four states. The label policy defines its meaning."""
-
-CROSSES = ("x", "✓", "✔")
-"""Marks of a present label. In a table without other marks, a blank means absent."""
-
-FLAG_VALUES: Mapping[str, int] = {
-    **dict.fromkeys(("0", "0.0", "false", "no"), State.ABSENT),
-    **dict.fromkeys(("1", "1.0", "true", "yes", *CROSSES), State.PRESENT),
-    **dict.fromkeys(("-1", "-1.0"), State.UNCERTAIN),
-    **dict.fromkeys(("", "nan", "na", "n/a", "null", "none"), BLANK),
-}
-NUMBER = re.compile(r"([+-]?[01])(\.0*|,(?!000$)0+)?(e[+-]?0+)?", re.IGNORECASE)
-"""0, 1 and −1, with optional zeros after a decimal point or comma; 1,000 is excluded, as it may be a thousand."""
+from probmcl.errors import OptionError, suggestion
 
 BLANK_MEANINGS: Mapping[str, State] = {"negative": State.ABSENT, "unknown": State.UNKNOWN}
 MINUS_ONE_MEANINGS: Mapping[str, float] = {"unknown": np.nan, "negative": 0.0, "positive": 1.0}
 SOFT = "soft:"
-
-
-def flag_value(text: str) -> int | None:
-    """Return the state of a cell, BLANK for a blank, or None if the text is not a flag.
-
-    >>> [flag_value(text) == State.PRESENT for text in ("Yes", "1.00", "1,0", "1.000e+00", "1,000", "0.00")]
-    [True, True, True, True, False, False]
-    """
-    value = FLAG_VALUES.get(text.lower())
-    if value is None and (number := NUMBER.fullmatch(text)):
-        return FLAG_VALUES[str(int(number[1]))]
-    return value
-
-
-def holds_flags(texts: Iterable[str], *, least: float = 1.0) -> bool:
-    """Return whether there are flags, and they make up at least a share `least` of the cells that are not blank.
-
-    >>> holds_flags(["1", "", "0"]), holds_flags(["1", "64"]), holds_flags(["1", "64"], least=0.5)
-    (True, False, True)
-    """
-    times = Counter(texts)
-    values = {text: flag_value(text) for text in times}
-    flags = sum(times[text] for text, value in values.items() if value not in (BLANK, None))
-    others = sum(times[text] for text, value in values.items() if value is None)
-    return flags > 0 and flags >= least * (flags + others)
-
-
-def flags_of(table: Table, column: str, remedy: str, unknown: Sequence[str] = ()) -> UInt8[ndarray, "N"]:
-    """Return the state of each cell of a column, or BLANK. A text that is not a flag or in `unknown` is an error."""
-    texts = table.texts(column)
-    values = {text: int(State.UNKNOWN) if text in unknown else flag_value(text) for text in set(texts)}
-    if None in values.values():
-        row = next(row for row, text in enumerate(texts) if values[text] is None)
-        raise DataError(
-            f"{table.where(row)}: column {column!r} has {texts[row]!r}, not 0, 1, true, false, -1 or blank. {remedy}"
-        )
-    return np.fromiter((values[text] or 0 for text in texts), dtype=np.uint8, count=len(texts))
 
 
 @dataclass(frozen=True)
@@ -111,31 +56,28 @@ class LabelPolicy:
         return np.array([_chance(meaning) for meaning in meanings], dtype=np.float32)
 
 
-def describe_meanings(general: str | None, single: Mapping[str, str]) -> str:
-    """Describe the meaning for all classes and the meanings for single classes, for messages.
-
-    >>> describe_meanings("unknown", {"Edema": "soft:0.6"})
-    "unknown, 'Edema' soft:0.6"
-    """
-    return ", ".join([*([general] if general else []), *(f"{name!r} {meaning}" for name, meaning in single.items())])
-
-
-def meaning_notes(policy: LabelPolicy, blanks: int, uncertain: int, default: str) -> list[str]:
+def meaning_notes(policy: LabelPolicy, blanks: int | None, uncertain: int, default: str) -> list[str]:
     """Return notes on the meanings of blank and −1, the number of such cells, and the option that changes the meaning.
 
-    >>> meaning_notes(LabelPolicy.of([], ["positive"]), 3, 2, "unknown")
-    ['blank = unknown (3 cells; change with `blank=negative`)', '-1 = positive (2 cells)']
+    `blanks` is None if each row has one label; the policy then applies to labels without a row.
+
+    >>> meaning_notes(LabelPolicy.of([], ["positive", "Edema=soft:0.6"]), 3, 2, "unknown")
+    ['blank = unknown (3 cells; change with `blank=negative`)', "-1 = positive, 'Edema' soft:0.6 (2 cells)"]
     """
-    other = f"`blank={'negative' if default == 'unknown' else 'unknown'}`"
-    blank = ("blank", "`blank`", other, blanks, default, policy.blank, policy.blank_of)
-    minus_one = ("-1", "`minus_one`", "`minus_one`", uncertain, "unknown", policy.minus_one, policy.minus_one_of)
+    change = f"`blank={'negative' if default == 'unknown' else 'unknown'}`"
+    blank = ("blank" if blanks is not None else "labels without a row", "`blank`", change, blanks, default)
     notes = []
-    for text, option, change, count, meaning, general, single in (blank, minus_one):
+    for (text, option, change, count, meaning), general, single in (
+        (blank, policy.blank, policy.blank_of),
+        (("-1", "`minus_one`", "`minus_one`", uncertain, "unknown"), policy.minus_one, policy.minus_one_of),
+    ):
+        meanings = ", ".join([general or meaning, *(f"{name!r} {value}" for name, value in single.items())])
         if count:
             cells = f"{count:,} {'cell' if count == 1 else 'cells'}{'' if general else f'; change with {change}'}"
-            notes.append(f"{text} = {describe_meanings(general or meaning, single)} ({cells})")
+            notes.append(f"{text} = {meanings} ({cells})")
         elif general or single:
-            notes.append(f"{option} has no effect, because no cell is {text}")
+            effect = f"{option} has no effect, because no cell is {text}"
+            notes.append(effect if count is not None else f"{text} = {meanings}")
     return notes
 
 

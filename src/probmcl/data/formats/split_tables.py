@@ -11,12 +11,12 @@ import numpy as np
 from probmcl.data.formats.table.columns import has_path_name
 from probmcl.data.formats.table.lists import NoLabelsError
 from probmcl.data.formats.table.paths import FileIndex, find_images, find_index, find_path_column
-from probmcl.data.formats.table.sheet import SUFFIXES, Table, listing, load, refuse_missing_column
+from probmcl.data.formats.table.sheet import SUFFIXES, Table, load, refuse_missing_column
 from probmcl.data.formats.table.table import read_loaded, table_files
 from probmcl.data.image_files import SPLIT_FOLDERS, images_below, is_image
 from probmcl.data.options import ReadOptions
 from probmcl.data.records import NO_LABELS, SPLITS, Missing, Records, Split
-from probmcl.errors import DataError, OptionError
+from probmcl.errors import DataError, OptionError, listing
 
 SPLIT = "split of the table"  # name of an added column
 SAMPLE = 2000  # rows from which the use of a table is inferred

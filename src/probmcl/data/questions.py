@@ -1,0 +1,83 @@
+"""Questions about ambiguous data: tries all readings, and asks only if they give different labels."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Int, UInt8
+from numpy import ndarray
+
+from probmcl.data.labels import State
+from probmcl.data.options import ReadOptions
+from probmcl.data.records import Records
+from probmcl.errors import DataError, Question, Reading, listing
+
+SHOWN_ROWS = 3  # rows in a question about columns; others show two
+SHOWN_LABELS = 6  # labels of a row in a question
+BLOCK = 10_000  # images whose labels are compared at once
+
+
+def answered(read: Callable[[ReadOptions], Records], options: ReadOptions) -> Records:
+    """Read data, and ask a question only if its readings give different labels.
+
+    All readings are tried. A reading that is an error is left out; if several remain, the question shows rows in which
+    they differ.
+    """
+    try:
+        return read(options)
+    except Question as error:
+        question = error
+    results: list[tuple[Reading, Records | None]] = []
+    for reading in question.readings:
+        values = {
+            name: (*now, value) if isinstance(now := getattr(options, name), tuple) else value
+            for name, value in reading.options.items()
+        }
+        try:
+            results.append((reading, read(replace(options, **values))))
+        except Question:
+            results.append((reading, None))  # possible, but only with another decision
+        except DataError:
+            continue
+    possible = [records for _, records in results if records is not None]
+    rows = _differing_rows(possible)[: SHOWN_ROWS if "labels_column" in question.readings[0].options else 2]
+    if possible and len(possible) == len(results) and not rows:
+        return possible[0]
+    shown = [
+        replace(reading, rows=tuple(_row_text(records, row) for row in rows) if records else ())
+        for reading, records in results
+    ]
+    raise Question(question.problem, shown or question.readings)
+
+
+def _differing_rows(readings: Sequence[Records]) -> list[int]:
+    """Return the first images whose labels differ between readings; a class that a reading lacks is absent there."""
+    if not readings:
+        return []
+    names = sorted({name for records in readings for name in records.label_space.names})
+    rows: list[int] = []
+    for start in range(0, len(readings[0]), BLOCK):
+        block = np.arange(start, min(start + BLOCK, len(readings[0])))
+        first, *others = (_states_by_name(records, names, block) for records in readings)
+        different = np.any([(other != first).any(axis=1) for other in others] or [len(block) * [False]], axis=0)
+        rows += (start + np.flatnonzero(different)).tolist()
+        if len(rows) >= SHOWN_ROWS:
+            break
+    return rows[:SHOWN_ROWS]
+
+
+def _states_by_name(records: Records, names: Sequence[str], rows: Int[ndarray, "K"]) -> UInt8[ndarray, "K C"]:
+    states = np.full((len(rows), len(names)), State.ABSENT, dtype=np.uint8)
+    labels, known = records.states.labels_and_known(rows)
+    columns = [names.index(name) for name in records.label_space.names]
+    states[:, columns] = np.where(known, labels > 0, State.UNKNOWN)
+    return states
+
+
+def _row_text(records: Records, row: int) -> str:
+    labels, known = (values[0] for values in records.states.labels_and_known(np.array([row])))
+    names = np.array(records.label_space.names)
+    present, unknown = names[(labels > 0) & known].tolist(), names[~known].tolist()
+    line = "" if records.origin is None or records.origin.lines is None else f"row {records.origin.lines[row]}, "
+    missing = f" (unknown: {listing(unknown, SHOWN_LABELS)})" if unknown else ""
+    return f"{line}{records.paths[row].name}: {listing(present, SHOWN_LABELS) or 'no label'}{missing}"
