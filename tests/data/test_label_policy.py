@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from probmcl.data.formats.table.policy import LabelPolicy, describe_meanings
+from probmcl.data.label_policy import LabelPolicy, meaning_notes
 from probmcl.data.labels import State
 from probmcl.errors import OptionError
 
@@ -13,15 +13,16 @@ def test_meanings_for_all_and_for_single_classes() -> None:
     states = policy.blank_states(NAMES, default="unknown")
     assert states.tolist() == [State.ABSENT, State.ABSENT, State.UNKNOWN]
     np.testing.assert_array_equal(policy.chance(NAMES), np.array([1.0, np.nan, 0.6], dtype=np.float32))
-    assert describe_meanings(policy.blank, policy.blank_of) == "negative, 'Mass' unknown"
-    assert describe_meanings(policy.minus_one, policy.minus_one_of) == "unknown, 'Edema' positive, 'Mass' soft:0.6"
+    blank, minus_one = meaning_notes(policy, 2, 1, "unknown")
+    assert blank == "blank = negative, 'Mass' unknown (2 cells)"
+    assert minus_one == "-1 = unknown, 'Edema' positive, 'Mass' soft:0.6 (1 cell)"
 
 
 def test_default_meanings() -> None:
     policy = LabelPolicy.of()
     assert policy.blank_states(NAMES, default="negative").tolist() == [State.ABSENT] * 3
     assert np.isnan(policy.chance(NAMES)).all()
-    assert describe_meanings(policy.blank, policy.blank_of) == ""
+    assert meaning_notes(policy, 0, 0, "negative") == []
 
 
 @pytest.mark.parametrize(
