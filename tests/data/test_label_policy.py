@@ -13,9 +13,10 @@ def test_meanings_for_all_and_for_single_classes() -> None:
     states = policy.blank_states(NAMES, default="unknown")
     assert states.tolist() == [State.ABSENT, State.ABSENT, State.UNKNOWN]
     np.testing.assert_array_equal(policy.chance(NAMES), np.array([1.0, np.nan, 0.6], dtype=np.float32))
-    blank, minus_one = meaning_notes(policy, 2, 1, "unknown")
-    assert blank == "blank = negative, 'Mass' unknown (2 cells)"
-    assert minus_one == "-1 = unknown, 'Edema' positive, 'Mass' soft:0.6 (1 cell)"
+    assert meaning_notes(policy, 1, 2, "unknown") == [
+        "blank = negative, 'Mass' unknown (1 cell)",
+        "-1 = unknown, 'Edema' positive, 'Mass' soft:0.6 (2 cells)",
+    ]
 
 
 def test_default_meanings() -> None:

@@ -9,12 +9,14 @@ import pytest
 
 from helpers.scenes import scene
 from probmcl.console import Console
+from probmcl.data.audit import check, prepare_data
 from probmcl.data.duplicates import comparison, hashing, result_cache
 from probmcl.data.duplicates.registration import Correlations, registered_correlation
 from probmcl.data.duplicates.result_cache import NO_CACHE, ResultCache, open_results
 from probmcl.data.duplicates.search import Duplicates, find_duplicates
 from probmcl.data.images import read_image
 from probmcl.data.intensity import IntensityRange
+from probmcl.data.options import DataSource
 
 SCENES = 6
 
@@ -73,6 +75,17 @@ def test_result_is_the_same_without_a_cache(paths: list[Path], workers: int) -> 
     expected = hashing.fingerprints(paths)
     assert find(paths, workers=workers).fingerprints == expected
     assert find(paths, workers=workers).fingerprints == expected
+
+
+def test_training_reuses_the_results_of_check(paths: list[Path], work: list[str]) -> None:
+    table = paths[0].with_name("labels.csv")
+    table.write_text("path,labels\n" + "".join(f"{path.name},{'ab'[row % 2]}\n" for row, path in enumerate(paths)))
+    source = DataSource(table)
+    check(source, console=Console.quiet())
+    assert work
+    work.clear()
+    prepare_data(source, console=Console.quiet())
+    assert work == []
 
 
 def test_content_decides_not_the_name(paths: list[Path], work: list[str]) -> None:
@@ -162,15 +175,26 @@ def test_oldest_results_are_deleted_when_the_cache_is_full(tmp_path: Path, monke
     monkeypatch.setattr(result_cache, "MAX_BYTES", 100_000)
     monkeypatch.setattr(result_cache, "DELETED_AT_ONCE", 20)
     keys = [cache.key(bytes([number])) for number in range(100)]
-    stored = [cache.put({key: bytes(4000)}) for key in keys]
-    assert stored == sorted(stored, reverse=True)  # results of the last day are not deleted
-    kept = sum(stored)
+    for key in keys:
+        assert cache.put({key: bytes(4000)})
+    kept = len(cache.get(keys))
     assert 10 < kept < 30
+    assert set(cache.get(keys)) == set(keys[:kept])  # results of the last day are not deleted
     with sqlite3.connect(cache.file or "") as connection:
         connection.execute("UPDATE results SET stored = stored - ?", (2 * result_cache.MIN_AGE,))
     assert cache.put({keys[99]: b"new"})
     assert set(cache.get(keys)) == {*keys[20:kept], keys[99]}
     assert (tmp_path / "results.sqlite").stat().st_size < 130_000
+
+
+def test_full_cache_is_still_read(paths: list[Path], work: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    first = find(paths)
+    monkeypatch.setattr(result_cache, "MAX_BYTES", 0)
+    work.clear()
+    assert find(paths) == first
+    assert work == []
+    scene(17).save(paths[1])
+    assert [(pair.one, pair.other) for pair in find(paths).near] == [(0, SCENES)]
 
 
 def store(file: Path, start: int) -> bool:

@@ -161,7 +161,7 @@ def test_test_folder_without_class_folders_is_not_used(tmp_path: Path) -> None:
     assert records.split == ("train", "train")
     assert records.origin is not None
     assert records.origin.unlabeled == (str(tmp_path / "test"),)
-    assert f"not used, because they have no labels: images in {tmp_path / 'test'}" in str(records.origin)
+    assert f"images without labels, which are not used: {tmp_path / 'test'}" in str(records.origin)
 
 
 def test_classes_that_differ_only_in_case_are_reported(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from probmcl.data.duplicates.candidates import reduced
 
-ROUNDS = ((16, 6, 256), (32, 1, 64), (64, 2, 16))
+ROUNDS = ((16, 6, 256), (32, 3, 64), (64, 2, 16))
 """Image size, Gauss-Newton steps, and number of pairs at once (so that they fit into the CPU cache) of each round."""
 
 MIN_SIMILARITY = (0.4, 0.6)

@@ -59,7 +59,7 @@ class ResultCache:
         return self._use(select, {})
 
     def put(self, results: Mapping[bytes, bytes]) -> bool:
-        """Store results unless the cache is full, and return whether they are stored."""
+        """Store results unless the cache is full, and return whether the file is writable."""
         now = time.time()
         rows = [(key, now, zlib.crc32(key + value), value) for key, value in results.items()]
 
@@ -67,10 +67,9 @@ class ResultCache:
             connection.execute("BEGIN IMMEDIATE")
             if _is_full(connection):
                 connection.execute(f"DELETE FROM results WHERE rowid IN ({OLDEST})", (now - MIN_AGE, DELETED_AT_ONCE))
-            has_room = not _is_full(connection)
-            if has_room:
+            if not _is_full(connection):
                 connection.executemany("INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)", rows)
-            return has_room
+            return True
 
         return self._use(insert, False)
 

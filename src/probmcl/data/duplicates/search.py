@@ -32,7 +32,7 @@ CONFIRMED, DOUBTFUL = 0.92, 0.8
 """Minimum correlation of a confirmed duplicate, and of a doubtful pair, which is only reported.
 
 Recall on planted copies (`benchmarks/duplicates.py`, 1,000 photographs each from PASCAL VOC and MS-COCO with seed 2,
-500 synthetic tissue patches and 500 synthetic chest radiographs with seed 1): at least 99.8 % of re-encoded, resized
+500 synthetic tissue patches and 500 synthetic chest radiographs with seed 1): at least 99.7 % of re-encoded, resized
 or flipped photographs and 100 % of the synthetic images; for crops of 2 to 6 % per side, at least 99.6 % (photographs),
 100 % (patches) and 97 % (radiographs). No pair of different images was confirmed. The thresholds were chosen on other
 seeds, whose images include a quarter of these VOC and an eighth of these MS-COCO photographs. Among all 6,703 VOC
@@ -173,7 +173,7 @@ def thresholds(sample: Float[ndarray, "K"]) -> tuple[float, float]:
 
 
 def _unusual(sample: Float[ndarray, "K"], deviations: float) -> float:
-    """Return the correlation that is so many robust standard deviations above the median; 0 for an empty sample."""
+    """Return the correlation a number of robust standard deviations above the median; 0 for an empty sample."""
     if not len(sample):
         return 0.0
     log_difference = np.log(np.maximum(1 - sample, 1e-6))

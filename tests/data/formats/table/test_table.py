@@ -4,15 +4,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers.tables import Write, asked, refused, states_of, write_table
-from probmcl.data.formats.table.table import read_hierarchy, read_table, recognizes
+from helpers.tables import Write, refused, states_of, write_table
+from probmcl.data.formats.table.table import read_table, recognizes
 from probmcl.data.options import ReadOptions
 from probmcl.data.read import read
 from probmcl.errors import DataError
 
 SHARED = Path(__file__).parents[5] / "shared" / "data"
-CLASSES = ("animal", "dog", "puppy", "car")
-BLANK = ({"blank": "negative"}, {"blank": "unknown"})
 
 
 def test_table_without_labels_is_refused(write: Write) -> None:
@@ -97,58 +95,12 @@ def test_real_tables_match_a_plain_loop(name: str, classes: int, images: tuple[i
     assert i + 1 == sum(images)
 
 
-def write_parents(folder: Path, text: str) -> Path:
-    (folder / "parents.csv").write_text(text)
-    return folder / "parents.csv"
-
-
-def test_parents_are_read_by_name(tmp_path: Path) -> None:
-    table = write_parents(tmp_path, "Parent;Child\nanimal;dog\ndog;puppy\n")
-    assert read_hierarchy(table, CLASSES) == {"dog": "animal", "puppy": "dog"}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("child,parent\ndog,animl\n", r"row 2: 'animl' is not a class in the data; did you mean 'animal'"),
-        ("child,parent\ndog,animal\ndog,car\n", r"row 3: 'dog' has two parents, 'animal' and 'car'"),
-        ("child,parent\ndog,puppy\npuppy,dog\n", r"parents\.csv: class 'dog' is its own ancestor"),
-        ("one,other\ndog,animal\n", r"row 1: expected the columns child and parent, got one, other"),
-    ],
-)
-def test_invalid_hierarchy_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        read_hierarchy(write_parents(tmp_path, text), CLASSES)
-
-
 def test_hierarchy_is_applied_to_labels(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     table = write_table(folder, "file,animal,dog,car\n1.jpg,,1,0\n2.jpg,0,,1\n3.jpg,,,0\n")
-    parents = write_parents(tmp_path, "child,parent\ndog,animal\n")
+    parents = tmp_path / "parents.csv"
+    parents.write_text("child,parent\ndog,animal\n")
     records = read(table, options=ReadOptions(blank=("unknown",), hierarchy=parents), seed=None)
     assert records.label_space.hierarchy == {"dog": "animal"}
     assert states_of(records) == ["++-", "--+", "??-"]
-
-
-def test_question_shows_the_labels_of_two_rows_in_every_reading(write: Write) -> None:
-    question = asked(write("file,cat,dog\n1.jpg,1,1\n2.jpg,1,\n3.jpg,,1\n4.jpg,,1\n"), *BLANK)
-    assert [reading.rows for reading in question.readings] == [
-        ("row 3, 2.jpg: cat", "row 4, 3.jpg: dog"),
-        ("row 3, 2.jpg: cat (unknown: dog)", "row 4, 3.jpg: dog (unknown: cat)"),
-    ]
-
-
-def test_question_keeps_the_other_options(write: Write) -> None:
-    table = write("file,cat,dog,emu\n1.jpg,1,,\n2.jpg,,1,\n3.jpg,,,1\n")
-    question = asked(table, *BLANK, options=ReadOptions(blank=("emu=negative",), ignore=("dog",)))
-    assert question.readings[1].rows == ("row 3, 2.jpg: no label (unknown: cat)", "row 4, 3.jpg: emu (unknown: cat)")
-
-
-def test_readings_with_equal_labels_are_not_a_question(write: Write) -> None:
-    assert states_of(read_table(write("file,cat,dog\n1.jpg,1,1\n2.jpg,1,1\n"))) == ["++", "++"]
-
-
-def test_reading_that_is_the_only_possible_one_is_not_a_question(write: Write) -> None:
-    table = write("file,labels,cat,dog\n1.jpg,,1,0\n2.jpg,,0,1\n")  # a column without labels cannot be read
-    assert states_of(read_table(table)) == ["+-", "-+"]

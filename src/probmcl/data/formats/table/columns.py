@@ -158,7 +158,7 @@ def _label_columns(table: Table, rest: list[str], flags: list[str], options: Rea
             [Reading(f"the labels are in {name!r}", {"labels_column": name}) for name in by_name],
         )
     if several or by_name:
-        return several or tuple(by_name)
+        return tuple(by_name) or several
     if any(holds_flags(table.texts(name), least=0.5, without=options.unknown_label) for name in rest):
         return ()
     lists = [name for name in rest if _holds_lists(table.texts(name))]

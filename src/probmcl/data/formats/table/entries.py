@@ -127,6 +127,9 @@ def read_class_columns(
     """
     names, policy = columns.classes, options.policy
     _refuse_options_for_lists(table, names, options)
+    for text in options.unknown_label:
+        if not any(text in table.texts(column) for column in names):
+            raise OptionError("unknown_label", text, f"is not in any class column of {table.path}")
     flags = [flags_of(table, column, _remedy(column), options.unknown_label) for column in names]
     counts = np.stack([np.bincount(column, minlength=BLANK + 1) for column in flags])
     if not counts[:, [State.ABSENT, State.PRESENT]].any():
@@ -184,8 +187,8 @@ def _ask_about_blanks(
     if classes and not policy.blank:
         raise Question(
             f"{table.path}: {'column' if len(classes) == 1 else 'columns'} {listing(map(repr, classes))}: there are 1s "
-            f"and blanks but no 0s; does a blank mean absent or unknown? `blank='{classes[0]}=negative'` sets the "
-            f"meaning for one class",
+            f"and blanks but no 0s; does a blank mean absent or unknown? `blank='{classes[0]}=negative'` or "
+            f"`blank='{classes[0]}=unknown'` sets the meaning for one class",
             _meanings("blank", "a blank"),
         )
 
@@ -211,7 +214,8 @@ def _meanings(option: str, cell: str) -> list[Reading]:
 def read_label_lists(table: Table, columns: Columns, classes: Classes, images: Images, options: ReadOptions) -> Entries:
     """Read one or several columns of labels per image. Labels in the difficult column are unknown."""
     difficult = [columns.difficult] if columns.difficult else []
-    lists = read_lists(table, [*columns.labels, *difficult], classes, options)
+    spaces = len(columns.labels) == 1  # in several columns, a space is part of a name
+    lists = read_lists(table, [*columns.labels, *difficult], classes, options, spaces=spaces)
     policy, hidden = options.policy, lists.columns[len(columns.labels) :]
     blank_rows = lists.blank_rows if len(columns.labels) == 1 else []
     blanks = policy.blank_states(lists.names, default="negative")

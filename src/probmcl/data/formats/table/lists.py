@@ -131,7 +131,9 @@ def read_lists(
     index = {name: i for i, name in enumerate(names)}
     indices = {text: tuple(sorted({index[name] for name in items})) for text, items in lists.items()}
     first = [cells.plain[text] for text in table.texts(columns[0])]
-    unknown = {text for text in set(first) if cells.unknown & {*_items(text, marks[0] if marks else None), text}}
+    mark = marks[0] if marks else None
+    vague = {text for text, plain in cells.plain.items() if cells.unknown & {*_items(plain, mark), plain}}
+    texts = [table.texts(column) for column in columns] if vague else []
     return Lists(
         names,
         tuple([indices[text] for text in table.texts(column)] for column in columns),
@@ -139,7 +141,7 @@ def read_lists(
         hierarchy,
         cells.none,
         [row for row, text in enumerate(first) if cells.means(text, cells.none)] if cells.none else [],
-        [row for row, text in enumerate(first) if text in unknown] if unknown else [],
+        sorted({row for column in texts for row, text in enumerate(column) if text in vague}),
         [row for row, text in enumerate(first) if not text],
     )
 
@@ -151,7 +153,7 @@ def _cells(table: Table, columns: Sequence[str], classes: Classes, options: Read
     unknown = frozenset(options.unknown_label)
     cells = _Cells(table, columns, times, plain, frozenset(), unknown, options.none_label)
     for text in times:
-        if text[:1] in ("[", "{") and text not in (classes or ()):
+        if LITERAL.match(text) and text not in (classes or ()):
             items = _literal(text)
             if items is None:
                 raise DataError(f"{cells.where(text)} has {text!r}; write labels without brackets, separated by |")
@@ -295,7 +297,7 @@ def _describe(items: str, separator: str | None) -> str:
 
 
 def _notes(cells: _Cells) -> str:
-    blanks = sorted({text for text, plain in cells.plain.items() if text and not plain and text[0] not in "[{"})
+    blanks = sorted({text for text, plain in cells.plain.items() if text and not plain and not LITERAL.match(text)})
     meanings = {"no label": sorted(cells.none), "unknown": sorted(cells.unknown), "blank": blanks}
     return "".join(f"; {quoted(texts)} = {meaning}" for meaning, texts in meanings.items() if texts)
 

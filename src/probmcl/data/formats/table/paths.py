@@ -53,11 +53,8 @@ class Place(NamedTuple):
         return [text if text[:1] == "/" else start + text for text in texts]
 
 
-class Found(NamedTuple):
-    """Files that match a text equally well, and how they were found."""
-
-    paths: list[str]
-    how: str
+Found = tuple[list[str], str]
+"""Files that match a text equally well, and how they were found."""
 
 
 class FileIndex:
@@ -81,22 +78,20 @@ class FileIndex:
 
     def places(self, texts: Sequence[str]) -> tuple[list[Place], int]:
         """Return the places that have the most files among some texts, and their number of files."""
-        backslashes = [False, True] if any("\\" in text for text in texts) else [False]
+        windows = [text for text in texts if "\\" in text]
+        literal = any(self.has(path) for root in self.roots for path in Place(root).paths(windows))
         dropped = range(len(common_folders(texts)) + 1)
-        places = [Place(root, n, slash) for slash in backslashes for n in dropped for root in self.roots]
+        places = [Place(root, n, bool(windows) and not literal) for n in dropped for root in self.roots]
         counts = [sum(map(self.has, place.paths(texts))) for place in places]
         best = [place for place, count in zip(places, counts, strict=True) if count == max(counts)]
-        return [place for place in best if place[1:] == best[0][1:]], max(counts)
+        return [place for place in best if place.dropped == best[0].dropped], max(counts)
 
     def count(self, texts: Sequence[str]) -> int:
         """Return how many of the texts match files."""
         places, found = self.places(texts)
         if found == len(texts):
             return found
-        paths, dropped = places[0].paths(texts), len(common_folders(texts))
-        return sum(
-            self.has(path) or bool(self.find(text, dropped).paths) for path, text in zip(paths, texts, strict=True)
-        )
+        return sum(bool(files) for files, _ in self.find(texts, places[0], len(common_folders(texts))))
 
     @cached_property
     def _tree(self) -> tuple[list[str], dict[str, dict[str, list[int]]]]:
@@ -114,9 +109,13 @@ class FileIndex:
                 rows[NUMBER][stem.lstrip("0") or "0"].append(row)
         return files, rows
 
-    def find(self, text: str, dropped: int) -> Found:
-        """Search all folders for files that match a text, without up to `dropped` of its leading folders."""
-        *folders, name = os.path.normpath(text.replace("\\", "/")).split("/")
+    def find(self, texts: Sequence[str], place: Place, dropped: int) -> list[Found]:
+        """Return the files that match each text: in a place, or anywhere without up to `dropped` leading folders."""
+        paths = zip(place.paths(texts), texts, strict=True)
+        return [([path], "") if self.has(path) else self._search(text, place, dropped) for path, text in paths]
+
+    def _search(self, text: str, place: Place, dropped: int) -> Found:
+        *folders, name = os.path.normpath(text.replace("\\", "/") if place.backslashes else text).split("/")
         number = re.fullmatch(r"0*(\d+?)(\.0)?", name)
         files, rows = self._tree
         for how, key in (("", name), (SUFFIX, name), (CASE, name.casefold()), (NUMBER, number[1] if number else "")):
@@ -126,9 +125,9 @@ class FileIndex:
                 ways[way].append(os.path.normpath(files[row]))
             nearest = min(ways, default=NO_WAY)
             if nearest < NO_WAY:
-                place = ("", f"in subfolders of {self.roots[0].name or self.roots[0]}/", "without the folders in front")
-                return Found(ways[nearest], how if how in (CASE, NUMBER) else place[nearest] or how)
-        return Found([], "")
+                where = ("", f"in subfolders of {self.roots[0].name or self.roots[0]}/", "without the folders in front")
+                return ways[nearest], how if how in (CASE, NUMBER) else where[nearest] or how
+        return [], ""
 
 
 SUFFIX, CASE, NUMBER = "by adding the suffix", "by ignoring case", "by number, such as 7 for 007.jpg"
@@ -161,6 +160,8 @@ def common_folders(texts: Sequence[str]) -> list[str]:
     >>> common_folders(["data/photos/a/1.jpg", "data/photos/b/2.jpg"])
     ['data', 'photos']
     """
+    if not texts:
+        return []
     first, last = ([*text.replace("\\", "/").split("/")[:-1], None] for text in (min(texts), max(texts)))
     same = [one == other for one, other in zip(first, last, strict=False)]
     return [str(name) for name in first[: same.index(False) if False in same else len(same)] if name is not None]
@@ -185,8 +186,9 @@ def find_path_column(table: Table, index: FileIndex, taken: set[str]) -> str:
         hits |= {column: count for column, count in counts.items() if count >= MIN_SHARE * len(samples[column])}
     best = [column for column, count in hits.items() if count and count == max(hits.values())] or by_name
     rows = range(0, len(table), max(1, len(table) // SAMPLED))
-    files = [[_located(index, table.texts(column)[row]) for row in rows] for column in best if len(best) > 1]
-    if best and all(other == files[0] for other in files):
+    texts = [[table.texts(column)[row] for row in rows] for column in best if len(best) > 1]
+    files = [index.find(column, index.places(column)[0][0], len(common_folders(column))) for column in texts]
+    if best and all([paths for paths, _ in other] == [paths for paths, _ in files[0]] for other in files):
         return best[0]
     if best:
         problem = f"columns {quoted(best)} could all be the {PATH[0]} column"
@@ -205,11 +207,6 @@ def _sample(table: Table, column: str) -> list[str]:
     return distinct[:: max(1, len(distinct) // SAMPLED)][:SAMPLED]
 
 
-def _located(index: FileIndex, text: str) -> str:
-    path = index.places([text])[0][0].paths([text])[0]
-    return path if index.has(path) else "".join(index.find(text, len(common_folders([text]))).paths)
-
-
 def find_images(table: Table, column: str, index: FileIndex, missing: Missing) -> tuple[list[str], list[str]]:
     """Return the image file of each row, and notes on how the files were found. A missing file is an error.
 
@@ -223,36 +220,29 @@ def find_images(table: Table, column: str, index: FileIndex, missing: Missing) -
         _refuse_two_places(table, index, places, sample)
     files = places[0].paths(texts)
     absent = [row for row, file in enumerate(files) if not index.has(file)]
-    notes = ["'\\' in paths read as '/'"] if places[0].backslashes and count else []
-    if places[0].dropped and count:
-        notes.append(f"paths without {'/'.join(common_folders(sample)[: places[0].dropped])}/ in front")
-    notes += _search(table, texts, index, files, absent)
+    found = index.find([texts[row] for row in absent], places[0], len(common_folders(texts))) if absent else []
+    for row, (paths, how) in zip(absent, found, strict=True):
+        if len(paths) > 1 and how != CASE:
+            both = " and ".join(os.path.relpath(path, index.roots[0]) for path in paths[:2])
+            remedy = "add the folder or the suffix, or choose a folder with `images=FOLDER`"
+            raise DataError(f"{table.where(row)}: {texts[row]!r} matches {both}; {remedy}")
+        files[row] = paths[0] if len(paths) == 1 else files[row]
+    absent = [row for row, (paths, _) in zip(absent, found, strict=True) if len(paths) != 1]
     if absent and (missing == "error" or len(absent) == len(files)):
         roots = index.roots if len(absent) == len(texts) else [places[0].root]
         raise DataError(_missing_message(table, texts, absent, roots))
+    notes = ["'\\' in paths read as '/'"] if places[0].backslashes and count else []
+    if places[0].dropped and count:
+        notes.append(f"paths without {'/'.join(common_folders(sample)[: places[0].dropped])}/ in front")
+    counts = Counter(how for paths, how in found if how and len(paths) == 1)
+    notes += [f"{count:,} {'image' if count == 1 else 'images'} found {how}" for how, count in counts.items()]
     index.clear()
     return files, notes
 
 
-def _search(table: Table, texts: Sequence[str], index: FileIndex, files: list[str], absent: list[int]) -> list[str]:
-    """Search all folders for the files of absent rows. Update the paths and the rows that are absent; return notes."""
-    dropped = len(common_folders(texts))
-    found: dict[str, Found] = {}
-    for row in list(absent):
-        text = texts[row]
-        paths, how = found[text] if text in found else found.setdefault(text, index.find(text, dropped))
-        if len(paths) > 1 and how != CASE:
-            both = " and ".join(os.path.relpath(path, index.roots[0]) for path in paths[:2])
-            remedy = "add the folder or the suffix, or choose a folder with `images=FOLDER`"
-            raise DataError(f"{table.where(row)}: {text!r} matches {both}; {remedy}")
-        if len(paths) == 1:
-            files[row] = paths[0]
-    absent[:] = [row for row in absent if len(found[texts[row]].paths) != 1]
-    counts = Counter(how for paths, how in found.values() if len(paths) == 1)
-    return [f"{count:,} {'image' if count == 1 else 'images'} found {how}" for how, count in counts.items() if how]
-
-
 def _refuse_invalid_paths(table: Table, column: str, texts: Sequence[str]) -> None:
+    if is_image(column):
+        raise DataError(f"{table.path}, row 1: {column!r} is an image; add a first row with the names of the columns")
     joined = "\n".join(texts)
     if "" not in texts and "\0" not in joined and ".." not in joined:  # faster than a test of each text
         return

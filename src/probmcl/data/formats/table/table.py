@@ -19,7 +19,7 @@ from probmcl.data.formats.table.label_names import case_warnings
 from probmcl.data.formats.table.lists import CLASSES, read_classes
 from probmcl.data.formats.table.paths import EXCEL_CELL, FileIndex, find_images, find_index
 from probmcl.data.formats.table.sheet import EXCEL_ROWS, SUFFIXES, Table, load
-from probmcl.data.hierarchy import read_hierarchy
+from probmcl.data.hierarchy import parents_of, read_hierarchy
 from probmcl.data.labels import LabelStates
 from probmcl.data.options import ReadOptions
 from probmcl.data.questions import answered
@@ -104,6 +104,8 @@ def _records(table: Table, index: FileIndex, options: ReadOptions, keep: Sequenc
     units = Images.of(list(zip(paths, people, strict=True))) if people else images  # one annotator of one image
     entries = read_entries(table, columns, classes, units, options)
     states = _states(table, columns, entries, images, units, options)
+    if entries.hierarchy:  # PARENT/CHILD in the table implies the parent, which is not worth a warning
+        states = states.with_parents(parents_of(entries.names, entries.hierarchy))
     lines = None if table.files else images.select(table.lines)  # ambiguous with several files
     return Records.from_labels(
         entries.names,
