@@ -25,7 +25,8 @@ start = time.process_time()
 records = read(sys.argv[1], seed=None)
 seconds = time.process_time() - start
 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-print(json.dumps({"seconds": seconds, "MB": memory, "images": len(records), "labels": int(records.states.present().nnz)}))
+labels = int(records.states.present().nnz)
+print(json.dumps({"seconds": seconds, "MB": memory, "images": len(records), "labels": labels}))
 """
 
 
@@ -70,8 +71,8 @@ def main() -> None:
         if (new["images"], new["labels"]) != (old["images"], old["labels"]):
             raise SystemExit(f"the versions read different labels: {new} and {old}")
     for key in ("seconds", "MB"):
-        new, old = (median(run[version][key] for run in runs) for version in (0, 1))
-        print(f"{key}: {new:.1f}, before {old:.1f}, ratio {new / old:.2f}")  # noqa: T201
+        now, before = (median(run[version][key] for run in runs) for version in (0, 1))
+        print(f"{key}: {now:.1f}, before {before:.1f}, ratio {now / before:.2f}")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class Reading:
     rows: tuple[str, ...] = ()
 
 
-class Question(DataError):
+class Question(DataError):  # noqa: N818  # it asks the user to choose
     """Data that can be read in several ways with different labels. The user has to choose one.
 
     >>> blank = "does a blank mean absent or unknown?"

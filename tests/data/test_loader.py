@@ -17,7 +17,7 @@ from probmcl.data import loader
 from probmcl.data.images import Preprocessing
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.loader import Batch, ImageBatches, Order, in_order
-from probmcl.data.records import Records, Split
+from probmcl.data.records import Paths, Records, Split
 from probmcl.errors import ImageError
 from probmcl.run.batches import ImageBatchSource
 
@@ -219,7 +219,7 @@ def test_plain_views_are_the_same_in_training_and_scoring(tmp_path: Path) -> Non
     for path in paths:  # large enough that it is decoded at different sizes for a crop and for the plain view
         Image.fromarray(noise).save(path)
     train: Split = "train"
-    photographs = replace(records, paths=paths, split=(train,) * len(paths))
+    photographs = replace(records, paths=Paths(paths), split=(train,) * len(paths))
     order = in_order(photographs.rows("train"), len(paths))
     mixed = ImageBatches(photographs, order, PLAIN, n_plain=1, n_augmented=1, make_view=batch_source(photographs).view)
     probed = next(iter(mixed)).views[0]

@@ -99,7 +99,7 @@ def test_every_image_is_in_exactly_one_split(split: list[Any]) -> None:
     count = len(split)
     labels = np.zeros((count, 2))
     paths = tuple(Path(f"{i}.jpg") for i in range(count))
-    records = Records(paths, LabelStates.from_labels(labels), tuple(split), None, space())
+    records = Records(Paths(paths), LabelStates.from_labels(labels), tuple(split), None, space())
     assert sorted(np.concatenate([records.rows(name) for name in SPLITS]).tolist()) == list(range(count))
 
 

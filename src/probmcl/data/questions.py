@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int, UInt8
@@ -29,7 +30,7 @@ def answered(read: Callable[[ReadOptions], Records], options: ReadOptions) -> Re
         question = error
     results: list[tuple[Reading, Records | None]] = []
     for reading in question.readings:
-        values = {
+        values: dict[str, Any] = {
             name: (*now, value) if isinstance(now := getattr(options, name), tuple) else value
             for name, value in reading.options.items()
         }

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args, overload
+from typing import Literal, SupportsIndex, get_args, overload
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -16,6 +16,7 @@ from numpy import ndarray
 
 from probmcl.data.hierarchy import parents_of
 from probmcl.data.labels import LabelStates, State
+from probmcl.errors import listing, quoted
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -75,7 +76,7 @@ class Paths(Sequence[Path]):
     """
 
     def __init__(self, paths: Iterable[str | Path]) -> None:
-        self.texts = paths.texts if isinstance(paths, Paths) else tuple(map(str, paths))
+        self.texts: tuple[str, ...] = paths.texts if isinstance(paths, Paths) else tuple(map(str, paths))
 
     def take(self, rows: Iterable[int]) -> Paths:
         """Return the paths in the given rows."""
@@ -85,10 +86,10 @@ class Paths(Sequence[Path]):
         return len(self.texts)
 
     @overload
-    def __getitem__(self, row: int) -> Path: ...
+    def __getitem__(self, row: SupportsIndex) -> Path: ...
     @overload
     def __getitem__(self, row: slice) -> Paths: ...
-    def __getitem__(self, row: int | slice) -> Path | Paths:
+    def __getitem__(self, row: SupportsIndex | slice) -> Path | Paths:
         return Paths(self.texts[row]) if isinstance(row, slice) else Path(self.texts[row])
 
     def __eq__(self, other: object) -> bool:
@@ -256,6 +257,7 @@ def describe(records: Records) -> str:
         f"{len(records):,} images: {splits}; {len(names):,} classes, "
         f"{present.nnz / max(len(records), 1):.1f} labels per image, {unknown:.1f} % unknown",
         _label_notes(records),
+        _similar_names(names),
         f"images without labels: {without:,}; classes without training positives: "
         + (f"{len(unseen):,} of {len(names):,} ({listed})" if unseen else "none"),
     ]
@@ -274,6 +276,15 @@ def _label_notes(records: Records) -> str:
     if records.weight is not None:
         notes.append(f"weights from {records.weight.min():g} to {records.weight.max():g}")
     return "; ".join(notes)
+
+
+def _similar_names(names: Sequence[str]) -> str:
+    """Return a note on class names that differ only in case, or an empty text."""
+    spellings: dict[str, list[str]] = {}
+    for name in names:
+        spellings.setdefault(name.casefold(), []).append(name)
+    similar = [quoted(group) for group in spellings.values() if len(group) > 1]
+    return f"classes {listing(similar)} differ only in case" if similar else ""
 
 
 def _with_contradictions(origin: Origin | None, rows: Int[ndarray, "K"]) -> Origin | None:

@@ -8,6 +8,7 @@ from probmcl.data.formats.folders import read_folders, recognizes
 from probmcl.data.image_files import PIECE
 from probmcl.data.options import ReadOptions
 from probmcl.data.read import read
+from probmcl.data.records import describe
 from probmcl.errors import DataError, OptionError
 
 
@@ -166,4 +167,4 @@ def test_test_folder_without_class_folders_is_not_used(tmp_path: Path) -> None:
 
 def test_classes_that_differ_only_in_case_are_reported(tmp_path: Path) -> None:
     fill(tmp_path, cat__1_dot_jpg="a", Cat__1_dot_jpg="b")
-    assert str(read(tmp_path, seed=None).origin).endswith("\n  classes 'Cat' and 'cat' differ only in case")
+    assert "classes 'Cat' and 'cat' differ only in case" in describe(read(tmp_path, seed=None))

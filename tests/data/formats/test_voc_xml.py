@@ -95,9 +95,7 @@ def test_images_without_a_file_are_left_out(tmp_path: Path) -> None:
     write_layout(tmp_path, "1.jpg 2.jpg 3.jpg", {"1.xml": xml("cat", "Cat")})
     records = read_layout(tmp_path)
     assert list(summary(records, tmp_path)) == ["1.jpg"]
-    assert "other images in the same folder left out: 2\n  classes 'Cat' and 'cat' differ only in case" in str(
-        records.origin
-    )
+    assert str(records.origin).endswith("other images in the same folder left out: 2")
 
 
 @pytest.mark.parametrize(

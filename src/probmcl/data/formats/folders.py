@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probmcl.data.formats.annotations import label_states
-from probmcl.data.formats.table.label_names import case_warnings
 from probmcl.data.image_files import SPLIT_FOLDERS, equal_files, images_below, is_image
 from probmcl.data.labels import State
 from probmcl.data.records import NO_LABELS, Missing, Origin, Records, Split
@@ -99,7 +98,7 @@ def _describe(layout: _Layout, names: list[str], images: list[list[_File]]) -> s
     parts += [f"{repeated:,} copies within a class left out"] if repeated else []
     parts += [f"ignored run folders: {listing(f'{name}/' for name in layout.runs)}"] if layout.runs else []
     unused = [f"{NO_LABELS}: {listing(map(str, layout.unlabeled))}"] if layout.unlabeled else []
-    return "\n".join(["; ".join(parts), *unused, *case_warnings(names)])
+    return "\n".join(["; ".join(parts), *unused])
 
 
 def _scan(folder: Path) -> _Layout:

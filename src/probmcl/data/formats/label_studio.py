@@ -14,7 +14,6 @@ from probmcl.data.formats.annotations import (
     refuse_shared,
 )
 from probmcl.data.formats.label_studio_tasks import Answer, read_answers
-from probmcl.data.formats.table.label_names import case_warnings
 from probmcl.data.image_files import images_below
 from probmcl.data.labels import State
 from probmcl.data.records import Missing, Origin, Records
@@ -53,7 +52,7 @@ def read_label_studio(path: Path, *, missing: Missing = "error") -> Records:
     paths = _paths(file, image_root(path), list(labels), missing)
     without = sum(image is None for image in labels.values())
     notes = [f"images without annotations, with all labels unknown: {without:,}"] if without else []
-    notes += [note for note in (others_left_out(paths), *_shared(answers), *case_warnings(names)) if note]
+    notes += [note for note in (others_left_out(paths), *_shared(answers)) if note]
     fields = sorted({field for answer in answers for field, _ in answer.labels or ()})
     origin = Origin(file, "\n".join([f"Label Studio, labels from {', '.join(map(repr, fields))}", *notes]))
     return Records.from_labels(names, paths, ["train"] * len(paths), label_states(names, states), origin=origin)

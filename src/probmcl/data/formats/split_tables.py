@@ -247,5 +247,5 @@ def _unlabeled(folder: Path, candidates: Sequence[Candidate], records: Records) 
 def _with_unlabeled(records: Records, folders: Sequence[str]) -> Records:
     if not folders or records.origin is None:
         return records
-    records = records.with_note(f"{NO_LABELS}: {listing(folders)}")
-    return replace(records, origin=replace(records.origin, unlabeled=tuple(folders)))
+    description = f"{records.origin.description}\n{NO_LABELS}: {listing(folders)}"
+    return replace(records, origin=replace(records.origin, description=description, unlabeled=tuple(folders)))

@@ -6,7 +6,6 @@ from typing import NamedTuple
 from xml.etree import ElementTree
 
 from probmcl.data.formats.annotations import find_images, label_states, others_left_out
-from probmcl.data.formats.table.label_names import case_warnings
 from probmcl.data.image_files import split_folders, walk
 from probmcl.data.labels import State
 from probmcl.data.records import Missing, Origin, Records, Split
@@ -57,7 +56,7 @@ def read_voc_xml(folder: Path, *, missing: Missing = "error") -> Records:
     )
     notes += ["difficult labels are unknown"] if any(State.UNKNOWN in states.values() for states in labels) else []
     notes += [] if lists else [others_left_out(paths)]
-    description = "\n".join([f"PASCAL VOC, {len(labels):,} XML files", *filter(None, notes), *case_warnings(names)])
+    description = "\n".join([f"PASCAL VOC, {len(labels):,} XML files", *filter(None, notes)])
     splits = [annotation.split for annotation in annotations]
     return Records.from_labels(names, paths, splits, label_states(names, labels), origin=Origin(folder, description))
 

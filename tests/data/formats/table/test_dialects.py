@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from helpers.tables import labels_of, states_of
 from probmcl.data.formats.folders import NOT_A_CLASS
-from probmcl.data.formats.table.flags import flag_value
 from probmcl.data.formats.table.label_names import NONE
+from probmcl.data.label_policy import flag_value
 from probmcl.data.options import ReadOptions
 from probmcl.data.read import read
 from probmcl.data.records import Records

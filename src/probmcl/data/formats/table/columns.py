@@ -5,7 +5,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from probmcl.data.formats.table.flags import CROSSES, flag_value, holds_flags
 from probmcl.data.formats.table.lists import CLASSES, Classes, NoLabelsError
 from probmcl.data.formats.table.paths import ID_AS_PATH, PATH, FileIndex, find_path_column
 from probmcl.data.formats.table.sheet import (
@@ -15,6 +14,7 @@ from probmcl.data.formats.table.sheet import (
     only_column,
     refuse_missing_column,
 )
+from probmcl.data.label_policy import CROSSES, flag_value, holds_flags
 from probmcl.data.options import ReadOptions
 from probmcl.errors import DataError, OptionError, Question, Reading, listing, quoted, suggestion
 

@@ -13,11 +13,10 @@ from jaxtyping import Int, UInt8
 from numpy import ndarray
 
 from probmcl.data.formats.table.columns import Columns
-from probmcl.data.formats.table.flags import BLANK, CROSSES, flags_of, holds_flags
 from probmcl.data.formats.table.label_names import free_and_bound, refuse_none_with_others
 from probmcl.data.formats.table.lists import CLASSES, Classes, Lists, NoLabelsError, read_lists
 from probmcl.data.formats.table.sheet import Table
-from probmcl.data.label_policy import LabelPolicy, meaning_notes
+from probmcl.data.label_policy import BLANK, CROSSES, LabelPolicy, flag_value, holds_flags, meaning_notes
 from probmcl.data.labels import State
 from probmcl.data.options import ReadOptions
 from probmcl.errors import DataError, OptionError, Question, Reading, listing
@@ -33,11 +32,7 @@ class Images(NamedTuple):
 
     @classmethod
     def of(cls, keys: Sequence[object]) -> "Images":
-        """Group rows with the same key into one image.
-
-        >>> Images.of(["a.jpg", "b.jpg", "a.jpg"])
-        Images(first=array([0, 1]), of_row=array([0, 1, 0]))
-        """
+        """Group rows with the same key into one image."""
         if len(set(keys)) == len(keys):
             return cls(np.arange(len(keys)), np.arange(len(keys)))
         index: dict[object, int] = {}
@@ -81,7 +76,7 @@ class RepeatedRowsError(DataError):
 def repeated(table: Table, images: Images, path: str, remedy: str) -> RepeatedRowsError:
     """Return an error for rows with the path of an earlier row; `path` is the path column."""
     others = [texts for name, texts in zip(table.columns, table.data, strict=True) if name != path]
-    same, different = [], []
+    same, different = list[tuple[int, int]](), list[tuple[int, int]]()
     for row, first in enumerate(images.first[images.of_row].tolist()):
         if row != first:
             (same if all(texts[first] == texts[row] for texts in others) else different).append((first, row))
@@ -130,7 +125,7 @@ def read_class_columns(
     for text in options.unknown_label:
         if not any(text in table.texts(column) for column in names):
             raise OptionError("unknown_label", text, f"is not in any class column of {table.path}")
-    flags = [flags_of(table, column, _remedy(column), options.unknown_label) for column in names]
+    flags = [_flags(table, column, _remedy(column), options.unknown_label) for column in names]
     counts = np.stack([np.bincount(column, minlength=BLANK + 1) for column in flags])
     if not counts[:, [State.ABSENT, State.PRESENT]].any():
         raise NoLabelsError(f"{table.path}: no cell of {listing(map(repr, names))} is 0 or 1; add labels")
@@ -149,10 +144,22 @@ def read_class_columns(
     notes = meaning_notes(policy, int(counts[:, BLANK].sum()), int(counts[:, State.UNCERTAIN].sum()), default)
     frequent = np.array([np.bincount(column).argmax() for column in states], dtype=np.uint8)
     rows = [np.flatnonzero(column != state) for column, state in zip(states, frequent, strict=True)]
-    indices = np.repeat(np.arange(len(names)), [len(entries) for entries in rows])
+    of_class = np.repeat(np.arange(len(names)), [len(entries) for entries in rows])
     values = np.concatenate([column[entries] for column, entries in zip(states, rows, strict=True)])
     description = "; ".join((f"one column per class ({listing(map(repr, names))})", *notes))
-    return Entries(names, np.concatenate(rows), indices, values, frequent, description)
+    return Entries(names, np.concatenate(rows), of_class, values, frequent, description)
+
+
+def _flags(table: Table, column: str, remedy: str, unknown: Sequence[str] = ()) -> UInt8[ndarray, "N"]:
+    """Return the state of each cell of a column, or BLANK. A text that is not a flag or in `unknown` is an error."""
+    texts = table.texts(column)
+    values = {text: int(State.UNKNOWN) if text in unknown else flag_value(text) for text in set(texts)}
+    if None in values.values():
+        row = next(row for row, text in enumerate(texts) if values[text] is None)
+        raise DataError(
+            f"{table.where(row)}: column {column!r} has {texts[row]!r}, not 0, 1, true, false, -1 or blank. {remedy}"
+        )
+    return np.fromiter((values[text] or 0 for text in texts), dtype=np.uint8, count=len(texts))
 
 
 def _refuse_options_for_lists(table: Table, names: Sequence[str], options: ReadOptions) -> None:
@@ -246,9 +253,13 @@ def read_label_rows(table: Table, columns: Columns, classes: Classes, images: Im
         _refuse_possible_lists(table, columns, images, lists, classes)
     flags, notes = np.full(len(table), State.PRESENT, dtype=np.uint8), []
     if columns.presence:
-        flags = flags_of(table, columns.presence, f"Use `ignore={columns.presence}` to read every label as present")
+        flags = _flags(table, columns.presence, f"Use `ignore={columns.presence}` to read every label as present")
         notes = [f"{columns.presence!r} marks which are present"]
-        _ask_about_labels_without_row(table, columns.presence, flags, policy)
+        negative = np.flatnonzero(np.isin(flags, (State.ABSENT, BLANK)))
+        if len(negative) and not policy.blank:
+            where = f"{table.where(int(negative[0]))}: column {columns.presence!r}"
+            question = "marks a label as absent; are labels without a row absent or unknown?"
+            raise Question(f"{where} {question}", _meanings("blank", "a missing row"))
     blanks = policy.blank_states(lists.names, default="negative")
     rows, indices, _ = (np.concatenate(arrays) for arrays in zip(*(_listed(c, 0) for c in lists.columns), strict=True))
     _refuse_none_in_other_rows(table, lists, images, rows, options)
@@ -269,14 +280,11 @@ LAYOUTS: Mapping[str, Callable[[Table, Columns, Classes, Images, ReadOptions], E
     "lists": read_label_lists,
     "label rows": read_label_rows,
 }
-"""The function that reads each layout."""
 
 Part = tuple[Int[ndarray, "E"], Int[ndarray, "E"], UInt8[ndarray, "E"]]
-"""Rows, classes and states of some entries."""
 
 
 def _listed(lists: Sequence[tuple[int, ...]], state: int) -> Part:
-    """Return an entry for each class in the lists of rows."""
     lengths = np.fromiter(map(len, lists), dtype=np.int32, count=len(lists))
     classes = np.fromiter(chain.from_iterable(lists), dtype=np.int32, count=int(lengths.sum()))
     rows = np.repeat(np.arange(len(lists), dtype=np.int32), lengths)
@@ -305,17 +313,6 @@ def _describe(layout: str, lists: Lists, notes: list[str]) -> str:
     count = f"{len(lists.names):,} {'label' if len(lists.names) == 1 else 'labels'}"
     head, *meanings = lists.description.split("; ")
     return "; ".join([f"{layout}, {head}, {count}", *meanings, *notes])
-
-
-def _ask_about_labels_without_row(table: Table, presence: str, flags: UInt8[ndarray, "R"], policy: LabelPolicy) -> None:
-    """Ask for the meaning of labels without a row if some rows mark a label as absent."""
-    negative = np.flatnonzero(np.isin(flags, (State.ABSENT, BLANK)))
-    if len(negative) and not policy.blank:
-        raise Question(
-            f"{table.where(int(negative[0]))}: column {presence!r} marks a label as absent; are labels without a row "
-            f"absent or unknown?",
-            _meanings("blank", "a missing row"),
-        )
 
 
 def _refuse_possible_lists(table: Table, columns: Columns, images: Images, lists: Lists, classes: Classes) -> None:

@@ -1,31 +1,24 @@
 """Special label names: labels for "no label", names with several words, and names that differ only in case."""
 
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
 from probmcl.data.formats.table.sheet import LIST_ITEM
-from probmcl.errors import DataError, Question, Reading, listing, quoted
+from probmcl.errors import DataError, Question, Reading, quoted
 
 NONE = ("no finding", "no findings", "none", "nothing", "no label", "no labels")
 BLANK_TEXTS = ("nan", "na", "n/a", "null")  # written by programs for a missing value
 
-ALWAYS_TOGETHER = 3
-"""Two words that occur at least this often, and always next to each other, may be one name with a space."""
-
-RECURRING = 1.5
-"""Cells with several words may be names if each distinct cell occurs at least this often on average."""
+ALWAYS_TOGETHER = 3  # times that two words occur, always next to each other, if they may be one name with a space
+RECURRING = 1.5  # times that distinct cells with several words occur on average, if they may be names
 
 Words = tuple[str, ...]
 
 
 def find_none_labels(texts: Iterable[str], none_label: str | None, classes: tuple[str, ...] | None) -> frozenset[str]:
-    """Return the labels that mean "no label": `none_label` or, if None, common names that occur alone in a cell.
-
-    >>> find_none_labels(["No Finding", "Edema|none"], None, None)
-    frozenset({'No Finding'})
-    """
+    """Return the labels that mean "no label": `none_label` or, if None, common names that occur alone in a cell."""
     if none_label is not None:
         return frozenset({none_label} - {""})
     alone = {text.removeprefix(LIST_ITEM) for text in set(texts)}
@@ -68,25 +61,23 @@ def refuse_possible_names(where: str, times: Mapping[Words, int], remedy: str) -
         Reading("a space is part of a name", {"separator": ""}),
         Reading("a space separates labels", {"separator": " "}),
     ]
-    together = _words_never_apart(cells)
-    if together:
-        problem = f"{quoted(together)} only occur together; are they one class or two? {remedy}"
-        raise Question(f"{where}: {problem}", readings)
+    words: Counter[str] = Counter()
+    pairs: Counter[tuple[str, str]] = Counter()
+    for cell, count in cells.items():
+        words.update(dict.fromkeys(cell, count))
+        pairs.update(dict.fromkeys(pairwise(cell), count))
+    for pair, count in pairs.items():
+        if count >= ALWAYS_TOGETHER and count == words[pair[0]] == words[pair[1]]:
+            problem = f"{quoted(pair)} only occur together; are they one class or two? {remedy}"
+            raise Question(f"{where}: {problem}", readings)
     free, bound = free_and_bound(cells)
-    if len(bound) < len(free) or not _recur(cells, free):
-        return
-    cell = next((words for words in cells if len(words) > 1 and bound & {*words}), ())
-    if cell:
+    several = {cell: count for cell, count in cells.items() if len(cell) > 1}
+    often = sum(several.values()) >= max(ALWAYS_TOGETHER, RECURRING * len(several))
+    never = sum(several.values()) >= ALWAYS_TOGETHER and not any(free & {*cell} for cell in several)
+    cell = next((cell for cell in several if bound & {*cell}), ())
+    if cell and len(bound) >= len(free) and (often or never):
         problem = f"is {' '.join(cell)!r} one class or {len(cell)}? Most words never occur alone or in another position"
         raise Question(f"{where}: {problem}, as labels in a list would. {remedy}", readings)
-
-
-def _recur(cells: Mapping[Words, int], free: frozenset[str]) -> bool:
-    """Return whether cells with several words recur like names, or contain no word that is used as a label."""
-    several = {words: times for words, times in cells.items() if len(words) > 1}
-    if sum(several.values()) < ALWAYS_TOGETHER:
-        return False
-    return sum(several.values()) >= RECURRING * len(several) or not any(free & {*words} for words in several)
 
 
 def free_and_bound(cells: Mapping[Words, int]) -> tuple[frozenset[str], frozenset[str]]:
@@ -105,27 +96,3 @@ def free_and_bound(cells: Mapping[Words, int]) -> tuple[frozenset[str], frozense
     free |= {words[0] for words in several} & {word for words in several for word in words[1:]}
     free |= {words[-1] for words in several} & {word for words in several for word in words[:-1]}
     return free, used - free
-
-
-def _words_never_apart(cells: Mapping[Words, int]) -> tuple[str, ...]:
-    """Return two words that often occur, and always next to each other, if there are such words."""
-    words: Counter[str] = Counter()
-    pairs: Counter[tuple[str, str]] = Counter()
-    for cell, times in cells.items():
-        words.update(dict.fromkeys(cell, times))
-        pairs.update(dict.fromkeys(pairwise(cell), times))
-    together = (p for p, times in pairs.items() if times >= ALWAYS_TOGETHER and times == words[p[0]] == words[p[1]])
-    return next(together, ())
-
-
-def case_warnings(names: Iterable[str]) -> list[str]:
-    """Return a warning about class names that differ only in case, if there are any.
-
-    >>> case_warnings(["Cat", "dog", "cat"])
-    ["classes 'Cat' and 'cat' differ only in case"]
-    """
-    spellings: dict[str, list[str]] = defaultdict(list)
-    for name in names:
-        spellings[name.casefold()].append(name)
-    similar = [quoted(group) for group in spellings.values() if len(group) > 1]
-    return [f"classes {listing(similar)} differ only in case"] if similar else []

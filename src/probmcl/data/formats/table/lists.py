@@ -26,10 +26,8 @@ SEPARATORS = "|;,\t"
 
 LITERAL = re.compile(r"""[\[{]|\(['"]""")  # parentheses may also be part of a name
 QUOTED = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\"""")
-Classes = tuple[str, ...] | None
-"""The names in `classes.txt`; None without that file."""
-Labels = dict[str, Words]
-"""The labels in each distinct text of a column."""
+Classes = tuple[str, ...] | None  # the names in `classes.txt`; None without that file
+Labels = dict[str, Words]  # the labels in each distinct text of a column
 
 
 class NoLabelsError(DataError):
@@ -39,8 +37,8 @@ class NoLabelsError(DataError):
 class Lists(NamedTuple):
     """The class names, the class indices in each cell of each column, and a description of how lists were read.
 
-    `hierarchy` has the parents of classes that were written as PARENT/CHILD. `none_rows`, `unknown_rows` and `blank_rows`
-    are the rows whose first column means "no label" or "unknown" or is blank.
+    `hierarchy` has the parents of classes that were written as PARENT/CHILD. `none_rows` and `blank_rows` are the rows
+    whose first column means "no label" or is blank; in `unknown_rows`, a column means "unknown".
     """
 
     names: tuple[str, ...]
@@ -196,11 +194,11 @@ def _with_classes(
     """Find the only way to read all cells as names of classes or as indices; equal results count once."""
     classes = tuple(name for name in classes if name not in cells.none)
     readings: dict[str, Labels] = {}
-    tables = {"names of": dict(zip(classes, classes, strict=True)), "indices into": dict(enumerate(classes))}
+    keys = {"names of": classes, "indices into": map(str, range(len(classes)))}
+    by_kind = {kind: dict(zip(items, classes, strict=True)) for kind, items in keys.items()}
     for separator in marks if LIST_ITEM in marks else dict.fromkeys((*marks, None)):
         lists = cells.split(separator)
-        for kind, by_key in tables.items():
-            names = {str(key): name for key, name in by_key.items()}
+        for kind, names in by_kind.items():
             if all(item in names for items in lists.values() for item in items):
                 result = {text: tuple(names[item] for item in items) for text, items in lists.items()}
                 if result not in readings.values():
@@ -280,11 +278,6 @@ def _with_hierarchy(cells: _Cells, lists: Labels, separator: str | None) -> tupl
 
 
 def _items(text: str, separator: str | None) -> Words:
-    """Split a cell into labels.
-
-    >>> _items("traffic light| dog|", "|"), _items(" 3  14 ", " ")
-    (('traffic light', 'dog'), ('3', '14'))
-    """
     separator = LIST_ITEM if text.startswith(LIST_ITEM) else separator
     parts = [text] if separator is None else text.split(None if separator == " " else separator)
     return tuple(part.strip() for part in parts if part.strip())

@@ -23,8 +23,7 @@ PATH = (
     *("filename", "file_name", "filepath", "file_path", "file", "path", "image", "image_path", "imagepath"),
     *("image_name", "image_file", "image_filename", "img", "img_path", "img_name", "img_file"),
 )
-ID_AS_PATH = ("image_index", "imageindex", "image_id", "imageid")
-"""Columns that identify an image if there is no path column; otherwise they are ignored."""
+ID_AS_PATH = ("image_index", "imageindex", "image_id", "imageid")  # ignored if there is a path column
 
 SAMPLED = 200  # texts of a column that are looked up to choose the column and the root folder
 MIN_SHARE = 0.5  # of the sampled texts that must match files, if the name of the column does not indicate paths
@@ -53,8 +52,7 @@ class Place(NamedTuple):
         return [text if text[:1] == "/" else start + text for text in texts]
 
 
-Found = tuple[list[str], str]
-"""Files that match a text equally well, and how they were found."""
+Found = tuple[list[str], str]  # files that match a text equally well, and how they were found
 
 
 class FileIndex:
@@ -155,11 +153,7 @@ def _files_in(folder: str) -> frozenset[str]:
 
 
 def common_folders(texts: Sequence[str]) -> list[str]:
-    """Return the leading folders that all texts have in common.
-
-    >>> common_folders(["data/photos/a/1.jpg", "data/photos/b/2.jpg"])
-    ['data', 'photos']
-    """
+    """Return the leading folders that all texts have in common."""
     if not texts:
         return []
     first, last = ([*text.replace("\\", "/").split("/")[:-1], None] for text in (min(texts), max(texts)))
@@ -194,8 +188,8 @@ def find_path_column(table: Table, index: FileIndex, taken: set[str]) -> str:
         problem = f"columns {quoted(best)} could all be the {PATH[0]} column"
         raise DataError(f"{table.path}: {problem}; choose one with `path_column=COLUMN`")
     raise DataError(
-        f"{table.path}: none of the columns {listing(table.columns)} names files in {index.roots[0]}; choose the folder "
-        f"with `images=FOLDER`, or the column with `path_column=COLUMN`"
+        f"{table.path}: none of the columns {listing(table.columns)} names files in {index.roots[0]}; choose the "
+        f"folder with `images=FOLDER`, or the column with `path_column=COLUMN`"
     )
 
 
@@ -234,7 +228,7 @@ def find_images(table: Table, column: str, index: FileIndex, missing: Missing) -
     notes = ["'\\' in paths read as '/'"] if places[0].backslashes and count else []
     if places[0].dropped and count:
         notes.append(f"paths without {'/'.join(common_folders(sample)[: places[0].dropped])}/ in front")
-    counts = Counter(how for paths, how in found if how and len(paths) == 1)
+    counts = Counter(how for _, how in dict.fromkeys((paths[0], how) for paths, how in found if how and len(paths) == 1))
     notes += [f"{count:,} {'image' if count == 1 else 'images'} found {how}" for how, count in counts.items()]
     index.clear()
     return files, notes
@@ -271,20 +265,17 @@ def _refuse_two_places(table: Table, index: FileIndex, places: Sequence[Place], 
 
 
 def _missing_message(table: Table, texts: Sequence[str], absent: Sequence[int], roots: Sequence[Path]) -> str:
-    text = texts[absent[0]]
-    others = f" ({len(absent) - 1:,} more are missing)" if len(absent) > 1 else ""
-    where = " or ".join(f"{root}/" for root in roots)
-    return f"{table.where(absent[0])}: {text!r} does not exist in {where}{others}; {_remedy(text, roots)}"
-
-
-def _remedy(text: str, roots: Sequence[Path]) -> str:
-    if re.match(r"[A-Za-z]:[\\/]", text):
-        return f"{text[:2]!r} is a Windows drive; make all paths relative to one folder and pass it as `images=FOLDER`"
-    if EXCEL_CELL.fullmatch(text):
-        return "it looks like a number or date that Excel changed; format the column as text and enter the names again"
+    text, remedy = texts[absent[0]], "use `images=FOLDER` if the images are in another folder"
     folder, _, name = text.rpartition("/")
     for other in (other for root in roots for other in _files_in(str(root / folder))):
         if unicodedata.normalize("NFC", other) == unicodedata.normalize("NFC", name):
             same = f"{os.path.join(folder, other)!r} differs only in Unicode normalization"  # noqa: PTH118
-            return f"{same} (é as one or two characters); rename one of them"
-    return "use `images=FOLDER` if the images are in another folder"
+            remedy = f"{same} (é as one or two characters); rename one of them"
+    if re.match(r"[A-Za-z]:[\\/]", text):
+        drive = f"{text[:2]!r} is a Windows drive"
+        remedy = f"{drive}; make all paths relative to one folder and pass it as `images=FOLDER`"
+    if EXCEL_CELL.fullmatch(text):
+        remedy = "it looks like a number or date that Excel changed; format the column as text and enter it again"
+    others = f" ({len(absent) - 1:,} more are missing)" if len(absent) > 1 else ""
+    where = " or ".join(f"{root}/" for root in roots)
+    return f"{table.where(absent[0])}: {text!r} does not exist in {where}{others}; {remedy}"

@@ -71,11 +71,7 @@ class Table:
         return self.data[self.columns.index(column)]
 
     def where(self, row: int) -> str:
-        """Return the file and line of a row, for messages.
-
-        >>> Table(Path("labels.csv"), ("file",), (("1.jpg", "2.jpg"),), (2, 4)).where(1)
-        'labels.csv, row 4'
-        """
+        """Return the file and line of a row, for messages, such as "labels.csv, row 4"."""
         files = [file for start, file in self.files if start <= row]
         return f"{files[-1] if files else self.path}, row {self.lines[row]}"
 
@@ -164,10 +160,9 @@ def _header(path: Path, sample: str, fits: Fits) -> tuple[str, list[str]]:
 
 
 def _first_rows(sample: str, delimiter: str) -> list[list[str]]:
-    """Return the rows in a sample, without the last one if it may be incomplete."""
     reader = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
     rows = [[cell.strip() for cell in row] for row in reader if any(map(str.strip, row))]
-    return rows if len(sample) < SAMPLE else rows[:-1]
+    return rows if len(sample) < SAMPLE else rows[:-1]  # the last one may be incomplete
 
 
 def _blocks(path: Path, reader: Any, names: Sequence[str], delimiter: str) -> Iterator[tuple[Sequence[int], Rows]]:
@@ -206,7 +201,6 @@ def _with_width(where: str, row: Sequence[str], names: Sequence[str], delimiter:
 
 
 def _load_parquet(path: Path, fits: Fits) -> Table:
-    """Load a Parquet file, with null as blank. Rows are numbered from 1, since there is no header line."""
     try:
         table = import_module("pyarrow.parquet").read_table(path)
     except ImportError:
@@ -236,27 +230,20 @@ def _load_excel(path: Path, fits: Fits) -> Table:
 
 
 def _load_json(path: Path, fits: Fits) -> Table:
-    """Load a list of objects, or an object with the labels of each file. Rows are numbered from 1."""
-    content = _decoded(path.read_bytes(), str(path))
-    if isinstance(content, dict) and all(isinstance(value, list | str) for value in content.values()):
+    """Load a list of objects, an object with the labels of each file, or one object per line (.jsonl)."""
+    data, by_line = path.read_bytes().removeprefix(b"\xef\xbb\xbf"), dict[int, Any]()
+    one_per_line = path.suffix.lower() == ".jsonl"
+    for line, text in enumerate(data.splitlines() if one_per_line else [data], start=1):
+        try:
+            by_line |= {line: msgspec.json.decode(text)} if text.strip() else {}
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            where = f"{path}, row {line}" if one_per_line else str(path)
+            raise DataError(f"{where}: not valid JSON ({error}); correct the file") from error
+    content = by_line.get(1)
+    if not one_per_line and isinstance(content, dict) and {*map(type, content.values())} <= {list, str}:
         content = [{"file": name, "labels": value} for name, value in content.items()]
-    return _objects(path, dict(enumerate(content if isinstance(content, list) else [content], start=1)))
-
-
-def _load_json_lines(path: Path, fits: Fits) -> Table:
-    lines = enumerate(path.read_bytes().splitlines(), start=1)
-    return _objects(path, {line: _decoded(data, f"{path}, row {line}") for line, data in lines if data.strip()})
-
-
-def _decoded(data: bytes, where: str) -> Any:
-    try:
-        return msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"))
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{where}: not valid JSON ({error}); correct the file") from error
-
-
-def _objects(path: Path, by_line: Mapping[int, Any]) -> Table:
-    """Build a table with one row per object and one column per key."""
+    if not one_per_line and isinstance(content, list):
+        by_line = dict(enumerate(content, start=1))
     for line, value in by_line.items():
         if not isinstance(value, dict):
             raise DataError(f'{path}, row {line}: expected an object such as {{"file": "1.jpg", "labels": ["cat"]}}')
@@ -283,10 +270,8 @@ LOADERS: Mapping[str, Callable[[Path, Fits], Table]] = {
     ".xlsx": _load_excel,
     ".parquet": _load_parquet,
     ".json": _load_json,
-    ".jsonl": _load_json_lines,
+    ".jsonl": _load_json,
 }
-"""Functions that load files other than text with delimiters."""
-
 SUFFIXES = (*DELIMITERS, *LOADERS)
 
 

@@ -1,9 +1,9 @@
 """Tables of images, with a list of labels per row, one row per label, or one column per class.
 
-The layout is inferred from the names and contents of the columns and from the files on disk. If two readings give different
-labels, the user is asked which one is right.
+The layout is inferred from the names and contents of the columns and from the files on disk.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,6 @@ from numpy import ndarray
 from probmcl.data.formats.annotations import json_format
 from probmcl.data.formats.table.columns import Columns, find_columns, has_path_name
 from probmcl.data.formats.table.entries import Entries, Images, read_entries
-from probmcl.data.formats.table.label_names import case_warnings
 from probmcl.data.formats.table.lists import CLASSES, read_classes
 from probmcl.data.formats.table.paths import EXCEL_CELL, FileIndex, find_images, find_index
 from probmcl.data.formats.table.sheet import EXCEL_ROWS, SUFFIXES, Table, load
@@ -34,6 +33,7 @@ SPLIT_VALUES: Mapping[str, Split] = {
     "validation": "val",
     "test": "test",
 }
+WEIGHT = re.compile(r"\+?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)  # a number of at least 0
 
 
 def recognizes(folder: Path) -> bool:
@@ -71,17 +71,8 @@ def read_table(
     A list contains class names, or 0-based indices into the `classes.txt` next to the table, which defines the order of
     the classes. Labels in a `difficult` column are unknown. Paths are relative to `images`, by default the table's
     folder or `images/` in it. With `missing="keep"`, images whose files do not exist are kept, unless all files are
-    missing. Without a split column, all images are in train. If two readings give different labels, `Question` is raised.
-
-    >>> from tempfile import TemporaryDirectory
-    >>> with TemporaryDirectory() as name:
-    ...     folder = Path(name)
-    ...     (folder / "1.jpg").touch(), (folder / "2.jpg").touch()
-    ...     size = (folder / "labels.csv").write_text("filename,labels\\n1.jpg,cat dog\\n2.jpg,dog\\n")
-    ...     records = read_table(folder / "labels.csv")
-    (None, None)
-    >>> records.label_space.names, records.labels.tolist()
-    (('cat', 'dog'), [[1.0, 1.0], [0.0, 1.0]])
+    missing. Without a split column, all images are in train. If two readings give different labels, `Question` is
+    raised.
     """
     table = load(Path(path), lambda names: has_path_name(names, options.path_column))
     return read_loaded(table, options, find_index(table.folder, images), keep=keep, missing=missing)
@@ -147,7 +138,6 @@ def _describe(table: Table, columns: Columns, entries: Entries, images: Images, 
             f"labels: {entries.description}",
             *([", ".join(roles)] if roles else []),
             *unread,
-            *case_warnings(entries.names),
             *_excel_warnings(table, entries.names),
         ]
     )
@@ -209,24 +199,16 @@ def _weights(table: Table, column: str | None, images: Images) -> Float64[ndarra
     """Return the weight of each image, or None without a weight column. At least one weight must be positive."""
     if column is None:
         return None
-    numbers = {text: _number(text) for text in set(table.texts(column))}
     for row, text in enumerate(table.texts(column)):
-        if not 0 <= numbers[text] < np.inf:
+        if not WEIGHT.fullmatch(text):
             raise DataError(
                 f"{table.where(row)}: weight {column!r} is {text!r}, but must be a number of at least 0; "
                 f"use `weight_column=''` for no weights"
             )
-    weights = np.array([numbers[text] for text in _values(table, column, images)])
+    weights = np.array([float(text) for text in _values(table, column, images)])
     if not weights.any():
         raise DataError(f"{table.path}: weight {column!r} is 0 in every row; at least one must be positive")
     return weights
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return np.nan
 
 
 def _hierarchy(path: Path | None, entries: Entries) -> dict[str, str] | None:
