@@ -163,6 +163,13 @@ def test_lists_of_files_that_do_not_cover_all_images_are_not_used(tmp_path: Path
     assert set(read_folder(tmp_path, {"labels.csv": rows("1234"), **lists}).split) == {"train"}
 
 
+def test_image_in_the_lists_of_two_splits_is_a_leak(tmp_path: Path) -> None:
+    lists = {"train_list.txt": "1.jpg\n2.jpg\n3.jpg\n", "test_list.txt": "3.jpg\n4.jpg\n"}
+    write(tmp_path, {"labels.csv": rows("1234"), **lists})
+    with pytest.raises(DataError, match=r"train_list\.txt: '3\.jpg' .*test.*leak"):
+        read(tmp_path)
+
+
 def test_split_column_takes_precedence_over_lists_of_files(tmp_path: Path) -> None:
     lists = {"train_list.txt": "1.jpg\n", "test_list.txt": "2.jpg\n"}
     table = "file,labels,split\n1.jpg,cat,test\n2.jpg,dog,train\n"
