@@ -129,8 +129,10 @@ def read_lists(
     index = {name: i for i, name in enumerate(names)}
     indices = {text: tuple(sorted({index[name] for name in items})) for text, items in lists.items()}
     first = [cells.plain[text] for text in table.texts(columns[0])]
-    mark = marks[0] if marks else None
-    vague = {text for text, plain in cells.plain.items() if cells.unknown & {*_items(plain, mark), plain}}
+    items = {
+        text: {item for mark in (*marks, None) for item in _items(plain, mark)} for text, plain in cells.plain.items()
+    }
+    vague = {text for text in items if cells.unknown & items[text]}
     texts = [table.texts(column) for column in columns] if vague else []
     return Lists(
         names,
