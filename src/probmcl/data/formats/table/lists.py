@@ -129,10 +129,9 @@ def read_lists(
     index = {name: i for i, name in enumerate(names)}
     indices = {text: tuple(sorted({index[name] for name in items})) for text, items in lists.items()}
     first = [cells.plain[text] for text in table.texts(columns[0])]
-    items = {
-        text: {item for mark in (*marks, None) for item in _items(plain, mark)} for text, plain in cells.plain.items()
-    }
-    vague = {text for text in items if cells.unknown & items[text]}
+    plain = cells.plain.items() if cells.unknown else ()
+    parts = {text: {item for mark in (*marks, None) for item in _items(cell, mark)} for text, cell in plain}
+    vague = {text for text in parts if cells.unknown & parts[text]}
     texts = [table.texts(column) for column in columns] if vague else []
     return Lists(
         names,
