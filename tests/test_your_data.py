@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from probmcl.api import train
-from probmcl.cli import spell_options
+from probmcl.cli import reading_lines, spell_options
 from probmcl.cli.evaluate import evaluate
 from probmcl.data.options import DataChecks, ReadOptions
 from probmcl.data.read import read
 from probmcl.data.records import describe
-from probmcl.errors import DataError, OptionError
+from probmcl.errors import DataError, OptionError, Question
 
 PAGE = (Path(__file__).parent.parent / "docs" / "your_data.md").read_text(encoding="utf-8")
 EXAMPLE = re.compile(r"<!-- example: (?P<settings>.*?) -->\n(?P<tables>.*?)```console\n(?P<output>.*?)```", re.DOTALL)
@@ -38,11 +38,19 @@ def write_example(folder: Path, match: re.Match[str]) -> tuple[Path, dict[str, A
 
 
 def command_output(data: Path, options: dict[str, Any]) -> str:
-    """Return the description of the data, or the error message, as the command line prints it."""
+    """Return the description of the data, the question about them or the error message, as `train` prints it."""
     try:
         return spell_options(describe(read(data, options=ReadOptions(**options), seed=None)))
+    except Question as question:
+        return "\n".join([spell_options(question.problem), *reading_lines(question.readings, ["train", str(data)])])
     except (DataError, OptionError) as error:
         return spell_options(str(error))
+
+
+def wrapped(line: str) -> list[str]:
+    """Return a line in parts that fit the page; further parts of an indented line are indented more."""
+    indent = " " * (len(line) - len(line.lstrip()))
+    return textwrap.wrap(line, 98, break_on_hyphens=False, subsequent_indent=indent and f"{indent}  ")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -51,12 +59,12 @@ def test_output_matches_the_page(tmp_path: Path, name: str) -> None:
     folder.mkdir()
     data, options = write_example(folder, EXAMPLES[name])
     output = command_output(data, options).replace(f"{folder}/", "").replace(str(folder), "data")
-    lines = [part for line in output.splitlines() for part in textwrap.wrap(line, 98, break_on_hyphens=False)]
+    lines = [part for line in output.splitlines() for part in wrapped(line)]
     assert "\n".join(lines) + "\n" == EXAMPLES[name]["output"]
 
 
 def test_every_console_block_is_an_example() -> None:
-    assert len(EXAMPLES) == PAGE.count("```console") == PAGE.count("<!-- example") == 10
+    assert len(EXAMPLES) == PAGE.count("```console") == PAGE.count("<!-- example") == 11
 
 
 def test_options_on_the_page_exist() -> None:

@@ -67,9 +67,10 @@ def read(
     >>> from probmcl.data.formats.digits import write_digits
     >>> with TemporaryDirectory() as folder:
     ...     written = write_digits(Path(folder), train=3, val=1, test=1)
-    ...     print(describe(read(folder)).replace(folder, "digits").replace("), ", "),\\n"))
-    digits/labels.csv: path column 'filename', labels 'labels' (names of classes.txt separated by spaces, 10 labels),
-    split 'split'
+    ...     print(describe(read(folder)).replace(folder, "digits"))
+    digits/labels.csv: path column 'filename'
+      labels: column 'labels', names of classes.txt separated by spaces, 10 labels
+      split column 'split'
     5 images: train 3 · val 1 · test 1; 10 classes, 2.4 labels per image, 0.0 % unknown
     images without labels: 0; classes without training positives: 3 of 10 (one, four, nine)
     """

@@ -94,7 +94,7 @@ def test_deeper_levels_add_children_and_a_hierarchy(tmp_path: Path) -> None:
     assert second.label_space.hierarchy == {"E.M": "E", "N.G": "N"}
     assert third.label_space.hierarchy == {"E.M": "E", "E.M.S": "E.M", "N.G": "N"}
     column = third.labels[:, third.label_space.names.index("E.M.S")]
-    assert [third.paths[row].name for row in np.flatnonzero(column)] == ["001.png_crop_1.png"]
+    assert [third.paths[int(row)].name for row in np.flatnonzero(column)] == ["001.png_crop_1.png"]
 
 
 def test_lists_may_be_missing(tmp_path: Path) -> None:

@@ -223,7 +223,12 @@ def _with_listed_splits(records: Records, folder: Path) -> Records:
         lines = path.read_text(encoding="utf-8", errors="replace").split()
         if not lines or not all(map(is_image, lines)):
             return records
-        split_by_name |= dict.fromkeys((line.rpartition("/")[2] for line in lines), split_of(path.stem) or "train")
+        split = split_of(path.stem) or "train"
+        for name in (line.rpartition("/")[2] for line in lines):
+            if split_by_name.setdefault(name, split) != split:
+                raise DataError(
+                    f"{path}: {name!r} is also in a list for {split_by_name[name]}, which is a leak; remove one"
+                )
     splits = [split_by_name.get(path.rpartition("/")[2]) for path in records.paths.texts]
     if not lists or None in splits or len({*splits}) == 1:
         return records

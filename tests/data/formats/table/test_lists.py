@@ -191,6 +191,13 @@ def test_unknown_label(write: Write) -> None:
     assert "'?' and 'to do' = unknown" in str(records.origin)
 
 
+def test_unknown_label_in_lists_with_two_possible_separators(write: Write) -> None:
+    table = write("file,tags\n1.jpg,A|B;cat\n2.jpg,cat;todo\n3.jpg,A|B\n4.jpg,cat\n")
+    records = read_table(table, ReadOptions(unknown_label=("todo",)))
+    assert records.label_space.names == ("A|B", "cat")
+    assert states_of(records) == ["++", "?+", "+-", "-+"]
+
+
 def test_unknown_label_in_brackets_and_in_one_of_several_columns(write: Write) -> None:
     todo = ReadOptions(unknown_label=("todo",))
     assert states_of(read_table(write("file,tags\n1.jpg,['cat']\n2.jpg,['todo']\n"), todo)) == ["+", "?"]

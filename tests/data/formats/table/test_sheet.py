@@ -1,9 +1,11 @@
 import sys
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from helpers.excel import workbook
 from helpers.tables import Write, labels_of, refused, states_of
 from probmcl.data.read import read
 from probmcl.errors import DataError
@@ -122,3 +124,113 @@ def test_rows_are_numbered_as_in_an_editor(write: Write) -> None:
 )
 def test_invalid_table_is_refused_with_the_row(write: Write, text: str, part: str) -> None:
     refused(write(text), "labels.csv", part)
+
+
+SHEET = [["file", "tags"], ["1.jpg", "cat"], ["2.jpg", "dog"]]
+
+
+def test_sheet_with_a_path_column_is_read(write: Write) -> None:
+    table = write("", name="labels.xlsx")
+    table.write_bytes(workbook({"Notes": [["author"], ["me"]], "Labels": SHEET, "Empty": []}))
+    assert labels_of(read(table, seed=None)) == [{"cat"}, {"dog"}]
+
+
+def test_two_sheets_that_fit_are_refused(write: Write) -> None:
+    table = write("", name="labels.xlsx")
+    table.write_bytes(workbook({"2023": SHEET, "2024": SHEET}))
+    refused(table, "labels.xlsx", "'2023' and '2024'")
+
+
+def test_rows_of_a_sheet_are_numbered_as_in_excel(write: Write) -> None:
+    table = write("", name="labels.xlsx")
+    table.write_bytes(workbook({"Labels": [["file", "tags"], ["1.jpg", "cat"], ["", ""], ["9.jpg", "dog"]]}))
+    refused(table, "labels.xlsx, row 4: '9.jpg' does not exist")
+
+
+def test_dates_and_numbers_in_a_sheet(write: Write) -> None:
+    table = write("", name="labels.xlsx", images="0007 0008")
+    table.write_bytes(workbook({"Labels": [["id", "tags"], [7, date(2024, 3, 1)], [8.0, "dog"]]}))
+    records = read(table, seed=None)
+    assert labels_of(records) == [{"2024-03-01"}, {"dog"}]
+    assert "labels '2024-03-01' look like dates or numbers that Excel changed" in str(records.origin)
+    table.write_bytes(workbook({"Labels": [["file", "tags"], [date(2024, 3, 1), "cat"], ["0008.jpg", "dog"]]}))
+    refused(table, "row 2: '2024-03-01' does not exist", "Excel")
+
+
+def test_file_that_is_not_a_workbook_is_refused(write: Write) -> None:
+    refused(write("file,tags\n1.jpg,cat\n", name="labels.xlsx"), "labels.xlsx: cannot be read as an Excel workbook")
+
+
+@pytest.mark.parametrize("label", ["1-Mar", "Mar-02", "1.2E+15", "01.03.2024"])
+def test_labels_that_excel_changed_are_reported(write: Write, label: str) -> None:
+    records = read(write(f"file,tags\n1.jpg,{label}\n2.jpg,SEPT9\n"), seed=None)
+    assert f"labels '{label}' look like dates or numbers that Excel changed" in str(records.origin)
+
+
+def test_table_with_as_many_rows_as_excel_allows_is_reported(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = write("file,tags\n1.jpg,cat\n2.jpg,dog\n")
+    assert "maximum" not in str(read(table, seed=None).origin)
+    monkeypatch.setattr("probmcl.data.formats.table.table.EXCEL_ROWS", 3)  # with the header
+    assert "3 rows are the maximum in Excel" in str(read(table, seed=None).origin)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("labels.json", '{"1.jpg": ["cat", "dog"], "2.jpg": [], "3.jpg": ["dog"]}'),
+        (
+            "labels.json",
+            '[{"f": "1.jpg", "tags": "cat|dog"}, {"f": "2.jpg", "tags": null}, {"f": "3.jpg", "tags": "dog"}]',
+        ),
+        (
+            "labels.json",
+            '[{"f": "1", "cat": true, "dog": 1}, {"f": 2, "cat": false, "dog": 0}, {"f": 3, "dog": 1, "cat": 0}]',
+        ),
+        ("labels.jsonl", '{"f": "1.jpg", "tags": ["cat", "dog"]}\n\n{"f": "2.jpg"}\n{"f": "3.jpg", "tags": ["dog"]}'),
+    ],
+)
+def test_json(write: Write, name: str, text: str) -> None:
+    assert labels_of(read(write(text, name=name), seed=None)) == [{"cat", "dog"}, set(), {"dog"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "part"),
+    [
+        ("labels.jsonl", '{"file": "1.jpg"}\n{"file": "2.jpg",\n', "labels.jsonl, row 2: not valid JSON"),
+        ("labels.jsonl", '{"file": "1.jpg"}\n\n[1]\n', "labels.jsonl, row 3: expected an object"),
+        ("labels.json", '{"1.jpg": ["cat"', "labels.json: not valid JSON"),
+        ("labels.json", '["1.jpg"]', "labels.json, row 1: expected an object"),
+    ],
+)
+def test_invalid_json_is_refused(write: Write, name: str, text: str, part: str) -> None:
+    refused(write(text, name=name), part)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "cp1252"])
+@pytest.mark.parametrize(("name", "delimiter"), [("labels.csv", ","), ("labels.txt", "\t"), ("labels.txt", "|")])
+def test_encodings_and_delimiters(write: Write, encoding: str, name: str, delimiter: str) -> None:
+    table = write("", name=name)
+    table.write_bytes(f"file{delimiter}tags\r\n1.jpg{delimiter}dög;cät\r\n2.jpg{delimiter}dög\r\n".encode(encoding))
+    assert labels_of(read(table, seed=None)) == [{"dög", "cät"}, {"dög"}]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "file,tags,\n1.jpg,cat\n2.jpg,dog\n",
+        "file,tags,\n1.jpg,cat,\n2.jpg,dog\n",
+        "file,tags\n1.jpg,cat,\n2.jpg,dog,,\n",
+    ],
+)
+def test_delimiter_at_the_end_of_a_line(write: Write, text: str) -> None:
+    assert labels_of(read(write(text), seed=None)) == [{"cat"}, {"dog"}]
+
+
+def test_missing_cell_is_refused_if_the_header_ends_in_a_delimiter(write: Write) -> None:
+    refused(write("file,tags,\n1.jpg\n2.jpg,dog\n"), "row 2: 1 cells, but 3 columns")
+
+
+def test_decimal_commas(write: Write) -> None:
+    records = read(write("file;cat;dog;score\n1.jpg;1,0;0,0;0,35\n2.jpg;0,0;1,0;1,25\n"), seed=None)
+    assert states_of(records) == ["+-", "-+"]
+    assert str(records.origin).endswith("ignored: 'score'")

@@ -6,13 +6,11 @@ import pytest
 
 from helpers.tables import Write, refused, states_of, write_table
 from probmcl.data.formats.table.table import read_table, recognizes
-from probmcl.data.hierarchy import read_hierarchy
 from probmcl.data.options import ReadOptions
 from probmcl.data.read import read
 from probmcl.errors import DataError
 
 SHARED = Path(__file__).parents[5] / "shared" / "data"
-CLASSES = ("animal", "dog", "puppy", "car")
 
 
 def test_table_without_labels_is_refused(write: Write) -> None:
@@ -97,35 +95,12 @@ def test_real_tables_match_a_plain_loop(name: str, classes: int, images: tuple[i
     assert i + 1 == sum(images)
 
 
-def write_parents(folder: Path, text: str) -> Path:
-    (folder / "parents.csv").write_text(text)
-    return folder / "parents.csv"
-
-
-def test_parents_are_read_by_name(tmp_path: Path) -> None:
-    table = write_parents(tmp_path, "Parent;Child\nanimal;dog\ndog;puppy\n")
-    assert read_hierarchy(table, CLASSES) == {"dog": "animal", "puppy": "dog"}
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("child,parent\ndog,animl\n", r"row 2: 'animl' is not a class in the data; did you mean 'animal'"),
-        ("child,parent\ndog,animal\ndog,car\n", r"row 3: 'dog' has two parents, 'animal' and 'car'"),
-        ("child,parent\ndog,puppy\npuppy,dog\n", r"parents\.csv: class 'dog' is its own ancestor"),
-        ("one,other\ndog,animal\n", r"row 1: expected the columns child and parent, got one, other"),
-    ],
-)
-def test_invalid_hierarchy_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        read_hierarchy(write_parents(tmp_path, text), CLASSES)
-
-
 def test_hierarchy_is_applied_to_labels(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     table = write_table(folder, "file,animal,dog,car\n1.jpg,,1,0\n2.jpg,0,,1\n3.jpg,,,0\n")
-    parents = write_parents(tmp_path, "child,parent\ndog,animal\n")
+    parents = tmp_path / "parents.csv"
+    parents.write_text("child,parent\ndog,animal\n")
     records = read(table, options=ReadOptions(blank=("unknown",), hierarchy=parents), seed=None)
     assert records.label_space.hierarchy == {"dog": "animal"}
     assert states_of(records) == ["++-", "--+", "??-"]

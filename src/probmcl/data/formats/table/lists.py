@@ -129,8 +129,9 @@ def read_lists(
     index = {name: i for i, name in enumerate(names)}
     indices = {text: tuple(sorted({index[name] for name in items})) for text, items in lists.items()}
     first = [cells.plain[text] for text in table.texts(columns[0])]
-    mark = marks[0] if marks else None
-    vague = {text for text, plain in cells.plain.items() if cells.unknown & {*_items(plain, mark), plain}}
+    plain = cells.plain.items() if cells.unknown else ()
+    parts = {text: {item for mark in (*marks, None) for item in _items(cell, mark)} for text, cell in plain}
+    vague = {text for text in parts if cells.unknown & parts[text]}
     texts = [table.texts(column) for column in columns] if vague else []
     return Lists(
         names,

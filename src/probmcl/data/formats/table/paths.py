@@ -228,7 +228,9 @@ def find_images(table: Table, column: str, index: FileIndex, missing: Missing) -
     notes = ["'\\' in paths read as '/'"] if places[0].backslashes and count else []
     if places[0].dropped and count:
         notes.append(f"paths without {'/'.join(common_folders(sample)[: places[0].dropped])}/ in front")
-    counts = Counter(how for paths, how in found if how and len(paths) == 1)
+    counts = Counter(
+        how for _, how in dict.fromkeys((paths[0], how) for paths, how in found if how and len(paths) == 1)
+    )
     notes += [f"{count:,} {'image' if count == 1 else 'images'} found {how}" for how, count in counts.items()]
     index.clear()
     return files, notes
