@@ -28,27 +28,42 @@ def answered(read: Callable[[ReadOptions], Records], options: ReadOptions) -> Re
         return read(options)
     except Question as error:
         question = error
-    results: list[tuple[Reading, Records | None]] = []
+    results, final = list[tuple[Reading, Records | None]](), True
     for reading in question.readings:
-        values: dict[str, Any] = {
-            name: (*now, value) if isinstance(now := getattr(options, name), tuple) else value
-            for name, value in reading.options.items()
-        }
+        chosen = _chosen(options, reading)
         try:
-            results.append((reading, read(replace(options, **values))))
-        except Question:
-            results.append((reading, None))  # possible, but only with another decision
+            results.append((reading, read(chosen)))
+        except Question as another:
+            final = False
+            results.append((reading, _preview(read, _chosen(chosen, another.readings[0]))))
         except DataError:
             continue
     possible = [records for _, records in results if records is not None]
     rows = _differing_rows(possible)[: SHOWN_ROWS if "labels_column" in question.readings[0].options else 2]
-    if possible and len(possible) == len(results) and not rows:
+    if possible and final and not rows:
         return possible[0]
     shown = [
         replace(reading, rows=tuple(_row_text(records, row) for row in rows) if records else ())
         for reading, records in results
     ]
     raise Question(question.problem, shown or question.readings)
+
+
+def _chosen(options: ReadOptions, reading: Reading) -> ReadOptions:
+    """Return the options with those of a reading; an option that takes several values keeps its others."""
+    values: dict[str, Any] = {
+        name: (*now, value) if isinstance(now := getattr(options, name), tuple) else value
+        for name, value in reading.options.items()
+    }
+    return replace(options, **values)
+
+
+def _preview(read: Callable[[ReadOptions], Records], options: ReadOptions) -> Records | None:
+    """Return the labels of a reading that needs another decision, with the first answer to it."""
+    try:
+        return read(options)
+    except DataError:
+        return None
 
 
 def _differing_rows(readings: Sequence[Records]) -> list[int]:
@@ -76,9 +91,12 @@ def _states_by_name(records: Records, names: Sequence[str], rows: Int[ndarray, "
 
 
 def _row_text(records: Records, row: int) -> str:
+    """Return the labels of an image, with its row in the table or, if there are several tables, its whole path."""
     labels, known = (values[0] for values in records.states.labels_and_known(np.array([row])))
     names = np.array(records.label_space.names)
     present, unknown = names[(labels > 0) & known].tolist(), names[~known].tolist()
-    line = "" if records.origin is None or records.origin.lines is None else f"row {records.origin.lines[row]}, "
     missing = f" (unknown: {listing(unknown, SHOWN_LABELS)})" if unknown else ""
-    return f"{line}{records.paths[row].name}: {listing(present, SHOWN_LABELS) or 'no label'}{missing}"
+    image = str(records.paths[row])
+    if records.origin is not None and records.origin.lines is not None:
+        image = f"row {records.origin.lines[row]}, {records.paths[row].name}"
+    return f"{image}: {listing(present, SHOWN_LABELS) or 'no label'}{missing}"

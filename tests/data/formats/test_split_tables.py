@@ -196,3 +196,8 @@ def test_folder_whose_tables_name_no_images_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {"a.csv": "who,what\nanna,x\n", "b.csv": "who,what\nben,y\n"})
     with pytest.raises(DataError, match=r"2 tables, but none names images.*a\.csv, .*b\.csv"):
         read(tmp_path)
+
+
+def test_example_of_a_submission_is_never_the_table(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"sample_submission\.csv is only an example"):
+        read_folder(tmp_path, {"sample_submission.csv": rows("123")})

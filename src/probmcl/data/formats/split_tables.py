@@ -18,7 +18,7 @@ from probmcl.data.options import ReadOptions
 from probmcl.data.records import NO_LABELS, SPLITS, Missing, Records, Split
 from probmcl.errors import DataError, OptionError, listing
 
-SPLIT = "split of the table"  # name of an added column
+SPLIT = "table name"  # name of an added column
 SAMPLE = 2000  # rows from which the use of a table is inferred
 SUBMISSION = "submission"  # part of the name of an example of a submission, whose labels are made up
 
@@ -47,7 +47,10 @@ def read_tables(
     Tables without labels and examples of submissions are not used.
     """
     candidates = _candidates(folder, options, images) or [_only_table(folder)]
-    labeled = [candidate for candidate in candidates if candidate.labeled] or candidates
+    labeled = [candidate for candidate in candidates if candidate.labeled]
+    labeled = labeled or [candidate for candidate in candidates if SUBMISSION not in candidate.path.stem.lower()]
+    if not labeled:
+        raise NoLabelsError(f"{candidates[0].path} is only an example of a submission; pass the table with the labels")
     if len(labeled) > 1:
         labeled = _largest(labeled, options)
     if len(labeled) == 1:

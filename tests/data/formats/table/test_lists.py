@@ -209,3 +209,12 @@ def test_unknown_label_in_brackets_and_in_one_of_several_columns(write: Write) -
 def test_unknown_label_that_does_not_occur_is_refused(write: Write, text: str) -> None:
     with pytest.raises(OptionError, match="`unknown_label=todo` is not in any"):
         read_table(write(text), ReadOptions(unknown_label=("todo",)))
+
+
+def test_lists_in_brackets_next_to_other_lists_are_refused(write: Write) -> None:
+    refused(write("file,labels\n1.jpg,\"['a', 'b']\"\n2.jpg,a|b\n"), "row 3", "'a|b'", "brackets")
+
+
+def test_separator_that_does_not_occur_is_refused(write: Write) -> None:
+    with pytest.raises(OptionError, match=r"`separator=@` is not in any cell of .*labels\.csv"):
+        read_table(write("file,labels\n1.jpg,a|b\n"), ReadOptions(separator="@"))

@@ -92,3 +92,20 @@ def test_annotators_option_without_an_annotator_column_is_refused(write: Write) 
         read_table(write("file,tags\n1.jpg,cat\n2.jpg,dog\n"), ReadOptions(annotators="any"))
     with pytest.raises((OptionError, TypeError), match="annotators"):  # a TypeError with the type-checking hook
         ReadOptions(annotators="mean")  # type: ignore[arg-type]
+
+
+def test_uncertain_labels_of_one_annotator_stay_uncertain(write: Write) -> None:
+    table = write("file,rater,a,b\n1.jpg,p,-1,0\n2.jpg,p,1,1\n2.jpg,q,1,-1\n")
+    records = read_table(table, ReadOptions(minus_one=("positive",)))
+    assert states_of(records) == ["~-", "++"]
+    assert records.labels.tolist() == [[1.0, 0.0], [1.0, 1.0]]
+
+
+def test_rows_with_the_same_labels_in_another_order_are_merged(write: Write) -> None:
+    assert states_of(read_table(write("file,labels\n1.jpg,a|b\n2.jpg,b\n1.jpg,b|a\n"))) == ["++", "-+"]
+    refused(write("file,labels\n1.jpg,a|b\n2.jpg,b\n1.jpg,b|c\n"), "rows 2 and 4", "`rows=labels`")
+
+
+def test_unknown_label_in_another_row_leaves_a_label_present(write: Write) -> None:
+    table = write("file,label\n1.jpg,a\n2.jpg,b\n1.jpg,b\n2.jpg,todo\n")
+    assert states_of(read_table(table, ReadOptions(unknown_label=("todo",)))) == ["++", "?+"]

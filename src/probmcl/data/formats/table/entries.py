@@ -263,9 +263,12 @@ def read_label_rows(table: Table, columns: Columns, classes: Classes, images: Im
     blanks = policy.blank_states(lists.names, default="negative")
     rows, indices, _ = (np.concatenate(arrays) for arrays in zip(*(_listed(c, 0) for c in lists.columns), strict=True))
     _refuse_none_in_other_rows(table, lists, images, rows, options)
+    unknown = _everywhere(lists.unknown_rows, np.arange(len(blanks)), State.UNKNOWN)
+    keys = [images.of_row[of_entry] * len(blanks) + k for of_entry, k in ((unknown[0], unknown[1]), (rows, indices))]
+    other = ~np.isin(*keys)  # a label in another row of the image is present
     parts = [
         _everywhere(lists.none_rows, np.flatnonzero(blanks != State.ABSENT), State.ABSENT),
-        _everywhere(lists.unknown_rows, np.arange(len(blanks)), State.UNKNOWN),
+        (unknown[0][other], unknown[1][other], unknown[2][other]),
         (rows, indices, np.where(flags[rows] == BLANK, blanks[indices], flags[rows])),
     ]
     notes += [f"boxes ({listing(columns.boxes)}) are not used"] if columns.boxes else []
@@ -319,7 +322,9 @@ def _refuse_possible_lists(table: Table, columns: Columns, images: Images, lists
     """Refuse repeated paths if cells may be lists, because the repetition may be a mistake."""
     words = {tuple(text.split()): 1 for name in columns.labels for text in set(table.texts(name)) - lists.none}
     spaced = classes is None and bool(free_and_bound(words)[0])
-    if spaced or any(len(indices) > 1 for column in lists.columns for indices in column):
+    firsts = list(enumerate(images.first[images.of_row].tolist()))
+    different = any(column[row] != column[first] for column in lists.columns for row, first in firsts)
+    if spaced or (different and any(len(indices) > 1 for column in lists.columns for indices in column)):
         remedy = (
             ", and cells may be lists of labels; use `rows=labels` to merge the rows of an image and read spaces as "
             "part of a name, or `rows=images` to require one row per image"

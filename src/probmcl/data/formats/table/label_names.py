@@ -26,11 +26,7 @@ def find_none_labels(texts: Iterable[str], none_label: str | None, classes: tupl
 
 
 def find_blanks(texts: Iterable[str], none_label: str | None, classes: tuple[str, ...] | None) -> frozenset[str]:
-    """Return the texts to read as blank: 'NaN' and the like, unless they are a class or occur in a list.
-
-    >>> find_blanks(["NaN", "cat", "NA", "NA|cat"], None, None)
-    frozenset({'NaN'})
-    """
+    """Return the texts to read as blank: 'NaN' and the like, unless they are a class or occur in a list."""
     distinct = set(texts)
     blanks = {text for text in distinct if text.lower() in BLANK_TEXTS} - {none_label, *(classes or ())}
     if not blanks:
@@ -85,10 +81,6 @@ def free_and_bound(cells: Mapping[Words, int]) -> tuple[frozenset[str], frozense
 
     A word is a label if it also occurs alone, if it is first in one cell and later in another, or if it is last in one
     cell and earlier in another. Parts of names keep their position.
-
-    >>> free, bound = free_and_bound({("cat", "dog"): 1, ("dog",): 1, ("red", "fox"): 1, ("red", "kite"): 1})
-    >>> sorted(free), sorted(bound)
-    (['dog'], ['cat', 'fox', 'kite', 'red'])
     """
     several = [words for words in cells if len(words) > 1]
     used = frozenset(word for words in several for word in words)

@@ -117,8 +117,15 @@ def read_lists(
     listed = [text for text in cells.plain.values() if text and not cells.means(text, cells.none | cells.unknown)]
     marks: list[str | None] = [mark for mark in SEPARATORS if any(mark in text for text in listed)]
     marks += [" "] if (spaces or classes) and any(" " in text for text in listed) else []
-    if options.separator is not None or any(text.startswith(LIST_ITEM) for text in listed):
-        marks = [options.separator or None] if options.separator is not None else [LIST_ITEM]
+    if options.separator is not None:
+        if not any(options.separator in text for text in listed):  # '' is in every text
+            raise OptionError("separator", options.separator, f"is not in any cell of {table.path}; leave it out")
+        marks = [options.separator or None]
+    elif any(text.startswith(LIST_ITEM) for text in listed):
+        bare = next((text for text in listed if text[0] != LIST_ITEM and set(text) & {*SEPARATORS}), None)
+        if bare:
+            raise DataError(f"{cells.where(bare)} has {bare!r}, but other cells are in brackets; use one notation")
+        marks = [LIST_ITEM]
     if classes is None:
         names, lists, description, hierarchy = _without_classes(cells, marks, options)
     else:
@@ -264,7 +271,7 @@ def _with_hierarchy(cells: _Cells, lists: Labels, separator: str | None) -> tupl
     slashed = sorted(item for item in items if "/" in item and all(part.strip() for part in item.split("/")))
     if not slashed:
         return lists, {}
-    steps = {step for item in items for step in pairwise(["", *item.split("/")])}
+    steps = dict.fromkeys(step for item in sorted(items) for step in pairwise(["", *item.split("/")]))
     parents = {child: parent for parent, child in steps}
     children = [parent for parent in parents.values() if parent]
     if len(steps) == len(parents) and len(children) > len(set(children)):

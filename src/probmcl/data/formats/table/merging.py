@@ -94,7 +94,10 @@ def _voted(
             f"labels be merged?",
             [Reading(meaning, {"annotators": name}) for name, meaning in ANNOTATORS.items()],
         )
-    return LabelStates.from_states(_decide(present, absent, option or "unknown"))
+    decided = _decide(present, absent, option or "unknown")
+    for image, k in zip(image_of_unit, states == State.UNCERTAIN, strict=True):
+        decided[image, k & (decided[image] == State.UNKNOWN) & (present[image] + absent[image] == 0)] = State.UNCERTAIN
+    return LabelStates.from_states(decided)
 
 
 def _decide(present: Int[ndarray, "N C"], absent: Int[ndarray, "N C"], option: str) -> UInt8[ndarray, "N C"]:

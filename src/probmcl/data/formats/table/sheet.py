@@ -252,11 +252,7 @@ def _load_json(path: Path, fits: Fits) -> Table:
 
 
 def _text(value: Any) -> str:
-    """Return the text that a CSV file would have for a value; list items are prefixed with LIST_ITEM.
-
-    >>> _text(None), _text(True), _text(7.0), _text(0.5), _text(" cat "), _text(["cat|dog", "emu"])
-    ('', 'true', '7', '0.5', 'cat', '\\x01cat|dog\\x01emu')
-    """
+    """Return the text that a CSV file would have for a value; list items are prefixed with LIST_ITEM."""
     if isinstance(value, list):
         return "".join(f"{LIST_ITEM}{_text(item)}" for item in value)
     if isinstance(value, bool):
@@ -283,11 +279,7 @@ def read_text(path: Path) -> str:
 
 
 def named(columns: Iterable[str], names: Sequence[str]) -> list[str]:
-    """Return the columns with one of these names, ignoring case and treating spaces and hyphens as underscores.
-
-    >>> named(["File Name", "labels"], ["file_name"])
-    ['File Name']
-    """
+    """Return the columns with one of these names, ignoring case and treating spaces and hyphens as underscores."""
     return [column for column in columns if re.sub(r"[\s-]+", "_", column.strip()).lower() in names]
 
 

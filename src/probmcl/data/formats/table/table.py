@@ -156,8 +156,9 @@ def _values(table: Table, column: str, images: Images) -> Sequence[str]:
     texts = table.texts(column)
     for row, first in enumerate(images.first[images.of_row].tolist() if images.repeated else ()):
         if texts[row] != texts[first]:
+            second = table.where(row) if table.files else f"row {table.lines[row]}"
             raise DataError(
-                f"{table.where(first)} and row {table.lines[row]}: these rows describe the same image, but column "
+                f"{table.where(first)} and {second}: these rows describe the same image, but column "
                 f"{column!r} has {texts[first]!r} and {texts[row]!r}; make them equal"
             )
     return images.select(texts)
