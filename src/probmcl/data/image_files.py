@@ -64,6 +64,15 @@ def walk(root: Path) -> Iterator[os.DirEntry[str]]:
             yield entries.pop()  # `pop` frees each entry; a folder may have a million files
 
 
+def subfolders(folder: Path) -> list[Path]:
+    """Return the folders in a folder, without those that start with a dot or two underscores."""
+    if not folder.is_dir():
+        return []
+    with os.scandir(folder) as entries:  # gives the type of each entry without a system call per file
+        names = [entry.name for entry in entries if not entry.name.startswith((".", "__")) and entry.is_dir()]
+    return sorted(folder / name for name in names)
+
+
 def images_below(folder: Path) -> Iterator[Path]:
     """Yield the images below a folder, in the order of `walk`."""
     return (Path(entry.path) for entry in walk(folder) if is_image(entry.name))

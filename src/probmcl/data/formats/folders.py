@@ -1,13 +1,12 @@
 """Data with one folder per class. An image in several folders, as a link or a copy, has all their labels."""
 
-import os
 import re
 from collections import defaultdict
 from pathlib import Path
 from typing import NamedTuple
 
 from probmcl.data.formats.annotations import label_states
-from probmcl.data.image_files import SPLIT_FOLDERS, equal_files, images_below, is_image
+from probmcl.data.image_files import SPLIT_FOLDERS, equal_files, images_below, is_image, subfolders
 from probmcl.data.labels import State
 from probmcl.data.records import NO_LABELS, Missing, Origin, Records, Split
 from probmcl.errors import DataError, listing
@@ -112,26 +111,18 @@ def _scan(folder: Path) -> _Layout:
     unlabeled = [split for split in unsorted if in_classes and SPLIT_FOLDERS[split.name.lower()] == "test"]
     by_split = splits and direct == unlabeled
     classes = {split.name: classes[split.name] for split in in_classes} if by_split else {"": filled}
-    runs = [path.name for path in _subfolders(folder) if _contains_runs(path)]
+    runs = [path.name for path in subfolders(folder) if _contains_runs(path)]
     return _Layout(classes, [split for split in unsorted if split not in unlabeled], in_classes, unlabeled, runs)
 
 
 def _with_images(folder: Path) -> list[Path]:
     """Return the subfolders that contain images at any depth, except those with runs."""
-    subfolders = (path for path in _subfolders(folder) if not _contains_runs(path))
+    subfolders = (path for path in subfolders(folder) if not _contains_runs(path))
     return [path for path in subfolders if next(images_below(path), None) is not None]
 
 
 def _contains_runs(folder: Path) -> bool:
-    return any(map(is_run, (folder, *_subfolders(folder))))
-
-
-def _subfolders(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    with os.scandir(folder) as entries:  # gives the type of each entry without a system call per file
-        names = [entry.name for entry in entries if not entry.name.startswith((".", "__")) and entry.is_dir()]
-    return sorted(folder / name for name in names)
+    return any(map(is_run, (folder, *subfolders(folder))))
 
 
 def _identities(folder: Path, paths: list[str], missing: Missing) -> list[object]:

@@ -13,7 +13,7 @@ from probmcl.data.formats.table.lists import NoLabelsError
 from probmcl.data.formats.table.paths import FileIndex, find_images, find_index, find_path_column
 from probmcl.data.formats.table.sheet import SUFFIXES, Table, load, refuse_missing_column
 from probmcl.data.formats.table.table import read_loaded, table_files
-from probmcl.data.image_files import SPLIT_FOLDERS, images_below, is_image
+from probmcl.data.image_files import SPLIT_FOLDERS, images_below, is_image, subfolders
 from probmcl.data.options import ReadOptions
 from probmcl.data.records import NO_LABELS, SPLITS, Missing, Records, Split
 from probmcl.errors import DataError, OptionError, listing
@@ -57,11 +57,9 @@ def read_tables(
         table = load(labeled[0].path, lambda names: has_path_name(names, options.path_column))
     else:
         table = _concatenated(folder, labeled, options, images)
-    in_column = (
-        options if len(labeled) == 1 or options.split_column is not None else replace(options, split_column=SPLIT)
-    )
+        options = replace(options, split_column=SPLIT) if options.split_column is None else options
     index = _index(labeled[0].path, images) if len(labeled) == 1 else find_index(folder, images)
-    records = read_loaded(table, in_column, index, keep=keep, missing=missing)
+    records = read_loaded(table, options, index, keep=keep, missing=missing)
     if len(labeled) > 1:
         names = listing(str(candidate.path.relative_to(folder)) for candidate in labeled)
         records = records.with_note(f"one table per split: {names}")
@@ -87,11 +85,10 @@ def recognizes(folder: Path) -> bool:
 
 def _candidates(folder: Path, options: ReadOptions, images: Path | None) -> list[Candidate]:
     """Return the tables in a folder that name images or, if there are none, those in its split folders."""
-    subfolders = sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_dir())
-    problems = []
-    for paths in (table_files(folder), [file for sub in subfolders for file in _tables_of_split(sub)]):
+    problems: list[OptionError] = []
+    for find_tables in (table_files, _tables_in_subfolders):
         found = []
-        for path in paths:
+        for path in find_tables(folder):
             try:
                 found += _candidate(path, folder, options, images)
             except OptionError as error:
@@ -105,6 +102,13 @@ def _candidates(folder: Path, options: ReadOptions, images: Path | None) -> list
     return []
 
 
+def _tables_in_subfolders(folder: Path) -> list[Path]:
+    """Return the tables one or two levels below a folder; in a folder with a `metadata` file, only that one."""
+    outer = subfolders(folder)
+    files = [table_files(sub) for sub in sorted([*outer, *(inner for sub in outer for inner in subfolders(sub))])]
+    return [path for tables in files for path in ([p for p in tables if p.stem == "metadata"] or tables)]
+
+
 def _only_table(folder: Path) -> Candidate:
     """Return the only table, although it does not name images, so that its reader reports the problem."""
     files = table_files(folder)
@@ -116,12 +120,6 @@ def _only_table(folder: Path) -> Candidate:
             f"DATA, with `images=FOLDER`"
         )
     raise DataError(f"{folder} has no table; expected a file that ends in {' or '.join(SUFFIXES)}")
-
-
-def _tables_of_split(folder: Path) -> list[Path]:
-    files = table_files(folder)
-    metadata = [path for path in files if path.stem == "metadata"]
-    return metadata or files
 
 
 def _candidate(path: Path, folder: Path, options: ReadOptions, images: Path | None) -> list[Candidate]:
