@@ -117,8 +117,8 @@ def _scan(folder: Path) -> _Layout:
 
 def _with_images(folder: Path) -> list[Path]:
     """Return the subfolders that contain images at any depth, except those with runs."""
-    subfolders = (path for path in subfolders(folder) if not _contains_runs(path))
-    return [path for path in subfolders if next(images_below(path), None) is not None]
+    others = (path for path in subfolders(folder) if not _contains_runs(path))
+    return [path for path in others if next(images_below(path), None) is not None]
 
 
 def _contains_runs(folder: Path) -> bool:
