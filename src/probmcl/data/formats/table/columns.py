@@ -7,13 +7,7 @@ from dataclasses import dataclass, replace
 
 from probmcl.data.formats.table.lists import CLASSES, Classes, NoLabelsError
 from probmcl.data.formats.table.paths import ID_AS_PATH, PATH, FileIndex, find_path_column
-from probmcl.data.formats.table.sheet import (
-    LIST_ITEM,
-    Table,
-    named,
-    only_column,
-    refuse_missing_column,
-)
+from probmcl.data.formats.table.sheet import LIST_ITEM, Table, named, only_column, refuse_missing_column
 from probmcl.data.label_policy import CROSSES, flag_value, holds_flags
 from probmcl.data.options import ReadOptions
 from probmcl.errors import DataError, OptionError, Question, Reading, listing, quoted, suggestion
