@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probmcl.data.formats.annotations import label_states
-from probmcl.data.image_files import SPLIT_FOLDERS, equal_files, images_below, is_image
+from probmcl.data.image_files import SPLIT_FOLDERS, equal_files, images_below, is_folder, is_image
 from probmcl.data.labels import State
 from probmcl.data.records import NO_LABELS, Missing, Origin, Records, Split
 from probmcl.errors import DataError, listing
@@ -130,7 +130,7 @@ def _subfolders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:  # gives the type of each entry without a system call per file
-        names = [entry.name for entry in entries if not entry.name.startswith((".", "__")) and entry.is_dir()]
+        names = [entry.name for entry in entries if not entry.name.startswith((".", "__")) and is_folder(entry)]
     return sorted(folder / name for name in names)
 
 

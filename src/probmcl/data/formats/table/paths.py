@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probmcl.data.formats.table.sheet import Table, named
-from probmcl.data.image_files import is_image, walk
+from probmcl.data.image_files import is_file, is_image, walk
 from probmcl.data.records import Missing
 from probmcl.errors import DataError, OptionError, listing, quoted
 
@@ -96,7 +96,7 @@ class FileIndex:
         """All files below the roots, and their rows by name, by stem, by name or stem in lower case, and by number."""
         outer = [root for root in self.roots if not any(other in root.parents for other in self.roots)]
         entries = [entry for root in outer if root.is_dir() for entry in walk(root)]
-        files = [entry.path for entry in entries if entry.is_file()]  # false for broken links
+        files = [entry.path for entry in entries if is_file(entry)]  # false for broken links
         rows: dict[str, dict[str, list[int]]] = {how: defaultdict(list) for how in ("", SUFFIX, CASE, NUMBER)}
         for row, file in enumerate(files):
             name = file.rpartition("/")[2]
@@ -147,7 +147,7 @@ def _files_in(folder: str) -> frozenset[str]:
     """Return the names of the files in a folder, or an empty set if it does not exist or cannot be read."""
     try:
         with os.scandir(folder) as entries:
-            return frozenset(entry.name for entry in entries if entry.is_file())
+            return frozenset(entry.name for entry in entries if is_file(entry))
     except OSError:
         return frozenset()
 
