@@ -172,6 +172,8 @@ def find_index(folder: Path, images: Path | None, extra: Sequence[Path] = ()) ->
 def find_path_column(table: Table, index: FileIndex, taken: set[str]) -> str:
     """Return the column that names the images: by name if its texts match files, otherwise by content."""
     free = [column for column in table.columns if column not in taken]
+    for name in filter(is_image, free):
+        raise DataError(f"{table.path}, row 1: {name!r} is an image; add a first row with the names of the columns")
     by_name = named(free, PATH) or named(free, ID_AS_PATH)
     hits = {column: index.count(_sample(table, column)) for column in by_name}
     if not any(hits.values()) and len(free) > 1:
@@ -237,15 +239,12 @@ def find_images(table: Table, column: str, index: FileIndex, missing: Missing) -
 
 
 def _refuse_invalid_paths(table: Table, column: str, texts: Sequence[str]) -> None:
-    if is_image(column):
-        raise DataError(f"{table.path}, row 1: {column!r} is an image; add a first row with the names of the columns")
     joined = "\n".join(texts)
     if "" not in texts and "\0" not in joined and ".." not in joined:  # faster than a test of each text
         return
     for row, text in enumerate(texts):
-        where = f"{table.where(row)}: column {column!r}"
         if not text:
-            raise DataError(f"{where} is blank; enter the path of the image")
+            raise DataError(f"{table.where(row)}: column {column!r} is blank; enter the path of the image")
         if "\0" in text:
             raise DataError(f"{table.where(row)}: {text!r} in column {column!r} is not a valid path; correct it")
         if os.path.normpath(text.replace("\\", "/")).split("/")[0] == "..":
