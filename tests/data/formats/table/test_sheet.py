@@ -244,3 +244,8 @@ def test_decimal_commas(write: Write) -> None:
     records = read(write("file;cat;dog;score\n1.jpg;1,0;0,0;0,35\n2.jpg;0,0;1,0;1,25\n"), seed=None)
     assert states_of(records) == ["+-", "-+"]
     assert str(records.origin).endswith("ignored: 'score'")
+
+
+@pytest.mark.parametrize("value", ['{"name": "cat"}', '[{"name": "cat"}]'])
+def test_objects_in_json_are_not_names(write: Write, value: str) -> None:
+    refused(write(f'[{{"file": "1.jpg", "labels": {value}}}]', name="a.json"), "row 1", "'labels'", '{"name":"cat"}')

@@ -257,6 +257,8 @@ def _load_json(path: Path, fits: Fits) -> Table:
 
 def _text(value: Any) -> str:
     """Return the text that a CSV file would have for a value; list items are prefixed with LIST_ITEM."""
+    if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value)):
+        return msgspec.json.encode(value).decode()
     if isinstance(value, list):
         return "".join(f"{LIST_ITEM}{_text(item)}" for item in value)
     if isinstance(value, bool):
