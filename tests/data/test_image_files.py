@@ -32,7 +32,8 @@ def test_walk_handles_symlink_cycles_and_missing_permissions(tmp_path: Path, mon
     (tmp_path / "a" / "round").symlink_to(tmp_path)
     (tmp_path / "a" / "1.jpg").touch()
     (tmp_path / ".hidden.jpg").touch()
-    assert [entry.name for entry in walk(tmp_path)] == ["1.jpg"]
+    (tmp_path / "itself.jpg").symlink_to(tmp_path / "itself.jpg")
+    assert [entry.name for entry in walk(tmp_path)] == ["itself.jpg", "1.jpg"]
 
     def refuse(folder: str) -> None:
         raise PermissionError(13, "Permission denied", folder)

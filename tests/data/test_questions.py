@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from helpers.tables import asked, labels_of, write_table
+from probmcl.data.formats.table.table import read_table
 from probmcl.data.options import ReadOptions
 from probmcl.data.questions import answered
 from probmcl.data.records import Records
@@ -49,9 +50,20 @@ def test_reading_that_needs_another_decision_is_possible() -> None:
     assert len(caught.value.readings) == 2
 
 
-def test_readings_that_are_all_errors_are_a_question() -> None:
+def test_readings_with_different_errors_are_a_question() -> None:
     with pytest.raises(Question, match="which separator"):
-        answered(reader({",": DataError("no"), ";": DataError("no")}), ReadOptions())
+        answered(reader({",": DataError("no"), ";": DataError("never")}), ReadOptions())
+
+
+def test_readings_with_the_same_error_are_that_error() -> None:
+    with pytest.raises(DataError, match="row 7"):
+        answered(reader({",": DataError("row 7"), ";": DataError("row 7")}), ReadOptions())
+
+
+def test_reading_that_an_option_excludes_is_left_out(tmp_path: Path) -> None:
+    table = write_table(tmp_path, "file,tags,cat,dog\n1.jpg,cat,1,0\n2.jpg,empty,0,1\n")
+    records = read_table(table, ReadOptions(none_label="empty"))
+    assert labels_of(records) == [{"cat"}, set()]
 
 
 def test_question_shows_the_labels_of_two_rows_in_every_reading(tmp_path: Path) -> None:

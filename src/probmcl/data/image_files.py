@@ -58,10 +58,20 @@ def walk(root: Path) -> Iterator[os.DirEntry[str]]:
         except OSError as error:
             raise DataError(f"{folder}: cannot be listed ({error.strerror}); check its permissions") from error
         entries.sort(key=lambda entry: entry.name, reverse=True)
-        pending += [entry.path for entry in entries if entry.is_dir()]
-        entries = [entry for entry in entries if not entry.is_dir()]
+        pending += [entry.path for entry in entries if is_folder(entry)]
+        entries = [entry for entry in entries if not is_folder(entry)]
         while entries:
             yield entries.pop()  # `pop` frees each entry; a folder may have a million files
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a folder or a link to one; `is_dir` raises an error for a link to itself."""
+    return os.path.isdir(entry.path) if entry.is_symlink() else entry.is_dir()  # noqa: PTH112
+
+
+def is_file(entry: os.DirEntry[str]) -> bool:
+    """Return whether an entry is a file or a link to one."""
+    return os.path.isfile(entry.path) if entry.is_symlink() else entry.is_file()  # noqa: PTH113
 
 
 def subfolders(folder: Path) -> list[Path]:
@@ -69,7 +79,7 @@ def subfolders(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:  # gives the type of each entry without a system call per file
-        names = [entry.name for entry in entries if not entry.name.startswith((".", "__")) and entry.is_dir()]
+        names = [entry.name for entry in entries if not entry.name.startswith((".", "__")) and is_folder(entry)]
     return sorted(folder / name for name in names)
 
 
@@ -105,7 +115,7 @@ def split_folders(folder: Path) -> dict[Path, Split]:
     if not folder.is_dir():
         return {}
     with os.scandir(folder) as entries:  # faster than a path for each of a million images
-        names = [entry.name for entry in entries if entry.name.lower() in SPLIT_FOLDERS and entry.is_dir()]
+        names = [entry.name for entry in entries if entry.name.lower() in SPLIT_FOLDERS and is_folder(entry)]
     names.sort(key=lambda name: (list(SPLIT_FOLDERS).index(name.lower()), name))
     return {folder / name: SPLIT_FOLDERS[name.lower()] for name in names}
 

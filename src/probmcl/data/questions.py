@@ -11,7 +11,7 @@ from numpy import ndarray
 from probmcl.data.labels import State
 from probmcl.data.options import ReadOptions
 from probmcl.data.records import Records
-from probmcl.errors import DataError, Question, Reading, listing
+from probmcl.errors import DataError, OptionError, ProbmclError, Question, Reading, listing
 
 SHOWN_ROWS = 3  # rows in a question about columns; others show two
 SHOWN_LABELS = 6  # labels of a row in a question
@@ -22,13 +22,13 @@ def answered(read: Callable[[ReadOptions], Records], options: ReadOptions) -> Re
     """Read data, and ask a question only if its readings give different labels.
 
     All readings are tried. A reading that is an error is left out; if several remain, the question shows rows in which
-    they differ.
+    they differ. If all have the same error, it is raised, because no answer would help.
     """
     try:
         return read(options)
     except Question as error:
         question = error
-    results, final = list[tuple[Reading, Records | None]](), True
+    results, errors, final = list[tuple[Reading, Records | None]](), list[ProbmclError](), True
     for reading in question.readings:
         chosen = _chosen(options, reading)
         try:
@@ -36,8 +36,10 @@ def answered(read: Callable[[ReadOptions], Records], options: ReadOptions) -> Re
         except Question as another:
             final = False
             results.append((reading, _preview(read, _chosen(chosen, another.readings[0]))))
-        except DataError:
-            continue
+        except (DataError, OptionError) as error:
+            errors.append(error)
+    if not results and len({*map(str, errors)}) == 1:
+        raise errors[0]
     possible = [records for _, records in results if records is not None]
     rows = _differing_rows(possible)[: SHOWN_ROWS if "labels_column" in question.readings[0].options else 2]
     if possible and final and not rows:
@@ -62,7 +64,7 @@ def _preview(read: Callable[[ReadOptions], Records], options: ReadOptions) -> Re
     """Return the labels of a reading that needs another decision, with the first answer to it."""
     try:
         return read(options)
-    except DataError:
+    except (DataError, OptionError):
         return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -279,12 +280,12 @@ def _label_notes(records: Records) -> str:
 
 
 def _similar_names(names: Sequence[str]) -> str:
-    """Return a note on class names that differ only in case, or an empty text."""
+    """Return a note on class names that look the same apart from case, or an empty text."""
     spellings: dict[str, list[str]] = {}
     for name in names:
-        spellings.setdefault(name.casefold(), []).append(name)
+        spellings.setdefault(unicodedata.normalize("NFKC", name).casefold(), []).append(name)
     similar = [quoted(group) for group in spellings.values() if len(group) > 1]
-    return f"classes {listing(similar)} differ only in case" if similar else ""
+    return f"classes {listing(similar)} differ only in case or Unicode form" if similar else ""
 
 
 def _with_contradictions(origin: Origin | None, rows: Int[ndarray, "K"]) -> Origin | None:

@@ -168,3 +168,11 @@ def test_test_folder_without_class_folders_is_not_used(tmp_path: Path) -> None:
 def test_classes_that_differ_only_in_case_are_reported(tmp_path: Path) -> None:
     fill(tmp_path, cat__1_dot_jpg="a", Cat__1_dot_jpg="b")
     assert "classes 'Cat' and 'cat' differ only in case" in describe(read(tmp_path, seed=None))
+
+
+def test_link_to_itself_is_not_a_class(tmp_path: Path) -> None:
+    for name in ("cat/1.jpg", "dog/2.jpg"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(name.encode())
+    (tmp_path / "bird").symlink_to(tmp_path / "bird")
+    assert read_folders(tmp_path).label_space.names == ("cat", "dog")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.tables import labels_of
+from helpers.tables import labels_of, write_table
 from probmcl.data.options import ReadOptions
 from probmcl.data.read import read
 from probmcl.data.records import Records
@@ -201,3 +201,20 @@ def test_folder_whose_tables_name_no_images_is_refused(tmp_path: Path) -> None:
 def test_example_of_a_submission_is_never_the_table(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"sample_submission\.csv is only an example"):
         read_folder(tmp_path, {"sample_submission.csv": rows("123")})
+
+
+@pytest.mark.parametrize("label", ["cat", "7 8"])
+def test_test_table_with_minus_one_as_label_has_no_labels(tmp_path: Path, label: str) -> None:
+    write_table(tmp_path, f"file,label\n1.jpg,{label}\n2.jpg,{label}\n", name="train.csv")
+    write_table(tmp_path, "file,label\n3.jpg,-1\n4.jpg,-1\n", name="test.csv")
+    records = read(tmp_path, seed=None)
+    assert [path.name for path in records.paths] == ["1.jpg", "2.jpg"]
+    assert "-1" not in records.label_space.names
+
+
+def test_split_folders_in_images(tmp_path: Path) -> None:
+    for split, label in (("train", "cat"), ("test", "dog")):
+        write_table(tmp_path, f"file,label\n1.jpg,{label}\n", name=f"{split}.csv", images=f"images/{split}/1.jpg")
+    records = read(tmp_path, seed=None)
+    assert [path.parent.name for path in records.paths] == ["train", "test"]
+    assert labels_of(records) == [{"cat"}, {"dog"}]

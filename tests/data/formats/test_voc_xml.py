@@ -102,6 +102,7 @@ def test_images_without_a_file_are_left_out(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("<annotation>\n<object>\n</annotation>", "invalid XML (mismatched tag: line 3"),
+        ("<?xml version='1.0' encoding='none'?><annotation/>", "invalid XML (unknown encoding"),
         (xml("cat", " "), "object 2 has no <name>"),
         ("<annotations><image/></annotations>", "the root element is <annotations>"),
     ],
@@ -117,6 +118,7 @@ def test_invalid_files_are_refused(tmp_path: Path, text: str, message: str) -> N
     ("name", "text", "message"),
     [
         ("val", "1\n9\n", r"val\.txt: image '9' has no XML file \(1 of 2 missing\)"),
+        ("val", "1\n.\n", r"val\.txt: image '.' has no XML file"),
         ("val", "1\n0\n", r"val\.txt: image '0' is in train and in val"),
     ],
 )
@@ -138,6 +140,14 @@ def test_missing_images_are_refused_or_kept(tmp_path: Path) -> None:
 def test_files_without_objects_are_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no XML file has an <object>"):
         read(write_layout(tmp_path, "1.jpg", {"1.xml": xml()}))
+
+
+def test_folders_and_broken_links_are_not_annotations(tmp_path: Path) -> None:
+    (tmp_path / "1.xml").mkdir()
+    (tmp_path / "2.xml").symlink_to(tmp_path / "3.xml")
+    assert not recognizes(tmp_path)
+    (devkit(tmp_path) / "Annotations" / "5.xml").symlink_to(tmp_path / "3.xml")
+    assert len(read_layout(tmp_path)) == 4
 
 
 def test_other_xml_is_not_recognized(tmp_path: Path) -> None:

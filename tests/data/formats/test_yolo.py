@@ -100,6 +100,12 @@ def test_folder_without_yaml_is_read(tmp_path: Path, names: str) -> None:
     assert summary(records, tmp_path) == {"images/1.jpg": "train -+", "images/2.jpg": "train --"}
 
 
+def test_names_in_another_encoding_are_read(tmp_path: Path) -> None:
+    write_layout(tmp_path, "images/1.jpg", {"labels/1.txt": f"0 {BOX}\n"})
+    (tmp_path / "classes.txt").write_bytes("Bär\n".encode("cp1252"))
+    assert read(tmp_path, seed=None).label_space.names == ("Bär",)
+
+
 def test_text_files_next_to_images_are_read(tmp_path: Path) -> None:
     files = {"classes.txt": "cat\n\ndog\n", "1.txt": f"2 {BOX}", "2.txt": ""}
     records = read(write_layout(tmp_path, "1.jpg 2.png", files), seed=None)
@@ -158,6 +164,7 @@ def test_invalid_lines_are_refused(tmp_path: Path, line: str, message: str) -> N
         ("names: 2\nnc: 2\n", "expected `names:` with a list"),
         ("names: [cat, dog\nnc: 2\n", "invalid YAML"),
         ("names: [cat, dog]\ntrain: pictures/train\n", "train: 'pictures/train' does not exist"),
+        ("names: [cat, dog]\npath: [a]\ntrain: [[b]]\n", "does not exist"),
     ],
 )
 def test_invalid_yaml_is_refused(tmp_path: Path, yaml: str, message: str) -> None:

@@ -139,8 +139,8 @@ def _candidate(path: Path, folder: Path, options: ReadOptions, images: Path | No
 
 def _index(path: Path, images: Path | None) -> FileIndex:
     """Return the index of images for a table: first folders with the name of its split, then all others."""
-    split = split_of(path.stem)
-    named = [sub for sub in sorted(path.parent.iterdir()) if sub.is_dir() and split and split_of(sub.name) == split]
+    split, folders = split_of(path.stem), sorted(path.parent.iterdir()) + sorted((path.parent / "images").glob("*"))
+    named = [sub for sub in folders if split and split_of(sub.name) == split and sub.is_dir()]
     return find_index(path.parent, images, named)
 
 

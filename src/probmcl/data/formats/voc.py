@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
+from probmcl.data.formats.table.sheet import read_text
 from probmcl.data.formats.voc_xml import has_xml, read_voc_xml
 from probmcl.data.image_files import named_images
 from probmcl.data.records import SPLITS, Missing, Origin, Records, Split
@@ -106,7 +107,7 @@ def _marks(files: list[Path]) -> tuple[list[str], Int[ndarray, "N C"]]:
 
 def _column(path: Path) -> dict[str, int]:
     marks: dict[str, int] = {}
-    for row, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for row, line in enumerate(read_text(path).splitlines(), start=1):
         fields = line.split()
         if not fields:
             continue

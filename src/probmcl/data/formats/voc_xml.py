@@ -1,12 +1,13 @@
 """PASCAL VOC annotations, one XML file per image, as LabelImg, Roboflow and CVAT write them."""
 
 from collections.abc import Collection, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
 
 from probmcl.data.formats.annotations import find_images, label_states, others_left_out
-from probmcl.data.image_files import split_folders, walk
+from probmcl.data.formats.table.sheet import read_text
+from probmcl.data.image_files import is_file, split_folders, walk
 from probmcl.data.labels import State
 from probmcl.data.records import Missing, Origin, Records, Split
 from probmcl.errors import DataError
@@ -67,8 +68,8 @@ def _annotations(folder: Path) -> list[_Annotation]:
     bases: dict[Path, Split] = {folder: "train", **split_folders(folder)}
     for base, split in bases.items():
         inner = next((base / name for name in FOLDERS if (base / name).is_dir()), base)
-        below = (Path(entry.path) for entry in walk(inner) if entry.name.endswith(".xml"))
-        files = sorted(base.glob("*.xml")) if inner == base else below
+        below = (Path(entry.path) for entry in walk(inner) if entry.name.endswith(".xml") and is_file(entry))
+        files = sorted(file for file in base.glob("*.xml") if file.is_file()) if inner == base else below
         annotations += [_Annotation(file, file.relative_to(inner).as_posix()[:-4], split) for file in files]
     return annotations
 
@@ -82,7 +83,7 @@ def _is_voc(file: Path) -> bool:
 def _labels(file: Path) -> dict[str, State]:
     try:
         root = ElementTree.parse(file).getroot()
-    except ElementTree.ParseError as error:
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # the last two for an unknown encoding
         raise DataError(f"{file}: invalid XML ({error}); export the file again") from error
     if root.tag != "annotation":
         raise DataError(f"{file}: the root element is <{root.tag}>, not <annotation>; move the file to another folder")
@@ -128,8 +129,8 @@ def _listed(lists: Mapping[Split, Path], annotations: list[_Annotation]) -> tupl
 def _ids(path: Path, known: Collection[str]) -> list[str]:
     """Return the image ids in a list, whose lines may also have the suffix of the image or a number after the id."""
     ids: dict[str, None] = {}
-    for line in filter(None, map(str.strip, path.read_text(encoding="utf-8-sig").splitlines())):
+    for line in filter(None, map(str.strip, read_text(path).splitlines())):
         first = line.split()[0]
-        spellings = (line, first, str(PurePosixPath(line).with_suffix("")), str(PurePosixPath(first).with_suffix("")))
+        spellings = (line, first, line.rpartition(".")[0], first.rpartition(".")[0])
         ids[next((spelling for spelling in spellings if spelling in known), first)] = None
     return list(ids)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from probmcl.data.formats.annotations import find_images, label_states
+from probmcl.data.formats.table.sheet import read_text
 from probmcl.data.formats.yolo_config import Config, config_files, names_file, read_config
 from probmcl.data.image_files import IMAGE_SUFFIXES, images_below, refuse_absent, split_folders, walk
 from probmcl.data.labels import State
@@ -68,7 +69,7 @@ def _has_objects(name: str) -> bool:
 def _images(source: Path, folder: Path, missing: Missing) -> list[Path]:
     """Return the images in a folder or a list, and the absent images of the text files for the folder."""
     if source.is_file():
-        names = list(filter(None, map(str.strip, source.read_text(encoding="utf-8-sig").splitlines())))
+        names = list(filter(None, map(str.strip, read_text(source).splitlines())))
         below = folder if source.is_relative_to(folder) else source.parent
         return find_images(below, names, source=source, remedy=REMEDY, missing=missing)
     images, labels = list(images_below(source)), _labels_folder(source)

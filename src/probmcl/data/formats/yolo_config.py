@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from probmcl.data.formats.table.sheet import read_text
 from probmcl.data.image_files import SPLIT_FOLDERS, split_folders
 from probmcl.data.records import SPLITS, Split
 from probmcl.errors import DataError
@@ -55,7 +56,7 @@ def read_config(path: Path) -> Config:
     file_of_names = names_file(path)
     if file_of_names is None:
         raise DataError(f"{path}: no data.yaml and no {' or '.join(NAMES_FILES)} with the names of the classes")
-    lines = file_of_names.read_text(encoding="utf-8-sig").splitlines()
+    lines = read_text(file_of_names).splitlines()
     names = {index: name.strip() for index, name in enumerate(lines) if name.strip()}
     return Config(file_of_names, _unique(file_of_names, names), _sources_in(path), [])
 
@@ -98,8 +99,8 @@ def _sources(file: Path, content: Mapping[str, Any]) -> tuple[Sources, list[str]
     notes: list[str] = []
     for key, split in SPLIT_FOLDERS.items():
         given = content.get(key) or []
-        for entry in [given] if isinstance(given, str) else given:
-            source = _resolve(file.parent, content.get("path") or "", entry)
+        for entry in map(str, [given] if isinstance(given, str) else given):
+            source = _resolve(file.parent, str(content.get("path") or ""), entry)
             if source is None and split == "train":
                 raise DataError(f"{file}: {key}: {entry!r} does not exist; correct the path, relative to {file.parent}")
             if source is None or any(source in others for others in sources.values()):

@@ -173,3 +173,14 @@ def test_numbered_columns_that_are_not_labels(write: Write) -> None:
     assert read_table(write("file,label_1,label_2\n1.jpg,1,0\n2.jpg,0,1\n")).label_space.names == ("label_1", "label_2")
     records = read_table(write("file,labels,note1,note2\n1.jpg,cat,ok,\n2.jpg,dog,ok,ok\n"))
     assert labels_of(records) == [{"cat"}, {"dog"}]
+
+
+def test_numbered_columns_next_to_several_columns_of_flags_are_refused(write: Write) -> None:
+    text = "file,site 1,site 2,cat,dog\n1.jpg,left,right,1,0\n2.jpg,right,left,0,1\n"
+    refused(write(text), "'site 1' and 'site 2'", "cat, dog", "ignore=COLUMN")
+    ignored = ReadOptions(ignore=("site 1", "site 2"))
+    assert labels_of(read_table(write(text), ignored)) == [{"cat"}, {"dog"}]
+
+
+def test_header_that_names_an_image_is_refused(write: Write) -> None:
+    refused(write("1.jpg,cat dog\n2.jpg,dog\n3.jpg,cat\n"), "row 1", "'1.jpg'", "names of the columns")

@@ -93,7 +93,7 @@ def test_lists_of_labels(separator: str, data: st.DataObject, dialect: dict[str,
 @settings(max_examples=25)
 @given(data=st.data(), dialect=dialects())
 def test_one_column_per_class(coding: tuple[str, ...], data: st.DataObject, dialect: dict[str, object]) -> None:
-    names = [f"class {name}" for name in data.draw(st.lists(texts(""), min_size=1, max_size=4, unique=True))]
+    names = [f"has {name}" for name in data.draw(st.lists(texts(""), min_size=1, max_size=4, unique=True))]
     width = st.lists(st.integers(0, 3), min_size=len(names), max_size=len(names))
     states = [[0] * len(names), *data.draw(st.lists(width, max_size=5))]
     rows = [["file", *names], *([f"{i}.jpg", *(coding[s] for s in row)] for i, row in enumerate(states))]

@@ -290,6 +290,12 @@ def test_difficult_labels_are_unknown_with_class_columns(write: Write) -> None:
     refused(write("image,cat,dog,difficult\n1.jpg,1,0,1\n"), "'difficult'", "rename")
 
 
+def test_difficult_flags_are_refused_next_to_names(write: Write) -> None:
+    refused(write("file,tags,difficult\n1.jpg,cat,0\n2.jpg,dog,1\n"), "'difficult'", "ignore=difficult")
+    records = read_table(write("file,tags,difficult\n1.jpg,0 1,\n2.jpg,1,0\n"))
+    assert unknown_of(records) == [set(), {"0"}]
+
+
 def test_other_values_in_a_class_column_are_refused(write: Write) -> None:
     refused(write("image,cat,width\n1.jpg,1,1\n2.jpg,0,640\n"), "row 3", "'width'", "'640'", "labels_column")
 

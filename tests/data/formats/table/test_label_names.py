@@ -93,7 +93,9 @@ def test_nan_text_as_none_label(tmp_path: Path) -> None:
 
 def test_classes_that_differ_only_in_case_are_reported(tmp_path: Path) -> None:
     records = read(tmp_path, "file,label\n1.jpg,cat\n2.jpg,Cat\n3.jpg,dog\n")
-    assert "\nclasses 'Cat' and 'cat' differ only in case\n" in describe(records)
+    assert "\nclasses 'Cat' and 'cat' differ only in case or Unicode form\n" in describe(records)
+    records = read(tmp_path, "file,label\n1.jpg,caf\u00e9\n2.jpg,cafe\u0301\n")
+    assert "Unicode form" in describe(records)
 
 
 def write(folder: Path, cells: list[str]) -> Path:

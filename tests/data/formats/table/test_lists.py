@@ -218,3 +218,16 @@ def test_lists_in_brackets_next_to_other_lists_are_refused(write: Write) -> None
 def test_separator_that_does_not_occur_is_refused(write: Write) -> None:
     with pytest.raises(OptionError, match=r"`separator=@` is not in any cell of .*labels\.csv"):
         read_table(write("file,labels\n1.jpg,a|b\n"), ReadOptions(separator="@"))
+
+
+@pytest.mark.parametrize("text", ["0 1 0", "[0, 1, 0]", "0.0;1.0;0.0", "0|1|0"])
+@pytest.mark.parametrize("classes", ["", "cat dog bird"])
+def test_lists_with_a_flag_for_each_class_are_refused(write: Write, text: str, classes: str) -> None:
+    table = write(f'file,labels\n1.jpg,"{text}"\n2.jpg,"{text.replace("1", "0")}"\n', classes=classes)
+    refused(table, "'labels'", "0 or 1 for each class", "one column per class")
+
+
+@pytest.mark.parametrize("text", ['{""cat"": 1, ""dog"": 0}', '[{""name"": ""cat""}]'])
+def test_objects_without_labels_are_refused(write: Write, text: str) -> None:
+    table = write(f'file,labels\n1.jpg,"[""cat""]"\n2.jpg,"{text}"\n3.jpg,"{{}}"\n')
+    refused(table, "row 3", "'labels'", "without brackets")

@@ -290,3 +290,11 @@ def test_leading_folders_are_dropped_if_all_rows_have_them(tmp_path: Path) -> No
 @pytest.mark.parametrize("cell", ["1.2E+15", "1-Mar", "01.03.2024", "Mar-02"])
 def test_path_that_excel_changed_is_named(write: Write, cell: str) -> None:
     refused(write(f"file,tags\n1.jpg,cat\n{cell},dog\n"), f"row 3: '{cell}' does not exist", "Excel")
+
+
+@pytest.mark.parametrize("paths", [("1.jpg", "2.jpg"), ("1", "2")])
+def test_link_to_itself_does_not_hide_the_other_files(tmp_path: Path, paths: tuple[str, str]) -> None:
+    table = write_table(tmp_path, "file,tags\n{},cat\n{},dog\n".format(*paths))
+    (tmp_path / "3.jpg").unlink()
+    (tmp_path / "3.jpg").symlink_to(tmp_path / "3.jpg")
+    assert labels_of(read_table(table)) == [{"cat"}, {"dog"}]

@@ -109,6 +109,14 @@ def test_rows_are_numbered_as_in_an_editor(write: Write) -> None:
     refused(table, "row 7", "'7.jpg'")
 
 
+def test_long_header_and_long_cell(write: Write) -> None:
+    names = [f"class {number} {'x' * 90}" for number in range(1000)]
+    table = write(f"file,{','.join(names)}\n1.jpg,{','.join('01' * 500)}\n2.jpg,{','.join('10' * 500)}\n")
+    assert read(table, seed=None).label_space.names == tuple(names)
+    table = write(f"file,mask,tags\n1.jpg,{'1 9 ' * 50_000},cat\n2.jpg,,dog\n")
+    assert labels_of(read(table, seed=None)) == [{"cat"}, {"dog"}]
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [
@@ -117,6 +125,8 @@ def test_rows_are_numbered_as_in_an_editor(write: Write) -> None:
         ('filename,labels\n1.jpg,cat\n2.jpg,"cat\n', "row 3"),
         ("filename,labels\n", "no rows"),
         ("", "no rows"),
+        ('"filename"s,labels\n1.jpg,cat\n', "row 1"),
+        (",\n,\n", "labels.csv"),
         ("filename,labels,labels\n1.jpg,a,b\n", "two columns have the name 'labels'"),
         ("filename,labels\n,cat\n", "row 2: column 'filename' is blank"),
         ("filename,cat\n1.jpg,0\n2.jpg,1\n./1.jpg,1\n", "rows 2 and 4: both have the path './1.jpg'"),
@@ -234,3 +244,8 @@ def test_decimal_commas(write: Write) -> None:
     records = read(write("file;cat;dog;score\n1.jpg;1,0;0,0;0,35\n2.jpg;0,0;1,0;1,25\n"), seed=None)
     assert states_of(records) == ["+-", "-+"]
     assert str(records.origin).endswith("ignored: 'score'")
+
+
+@pytest.mark.parametrize("value", ['{"name": "cat"}', '[{"name": "cat"}]'])
+def test_objects_in_json_are_not_names(write: Write, value: str) -> None:
+    refused(write(f'[{{"file": "1.jpg", "labels": {value}}}]', name="a.json"), "row 1", "'labels'", '{"name":"cat"}')

@@ -7,13 +7,7 @@ from dataclasses import dataclass, replace
 
 from probmcl.data.formats.table.lists import CLASSES, Classes, NoLabelsError
 from probmcl.data.formats.table.paths import ID_AS_PATH, PATH, FileIndex, find_path_column
-from probmcl.data.formats.table.sheet import (
-    LIST_ITEM,
-    Table,
-    named,
-    only_column,
-    refuse_missing_column,
-)
+from probmcl.data.formats.table.sheet import LIST_ITEM, Table, named, only_column, refuse_missing_column
 from probmcl.data.label_policy import CROSSES, flag_value, holds_flags
 from probmcl.data.options import ReadOptions
 from probmcl.errors import DataError, OptionError, Question, Reading, listing, quoted, suggestion
@@ -122,14 +116,21 @@ def _role(table: Table, value: str | None, names: Sequence[str], taken: set[str]
 def _with_labels(table: Table, columns: Columns, rest: list[str], classes: Classes, options: ReadOptions) -> Columns:
     flags = [name for name in rest if holds_flags(table.texts(name), without=(*CROSSES, *options.unknown_label))]
     labels = _label_columns(table, rest, flags, options)
+    texts = {text for name in labels for text in table.texts(name)} - {""}
+    if texts == {"-1"}:
+        raise NoLabelsError(f"{table.path}: {listing(map(repr, labels))} is -1 or blank in every row; add labels")
+    numbers = labels and all(re.fullmatch(r"[\d\W]+", text) for text in texts)
+    if columns.difficult and not numbers and holds_flags(table.texts(columns.difficult)):
+        raise DataError(
+            f"{table.path}: column {columns.difficult!r} contains only 0 and 1, but must list the labels that are "
+            f"unknown; list them, rename the column, or use `ignore={columns.difficult}`"
+        )
     if not labels:
         of_classes = _class_columns(table, rest, classes, options)
-        if columns.difficult and holds_flags(table.texts(columns.difficult)):
-            raise DataError(
-                f"{table.path}: column {columns.difficult!r} contains only 0 and 1, but must list the labels that are "
-                f"unknown; list them, or rename the column"
-            )
         return replace(columns, classes=of_classes, unread=tuple(name for name in rest if name not in of_classes))
+    if len(labels) > 1 and len(flags) > 1:
+        both = f"the labels may be in {quoted(labels)}, or {listing(flags)} may be one column per class"
+        raise DataError(f"{table.path}: {both}; ignore the others with `ignore=COLUMN`")
     rest = [name for name in rest if name not in labels]
     ignore = "ignore one with `ignore=COLUMN`"
     presence = None if options.rows == "images" else only_column(table, PRESENCE, {*table.columns} - {*rest}, ignore)

@@ -1,4 +1,4 @@
-"""Special label names: labels for "no label", names with several words, and names that differ only in case."""
+"""Special label names: labels for "no label", texts for a blank, and names with several words."""
 
 import re
 from collections import Counter
@@ -37,15 +37,10 @@ def find_blanks(texts: Iterable[str], none_label: str | None, classes: tuple[str
 
 def refuse_none_with_others(where: str, label: str, other: str, none_label: str | None) -> None:
     """Raise an error for an image that has another label together with one that means "no label"."""
+    reason, remedy = "it seems to mean no label", "use `none_label=''` if it is a class, otherwise correct the row"
     if none_label:
-        raise DataError(
-            f"{where}: {label!r} occurs together with {other!r}, although `none_label` defines it as no label; "
-            f"correct the row or remove the option"
-        )
-    raise DataError(
-        f"{where}: {label!r} seems to mean no label, but occurs together with {other!r}; use `none_label=''` "
-        f"if it is a class, otherwise correct the row"
-    )
+        reason, remedy = "`none_label` defines it as no label", "correct the row or remove the option"
+    raise DataError(f"{where}: {label!r} occurs together with {other!r}, although {reason}; {remedy}")
 
 
 def refuse_possible_names(where: str, times: Mapping[Words, int], remedy: str) -> None:

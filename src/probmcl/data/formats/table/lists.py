@@ -24,6 +24,7 @@ REMEDY = f"You can also list the classes in a {CLASSES} next to the table, or se
 SEPARATORS = "|;,\t"
 """Separators of labels. A space separates labels only if none of these occurs; otherwise, it is part of a name."""
 
+VECTOR = {*"01. ", *SEPARATORS, LIST_ITEM}  # characters of a list with a 0 or 1 for each class
 LITERAL = re.compile(r"""[\[{]|\(['"]""")  # parentheses may also be part of a name
 QUOTED = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\"""")
 Classes = tuple[str, ...] | None  # the names in `classes.txt`; None without that file
@@ -126,6 +127,9 @@ def read_lists(
         if bare:
             raise DataError(f"{cells.where(bare)} has {bare!r}, but other cells are in brackets; use one notation")
         marks = [LIST_ITEM]
+    numbers = [re.findall("[01.]+", text) for text in listed] if all({*text} <= VECTOR for text in listed) else []
+    if any(len(items) > len({*items}) for items in numbers):
+        raise DataError(f"{cells.name} has a 0 or 1 for each class; write one column per class, or the class names")
     if classes is None:
         names, lists, description, hierarchy = _without_classes(cells, marks, options)
     else:
@@ -137,8 +141,7 @@ def read_lists(
     indices = {text: tuple(sorted({index[name] for name in items})) for text, items in lists.items()}
     first = [cells.plain[text] for text in table.texts(columns[0])]
     plain = cells.plain.items() if cells.unknown else ()
-    parts = {text: {item for mark in (*marks, None) for item in _items(cell, mark)} for text, cell in plain}
-    vague = {text for text in parts if cells.unknown & parts[text]}
+    vague = {text for text, cell in plain for mark in (*marks, None) if cells.unknown & {*_items(cell, mark)}}
     texts = [table.texts(column) for column in columns] if vague else []
     return Lists(
         names,
@@ -156,8 +159,7 @@ def _cells(table: Table, columns: Sequence[str], classes: Classes, options: Read
     times = sum((Counter(table.texts(column)) for column in columns), Counter[str]())
     blanks = find_blanks(times, options.none_label, classes) - {*options.unknown_label}
     plain = {text: "" if text in blanks else text for text in times}
-    unknown = frozenset(options.unknown_label)
-    cells = _Cells(table, columns, times, plain, frozenset(), unknown, options.none_label)
+    cells = _Cells(table, columns, times, plain, frozenset(), frozenset(options.unknown_label), options.none_label)
     for text in times:
         if LITERAL.match(text) and text not in (classes or ()):
             items = _literal(text)
@@ -192,7 +194,10 @@ def _literal(text: str) -> list[str] | None:
 def _labels_in_json(value: Any) -> list[str]:
     """Return the labels in a JSON value; in an object, those under `choices` or a key such as `rectanglelabels`."""
     if isinstance(value, dict):
-        value = [item for key, item in value.items() if key == "choices" or key.endswith("labels")]
+        labels = [item for key, item in value.items() if key == "choices" or key.endswith("labels")]
+        if value and not labels:
+            raise ValueError("an object without labels")
+        value = labels
     return [label for item in value for label in _labels_in_json(item)] if isinstance(value, list) else [str(value)]
 
 
@@ -292,9 +297,8 @@ def _items(text: str, separator: str | None) -> Words:
 
 
 def _describe(items: str, separator: str | None) -> str:
-    if separator in (None, LIST_ITEM):
-        return f"{items}, one per cell" if separator is None else f"{items}, one list per cell"
-    return f"{items} separated by {'spaces' if separator == ' ' else repr(separator)}"
+    special = {None: ", one per cell", LIST_ITEM: ", one list per cell", " ": " separated by spaces"}
+    return items + special.get(separator, f" separated by {separator!r}")
 
 
 def _notes(cells: _Cells) -> str:

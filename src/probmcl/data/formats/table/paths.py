@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probmcl.data.formats.table.sheet import Table, named
-from probmcl.data.image_files import is_image, walk
+from probmcl.data.image_files import is_file, is_image, walk
 from probmcl.data.records import Missing
 from probmcl.errors import DataError, OptionError, listing, quoted
 
@@ -96,7 +96,7 @@ class FileIndex:
         """All files below the roots, and their rows by name, by stem, by name or stem in lower case, and by number."""
         outer = [root for root in self.roots if not any(other in root.parents for other in self.roots)]
         entries = [entry for root in outer if root.is_dir() for entry in walk(root)]
-        files = [entry.path for entry in entries if entry.is_file()]  # false for broken links
+        files = [entry.path for entry in entries if is_file(entry)]  # false for broken links
         rows: dict[str, dict[str, list[int]]] = {how: defaultdict(list) for how in ("", SUFFIX, CASE, NUMBER)}
         for row, file in enumerate(files):
             name = file.rpartition("/")[2]
@@ -147,7 +147,7 @@ def _files_in(folder: str) -> frozenset[str]:
     """Return the names of the files in a folder, or an empty set if it does not exist or cannot be read."""
     try:
         with os.scandir(folder) as entries:
-            return frozenset(entry.name for entry in entries if entry.is_file())
+            return frozenset(entry.name for entry in entries if is_file(entry))
     except OSError:
         return frozenset()
 
@@ -172,6 +172,8 @@ def find_index(folder: Path, images: Path | None, extra: Sequence[Path] = ()) ->
 def find_path_column(table: Table, index: FileIndex, taken: set[str]) -> str:
     """Return the column that names the images: by name if its texts match files, otherwise by content."""
     free = [column for column in table.columns if column not in taken]
+    for name in filter(is_image, free):
+        raise DataError(f"{table.path}, row 1: {name!r} is an image; add a first row with the names of the columns")
     by_name = named(free, PATH) or named(free, ID_AS_PATH)
     hits = {column: index.count(_sample(table, column)) for column in by_name}
     if not any(hits.values()) and len(free) > 1:
@@ -237,15 +239,12 @@ def find_images(table: Table, column: str, index: FileIndex, missing: Missing) -
 
 
 def _refuse_invalid_paths(table: Table, column: str, texts: Sequence[str]) -> None:
-    if is_image(column):
-        raise DataError(f"{table.path}, row 1: {column!r} is an image; add a first row with the names of the columns")
     joined = "\n".join(texts)
     if "" not in texts and "\0" not in joined and ".." not in joined:  # faster than a test of each text
         return
     for row, text in enumerate(texts):
-        where = f"{table.where(row)}: column {column!r}"
         if not text:
-            raise DataError(f"{where} is blank; enter the path of the image")
+            raise DataError(f"{table.where(row)}: column {column!r} is blank; enter the path of the image")
         if "\0" in text:
             raise DataError(f"{table.where(row)}: {text!r} in column {column!r} is not a valid path; correct it")
         if os.path.normpath(text.replace("\\", "/")).split("/")[0] == "..":

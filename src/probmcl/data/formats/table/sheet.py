@@ -27,6 +27,7 @@ LIST_ITEM = "\x01"
 EXCEL_ROWS = 1_048_576
 SAMPLE = 1 << 16  # characters from which the delimiter is detected
 BLOCK = 2_000  # rows that are converted at once
+csv.field_size_limit(1 << 30)  # a cell may contain the pixels of a mask
 
 Fits = Callable[[Sequence[str]], bool]
 """Tests whether column names are those of the expected table."""
@@ -119,7 +120,7 @@ def _table(path: Path, names: Sequence[str], blocks: Iterable[tuple[Iterable[int
 
 def _load_text(path: Path, fits: Fits, most: int | None) -> Table:
     with path.open(encoding=_encoding(path), newline="") as file:
-        delimiter, names = _header(path, file.read(SAMPLE), fits)
+        delimiter, names = _header(path, file.readline() + file.read(SAMPLE), fits)
         file.seek(0)
         blocks = _blocks(path, csv.reader(file, delimiter=delimiter, strict=True), names, delimiter)
         return _table(path, names, islice(blocks, most and -(-most // BLOCK)))
@@ -149,8 +150,8 @@ def _header(path: Path, sample: str, fits: Fits) -> tuple[str, list[str]]:
     """
     marks = DELIMITERS[path.suffix.lower()]
     first = next((line for line in io.StringIO(sample, newline="") if line.strip()), "").strip("\r\n")
-    readings = {mark: _first_rows(sample, mark) for mark in marks if mark in first}
-    fitting = {mark: rows for mark, rows in readings.items() if rows and fits(rows[0])}
+    readings = {mark: rows for mark in marks if mark in first and (rows := _first_rows(sample, mark))}
+    fitting = {mark: rows for mark, rows in readings.items() if fits(rows[0])}
     regular = {mark: rows for mark, rows in (fitting or readings).items() if len({len(row) for row in rows}) == 1}
     chosen = fitting if len(fitting) == 1 else regular or fitting
     if len(readings) > 1 and len(chosen) != 1:
@@ -162,15 +163,18 @@ def _header(path: Path, sample: str, fits: Fits) -> tuple[str, list[str]]:
 def _first_rows(sample: str, delimiter: str) -> list[list[str]]:
     reader = csv.reader(io.StringIO(sample, newline=""), delimiter=delimiter)
     rows = [[cell.strip() for cell in row] for row in reader if any(map(str.strip, row))]
-    return rows if len(sample) < SAMPLE else rows[:-1]  # the last one may be incomplete
+    return rows if len(sample) < SAMPLE else rows[:1] + rows[1:-1]  # the last one may be incomplete
 
 
 def _blocks(path: Path, reader: Any, names: Sequence[str], delimiter: str) -> Iterator[tuple[Sequence[int], Rows]]:
     """Yield the rows below the header, with the line on which each begins; quoted cells may span several lines."""
-    next((row for row in reader if any(map(str.strip, row))), None)  # the header
+    header = (row for row in reader if any(map(str.strip, row)))
     while True:
         line, rows, problem = reader.line_num + 1, Rows(), None
         try:
+            if line == 1:
+                next(header, None)
+                line = reader.line_num + 1
             rows.extend(islice(reader, BLOCK))
         except csv.Error as error:
             problem = error
@@ -253,6 +257,8 @@ def _load_json(path: Path, fits: Fits) -> Table:
 
 def _text(value: Any) -> str:
     """Return the text that a CSV file would have for a value; list items are prefixed with LIST_ITEM."""
+    if isinstance(value, dict) or (isinstance(value, list) and any(isinstance(item, dict) for item in value)):
+        return msgspec.json.encode(value).decode()
     if isinstance(value, list):
         return "".join(f"{LIST_ITEM}{_text(item)}" for item in value)
     if isinstance(value, bool):

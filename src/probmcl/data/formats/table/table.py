@@ -4,7 +4,7 @@ The layout is inferred from the names and contents of the columns and from the f
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,17 +22,10 @@ from probmcl.data.hierarchy import parents_of, read_hierarchy
 from probmcl.data.labels import LabelStates
 from probmcl.data.options import ReadOptions
 from probmcl.data.questions import answered
-from probmcl.data.records import Missing, Origin, Paths, Records, Split
+from probmcl.data.records import SPLITS, Missing, Origin, Paths, Records, Split
 from probmcl.errors import DataError, OptionError, listing, quoted
 
-SPLIT_VALUES: Mapping[str, Split] = {
-    "train": "train",
-    "trainval": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-}
+SPLIT_VALUES = dict[str, Split](zip(SPLITS, SPLITS, strict=True), trainval="train", valid="val", validation="val")
 WEIGHT = re.compile(r"\+?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)  # a number of at least 0
 
 
@@ -128,9 +121,8 @@ def _states(
 def _describe(table: Table, columns: Columns, entries: Entries, images: Images, notes: Sequence[str]) -> str:
     """Return one line per decision."""
     rows = [f"{len(table):,} rows are {len(images.first):,} images"] if images.repeated else []
-    others = {"split": columns.split, "difficult": columns.difficult, "group": columns.group, "weight": columns.weight}
-    others |= {"annotator": columns.annotator}
-    roles = [f"{role} column {column!r}" for role, column in others.items() if column]
+    others = ("split", "difficult", "group", "weight", "annotator")
+    roles = [f"{role} column {column!r}" for role in others if (column := getattr(columns, role))]
     unread = [f"ignored: {listing(map(repr, columns.unread))}"] if columns.unread else []
     return "\n".join(
         [
