@@ -168,3 +168,9 @@ def test_test_folder_without_class_folders_is_not_used(tmp_path: Path) -> None:
 def test_classes_that_differ_only_in_case_are_reported(tmp_path: Path) -> None:
     fill(tmp_path, cat__1_dot_jpg="a", Cat__1_dot_jpg="b")
     assert "classes 'Cat' and 'cat' differ only in case" in describe(read(tmp_path, seed=None))
+
+
+def test_folders_with_one_image_each_are_not_classes(tmp_path: Path) -> None:
+    fill(tmp_path, **{f"scene{n}__{n}_dot_jpg": str(n) for n in range(11)})
+    with pytest.raises(DataError, match="each of the 11 folders has only one image"):
+        read(tmp_path, seed=None)
