@@ -173,3 +173,22 @@ def test_numbered_columns_that_are_not_labels(write: Write) -> None:
     assert read_table(write("file,label_1,label_2\n1.jpg,1,0\n2.jpg,0,1\n")).label_space.names == ("label_1", "label_2")
     records = read_table(write("file,labels,note1,note2\n1.jpg,cat,ok,\n2.jpg,dog,ok,ok\n"))
     assert labels_of(records) == [{"cat"}, {"dog"}]
+
+
+@pytest.mark.parametrize("name", ["Target", "dx", "Klassen"])
+def test_other_names_of_label_columns(tmp_path: Path, name: str) -> None:
+    records = read_table(write_table(tmp_path, f"file,{name},sex\n1.jpg,cat,f\n2.jpg,dog,m\n"))
+    assert labels_of(records) == [{"cat"}, {"dog"}]
+    text = f"file,label,{name}\n1.jpg,cat,a\n2.jpg,dog,b\n"
+    assert labels_of(read_table(write_table(tmp_path, text))) == [{"cat"}, {"dog"}]
+
+
+def test_one_column_per_annotator_is_refused(tmp_path: Path) -> None:
+    table = write_table(tmp_path, "file,annotator1,annotator2\n1.jpg,cat,dog\n2.jpg,dog,dog\n")
+    refused(table, "'annotator1' and 'annotator2'", "`labels_column=COLUMN`")
+
+
+def test_columns_with_recurring_values_are_suggested(tmp_path: Path) -> None:
+    text = "file,id,color,shape\n1.jpg,7,red,disk\n2.jpg,8,red,disk\n3.jpg,9,blue,ring\n4.jpg,5,blue,disk\n"
+    message = refused(write_table(tmp_path, text), "`labels_column='color'` or `labels_column='shape'`")
+    assert "labels_column='id'" not in message

@@ -21,6 +21,7 @@ from probmcl.errors import DataError, OptionError, Question, Reading, quoted, su
 
 CLASSES = "classes.txt"
 REMEDY = f"You can also list the classes in a {CLASSES} next to the table, or separate labels by |"
+PLAIN_NAMES = "write names without brackets and quotes, separated by |"
 SEPARATORS = "|;,\t"
 """Separators of labels. A space separates labels only if none of these occurs; otherwise, it is part of a name."""
 
@@ -162,7 +163,7 @@ def _cells(table: Table, columns: Sequence[str], classes: Classes, options: Read
         if LITERAL.match(text) and text not in (classes or ()):
             items = _literal(text)
             if items is None:
-                raise DataError(f"{cells.where(text)} has {text!r}; write labels without brackets, separated by |")
+                raise DataError(f"{cells.where(text)} has {text!r}; {PLAIN_NAMES}")
             plain[text] = "".join(f"{LIST_ITEM}{item}" for item in items)
     for text in options.unknown_label:
         if not any(text in (cell, *re.split(rf"[{SEPARATORS} {LIST_ITEM}]+", cell)) for cell in plain.values()):
@@ -238,6 +239,9 @@ def _without_classes(
     if not occurring:
         blank = "is blank" if not cells.none else f"is blank or {quoted(sorted(cells.none))}"
         raise NoLabelsError(f"{cells.name} {blank} in every row; add labels")
+    odd = {item for item in occurring if item[0] == "{" or (item.count('"') == 1 and (item,) not in lists.values())}
+    if text := next((text for text, items in lists.items() if odd & {*items}), ""):
+        raise DataError(f"{cells.where(text)} has {min(odd & {*lists[text]})!r}; {PLAIN_NAMES}")
     numbers = all(map(_is_integer, occurring))
     names = tuple(sorted(occurring, key=lambda name: (int(name) if numbers else 0, name)))
     return names, lists, _describe("names with / as a hierarchy" if hierarchy else "names", separator), hierarchy
