@@ -19,8 +19,8 @@ CROSSES = ("x", "✓", "✔")
 """Marks of a present label. In a table without other marks, a blank means absent."""
 
 FLAG_VALUES: Mapping[str, int] = {
-    **dict.fromkeys(("0", "0.0", "false", "no"), State.ABSENT),
-    **dict.fromkeys(("1", "1.0", "true", "yes", *CROSSES), State.PRESENT),
+    **dict.fromkeys(("0", "0.0", "false", "no", "n", "nein", "absent", "negative"), State.ABSENT),
+    **dict.fromkeys(("1", "1.0", "true", "yes", "y", "ja", "present", "positive", *CROSSES), State.PRESENT),
     **dict.fromkeys(("-1", "-1.0"), State.UNCERTAIN),
     **dict.fromkeys(("", "nan", "na", "n/a", "null", "none"), BLANK),
 }

@@ -120,7 +120,7 @@ def _recognized(folder: Path) -> str:
     if import_module(FORMATS["folders"]).recognizes(folder):  # tried last, because it matches most folders of images
         return "folders"
     raise DataError(
-        f"{folder} has no recognized layout; expected a table (.csv, .tsv or .parquet) with a path column, "
+        f"{folder} has no recognized layout; expected a table (.csv, .tsv, .xlsx, .json or .parquet) of images, "
         "metadata.csv in train/, validation/ and test/, JSON in the format of MS-COCO or Label Studio, PASCAL VOC (XML "
         "files or the devkit), YOLO (data.yaml or classes.txt), the ADP release, or one folder of images per class"
     )

@@ -176,3 +176,9 @@ def test_link_to_itself_is_not_a_class(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(name.encode())
     (tmp_path / "bird").symlink_to(tmp_path / "bird")
     assert read_folders(tmp_path).label_space.names == ("cat", "dog")
+
+
+def test_folders_with_one_image_each_are_not_classes(tmp_path: Path) -> None:
+    fill(tmp_path, **{f"scene{n}__{n}_dot_jpg": str(n) for n in range(11)})
+    with pytest.raises(DataError, match="each of the 11 folders has only one image"):
+        read(tmp_path, seed=None)

@@ -18,6 +18,7 @@ NOT_A_CLASS = re.compile(
     re.IGNORECASE,
 )
 """Names of folders that contain images of many classes."""
+MOST_SINGLE = 10  # folders with a single image each that may be classes
 
 
 class _File(NamedTuple):
@@ -77,10 +78,16 @@ def read_folders(folder: Path, *, missing: Missing = "error") -> Records:
     ]
     if not files:
         raise DataError(f"{folder}: no subfolder contains images; pass the parent of the class folders")
+    names = sorted({file.label for file in files})
+    if len(names) == len(files) > MOST_SINGLE:
+        raise DataError(
+            f"{folder}: each of the {len(names):,} folders has only one image, so their names cannot be classes; write "
+            f"a table with one row per image"
+        )
     copies: dict[object, list[_File]] = defaultdict(list)
     for file, identity in zip(files, _identities(folder, [file.path for file in files], missing), strict=True):
         copies[file.split, identity].append(file)
-    images, names = list(copies.values()), sorted({file.label for file in files})
+    images = list(copies.values())
     paths, splits = [Path(files[0].path) for files in images], [files[0].split for files in images]
     origin = Origin(folder, _describe(layout, names, images), unlabeled=tuple(map(str, layout.unlabeled)))
     labels = [dict.fromkeys((file.label for file in files), State.PRESENT) for files in images]

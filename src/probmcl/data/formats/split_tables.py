@@ -116,8 +116,8 @@ def _only_table(folder: Path) -> Candidate:
         return Candidate(files[0], "", None, "", labeled=True)
     if files:
         raise DataError(
-            f"{folder} has {len(files)} tables, but none names images in it: {listing(map(str, files))}; pass one as "
-            f"DATA, with `images=FOLDER`"
+            f"{folder} has {len(files)} tables, but none names images in it: {listing(map(str, files), most=5)}; pass "
+            f"one as DATA, with `images=FOLDER`. Its first row must name the columns, separated by commas or tabs"
         )
     raise DataError(f"{folder} has no table; expected a file that ends in {' or '.join(SUFFIXES)}")
 
@@ -181,7 +181,7 @@ def _with_all_images(candidates: Sequence[Candidate], options: ReadOptions) -> C
     if most.split:
         both = " and ".join(str(candidate.path) for candidate in candidates[:2])
         raise DataError(f"{both} are both tables for {most.split}; merge them")
-    paths = ", ".join(str(candidate.path) for candidate in candidates)
+    paths = listing((str(candidate.path) for candidate in candidates), most=5)
     raise DataError(f"{most.path.parent} has {len(candidates)} tables; pass one of them as DATA: {paths}")
 
 

@@ -184,3 +184,22 @@ def test_numbered_columns_next_to_several_columns_of_flags_are_refused(write: Wr
 
 def test_header_that_names_an_image_is_refused(write: Write) -> None:
     refused(write("1.jpg,cat dog\n2.jpg,dog\n3.jpg,cat\n"), "row 1", "'1.jpg'", "names of the columns")
+
+
+@pytest.mark.parametrize("name", ["Target", "dx", "Klassen"])
+def test_other_names_of_label_columns(tmp_path: Path, name: str) -> None:
+    records = read_table(write_table(tmp_path, f"file,{name},sex\n1.jpg,cat,f\n2.jpg,dog,m\n"))
+    assert labels_of(records) == [{"cat"}, {"dog"}]
+    text = f"file,label,{name}\n1.jpg,cat,a\n2.jpg,dog,b\n"
+    assert labels_of(read_table(write_table(tmp_path, text))) == [{"cat"}, {"dog"}]
+
+
+def test_one_column_per_annotator_is_refused(tmp_path: Path) -> None:
+    table = write_table(tmp_path, "file,annotator1,annotator2\n1.jpg,cat,dog\n2.jpg,dog,dog\n")
+    refused(table, "'annotator1' and 'annotator2'", "`labels_column=COLUMN`")
+
+
+def test_columns_with_recurring_values_are_suggested(tmp_path: Path) -> None:
+    text = "file,id,color,shape\n1.jpg,7,red,disk\n2.jpg,8,red,disk\n3.jpg,9,blue,ring\n4.jpg,5,blue,disk\n"
+    message = refused(write_table(tmp_path, text), "`labels_column='color'` or `labels_column='shape'`")
+    assert "labels_column='id'" not in message

@@ -138,6 +138,8 @@ def test_difficult_column_is_refused_in_long_form(tmp_path: Path) -> None:
     [
         *((text, "-") for text in ("0", "0.0", "false", "False", "NO", "0.00", '"0,0"', "-0.0", "0.000e+00")),
         *((text, "+") for text in ("1", "1.0", "TRUE", "yes", "1.00", '"1,0"', "+1", "1.000000e+00")),
+        *((text, "-") for text in ("N", "Nein", "absent", "Negative")),
+        *((text, "+") for text in ("Y", "ja", "present", "Positive")),
         *((text, "?") for text in ("", "nan", "NaN", "NA", "n/a", "null", "None")),
         *((text, "~") for text in ("-1", "-1.0", "-1.00", '"-1,0"')),
     ],

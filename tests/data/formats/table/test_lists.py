@@ -231,3 +231,21 @@ def test_lists_with_a_flag_for_each_class_are_refused(write: Write, text: str, c
 def test_objects_without_labels_are_refused(write: Write, text: str) -> None:
     table = write(f'file,labels\n1.jpg,"[""cat""]"\n2.jpg,"{text}"\n3.jpg,"{{}}"\n')
     refused(table, "row 3", "'labels'", "without brackets")
+
+
+def test_quotes_around_a_name_with_the_separator_are_refused(write: Write) -> None:
+    table = write('file,labels\n1.jpg,tree\n2.jpg,"car, ""Doe, John"""\n')
+    refused(table, "row 3", "'\"Doe'", "separated by |")
+
+
+@pytest.mark.parametrize("mark", ["+", "&", "-"])
+def test_sign_between_spaces_is_not_a_label(write: Write, mark: str) -> None:
+    table = write(f"file,labels\n1.jpg,cat {mark} dog\n2.jpg,dog\n3.jpg,dog {mark} cat\n")
+    asked(table, {"separator": ""}, {"separator": f" {mark} "})
+    records = read_table(table, ReadOptions(separator=f" {mark} "))
+    assert labels_of(records) == [{"cat", "dog"}, {"dog"}, {"cat", "dog"}]
+
+
+def test_meaning_of_blank_cells_is_printed(write: Write) -> None:
+    records = read_table(write("file,labels\n1.jpg,cat|dog\n2.jpg,\n"))
+    assert "blank = negative (1 cell; change with `blank=unknown`)" in str(records.origin)

@@ -298,3 +298,18 @@ def test_link_to_itself_does_not_hide_the_other_files(tmp_path: Path, paths: tup
     (tmp_path / "3.jpg").unlink()
     (tmp_path / "3.jpg").symlink_to(tmp_path / "3.jpg")
     assert labels_of(read_table(table)) == [{"cat"}, {"dog"}]
+
+
+def test_urls_are_matched_by_their_last_part(tmp_path: Path) -> None:
+    urls = "https://example.org/65/a/1.jpg?size=large https://example.org/70/b/2.jpg"
+    records = read(tmp_path, urls, "downloads/1.jpg downloads/2.jpg")
+    assert records.paths == (tmp_path / "downloads/1.jpg", tmp_path / "downloads/2.jpg")
+
+
+def test_path_column_is_found_by_content_if_the_labels_are_set_by_an_option(tmp_path: Path) -> None:
+    table = write_table(tmp_path, "Bild,Befund\n1,cat\n2,dog\n")
+    assert labels_of(read_table(table, ReadOptions(labels_column="Befund"))) == [{"cat"}, {"dog"}]
+
+
+def test_error_without_a_path_column_shows_a_row(tmp_path: Path) -> None:
+    refused(write_table(tmp_path, "name,labels\nx7,cat\nx8,dog\n"), "none of the columns", "row 2: 'x7', 'cat'")

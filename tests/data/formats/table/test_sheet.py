@@ -246,6 +246,52 @@ def test_decimal_commas(write: Write) -> None:
     assert str(records.origin).endswith("ignored: 'score'")
 
 
-@pytest.mark.parametrize("value", ['{"name": "cat"}', '[{"name": "cat"}]'])
-def test_objects_in_json_are_not_names(write: Write, value: str) -> None:
-    refused(write(f'[{{"file": "1.jpg", "labels": {value}}}]', name="a.json"), "row 1", "'labels'", '{"name":"cat"}')
+@pytest.mark.parametrize("value", ['{"size": "big"}', '[{"size": "big"}]'])
+def test_objects_without_labels_are_refused(write: Write, value: str) -> None:
+    refused(write(f'[{{"file": "1.jpg", "labels": {value}}}]', name="a.json"), "row 1", "'labels'", '{"size":"big"}')
+
+
+def test_titles_above_the_header_are_skipped(tmp_path: Path) -> None:
+    for name in ("1.jpg", "2.jpg"):
+        (tmp_path / name).touch()
+    rows = [
+        ["Defects in 2024", "", ""],
+        ["", "", ""],
+        ["File", "scratch", "rust"],
+        ["1.jpg", "x", ""],
+        ["2.jpg", "", "x"],
+    ]
+    (tmp_path / "labels.xlsx").write_bytes(workbook({"Sheet1": rows}))
+    records = read(tmp_path, seed=None)
+    assert labels_of(records) == [{"scratch"}, {"rust"}]
+    assert ", row 5: " in records.where(1)
+
+
+@pytest.mark.parametrize("top", ["# Exported by a tool\n# Date: 2024-05-01, user: max\n\n", "Photos of 2024\n"])
+def test_lines_above_the_header_are_skipped(write: Write, top: str) -> None:
+    records = read(write(f"{top}file,labels\n1.jpg,cat|dog\n2.jpg,dog\n"), seed=None)
+    assert labels_of(records) == [{"cat", "dog"}, {"dog"}]
+    assert f", row {top.count(chr(10)) + 3}: " in records.where(1)
+
+
+def test_header_may_start_with_a_number_sign(write: Write) -> None:
+    assert labels_of(read(write("#,file,labels\n1,1.jpg,cat\n2,2.jpg,dog\n"), seed=None)) == [{"cat"}, {"dog"}]
+
+
+def test_rows_of_different_lengths_without_a_header_are_refused(write: Write) -> None:
+    refused(write("1.jpg,cat,dog\n2.jpg,dog\n"), "row 1", "'1.jpg' is an image", "names of the columns")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"1.jpg": {"width": 8, "labels": ["cat", "dog"]}, "2.jpg": {"width": 8, "labels": []}}',
+        '{"1.jpg": [{"label": "cat", "score": 1.0}, {"label": "dog", "score": 0.9}], "2.jpg": []}',
+    ],
+)
+def test_objects_in_json(write: Write, text: str) -> None:
+    assert labels_of(read(write(text, name="labels.json"), seed=None)) == [{"cat", "dog"}, set()]
+
+
+def test_objects_without_a_name_are_refused(write: Write) -> None:
+    refused(write('{"1.jpg": [{"score": 1.0}], "2.jpg": []}', name="labels.json"), "row 1", "score", "names")

@@ -17,6 +17,7 @@ LABELS = (
     *("finding_label", "findings", "finding", "attributes", "attribute_ids", "label_name", "label_names", "labelname"),
     *("class_name", "class_names", "category_name", "genre", "genres", "diagnosis", "choice", "choices", "objects"),
 )
+OTHER_LABELS = ("target", "dx", "hashtags", "keywords", "species", "klasse", "klassen")  # if none has a name above
 SPLIT = ("split", "set", "subset")
 GROUP = (
     *("group", "group_id", "patient", "patient_id", "patientid", "subject", "subject_id", "slide", "slide_id"),
@@ -149,7 +150,7 @@ def _label_columns(table: Table, rest: list[str], flags: list[str], options: Rea
     """Return the columns with labels: by option, by name, numbered ones such as Type 1 and Type 2, or by content."""
     if options.labels_column:
         return (options.labels_column,)
-    by_name = named(rest, LABELS)
+    by_name = named(rest, LABELS) or named(rest, OTHER_LABELS)
     several = _numbered_columns(table, [name for name in rest if name not in flags])
     if len(by_name) > 1:
         by_name = _without_indices(table, by_name)
@@ -176,6 +177,9 @@ def _numbered_columns(table: Table, names: Sequence[str]) -> tuple[str, ...]:
         texts = [{text for text in table.texts(name) if flag_value(text) is None} for name in columns]
         shared = len(set().union(*texts)) < sum(map(len, texts))
         if len(columns) > 1 and (base in LABELS or shared) and not _are_numbers(set().union(*texts)):
+            if base in ANNOTATOR:
+                remedy = "write one row per annotator, or choose a column with `labels_column=COLUMN`"
+                raise DataError(f"{table.path}: {quoted(columns)} have the labels of several annotators; {remedy}")
             return tuple(columns)
     return ()
 
@@ -204,13 +208,9 @@ def _ask_about_flags(table: Table, labels: str, flags: list[str], rest: list[str
     """Ask if the labels may be in a column or in one column per class. One column of flags among others is ignored."""
     listed = classes is not None and not set(flags) & set(classes)
     if flags and (flags == rest or (len(flags) > 1 and not listed)):
-        raise Question(
-            f"{table.path}: the labels may be in column {labels!r}, or {listing(flags)} may be one column per class",
-            [
-                Reading(f"the labels are in {labels!r}", {"labels_column": labels}),
-                Reading("one column per class", {"ignore": labels}),
-            ],
-        )
+        question = f"the labels may be in column {labels!r}, or in {listing(flags)} (one column per class)"
+        in_list = Reading(f"the labels are in {labels!r}", {"labels_column": labels})
+        raise Question(f"{table.path}: {question}", [in_list, Reading("one column per class", {"ignore": labels})])
 
 
 def _class_columns(table: Table, rest: list[str], classes: Classes, options: ReadOptions) -> tuple[str, ...]:
@@ -229,9 +229,10 @@ def _class_columns(table: Table, rest: list[str], classes: Classes, options: Rea
         name for name in rest if holds_flags(table.texts(name), least=0.5, without=options.unknown_label)
     )
     if not columns:
-        others = f" ({quoted(rest[:8])} do not contain 0 and 1)" if rest else ""
+        recurring = [name for name in rest if len({*table.texts(name)}) <= MAX_VOCABULARY * len(table)]
+        others = f", and no column contains only 0 and 1 ({listing(map(repr, rest))})" if rest else ""
         raise NoLabelsError(
-            f"{table.path}: no labels found: no column named {listing(LABELS)} and no class columns{others}; "
-            f"choose the column with `labels_column=COLUMN`"
+            f"{table.path}: no labels found: no column has a name such as 'labels', 'tags' or 'class'{others}; "
+            f"choose the column with {' or '.join(f'`labels_column={name!r}`' for name in recurring[:3] or ['COLUMN'])}"
         )
     return columns

@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from probmcl.data.formats.table.columns import Columns
 from probmcl.data.formats.table.label_names import free_and_bound, refuse_none_with_others
-from probmcl.data.formats.table.lists import CLASSES, Classes, Lists, NoLabelsError, read_lists
+from probmcl.data.formats.table.lists import Classes, Lists, NoLabelsError, read_lists
 from probmcl.data.formats.table.sheet import Table
 from probmcl.data.label_policy import BLANK, CROSSES, LabelPolicy, flag_value, holds_flags, meaning_notes
 from probmcl.data.labels import State
@@ -125,7 +125,9 @@ def read_class_columns(
     for text in options.unknown_label:
         if not any(text in table.texts(column) for column in names):
             raise OptionError("unknown_label", text, f"is not in any class column of {table.path}")
-    flags = [_flags(table, column, _remedy(column), options.unknown_label) for column in names]
+    others = "`unknown_label=VALUE` if it means unknown, or `labels_column=COLUMN` if another column has the labels"
+    remedy = f"Correct the cell, delete the row if it is a sum, use `ignore=%r` if this is not a class, {others}"
+    flags = [_flags(table, column, remedy % column, options.unknown_label) for column in names]
     counts = np.stack([np.bincount(column, minlength=BLANK + 1) for column in flags])
     if not counts[:, [State.ABSENT, State.PRESENT]].any():
         raise NoLabelsError(f"{table.path}: no cell of {listing(map(repr, names))} is 0 or 1; add labels")
@@ -170,13 +172,6 @@ def _refuse_options_for_lists(table: Table, names: Sequence[str], options: ReadO
     if options.none_label:
         remedy = f"use `ignore={options.none_label}` to ignore that column"
         raise OptionError("none_label", options.none_label, f"{problem}; {remedy}")
-
-
-def _remedy(column: str) -> str:
-    return (
-        f"If another column has the labels, use `labels_column=COLUMN`; if this one is not a class, use "
-        f"`ignore={column!r}` or list the classes in a {CLASSES}; if it means unknown, use `unknown_label=VALUE`"
-    )
 
 
 def _ask_about_blanks(
@@ -226,7 +221,7 @@ def read_label_lists(table: Table, columns: Columns, classes: Classes, images: I
     policy, hidden = options.policy, lists.columns[len(columns.labels) :]
     blank_rows = lists.blank_rows if len(columns.labels) == 1 else []
     blanks = policy.blank_states(lists.names, default="negative")
-    notes = meaning_notes(policy, len(blank_rows), 0, "negative") if options.blank or options.minus_one else []
+    notes = meaning_notes(policy, len(blank_rows), 0, "negative")
     parts = [
         _everywhere(blank_rows, np.flatnonzero(blanks == State.UNKNOWN), State.UNKNOWN),
         _everywhere(lists.unknown_rows, np.arange(len(blanks)), State.UNKNOWN),

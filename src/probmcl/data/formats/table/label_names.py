@@ -57,6 +57,10 @@ def refuse_possible_names(where: str, times: Mapping[Words, int], remedy: str) -
     for cell, count in cells.items():
         words.update(dict.fromkeys(cell, count))
         pairs.update(dict.fromkeys(pairwise(cell), count))
+    signs = {word for word in words if not any(map(str.isalnum, word))}  # such as + or &
+    if mark := min(signs - {word for cell in cells for word in (cell[0], cell[-1])}, default=""):
+        readings[1] = Reading(f"{mark} separates labels", {"separator": f" {mark} "})
+        raise Question(f"{where}: is {mark!r} part of a name, or does it separate labels?", readings)
     for pair, count in pairs.items():
         if count >= ALWAYS_TOGETHER and count == words[pair[0]] == words[pair[1]]:
             problem = f"{quoted(pair)} only occur together; are they one class or two? {remedy}"

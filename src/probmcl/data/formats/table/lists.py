@@ -21,12 +21,14 @@ from probmcl.errors import DataError, OptionError, Question, Reading, quoted, su
 
 CLASSES = "classes.txt"
 REMEDY = f"You can also list the classes in a {CLASSES} next to the table, or separate labels by |"
+PLAIN_NAMES = "write names without brackets and quotes, separated by |"
 SEPARATORS = "|;,\t"
 """Separators of labels. A space separates labels only if none of these occurs; otherwise, it is part of a name."""
 
 VECTOR = {*"01. ", *SEPARATORS, LIST_ITEM}  # characters of a list with a 0 or 1 for each class
 LITERAL = re.compile(r"""[\[{]|\(['"]""")  # parentheses may also be part of a name
 QUOTED = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\"""")
+LABEL_KEYS = ("label", "name", "class", "category", "choices")  # in JSON objects
 Classes = tuple[str, ...] | None  # the names in `classes.txt`; None without that file
 Labels = dict[str, Words]  # the labels in each distinct text of a column
 
@@ -164,7 +166,7 @@ def _cells(table: Table, columns: Sequence[str], classes: Classes, options: Read
         if LITERAL.match(text) and text not in (classes or ()):
             items = _literal(text)
             if items is None:
-                raise DataError(f"{cells.where(text)} has {text!r}; write labels without brackets, separated by |")
+                raise DataError(f"{cells.where(text)} has {text!r}; {PLAIN_NAMES}")
             plain[text] = "".join(f"{LIST_ITEM}{item}" for item in items)
     for text in options.unknown_label:
         if not any(text in (cell, *re.split(rf"[{SEPARATORS} {LIST_ITEM}]+", cell)) for cell in plain.values()):
@@ -192,9 +194,9 @@ def _literal(text: str) -> list[str] | None:
 
 
 def _labels_in_json(value: Any) -> list[str]:
-    """Return the labels in a JSON value; in an object, those under `choices` or a key such as `rectanglelabels`."""
+    """Return the labels in a JSON value; in an object, those under a key such as `label` or `rectanglelabels`."""
     if isinstance(value, dict):
-        labels = [item for key, item in value.items() if key == "choices" or key.endswith("labels")]
+        labels = [item for key, item in value.items() if key in LABEL_KEYS or key.endswith("labels")]
         if value and not labels:
             raise ValueError("an object without labels")
         value = labels
@@ -243,6 +245,9 @@ def _without_classes(
     if not occurring:
         blank = "is blank" if not cells.none else f"is blank or {quoted(sorted(cells.none))}"
         raise NoLabelsError(f"{cells.name} {blank} in every row; add labels")
+    odd = {item for item in occurring if item[0] == "{" or (item.count('"') == 1 and (item,) not in lists.values())}
+    if text := next((text for text, items in lists.items() if odd & {*items}), ""):
+        raise DataError(f"{cells.where(text)} has {min(odd & {*lists[text]})!r}; {PLAIN_NAMES}")
     numbers = all(map(_is_integer, occurring))
     names = tuple(sorted(occurring, key=lambda name: (int(name) if numbers else 0, name)))
     return names, lists, _describe("names with / as a hierarchy" if hierarchy else "names", separator), hierarchy

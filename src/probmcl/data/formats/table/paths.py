@@ -31,6 +31,7 @@ EXCEL_CELL = re.compile(
     r"\d+([.,]\d+)?E[+-]?\d+|\d{1,4}[-./]\d{1,2}[-./]\d{1,4}( \d.*)?|\d{1,2}-[A-Z][a-z]{2}(-\d+)?|[A-Z][a-z]{2}-\d{2}"
 )
 """Numbers and dates as Excel writes them, such as 1.2E+15, 2024-03-01, 1-Mar and Mar-01."""
+URL = re.compile(r"\w+://[^?#]*/([^/?#]+).*")  # the last part is the name of the file
 
 
 class Place(NamedTuple):
@@ -113,7 +114,8 @@ class FileIndex:
         return [([path], "") if self.has(path) else self._search(text, place, dropped) for path, text in paths]
 
     def _search(self, text: str, place: Place, dropped: int) -> Found:
-        *folders, name = os.path.normpath(text.replace("\\", "/") if place.backslashes else text).split("/")
+        text = URL.sub(r"\1", text.replace("\\", "/") if place.backslashes else text)
+        *folders, name = os.path.normpath(text).split("/")
         number = re.fullmatch(r"0*(\d+?)(\.0)?", name)
         files, rows = self._tree
         for how, key in (("", name), (SUFFIX, name), (CASE, name.casefold()), (NUMBER, number[1] if number else "")):
@@ -176,7 +178,7 @@ def find_path_column(table: Table, index: FileIndex, taken: set[str]) -> str:
         raise DataError(f"{table.path}, row 1: {name!r} is an image; add a first row with the names of the columns")
     by_name = named(free, PATH) or named(free, ID_AS_PATH)
     hits = {column: index.count(_sample(table, column)) for column in by_name}
-    if not any(hits.values()) and len(free) > 1:
+    if not any(hits.values()) and len(table.columns) > 1:
         samples = {column: _sample(table, column) for column in free if column not in by_name}
         counts = {column: index.count(texts) for column, texts in samples.items() if texts}
         hits |= {column: count for column, count in counts.items() if count >= MIN_SHARE * len(samples[column])}
@@ -189,9 +191,10 @@ def find_path_column(table: Table, index: FileIndex, taken: set[str]) -> str:
     if best:
         problem = f"columns {quoted(best)} could all be the {PATH[0]} column"
         raise DataError(f"{table.path}: {problem}; choose one with `path_column=COLUMN`")
+    cells = listing(repr(texts[0]) for texts in table.data[:5])
     raise DataError(
-        f"{table.path}: none of the columns {listing(table.columns)} names files in {index.roots[0]}; choose the "
-        f"folder with `images=FOLDER`, or the column with `path_column=COLUMN`"
+        f"{table.path}: none of the columns {listing(table.columns)} names files in {index.roots[0]} (row "
+        f"{table.lines[0]}: {cells}); choose the folder with `images=FOLDER`, or the column with `path_column=COLUMN`"
     )
 
 
@@ -244,7 +247,8 @@ def _refuse_invalid_paths(table: Table, column: str, texts: Sequence[str]) -> No
         return
     for row, text in enumerate(texts):
         if not text:
-            raise DataError(f"{table.where(row)}: column {column!r} is blank; enter the path of the image")
+            remedy = "enter the path of the image, or delete the row"
+            raise DataError(f"{table.where(row)}: column {column!r} is blank; {remedy}")
         if "\0" in text:
             raise DataError(f"{table.where(row)}: {text!r} in column {column!r} is not a valid path; correct it")
         if os.path.normpath(text.replace("\\", "/")).split("/")[0] == "..":

@@ -16,16 +16,14 @@ import msgspec
 
 from probmcl.errors import DataError, OptionError, quoted, suggestion
 
-DELIMITERS: Mapping[str, tuple[str, ...]] = {
-    ".csv": (",", ";", "\t"),
-    ".tsv": ("\t",),
-    ".txt": ("\t", ";", ",", "|"),
-}
+DELIMITERS: Mapping[str, tuple[str, ...]] = {".csv": (",", ";", "\t"), ".tsv": ("\t",), ".txt": ("\t", ";", ",", "|")}
 LIST_ITEM = "\x01"
 """Prefix of each item in a cell that contains a list. It does not occur in ordinary text."""
 
+IMAGE_NAME = re.compile(r".+\.(jpe?g|png|tiff?|bmp|webp|gif|dcm)", re.IGNORECASE)
 EXCEL_ROWS = 1_048_576
 SAMPLE = 1 << 16  # characters from which the delimiter is detected
+TITLES = 6  # lines in which the header is looked for
 BLOCK = 2_000  # rows that are converted at once
 csv.field_size_limit(1 << 30)  # a cell may contain the pixels of a mask
 
@@ -103,6 +101,8 @@ def refuse_missing_file(path: Path) -> None:
 
 def _table(path: Path, names: Sequence[str], blocks: Iterable[tuple[Iterable[int], Rows]]) -> Table:
     """Build a table from blocks of rows with their line numbers. Columns without a name are dropped."""
+    if names and IMAGE_NAME.fullmatch(names[0]):
+        raise DataError(f"{path}, row 1: {names[0]!r} is an image; add a first row with the names of the columns")
     kept = [index for index, name in enumerate(names) if name]
     columns: list[list[str]] = [[] for _ in kept]
     lines = array("q")
@@ -144,13 +144,17 @@ def _encoding(path: Path) -> str:
 
 
 def _header(path: Path, sample: str, fits: Fits) -> tuple[str, list[str]]:
-    """Return the delimiter and the column names.
+    """Return the delimiter and the column names. Comments and lines without a delimiter above them are skipped.
 
     If several delimiters occur in the header, the names of one must fit, or one must divide all rows equally.
     """
     marks = DELIMITERS[path.suffix.lower()]
-    first = next((line for line in io.StringIO(sample, newline="") if line.strip()), "").strip("\r\n")
-    readings = {mark: rows for mark in marks if mark in first and (rows := _first_rows(sample, mark))}
+    lines = [line.strip("\r\n") for line in io.StringIO(sample, newline="") if line.strip()]
+    comments = next((number for number, line in enumerate(lines) if line[0] != "#"), 0)
+    lines = lines[comments if comments > 1 else 0 :]  # a single one may be the header
+    first = next((line for line in lines[:TITLES] if {*line} & {*marks}), lines[0] if lines else "")
+    start = sample.index(first)
+    readings = {mark: rows for mark in marks if mark in first and (rows := _first_rows(sample[start:], mark))}
     fitting = {mark: rows for mark, rows in readings.items() if fits(rows[0])}
     regular = {mark: rows for mark, rows in (fitting or readings).items() if len({len(row) for row in rows}) == 1}
     chosen = fitting if len(fitting) == 1 else regular or fitting
@@ -168,7 +172,7 @@ def _first_rows(sample: str, delimiter: str) -> list[list[str]]:
 
 def _blocks(path: Path, reader: Any, names: Sequence[str], delimiter: str) -> Iterator[tuple[Sequence[int], Rows]]:
     """Yield the rows below the header, with the line on which each begins; quoted cells may span several lines."""
-    header = (row for row in reader if any(map(str.strip, row)))
+    header = (row for row in reader if [*map(str.strip, row)] == names)
     while True:
         line, rows, problem = reader.line_num + 1, Rows(), None
         try:
@@ -217,7 +221,7 @@ def _load_parquet(path: Path, fits: Fits) -> Table:
 
 
 def _load_excel(path: Path, fits: Fits) -> Table:
-    """Load the only sheet whose first row has fitting names, or the only sheet with cells."""
+    """Load the only sheet whose header has fitting names, or the only sheet with cells."""
     calamine = import_module("python_calamine")
     try:
         workbook = calamine.CalamineWorkbook.from_path(path)
@@ -225,12 +229,15 @@ def _load_excel(path: Path, fits: Fits) -> Table:
     except (calamine.CalamineError, OSError) as error:
         raise DataError(f"{path}: cannot be read as an Excel workbook ({error}); save it again") from error
     filled = {name: [[*map(_text, row)] for row in rows] for name, rows in sheets.items() if any(map(any, rows))}
-    fitting = {name: rows for name, rows in filled.items() if fits(rows[0])} or filled
+    tops = {name: [sum(map(bool, row)) > 1 for row in rows[:TITLES]] for name, rows in filled.items()}
+    starts = {name: top.index(True) if True in top else 0 for name, top in tops.items()}  # below titles
+    fitting = {name: rows for name, rows in filled.items() if fits(rows[starts[name]])} or filled
     if len(fitting) > 1:
         raise DataError(f"{path}: sheets {quoted(fitting)} both fit; delete one, or save the right one as CSV")
-    header, *rows = next(iter(fitting.values()), [[]])
-    lines = [line for line, row in enumerate(rows, start=2) if any(row)]
-    return _table(path, header, [(lines, [rows[line - 2] for line in lines])])
+    name, rows = next(iter(fitting.items()), ("", [[]]))
+    start = starts.get(name, 0)
+    lines = [line for line, row in enumerate(rows, start=1) if any(row) and line > start + 1]
+    return _table(path, rows[start], [(lines, [rows[line - 1] for line in lines])])
 
 
 def _load_json(path: Path, fits: Fits) -> Table:
@@ -243,9 +250,10 @@ def _load_json(path: Path, fits: Fits) -> Table:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             where = f"{path}, row {line}" if one_per_line else str(path)
             raise DataError(f"{where}: not valid JSON ({error}); correct the file") from error
-    content = by_line.get(1)
-    if not one_per_line and isinstance(content, dict) and {*map(type, content.values())} <= {list, str}:
-        content = [{"file": name, "labels": value} for name, value in content.items()]
+    content: Any = by_line.get(1)
+    kinds = {*map(type, content.values())} if not one_per_line and isinstance(content, dict) else {None}
+    if kinds <= {list, str} or kinds == {dict}:
+        content = [{"file": name, **(value if dict in kinds else {"labels": value})} for name, value in content.items()]
     if not one_per_line and isinstance(content, list):
         by_line = dict(enumerate(content, start=1))
     for line, value in by_line.items():
@@ -271,8 +279,7 @@ def _text(value: Any) -> str:
 LOADERS: Mapping[str, Callable[[Path, Fits], Table]] = {
     ".xlsx": _load_excel,
     ".parquet": _load_parquet,
-    ".json": _load_json,
-    ".jsonl": _load_json,
+    **dict.fromkeys((".json", ".jsonl"), _load_json),
 }
 SUFFIXES = (*DELIMITERS, *LOADERS)
 

@@ -19,13 +19,17 @@ from probmcl.data.formats.table.lists import CLASSES, read_classes
 from probmcl.data.formats.table.paths import EXCEL_CELL, FileIndex, find_images, find_index
 from probmcl.data.formats.table.sheet import EXCEL_ROWS, SUFFIXES, Table, load
 from probmcl.data.hierarchy import parents_of, read_hierarchy
+from probmcl.data.image_files import SPLIT_FOLDERS
 from probmcl.data.labels import LabelStates
 from probmcl.data.options import ReadOptions
 from probmcl.data.questions import answered
-from probmcl.data.records import SPLITS, Missing, Origin, Paths, Records, Split
+from probmcl.data.records import Missing, Origin, Paths, Records, Split
 from probmcl.errors import DataError, OptionError, listing, quoted
 
-SPLIT_VALUES = dict[str, Split](zip(SPLITS, SPLITS, strict=True), trainval="train", valid="val", validation="val")
+SPLIT_VALUES: Mapping[str, Split] = {
+    "trainval": "train",
+    **{name: split for name, split in SPLIT_FOLDERS.items() if name != "dev"},  # in a column, dev may be train or test
+}
 WEIGHT = re.compile(r"\+?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)  # a number of at least 0
 
 
@@ -121,18 +125,12 @@ def _states(
 def _describe(table: Table, columns: Columns, entries: Entries, images: Images, notes: Sequence[str]) -> str:
     """Return one line per decision."""
     rows = [f"{len(table):,} rows are {len(images.first):,} images"] if images.repeated else []
-    others = ("split", "difficult", "group", "weight", "annotator")
-    roles = [f"{role} column {column!r}" for role in others if (column := getattr(columns, role))]
-    unread = [f"ignored: {listing(map(repr, columns.unread))}"] if columns.unread else []
-    return "\n".join(
-        [
-            "; ".join([f"path column {columns.path!r}", *rows, *notes]),
-            f"labels: {entries.description}",
-            *([", ".join(roles)] if roles else []),
-            *unread,
-            *_excel_warnings(table, entries.names),
-        ]
-    )
+    roles = ("split", "difficult", "group", "weight", "annotator")
+    others = [f"{role} column {getattr(columns, role)!r}" for role in roles if getattr(columns, role)]
+    paths = "; ".join([f"path column {columns.path!r}", *rows, *notes])
+    unread = f"ignored: {listing(map(repr, columns.unread))}" if columns.unread else ""
+    lines = [paths, f"labels: {entries.description}", ", ".join(others), unread, *_excel_warnings(table, entries.names)]
+    return "\n".join(filter(None, lines))
 
 
 def _excel_warnings(table: Table, names: Sequence[str]) -> list[str]:
