@@ -227,7 +227,7 @@ def test_lists_with_a_flag_for_each_class_are_refused(write: Write, text: str, c
     refused(table, "'labels'", "0 or 1 for each class", "one column per class")
 
 
-@pytest.mark.parametrize("text", ['{""cat"": 1, ""dog"": 0}', '[{""name"": ""cat""}]'])
+@pytest.mark.parametrize("text", ['{""cat"": 1, ""dog"": 0}', '[{""size"": ""big""}]'])
 def test_objects_without_labels_are_refused(write: Write, text: str) -> None:
     table = write(f'file,labels\n1.jpg,"[""cat""]"\n2.jpg,"{text}"\n3.jpg,"{{}}"\n')
     refused(table, "row 3", "'labels'", "without brackets")

@@ -30,12 +30,11 @@ ANNOTATOR = (
     *("annotator", "annotator_id", "rater", "rater_id", "reader", "reader_id", "rad_id", "worker", "worker_id"),
     *("labeler", "labeler_id", "expert", "reviewer", "annotated_by", "labeled_by"),
 )
-BOXES = (
+BOXES = (  # in a table with such columns, a row is one object of an image
     *(("xmin", "ymin", "xmax", "ymax"), ("x_min", "y_min", "x_max", "y_max"), ("x1", "y1", "x2", "y2")),
     *(("x", "y", "w", "h"), ("x", "y", "width", "height"), ("left", "top", "width", "height")),
     *(("bbox_[x", "y", "w", "h]"), ("bbox",), ("bounding_box",)),
 )
-"""Column names of boxes, in which a row is one object of an image."""
 NO_NAME = re.compile(r"unnamed: \d+", re.IGNORECASE)  # the name that pandas gives to a column without a name
 NUMBERED = re.compile(r"(.*?)[ _-]?(\d+)")
 MAX_VOCABULARY = 0.5  # distinct labels per row, above which a column of texts is not a list of labels

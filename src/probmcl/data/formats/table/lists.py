@@ -22,9 +22,7 @@ from probmcl.errors import DataError, OptionError, Question, Reading, quoted, su
 CLASSES = "classes.txt"
 REMEDY = f"You can also list the classes in a {CLASSES} next to the table, or separate labels by |"
 PLAIN_NAMES = "write names without brackets and quotes, separated by |"
-SEPARATORS = "|;,\t"
-"""Separators of labels. A space separates labels only if none of these occurs; otherwise, it is part of a name."""
-
+SEPARATORS = "|;,\t"  # a space separates labels only if none of these occurs; otherwise, it is part of a name
 VECTOR = {*"01. ", *SEPARATORS, LIST_ITEM}  # characters of a list with a 0 or 1 for each class
 LITERAL = re.compile(r"""[\[{]|\(['"]""")  # parentheses may also be part of a name
 QUOTED = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\"""")

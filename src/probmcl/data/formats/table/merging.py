@@ -24,10 +24,7 @@ ANNOTATORS = {
 def merge_rows(
     table: Table, columns: Columns, entries: Entries, images: Images, units: Images, option: Annotators | None
 ) -> LabelStates:
-    """Return the label states of images with several rows; `units` are the images of each annotator.
-
-    Contradictory rows are an error.
-    """
+    """Merge the rows of images, each annotator's rows (`units`) first. Contradictory rows are an error."""
     rows, classes, states = entries.rows, entries.classes, entries.states
     if entries.additive:
         _refuse_contradictory_labels(table, entries, units)

@@ -27,10 +27,9 @@ ID_AS_PATH = ("image_index", "imageindex", "image_id", "imageid")  # ignored if 
 
 SAMPLED = 200  # texts of a column that are looked up to choose the column and the root folder
 MIN_SHARE = 0.5  # of the sampled texts that must match files, if the name of the column does not indicate paths
-EXCEL_CELL = re.compile(
+EXCEL_CELL = re.compile(  # such as 1.2E+15, 2024-03-01, 1-Mar and Mar-01
     r"\d+([.,]\d+)?E[+-]?\d+|\d{1,4}[-./]\d{1,2}[-./]\d{1,4}( \d.*)?|\d{1,2}-[A-Z][a-z]{2}(-\d+)?|[A-Z][a-z]{2}-\d{2}"
 )
-"""Numbers and dates as Excel writes them, such as 1.2E+15, 2024-03-01, 1-Mar and Mar-01."""
 URL = re.compile(r"\w+://[^?#]*/([^/?#]+).*")  # the last part is the name of the file
 
 

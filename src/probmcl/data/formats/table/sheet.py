@@ -17,9 +17,7 @@ import msgspec
 from probmcl.errors import DataError, OptionError, quoted, suggestion
 
 DELIMITERS: Mapping[str, tuple[str, ...]] = {".csv": (",", ";", "\t"), ".tsv": ("\t",), ".txt": ("\t", ";", ",", "|")}
-LIST_ITEM = "\x01"
-"""Prefix of each item in a cell that contains a list. It does not occur in ordinary text."""
-
+LIST_ITEM = "\x01"  # prefix of each item in a cell that contains a list; it does not occur in ordinary text
 IMAGE_NAME = re.compile(r".+\.(jpe?g|png|tiff?|bmp|webp|gif|dcm)", re.IGNORECASE)
 EXCEL_ROWS = 1_048_576
 SAMPLE = 1 << 16  # characters from which the delimiter is detected
@@ -27,8 +25,7 @@ TITLES = 6  # lines in which the header is looked for
 BLOCK = 2_000  # rows that are converted at once
 csv.field_size_limit(1 << 30)  # a cell may contain the pixels of a mask
 
-Fits = Callable[[Sequence[str]], bool]
-"""Tests whether column names are those of the expected table."""
+Fits = Callable[[Sequence[str]], bool]  # whether column names are those of the expected table
 Rows = list[Sequence[str]]
 
 

@@ -26,10 +26,8 @@ from probmcl.data.questions import answered
 from probmcl.data.records import Missing, Origin, Paths, Records, Split
 from probmcl.errors import DataError, OptionError, listing, quoted
 
-SPLIT_VALUES: Mapping[str, Split] = {
-    "trainval": "train",
-    **{name: split for name, split in SPLIT_FOLDERS.items() if name != "dev"},  # in a column, dev may be train or test
-}
+SPLIT_VALUES = dict[str, Split](SPLIT_FOLDERS, trainval="train")
+del SPLIT_VALUES["dev"]  # in a column, it may mean train or test
 WEIGHT = re.compile(r"\+?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)  # a number of at least 0
 
 
