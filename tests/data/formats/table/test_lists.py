@@ -231,3 +231,9 @@ def test_lists_with_a_flag_for_each_class_are_refused(write: Write, text: str, c
 def test_objects_without_labels_are_refused(write: Write, text: str) -> None:
     table = write(f'file,labels\n1.jpg,"[""cat""]"\n2.jpg,"{text}"\n3.jpg,"{{}}"\n')
     refused(table, "row 3", "'labels'", "without brackets")
+
+
+def test_too_many_labels_are_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probmcl.data.formats.table.lists.MAX_CLASSES", 2)
+    assert len(read_table(write("file,tags\n1.jpg,a\n2.jpg,b\n")).label_space) == 2
+    refused(write("file,tags\n1.jpg,a\n2.jpg,b\n3.jpg,c\n"), "'tags'", "3 labels", "labels_column=COLUMN")

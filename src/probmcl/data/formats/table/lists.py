@@ -24,6 +24,7 @@ REMEDY = f"You can also list the classes in a {CLASSES} next to the table, or se
 SEPARATORS = "|;,\t"
 """Separators of labels. A space separates labels only if none of these occurs; otherwise, it is part of a name."""
 
+MAX_CLASSES = 30_000  # the matrix of co-occurrences then has 3.6 GB
 VECTOR = {*"01. ", *SEPARATORS, LIST_ITEM}  # characters of a list with a 0 or 1 for each class
 LITERAL = re.compile(r"""[\[{]|\(['"]""")  # parentheses may also be part of a name
 QUOTED = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\"""")
@@ -243,6 +244,8 @@ def _without_classes(
     if not occurring:
         blank = "is blank" if not cells.none else f"is blank or {quoted(sorted(cells.none))}"
         raise NoLabelsError(f"{cells.name} {blank} in every row; add labels")
+    if len(occurring) > MAX_CLASSES:
+        raise DataError(f"{cells.name} has {len(occurring):,} labels; if they are texts, use `labels_column=COLUMN`")
     numbers = all(map(_is_integer, occurring))
     names = tuple(sorted(occurring, key=lambda name: (int(name) if numbers else 0, name)))
     return names, lists, _describe("names with / as a hierarchy" if hierarchy else "names", separator), hierarchy
