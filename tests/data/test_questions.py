@@ -78,3 +78,9 @@ def test_question_keeps_the_other_options(tmp_path: Path) -> None:
     table = write_table(tmp_path, "file,cat,dog,emu\n1.jpg,1,,\n2.jpg,,1,\n3.jpg,,,1\n")
     question = asked(table, *BLANK, options=ReadOptions(blank=("emu=negative",), ignore=("dog",)))
     assert question.readings[1].rows == ("row 3, 2.jpg: no label (unknown: cat)", "row 4, 3.jpg: emu (unknown: cat)")
+
+
+def test_rows_that_differ_are_found_in_any_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probmcl.data.questions.BLOCK", 2)
+    question = asked(write_table(tmp_path, "file,cat,dog\n1.jpg,1,1\n2.jpg,1,1\n3.jpg,1,\n4.jpg,,1\n"), *BLANK)
+    assert question.readings[0].rows == ("row 4, 3.jpg: cat", "row 5, 4.jpg: dog")

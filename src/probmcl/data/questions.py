@@ -1,6 +1,6 @@
 """Questions about ambiguous data: tries all readings, and asks only if they give different labels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from probmcl.errors import DataError, OptionError, ProbmclError, Question, Readi
 
 SHOWN_ROWS = 3  # rows in a question about columns; others show two
 SHOWN_LABELS = 6  # labels of a row in a question
-BLOCK = 10_000  # images whose labels are compared at once
+BLOCK = 2_000_000  # labels that are compared at once
 
 
 def answered(read: Callable[[ReadOptions], Records], options: ReadOptions) -> Records:
@@ -72,11 +72,12 @@ def _differing_rows(readings: Sequence[Records]) -> list[int]:
     """Return the first images whose labels differ between readings; a class that a reading lacks is absent there."""
     if not readings:
         return []
-    names = sorted({name for records in readings for name in records.label_space.names})
-    rows: list[int] = []
-    for start in range(0, len(readings[0]), BLOCK):
-        block = np.arange(start, min(start + BLOCK, len(readings[0])))
-        first, *others = (_states_by_name(records, names, block) for records in readings)
+    names = {name for records in readings for name in records.label_space.names}
+    column_of = {name: column for column, name in enumerate(names)}
+    rows, size = list[int](), max(1, BLOCK // len(names))
+    for start in range(0, len(readings[0]), size):
+        block = np.arange(start, min(start + size, len(readings[0])))
+        first, *others = (_states_by_name(records, column_of, block) for records in readings)
         different = np.any([(other != first).any(axis=1) for other in others] or [len(block) * [False]], axis=0)
         rows += (start + np.flatnonzero(different)).tolist()
         if len(rows) >= SHOWN_ROWS:
@@ -84,11 +85,10 @@ def _differing_rows(readings: Sequence[Records]) -> list[int]:
     return rows[:SHOWN_ROWS]
 
 
-def _states_by_name(records: Records, names: Sequence[str], rows: Int[ndarray, "K"]) -> UInt8[ndarray, "K C"]:
-    states = np.full((len(rows), len(names)), State.ABSENT, dtype=np.uint8)
+def _states_by_name(records: Records, column_of: Mapping[str, int], rows: Int[ndarray, "K"]) -> UInt8[ndarray, "K C"]:
+    states = np.full((len(rows), len(column_of)), State.ABSENT, dtype=np.uint8)
     labels, known = records.states.labels_and_known(rows)
-    columns = [names.index(name) for name in records.label_space.names]
-    states[:, columns] = np.where(known, labels > 0, State.UNKNOWN)
+    states[:, [column_of[name] for name in records.label_space.names]] = np.where(known, labels > 0, State.UNKNOWN)
     return states
 
 

@@ -249,3 +249,9 @@ def test_sign_between_spaces_is_not_a_label(write: Write, mark: str) -> None:
 def test_meaning_of_blank_cells_is_printed(write: Write) -> None:
     records = read_table(write("file,labels\n1.jpg,cat|dog\n2.jpg,\n"))
     assert "blank = negative (1 cell; change with `blank=unknown`)" in str(records.origin)
+
+
+def test_too_many_labels_are_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probmcl.data.formats.table.lists.MAX_CLASSES", 2)
+    assert len(read_table(write("file,tags\n1.jpg,a\n2.jpg,b\n")).label_space) == 2
+    refused(write("file,tags\n1.jpg,a\n2.jpg,b\n3.jpg,c\n"), "'tags'", "3 labels", "labels_column=COLUMN")

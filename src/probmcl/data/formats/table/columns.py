@@ -42,10 +42,9 @@ MAX_VOCABULARY = 0.5  # distinct labels per row, above which a column of texts i
 
 @dataclass(frozen=True)
 class Columns:
-    """The roles of columns. `classes` has one column per class if there are no label columns.
+    """The roles of columns; `classes` are used if there are no label columns, and `unread` columns are ignored.
 
-    `presence` has 0 or 1 for the label in the same row. `boxes` are coordinates. `unread` columns are listed in the
-    output and ignored.
+    `presence` has 0 or 1 for the label in the same row. `boxes` are coordinates.
     """
 
     path: str

@@ -1,7 +1,4 @@
-"""Labels as entries (row, class, state), from lists, from one row per label, or from one column per class.
-
-Each layout is a function in LAYOUTS. Rows of the same image are merged afterwards (`merging`).
-"""
+"""Labels as entries (row, class, state). Each layout is a function in LAYOUTS; `merging` merges the rows of an image."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

@@ -23,6 +23,7 @@ CLASSES = "classes.txt"
 REMEDY = f"You can also list the classes in a {CLASSES} next to the table, or separate labels by |"
 PLAIN_NAMES = "write names without brackets and quotes, separated by |"
 SEPARATORS = "|;,\t"  # a space separates labels only if none of these occurs; otherwise, it is part of a name
+MAX_CLASSES = 30_000  # the matrix of co-occurrences then has 3.6 GB
 VECTOR = {*"01. ", *SEPARATORS, LIST_ITEM}  # characters of a list with a 0 or 1 for each class
 LITERAL = re.compile(r"""[\[{]|\(['"]""")  # parentheses may also be part of a name
 QUOTED = re.compile(r"""'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)\"""")
@@ -246,6 +247,8 @@ def _without_classes(
     odd = {item for item in occurring if item[0] == "{" or (item.count('"') == 1 and (item,) not in lists.values())}
     if text := next((text for text, items in lists.items() if odd & {*items}), ""):
         raise DataError(f"{cells.where(text)} has {min(odd & {*lists[text]})!r}; {PLAIN_NAMES}")
+    if len(occurring) > MAX_CLASSES:
+        raise DataError(f"{cells.name} has {len(occurring):,} labels; if they are texts, use `labels_column=COLUMN`")
     numbers = all(map(_is_integer, occurring))
     names = tuple(sorted(occurring, key=lambda name: (int(name) if numbers else 0, name)))
     return names, lists, _describe("names with / as a hierarchy" if hierarchy else "names", separator), hierarchy
