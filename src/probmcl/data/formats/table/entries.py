@@ -1,4 +1,4 @@
-"""Labels as entries (row, class, state). Each layout is a function in LAYOUTS; `merging` merges the rows of an image."""
+"""Labels as entries (row, class, state). Each layout is a function in LAYOUTS; `merging` merges rows of an image."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
