@@ -276,7 +276,7 @@ LAYOUTS: Mapping[str, Callable[[Table, Columns, Classes, Images, ReadOptions], E
     "label rows": read_label_rows,
 }
 
-Part = tuple[Int[ndarray, "E"], Int[ndarray, "E"], UInt8[ndarray, "E"]]
+Part = tuple[Int[ndarray, "_"], Int[ndarray, "_"], UInt8[ndarray, "_"]]
 
 
 def _listed(lists: Sequence[tuple[int, ...]], state: int) -> Part:
