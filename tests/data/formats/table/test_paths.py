@@ -298,3 +298,14 @@ def test_link_to_itself_does_not_hide_the_other_files(tmp_path: Path, paths: tup
     (tmp_path / "3.jpg").unlink()
     (tmp_path / "3.jpg").symlink_to(tmp_path / "3.jpg")
     assert labels_of(read_table(table)) == [{"cat"}, {"dog"}]
+
+
+def test_same_names_in_many_folders_are_told_apart(tmp_path: Path) -> None:
+    folders = [f"Site/P{patient}/study{study}" for patient in (1, 2, 11) for study in (1, 2)]
+    texts = [folder.lower() for folder in folders] + ["p3/study1", "1/study1", "study9"]
+    rows = "".join(f"{text}/view.jpg,c{row}\n" for row, text in enumerate(texts))
+    table = write_table(tmp_path, f"file,tags\n{rows}", images=" ".join(f"{folder}/view.jpg" for folder in folders))
+    records = read_table(table, missing="keep")
+    found = [str(path.parent.relative_to(tmp_path)) for path in records.paths]
+    assert found == [*folders, *texts[len(folders) :]]
+    assert [path.exists() for path in records.paths] == [True] * 6 + [False] * 3

@@ -264,8 +264,8 @@ def read_label_rows(table: Table, columns: Columns, classes: Classes, images: Im
     rows, indices, _ = (np.concatenate(arrays) for arrays in zip(*(_listed(c, 0) for c in lists.columns), strict=True))
     _refuse_none_in_other_rows(table, lists, images, rows, options)
     unknown = _everywhere(lists.unknown_rows, np.arange(len(blanks)), State.UNKNOWN)
-    keys = [images.of_row[of_entry] * len(blanks) + k for of_entry, k in ((unknown[0], unknown[1]), (rows, indices))]
-    other = ~np.isin(*keys)  # a label in another row of the image is present
+    keys, present = (images.of_row[row] * len(blanks) + k for row, k in (unknown[:2], (rows, indices)))
+    other = ~np.isin(keys, present)  # a label in another row of the image is present
     parts = [
         _everywhere(lists.none_rows, np.flatnonzero(blanks != State.ABSENT), State.ABSENT),
         (unknown[0][other], unknown[1][other], unknown[2][other]),

@@ -123,16 +123,10 @@ def _describe(table: Table, columns: Columns, entries: Entries, images: Images, 
     rows = [f"{len(table):,} rows are {len(images.first):,} images"] if images.repeated else []
     others = ("split", "difficult", "group", "weight", "annotator")
     roles = [f"{role} column {column!r}" for role in others if (column := getattr(columns, role))]
-    unread = [f"ignored: {listing(map(repr, columns.unread))}"] if columns.unread else []
-    return "\n".join(
-        [
-            "; ".join([f"path column {columns.path!r}", *rows, *notes]),
-            f"labels: {entries.description}",
-            *([", ".join(roles)] if roles else []),
-            *unread,
-            *_excel_warnings(table, entries.names),
-        ]
-    )
+    lines = ["; ".join([f"path column {columns.path!r}", *rows, *notes]), f"labels: {entries.description}"]
+    lines += [", ".join(roles)] if roles else []
+    lines += [f"ignored: {listing(map(repr, columns.unread))}"] if columns.unread else []
+    return "\n".join([*lines, *_excel_warnings(table, entries.names)])
 
 
 def _excel_warnings(table: Table, names: Sequence[str]) -> list[str]:
