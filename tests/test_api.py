@@ -79,7 +79,7 @@ def test_the_command_prints_data_settings_and_result(photographs: Path, tmp_path
     (folder,) = (tmp_path / "runs").iterdir()
     assert folder.name.endswith("-photos")
     for part in (
-        "path column 'filename', labels 'tags'",
+        "path column 'filename'\n  labels: column 'tags'",
         "train 28 · val 4 · test 8",
         "classes without training positives: none",
         "encoder: test_resnet",

@@ -106,7 +106,7 @@ def test_every_image_is_in_exactly_one_split(split: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("paths", (Path("a.jpg"),), "different lengths.*'paths': 1"),
+        ("paths", Paths(["a.jpg"]), "different lengths.*'paths': 1"),
         ("split", ("train", "test"), "different lengths.*'split': 2"),
         ("group", ("patient 1",), "different lengths.*'group': 1"),
         ("origin", Origin(Path("a.csv"), "", lines=(2, 3)), "different lengths.*'origin.lines': 2"),

@@ -79,9 +79,9 @@ class Paths(Sequence[Path]):
     def __init__(self, paths: Iterable[str | Path]) -> None:
         self.texts: tuple[str, ...] = paths.texts if isinstance(paths, Paths) else tuple(map(str, paths))
 
-    def take(self, rows: Iterable[int]) -> Paths:
+    def take(self, rows: Int[ndarray, "K"]) -> Paths:
         """Return the paths in the given rows."""
-        return Paths(self.texts[row] for row in rows)
+        return Paths(self.texts[row] for row in rows.tolist())
 
     def __len__(self) -> int:
         return len(self.texts)

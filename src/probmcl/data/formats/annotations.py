@@ -1,7 +1,8 @@
 """Functions for the formats of annotation tools: finding the images, building label states, recognizing JSON files."""
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypeVar
 
@@ -14,6 +15,7 @@ from probmcl.data.records import Missing
 from probmcl.errors import DataError
 
 Content = TypeVar("Content")
+_File = tuple[tuple[str, ...], str]  # the folders of a file from the inside out, and its path
 COCO_KEYS = {"images", "annotations", "categories"}
 TASK_KEYS = {"annotations", "completions", "predictions", "is_labeled"}  # of Label Studio, next to `data`
 ROW_KEYS = {"id", "annotator", "annotation_id", "lead_time"}  # of JSON-MIN, which Label Studio also exports
@@ -88,10 +90,10 @@ def others_left_out(paths: Sequence[Path]) -> str:
     return f"other images in the same folder left out: {others:,}" if others else ""
 
 
-def read_json(path: Path, content: type[Content]) -> Content:
+def read_json(path: Path, content: Callable[..., Content]) -> Content:
     """Read a JSON file with msgspec, which skips the fields that the type does not have."""
     try:
-        return msgspec.json.decode(_json_bytes(path), type=content)
+        return msgspec.json.decode(_json_bytes(path), type=content)  # type: ignore[no-any-return]
     except msgspec.DecodeError as error:
         raise DataError(f"{path}: {error}; download or export the file again, or correct it") from error
 
@@ -127,14 +129,16 @@ def _json_bytes(path: Path) -> bytes:
     return path.read_bytes().removeprefix(b"\xef\xbb\xbf")  # Windows programs write a byte order mark
 
 
-def _files_by_name(folder: Path) -> dict[str, list[tuple[str, str]]]:
-    """Return the images below a folder by name and by name without suffix: the relative path likewise, and the file."""
-    files: dict[str, list[tuple[str, str]]] = defaultdict(list)
+def _files_by_name(folder: Path) -> dict[str, list[_File]]:
+    """Return the images below a folder by name and by name without suffix, sorted by their folders."""
+    files: dict[str, list[_File]] = defaultdict(list)
     for entry in walk(folder):
         if is_image(entry.name):
-            file = entry.path[len(str(folder)) :].lstrip("/")
-            files[entry.name].append((file, file))
-            files[entry.name.rpartition(".")[0]].append((file.rpartition(".")[0], file))
+            *folders, name = entry.path[len(str(folder)) :].lstrip("/").split("/")
+            for key in (name, name.rpartition(".")[0]):
+                files[key].append((tuple(reversed(folders)), "/".join([*folders, name])))
+    for same in files.values():
+        same.sort()
     return files
 
 
@@ -142,11 +146,14 @@ def _parts(name: str) -> list[str]:
     return [part for part in name.replace("\\", "/").split("/") if part not in ("", ".", "..")]
 
 
-def _ending_with(files: Mapping[str, Sequence[tuple[str, str]]], name: str, source: Path) -> str:
+def _ending_with(files: Mapping[str, Sequence[_File]], name: str, source: Path) -> str:
     """Return the only file whose path ends with a name, or ''. Of several, one in `IMAGE_FOLDERS` is preferred."""
-    candidates = files.get(name.rpartition("/")[2], ())
-    exact = [file for path, file in candidates if path == name]
-    matches = [file for path, file in candidates if f"/{path}".endswith(f"/{name}")]
+    *folders, last = name.split("/")
+    wanted, same = tuple(reversed(folders)), files.get(last, ())
+    end = bisect_left(same, True, key=lambda file: file[0][: len(wanted)] > wanted)
+    found = same[bisect_left(same, (wanted,)) : end]  # in these folders, which may be in other folders
+    matches = [file for _, file in found]
+    exact = [file for inner, file in found if inner == wanted]
     preferred = [file for file in matches if not {*file.lower().split("/")}.isdisjoint(IMAGE_FOLDERS)]
     for choice in (exact, preferred, matches):
         if len(choice) == 1:

@@ -82,10 +82,11 @@ def read_coco_json(path: Path, *, missing: Missing = "error") -> Records:
     unused = _unused_parents(list(labeled.values()))
     by_id = {file: names_by_id(file, instances, unused) for file, instances in labeled.items()}
     names = list(dict.fromkeys(name for categories in by_id.values() for name in categories.values()))
+    column_of = {name: column for column, name in enumerate(names)}
     paths: list[Path] = []
     labels: list[LabelStates] = []
     for file, instances in labeled.items():
-        columns = {number: names.index(name) for number, name in by_id[file].items()}
+        columns = {number: column_of[name] for number, name in by_id[file].items()}
         labels.append(annotated(file, instances, columns, len(names)))
         paths += _paths(path, file, instances, missing)
     splits = [files[file] for file, instances in labeled.items() for _ in instances.images]
@@ -101,11 +102,11 @@ def read_coco_json(path: Path, *, missing: Missing = "error") -> Records:
 
 def names_by_id(table: Path, instances: Instances, unused: frozenset[str] = frozenset()) -> dict[int, str]:
     """Return the names of the categories in the order of their ids, without unused categories with id 0."""
-    names: dict[int, str] = {}
+    names, ids = dict[int, str](), dict[str, int]()
     for category in sorted(instances.categories, key=lambda category: category.id):
         if category.id == 0 and category.name in unused:
             continue
-        if category.id in names or category.name in names.values():
+        if category.id in names or ids.setdefault(category.name, category.id) != category.id:
             raise DataError(f"{table}: the id or name of category {category.id}, {category.name!r}, is not unique")
         names[category.id] = category.name
     return names

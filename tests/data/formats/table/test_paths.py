@@ -313,3 +313,14 @@ def test_path_column_is_found_by_content_if_the_labels_are_set_by_an_option(tmp_
 
 def test_error_without_a_path_column_shows_a_row(tmp_path: Path) -> None:
     refused(write_table(tmp_path, "name,labels\nx7,cat\nx8,dog\n"), "none of the columns", "row 2: 'x7', 'cat'")
+
+
+def test_same_names_in_many_folders_are_told_apart(tmp_path: Path) -> None:
+    folders = [f"Site/P{patient}/study{study}" for patient in (1, 2, 11) for study in (1, 2)]
+    texts = [folder.lower() for folder in folders] + ["p3/study1", "1/study1", "study9"]
+    rows = "".join(f"{text}/view.jpg,c{row}\n" for row, text in enumerate(texts))
+    table = write_table(tmp_path, f"file,tags\n{rows}", images=" ".join(f"{folder}/view.jpg" for folder in folders))
+    records = read_table(table, missing="keep")
+    found = [str(path.parent.relative_to(tmp_path)) for path in records.paths]
+    assert found == [*folders, *texts[len(folders) :]]
+    assert [path.exists() for path in records.paths] == [True] * 6 + [False] * 3

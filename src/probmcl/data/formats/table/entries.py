@@ -287,7 +287,6 @@ def _listed(lists: Sequence[tuple[int, ...]], state: int) -> Part:
 
 
 def _everywhere(rows: Sequence[int], classes: Int[ndarray, "F"], state: int) -> Part:
-    """Return an entry for all these classes in all these rows."""
     columns = np.tile(classes.astype(np.int32), len(rows))
     return np.repeat(np.array(rows, dtype=np.int32), len(classes)), columns, np.full(len(columns), state, np.uint8)
 

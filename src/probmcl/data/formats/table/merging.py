@@ -53,7 +53,6 @@ def _refuse_contradictory_labels(table: Table, entries: Entries, images: Images)
 
 
 def _refuse_contradictory_rows(table: Table, path: str, entries: Entries, images: Images) -> None:
-    """Refuse rows of an image that do not have the same labels."""
     several = np.bincount(images.of_row)[images.of_row] > 1
     kept = several[entries.rows]
     labels: dict[int, set[tuple[int, int]]] = defaultdict(set)

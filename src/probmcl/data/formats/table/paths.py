@@ -8,6 +8,7 @@ files one by one is much slower, especially on a network drive.
 import os
 import re
 import unicodedata
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cached_property
@@ -53,6 +54,7 @@ class Place(NamedTuple):
 
 
 Found = tuple[list[str], str]  # files that match a text equally well, and how they were found
+Folders = tuple[str, ...]  # of a file, from the inside out
 
 
 class FileIndex:
@@ -61,6 +63,7 @@ class FileIndex:
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
         self._listed: dict[str, frozenset[str]] = {}
+        self._sorted: dict[tuple[str, str], list[tuple[Folders, str]]] = {}
 
     def clear(self) -> None:
         """Forget the listings: a million names take 130 MB."""
@@ -116,32 +119,35 @@ class FileIndex:
         text = URL.sub(r"\1", text.replace("\\", "/") if place.backslashes else text)
         *folders, name = os.path.normpath(text).split("/")
         number = re.fullmatch(r"0*(\d+?)(\.0)?", name)
-        files, rows = self._tree
         for how, key in (("", name), (SUFFIX, name), (CASE, name.casefold()), (NUMBER, number[1] if number else "")):
-            ways: dict[int, list[str]] = defaultdict(list)
-            for row in dict.fromkeys(rows[how].get(key, ())):
-                way = _way(os.path.relpath(files[row], self.roots[0]), folders, dropped, how == CASE)
-                ways[way].append(os.path.normpath(files[row]))
-            nearest = min(ways, default=NO_WAY)
-            if nearest < NO_WAY:
-                where = ("", f"in subfolders of {self.roots[0].name or self.roots[0]}/", "without the folders in front")
-                return ways[nearest], how if how in (CASE, NUMBER) else where[nearest] or how
+            wanted = _inside_out(folders, how == CASE)
+            found = self._below(wanted, how, key)
+            tails = [wanted[:end] for end in range(max(0, len(wanted) - dropped), len(wanted))]
+            fewer = [(inner, file) for tail in tails for inner, file in self._below(tail, how, key) if inner == tail]
+            same = [(inner, file) for inner, file in found if inner == wanted]
+            inside = f"in subfolders of {self.roots[0].name or '.'}/"
+            for files, where in (same, ""), (found, inside), (fewer, "without the folders in front"):
+                if files:
+                    return [file for _, file in files], how if how in (CASE, NUMBER) else where or how
         return [], ""
+
+    def _below(self, folders: Folders, how: str, key: str) -> list[tuple[Folders, str]]:
+        """Return the first two files with a key whose folders end with the given ones; many may have the same name."""
+        files, rows = self._tree
+        if key in rows[how] and (how, key) not in self._sorted:
+            paths = {files[row]: os.path.relpath(files[row], self.roots[0]).split("/")[:-1] for row in rows[how][key]}
+            inside = ((_inside_out(inner, how == CASE), os.path.normpath(file)) for file, inner in paths.items())
+            self._sorted[how, key] = sorted(inside)
+        known = self._sorted.get((how, key), [])
+        start = bisect_left(known, (folders,))
+        return [file for file in known[start : start + 2] if file[0][: len(folders)] == folders]
 
 
 SUFFIX, CASE, NUMBER = "by adding the suffix", "by ignoring case", "by number, such as 7 for 007.jpg"
-NO_WAY = 3
 
 
-def _way(file: str, folders: Sequence[str], dropped: int, fold: bool) -> int:
-    """Return 0 if a file is in the folders of a text, 1 if it is in more, 2 if it is in fewer, otherwise NO_WAY."""
-    wanted = "/".join(["", *folders, ""])
-    actual = f"/{file.rpartition('/')[0]}/".replace("//", "/")
-    if fold:
-        wanted, actual = wanted.casefold(), actual.casefold()
-    if actual.endswith(wanted):
-        return int(actual != wanted)
-    return 2 if wanted.endswith(actual) and wanted.count("/") - actual.count("/") <= dropped else NO_WAY
+def _inside_out(folders: Sequence[str], fold: bool) -> Folders:
+    return tuple(folder.casefold() if fold else folder for folder in reversed(folders))
 
 
 def _files_in(folder: str) -> frozenset[str]:
@@ -173,8 +179,6 @@ def find_index(folder: Path, images: Path | None, extra: Sequence[Path] = ()) ->
 def find_path_column(table: Table, index: FileIndex, taken: set[str]) -> str:
     """Return the column that names the images: by name if its texts match files, otherwise by content."""
     free = [column for column in table.columns if column not in taken]
-    for name in filter(is_image, free):
-        raise DataError(f"{table.path}, row 1: {name!r} is an image; add a first row with the names of the columns")
     by_name = named(free, PATH) or named(free, ID_AS_PATH)
     hits = {column: index.count(_sample(table, column)) for column in by_name}
     if not any(hits.values()) and len(table.columns) > 1:
@@ -182,6 +186,8 @@ def find_path_column(table: Table, index: FileIndex, taken: set[str]) -> str:
         counts = {column: index.count(texts) for column, texts in samples.items() if texts}
         hits |= {column: count for column, count in counts.items() if count >= MIN_SHARE * len(samples[column])}
     best = [column for column, count in hits.items() if count and count == max(hits.values())] or by_name
+    if best and is_image(best[0]):
+        raise DataError(f"{table.path}, row 1: {best[0]!r} is an image; add a first row with the names of the columns")
     rows = range(0, len(table), max(1, len(table) // SAMPLED))
     texts = [[table.texts(column)[row] for row in rows] for column in best if len(best) > 1]
     files = [index.find(column, index.places(column)[0][0], len(common_folders(column))) for column in texts]
@@ -198,7 +204,6 @@ def find_path_column(table: Table, index: FileIndex, taken: set[str]) -> str:
 
 
 def _sample(table: Table, column: str) -> list[str]:
-    """Return some distinct texts of a column, from the whole table."""
     texts = table.texts(column)
     spread = dict.fromkeys(texts[:: max(1, len(texts) // (4 * SAMPLED))])
     distinct = [text for text in spread if text and "\0" not in text]

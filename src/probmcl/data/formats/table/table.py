@@ -121,7 +121,6 @@ def _states(
 
 
 def _describe(table: Table, columns: Columns, entries: Entries, images: Images, notes: Sequence[str]) -> str:
-    """Return one line per decision."""
     rows = [f"{len(table):,} rows are {len(images.first):,} images"] if images.repeated else []
     roles = ("split", "difficult", "group", "weight", "annotator")
     others = [f"{role} column {getattr(columns, role)!r}" for role in roles if getattr(columns, role)]
