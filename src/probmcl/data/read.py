@@ -71,7 +71,7 @@ def read(
     digits/labels.csv: path column 'filename'
       labels: column 'labels', names of classes.txt separated by spaces, 10 labels
       split column 'split'
-    5 images: train 3 · val 1 · test 1; 10 classes, 2.4 labels per image, 0.0 % unknown
+    5 images: train 3 · val 1 · test 1; 10 classes, 2.4 labels per image
     images without labels: 0; classes without training positives: 3 of 10 (one, four, nine)
     """
     from probmcl.data.split import make_splits, taken_from_train

@@ -256,7 +256,8 @@ def describe(records: Records) -> str:
     lines = [
         str(records.origin) if records.origin else "",
         f"{len(records):,} images: {splits}; {len(names):,} classes, "
-        f"{present.nnz / max(len(records), 1):.1f} labels per image, {unknown:.1f} % unknown",
+        f"{present.nnz / max(len(records), 1):.1f} labels per image"
+        + (f", {unknown:.1f} % unknown" if unknown else ""),
         _label_notes(records),
         _similar_names(names),
         f"images without labels: {without:,}; classes without training positives: "

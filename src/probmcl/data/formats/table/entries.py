@@ -218,7 +218,8 @@ def read_label_lists(table: Table, columns: Columns, classes: Classes, images: I
     policy, hidden = options.policy, lists.columns[len(columns.labels) :]
     blank_rows = lists.blank_rows if len(columns.labels) == 1 else []
     blanks = policy.blank_states(lists.names, default="negative")
-    notes = meaning_notes(policy, len(blank_rows), 0, "negative")
+    implied = blank_rows and not options.blank and not options.minus_one
+    notes = ["blank = no label"] if implied else meaning_notes(policy, len(blank_rows), 0, "negative")
     parts = [
         _everywhere(blank_rows, np.flatnonzero(blanks == State.UNKNOWN), State.UNKNOWN),
         _everywhere(lists.unknown_rows, np.arange(len(blanks)), State.UNKNOWN),

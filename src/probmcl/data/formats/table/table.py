@@ -173,7 +173,6 @@ def _splits(table: Table, column: str | None, images: Images) -> tuple[Split, ..
 
 
 def _groups(table: Table, column: str | None, images: Images) -> tuple[str, ...] | None:
-    """Return the group of each image, or None without a group column."""
     if column is None:
         return None
     texts = table.texts(column)
