@@ -93,6 +93,7 @@ def others_left_out(paths: Sequence[Path]) -> str:
 def read_json(path: Path, content: Callable[..., Content]) -> Content:
     """Read a JSON file with msgspec, which skips the fields that the type does not have."""
     try:
+        # `type` may be a generic alias such as list[Task], which is callable but not a class.
         return msgspec.json.decode(_json_bytes(path), type=content)  # type: ignore[no-any-return]
     except msgspec.DecodeError as error:
         raise DataError(f"{path}: {error}; download or export the file again, or correct it") from error
