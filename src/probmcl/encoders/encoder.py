@@ -134,12 +134,12 @@ def describe_encoder(name: str) -> str:
     """Describe the tag, size and license of an encoder's weights without downloading them.
 
     >>> describe_encoder("test_resnet")
-    'test_resnet.r160_in1k, 0.4 million parameters (1 MB), license apache-2.0'
+    'test_resnet.r160_in1k, 0.4 M parameters (1 MB), license apache-2.0'
     """
     cfg = _configuration(name)
     tag = f"{name.split('.')[0]}.{cfg['tag']}" if cfg["tag"] else name
     parameters = parameters_in_millions(name)
-    size = f"{parameters:.1f} million parameters ({4 * parameters:.0f} MB)"
+    size = f"{parameters:.1f} M parameters ({4 * parameters:.0f} MB)"
     return f"{tag}, {size}, license {cfg['license'] or 'not stated'}"
 
 
