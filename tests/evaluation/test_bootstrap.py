@@ -63,11 +63,13 @@ def test_map_matches_repeated_images_with_ties_and_unknown_labels(dtype: torch.d
     np.testing.assert_allclose(bootstrapped_map(scores, labels, known, weights), expected, rtol=0, atol=1e-14)
 
 
-def test_class_without_a_drawn_positive_is_left_out() -> None:
-    scores, labels = np.array([[0.9, 0.1], [0.2, 0.3]]), np.array([[1, 0], [0, 1]])
-    weights = np.array([[1, 1], [2, 0], [0, 0]])
-    np.testing.assert_array_equal(bootstrapped_map(scores, labels, None, weights), [1, 1, np.nan])
-    unlabeled = bootstrapped_map(scores, np.zeros((2, 2)), None, weights)
+def test_class_without_a_drawn_positive_or_negative_is_left_out() -> None:
+    scores, labels = np.array([[0.9, 0.1], [0.2, 0.3], [0.5, 0.4]]), np.array([[1, 0], [0, 1], [1, 0]])
+    weights = np.array([[1, 1, 0], [2, 0, 1], [0, 1, 2], [0, 0, 0]])
+    np.testing.assert_array_equal(bootstrapped_map(scores, labels, None, weights), [1, np.nan, (1 + 1 / 3) / 2, np.nan])
+    always = np.array([[1, 1], [0, 1], [1, 1]])  # the second class has no negatives
+    np.testing.assert_array_equal(bootstrapped_map(scores, always, None, weights), [1, np.nan, 1, np.nan])
+    unlabeled = bootstrapped_map(scores, np.zeros((3, 2)), None, weights)
     assert np.isnan(unlabeled).all()
 
 

@@ -152,7 +152,7 @@ def test_best_thresholds_maximize_macro_f1(table: ScoreTable) -> None:
     best = []
     for c, keep in enumerate(known.T):
         class_scores, positive = list(scores[keep, c]), list(labels[keep, c] == 1)
-        if any(positive):
+        if any(positive) and not all(positive):
             best.append(max(f1_at(class_scores, positive, t) for t in [-1e9, -np.inf, *class_scores]))
     assert result == pytest.approx(np.mean(best) if best else np.nan, abs=1e-12, nan_ok=True)
 

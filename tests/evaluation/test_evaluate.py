@@ -103,20 +103,28 @@ def test_unknown_entries_are_ignored(table: Table) -> None:
         assert evaluate(*hidden, names=names, split="val") == result
 
 
-def test_classes_without_negatives_are_listed() -> None:
+def test_classes_without_negatives_are_listed_but_not_scored() -> None:
     names = ["a", "b", "c"]
     assert evaluate(SCORES, LABELS, None, names=names, split="val")["classes_without_negatives"] == []
     hidden = torch.tensor([[True, False, False], [False, True, False], [True, True, False]])  # no label of c is known
     for scores in (SCORES, 1 - SCORES):
         result = evaluate(scores, LABELS, hidden, names=names, split="val")
         assert result["classes_without_negatives"] == ["a", "b"]
-        assert (result["ap"], result["mAP"]) == ({"a": 1.0, "b": 1.0, "c": None}, 1.0)
+        assert result["ap"] == dict.fromkeys(names)
+        assert [result[key] for key in ("mAP", "chance", "macro_auroc", "classes_scored")] == [None, None, None, 0]
+
+
+def test_chance_is_the_mean_prevalence_of_the_scored_classes() -> None:
+    assert evaluate(SCORES, LABELS, None, names=list("abc"), split="val")["chance"] == pytest.approx(2 / 3)
+    result = evaluate(SCORES, LABELS, KNOWN, names=list("abc"), split="val")  # b is present in 1 of 2 known images
+    assert result["chance"] == pytest.approx((2 / 3 + 1 / 2) / 2)
 
 
 def test_means_per_level() -> None:
     result = evaluate(SCORES, LABELS, None, names=["a", "b", "c"], split="val", levels=[1, 2, 2])
     assert "levels" not in evaluate(SCORES, LABELS, None, names=["a", "b", "c"], split="val")
+    shared = {"classes_scored": 1, "chance": pytest.approx(2 / 3)}
     assert result["levels"] == {
-        "1": {"classes": 1, "classes_scored": 1, "mAP": result["ap"]["a"], "macro_auroc": result["auroc"]["a"]},
-        "2": {"classes": 2, "classes_scored": 1, "mAP": result["ap"]["b"], "macro_auroc": result["auroc"]["b"]},
+        "1": {"classes": 1, "mAP": result["ap"]["a"], "macro_auroc": result["auroc"]["a"], **shared},
+        "2": {"classes": 2, "mAP": result["ap"]["b"], "macro_auroc": result["auroc"]["b"], **shared},
     }

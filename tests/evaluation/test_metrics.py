@@ -35,7 +35,7 @@ def tables(draw: st.DrawFn) -> Table:
 def slow_average_precision(scores: list[float], positive: list[bool], kind: str) -> float:
     """Compute the AP of one class in exact fractions, with every distinct score as a threshold."""
     total = sum(positive)
-    if total == 0:
+    if total in (0, len(positive)):  # without positives or without negatives, no ranking is better than another
         return float("nan")
     points = [(Fraction(0), Fraction(0))]
     for limit in sorted(set(scores), reverse=True):
@@ -76,6 +76,8 @@ def slow_metrics(table: Table, threshold: float, f1: str, top_k: int | None) -> 
     for c in {c for _, c in truth}:
         p, d = {n for n, k in truth if k == c}, {n for n, k in decided if k == c}
         keep = table.known[:, c]
+        if len(p) == keep.sum():  # always present
+            continue
         aps.append(slow_average_precision(list(table.scores[keep, c]), list(table.labels[keep, c] == 1), "area"))
         precisions.append(ratio(len(p & d), len(d)))
         recalls.append(ratio(len(p & d), len(p)))
@@ -93,7 +95,7 @@ def test_area_matches_scikit_learn_on_known_entries(table: Table) -> None:
     for c, result in enumerate(average_precision(*table).tolist()):
         keep = table.known[:, c]
         scores, labels = table.scores[keep, c], table.labels[keep, c]
-        if labels.any():
+        if 0 < labels.sum() < len(labels):
             assert result == pytest.approx(average_precision_score(labels, scores), abs=1e-12)
         else:
             assert np.isnan(result)
@@ -199,7 +201,16 @@ def test_only_overall_metrics_are_defined_without_positives() -> None:
 
 def test_single_image() -> None:
     table = multilabel_metrics(torch.tensor([[0.9, 0.1]]), torch.tensor([[1, 0]]))
-    assert set(table.values()) == {1.0}
+    assert all(np.isnan(table[name]) for name in ("mAP", "CP", "CR", "CF1"))
+    assert [table[name] for name in ("OP", "OR", "OF1", "classes_scored")] == [1, 1, 1, 0]
+
+
+def test_class_that_is_always_present_does_not_count() -> None:
+    scores, labels = torch.tensor([[0.9, 0.9], [0.2, 0.6], [0.1, 0.7]]), torch.tensor([[1, 1], [0, 1], [1, 1]])
+    alone, both = multilabel_metrics(scores[:, :1], labels[:, :1]), multilabel_metrics(scores, labels)
+    for name in ("mAP", "CP", "CR", "CF1", "classes_scored"):
+        assert both[name] == alone[name]
+    assert both["OR"] == pytest.approx(4 / 5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -229,7 +240,8 @@ def test_thresholds_can_differ_per_class(table: Table, thresholds: list[float], 
 
 
 def test_threshold_applies_to_its_class() -> None:
-    scores, labels = torch.tensor([[0.3, 0.3, 0.9], [0.6, 0.6, 0.6]]), torch.tensor([[1, 1, 1], [1, 1, 1]])
+    scores = torch.tensor([[0.3, 0.3, 0.9], [0.6, 0.6, 0.6], [0.0, 0.0, 0.0]])
+    labels = torch.tensor([[1, 1, 1], [1, 1, 1], [0, 0, 0]])
     result = multilabel_metrics(scores, labels, threshold=torch.tensor([0.1, 0.5, 0.95]), f1="per_class")
     assert result["CR"] == pytest.approx((1 + 1 / 2 + 0) / 3)
     assert result["CF1"] == pytest.approx((1 + 2 / 3 + 0) / 3)

@@ -62,8 +62,8 @@ def bootstrapped_map(
         mAP_b = mean_c Σ_s a_s · (A_s / D_s) / Σ_s a_s,   s over the distinct scores of the positives of class c
 
     where resample b contains a_s positives with score s, A_s positives with score s or more, and D_s known images with
-    score s or more. This is the mean `average_precision` of the resampled images. A class without a positive in a
-    resample is left out of that mean, which is NaN if no class has a positive.
+    score s or more. This is the mean `average_precision` of the resampled images. A class without a positive or without
+    a negative in a resample is left out of that mean, which is NaN if no class is left.
 
     >>> scores, labels = torch.tensor([[0.9], [0.6], [0.1]]), torch.tensor([[1], [0], [1]])
     >>> bootstrapped_map(scores, labels, None, np.array([[1, 1, 1], [0, 2, 1]]))  # (1 + 2/3) / 2, and 1/3
@@ -73,7 +73,7 @@ def bootstrapped_map(
 
 
 class Areas(NamedTuple):
-    """Means over classes in each of B resamples; NaN if no class can be scored."""
+    """Means over the scored classes in each of B resamples; NaN if no class can be scored."""
 
     mean_precision: Float64[np.ndarray, " B"]
     mean_auroc: Float64[np.ndarray, " B"]
@@ -108,7 +108,7 @@ def bootstrapped_areas(
     parts = [torch.from_numpy(weights[rows].T.astype(np.int32, order="C")) for rows in blocks(len(weights), images)]
     total, classes = np.zeros((2, len(weights))), np.zeros((2, len(weights)))
     for column in class_columns(entries):
-        if column.positive.any():
+        if column.is_scored:
             areas = _areas_of_class(column, parts)
             total += np.nan_to_num(areas)
             classes += ~np.isnan(areas)
@@ -118,7 +118,7 @@ def bootstrapped_areas(
 
 
 def _areas_of_class(column: Column, parts: Sequence[Int32[Tensor, "N _"]]) -> Float64[np.ndarray, "2 B"]:
-    """Return AP and AUROC of one class in each resample; NaN without a positive or, for AUROC, without a negative."""
+    """Return AP and AUROC of one class in each resample; NaN without a positive or without a negative."""
     distinct, hits = np.unique(column.scores[column.positive]), np.flatnonzero(column.positive)
     below, not_above = (np.searchsorted(distinct, column.scores, side) for side in ("left", "right"))
     # Bin 0 has the negatives above every positive, bin 1 those tied with the highest positive score, bin 2 those
@@ -135,6 +135,7 @@ def _areas_of_class(column: Column, parts: Sequence[Int32[Tensor, "N _"]]) -> Fl
         above, not_below, total = negatives[:-1:2], negatives[1::2], negatives[-1]
         # The clamp only avoids 0 / 0 in terms with weight 0. A final 0 / 0 means that the class has no positives.
         precision = (drawn * (retrieved.double() / (retrieved + not_below).clamp(min=1))).sum(0) / retrieved[-1]
+        precision = precision.masked_fill(total == 0, torch.nan)
         doubled_wins = (drawn.double() * (2 * total - above - not_below)).sum(0)
         areas.append(torch.stack([precision, doubled_wins / (2 * retrieved[-1].double() * total)]))
     return torch.cat(areas, dim=1).numpy()

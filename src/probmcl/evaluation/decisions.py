@@ -31,6 +31,16 @@ class DecisionCounts(NamedTuple):
         return self.true_positives + self.false_negatives
 
     @property
+    def prevalence(self) -> Float64[Tensor, " K"]:
+        """Fraction of entries with label 1."""
+        return _rate(self.positives, self.known)
+
+    @property
+    def is_scored(self) -> Bool[Tensor, " K"]:
+        """True if there is an entry with label 1 and one with label 0."""
+        return (self.positives > 0) & (self.positives < self.known)
+
+    @property
     def wrong(self) -> Int64[Tensor, " K"]:
         """Number of entries whose decision differs from the label."""
         return self.false_positives + self.false_negatives
@@ -129,9 +139,10 @@ def precision_recall_f1(
         raise ValueError(f"f1={f1!r} must be 'harmonic' or 'per_class'")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k={top_k} must be at least 1, or None to use only the threshold")
-    true_positives, false_positives, false_negatives, _ = _count(entries, threshold, top_k=top_k)
-    counts = torch.stack([true_positives, true_positives + false_positives, true_positives + false_negatives])  # (3, C)
-    by_class, overall = _precision_recall(counts[:, counts[2] > 0]), _precision_recall(counts.sum(1))
+    decisions = _count(entries, threshold, top_k=top_k)
+    predicted = decisions.true_positives + decisions.false_positives
+    counts = torch.stack([decisions.true_positives, predicted, decisions.positives])  # (3, C)
+    by_class, overall = _precision_recall(counts[:, decisions.is_scored]), _precision_recall(counts.sum(1))
     mean = by_class.mean(1)
     class_f1 = _harmonic_mean(mean) if f1 == "harmonic" else _harmonic_mean(by_class).mean()
     values = torch.stack([*mean, class_f1, *overall, _harmonic_mean(overall)]).tolist()

@@ -31,6 +31,11 @@ class Column(NamedTuple):
     positive: Bool[np.ndarray, " N"]
     known: Bool[np.ndarray, " N"]
 
+    @property
+    def is_scored(self) -> bool:
+        """True if the class has a known positive and a known negative; otherwise, no ranking is better than another."""
+        return bool(self.positive.any()) and bool((self.known & ~self.positive).any())
+
 
 def checked(scores: Array, labels: Array, known: Array | None) -> Entries:
     """Convert the arrays to tensors and validate them. Errors name the row and class of the first bad entry."""

@@ -55,34 +55,33 @@ def evaluate(
 ) -> dict[str, Any]:
     """Return all reported metrics of a split as fractions; undefined metrics are None.
 
-    `note` is the classifier's note on its mAP; an empty note is omitted. If `levels` gives the level of each class in
-    the class hierarchy, means are also reported per level. The AP of `classes_without_negatives` is 1 by definition
-    and counts toward the mAP.
+    A class is scored if it has a known positive and a known negative. `chance` is the mAP of a model that has learned
+    nothing: the mean prevalence of the scored classes. `note` is the classifier's note on its mAP; an empty note is
+    omitted. If `levels` gives the level of each class in the class hierarchy, means are also reported per level.
 
     >>> result = evaluate(torch.tensor([[0.9], [0.1]]), torch.tensor([[1.0], [0.0]]), None, names=["cat"], split="test")
-    >>> result["mAP"], result["at"]["0.8"]["CF1"], result["auroc"]
-    (1.0, 1.0, {'cat': 1.0})
+    >>> result["mAP"], result["chance"], result["at"]["0.8"]["CF1"], result["auroc"]
+    (1.0, 0.5, 1.0, {'cat': 1.0})
     """
     entries = checked(scores, labels, known)
     ap, auroc, counts = average_precision(*entries), area_under_roc(*entries), rates_at(*entries, THRESHOLDS[0])
     at = {str(threshold): precision_recall_f1(entries, threshold=threshold) for threshold in THRESHOLDS}
-    all_positive = (counts.positives > 0) & (counts.positives == counts.known)
+    all_positive = (counts.positives > 0) & ~counts.is_scored
     summary = decisions_at(*entries, THRESHOLDS[0])._asdict()
     decisions = {key.replace("f1", "F1"): nan_to_none(value) for key, value in summary.items()}
     return {
         "split": split,
         "images": len(scores),
         "classes": len(names),
-        "classes_scored": int(at[str(THRESHOLDS[0])]["classes_scored"]),
         "classes_without_negatives": [name for name, flag in zip(names, all_positive, strict=True) if flag],
-        **_means(ap, auroc),
+        **class_means(ap, auroc, counts),
         "ap": dict(zip(names, map(nan_to_none, ap.tolist()), strict=True)),
         "auroc": dict(zip(names, map(nan_to_none, auroc.tolist()), strict=True)),
         "at": {threshold: _without_count(metrics) for threshold, metrics in at.items()},
         "top3": _without_count(precision_recall_f1(entries, top_k=3)),
         "decisions": {"threshold": THRESHOLDS[0], **decisions},
         "per_class": _per_class(names, counts),
-        **({"levels": _by_level(levels, ap, auroc)} if levels else {}),
+        **({"levels": _by_level(levels, ap, auroc, counts)} if levels else {}),
         **({"note": note} if note else {}),
     }
 
@@ -106,15 +105,20 @@ def _per_class(names: Sequence[str], counts: DecisionCounts) -> dict[str, dict[s
 
 
 def _by_level(
-    levels: Sequence[int], ap: Float64[Tensor, " C"], auroc: Float64[Tensor, " C"]
+    levels: Sequence[int], ap: Float64[Tensor, " C"], auroc: Float64[Tensor, " C"], counts: DecisionCounts
 ) -> dict[str, dict[str, Any]]:
     result = {}
     for level in sorted(set(levels)):
         member = torch.tensor(levels) == level
-        counts = {"classes": int(member.sum()), "classes_scored": int((~ap[member].isnan()).sum())}
-        result[str(level)] = counts | _means(ap[member], auroc[member])
+        members = DecisionCounts(*(count[member] for count in counts))
+        result[str(level)] = {"classes": int(member.sum()), **class_means(ap[member], auroc[member], members)}
     return result
 
 
-def _means(ap: Float64[Tensor, " C"], auroc: Float64[Tensor, " C"]) -> dict[str, float | None]:
-    return {"mAP": nan_to_none(ap.nanmean().item()), "macro_auroc": nan_to_none(auroc.nanmean().item())}
+def class_means(
+    ap: Float64[Tensor, " C"], auroc: Float64[Tensor, " C"], counts: DecisionCounts
+) -> dict[str, float | int | None]:
+    """Return the number of scored classes, their mAP and macro AUROC, and the chance level of the mAP."""
+    means = {"mAP": ap, "chance": counts.prevalence.where(counts.is_scored, torch.nan), "macro_auroc": auroc}
+    scored = int(counts.is_scored.sum())
+    return {"classes_scored": scored} | {key: nan_to_none(values.nanmean().item()) for key, values in means.items()}

@@ -13,7 +13,8 @@ from probmcl.console import Console
 from probmcl.data.records import Records
 from probmcl.errors import DataError, OptionError
 from probmcl.evaluation.bootstrap import Areas, bootstrapped_areas, centered, interval, resamples_in_blocks
-from probmcl.evaluation.evaluate import evaluate, nan_to_none
+from probmcl.evaluation.decisions import rates_at
+from probmcl.evaluation.evaluate import class_means, evaluate
 from probmcl.evaluation.metrics import area_under_roc, average_precision
 
 Aggregate = Literal["mean", "max"]
@@ -140,7 +141,7 @@ def evaluate_rows(
         advance = partial(bar.advance, 0)  # no images are processed
         overall = with_interval(rows, draws=options.draws, seed=options.seed, advance=advance)
         by = by_value(rows, values or (), draws=options.draws, seed=options.seed, advance=advance)
-    intervals = ("mAP_interval", "macro_auroc_interval", "groups", "classes_with_auroc")
+    intervals = ("mAP_interval", "macro_auroc_interval", "groups")
     result |= {"images": overall["images"], **{key: overall[key] for key in intervals}, "draws": options.draws}
     result |= {"resampled": "images" if rows.group is None else "groups", "aggregate": options.aggregate}
     return result if values is None else result | {"by": {"column": options.by, "values": by}}
@@ -149,7 +150,7 @@ def evaluate_rows(
 def with_interval(
     rows: ScoredRows, *, draws: int, seed: int, advance: Callable[[int], None] | None = None
 ) -> dict[str, Any]:
-    """Return mAP and macro AUROC with 95 % bootstrap intervals, and the numbers of images and classes.
+    """Return mAP and macro AUROC with 95 % bootstrap intervals, the chance level, and counts of images and classes.
 
     If there are groups, whole groups are resampled instead of images; see `resamples`. Without draws, and for a single
     group or image, the intervals are None. `advance` is called with the number of finished classes.
@@ -160,19 +161,15 @@ def with_interval(
     >>> result["images"], result["mAP"], result["mAP_interval"]
     (2, 1.0, [1.0, 1.0])
     """
-    ap = average_precision(rows.scores, rows.labels, rows.known)
-    auroc = area_under_roc(rows.scores, rows.labels, rows.known)
-    mean_ap, mean_auroc = ap.nanmean().item(), auroc.nanmean().item()
+    entries = (rows.scores, rows.labels, rows.known)
+    means = class_means(average_precision(*entries), area_under_roc(*entries), rates_at(*entries))
     samples = _resample(rows, draws, seed, advance)
     return {
         "images": len(rows) if rows.images is None else int(rows.images.sum()),
         "groups": None if rows.group is None else len(set(rows.group)),
-        "classes_scored": int((~ap.isnan()).sum()),
-        "classes_with_auroc": int((~auroc.isnan()).sum()),
-        "mAP": nan_to_none(mean_ap),
-        "mAP_interval": samples and _interval(samples.mean_precision, mean_ap),
-        "macro_auroc": nan_to_none(mean_auroc),
-        "macro_auroc_interval": samples and _interval(samples.mean_auroc, mean_auroc),
+        **means,
+        "mAP_interval": samples and _interval(samples.mean_precision, means["mAP"]),
+        "macro_auroc_interval": samples and _interval(samples.mean_auroc, means["macro_auroc"]),
     }
 
 
@@ -223,7 +220,7 @@ def _resample(rows: ScoredRows, draws: int, seed: int, advance: Callable[[int], 
     return Areas(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
 
 
-def _interval(samples: Float64[ndarray, " B"], estimate: float) -> list[float] | None:
-    if np.isnan(estimate):
+def _interval(samples: Float64[ndarray, " B"], estimate: float | None) -> list[float] | None:
+    if estimate is None:
         return None
     return [min(max(end, 0.0), 1.0) for end in interval(centered(samples, estimate))]  # ends may be outside [0, 1]

@@ -21,7 +21,8 @@ def average_precision(
         voc11     mean of p̂ at the first point with recall ≥ t / 10, t = 0 … 10, as in PASCAL VOC 2007
 
     Equal scores share one point, so the result does not depend on the order of the images. Entries where `known` is
-    False are ignored. The result is NaN for a class without a known positive; `.nanmean()` is the mAP.
+    False are ignored. A class without a known positive or without a known negative is not scored: its result is NaN,
+    although any ranking of positives alone has an AP of 1. `.nanmean()` is the mAP.
 
     Reference: Everingham et al., The PASCAL Visual Object Classes (VOC) Challenge, 2010.
 
@@ -33,7 +34,7 @@ def average_precision(
     if kind not in ("area", "envelope", "voc11"):
         raise ValueError(f"kind={kind!r} must be 'area', 'envelope' or 'voc11'")
     columns = class_columns(checked(scores, labels, known))
-    areas = [_summary(precision_at_positives(*column), kind) if column.positive.any() else np.nan for column in columns]
+    areas = [_summary(precision_at_positives(*column), kind) if column.is_scored else np.nan for column in columns]
     return torch.tensor(areas, dtype=torch.float64)
 
 
@@ -83,7 +84,7 @@ def _roc_area(column: Column) -> float:
     # All values are integers until the final division, so the result does not depend on the order of the images.
     positives = np.sort(column.scores[column.positive])
     negatives = np.sort(column.scores[column.known & ~column.positive])
-    if not len(positives) or not len(negatives):
+    if not column.is_scored:
         return float("nan")
     below, not_above = (np.searchsorted(negatives, positives, side=side).sum() for side in ("left", "right"))
     return int(below + not_above) / (2 * len(positives) * len(negatives))
@@ -107,9 +108,10 @@ def multilabel_metrics(
     to the precision of the scores (a float32 0.8 is not above 0.8). With `top_k`, it must also be among the k highest
     known scores of its image; among equal scores, the lower class index comes first.
 
-    mAP (kind "area"), CP, CR and CF1 are means over the `classes_scored` classes with a known positive, or NaN if
-    there are none; OP and OR include all classes. CF1 and OF1 are harmonic means of precision and recall,
-    F1 = 2 P R / (P + R). With f1="per_class", CF1 is the mean of the per-class F1 scores, as in ASL and SRN.
+    mAP (kind "area"), CP, CR and CF1 are means over the `classes_scored` classes that have both a known positive and a
+    known negative, or NaN if there are none; OP and OR include all classes. CF1 and OF1 are harmonic means of
+    precision and recall, F1 = 2 P R / (P + R). With f1="per_class", CF1 is the mean of the per-class F1 scores, as in
+    ASL and SRN.
 
     Reference: Chen et al., ML-GCN, 2019, evaluation metrics.
 
