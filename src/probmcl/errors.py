@@ -100,7 +100,7 @@ class ImageError(ProbmclError):
         return f"{name if name.isprintable() else repr(name)}: {self.reason}"
 
 
-WarningKind = Literal["collapse", "diverged", "leak", "seen_before"]
+WarningKind = Literal["collapse", "diverged", "leak", "seen_before", "chance"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,8 @@ class RunWarning:
     """A problem that does not stop a run and is stored with it.
 
     `kind` names the problem: the features collapsed, a method diverged and was left out, a leak between splits was
-    allowed, or the run that provides the weights was trained on images that are held out here.
+    allowed, the run that provides the weights was trained on images that are held out here, or the kept model is not
+    clearly better than chance.
     """
 
     kind: WarningKind

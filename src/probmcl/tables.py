@@ -4,7 +4,7 @@ import csv
 import io
 import re
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -175,6 +175,15 @@ def percent(fraction: float | None) -> str:
     ('79.1', '–')
     """
     return MISSING if fraction is None else f"{100 * fraction:.1f}"
+
+
+def bracketed(interval: Sequence[float] | None, write: Callable[[float], str] = percent) -> str:
+    """Format an interval to follow a number, or return '' if there is none.
+
+    >>> f"79.1{bracketed((0.778, 0.803))}"
+    '79.1 [77.8, 80.3]'
+    """
+    return "" if interval is None else f" [{', '.join(map(write, interval))}]"
 
 
 def points(difference: float | None) -> str:

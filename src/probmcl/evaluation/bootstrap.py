@@ -14,6 +14,18 @@ from probmcl.evaluation.entries import Array, Column, blocks, checked, class_col
 MAX_WEIGHTS = 2**26
 """Weights per block, a quarter of a gigabyte."""
 
+DRAWS, MIN_DRAWS, MAX_RESAMPLED = 1000, 200, 2 * 10**8
+"""Most and fewest resamples of a training run, and the number of entries to resample, which takes a few seconds."""
+
+
+def affordable_draws(images: int, classes: int) -> int:
+    """Return how many resamples to draw when nobody has asked for a number.
+
+    >>> affordable_draws(1000, 20), affordable_draws(5000, 80), affordable_draws(40_000, 80)
+    (1000, 500, 200)
+    """
+    return min(DRAWS, max(MIN_DRAWS, MAX_RESAMPLED // (images * classes)))
+
 
 def resamples(
     images: int, groups: Sequence[str] | None, *, draws: int = 1000, seed: int = 0

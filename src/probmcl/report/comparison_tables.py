@@ -7,17 +7,17 @@ from typing import NamedTuple
 
 from probmcl import tables
 from probmcl.experiments.results import Comparison, Row
-from probmcl.tables import MISSING, Cell, Column, Table, duration, figures, percent, points, probability
+from probmcl.tables import MISSING, Cell, Column, Table, bracketed, duration, figures, percent, points, probability
 
 
 def mean_and_interval(row: Row) -> str:
     """Return the mAP of a row with its interval, as in `79.1 [77.8, 80.3]`."""
-    return percent(row.mAP) + (f" [{', '.join(map(percent, row.interval))}]" if row.interval else "")
+    return percent(row.mAP) + bracketed(row.interval)
 
 
 def gain_and_interval(row: Row) -> str:
     """Return the gain of a row over the frozen probe with its interval, as in `+1.2 [+0.3, +2.1]`."""
-    return points(row.gain) + (f" [{', '.join(map(points, row.gain_interval))}]" if row.gain_interval else "")
+    return points(row.gain) + bracketed(row.gain_interval, points)
 
 
 class Quantity(NamedTuple):

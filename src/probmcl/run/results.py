@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from probmcl.data.records import Split
 from probmcl.errors import RunWarning
+from probmcl.evaluation.headline import headline
 from probmcl.run_folder import FROZEN
 from probmcl.settings import job_key, job_name
 
@@ -54,7 +55,7 @@ FROZEN_PROBE = CandidateId("", "frozen")
 """The linear probe on the frozen encoder, the first candidate of every run."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Candidate:
     """A classifier that a run may keep.
 
@@ -81,6 +82,10 @@ class Candidate:
     weight_decay: float | None = None
     test: Mapping[str, Any] | None = None
     retrieval: Mapping[str, float | None] | None = None
+
+    def __repr__(self) -> str:
+        test = f"; test {headline(self.test)}" if self.test else ""
+        return f"Candidate({self.name!r}, validation {headline(self.validation)}{test})"
 
     @property
     def name(self) -> str:
@@ -117,9 +122,7 @@ class Run:
     seconds: float
 
     def __repr__(self) -> str:
-        note = self.kept.note and f"; {self.kept.note}"
-        score = f"validation mAP {self.kept.validation_map:.3f}{note}"
-        return f"Run({str(self.folder)!r}, kept {self.kept.name!r}, {score})"
+        return f"Run({str(self.folder)!r}, kept {self.kept!r}{self.kept.note and f'; {self.kept.note}'})"
 
     @property
     def model(self) -> Model:

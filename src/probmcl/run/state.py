@@ -25,9 +25,11 @@ from probmcl.data.labels import State
 from probmcl.data.options import DataSource, ReadOptions
 from probmcl.data.records import Records, Split
 from probmcl.errors import RunWarning
+from probmcl.evaluation.headline import headline
 from probmcl.files import load_tensors, read_json, save_tensors, write_json
 from probmcl.run.budget import Plan
-from probmcl.run.results import Candidate, CandidateId
+from probmcl.run.gains import Gain, ValidationGains
+from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId
 from probmcl.run_folder import RunFolder
 from probmcl.runtime.distributed import broadcast, is_main_process
 from probmcl.settings import Settings, method_settings
@@ -96,6 +98,7 @@ class RunState:
         self.log = MetricsLog(folder.path / run_folder.METRICS, on_warning=self._print_warning)
         self.log.warnings += [RunWarning(**warning) for warning in self.metadata["warnings"]]
         self.candidates: dict[CandidateId, Candidate] = {}
+        self.gains = ValidationGains(records)
         # Listed once by rank 0 so that all processes skip the same phases.
         files = [path.name for path in folder.checkpoints.glob("*")] if is_main_process() else []
         self.completed: set[str] = set(broadcast(files))
@@ -116,22 +119,28 @@ class RunState:
             candidate = self.once(identity.key, compute, candidate_format(identity))
             self.candidates[identity] = candidate
             self.publish_best()
-            saved = "; best so far, saved" if self.best() is candidate else ""
-            scored, classes = candidate.validation["classes_scored"], candidate.validation["classes"]
-            part = "" if scored == classes else f" (over {scored} of {classes} classes)"
-            self.console.print(f"{candidate.name}: validation mAP {candidate.validation_map:.4f}{part}{saved}")
-            self.print_notes(candidate)
+            self._print_candidate(candidate, "; best so far, saved" if self.best() is candidate else "")
         return self.candidates[identity]
 
     def restore(self, identities: Iterable[CandidateId]) -> None:
         """Load all candidates of an interrupted run so that the best of them remains the saved model."""
         for identity in identities:
             if f"{identity.key}.safetensors" in self.completed:
-                candidate = self.candidates[identity] = load_candidate(self.folder, identity)
-                self.console.print(f"{candidate.name}: validation mAP {candidate.validation_map:.4f}; already done")
-                self.print_notes(candidate)
+                self.candidates[identity] = load_candidate(self.folder, identity)
+                self._print_candidate(self.candidates[identity], "; already done")
         if self.candidates:
             self.publish_best()
+
+    def gain(self, candidate: Candidate) -> Gain | None:
+        """Return the gain of a candidate over the frozen probe on validation; None for the probe itself."""
+        frozen = self.candidates.get(FROZEN_PROBE)
+        return None if frozen is None or candidate.id == FROZEN_PROBE else self.gains.gain(candidate, frozen)
+
+    def _print_candidate(self, candidate: Candidate, status: str) -> None:
+        gain = self.gain(candidate)
+        compared = "" if gain is None else f", gain {gain}"
+        self.console.print(f"{candidate.name}: validation {headline(candidate.validation)}{compared}{status}")
+        self.print_notes(candidate)
 
     def best(self) -> Candidate:
         """Return the candidate with the highest validation mAP; on a tie, the earlier, simpler one."""
@@ -151,7 +160,7 @@ class RunState:
         self.metadata |= {"status": status, "seconds": round(self.seconds(), 1), "warnings": warnings}
         if self.candidates:
             kept, model = self.best().name, {"method": self.best().method, "settings": self.best().settings}
-            entries = [_candidate_entry(candidate) for candidate in self.candidates.values()]
+            entries = [_candidate_entry(candidate, self.gain(candidate)) for candidate in self.candidates.values()]
             self.metadata |= {"candidates": entries, "kept": kept, "model": model}
         if is_main_process():
             self.folder.write(run_folder.METADATA, self.metadata)
@@ -195,9 +204,10 @@ def read_plan(folder: RunFolder) -> Plan:
     return json_format(Plan).load(folder.checkpoints / "plan.json")
 
 
-def _candidate_entry(candidate: Candidate) -> dict[str, Any]:
-    note = {"note": candidate.note} if candidate.note else {}
-    return candidate.id._asdict() | {"name": candidate.name, "validation_mAP": candidate.validation["mAP"]} | note
+def _candidate_entry(candidate: Candidate, gain: Gain | None) -> dict[str, Any]:
+    entry = candidate.id._asdict() | {"name": candidate.name, "validation_mAP": candidate.validation["mAP"]}
+    compared = {} if gain is None else {"gain": gain.mean, "gain_interval": gain.interval}
+    return entry | compared | ({"note": candidate.note} if candidate.note else {})
 
 
 def create_run(

@@ -17,9 +17,10 @@ from probmcl.data.audit import refuse_empty_splits
 from probmcl.data.options import DataSource
 from probmcl.data.records import Records
 from probmcl.errors import RunError, RunWarning
+from probmcl.evaluation.headline import chance_warning, headline
 from probmcl.files import atomic_write, read_json, write_json
 from probmcl.run.budget import Costs, Plan, Planner, measure_costs, plan_epochs
-from probmcl.run.candidates import candidate_ids, evaluate_on_test, fit_frozen_probe, train_job
+from probmcl.run.candidates import add_test_intervals, candidate_ids, evaluate_on_test, fit_frozen_probe, train_job
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.state import RunState, create_run, json_format, load_candidate, records_digest, write_predictions
 from probmcl.run.view_sheet import views_sheet
@@ -28,7 +29,7 @@ from probmcl.run_folder import RunFolder
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
 from probmcl.runtime.machine import find_device
 from probmcl.settings import Settings, load_settings
-from probmcl.tables import rough_duration
+from probmcl.tables import percent, rough_duration
 
 CandidateFilter = Callable[[Mapping[CandidateId, Candidate]], Iterable[CandidateId]]
 """Returns the candidates to test in addition to the kept one and the frozen probe."""
@@ -113,7 +114,10 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: C
     tested = [FROZEN_PROBE, *test(state.candidates)]
     for identity in dict.fromkeys([state.best().id, *tested]):
         state.candidates[identity] = evaluate_on_test(workspace, state.candidates[identity])
+    kept = state.candidates[state.best().id] = add_test_intervals(workspace, state.best())
     _write_results(state, tested)
+    warning = chance_warning(kept.test or {})
+    state.log.warnings += [RunWarning("chance", warning)] * bool(warning)
     state.record("finished")
     barrier()
     state.tidy_up()
@@ -218,8 +222,13 @@ def _write_results(state: RunState, tested: Sequence[CandidateId]) -> None:
 def _print_summary(state: RunState) -> None:
     kept, console = state.best(), state.console
     others = sorted((c for c in state.candidates.values() if c is not kept), key=lambda c: -c.validation_map)
-    test_map = state.metadata["test_mAP"]
-    frozen = "" if kept.id == FROZEN_PROBE else f" (frozen probe: {test_map[FROZEN_PROBE.name] or 0.0:.3f})"
-    console.print(f"kept: {kept.name} (best on validation); test mAP {test_map[kept.name] or 0.0:.3f}{frozen}")
+    gain, frozen = state.gain(kept), state.metadata["test_mAP"][FROZEN_PROBE.name]
+    noise = f"; its gain over the frozen probe, {gain}, is within the noise" if gain and gain.is_noise else ""
+    console.print(f"kept: {kept.name} (best on validation{noise})")
+    compared = "" if kept.id == FROZEN_PROBE or frozen is None else f"; frozen probe: mAP {percent(frozen)}"
+    console.print(f"test {headline(kept.test or {})}{compared}")
     state.print_notes(kept, *others)
     console.print(f"finished in {rough_duration(state.seconds())}; all files are in {state.folder.path}")
+    for warning in state.log.warnings:
+        if warning.kind == "chance":
+            console.print(f"warning: {warning.message}")

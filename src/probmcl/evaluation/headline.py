@@ -1,0 +1,42 @@
+"""The scores of a split in one line, and the warning about a model that is not better than chance."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from probmcl.tables import bracketed, percent
+
+
+def headline(result: Mapping[str, Any]) -> str:
+    """Return the mAP of an evaluation in percent, with its chance level and the macro AUROC.
+
+    Intervals are included if the evaluation has them. If no class could be scored, the line says so instead.
+
+    >>> headline({"images": 80, "classes": 4, "classes_scored": 3, "mAP": 0.849, "chance": 0.831, "macro_auroc": 0.552})
+    'mAP 84.9 (chance 83.1), AUROC 55.2, over 3 of 4 classes'
+    >>> headline({"images": 1, "classes": 4, "classes_scored": 0, "mAP": None, "chance": None, "macro_auroc": None})
+    'no mAP: with only 1 image, no class has both a positive and a negative'
+    """
+    if result["mAP"] is None:
+        reason = "with only 1 image, no class" if result["images"] == 1 else "no class"
+        return f"no mAP: {reason} has both a positive and a negative"
+    text = f"mAP {percent(result['mAP'])}{bracketed(result.get('mAP_interval'))}"
+    if result.get("chance") is not None:  # missing in the runs of older versions
+        text += f" (chance {percent(result['chance'])})"
+    text += f", AUROC {percent(result['macro_auroc'])}{bracketed(result.get('macro_auroc_interval'))}"
+    scored, classes = result["classes_scored"], result["classes"]
+    return text if scored == classes else f"{text}, over {scored:,} of {classes:,} classes"
+
+
+def chance_warning(result: Mapping[str, Any]) -> str:
+    """Return a warning if the model is not better than chance on a split, or '' if both intervals are above chance.
+
+    AUROC must be above 50 % too: with few images, the mAP of a random ranking is higher than the mean prevalence. For
+    one positive among five images, it is 46 % instead of 20 %.
+    """
+    chance = {"mAP": result["chance"], "macro_auroc": 0.5}
+    lows = {key: (result[f"{key}_interval"] or [0.0])[0] for key in chance}
+    if result["mAP"] is not None and all(low > chance[key] for key, low in lows.items()):
+        return ""
+    count = f"{result['images']:,} {result['split']} image{'s' * (result['images'] != 1)}"
+    problem = "the model is not clearly better than chance" if result["mAP"] is not None else "the model is not scored"
+    return f"{problem} on {count} ({headline(result)}); check the labels, or add labeled images"

@@ -1,0 +1,62 @@
+"""The gain of candidates over the frozen probe on validation, with bootstrap intervals."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from jaxtyping import Float64, Int32
+from numpy import ndarray
+
+from probmcl.data.records import Records
+from probmcl.evaluation.bootstrap import affordable_draws, bootstrapped_map, centered, interval, resamples
+from probmcl.run.results import Candidate, CandidateId
+from probmcl.tables import bracketed, points
+
+
+@dataclass(frozen=True)
+class Gain:
+    """A difference in mAP with its 95 % interval, which is None if the images cannot be resampled."""
+
+    mean: float
+    interval: tuple[float, float] | None
+
+    def __str__(self) -> str:
+        return points(self.mean) + bracketed(self.interval, points)
+
+    @property
+    def is_noise(self) -> bool:
+        """True if the interval includes 0."""
+        return self.interval is None or self.interval[0] <= 0 <= self.interval[1]
+
+
+@dataclass(frozen=True)
+class ValidationGains:
+    """Gains in validation mAP. All candidates are scored on the same resamples, so their differences are paired."""
+
+    records: Records
+    samples: dict[CandidateId, Float64[ndarray, " B"]] = field(default_factory=dict)
+
+    def gain(self, candidate: Candidate, baseline: Candidate) -> Gain | None:
+        """Return the gain of a candidate over a baseline; None if a validation mAP is undefined."""
+        if candidate.validation["mAP"] is None or baseline.validation["mAP"] is None:
+            return None
+        mean = candidate.validation_map - baseline.validation_map
+        if len(set(self._groups or range(len(self.records.rows("val"))))) < 2:
+            return Gain(mean, None)
+        return Gain(mean, interval(self._sample(candidate) - self._sample(baseline)))
+
+    def _sample(self, candidate: Candidate) -> Float64[ndarray, " B"]:
+        if candidate.id not in self.samples:
+            labels, known = self.records.states.labels_and_known(self.records.rows("val"))
+            sample = bootstrapped_map(candidate.scores["val"], labels, known, self._weights)
+            self.samples[candidate.id] = centered(sample, candidate.validation_map)
+        return self.samples[candidate.id]
+
+    @property
+    def _groups(self) -> Sequence[str] | None:
+        group = self.records.group
+        return None if group is None else [group[row] for row in self.records.rows("val")]
+
+    @property
+    def _weights(self) -> Int32[ndarray, "B N"]:
+        images = len(self.records.rows("val"))
+        return resamples(images, self._groups, draws=affordable_draws(images, len(self.records.label_space)))
