@@ -16,6 +16,7 @@ PACKAGES = (
     "files",
     "console",
     "tables",
+    "headline",
     "runtime",
     "legacy",
     "run_folder",

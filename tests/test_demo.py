@@ -38,7 +38,7 @@ def test_the_command_writes_images_a_run_and_scores(tmp_path: Path, capsys: pyte
     # The run has stored the path of its data, so that it can be evaluated.
     app()(["evaluate", str(tmp_path / "out" / "run"), "--device", "cpu", "--workers", "0", "--draws", "0"])
     (kept,) = (row for row in rows if row["kept"])
-    assert f"test: mAP {100 * kept['mAP']:.1f} %" in capsys.readouterr().out
+    assert f"24 test images: mAP {100 * kept['mAP']:.1f} (chance {100 * kept['chance']:.1f})" in capsys.readouterr().out
 
 
 def test_every_method_sees_the_same_number_of_images(tmp_path: Path) -> None:
@@ -56,6 +56,7 @@ def test_scenes_that_do_not_divide_the_budget_are_an_error(tmp_path: Path) -> No
 
 def test_the_table_shows_percentages(capsys: pytest.CaptureFixture[str]) -> None:
     row = {"classifier": "bce, re-probed", "mAP": 0.5, "CF1": 0.25, "OF1": 0.125, "seconds": 9.6}
+    row |= {"chance": 0.0625, "macro_auroc": 0.75}
     console = RichConsole(file=StringIO(), width=100)
     Console(console).rich.print(demo.table([row]))
     text = console.file.getvalue()  # type: ignore[attr-defined]

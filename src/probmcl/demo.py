@@ -11,6 +11,7 @@ from probmcl.console import Console
 from probmcl.data.formats.digits import write_digits
 from probmcl.data.options import DataSource, ReadOptions
 from probmcl.data.records import Records
+from probmcl.headline import LEGEND
 from probmcl.methods import find_method
 from probmcl.run.results import Run
 from probmcl.run.train import all_candidates, train_run
@@ -67,6 +68,8 @@ def comparison(run: Run) -> list[dict[str, Any]]:
             "kept": candidate is run.kept,
             "validation_mAP": candidate.validation["mAP"],
             "mAP": candidate.test["mAP"],
+            "chance": candidate.test["chance"],
+            "macro_auroc": candidate.test["macro_auroc"],
             "CF1": candidate.test["at"]["0.5"]["CF1"],
             "OF1": candidate.test["at"]["0.5"]["OF1"],
             "seconds": round(candidate.seconds, 1),
@@ -78,8 +81,8 @@ def comparison(run: Run) -> list[dict[str, Any]]:
 
 def table(rows: Sequence[Mapping[str, Any]]) -> rich.table.Table:
     """Return a table of the scores in percent."""
-    columns = [Column.of_names("classifier"), *map(Column, ("mAP", "CF1", "OF1", "seconds"))]
-    scores = ([percent(row[key]) for key in ("mAP", "CF1", "OF1")] for row in rows)
+    columns = [Column.of_names("classifier"), *map(Column, ("mAP", "AUROC", "CF1", "OF1", "seconds"))]
+    scores = ([percent(row[key]) for key in ("mAP", "macro_auroc", "CF1", "OF1")] for row in rows)
     cells = [[row["classifier"], *texts, f"{row['seconds']:.0f}"] for row, texts in zip(rows, scores, strict=True)]
-    title = f"test scores in percent, one seed, {IMAGES_SEEN:,} views"
-    return to_rich(Table(title, columns, cells, framed=True))
+    title = f"test scores in percent (chance mAP {percent(rows[0]['chance'])}), one seed, {IMAGES_SEEN:,} views"
+    return to_rich(Table(title, columns, cells, LEGEND, framed=True))

@@ -38,8 +38,9 @@ def test_the_test_split_of_the_run_is_printed_and_written(run: Path, capsys: pyt
     assert result == load(run).evaluate()
     assert result["images"] == 9
     shown = capsys.readouterr().out
-    assert f"test: mAP {100 * result['mAP']:.1f} %" in shown
-    assert "9 images, 3 of 3 classes" in shown
+    assert f"9 test images: mAP {100 * result['mAP']:.1f} [" in shown
+    assert f"(chance {100 * result['chance']:.1f}), AUROC {100 * result['macro_auroc']:.1f} [" in shown
+    assert "C: mean over classes; O: all decisions together; P: precision; R: recall" in " ".join(shown.split())
     assert f"{100 * result['at']['0.8']['OF1']:.1f}" in shown
     assert "only in the" not in shown
 
@@ -53,7 +54,7 @@ def test_classes_of_other_data_are_matched_by_name(run: Path, capsys: pytest.Cap
         run, run.parent / "other.csv", "--images", run.parent / "other", "--path-column", "where", "--split", "val"
     )
     captured = capsys.readouterr()
-    assert "val: mAP" in captured.out
+    assert "4 val images: mAP" in captured.out
     assert "2 classes only in the model (green, blue)" in captured.out
     assert "2 classes only in the data (indoors, pink)" in captured.out
     assert "note: 4 of 4 new images" in captured.err
@@ -94,7 +95,8 @@ def test_renamed_classes_are_evaluated_by_site(
         part = result["by"]["values"][value]
         assert (part["images"], part["groups"]) == (6, 2)
         low, high = part["mAP_interval"]
-        assert f"{100 * part['mAP']:.1f} │ {100 * low:.1f}–{100 * high:.1f}" in shown
+        numbers = [f"{100 * part['chance']:.1f}", f"{100 * part['mAP']:.1f}", f"{100 * low:.1f}–{100 * high:.1f}"]
+        assert " ".join(numbers) in " ".join(shown.split())
 
 
 @pytest.mark.filterwarnings("ignore:.*have the same file name")
@@ -102,7 +104,7 @@ def test_patients_are_evaluated_as_groups(run: Path, capsys: pytest.CaptureFixtu
     words = run.parent / "words.csv"
     evaluate(run, hospital(run), "--group", "who", "--rename", words, "--aggregate", "group=max", "--draws", "0")
     shown = " ".join(capsys.readouterr().out.split())
-    assert "4 groups by the max of 12 images" in shown
+    assert "4 groups by the max of 12 test images: mAP" in shown
     assert "resamples" not in shown
 
 

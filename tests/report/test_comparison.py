@@ -25,7 +25,7 @@ def test_probe_is_enough_if_no_method_is_better() -> None:
     text = verdict_of(made_row("asl", mAP=0.81), made_row("bce", mAP=0.80))
     assert text.startswith("The linear probe is enough")
     assert "a gain of 3.0 points is ruled out" in text
-    assert "mAP 79.0 [77.8, 80.1] on 4,952 test images" in text
+    assert "mAP 79.0 [77.8, 80.1] (chance 7.1), AUROC 94.0 on 4,952 test images" in text
     best = line(text, "The best method on validation, asl (own head)")
     assert "+0.2 [−0.4, +0.8] points (p-value 0.600, corrected for 2 methods)" in best
     assert "up to 0.8 points is not ruled out" in best
@@ -56,7 +56,7 @@ def test_probe_is_enough_only_if_a_large_gain_is_ruled_out_for_every_method(uppe
     assert bool(line(text, "More test images")) != enough
     if not enough:
         first = line(text, "The comparison is inconclusive")
-        assert "(mAP 79.0 [77.8, 80.1] on 4,952 test images)" in first
+        assert "(mAP 79.0 [77.8, 80.1] (chance 7.1), AUROC 94.0 on 4,952 test images)" in first
         assert first.endswith("a gain of up to 3.0 points is not ruled out for bce (own head).")
         assert "+0.2 [−0.4, +0.8] points" in line(text, "The best method on validation, asl (own head)")
 
@@ -99,7 +99,7 @@ def test_one_clear_winner() -> None:
     text = verdict_of(made_best("asl"), made_row("bce", mAP=0.80, **FAR))
     first = text.splitlines()[0]
     assert first.startswith("asl (own head), the best of 2 methods on validation, is significantly better")
-    assert "mAP 82.0 [80.8, 83.1] versus 79.0 [77.8, 80.1]" in first
+    assert "mAP 82.0 [80.8, 83.1] (chance 7.1), AUROC 97.0, versus mAP 79.0 [77.8, 80.1], AUROC 94.0, a gain" in first
     assert "+3.0 [+2.0, +4.0] points (p-value 0.004, corrected for 2 methods)" in first
     assert line(text, "All other methods are significantly worse")
     assert line(text, "Recommended: asl (own head), 10 min")
@@ -178,7 +178,7 @@ def test_zero_training_time_is_accepted() -> None:
 def test_nothing_is_recommended_if_the_best_on_validation_does_not_beat_the_probe() -> None:
     text = verdict_of(made_row("asl", mAP=0.83), made_row("bce", mAP=0.80, **BETTER))
     better = line(text, "Significantly better than the linear probe")
-    assert "(mAP 79.0 [77.8, 80.1] on 4,952 test images): bce (own head)" in better
+    assert "(mAP 79.0 [77.8, 80.1] (chance 7.1), AUROC 94.0 on 4,952 test images): bce (own head)" in better
     assert "best method on validation is asl (own head), with a gain of +0.2 [−0.4, +0.8] points" in text
     assert "does not settle" in text
     assert "Recommended" not in text

@@ -200,7 +200,7 @@ def test_column_without_numbers_has_dashes_and_no_bold_cell() -> None:
 def test_scores_are_in_percent_with_intervals() -> None:
     row = made_best("x", mAP=0.7912, interval=(0.7784, 0.8031), over_seeds=0.0021, gain_p=0.0004)
     (cells, *_) = lines_of(to_markdown(made_comparison(made_frozen(0.7612), row)), "x, own head")
-    assert cells[1:] == ["**79.1**", "**79.1 [77.8, 80.3]**", "± 0.2", "**+3.0 [+2.0, +4.0]**", "<0.001"]
+    assert cells[1:] == ["**79.1**", "**79.1 [77.8, 80.3]**", "**94.1**", "± 0.2", "**+3.0 [+2.0, +4.0]**", "<0.001"]
 
 
 def test_costs_have_units() -> None:
@@ -290,7 +290,7 @@ def test_latex_sets_signs_in_math_mode_and_the_best_in_bold() -> None:
     row = made_best("x", gain=-0.012, gain_interval=(-0.02, 0.001), over_seeds=0.002)
     line = next(line for line in to_latex(made_comparison(made_frozen(), row)).splitlines() if line.startswith("x,"))
     assert line == (
-        r"x, own head & \textbf{82.0} & \textbf{82.0 [80.8, 83.1]} & $\pm$ 0.2 & "
+        r"x, own head & \textbf{82.0} & \textbf{82.0 [80.8, 83.1]} & \textbf{97.0} & $\pm$ 0.2 & "
         r"\textbf{$-$1.2 [$-$2.0, +0.1]} & 0.004 \\"
     )
 

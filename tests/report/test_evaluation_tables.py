@@ -6,7 +6,7 @@ from rich.console import Console
 
 from probmcl.evaluation.evaluate import evaluate
 from probmcl.report import evaluation_tables as tables
-from probmcl.tables import Table, to_rich
+from probmcl.tables import Table, percent, to_rich
 
 
 def make_result(names: list[str], **others: Any) -> dict[str, Any]:
@@ -53,10 +53,18 @@ def test_many_classes_are_limited_to_the_worst_and_the_best() -> None:
 
 def test_map_is_printed_with_its_interval() -> None:
     result = make_result(["a", "b"], mAP_interval=[0.25, 0.75], draws=1000, resampled="groups")
-    title = " ".join(line.strip() for line in printed(tables.overall(result))[:2])
-    assert "[25.0–75.0] (4 images, 1 of 2 classes" in title
+    assert tables.summary(result).startswith(f"4 test images: mAP {percent(result['mAP'])} [25.0, 75.0] (chance 50.0)")
+    assert tables.summary(result).endswith(", over 1 of 2 classes")
     assert any(line.endswith("1,000 resamples of groups") for line in tables.lines(result))
-    assert "[" not in printed(tables.overall(make_result(["a", "b"])))[0]
+    assert "[" not in tables.summary(make_result(["a", "b"]))
+    grouped = make_result(["a", "b"], aggregate="max", groups=2)
+    assert tables.summary(grouped).startswith("2 groups by the max of 4 test images: mAP")
+
+
+def test_abbreviations_are_explained_below_the_decisions() -> None:
+    assert "C: mean over classes; O: all decisions together; P: precision; R: recall" in " ".join(
+        " ".join(printed(tables.decision_rules(make_result(["a", "b"])))).split()
+    )
 
 
 def test_decisions_are_one_line() -> None:
@@ -66,22 +74,21 @@ def test_decisions_are_one_line() -> None:
 
 
 def test_missing_numbers_of_a_value_are_dashes() -> None:
-    part = {"images": 1200, "groups": None, "classes_scored": 3, "mAP": 0.5, "mAP_interval": [0.4, 0.6]}
+    part = {"images": 1200, "groups": None, "classes_scored": 3, "mAP": 0.5, "mAP_interval": [0.4, 0.6], "chance": 0.1}
     nothing = part | {"images": 1, "groups": 1, "mAP": None, "mAP_interval": None}
     auroc = {"macro_auroc": 0.75, "macro_auroc_interval": None}
     values = {"[north]": part | auroc, "(blank)": nothing | auroc}
     lines = printed(tables.by_value(make_result(["a", "b"], by={"column": "site", "values": values})))
     assert lines[0].startswith("by site")
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in lines if "│" in line]
-    assert rows == [
-        ["[north]", "1,200", "–", "3", "50.0", "40.0–60.0", "75.0", "–"],
-        ["(blank)", "1", "1", "3", "–", "–", "75.0", "–"],
+    assert [line.split() for line in lines if line.startswith(("[north]", "(blank)"))] == [
+        ["[north]", "1,200", "–", "3", "10.0", "50.0", "40.0–60.0", "75.0", "–"],
+        ["(blank)", "1", "1", "3", "10.0", "–", "–", "75.0", "–"],
     ]
 
 
 def test_numbers_are_not_cut_at_80_columns() -> None:
     part = {"images": 123456, "groups": 12345, "classes_scored": 80, "mAP": 0.5, "mAP_interval": [0.41, 0.62]}
-    part |= {"macro_auroc": 0.75, "macro_auroc_interval": [0.7, 0.8]}
+    part |= {"macro_auroc": 0.75, "macro_auroc_interval": [0.7, 0.8], "chance": 0.1}
     by = {"column": "site", "values": {"a long name of a site": part}}
     lines = printed(tables.by_value(make_result(["a"], by=by)), 80)
     assert all(len(line) <= 80 for line in lines)
@@ -95,10 +102,10 @@ def test_classes_that_are_not_scored_are_listed(side: str) -> None:
 
 
 def test_lines_with_notes_levels_and_renames() -> None:
-    level = {"classes": 3, "classes_scored": 2, "mAP": 0.5, "macro_auroc": None}
+    level = {"classes": 3, "classes_scored": 2, "mAP": 0.5, "chance": 0.25, "macro_auroc": 0.75}
     lines = tables.lines(make_result(["a", "b"], note="a note", levels={"1": level}, renamed={"x": "a"}))
     assert lines[0] == "note: a note"
-    assert "level 1: mAP 50.0, macro AUROC – (2 of 3 classes)" in lines
+    assert "level 1: mAP 50.0 (chance 25.0), AUROC 75.0, over 2 of 3 classes" in lines
     assert lines[-1] == "renamed: x → a"
 
 
@@ -108,10 +115,10 @@ def test_notes_on_classes_without_negatives_and_skipped_images() -> None:
     lines = tables.lines(make_result(["a", "b"], note="a note", classes_without_negatives=["b"], skipped=bad))
     assert lines[:3] == [
         "note: a note",
-        "note: AP is 1 by definition for 1 class without a known negative: b",
+        "note: not scored: 1 class without a known negative (b)",
         "note: skipped 6 unreadable images: "
         + ", ".join(f"[{name}].png (the file is empty)" for name in "vwxyz")
         + " and 1 more",
     ]
     many = tables.lines(make_result(["a", "b"], classes_without_negatives=list("abcdefg")))
-    assert many[0] == "note: AP is 1 by definition for 7 classes without a known negative: a, b, c, d, e and 2 more"
+    assert many[0] == "note: not scored: 7 classes without a known negative (a, b, c, d, e and 2 more)"

@@ -82,7 +82,8 @@ def evaluate(
             batch_size=batch_size,
             console=progress,
         )
-    output.rich.print(to_rich(tables.overall(result)))
+    output.print(tables.summary(result))
+    output.rich.print(to_rich(tables.decision_rules(result)))
     for line in tables.lines(result):
         output.print(line)
     for table in (tables.by_class, *([tables.by_value] if "by" in result else [])):

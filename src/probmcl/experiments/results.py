@@ -9,6 +9,7 @@ import msgspec
 
 from probmcl.errors import OptionError
 from probmcl.files import json_line, write_text
+from probmcl.tables import percent
 
 RESULTS = "results.jsonl"
 
@@ -71,6 +72,7 @@ class Row(ComparedClassifier):
     best_head: bool  # True if it represents its method, because its validation mAP is higher than the other head's
     validation: float  # mAP on the validation split, by which all choices are made
     mAP: float  # noqa: N815  # mean average precision
+    macro_auroc: float | None  # mean area under the ROC curve
     interval: tuple[float, float] | None  # 95 % bootstrap interval over test images or groups; None without predictions
     over_seeds: float | None  # standard deviation of mAP over seeds; None with one seed
     # Difference in mAP from the frozen probe over the common seeds, its paired bootstrap interval, and its p-value with
@@ -116,6 +118,7 @@ class Comparison:
     data: str  # the name of the dataset
     left_out: tuple[str, ...]  # messages about methods that diverged or could not run
     draws: int  # number of bootstrap resamples
+    chance: float | None = None  # mAP of a model that has learned nothing; None for results of version 0.1
 
     @property
     def ordered(self) -> tuple[Row, ...]:
@@ -140,8 +143,9 @@ class Comparison:
     def protocol(self) -> str:
         """The conditions of the comparison in one line."""
         units = "images" if self.groups is None else f"{self.groups:,} groups"
+        chance = "" if self.chance is None else f", chance mAP {percent(self.chance)}"
         conditions = (
-            f"{self.data}, test split: {self.test_images:,} images, {self.classes:,} classes",
+            f"{self.data}, test split: {self.test_images:,} images, {self.classes:,} classes{chance}",
             self.encoder,
             f"{self.images_seen:,} images seen",
             "1 seed" if self.seeds == 1 else f"{self.seeds:,} seeds",

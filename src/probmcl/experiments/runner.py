@@ -213,4 +213,5 @@ class ComparisonRunner:
             data=self.name,
             left_out=tuple(self.left_out),
             draws=DRAWS,
+            chance=next((chance for result in results if (chance := result.test.get("chance")) is not None), None),
         )

@@ -139,6 +139,7 @@ def _row(seeds: _Seeds, best_head: bool, gain: _Difference, behind: _Difference)
         best_head=best_head,
         validation=seeds.validation,
         mAP=seeds.test(list(seeds.results)),
+        macro_auroc=_mean(r.test["macro_auroc"] for r in results),
         interval=None if samples is None else interval(samples),
         over_seeds=stdev(r.test_map for r in results) if len(results) > 1 else None,
         gain=gain.mean,

@@ -72,7 +72,12 @@ def verdict(comparison: Comparison) -> str:
 
 
 def _probe(comparison: Comparison) -> str:
-    return f"mAP {mean_and_interval(comparison.frozen)} on {comparison.test_images:,} test images"
+    return f"{_scores(comparison, comparison.frozen)} on {comparison.test_images:,} test images"
+
+
+def _scores(comparison: Comparison, row: Row) -> str:
+    chance = "" if comparison.chance is None else f" (chance {percent(comparison.chance)})"
+    return f"mAP {mean_and_interval(row)}{chance}, AUROC {percent(row.macro_auroc)}"
 
 
 def _is_better(row: Row) -> bool:
@@ -141,7 +146,8 @@ def _best_is_better(comparison: Comparison) -> Iterator[str]:
     among = f"the best of {len(methods)} methods on validation" if others else alone
     yield (
         f"{_label(best)}, {among}, is significantly better than the linear probe on {comparison.test_images:,} test "
-        f"images: mAP {mean_and_interval(best)} versus {mean_and_interval(frozen)}, a gain of {_gain(best, methods)}."
+        f"images: {_scores(comparison, best)}, versus mAP {mean_and_interval(frozen)}, AUROC "
+        f"{percent(frozen.macro_auroc)}, a gain of {_gain(best, methods)} in mAP."
     )
     yield from _against_the_best(others)
     yield _recommendation(best, others)

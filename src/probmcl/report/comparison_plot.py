@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from probmcl.experiments.results import Comparison, Row
 from probmcl.report.comparison_tables import SECTIONS, mean_and_interval, notes
-from probmcl.tables import duration
+from probmcl.tables import duration, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -70,6 +70,8 @@ def draw(comparison: Comparison) -> Figure:
     inner = (WIDTH - LEFT - RIGHT) / WIDTH, (height - bottom - TOP) / height
     axes = figure.add_axes((LEFT / WIDTH, bottom / height, *inner))
     _set_scales(axes, frozen, rows)
+    chance = "" if comparison.chance is None else f", chance {percent(comparison.chance)}"
+    axes.set_title(f"test mAP (%){chance}", fontsize=FONT, loc="left", pad=12)
     if frozen.interval is not None:
         axes.axhspan(*(100 * end for end in frozen.interval), color="#777", alpha=0.16, linewidth=0, gid="band")
     axes.axhline(100 * frozen.mAP, color="#555", linewidth=1, dashes=(6, 4))
@@ -100,7 +102,6 @@ def _set_scales(axes: Axes, frozen: Row, rows: Sequence[Row]) -> None:
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("training time (log scale)", fontsize=FONT)
-    axes.set_title("test mAP (%)", fontsize=FONT, loc="left", pad=12)
 
 
 def _seconds(row: Row) -> float:

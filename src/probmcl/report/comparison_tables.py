@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from probmcl import tables
 from probmcl.experiments.results import Comparison, Row
+from probmcl.headline import LEGEND
 from probmcl.tables import MISSING, Cell, Column, Table, bracketed, duration, figures, percent, points, probability
 
 
@@ -49,8 +50,9 @@ SECTIONS: dict[str, Section] = {
     "quality": Section(
         "Accuracy",
         (
-            _score("validation", "validation"),
+            _score("val mAP", "validation"),
             Quantity("mAP", mean_and_interval, lambda row: row.mAP),
+            _score("AUROC", "macro_auroc"),
             _number("over seeds", "over_seeds", lambda deviation: f"± {percent(deviation)}"),
             Quantity("gain over frozen", gain_and_interval, lambda row: row.gain),
             Quantity("p", lambda row: probability(row.gain_p)),
@@ -58,7 +60,7 @@ SECTIONS: dict[str, Section] = {
         note=lambda row: row.note,
     ),
     "decisions": Section(
-        "Decisions at a threshold of 0.5; for macro F1, at thresholds chosen on validation",
+        f"Decisions at a threshold of 0.5; for macro F1, at thresholds chosen on validation ({LEGEND})",
         (*(_score(name, name) for name in ("CP", "CR", "CF1", "OP", "OR", "OF1")), _score("macro F1", "macro_F1")),
         note=lambda row: (
             "predicts a set of labels without thresholds, so macro F1 also uses 0.5" if row.emits_set else ""
@@ -135,12 +137,12 @@ def notes(section: Section, comparison: Comparison) -> list[str]:
 
 
 CSV_ROW = """
-    name head method seeds best_head validation mAP interval over_seeds gain gain_interval gain_p behind behind_interval
-    behind_p CP CR CF1 OP OR OF1 macro_F1 jaccard_at_10 retrieval_mAP probability_jaccard_at_10 probability_mAP
-    learning_rate weight_decay images_seen seconds parameters gmac training_speed prediction_speed peak_memory fidelity
-    reference fingerprint note emits_set
+    name head method seeds best_head validation mAP interval macro_auroc over_seeds gain gain_interval gain_p behind
+    behind_interval behind_p CP CR CF1 OP OR OF1 macro_F1 jaccard_at_10 retrieval_mAP probability_jaccard_at_10
+    probability_mAP learning_rate weight_decay images_seen seconds parameters gmac training_speed prediction_speed
+    peak_memory fidelity reference fingerprint note emits_set
 """.split()  # noqa: SIM905  # a list would take forty lines
-CSV_CONDITIONS = ("trials", "test_images", "groups", "classes", "encoder", "data", "draws")
+CSV_CONDITIONS = ("trials", "test_images", "groups", "classes", "encoder", "data", "draws", "chance")
 """Columns of the CSV file: `CSV_ROW` differs between rows, `CSV_CONDITIONS` is the same in every line."""
 
 

@@ -1,24 +1,28 @@
 """Output of `probmcl evaluate`: tables and lines of text, with scores in percent."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from probmcl.headline import LEGEND, headline
 from probmcl.tables import MISSING, Column, Table, percent
 
 MAX_NAMES = 5  # most names in a line of text
 MAX_ROWS = 20  # most classes or values in a table; the JSON file has all of them
 
 
-def overall(result: Mapping[str, Any]) -> Table:
-    """Return the scores of a split for each decision rule."""
-    classes = f"{result['classes_scored']} of {result['classes']} classes"
-    title = f"{result['split']}: mAP {percent(result['mAP'])} %{_bracketed(result.get('mAP_interval'))} "
+def summary(result: Mapping[str, Any]) -> str:
+    """Return the scores of a split in one line."""
     groups = f"{result['groups']:,} groups by the {result['aggregate']} of " if result.get("aggregate") else ""
-    title += f"({groups}{result['images']:,} images, {classes} with a positive)"
+    return f"{groups}{result['images']:,} {result['split']} images: {headline(result)}"
+
+
+def decision_rules(result: Mapping[str, Any]) -> Table:
+    """Return the scores of a split for each decision rule."""
     decisions = {f"probability > {threshold}": numbers for threshold, numbers in result["at"].items()}
     decisions["… > 0.5, top 3"] = result["top3"]
     rows = [[name, *map(percent, numbers.values())] for name, numbers in decisions.items()]
-    return _table(title, ("decision rule", "CP", "CR", "CF1", "OP", "OR", "OF1"), rows)
+    return _table("", ("decision rule", "CP", "CR", "CF1", "OP", "OR", "OF1"), rows, LEGEND)
 
 
 def by_class(result: Mapping[str, Any]) -> Table:
@@ -43,28 +47,27 @@ def by_value(result: Mapping[str, Any]) -> Table:
     rows = []
     for value, part in list(values.items())[:MAX_ROWS]:
         groups = MISSING if part["groups"] is None else f"{part['groups']:,}"
-        row = [value, f"{part['images']:,}", groups, str(part["classes_scored"])]
+        row = [value, f"{part['images']:,}", groups, str(part["classes_scored"]), percent(part["chance"])]
         for key in ("mAP", "macro_auroc"):
             row += [percent(part[key]), _interval(part[f"{key}_interval"])]
         rows.append(row)
     title = f"by {result['by']['column']}{selection}; with 95 % bootstrap intervals"
-    return _table(title, ("value", "images", "groups", "classes", "mAP", "95 %", "AUROC", "95 %"), rows)
+    headers = ("value", "images", "groups", "classes", "chance", "mAP", "95 %", "AUROC", "95 %")
+    return replace(_table(title, headers, rows), framed=False)  # nine columns fit on a terminal without a frame
 
 
-def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Table:
     first, *numbers = headers
-    return Table(title, [Column.of_names(first), *map(Column, numbers)], rows, framed=True)
+    return Table(title, [Column.of_names(first), *map(Column, numbers)], rows, caption, framed=True)
 
 
 def lines(result: Mapping[str, Any]) -> list[str]:
     """Return the lines below the tables: notes, scores over all classes, levels, and classes that are not scored."""
-    auroc = f"macro AUROC {percent(result['macro_auroc'])} %{_bracketed(result.get('macro_auroc_interval'))}"
-    texts = [*(f"note: {note}" for note in _notes(result)), auroc, decisions_line(result)]
+    texts = [*(f"note: {note}" for note in _notes(result)), decisions_line(result)]
     if result.get("mAP_interval") is not None:
         texts.append(f"intervals: 95 %, bootstrap with {result['draws']:,} resamples of {result['resampled']}")
     for number, part in result.get("levels", {}).items():
-        scores = f"mAP {percent(part['mAP'])}, macro AUROC {percent(part['macro_auroc'])}"
-        texts.append(f"level {number}: {scores} ({part['classes_scored']} of {part['classes']} classes)")
+        texts.append(f"level {number}: {headline({**part, 'images': result['images']})}")
     scored = {name: ap for name, ap in result["ap"].items() if ap is not None}
     if len(result["ap"]) > MAX_ROWS:
         best = sorted(scored, key=lambda name: -scored[name])[:MAX_NAMES]
@@ -92,15 +95,11 @@ def _notes(result: Mapping[str, Any]) -> list[str]:
     notes = [result["note"]] if "note" in result else []
     if all_positive := result["classes_without_negatives"]:
         classes = _count(len(all_positive), "class", "classes")
-        notes.append(f"AP is 1 by definition for {classes} without a known negative: {_first(all_positive)}")
+        notes.append(f"not scored: {classes} without a known negative ({_first(all_positive)})")
     skipped = [f"{image['path']} ({image['reason']})" for image in result.get("skipped", ())]
     if skipped:
         notes.append(f"skipped {_count(len(skipped), 'unreadable image', 'unreadable images')}: {_first(skipped)}")
     return notes
-
-
-def _bracketed(interval: Sequence[float] | None) -> str:
-    return "" if interval is None else f" [{_interval(interval)}]"
 
 
 def _interval(interval: Sequence[float] | None) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from probmcl.data.records import Split
 from probmcl.errors import RunWarning
-from probmcl.evaluation.headline import headline
+from probmcl.headline import headline
 from probmcl.run_folder import FROZEN
 from probmcl.settings import job_key, job_name
 

@@ -25,8 +25,8 @@ from probmcl.data.labels import State
 from probmcl.data.options import DataSource, ReadOptions
 from probmcl.data.records import Records, Split
 from probmcl.errors import RunWarning
-from probmcl.evaluation.headline import headline
 from probmcl.files import load_tensors, read_json, save_tensors, write_json
+from probmcl.headline import headline
 from probmcl.run.budget import Plan
 from probmcl.run.gains import Gain, ValidationGains
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId

@@ -17,8 +17,8 @@ from probmcl.data.audit import refuse_empty_splits
 from probmcl.data.options import DataSource
 from probmcl.data.records import Records
 from probmcl.errors import RunError, RunWarning
-from probmcl.evaluation.headline import chance_warning, headline
 from probmcl.files import atomic_write, read_json, write_json
+from probmcl.headline import chance_warning, headline
 from probmcl.run.budget import Costs, Plan, Planner, measure_costs, plan_epochs
 from probmcl.run.candidates import add_test_intervals, candidate_ids, evaluate_on_test, fit_frozen_probe, train_job
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run

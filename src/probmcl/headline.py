@@ -1,9 +1,12 @@
-"""The scores of a split in one line, and the warning about a model that is not better than chance."""
+"""Printed scores: one line per split, the legend of tables, and the warning about a model no better than chance."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from probmcl.tables import bracketed, percent
+
+LEGEND = "C: mean over classes; O: all decisions together; P: precision; R: recall"
+"""Explains CP, CR, CF1, OP, OR and OF1 below a table."""
 
 
 def headline(result: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ import pytest
 
 from probmcl.evaluation.evaluate import evaluate
 from probmcl.evaluation.groups import ScoredRows, with_interval
-from probmcl.evaluation.headline import chance_warning, headline
+from probmcl.headline import chance_warning, headline
 
 
 def result(signal: float, *, images: int = 200, prevalence: float = 0.3, classes: int = 3) -> dict[str, Any]:
