@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 import first_minutes
 import plain_script
 import rounds
+import selection
 import training_overhead
 from helpers.images import NAMES, colored_records
 from probmcl.data import read
@@ -136,3 +137,18 @@ def test_only_complete_files_of_a_run_are_copied(tmp_path: Path) -> None:
         (run / name).write_text(name)
     first_minutes.copy_files(run, tmp_path / "copy")
     assert sorted(path.name for path in (tmp_path / "copy").iterdir()) == ["model.safetensors", "run.json"]
+
+
+def test_simplest_candidate_is_within_one_standard_error_of_the_best() -> None:
+    candidates = {
+        "frozen probe": {"val": 0.70, "error": 0.02, "test": 0.60},
+        "bce": {"val": 0.74, "error": 0.02, "test": 0.65},
+        "probmcl": {"val": 0.75, "error": 0.0, "test": 0.62},
+    }
+    assert (selection.best(candidates), selection.simplest(candidates)) == ("probmcl", "bce")
+    candidates["frozen probe"]["error"] = 0.06
+    assert selection.simplest(candidates) == "frozen probe"
+    candidates["bce"]["val"] = 0.75
+    assert selection.best(candidates) == "bce"  # on a tie, the earlier candidate
+    *_, row = selection.report([{"trial": "voc-100-0", "candidates": candidates}])
+    assert row == "| voc-100 | 1 | 1 | 65.0 | -5.00 |"

@@ -12,7 +12,7 @@ LEGEND = "C: mean over classes; O: all decisions together; P: precision; R: reca
 def headline(result: Mapping[str, Any]) -> str:
     """Return the mAP of an evaluation in percent, with its chance level and the macro AUROC.
 
-    Intervals are included if the evaluation has them. If no class could be scored, the line says so instead.
+    Intervals are included if the evaluation has them. If no class could be scored, the line gives the reason instead.
 
     >>> headline({"images": 80, "classes": 4, "classes_scored": 3, "mAP": 0.849, "chance": 0.831, "macro_auroc": 0.552})
     'mAP 84.9 (chance 83.1), AUROC 55.2, over 3 of 4 classes'

@@ -19,7 +19,7 @@ DRAWS, MIN_DRAWS, MAX_RESAMPLED = 1000, 200, 2 * 10**8
 
 
 def affordable_draws(images: int, classes: int) -> int:
-    """Return how many resamples to draw when nobody has asked for a number.
+    """Return the number of resamples for a training run, in which the user does not choose it.
 
     >>> affordable_draws(1000, 20), affordable_draws(5000, 80), affordable_draws(40_000, 80)
     (1000, 500, 200)
