@@ -6,6 +6,7 @@ import pytest
 from probmcl.evaluation.evaluate import evaluate
 from probmcl.evaluation.groups import ScoredRows, with_interval
 from probmcl.headline import chance_warning, headline
+from probmcl.tables import percent
 
 
 def result(signal: float, *, images: int = 200, prevalence: float = 0.3, classes: int = 3) -> dict[str, Any]:
@@ -38,7 +39,9 @@ def test_line_says_why_there_is_no_map() -> None:
 def test_only_a_model_that_is_not_better_than_chance_is_warned_about(prevalence: float) -> None:
     assert chance_warning(result(2.0, prevalence=prevalence)) == ""
     useless = result(0.0, prevalence=prevalence)
-    assert f"200 test images ({headline(useless)})" in chance_warning(useless)
+    low, high = useless["mAP_interval"]
+    score = f"test mAP {percent(useless['mAP'])} [{percent(low)}, {percent(high)}]"
+    assert chance_warning(useless).startswith(f"{score} is not clearly above chance ({percent(useless['chance'])})")
 
 
 def test_a_random_ranking_of_few_images_is_not_better_than_chance() -> None:
@@ -50,10 +53,11 @@ def test_a_random_ranking_of_few_images_is_not_better_than_chance() -> None:
     evaluated = evaluate(rows.scores, rows.labels, rows.known, names=names, split="test")
     evaluated |= with_interval(rows, draws=200, seed=0)
     assert evaluated["mAP_interval"][0] > evaluated["chance"]
-    assert "not clearly better than chance on 5 test images" in chance_warning(evaluated)
+    assert chance_warning(evaluated).startswith("test AUROC ")
+    assert "is not clearly above chance (50.0)" in chance_warning(evaluated)
 
 
 def test_a_model_without_intervals_is_warned_about() -> None:
     without = result(2.0) | {"mAP_interval": None, "macro_auroc_interval": None}
-    assert chance_warning(without)
-    assert "is not scored on 1 test image (" in chance_warning(result(1.0, images=1))
+    assert chance_warning(without).startswith(f"test mAP {percent(without['mAP'])} is not clearly above chance")
+    assert chance_warning(result(1.0, images=1)).startswith("the model is not scored on the test split")

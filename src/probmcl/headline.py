@@ -36,10 +36,12 @@ def chance_warning(result: Mapping[str, Any]) -> str:
     AUROC must be above 50 % too: with few images, the mAP of a random ranking is higher than the mean prevalence. For
     one positive among five images, it is 46 % instead of 20 %.
     """
-    chance = {"mAP": result["chance"], "macro_auroc": 0.5}
-    lows = {key: (result[f"{key}_interval"] or [0.0])[0] for key in chance}
-    if result["mAP"] is not None and all(low > chance[key] for key, low in lows.items()):
-        return ""
-    count = f"{result['images']:,} {result['split']} image{'s' * (result['images'] != 1)}"
-    problem = "the model is not clearly better than chance" if result["mAP"] is not None else "the model is not scored"
-    return f"{problem} on {count} ({headline(result)}); check the labels, or add labeled images"
+    remedy = "check the labels, or add images"
+    if result["mAP"] is None:
+        return f"the model is not scored on the {result['split']} split; {remedy}"
+    for key, name, chance in (("mAP", "mAP", result["chance"]), ("macro_auroc", "AUROC", 0.5)):
+        interval = result[f"{key}_interval"]
+        if interval is None or interval[0] <= chance:
+            score = f"{result['split']} {name} {percent(result[key])}{bracketed(interval)}"
+            return f"{score} is not clearly above chance ({percent(chance)}); {remedy}"
+    return ""

@@ -46,7 +46,7 @@ def test_an_interrupted_run_resumes_from_its_checkpoint(
     folder, expected_run = restore("interrupted", tmp_path), numbers["interrupted"]
     assert (folder / "checkpoints" / "training asl.safetensors").is_file()
     run = probmcl.train(resume=folder)
-    assert "frozen probe: validation mAP 76.9" in capsys.readouterr().out
+    assert "frozen probe: val mAP 76.9" in capsys.readouterr().out
     scores = {c.name: c.validation_map for c in run.candidates.values()}
     assert scores == pytest.approx(expected_run["validation_mAP"], abs=COARSE)
     assert scores["frozen probe"] == expected_run["validation_mAP"]["frozen probe"]  # loaded, not fitted again

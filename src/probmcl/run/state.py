@@ -119,7 +119,7 @@ class RunState:
             candidate = self.once(identity.key, compute, candidate_format(identity))
             self.candidates[identity] = candidate
             self.publish_best()
-            self._print_candidate(candidate, "; best so far, saved" if self.best() is candidate else "")
+            self._print_candidate(candidate, "; saved" if self.best() is candidate else "")
         return self.candidates[identity]
 
     def restore(self, identities: Iterable[CandidateId]) -> None:
@@ -138,8 +138,8 @@ class RunState:
 
     def _print_candidate(self, candidate: Candidate, status: str) -> None:
         gain = self.gain(candidate)
-        compared = "" if gain is None else f", gain {gain}"
-        self.console.print(f"{candidate.name}: validation {headline(candidate.validation)}{compared}{status}")
+        compared = "" if gain is None else f", {gain}"
+        self.console.print(f"{candidate.name}: val {headline(candidate.validation)}{compared}{status}")
         self.print_notes(candidate)
 
     def best(self) -> Candidate:

@@ -107,7 +107,7 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: C
     for message in plan.messages:
         state.console.print(message)
     if plan.epochs:
-        state.console.print("own head: the method's classifier; re-probed: a linear probe on its encoder")
+        state.console.print("own head: its classifier; re-probed: a linear probe on its encoder; +/−: gain in mAP")
     for job in plan.jobs(workspace.settings.jobs):
         train_job(state, workspace, job)
 
@@ -223,9 +223,9 @@ def _print_summary(state: RunState) -> None:
     kept, console = state.best(), state.console
     others = sorted((c for c in state.candidates.values() if c is not kept), key=lambda c: -c.validation_map)
     gain, frozen = state.gain(kept), state.metadata["test_mAP"][FROZEN_PROBE.name]
-    noise = f"; its gain over the frozen probe, {gain}, is within the noise" if gain and gain.is_noise else ""
+    noise = "" if gain is None or not gain.is_noise else f"; gain over the frozen probe {gain}: may be noise"
     console.print(f"kept: {kept.name} (best on validation{noise})")
-    compared = "" if kept.id == FROZEN_PROBE or frozen is None else f"; frozen probe: mAP {percent(frozen)}"
+    compared = "" if gain is None or frozen is None else f"; frozen probe: mAP {percent(frozen)}"
     console.print(f"test {headline(kept.test or {})}{compared}")
     state.print_notes(kept, *others)
     console.print(f"finished in {rough_duration(state.seconds())}; all files are in {state.folder.path}")
