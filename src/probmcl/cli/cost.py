@@ -133,7 +133,7 @@ def _show(
         raise KeyboardInterrupt("no rows were finished")
     for table in tables:
         console.rich.print(to_rich(table), "")
-    console.print("GMAC training: forward pass of one image with all its views; see docs/costs.md")
+    console.print("GMAC training: forward pass of one image with all its views; the backward pass adds about twice as much")
     if out is not None:
         texts = {
             ".csv": lambda: to_csv(records),

@@ -145,7 +145,7 @@ class ProbMCL(Classifier):
         if c.target == "feature":
             warnings.warn(
                 "probmcl with target 'feature' (the paper's z = h) collapsed in all of our trials: the gradient of the "
-                "likelihood is thousands of times larger than that of the contrastive loss; see docs/decisions/0002",
+                "likelihood is thousands of times larger than that of the contrastive loss; the default settings avoid this",
                 stacklevel=2,
             )
 
