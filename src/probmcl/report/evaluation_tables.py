@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from probmcl.errors import counted
 from probmcl.tables import MISSING, Column, Table, percent
 
 MAX_NAMES = 5  # most names in a line of text
@@ -11,10 +12,10 @@ MAX_ROWS = 20  # most classes or values in a table; the JSON file has all of the
 
 def overall(result: Mapping[str, Any]) -> Table:
     """Return the scores of a split for each decision rule."""
-    classes = f"{result['classes_scored']} of {result['classes']} classes"
+    classes = f"{result['classes_scored']:,} of {counted(result['classes'], 'class', 'classes')}"
     title = f"{result['split']}: mAP {percent(result['mAP'])} %{_bracketed(result.get('mAP_interval'))} "
-    groups = f"{result['groups']:,} groups by the {result['aggregate']} of " if result.get("aggregate") else ""
-    title += f"({groups}{result['images']:,} images, {classes} with a positive)"
+    groups = f"{counted(result['groups'], 'group')} by the {result['aggregate']} of " if result.get("aggregate") else ""
+    title += f"({groups}{counted(result['images'], 'image')}, {classes} with a positive)"
     decisions = {f"probability > {threshold}": numbers for threshold, numbers in result["at"].items()}
     decisions["… > 0.5, top 3"] = result["top3"]
     rows = [[name, *map(percent, numbers.values())] for name, numbers in decisions.items()]
@@ -61,10 +62,12 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     auroc = f"macro AUROC {percent(result['macro_auroc'])} %{_bracketed(result.get('macro_auroc_interval'))}"
     texts = [*(f"note: {note}" for note in _notes(result)), auroc, decisions_line(result)]
     if result.get("mAP_interval") is not None:
-        texts.append(f"intervals: 95 %, bootstrap with {result['draws']:,} resamples of {result['resampled']}")
+        resamples = counted(result["draws"], "resample")
+        texts.append(f"intervals: 95 %, bootstrap with {resamples} of {result['resampled']}")
     for number, part in result.get("levels", {}).items():
         scores = f"mAP {percent(part['mAP'])}, macro AUROC {percent(part['macro_auroc'])}"
-        texts.append(f"level {number}: {scores} ({part['classes_scored']} of {part['classes']} classes)")
+        classes = counted(part["classes"], "class", "classes")
+        texts.append(f"level {number}: {scores} ({part['classes_scored']:,} of {classes})")
     scored = {name: ap for name, ap in result["ap"].items() if ap is not None}
     if len(result["ap"]) > MAX_ROWS:
         best = sorted(scored, key=lambda name: -scored[name])[:MAX_NAMES]
@@ -74,7 +77,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     for side in ("model", "data"):
         names = result[f"classes_only_in_{side}"]
         if names:
-            texts.append(f"not scored: {_count(len(names), 'class', 'classes')} only in the {side} ({_first(names)})")
+            texts.append(f"not scored: {counted(len(names), 'class', 'classes')} only in the {side} ({_first(names)})")
     return texts
 
 
@@ -83,7 +86,7 @@ def decisions_line(result: Mapping[str, Any]) -> str:
     decisions = result["decisions"]
     shares = {"macro F1": "macro_F1", "micro F1": "micro_F1", "sample F1": "sample_F1", "Hamming loss": "hamming_loss"}
     parts = [f"{name} {percent(decisions[key])}" for name, key in shares.items()]
-    fully_known = f"({decisions['images_fully_known']:,} images with all labels known)"
+    fully_known = f"({counted(decisions['images_fully_known'], 'image')} with all labels known)"
     parts.append(f"subset accuracy {percent(decisions['subset_accuracy'])} {fully_known}")
     return f"at probability > {decisions['threshold']}: {', '.join(parts)}"
 
@@ -91,11 +94,11 @@ def decisions_line(result: Mapping[str, Any]) -> str:
 def _notes(result: Mapping[str, Any]) -> list[str]:
     notes = [result["note"]] if "note" in result else []
     if all_positive := result["classes_without_negatives"]:
-        classes = _count(len(all_positive), "class", "classes")
+        classes = counted(len(all_positive), "class", "classes")
         notes.append(f"AP is 1 by definition for {classes} without a known negative: {_first(all_positive)}")
     skipped = [f"{image['path']} ({image['reason']})" for image in result.get("skipped", ())]
     if skipped:
-        notes.append(f"skipped {_count(len(skipped), 'unreadable image', 'unreadable images')}: {_first(skipped)}")
+        notes.append(f"skipped {counted(len(skipped), 'unreadable image')}: {_first(skipped)}")
     return notes
 
 
@@ -105,10 +108,6 @@ def _bracketed(interval: Sequence[float] | None) -> str:
 
 def _interval(interval: Sequence[float] | None) -> str:
     return MISSING if interval is None else "–".join(map(percent, interval))
-
-
-def _count(number: int, singular: str, plural: str) -> str:
-    return f"1 {singular}" if number == 1 else f"{number:,} {plural}"
 
 
 def _first(names: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ from probmcl.console import Console
 from probmcl.data.labels import State
 from probmcl.data.options import DataSource, ReadOptions
 from probmcl.data.records import Records, Split
-from probmcl.errors import RunWarning
+from probmcl.errors import RunWarning, counted
 from probmcl.files import load_tensors, read_json, save_tensors, write_json
 from probmcl.run.budget import Plan
 from probmcl.run.results import Candidate, CandidateId
@@ -118,7 +118,7 @@ class RunState:
             self.publish_best()
             saved = "; best so far, saved" if self.best() is candidate else ""
             scored, classes = candidate.validation["classes_scored"], candidate.validation["classes"]
-            part = "" if scored == classes else f" (over {scored} of {classes} classes)"
+            part = "" if scored == classes else f" (over {scored} of {counted(classes, 'class', 'classes')})"
             self.console.print(f"{candidate.name}: validation mAP {candidate.validation_map:.4f}{part}{saved}")
             self.print_notes(candidate)
         return self.candidates[identity]
