@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,18 @@ RUN_FILES = re.compile(
     r"(config|labels|preprocessing|run|evaluation|retrieval|spec)\.json|(split|folds)\.csv|metrics\.jsonl|views\.png"
     r"|model\.safetensors"
 )
+CLONE_ONLY = re.compile(  # `make the splits` is not a target
+    r"\b(docs|examples|recipes|benchmarks|tools)/|\w\.md\b|\bREADME|decisions? 0\d|\bmake (check|test|demo|format|lint)"
+)
+OUTPUT_FILES = {"comparison.md"}
+PLURAL = re.compile(r" (images|classes|cells|columns|groups|copies|epochs|seeds)\b(?!/)")
+ALWAYS_PLURAL = {
+    "{' and '.join(sorted(first))} images": "two kinds of images",
+    "{comparison.seeds:,} seeds": "more than the seeds of another method",
+    "{len(self.names)} classes": "a summary, not a sentence",
+    "{len(values):,} images": "as many as distinct values, which exceed a limit",
+    "{total_views:,} images": "whole batches",
+}
 MAY_NAME_RUN_FILES = {"run_folder.py", "legacy.py"}
 OTHER_FILES = {
     "data/formats/digits.py": "labels.csv is a file of the dataset",
@@ -96,10 +109,12 @@ def imported(path: Path) -> set[str]:
     return names - {"__version__"}
 
 
-def strings(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield every string of a file with its line number, including docstrings and the text of f-strings."""
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+def strings(path: Path, *, docstrings: bool = True) -> Iterator[tuple[int, str]]:
+    """Yield every string of a file with its line number, including the text of f-strings."""
+    nodes = list(ast.walk(tree(path)))
+    statements = set() if docstrings else {node.value for node in nodes if isinstance(node, ast.Expr)}
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in statements:
             yield node.lineno, node.value
 
 
@@ -130,6 +145,21 @@ def test_only_run_folder_has_the_file_names_of_a_run(path: Path) -> None:
     if name not in MAY_NAME_RUN_FILES | OTHER_FILES.keys():
         names = [f"line {line}: {text}" for line, text in strings(path) if RUN_FILES.fullmatch(text)]
         assert not names
+
+
+@every_file
+def test_messages_do_not_refer_to_files_that_only_a_clone_has(path: Path) -> None:
+    texts = [(line, text) for line, text in strings(path, docstrings=False) if text not in OUTPUT_FILES]
+    assert not [f"line {line}: {text}" for line, text in texts if CLONE_ONLY.search(text)]
+
+
+@every_file
+def test_numbers_agree_with_their_nouns(path: Path) -> None:
+    """A plural after a formatted value is wrong if the value is 1; `counted` chooses the right form."""
+    texts = [node.values for node in ast.walk(tree(path)) if isinstance(node, ast.JoinedStr)]
+    pairs = [(one, other) for values in texts for one, other in pairwise(values) if isinstance(other, ast.Constant)]
+    plurals = [(one, PLURAL.match(str(other.value))) for one, other in pairs if isinstance(one, ast.FormattedValue)]
+    assert not {ast.unparse(ast.JoinedStr([one]))[2:-1] + m[0] for one, m in plurals if m} - ALWAYS_PLURAL.keys()
 
 
 @every_file

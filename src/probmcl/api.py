@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from probmcl import run_folder
 from probmcl.console import Console
 from probmcl.data.options import DataChecks, DataSource, ReadOptions
-from probmcl.errors import OptionError, ProbmclError, RunError, RunWarning, SettingsError, suggestion
+from probmcl.errors import OptionError, ProbmclError, RunError, RunWarning, SettingsError, counted, suggestion
 from probmcl.files import read_json, write_json
 from probmcl.run_folder import RunFolder
 
@@ -461,9 +461,11 @@ def _reused_images(records: Records, weights: str | None) -> list[RunWarning]:
         rows = records.rows(split)
         reused = sum(str(records.paths[row].resolve()) in trained for row in rows)
         if reused:
-            problem = f"{reused} of {len(rows)} {split} images were used for training in {weights}"
+            was, them = ("was", "it") if reused == 1 else ("were", "them")
+            share = f"{reused:,} of {counted(len(rows), f'{split} image')}"
+            problem = f"{share} {was} used for training in {weights}, so scores on {them} are too high"
             remedy = "use the same `seed` or a split column"
-            warnings.append(RunWarning("seen_before", f"{problem}, so scores on them are too high; {remedy}"))
+            warnings.append(RunWarning("seen_before", f"{problem}; {remedy}"))
     return warnings
 
 

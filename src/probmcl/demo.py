@@ -53,7 +53,7 @@ def _job(method: str, images: int) -> TrainingJob:
     n_views = find_method(method).n_views
     if IMAGES_SEEN % (images * n_views):
         raise ValueError(
-            f"{images} scenes × {n_views} views must divide {IMAGES_SEEN:,}, the number of views per method"
+            f"scenes × views, {images} × {n_views}, must divide {IMAGES_SEEN:,}, the number of views per method"
         )
     epochs = IMAGES_SEEN // (images * n_views)
     training = Training(epochs=epochs, batch_size=128 // n_views, learning_rate=LEARNING_RATE)

@@ -155,6 +155,17 @@ def listing(values: Iterable[str], most: int = 8) -> str:
     return ", ".join(values[:most]) + (f" and {len(values) - most:,} more" if len(values) > most else "")
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number and its noun, for messages; `plural` defaults to the noun with an s. Either may include a verb.
+
+    >>> counted(1, "image"), counted(1234, "image"), counted(0, "class", "classes")
+    ('1 image', '1,234 images', '0 classes')
+    >>> counted(1, "row is", "rows are"), counted(2, "row is", "rows are")
+    ('1 row is', '2 rows are')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def listed(items: Sequence[str]) -> list[str]:
     """Return indented lines with the first five items and the number of the others.
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from probmcl.errors import counted
 from probmcl.tables import bracketed, percent
 
 LEGEND = "C: mean over classes; O: all decisions together; P: precision; R: recall"
@@ -27,7 +28,7 @@ def headline(result: Mapping[str, Any]) -> str:
         text += f" (chance {percent(result['chance'])})"
     text += f", AUROC {percent(result['macro_auroc'])}{bracketed(result.get('macro_auroc_interval'))}"
     scored, classes = result["classes_scored"], result["classes"]
-    return text if scored == classes else f"{text}, over {scored:,} of {classes:,} classes"
+    return text if scored == classes else f"{text}, over {scored:,} of {counted(classes, 'class', 'classes')}"
 
 
 def chance_warning(result: Mapping[str, Any]) -> str:

@@ -134,7 +134,7 @@ def test_an_interrupt_shows_and_writes_the_finished_rows(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("probmcl.cost.rows.cost_rows", interrupted_after(1))
-    with pytest.raises(KeyboardInterrupt, match="1 of 2 rows"):
+    with pytest.raises(KeyboardInterrupt, match="1 of 2 rows is shown"):
         cost(*SMALL, "--classes", "2,3", "--out", str(tmp_path / "costs.json"))
     assert "test_resnet, 64 px, 2 classes" in capsys.readouterr().out
     (row,) = json.loads((tmp_path / "costs.json").read_text())

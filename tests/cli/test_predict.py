@@ -73,6 +73,14 @@ def test_unreadable_images_are_counted_on_stderr_and_explained_in_the_file(
     assert "1 of 6 images could not be read" in capsys.readouterr().err
 
 
+def test_counts_of_a_single_image(run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    predict(run, photos / "1.png", "--out", run.parent / "out.csv")
+    assert "predictions for 1 image:" in capsys.readouterr().err
+    (photos / "2.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"^1 of 1 image could not be read; see ERROR"):
+        predict(run, photos / "2.png")
+
+
 def test_without_a_file_one_line_per_image_is_printed(
     run: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -186,6 +186,17 @@ def test_long_list_of_bad_images_is_truncated() -> None:
     assert "`skip_bad=0.4`" in lines[7]
 
 
+def test_counts_of_one() -> None:
+    records, reason = labeled(), "the file is empty"
+    missing, unreadable = unusable(records, [*bad_rows(0), BadImage(1, Path("1.jpg"), reason)], None)
+    assert missing.text.startswith("39 of 40 images found, 1 missing:")
+    assert missing.text.splitlines()[-1].startswith("add the file, or skip the 1 missing and 1 unreadable images with")
+    assert unreadable.text.startswith("1 of 40 images cannot be read:")
+    assert unreadable.text.splitlines()[-1].startswith("repair or remove it, or skip")
+    with pytest.raises(DataError, match=r"(?s)^1 of 1 image cannot be used:.*repair or remove it$"):
+        without_bad(records.take(np.array([0])), bad_rows(0))
+
+
 def test_missing_and_unreadable_images_are_separate_findings() -> None:
     bad = [*bad_rows(*range(12)), BadImage(12, Path("12.jpg"), "the file is empty")]
     missing, unreadable = unusable(labeled(), bad, None)

@@ -174,7 +174,7 @@ def test_number_of_folds_is_limited_by_the_groups() -> None:
     assert sorted(set(folds(make(np.ones((6, 1)), group=group), 3).tolist())) == [1, 2, 3]
     with pytest.raises(DataError, match=r"6 images in 3 units .* into 4 folds; choose 2 to 3"):
         folds(make(np.ones((6, 1)), group=group), 4)
-    with pytest.raises(DataError, match=r"1 folds"):
+    with pytest.raises(DataError, match=r"into 1 fold;"):
         folds(make(np.ones((6, 1))), 1)
     with pytest.raises(DataError, match=r"2 images in 1 unit.* into 2 folds"):
         folds(make(np.ones((2, 1))), 2, together=[(0, 1)])
@@ -291,8 +291,9 @@ def test_symlinks_are_resolved(tmp_path: Path) -> None:
     ("rows", "message"),
     [
         (["a.jpg,test", "b.jpg,train", "c.jpg,dev"], r"s.csv, row 4: split 'dev'"),
-        (["a.jpg,test", "d.jpg,train"], r"s.csv, row 3: 'd.jpg' .* 3 images"),
-        (["b.jpg,test"], r"s.csv: 2 of 3 images .*a.jpg, .*c.jpg;"),
+        (["a.jpg,test", "d.jpg,train"], r"s.csv, row 3: 'd.jpg' is not in the data \(3 images\);"),
+        (["b.jpg,test"], r"s.csv: 2 of 3 images are missing: .*a.jpg, .*c.jpg;"),
+        (["a.jpg,test", "b.jpg,test"], r"s.csv: 1 of 3 images is missing: .*c.jpg;"),
         (["a.jpg,test", "./a.jpg,val"], r"'./a.jpg' is 'test' in row 2, but 'val' in row 3"),
     ],
 )

@@ -208,7 +208,7 @@ def test_budget_is_divided_among_all_runs(photographs: Path, tmp_path: Path) -> 
 
 
 def test_error_for_a_small_budget_has_the_required_time(photographs: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"a budget of 1 s .*1 methods and 3 seeds.* about "):
+    with pytest.raises(ValueError, match=r"a budget of 1 s .*1 method and 3 seeds.* about "):
         probmcl.compare(photographs, **SMALL, methods="bce", budget="1s", out=tmp_path / "small")
 
 

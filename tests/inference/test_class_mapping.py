@@ -109,7 +109,7 @@ def test_renames_from_a_mapping_or_none() -> None:
         ("a.csv", "data,model\nMass,\n", r"a\.csv, row 2: .*''"),
         ("a.csv", "data,model\nMass,Mass\nMass,Effusion\n", r"row 3: 'Mass' .*'Mass' and 'Effusion'"),
         ("a.csv", "data,model,x\nMass,Mass,1\n", r"a\.csv: .*3 columns"),
-        ("a.csv", "data\nMass\n", r"a\.csv: .*1 columns"),
+        ("a.csv", "data\nMass\n", r"a\.csv: .*1 column \("),
         (
             "a.csv",
             "Infiltrate,Infiltration\nFluid,Effusion\n",

@@ -122,7 +122,7 @@ def test_encoder_from_the_hub_is_rejected(run: Path) -> None:
         ("config.json", '{"encoder": {}}', r"config\.json: Object missing required field `name`"),
         ("preprocessing.json", '{"size": 0, "mean": [0, 0, 0], "std": [1, 1, 1]}', r"preprocessing\.json: .*size"),
         ("run.json", '{"model": {"method": "bce", "settings": {"gama": 1}}}', r"run\.json: .*key 'gama'"),
-        ("labels.json", '{"names": ["a"], "counts": [1, 2]}', r"labels\.json: 1 names and 2 counts"),
+        ("labels.json", '{"names": ["a"], "counts": [1, 2]}', r"labels\.json: 1 name and 2 counts;"),
         ("labels.json", '{"names": ["a", "a"], "counts": [1, 2]}', r"labels\.json: 2 names and 2 counts"),
         (
             "labels.json",

@@ -228,7 +228,9 @@ def test_comparison_without_methods() -> None:
         ("only one seed", {"seeds": 1}, {"seeds": 2}),
         ("untuned", {"trials": 1}, {"trials": 2}),
         ("only 499 test images", {"test_images": 499}, {"test_images": 500}),
+        ("There is only 1 test image.", {"test_images": 1}, {"test_images": 500}),
         ("only 29 groups", {"groups": 29}, {"groups": 30}),
+        ("There is only 1 group of test images.", {"groups": 1}, {"groups": 30}),
     ],
 )
 @pytest.mark.parametrize("row", [made_best(), made_row()])

@@ -67,6 +67,15 @@ def test_abbreviations_are_explained_below_the_decisions() -> None:
     )
 
 
+def test_counts_of_one() -> None:
+    counts = {"images": 1, "groups": 1, "aggregate": "max", "classes": 1, "draws": 1}
+    result = make_result(["a", "b"], mAP_interval=[0.25, 0.75], resampled="groups", **counts)
+    assert tables.summary(result).startswith("1 group by the max of 1 test image: mAP ")
+    assert any(line.endswith("with 1 resample of groups") for line in tables.lines(result))
+    result["decisions"]["images_fully_known"] = 1
+    assert tables.decisions_line(result).endswith("(1 image with all labels known)")
+
+
 def test_decisions_are_one_line() -> None:
     line = tables.decisions_line(make_result(["a", "b"]))
     assert line.startswith("at probability > 0.5: macro F1 ")

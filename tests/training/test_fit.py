@@ -117,7 +117,7 @@ def test_views_of_an_image_differ_within_a_step_and_between_epochs() -> None:
 
 
 def test_more_views_than_stored_raise() -> None:
-    with pytest.raises(ValueError, match="1 are stored"):
+    with pytest.raises(ValueError, match="2 required, but only 1 stored"):
         FeatureBatches(*separable(), n_views=2, batch_size=8, epochs=1, seed=0)
 
 

@@ -12,7 +12,7 @@ from probmcl.cli import command_console, command_line, option_words, reading_lin
 from probmcl.cli.options import COMPUTE, DATA, Checks, Read, Workers
 from probmcl.console import Console
 from probmcl.data.options import DataChecks, ReadOptions
-from probmcl.errors import Reading
+from probmcl.errors import Reading, counted
 from probmcl.tables import Column, Table, to_rich
 
 EXIT = {"fine": 0, "warnings": 3, "blocked": 4}
@@ -84,7 +84,7 @@ def next_steps(report: Mapping[str, Any], words: Sequence[str]) -> list[str]:
     blocked = [finding for finding in report["findings"] if finding["level"] == "blocked"]
     if not blocked:
         warnings = sum(finding["level"] == "warning" for finding in report["findings"])
-        problems = f"{warnings} warning{'s' * (warnings > 1)}; train accepts these data"
+        problems = f"{counted(warnings, 'warning')}; train accepts these data"
         return [f"{problems if warnings else 'OK: no problems found'}; next:", f"  {command_line(words, {})}"]
     if blocked[0]["kind"] == "question":
         readings = [Reading(**reading) for reading in blocked[0]["readings"]]
@@ -102,7 +102,7 @@ def _decisions(blocked: Sequence[Mapping[str, Any]], words: Sequence[str]) -> li
         if not finding["readings"]:
             decisions.append(f"  fix: {spell_options(finding['text'].splitlines()[0].rstrip(':'))}")
     if not options:
-        return [f"blocked: train refuses these data; fix the problem{'s' * (len(blocked) > 1)} above"]
+        return [f"blocked: train refuses these data; fix the {'problem' if len(blocked) == 1 else 'problems'} above"]
     lines = ["blocked: train refuses these data; decide:", *dict.fromkeys(decisions)]
     complete = all(finding["readings"] for finding in blocked)
     return [*lines, "the resulting command:", f"  {command_line(words, options)}"] if complete else lines

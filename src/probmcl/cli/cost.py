@@ -133,7 +133,9 @@ def _show(
         raise KeyboardInterrupt("no rows were finished")
     for table in tables:
         console.rich.print(to_rich(table), "")
-    console.print("GMAC training: forward pass of one image with all its views; see docs/costs.md")
+    console.print(
+        "GMAC training: forward pass of one image with all its views; the backward pass adds about twice as much"
+    )
     if out is not None:
         texts = {
             ".csv": lambda: to_csv(records),
@@ -143,7 +145,7 @@ def _show(
         write_text(out, texts[out.suffix.lower()]())
         console.print(f"written to {out}")
     if len(records) < total:
-        raise KeyboardInterrupt(f"{len(records)} of {total} rows are shown")
+        raise KeyboardInterrupt(f"{len(records)} of {total} rows {'is' if len(records) == 1 else 'are'} shown")
 
 
 def _refuse_output(out: Path | None) -> None:

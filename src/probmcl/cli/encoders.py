@@ -6,7 +6,7 @@ from typing import Annotated, Any, NamedTuple
 from cyclopts import Parameter
 
 from probmcl.cli import command_console
-from probmcl.errors import suggestion
+from probmcl.errors import counted, suggestion
 from probmcl.tables import Column, Table, to_rich
 
 RECOMMENDED = {
@@ -49,7 +49,7 @@ def encoders(
     weights = [describe_weights(name) for name in names[:MAX_ROWS]]
     console.rich.print(to_rich(_table(weights, {} if pattern else RECOMMENDED)))
     if len(names) > MAX_ROWS:
-        console.print(f"{len(names) - MAX_ROWS:,} more are not shown; use a more specific pattern")
+        console.print(f"{counted(len(names) - MAX_ROWS, 'more is', 'more are')} not shown; use a more specific pattern")
     if not pattern:
         console.print("search all timm models: probmcl encoders PATTERN")
     console.print(f"use one: probmcl train DATA --encoder {weights[0].name}")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 from cyclopts import Parameter
 
 from probmcl.console import Console
+from probmcl.errors import counted
 
 if TYPE_CHECKING:
     from probmcl.methods.base import Method
@@ -126,7 +127,7 @@ def _kind(method: type[Method]) -> str:
 
 
 def _views(method: type[Method]) -> str:
-    return f"{method.n_views} view{'s' if method.n_views > 1 else ''}"
+    return counted(method.n_views, "view")
 
 
 def _first_sentence(method: type[Method]) -> str:

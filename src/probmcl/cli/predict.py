@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from probmcl.cli import command_console
+from probmcl.errors import counted
 
 if TYPE_CHECKING:
     from probmcl.inference import Predictions
@@ -63,13 +64,12 @@ def predict(
                 write_predictions(out, _counted(blocks, counts, lambda count: bar.advance(count, steps=count)))
         except BaseException:
             if partial_path(out).exists():
-                console.print(
-                    f"stopped after {counts['images']:,} images; their predictions are in {partial_path(out)}"
-                )
+                done = counted(counts["images"], "image; its prediction is", "images; their predictions are")
+                console.print(f"stopped after {done} in {partial_path(out)}")
             raise
-        console.print(f"predictions for {counts['images']:,} images: {out}")
+        console.print(f"predictions for {counted(counts['images'], 'image')}: {out}")
     reasons = "see ERROR in the output" if out is None else f"see the error column in {out}"
-    unreadable = f"{counts['errors']:,} of {counts['images']:,} images could not be read; {reasons}"
+    unreadable = f"{counts['errors']:,} of {counted(counts['images'], 'image')} could not be read; {reasons}"
     if counts["errors"] == counts["images"]:
         raise ValueError(unreadable)
     if counts["errors"]:

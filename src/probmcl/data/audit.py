@@ -22,7 +22,7 @@ from probmcl.data.read import read_source
 from probmcl.data.records import SPLITS, Records, describe
 from probmcl.data.split import SplitRecords, read_splits, split_records, units_of, with_split
 from probmcl.data.statistics import statistics
-from probmcl.errors import DataError, OptionError, Question, Reading, RunWarning
+from probmcl.errors import DataError, OptionError, Question, Reading, RunWarning, counted
 from probmcl.runtime.distributed import broadcast, is_main_process
 
 
@@ -112,7 +112,7 @@ def refuse_empty_splits(records: Records) -> None:
     for split in SPLITS:
         if split not in records.split:
             remedy = f"each of {', '.join(SPLITS)} needs images"
-            raise DataError(f"none of the {len(records)} images is in the {split} split; {remedy}")
+            raise DataError(f"no image is in the {split} split ({counted(len(records), 'image')} in total); {remedy}")
 
 
 def refuse_unscorable(records: Records) -> None:
@@ -121,7 +121,8 @@ def refuse_unscorable(records: Records) -> None:
     for split in SPLITS[1:]:
         rows = records.rows(split)
         if not (records.known[rows] & (records.labels[rows] == 1)).any():
-            raise DataError(f"none of the {len(rows)} {split} images has a known positive label; change the split")
+            images = counted(len(rows), f"{split} image")
+            raise DataError(f"no label is known to be positive in {images}; change the split")
 
 
 class _Audit(NamedTuple):

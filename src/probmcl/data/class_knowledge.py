@@ -11,7 +11,7 @@ from jaxtyping import Float32, Float64
 from numpy import ndarray
 
 from probmcl.data.formats.table.sheet import Cell, Table, load, named, only_column
-from probmcl.errors import DataError
+from probmcl.errors import DataError, counted
 
 ONE = ("start", "source", "from", "head", "subject", "label_1", "label1", "first")
 OTHER = ("end", "target", "to", "tail", "object", "label_2", "label2", "second")
@@ -42,7 +42,7 @@ def label_vectors(path: Path, names: Sequence[str], *, size: int) -> Float32[nda
     if missing:
         name, word = missing[0]
         others = len({name for name, _ in missing}) - 1
-        more = f" (and for {others} more classes)" if others else ""
+        more = f" (and for {counted(others, 'more class', 'more classes')})" if others else ""
         remedy = "rename the class to words in the file ('dining table', not 'diningtable'), use another file"
         raise DataError(f"{path}: no vector for {word!r} in class {name!r}{more}; {remedy}, {OR_LEARN}")
     return np.stack([np.mean([vectors[word] for word in words[name]], axis=0) for name in names]).astype(np.float32)
@@ -77,7 +77,7 @@ def _vector(values: Sequence[bytes], size: int, where: str) -> ndarray:
         raise DataError(f"{where} must be followed by numbers only; use a text file in GloVe format, {OR_LEARN}")
     if len(values) != size:
         raise DataError(
-            f"{where} has {len(values)} numbers, expected {size}; use a complete file with that vector size"
+            f"{where} has {counted(len(values), 'number')}, expected {size}; use a complete file with that vector size"
         )
     return np.array([float(value) for value in values])
 
@@ -168,6 +168,7 @@ def _warn_of_unused_rows(table: Table, used: int, pairs: int, columns: tuple[str
             f"relates two classes; use the names in the data, such as {names[0]!r}, {OR_WITHOUT}"
         )
     if used < rows:
-        others = f"the others relate {pairs} {'pair' if pairs == 1 else 'pairs'} of classes"
-        unused = f"{rows - used} of {rows} rows do not relate two classes in the data and are ignored"
+        others = f"{'the other relates' if used == 1 else 'the others relate'} {counted(pairs, 'pair')} of classes"
+        do, are = ("does", "is") if rows - used == 1 else ("do", "are")
+        unused = f"{rows - used:,} of {rows:,} rows {do} not relate two classes in the data and {are} ignored"
         warnings.warn(f"{table.path}: {unused}; {others}", stacklevel=3)

@@ -17,7 +17,7 @@ from probmcl.data.intensity import IntensityRange
 from probmcl.data.options import refuse_share
 from probmcl.data.records import SPLITS, Records
 from probmcl.data.statistics import PerClass, totals
-from probmcl.errors import LISTED, DataError, Reading, listed
+from probmcl.errors import LISTED, DataError, Reading, counted, listed
 
 Level = Literal["blocked", "warning", "note"]
 Kind = (
@@ -99,14 +99,14 @@ def without_bad(records: Records, bad: Sequence[BadImage], *, share: float | Non
     ...
     probmcl.errors.DataError: 1 of 2 images cannot be used:
       b.jpg: the file is empty
-    repair or remove them, or skip the unreadable image with `skip_bad=0.5`
+    repair or remove it, or skip the unreadable image with `skip_bad=0.5`
     """
     refuse_share(share)
     skipping = _skipping(records, bad, share)
     if skipping.blocked:
-        title = f"{len(bad):,} of {len(records):,} images cannot be used{skipping.note}:"
+        title = f"{len(bad):,} of {counted(len(records), 'image')} cannot be used{skipping.note}:"
         raise DataError(
-            "\n".join([title, *listed(_described(records, bad)), f"repair or remove them{skipping.remedy}"])
+            "\n".join([title, *listed(_described(records, bad)), f"repair or remove {_them(bad)}{skipping.remedy}"])
         )
     return records.take(usable_rows(records, bad)) if bad else records
 
@@ -125,8 +125,18 @@ def unusable(records: Records, bad: Sequence[BadImage], share: float | None) -> 
     unreadable = _described(records, [image for image in bad if image.reason != MISSING])
     found, total, skipping = len(records) - len(missing), len(records), _skipping(records, bad, share)
     parts: list[tuple[Kind, str, str, list[str]]] = [
-        ("missing", f"{found:,} of {total:,} images found, {len(missing):,} missing", "add the files", missing),
-        ("unreadable", f"{len(unreadable):,} of {total:,} images cannot be read", "repair or remove them", unreadable),
+        (
+            "missing",
+            f"{found:,} of {counted(total, 'image')} found, {len(missing):,} missing",
+            "add the file" if len(missing) == 1 else "add the files",
+            missing,
+        ),
+        (
+            "unreadable",
+            f"{len(unreadable):,} of {counted(total, 'image')} cannot be read",
+            f"repair or remove {_them(unreadable)}",
+            unreadable,
+        ),
     ]
     level: Level = "blocked" if skipping.blocked else "warning"
     findings = []
@@ -159,11 +169,17 @@ def _skipping(records: Records, bad: Sequence[BadImage], share: float | None) ->
         return _Skipping(False, " (skipped)")
     note = "" if allowed or share is None else f", more than `skip_bad={share:g}` allows"
     if lost:
-        return _Skipping(True, note, f"; without them the {lost[0]} split would be empty" if usable else "")
+        return _Skipping(True, note, f"; without {_them(bad)} the {lost[0]} split would be empty" if usable else "")
     counts = Counter("missing" if image.reason == MISSING else "unreadable" for image in bad)
     named = " and ".join(f"{count:,} {kind}" if len(bad) > 1 else kind for kind, count in sorted(counts.items()))
-    option = Reading(f"skip the {named} image{'s' * (len(bad) > 1)}", {"skip_bad": f"{_round_up(bad_share):g}"})
+    option = Reading(
+        f"skip the {named} {'image' if len(bad) == 1 else 'images'}", {"skip_bad": f"{_round_up(bad_share):g}"}
+    )
     return _Skipping(True, note, f", or {option.meaning} with `skip_bad={option.options['skip_bad']}`", (option,))
+
+
+def _them(items: Sequence[object]) -> str:
+    return "it" if len(items) == 1 else "them"
 
 
 def _round_up(share: float) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Shaped, UInt8
 from numpy import ndarray
 
-from probmcl.errors import DataError, ImageError, OptionError
+from probmcl.errors import DataError, ImageError, OptionError, counted
 from probmcl.runtime.machine import map_in_order
 
 Kind = Literal["16-bit", "float", "DICOM"]  # of a deep image; DICOM only without a window
@@ -156,7 +156,7 @@ def _percentiles(deep: Sequence[DeepPixels]) -> IntensityRange:
     if low == high:
         files = f"{deep[0].path} and {len(deep) - 1} more" if len(deep) > 1 else str(deep[0].path)
         raise DataError(f"`range=auto`: {files}: nearly all pixels are {_format(low)}; set `range=LOW,HIGH`")
-    images = f"{len(deep):,} image{'s' * (len(deep) > 1)}"
+    images = counted(len(deep), "image")
     return IntensityRange(low, high, f"{first:g} and {last:g} percentiles of {images}")
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Float, UInt8
 from numpy import ndarray
 
 from probmcl.data.labels import State
-from probmcl.errors import OptionError, suggestion
+from probmcl.errors import OptionError, counted, suggestion
 
 BLANK = 4
 """Code of a blank cell, in addition to the four states. The label policy defines its meaning."""
@@ -117,7 +117,7 @@ def meaning_notes(policy: LabelPolicy, blanks: int | None, uncertain: int, defau
     ):
         meanings = ", ".join([general or meaning, *(f"{name!r} {value}" for name, value in single.items())])
         if count:
-            cells = f"{count:,} {'cell' if count == 1 else 'cells'}{'' if general else f'; change with {change}'}"
+            cells = f"{counted(count, 'cell')}{'' if general else f'; change with {change}'}"
             notes.append(f"{text} = {meanings} ({cells})")
         elif general or single:
             effect = f"{option} has no effect, because no cell is {text}"

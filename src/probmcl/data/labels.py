@@ -53,7 +53,7 @@ class LabelStates:
         if self.chance.shape != self.default.shape or self.classes.shape != self.states.shape:
             raise ValueError("`chance` needs a value for every class, and `states` one for every entry")
         if len(self.starts) < 1 or self.starts[-1] != len(self.classes):
-            raise ValueError(f"`starts` ends with {self.starts[-1:]}, but there are {len(self.classes)} entries")
+            raise ValueError(f"`starts` ends with {self.starts[-1:]}, but the number of entries is {len(self.classes)}")
         wrong = (self.chance < 0) | (self.chance > 1)
         if wrong.any():
             raise ValueError(f"chance {self.chance[wrong][0]} must be between 0 and 1, or NaN for unknown")

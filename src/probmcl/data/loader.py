@@ -16,7 +16,7 @@ from probmcl.data.cache import ImageCache
 from probmcl.data.images import Preprocessing, read_image
 from probmcl.data.labels import sample_labels
 from probmcl.data.records import Records
-from probmcl.errors import ImageError
+from probmcl.errors import ImageError, counted
 from probmcl.runtime.machine import ignore_interrupts, start_method
 
 MakeView = Callable[[Image.Image, int, int, int], Image.Image]  # arguments: image, epoch, row, view number
@@ -57,13 +57,15 @@ class Order:
         if len(rows) == 0:
             raise ValueError("there are no training images")
         if weights is not None and not weights.any():
-            raise ValueError(f"all {len(rows)} training images have weight 0; at least one weight must be above 0")
+            raise ValueError("all training images have weight 0; at least one weight must be above 0")
         self.rows, self.epochs, self.seed, self.weights = rows, epochs, seed, weights
         self.process, self.processes = share
         self.batch_size = min(batch_size, len(rows)) // self.processes * self.processes
         if self.batch_size == 0:
             images = min(batch_size, len(rows))
-            raise ValueError(f"there are {self.processes} processes but only {images} images per step; start fewer")
+            raise ValueError(
+                f"there are {self.processes} processes but only {counted(images, 'image')} per step; start fewer"
+            )
         self.steps_per_epoch = len(rows) // self.batch_size
         steps = epochs * self.steps_per_epoch
         self.steps = steps if images is None else min(steps, images // self.batch_size)

@@ -17,7 +17,7 @@ from numpy import ndarray
 
 from probmcl.data.hierarchy import parents_of
 from probmcl.data.labels import LabelStates, State
-from probmcl.errors import listing, quoted
+from probmcl.errors import counted, listing, quoted
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -41,7 +41,7 @@ class LabelSpace:
         classes = len(self.names)
         if self.counts.shape != (classes,) or self.cooccurrence.shape != (classes, classes):
             shapes = f"{self.counts.shape} and {self.cooccurrence.shape}"
-            raise ValueError(f"there are {classes} class names, but counts and co-occurrence have shapes {shapes}")
+            raise ValueError(f"{counted(classes, 'class name')}, but counts and co-occurrence have shapes {shapes}")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -151,7 +151,9 @@ class Records:
         if len(set(lengths.values())) > 1:
             raise ValueError(f"the fields have different lengths: {lengths}")
         if self.states.shape[1] != len(self.label_space):
-            raise ValueError(f"there are {self.states.shape[1]} label columns, but {len(self.label_space)} class names")
+            raise ValueError(
+                f"{counted(self.states.shape[1], 'label column')}, but {counted(len(self.label_space), 'class name')}"
+            )
         invalid = sorted(set(self.split) - set(SPLITS))
         if invalid:
             raise ValueError(f"split {invalid[0]!r} must be one of {', '.join(SPLITS)}")
@@ -255,7 +257,7 @@ def describe(records: Records) -> str:
     without = int((np.diff(present.indptr) == 0).sum())
     lines = [
         str(records.origin) if records.origin else "",
-        f"{len(records):,} images: {splits}; {len(names):,} classes, "
+        f"{counted(len(records), 'image')}: {splits}; {counted(len(names), 'class', 'classes')}, "
         f"{present.nnz / max(len(records), 1):.1f} labels per image"
         + (f", {unknown:.1f} % unknown" if unknown else ""),
         _label_notes(records),
@@ -274,7 +276,7 @@ def _label_notes(records: Records) -> str:
     notes = [f"labels: {', '.join(parts)}"] if parts else []
     if records.group is not None:
         groups = len(set(records.group))
-        notes.append(f"{groups:,} {'group' if groups == 1 else 'groups'}")
+        notes.append(counted(groups, "group"))
     if records.weight is not None:
         notes.append(f"weights from {records.weight.min():g} to {records.weight.max():g}")
     return "; ".join(notes)
@@ -293,7 +295,8 @@ def _with_contradictions(origin: Origin | None, rows: Int[ndarray, "K"]) -> Orig
     if origin is None or not len(rows):
         return origin
     first = f" (first: row {origin.lines[rows[0]]})" if origin.lines is not None else ""
-    text = f"in {len(rows):,} images{first}, a class is present but its parent is absent; the parent is set to present"
+    images = f"{counted(len(rows), 'image')}{first}"
+    text = f"in {images}, a class is present but its parent is absent; the parent is set to present"
     return replace(origin, warnings=(*origin.warnings, text))
 
 

@@ -16,7 +16,7 @@ from probmcl.data.formats.table.sheet import Cell, Table, load, only_column
 from probmcl.data.options import DataChecks
 from probmcl.data.records import SPLITS, Records, Split
 from probmcl.data.stratify import stratify
-from probmcl.errors import DataError, OptionError, quoted
+from probmcl.errors import DataError, OptionError, counted, quoted
 
 LISTED = 5
 Sets = Sequence[Sequence[int]]  # sets of rows that must stay in one split
@@ -97,8 +97,8 @@ def folds(records: Records, k: int, *, seed: int = 0, together: Sets = ()) -> In
     count = len(np.unique(unit))
     if not 2 <= k <= count:
         remedy = f"choose 2 to {count} folds" if count > 1 else "cross-validation needs at least 2 units"
-        reason = f"{len(records)} images in {count} units (groups and duplicates are not divided)"
-        raise DataError(f"cannot split {reason} into {k} folds; {remedy}")
+        reason = f"{counted(len(records), 'image')} in {counted(count, 'unit')} (groups and duplicates are not divided)"
+        raise DataError(f"cannot split {reason} into {counted(k, 'fold')}; {remedy}")
     return 1 + _assign(records, unit, np.arange(len(records)), [1 / k] * k, seed=seed, keep=None)
 
 
@@ -153,7 +153,7 @@ def units_of(records: Records, together: Sets) -> Int[ndarray, "N"]:
         return np.arange(len(records))
     wrong = [row for rows in together for row in rows if not 0 <= row < len(records)]
     if wrong:
-        raise ValueError(f"together: row {wrong[0]} does not exist; there are {len(records)} images")
+        raise ValueError(f"together: row {wrong[0]} does not exist; the records have {counted(len(records), 'image')}")
     first: dict[str, int] = {}
     groups = [(first.setdefault(group, row), row) for row, group in enumerate(records.group or ())]
     return connected_sets(len(records), [*together, *groups])
@@ -212,8 +212,8 @@ def _cells_of_images(records: Records, path: Path, column: str, left_out: Collec
         if not rows and ignored.intersection(_possible_paths(name, path)):
             continue
         if not rows:
-            problem = f"{name.text!r} is not one of the {len(records):,} images; remove the row or correct the path"
-            raise DataError(f"{path}, row {name.line}: {problem}")
+            problem = f"{name.text!r} is not in the data ({counted(len(records), 'image')})"
+            raise DataError(f"{path}, row {name.line}: {problem}; remove the row or correct the path")
         for row in rows:
             first = cells.setdefault(row, value)
             if first.text != value.text:
@@ -222,7 +222,7 @@ def _cells_of_images(records: Records, path: Path, column: str, left_out: Collec
     missing = [str(image) for row, image in enumerate(records.paths) if row not in cells]
     if missing:
         listed = ", ".join(missing[:LISTED]) + (", …" if missing[LISTED:] else "")
-        problem = f"{len(missing):,} of {len(records):,} images are missing"
+        problem = f"{len(missing):,} of {counted(len(records), 'image')} {'is' if len(missing) == 1 else 'are'} missing"
         raise DataError(f"{path}: {problem}: {listed}; add a row with the {column} of each")
     return [cells[row] for row in range(len(records))]
 

@@ -14,6 +14,8 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 
+from probmcl.errors import counted
+
 if TYPE_CHECKING:
     from scipy.sparse import csc_array, csr_array
 
@@ -44,7 +46,9 @@ def stratify(
     ([4, 1], [8, 2])
     """
     if counts.shape[0] != len(sizes) or (sizes < 1).any():
-        raise ValueError(f"there are {counts.shape[0]} units, but {len(sizes)} sizes; each size must be at least 1")
+        raise ValueError(
+            f"{counted(counts.shape[0], 'unit')}, but {counted(len(sizes), 'size')}; each size must be at least 1"
+        )
     if not len(shares) or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6:
         raise ValueError(f"shares={list(shares)} must be positive and add up to 1")
     units = len(sizes) - max(0, len(stay) - 1)  # the units in `stay` fill only one part

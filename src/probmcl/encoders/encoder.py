@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probmcl.encoders.weights import load, pretrained
-from probmcl.errors import suggestion
+from probmcl.errors import counted, suggestion
 from probmcl.runtime import torchvision_compat  # noqa: F401  # before timm, which imports torchvision
 
 import timm  # isort: skip
@@ -71,7 +71,7 @@ class Encoder(nn.Module):
         if features.shape[1:] != (self.features,):
             shape = tuple(features.shape[1:])
             raise ValueError(
-                f"{self.name} returns features of shape {shape} instead of {self.features} pooled features; "
+                f"{self.name} returns features of shape {shape} instead of {counted(self.features, 'pooled feature')}; "
                 "choose another encoder"
             )
         return features
@@ -93,7 +93,8 @@ class Encoder(nn.Module):
         tokens = activation[:, self._count_prefix_tokens(activation) :]  # (N, h·w, K)
         side = math.isqrt(tokens.shape[1])
         if side**2 != tokens.shape[1] or side < 2:
-            raise ValueError(f"{self.name}: {tokens.shape[1]} tokens do not form a square map; choose another encoder")
+            tokens_do = counted(tokens.shape[1], "token does", "tokens do")
+            raise ValueError(f"{self.name}: {tokens_do} not form a square map; choose another encoder")
         # len(tokens) would make the batch size of an exported model constant.
         return tokens.transpose(1, 2).reshape(tokens.shape[0], -1, side, side)
 

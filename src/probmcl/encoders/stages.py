@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probmcl.encoders.encoder import MODEL_ERRORS, Encoder, PrecomputedFeatures
+from probmcl.errors import counted
 
 LEARNING_SHARE = 0.05
 """Minimum share of the parameters in and after the last stage; it keeps a final norm from counting as a stage."""
@@ -144,8 +145,8 @@ def with_stages(encoder: Encoder | PrecomputedFeatures, method: str, count: int 
     available = sum(stage.channels > 0 for stage in stages(encoder)[-count:])
     if available < count:
         raise ValueError(
-            f"{method} needs the input maps of the last {count} stages, but {encoder.name} has {available} at "
-            f"{encoder.image_size} pixels; choose another encoder or `image_size`"
+            f"{method} needs the input maps of the last {counted(count, 'stage')}, but {encoder.name} has {available} "
+            f"at {encoder.image_size} pixels; choose another encoder or `image_size`"
         )
     return encoder
 

@@ -51,10 +51,11 @@ def load(model: nn.Module, path: Path, cfg: dict[str, Any]) -> None:
         key for key in shapes.keys() | state.keys() if key not in state or shapes.get(key) != state[key].shape
     )
     if differing:
+        are, have = ("is", "has") if len(differing) == 1 else ("are", "have")
         raise WeightsError(
-            f"{path}: the weights do not fit {cfg['architecture']}: {len(differing)} of {len(shapes)} tensors are "
-            f"missing, unexpected or have a different shape ({', '.join(differing[:3])} …); use weights for this model "
-            "at this image size"
+            f"{path}: the weights do not fit {cfg['architecture']}: {len(differing)} of {len(shapes)} tensors {are} "
+            f"missing, unexpected or {have} a different shape ({', '.join(differing[:3])} …); use weights for this "
+            "model at this image size"
         )
     model.load_state_dict(state, strict=True)
 

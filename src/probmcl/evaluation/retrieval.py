@@ -5,6 +5,7 @@ import torch
 from jaxtyping import Bool, Float, Float32, Float64, Int
 from torch import Tensor
 
+from probmcl.errors import counted
 from probmcl.evaluation.entries import blocks, checked
 from probmcl.evaluation.metrics import precision_at_positives
 from probmcl.overlap import jaccard
@@ -62,7 +63,9 @@ def retrieval(
 
 def _refuse_embedding(embedding: Float[Tensor, "M D"], kept: Bool[Tensor, " N"]) -> None:
     if len(embedding) != len(kept):
-        raise ValueError(f"embedding has {len(embedding)} rows, but labels has {len(kept)}; expected one row per image")
+        raise ValueError(
+            f"embedding has {counted(len(embedding), 'row')}, but labels has {len(kept)}; expected one per image"
+        )
     invalid = kept & ~embedding.isfinite().all(1)
     if invalid.any():
         raise ValueError(f"embedding: row {int(invalid.nonzero()[0])} is not finite; leave that image out")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from probmcl.cost import rows as cost
 from probmcl.data.records import Records
-from probmcl.errors import OptionError, SettingsError
+from probmcl.errors import OptionError, SettingsError, counted
 from probmcl.files import json_line, load_tensors
 from probmcl.methods import METHODS, find_method
 from probmcl.run.budget import MAX_VIEWS, Costs, Plan, Planner
@@ -141,17 +141,20 @@ def planner(
         per_view = sum(job.epoch / job.n_views for job in trained)
         rounds = int((budget / SAFETY - fixed) // (per_view * round_views))
         if rounds < 1:
+            least = counted(round_views, "view of each image takes", "views of each image take")
             needed = rough_duration(60.0 * math.ceil(SAFETY * (fixed + per_view * round_views) / 60))
             raise SettingsError(
-                f"a budget of {rough_duration(budget)} is too small for {len(names)} methods and {seeds} seeds: "
-                f"{round_views} views of each image take about {needed}; increase it, or use fewer methods or seeds"
+                f"a budget of {rough_duration(budget)} is too small for "
+                f"{counted(len(names), 'method')} and {counted(seeds, 'seed')}: {least} about {needed}; increase it, "
+                f"or use fewer methods or seeds"
             )
         views = round_views * min(rounds, MAX_VIEWS // round_views)
         jobs = make(views)
         total_views = jobs[0].training.views
         message = (
-            f"plan: every method sees {total_views:,} images ({views} views of each image); {len(costs.jobs)} training "
-            f"jobs and {seeds} seeds take about {rough_duration(fixed + per_view * views)}"
+            f"plan: every method sees {total_views:,} images ({counted(views, 'view')} of each image); "
+            f"{counted(len(costs.jobs), 'training job')} and {counted(seeds, 'seed')} take about "
+            f"{rough_duration(fixed + per_view * views)}"
         )
         return Plan({job.key: job.training.epochs for job in jobs}, (message,), total_views)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from probmcl.errors import OptionError
+from probmcl.errors import OptionError, counted
 from probmcl.files import json_line, write_text
 from probmcl.tables import percent
 
@@ -142,13 +142,14 @@ class Comparison:
     @property
     def protocol(self) -> str:
         """The conditions of the comparison in one line."""
-        units = "images" if self.groups is None else f"{self.groups:,} groups"
+        units = "images" if self.groups is None else counted(self.groups, "group")
+        classes = counted(self.classes, "class", "classes")
         chance = "" if self.chance is None else f", chance mAP {percent(self.chance)}"
         conditions = (
-            f"{self.data}, test split: {self.test_images:,} images, {self.classes:,} classes{chance}",
+            f"{self.data}, test split: {counted(self.test_images, 'image')}, {classes}{chance}",
             self.encoder,
-            f"{self.images_seen:,} images seen",
-            "1 seed" if self.seeds == 1 else f"{self.seeds:,} seeds",
+            f"{counted(self.images_seen, 'image')} seen",
+            counted(self.seeds, "seed"),
             "untuned" if self.trials == 1 else f"best of {self.trials:,} trials on validation",
             f"intervals: 95 %, {self.draws:,} resamples of {units}",
         )

@@ -12,7 +12,7 @@ from numpy import ndarray
 
 from probmcl.data.formats.table.sheet import load, read_text
 from probmcl.data.labels import ROWS_AT_ONCE, LabelStates
-from probmcl.errors import DataError, quoted, suggestion
+from probmcl.errors import DataError, counted, quoted, suggestion
 
 HEADERS = (("data", "model"), ("from", "to"))
 """Headers that define the column order of a rename file; with other headers, the names in the data come first."""
@@ -105,7 +105,7 @@ def read_renames(
 def _read_table(path: Path, model: Sequence[str], data: Sequence[str]) -> list[tuple[str, str, str]]:
     table = load(path, lambda columns: len(columns) == 2, row="class")
     if len(table.columns) != 2:
-        columns = f"{len(table.columns)} columns ({quoted(table.columns)})"
+        columns = f"{counted(len(table.columns), 'column')} ({quoted(table.columns)})"
         raise DataError(f"{path}: expected two columns, the name in the data and the name in the model, got {columns}")
     first, second = table.columns
     if first in data and second in model:

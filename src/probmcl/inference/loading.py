@@ -15,7 +15,7 @@ from probmcl.data.images import Preprocessing
 from probmcl.data.options import DataSource
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder
-from probmcl.errors import RunError, suggestion
+from probmcl.errors import RunError, counted, suggestion
 from probmcl.inference.model import Model
 from probmcl.legacy import upgrade_tensor_names
 from probmcl.methods import METHODS, find_method
@@ -45,7 +45,8 @@ class _Labels:
 
     def __post_init__(self) -> None:
         if not self.names or len(set(self.names)) < len(self.names) or len(self.counts) != len(self.names):
-            raise ValueError(f"{len(self.names)} names and {len(self.counts)} counts; expected one of each per class")
+            names, counts = counted(len(self.names), "name"), counted(len(self.counts), "count")
+            raise ValueError(f"{names} and {counts}; expected one of each per class")
         parents_of(self.names, self.hierarchy)  # raises an error if the hierarchy has a cycle
 
 

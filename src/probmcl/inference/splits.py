@@ -11,7 +11,7 @@ import numpy as np
 
 from probmcl.data.image_files import equal_files
 from probmcl.data.records import SPLITS, Records, Split
-from probmcl.errors import DataError
+from probmcl.errors import DataError, counted
 from probmcl.run_folder import RunFolder
 
 
@@ -62,14 +62,16 @@ def copies(new: Iterable[str], old: Iterable[str]) -> dict[str, str]:
 
 def _warn(copied: Mapping[str, str], new: Sequence[str], images: int, trained: Collection[str]) -> None:
     if copied:
-        count = f"{sum(path in copied for path in new):,} of {images:,} images"
+        count = sum(path in copied for path in new)
+        are, them = ("is", "it") if count == 1 else ("are", "them")
         pair = " equals ".join(next(iter(copied.items())))
-        problem = f"are identical to images that this run was trained on ({pair}), so the scores are too high"
-        warnings.warn(f"{count} {problem}; remove them", stacklevel=2)
+        problem = f"{are} identical to images that this run was trained on ({pair}), so the scores are too high"
+        warnings.warn(f"{count:,} of {counted(images, 'image')} {problem}; remove {them}", stacklevel=2)
     others = [path for path in new if path not in copied]
     same_name = [path for path in others if os.path.basename(path) in trained]  # noqa: PTH119
     if same_name:
-        count = f"{len(same_name):,} of {len(others):,} new images"
-        problem = f"have the same file name as an image that this run was trained on ({same_name[0]})"
-        remedy = "if they show the same image, the scores are too high; remove them"
-        warnings.warn(f"{count} {problem}; {remedy}", stacklevel=2)
+        have, they, them = ("has", "it shows", "it") if len(same_name) == 1 else ("have", "they show", "them")
+        problem = f"{have} the same file name as an image that this run was trained on ({same_name[0]})"
+        remedy = f"if {they} the same image, the scores are too high; remove {them}"
+        share = f"{len(same_name):,} of {counted(len(others), 'new image')}"
+        warnings.warn(f"{share} {problem}; {remedy}", stacklevel=2)

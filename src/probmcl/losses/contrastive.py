@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from probmcl.errors import check_range
+from probmcl.errors import check_range, counted
 from probmcl.losses.binary import Reduction, reduce_rows
 from probmcl.mixture import IsotropicMixture
 from probmcl.runtime.precision import at_least_float32, full_precision
@@ -77,7 +77,8 @@ def is_self(matrix: Float[Tensor, "M P"], self_column: Int[Tensor, "M"] | None) 
     rows, columns = matrix.shape
     if self_column is None:
         if rows != columns:
-            raise ValueError(f"`self_column` is required for a matrix with {rows} rows and {columns} columns")
+            size = f"{counted(rows, 'row')} and {counted(columns, 'column')}"
+            raise ValueError(f"`self_column` is required for a matrix with {size}")
         self_column = torch.arange(rows, device=matrix.device)
     return self_column[:, None] == torch.arange(columns, device=matrix.device)
 

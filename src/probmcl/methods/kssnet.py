@@ -72,7 +72,7 @@ class KSSNet(LogitClassifier):
     presets = {"default": Config()}  # noqa: RUF012  # read, never written
     files = ("knowledge", "vectors")
     origin = Origin("partly reconstructed", "wang2020kssnet")
-    probe_note = "the probe sees the encoder without its lateral connections (docs/methods/kssnet.md)"
+    probe_note = "the probe sees the encoder without its lateral connections"
     needs_maps = True
     encoder: Encoder
     graph: Float[Tensor, "C C"]

@@ -71,7 +71,7 @@ class PLA(Classifier):
     n_views = 1
     presets = {"default": Config(), "paper": PAPER}  # noqa: RUF012  # read, never written
     origin = Origin("authors' code", "yazici2020orderless", ("paper",))
-    note = "pla emits a set of labels; its mAP uses scores derived from this set (docs/methods/pla.md)"
+    note = "pla emits a set of labels; its mAP (our definition) ranks emitted labels above all others, by probability"
     emits_set = True
     needs_maps = True
     encoder: Encoder

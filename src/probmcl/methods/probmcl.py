@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder
-from probmcl.errors import check_range
+from probmcl.errors import check_range, counted
 from probmcl.losses import balanced_weight, contrastive, negative_log_likelihood, objective, positives
 from probmcl.losses.binary import Reduction
 from probmcl.losses.per_label import present
@@ -145,7 +145,8 @@ class ProbMCL(Classifier):
         if c.target == "feature":
             warnings.warn(
                 "probmcl with target 'feature' (the paper's z = h) collapsed in all of our trials: the gradient of the "
-                "likelihood is thousands of times larger than that of the contrastive loss; see docs/decisions/0002",
+                "likelihood is thousands of times larger than that of the contrastive loss; the default settings avoid "
+                "this",
                 stacklevel=2,
             )
 
@@ -243,7 +244,7 @@ def _network(features: int, classes: int, c: Config) -> MixtureDensityNetwork:
     dim = c.dim or c.mean_size or target_size or features
     if target_size is not None and dim != target_size:
         raise ValueError(
-            f"target {c.target!r} has {target_size} dimensions, but the mixture has {dim}; "
+            f"target {c.target!r} has {counted(target_size, 'dimension')}, but the mixture has {dim}; "
             f"set {'mean_size' if c.mean_size else 'dim'} to {target_size}, or target to 'none'"
         )
     return MixtureDensityNetwork(

@@ -11,6 +11,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from probmcl.errors import counted
 from probmcl.runtime.precision import at_least_float32, full_precision, to_float64
 
 Activation = Literal["relu", "none"]
@@ -70,7 +71,7 @@ class IsotropicMixture:
         tensor([0.2420])
         """
         if z.shape[1] != self.dim:
-            raise ValueError(f"z has {z.shape[1]} dimensions, but the mixture has {self.dim}")
+            raise ValueError(f"z has {counted(z.shape[1], 'dimension')}, but the mixture has {self.dim}")
         if self.has_vector_means:
             squared_distance = (z[:, None] - self.mean).square().sum(2)
         else:
@@ -199,11 +200,8 @@ def check_same_space(p: IsotropicMixture, q: IsotropicMixture) -> None:
     """Raise ValueError if two sets of mixtures differ in dimension or number of components."""
     sizes = [(m.variance.shape[1], m.dim) for m in (p, q)]
     if sizes[0] != sizes[1]:
-        raise ValueError(
-            "cannot compare mixtures of {} components in {} dimensions with mixtures of {} components in {}".format(
-                *sizes[0], *sizes[1]
-            )
-        )
+        one, other = (f"{counted(c, 'component')} in {counted(dim, 'dimension')}" for c, dim in sizes)
+        raise ValueError(f"cannot compare mixtures of {one} with mixtures of {other}")
 
 
 def log_norms(p: IsotropicMixture) -> Float[Tensor, "M C"]:

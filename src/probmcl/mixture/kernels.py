@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import logsigmoid
 
+from probmcl.errors import counted
 from probmcl.mixture.density import Initialization, floored_variance, initialize_as_paper, slices, variance_term
 from probmcl.runtime.precision import at_least_float32, full_precision, to_float64
 
@@ -66,7 +67,7 @@ class KernelMixture:
         The result is float64, because the sum over dimensions can reach thousands and its decimals matter.
         """
         if z.shape[1] != self.dim:
-            raise ValueError(f"z has {z.shape[1]} dimensions, but the kernels have {self.dim}")
+            raise ValueError(f"z has {counted(z.shape[1], 'dimension')}, but the kernels have {self.dim}")
         z, mean, variance = to_float64(z), to_float64(self.mean), to_float64(self.variance)
         if self.repeats == 1:
             return -0.5 * ((z[:, None] - mean).square() / variance).sum(2)
@@ -158,7 +159,7 @@ def kernel_bhattacharyya(
     q = q or p
     if (p.mean.shape[1:], p.dim) != (q.mean.shape[1:], q.dim):
         raise ValueError(
-            f"cannot compare kernels of shape {tuple(p.mean.shape[1:])} in {p.dim} dimensions "
+            f"cannot compare kernels of shape {tuple(p.mean.shape[1:])} in {counted(p.dim, 'dimension')} "
             f"with kernels of shape {tuple(q.mean.shape[1:])} in {q.dim}"
         )
     label = present.nonzero()[:, 1]

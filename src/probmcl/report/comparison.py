@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from probmcl.console import Console
-from probmcl.errors import RunWarning
+from probmcl.errors import RunWarning, counted
 from probmcl.experiments.results import Comparison, Row
 from probmcl.files import write_text
 from probmcl.report import comparison_plot, comparison_tables
@@ -72,7 +72,7 @@ def verdict(comparison: Comparison) -> str:
 
 
 def _probe(comparison: Comparison) -> str:
-    return f"{_scores(comparison, comparison.frozen)} on {comparison.test_images:,} test images"
+    return f"{_scores(comparison, comparison.frozen)} on {counted(comparison.test_images, 'test image')}"
 
 
 def _scores(comparison: Comparison, row: Row) -> str:
@@ -145,9 +145,9 @@ def _best_is_better(comparison: Comparison) -> Iterator[str]:
     alone = "the only method with results" if comparison.left_out else "the only method"
     among = f"the best of {len(methods)} methods on validation" if others else alone
     yield (
-        f"{_label(best)}, {among}, is significantly better than the linear probe on {comparison.test_images:,} test "
-        f"images: {_scores(comparison, best)}, versus mAP {mean_and_interval(frozen)}, AUROC "
-        f"{percent(frozen.macro_auroc)}, a gain of {_gain(best, methods)} in mAP."
+        f"{_label(best)}, {among}, is significantly better than the linear probe on "
+        f"{counted(comparison.test_images, 'test image')}: {_scores(comparison, best)}, versus mAP "
+        f"{mean_and_interval(frozen)}, AUROC {percent(frozen.macro_auroc)}, a gain of {_gain(best, methods)} in mAP."
     )
     yield from _against_the_best(others)
     yield _recommendation(best, others)
@@ -214,9 +214,9 @@ def _limitations(comparison: Comparison) -> Iterator[str]:
     if comparison.trials == 1:
         yield "The methods are untuned: each had one learning rate and weight decay, and tuning may change their order."
     if comparison.test_images < MIN_IMAGES:
-        yield f"There are only {comparison.test_images:,} test images."
+        yield _only(comparison.test_images, "test image", "test images")
     if comparison.groups is not None and comparison.groups < MIN_GROUPS:
-        yield f"There are only {comparison.groups:,} groups of test images."
+        yield _only(comparison.groups, "group of test images", "groups of test images")
     if not comparison.methods:
         return
     best, frozen = comparison.methods[0], comparison.frozen
@@ -234,6 +234,10 @@ def _limitations(comparison: Comparison) -> Iterator[str]:
         yield "Some intervals exclude 0 although p is not small: only p is corrected for the number of methods."
     if partly := [row for row in comparison.methods if row.fidelity.startswith("partly reconstructed")]:
         yield f"Partly reconstructed, so results may differ from the original implementation: {_join(partly)}."
+
+
+def _only(number: int, noun: str, plural: str) -> str:
+    return f"There {'is' if number == 1 else 'are'} only {counted(number, noun, plural)}."
 
 
 def _is_corrected_away(row: Row) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 from probmcl.cost.paper import PaperNetwork
 from probmcl.cost.rows import CostRow
 from probmcl.cost.speed import Speed
+from probmcl.errors import counted
 from probmcl.tables import MISSING, Column, Table
 
 
@@ -39,7 +40,7 @@ def cost_tables(rows: Sequence[CostRow]) -> list[Table]:
     tables = []
     for (encoder, size, classes), group in itertools.groupby(rows, lambda r: (r.encoder, r.image_size, r.classes)):
         together, name = tuple(group), Column.of_names("method")
-        title = f"{encoder}{f', {size} px' if size else ''}, {classes} class{'es' if classes > 1 else ''}"
+        title = f"{encoder}{f', {size} px' if size else ''}, {counted(classes, 'class', 'classes')}"
         cells = [[row.method, *_counted(row)] for row in together]
         tables.append(Table(title, [name, *COUNTED], cells, notes=_problems(together)))
         speeds = [(row.method, row.speed) for row in together if row.speed]

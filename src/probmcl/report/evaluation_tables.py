@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from probmcl.errors import counted
 from probmcl.headline import LEGEND, headline
 from probmcl.tables import MISSING, Column, Table, percent
 
@@ -13,8 +14,9 @@ MAX_ROWS = 20  # most classes or values in a table; the JSON file has all of the
 
 def summary(result: Mapping[str, Any]) -> str:
     """Return the scores of a split in one line."""
-    groups = f"{result['groups']:,} groups by the {result['aggregate']} of " if result.get("aggregate") else ""
-    return f"{groups}{result['images']:,} {result['split']} images: {headline(result)}"
+    groups = f"{counted(result['groups'], 'group')} by the {result['aggregate']} of " if result.get("aggregate") else ""
+    images = counted(result["images"], f"{result['split']} image")
+    return f"{groups}{images}: {headline(result)}"
 
 
 def decision_rules(result: Mapping[str, Any]) -> Table:
@@ -65,7 +67,8 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     """Return the lines below the tables: notes, scores over all classes, levels, and classes that are not scored."""
     texts = [*(f"note: {note}" for note in _notes(result)), decisions_line(result)]
     if result.get("mAP_interval") is not None:
-        texts.append(f"intervals: 95 %, bootstrap with {result['draws']:,} resamples of {result['resampled']}")
+        resamples = counted(result["draws"], "resample")
+        texts.append(f"intervals: 95 %, bootstrap with {resamples} of {result['resampled']}")
     for number, part in result.get("levels", {}).items():
         texts.append(f"level {number}: {headline({**part, 'images': result['images']})}")
     scored = {name: ap for name, ap in result["ap"].items() if ap is not None}
@@ -77,7 +80,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     for side in ("model", "data"):
         names = result[f"classes_only_in_{side}"]
         if names:
-            texts.append(f"not scored: {_count(len(names), 'class', 'classes')} only in the {side} ({_first(names)})")
+            texts.append(f"not scored: {counted(len(names), 'class', 'classes')} only in the {side} ({_first(names)})")
     return texts
 
 
@@ -86,7 +89,7 @@ def decisions_line(result: Mapping[str, Any]) -> str:
     decisions = result["decisions"]
     shares = {"macro F1": "macro_F1", "micro F1": "micro_F1", "sample F1": "sample_F1", "Hamming loss": "hamming_loss"}
     parts = [f"{name} {percent(decisions[key])}" for name, key in shares.items()]
-    fully_known = f"({decisions['images_fully_known']:,} images with all labels known)"
+    fully_known = f"({counted(decisions['images_fully_known'], 'image')} with all labels known)"
     parts.append(f"subset accuracy {percent(decisions['subset_accuracy'])} {fully_known}")
     return f"at probability > {decisions['threshold']}: {', '.join(parts)}"
 
@@ -94,20 +97,16 @@ def decisions_line(result: Mapping[str, Any]) -> str:
 def _notes(result: Mapping[str, Any]) -> list[str]:
     notes = [result["note"]] if "note" in result else []
     if all_positive := result["classes_without_negatives"]:
-        classes = _count(len(all_positive), "class", "classes")
+        classes = counted(len(all_positive), "class", "classes")
         notes.append(f"not scored: {classes} without a known negative ({_first(all_positive)})")
     skipped = [f"{image['path']} ({image['reason']})" for image in result.get("skipped", ())]
     if skipped:
-        notes.append(f"skipped {_count(len(skipped), 'unreadable image', 'unreadable images')}: {_first(skipped)}")
+        notes.append(f"skipped {counted(len(skipped), 'unreadable image')}: {_first(skipped)}")
     return notes
 
 
 def _interval(interval: Sequence[float] | None) -> str:
     return MISSING if interval is None else "–".join(map(percent, interval))
-
-
-def _count(number: int, singular: str, plural: str) -> str:
-    return f"1 {singular}" if number == 1 else f"{number:,} {plural}"
 
 
 def _first(names: Sequence[str]) -> str:

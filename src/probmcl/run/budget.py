@@ -9,6 +9,7 @@ from torch import Tensor
 
 from probmcl.cost.speed import random_batch, seconds_per_row, seconds_per_step
 from probmcl.data.records import SPLITS
+from probmcl.errors import counted
 from probmcl.methods.base import Method
 from probmcl.run.batches import ActivationCache
 from probmcl.run.workspace import Workspace
@@ -99,16 +100,12 @@ def plan_epochs(costs: Costs, spent: float, budget: float | None) -> Plan:
 
 def _plan(shared: float, jobs: Sequence[JobCost], epochs: Mapping[str, int]) -> Plan:
     parts = [
-        f"{job.title}, {_plural(epochs[job.key], 'epoch')} of {_plural(job.n_views, 'view')} "
+        f"{job.title}, {counted(epochs[job.key], 'epoch')} of {counted(job.n_views, 'view')} "
         f"({rough_duration(epochs[job.key] * job.epoch)})"
         for job in jobs
     ]
     total = shared + sum(epochs[job.key] * job.epoch + job.once for job in jobs)
     return Plan(epochs, (f"plan: {'; '.join(parts)}; about {rough_duration(total)} with probes and test",))
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _left_out(jobs: Sequence[JobCost], budget: float) -> tuple[str, ...]:

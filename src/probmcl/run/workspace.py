@@ -18,6 +18,7 @@ from probmcl.data.cache import ImageCache, open_cache
 from probmcl.data.images import Preprocessing
 from probmcl.data.records import LabelSpace, Records, Split
 from probmcl.encoders import Encoder, PrecomputedFeatures, describe_encoder, split_encoder
+from probmcl.errors import counted
 from probmcl.files import load_tensors
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, LinearClassifier, Method
@@ -147,12 +148,14 @@ class Workspace:
     def _describe_data(self) -> None:
         images = len(self.records.rows("train"))
         if self.settings.encoder.weights is None and images < MIN_TRAINING_IMAGES:
-            self.console.print(f"note: random weights and {images:,} training images; pretrained weights are better")
+            self.console.print(
+                f"note: random weights and {counted(images, 'training image')}; pretrained weights are better"
+            )
         splits: tuple[Split, Split] = ("val", "test")
         counts = {split: len(self.records.rows(split)) for split in splits}
-        small = [f"{count:,} {split}" for split, count in counts.items() if count < MIN_EVAL_IMAGES]
+        small = [counted(count, f"{split} image") for split, count in counts.items() if count < MIN_EVAL_IMAGES]
         if small:
-            self.console.print(f"note: only {' and '.join(small)} images; differences of a few points are noise")
+            self.console.print(f"note: only {' and '.join(small)}; differences of a few points are noise")
 
     def _describe_tuning(self) -> None:
         backbone, cache = self.backbone, self.batches

@@ -58,7 +58,7 @@ def process_group(device: str | None = None) -> Iterator[None]:
 def _local_gpu() -> int:
     rank, gpus = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
     if rank >= gpus:
-        raise ValueError(f"no GPU for process {rank} (found {gpus} GPUs); run torchrun with nproc-per-node={gpus}")
+        raise ValueError(f"no GPU for process {rank} (GPUs found: {gpus}); run torchrun with nproc-per-node={gpus}")
     return rank
 
 

@@ -65,7 +65,7 @@ class FeatureBatches:
         weights: Float[ndarray, "N"] | None = None,
     ) -> None:
         if n_views > len(features):
-            raise ValueError(f"{n_views} views per image are required, but only {len(features)} are stored")
+            raise ValueError(f"views per image: {n_views} required, but only {len(features)} stored")
         self.features, self.labels, self.known, self.seed, self.n_views = features, labels, known, seed, n_views
         self.order = Order(
             np.arange(features.shape[1]),

@@ -65,7 +65,7 @@ def test_copies_within_a_class_are_merged(tmp_path: Path) -> None:
     fill(tmp_path, cat__1_dot_jpg="a", cat__2_dot_jpg="a", dog__1_dot_jpg="b")
     records = read_folders(tmp_path)
     assert len(records) == 2
-    assert str(records.origin).endswith("0 in several classes (links or copies); 1 copies within a class left out")
+    assert str(records.origin).endswith("0 in several classes (links or copies); 1 copy within a class left out")
 
 
 def test_split_folders_contain_class_folders(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def test_lists_of_image_sets_are_splits(tmp_path: Path) -> None:
     assert summary(records, tmp_path) == {"JPEGImages/0.jpg": "train +-", "JPEGImages/1.jpg": "val -?"}
     description = str(records.origin)
     assert "2 XML files\n  splits from ImageSets/Main/{train,val,test}.txt" in description
-    assert "test.txt left out: its 2 images have no XML files" in description
+    assert "test.txt left out: no XML file for its 2 images" in description
     assert "images in no list left out: 2" in description
     (tmp_path / "ImageSets" / "Main" / "train.txt").unlink()
     (tmp_path / "ImageSets" / "Main" / "val.txt").unlink()

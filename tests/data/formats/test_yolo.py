@@ -130,7 +130,7 @@ def test_split_without_text_files_is_left_out(tmp_path: Path) -> None:
     yaml = YAML.format(train="images/train", val="images/val", test="images/test")
     records = read(write_layout(ultralytics(tmp_path, yaml), "images/test/1.jpg images/test/2.jpg", {}), seed=None)
     assert "test" not in records.split
-    assert "test left out: none of its 2 images has a text file" in str(records.origin)
+    assert "test left out: no text file for its 2 images" in str(records.origin)
     assert records.origin is not None
     assert records.origin.unlabeled == (str(tmp_path / "images" / "test"),)
 
@@ -158,7 +158,7 @@ def test_invalid_lines_are_refused(tmp_path: Path, line: str, message: str) -> N
 @pytest.mark.parametrize(
     ("yaml", "message"),
     [
-        ("names: [cat, dog]\nnc: 3\n", "nc is 3, but there are 2 names"),
+        ("names: [cat, dog]\nnc: 3\n", "nc is 3, but names has 2 entries"),
         ("names: {cat: 0, dog: 1}\nnc: 2\n", "the class index 'cat' must be a whole number"),
         ("names: [cat, cat]\nnc: 2\n", "classes 0 and 1 are both named 'cat'"),
         ("names: 2\nnc: 2\n", "expected `names:` with a list"),

@@ -14,7 +14,7 @@ from numpy import ndarray
 
 from probmcl.data.image_files import named_images
 from probmcl.data.records import Missing, Origin, Records, Split
-from probmcl.errors import DataError
+from probmcl.errors import DataError, counted
 
 Level = Literal["L1", "L2", "L3"]
 
@@ -83,7 +83,7 @@ def _read_table(table: Path, depth: int) -> tuple[list[str], list[str], Float[nd
     labels = np.zeros((len(lines), len(columns)), dtype=np.float32)
     for row, line in enumerate(lines):
         if len(line) != len(header):
-            fields = f"{len(line)} cells, but {len(header)} columns"
+            fields = f"{counted(len(line), 'cell')}, but {counted(len(header), 'column')}"
             raise DataError(f"{table}, row {row + 2}: {fields}; use the released table")
         for name, cell in zip(header[1:], line[1:], strict=True):
             if cell not in ("0", "1"):

@@ -9,7 +9,7 @@ from probmcl.data.formats.annotations import label_states
 from probmcl.data.image_files import SPLIT_FOLDERS, equal_files, images_below, is_image, subfolders
 from probmcl.data.labels import State
 from probmcl.data.records import NO_LABELS, Missing, Origin, Records, Split
-from probmcl.errors import DataError, listing
+from probmcl.errors import DataError, counted, listing
 from probmcl.run_folder import is_run
 
 NOT_A_CLASS = re.compile(
@@ -99,9 +99,9 @@ def _describe(layout: _Layout, names: list[str], images: list[list[_File]]) -> s
     repeated = sum(len(copies) - len({file.label for file in copies}) for copies in images)
     splits = [f"{name}/" for name in layout.classes if name]
     parts = [f"one folder per class ({listing(map(repr, names))})"]
-    parts += [f"splits {', '.join(splits)}"] if splits else []
-    parts.append(f"{len(images):,} images, {several:,} in several classes (links or copies)")
-    parts += [f"{repeated:,} copies within a class left out"] if repeated else []
+    parts += [f"{'split' if len(splits) == 1 else 'splits'} {', '.join(splits)}"] if splits else []
+    parts.append(f"{counted(len(images), 'image')}, {several:,} in several classes (links or copies)")
+    parts += [f"{counted(repeated, 'copy', 'copies')} within a class left out"] if repeated else []
     parts += [f"ignored run folders: {listing(f'{name}/' for name in layout.runs)}"] if layout.runs else []
     unused = [f"{NO_LABELS}: {listing(map(str, layout.unlabeled))}"] if layout.unlabeled else []
     return "\n".join(["; ".join(parts), *unused])

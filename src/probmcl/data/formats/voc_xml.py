@@ -10,7 +10,7 @@ from probmcl.data.formats.table.sheet import read_text
 from probmcl.data.image_files import is_file, split_folders, walk
 from probmcl.data.labels import State
 from probmcl.data.records import Missing, Origin, Records, Split
-from probmcl.errors import DataError
+from probmcl.errors import DataError, counted
 
 FOLDERS = ("Annotations", "annotations")
 LISTS: tuple[tuple[str, Split], ...] = (("train", "train"), ("val", "val"), ("test", "test"))
@@ -57,7 +57,7 @@ def read_voc_xml(folder: Path, *, missing: Missing = "error") -> Records:
     )
     notes += ["difficult labels are unknown"] if any(State.UNKNOWN in states.values() for states in labels) else []
     notes += [] if lists else [others_left_out(paths)]
-    description = "\n".join([f"PASCAL VOC, {len(labels):,} XML files", *filter(None, notes)])
+    description = "\n".join([f"PASCAL VOC, {counted(len(labels), 'XML file')}", *filter(None, notes)])
     splits = [annotation.split for annotation in annotations]
     return Records.from_labels(names, paths, splits, label_states(names, labels), origin=Origin(folder, description))
 
@@ -115,7 +115,7 @@ def _listed(lists: Mapping[Split, Path], annotations: list[_Annotation]) -> tupl
         if absent and len(absent) < len(ids):
             share = f"{len(absent):,} of {len(ids):,} missing"
             raise DataError(f"{path}: image {absent[0]!r} has no XML file ({share}); add it, or remove the line")
-        notes += [f"{path.name} left out: its {len(ids):,} images have no XML files"] if absent else []
+        notes += [f"{path.name} left out: no XML file for its {counted(len(ids), 'image')}"] if absent else []
         for image in [] if absent else ids:
             if image in listed:
                 both = f"is in {listed[image].split} and in {split}"

@@ -9,7 +9,7 @@ from probmcl.data.formats.yolo_config import Config, config_files, names_file, r
 from probmcl.data.image_files import IMAGE_SUFFIXES, images_below, refuse_absent, split_folders, walk
 from probmcl.data.labels import State
 from probmcl.data.records import Missing, Origin, Records, Split
-from probmcl.errors import DataError
+from probmcl.errors import DataError, counted
 
 REMEDY = "copy the images there, or remove their annotations"
 
@@ -40,7 +40,7 @@ def read_yolo(path: Path, *, missing: Missing = "error") -> Records:
         images = [image for source in sources for image in _images(source, config.file.parent, missing)]
         files = [_label_file(image) for image in images]
         if not any(files):
-            notes.append(f"{split} left out: none of its {len(images):,} images has a text file")
+            notes.append(f"{split} left out: no text file for its {counted(len(images), 'image')}")
             unlabeled += [str(source) for source in sources]
             continue
         labels += [{} if file is None else _labels(file, config) for file in files]
@@ -49,7 +49,7 @@ def read_yolo(path: Path, *, missing: Missing = "error") -> Records:
     if not paths:
         raise DataError(f"{config.file}: no image has a text file; expected the folder labels/ next to images/")
     names = list(config.names.values())
-    description = "\n".join([f"YOLO, {len(names):,} names from {config.file.name}", *notes])
+    description = "\n".join([f"YOLO, {counted(len(names), 'name')} from {config.file.name}", *notes])
     origin = Origin(path, description, unlabeled=tuple(unlabeled))
     return Records.from_labels(names, paths, splits, label_states(names, labels), origin=origin)
 

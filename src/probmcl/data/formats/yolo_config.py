@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from probmcl.data.formats.table.sheet import read_text
 from probmcl.data.image_files import SPLIT_FOLDERS, split_folders
 from probmcl.data.records import SPLITS, Split
-from probmcl.errors import DataError
+from probmcl.errors import DataError, counted
 
 SUFFIXES = (".yaml", ".yml")
 NAMES_FILES = ("classes.txt", "labels/classes.txt", "obj.names")
@@ -81,7 +81,8 @@ def _names(file: Path, content: Mapping[str, Any]) -> dict[int, str]:
     if wrong:
         raise DataError(f"{file}: names: the class index {wrong[0]!r} must be a whole number, such as 0")
     if str(content.get("nc", len(by_index))) != str(len(by_index)):
-        raise DataError(f"{file}: nc is {content['nc']}, but there are {len(by_index)} names; correct one of them")
+        entries = counted(len(by_index), "entry", "entries")
+        raise DataError(f"{file}: nc is {content['nc']}, but names has {entries}; correct one of them")
     return _unique(file, dict(sorted((int(index), str(name)) for index, name in by_index.items())))
 
 

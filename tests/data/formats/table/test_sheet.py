@@ -121,7 +121,7 @@ def test_long_header_and_long_cell(write: Write) -> None:
     ("text", "part"),
     [
         ("filename,labels\n1.jpg,cat\n2.jpg,cat,dog\n", "row 3: 3 cells, but 2 columns; quote cells"),
-        ("filename,labels\n1.jpg\n", "row 2: 1 cells, but 2 columns"),
+        ("filename,labels\n1.jpg\n", "row 2: 1 cell, but 2 columns"),
         ('filename,labels\n1.jpg,cat\n2.jpg,"cat\n', "row 3"),
         ("filename,labels\n", "no rows"),
         ("", "no rows"),
@@ -162,7 +162,7 @@ def test_dates_and_numbers_in_a_sheet(write: Write) -> None:
     table.write_bytes(workbook({"Labels": [["id", "tags"], [7, date(2024, 3, 1)], [8.0, "dog"]]}))
     records = read(table, seed=None)
     assert labels_of(records) == [{"2024-03-01"}, {"dog"}]
-    assert "labels '2024-03-01' look like dates or numbers that Excel changed" in str(records.origin)
+    assert "label '2024-03-01' looks like a date or number that Excel changed" in str(records.origin)
     table.write_bytes(workbook({"Labels": [["file", "tags"], [date(2024, 3, 1), "cat"], ["0008.jpg", "dog"]]}))
     refused(table, "row 2: '2024-03-01' does not exist", "Excel")
 
@@ -174,7 +174,7 @@ def test_file_that_is_not_a_workbook_is_refused(write: Write) -> None:
 @pytest.mark.parametrize("label", ["1-Mar", "Mar-02", "1.2E+15", "01.03.2024"])
 def test_labels_that_excel_changed_are_reported(write: Write, label: str) -> None:
     records = read(write(f"file,tags\n1.jpg,{label}\n2.jpg,SEPT9\n"), seed=None)
-    assert f"labels '{label}' look like dates or numbers that Excel changed" in str(records.origin)
+    assert f"label '{label}' looks like a date or number that Excel changed" in str(records.origin)
 
 
 def test_table_with_as_many_rows_as_excel_allows_is_reported(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,7 +237,7 @@ def test_delimiter_at_the_end_of_a_line(write: Write, text: str) -> None:
 
 
 def test_missing_cell_is_refused_if_the_header_ends_in_a_delimiter(write: Write) -> None:
-    refused(write("file,tags,\n1.jpg\n2.jpg,dog\n"), "row 2: 1 cells, but 3 columns")
+    refused(write("file,tags,\n1.jpg\n2.jpg,dog\n"), "row 2: 1 cell, but 3 columns")
 
 
 def test_decimal_commas(write: Write) -> None:

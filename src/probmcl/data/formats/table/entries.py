@@ -16,7 +16,7 @@ from probmcl.data.formats.table.sheet import Table
 from probmcl.data.label_policy import BLANK, CROSSES, LabelPolicy, flag_value, holds_flags, meaning_notes
 from probmcl.data.labels import State
 from probmcl.data.options import ReadOptions
-from probmcl.errors import DataError, OptionError, Question, Reading, listing
+from probmcl.errors import DataError, OptionError, Question, Reading, counted, listing
 
 T = TypeVar("T")
 
@@ -198,9 +198,10 @@ def _ask_about_minus_one(table: Table, names: Sequence[str], counts: Int[ndarray
     absent = policy.blank_states(names, default="unknown")[counts[:, BLANK] > 0] == State.ABSENT
     defined = policy.minus_one or not set(uncertain) - set(policy.minus_one_of)
     if not defined and not absent.any() and not counts[:, State.ABSENT].any():
+        columns, have = ("column", "has") if len(uncertain) == 1 else ("columns", "have")
         raise Question(
-            f"{table.path}: columns {listing(map(repr, uncertain))} have 1s and -1s, and no column has a 0; does -1 "
-            f"mean absent or unknown?",
+            f"{table.path}: {columns} {listing(map(repr, uncertain))} {have} 1s and -1s, and no column has a 0; does "
+            f"-1 mean absent or unknown?",
             _meanings("minus_one", "-1"),
         )
 
@@ -305,7 +306,7 @@ def _last(parts: Sequence[Part], size: int) -> Part:
 
 
 def _describe(layout: str, lists: Lists, notes: list[str]) -> str:
-    count = f"{len(lists.names):,} {'label' if len(lists.names) == 1 else 'labels'}"
+    count = counted(len(lists.names), "label")
     head, *meanings = lists.description.split("; ")
     return "; ".join([f"{layout}, {head}, {count}", *meanings, *notes])
 

@@ -17,7 +17,7 @@ from probmcl.data.formats.table.label_names import (
 )
 from probmcl.data.formats.table.sheet import LIST_ITEM, Table, read_text
 from probmcl.data.options import ReadOptions
-from probmcl.errors import DataError, OptionError, Question, Reading, quoted, suggestion
+from probmcl.errors import DataError, OptionError, Question, Reading, counted, quoted, suggestion
 
 CLASSES = "classes.txt"
 REMEDY = f"You can also list the classes in a {CLASSES} next to the table, or separate labels by |"
@@ -320,7 +320,8 @@ def _mismatch_message(cells: _Cells, classes: tuple[str, ...], separator: str | 
     text, wrong = next((text, item) for text, items in lists.items() for item in items if item not in valid)
     problem = f"is not in {CLASSES}; {suggestion(wrong, classes)}"
     if numbers:
-        problem = f"is not an index into {CLASSES}, whose {len(classes)} classes have indices 0 to {len(classes) - 1}"
+        indices = counted(len(classes), "class has index 0", f"classes have indices 0 to {len(classes) - 1}")
+        problem = f"is not an index into {CLASSES}, whose {indices}"
     return f"{cells.where(text)}: {wrong!r} {problem}"
 
 

@@ -12,7 +12,7 @@ from probmcl.data.formats.table.entries import Entries, Images, repeated
 from probmcl.data.formats.table.sheet import Table
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.options import Annotators
-from probmcl.errors import DataError, Question, Reading
+from probmcl.errors import DataError, Question, Reading, counted
 
 ANNOTATORS = {
     "majority": "the majority decides, and ties are unknown",
@@ -85,8 +85,8 @@ def _voted(
         both = " and ".join(f"{table.lines[row]} ({table.texts(column)[row]})" for row in rows)
         count = len(np.unique(disputed[:, 0]))
         raise Question(
-            f"{table.path}: the annotators in column {column!r} disagree on {count:,} "
-            f"{'image' if count == 1 else 'images'}, for example on {names[k]!r} in rows {both}; how should their "
+            f"{table.path}: the annotators in column {column!r} disagree on "
+            f"{counted(count, 'image')}, for example on {names[k]!r} in rows {both}; how should their "
             f"labels be merged?",
             [Reading(meaning, {"annotators": name}) for name, meaning in ANNOTATORS.items()],
         )

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from probmcl.data.formats.table.sheet import Table, named
 from probmcl.data.image_files import is_file, is_image, walk
 from probmcl.data.records import Missing
-from probmcl.errors import DataError, OptionError, listing, quoted
+from probmcl.errors import DataError, OptionError, counted, listing, quoted
 
 PATH = (
     *("filename", "file_name", "filepath", "file_path", "file", "path", "image", "image_path", "imagepath"),
@@ -240,7 +240,7 @@ def find_images(table: Table, column: str, index: FileIndex, missing: Missing) -
     counts = Counter(
         how for _, how in dict.fromkeys((paths[0], how) for paths, how in found if how and len(paths) == 1)
     )
-    notes += [f"{count:,} {'image' if count == 1 else 'images'} found {how}" for how, count in counts.items()]
+    notes += [f"{counted(count, 'image')} found {how}" for how, count in counts.items()]
     index.clear()
     return files, notes
 
@@ -285,6 +285,6 @@ def _missing_message(table: Table, texts: Sequence[str], absent: Sequence[int], 
         remedy = f"{drive}; make all paths relative to one folder and pass it as `images=FOLDER`"
     if EXCEL_CELL.fullmatch(text):
         remedy = "it looks like a number or date that Excel changed; format the column as text and enter it again"
-    others = f" ({len(absent) - 1:,} more are missing)" if len(absent) > 1 else ""
+    others = f" ({counted(len(absent) - 1, 'more is', 'more are')} missing)" if len(absent) > 1 else ""
     where = " or ".join(f"{root}/" for root in roots)
     return f"{table.where(absent[0])}: {text!r} does not exist in {where}{others}; {remedy}"

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from probmcl.errors import DataError, OptionError, quoted, suggestion
+from probmcl.errors import DataError, OptionError, counted, quoted, suggestion
 
 DELIMITERS: Mapping[str, tuple[str, ...]] = {".csv": (",", ";", "\t"), ".tsv": ("\t",), ".txt": ("\t", ";", ",", "|")}
 LIST_ITEM = "\x01"  # prefix of each item in a cell that contains a list; it does not occur in ordinary text
@@ -201,7 +201,7 @@ def _with_width(where: str, row: Sequence[str], names: Sequence[str], delimiter:
         return [*row, ""]
     if len(row) < width or any(map(str.strip, row[width:])):
         remedy = f"quote cells that contain {delimiter!r}" if len(row) > width else "add the missing cells"
-        raise DataError(f"{where}: {len(row)} cells, but {width} columns; {remedy}")
+        raise DataError(f"{where}: {counted(len(row), 'cell')}, but {counted(width, 'column')}; {remedy}")
     return row[:width]
 
 

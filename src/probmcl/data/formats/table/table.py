@@ -24,7 +24,7 @@ from probmcl.data.labels import LabelStates
 from probmcl.data.options import ReadOptions
 from probmcl.data.questions import answered
 from probmcl.data.records import Missing, Origin, Paths, Records, Split
-from probmcl.errors import DataError, OptionError, listing, quoted
+from probmcl.errors import DataError, OptionError, counted, listing, quoted
 
 SPLIT_VALUES = dict[str, Split](SPLIT_FOLDERS, trainval="train")
 del SPLIT_VALUES["dev"]  # in a column, it may mean train or test
@@ -121,7 +121,7 @@ def _states(
 
 
 def _describe(table: Table, columns: Columns, entries: Entries, images: Images, notes: Sequence[str]) -> str:
-    rows = [f"{len(table):,} rows are {len(images.first):,} images"] if images.repeated else []
+    rows = [f"{len(table):,} rows are {counted(len(images.first), 'image')}"] if images.repeated else []
     roles = ("split", "difficult", "group", "weight", "annotator")
     others = [f"{role} column {getattr(columns, role)!r}" for role in roles if getattr(columns, role)]
     paths = "; ".join([f"path column {columns.path!r}", *rows, *notes])
@@ -132,7 +132,8 @@ def _describe(table: Table, columns: Columns, entries: Entries, images: Images, 
 
 def _excel_warnings(table: Table, names: Sequence[str]) -> list[str]:
     changed = [name for name in names if EXCEL_CELL.fullmatch(name)]
-    warnings = [f"labels {quoted(changed[:3])} look like dates or numbers that Excel changed"] if changed else []
+    like = "label {} looks like a date or number" if len(changed) == 1 else "labels {} look like dates or numbers"
+    warnings = [f"{like.format(quoted(changed[:3]))} that Excel changed"] if changed else []
     if len(table) + 1 == EXCEL_ROWS:
         warnings.append(f"{EXCEL_ROWS:,} rows are the maximum in Excel; the table may have been cut off")
     return warnings
