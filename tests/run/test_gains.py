@@ -128,10 +128,11 @@ def test_the_test_score_has_an_interval_and_the_chance_level(records: Records, t
     run, lines = train(records, tmp_path / "run")
     result, labels = read(run, "evaluation.json"), records.labels[records.rows("test")]
     assert result["chance"] == pytest.approx(labels.mean())
-    (low, high), auroc = result["mAP_interval"], result["macro_auroc_interval"]
+    low, high = result["mAP_interval"]
     assert low < result["mAP"] < high
     scores = f"mAP {percent(result['mAP'])} [{percent(low)}, {percent(high)}] (chance {percent(result['chance'])})"
-    assert f"test {scores}, AUROC {percent(result['macro_auroc'])} [{', '.join(map(percent, auroc))}]" in lines
+    assert f"kept: frozen probe; test {scores}, AUROC {percent(result['macro_auroc'])}" in lines
+    assert result["macro_auroc_interval"][0] < result["macro_auroc"]
     assert run.warnings == []
     assert lines[-1].startswith("finished in ")
     assert repr(run) == f"Run({str(run.folder)!r}, kept {run.kept!r})"
@@ -160,6 +161,6 @@ def test_a_test_split_without_negatives_has_no_map(records: Records, tmp_path: P
         records.label_space.names, records.paths, records.split, LabelStates.from_states(states)
     )
     run, lines = train(always, tmp_path / "run")
-    assert "test no mAP: no class has both a positive and a negative" in lines
+    assert "kept: frozen probe; test no mAP: no class has both a positive and a negative" in lines
     assert lines[-1].startswith("warning: the model is not scored on the test split")
     assert read(run, "evaluation.json")["mAP"] is None

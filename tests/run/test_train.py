@@ -435,7 +435,7 @@ def test_the_note_of_a_method_is_printed_and_stored_with_its_map(records: Record
         assert saved.get("note", "") == candidate.note
     text = console.rich.file.getvalue()  # type: ignore[attr-defined]
     assert text.count(f"note on pla, own head: {note}") == 2  # after its validation mAP, and at the end
-    assert text[text.index("kept: ") :].splitlines()[2].strip() == f"note on pla, own head: {note}"
+    assert text[text.index("kept: ") :].splitlines()[1].strip() == f"note on pla, own head: {note}"
 
 
 def test_the_probe_note_of_a_method_is_stored_with_its_probe_only(records: Records, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: C
     for message in plan.messages:
         state.console.print(message)
     if plan.epochs:
-        state.console.print("own head: its classifier; re-probed: a linear probe on its encoder; +/−: gain in mAP")
+        state.console.print("own head: its classifier; re-probed: a linear probe on its encoder; +/−: gain")
     for job in plan.jobs(workspace.settings.jobs):
         train_job(state, workspace, job)
 
@@ -223,10 +223,10 @@ def _print_summary(state: RunState) -> None:
     kept, console = state.best(), state.console
     others = sorted((c for c in state.candidates.values() if c is not kept), key=lambda c: -c.validation_map)
     gain, frozen = state.gain(kept), state.metadata["test_mAP"][FROZEN_PROBE.name]
-    noise = "" if gain is None or not gain.is_noise else f"; gain over the frozen probe {gain}: may be noise"
-    console.print(f"kept: {kept.name} (best on validation{noise})")
+    noise = f" (its gain of {gain} on validation may be noise)" if gain and gain.is_noise else ""
     compared = "" if gain is None or frozen is None else f"; frozen probe: mAP {percent(frozen)}"
-    console.print(f"test {headline(kept.test or {})}{compared}")
+    scores = headline({**(kept.test or {}), "macro_auroc_interval": None})  # one interval fits on a terminal
+    console.print(f"kept: {kept.name}{noise}; test {scores}{compared}")
     state.print_notes(kept, *others)
     console.print(f"finished in {rough_duration(state.seconds())}; all files are in {state.folder.path}")
     for warning in state.log.warnings:
