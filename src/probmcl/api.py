@@ -20,6 +20,7 @@ from probmcl.files import read_json, write_json
 from probmcl.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from probmcl.data.audit_result import DataAudit
     from probmcl.data.records import Records
     from probmcl.experiments.protocol import ComparisonSpec
     from probmcl.experiments.results import Comparison
@@ -401,7 +402,7 @@ def check(
     seed: int = 0,
     workers: int | None = None,
     console: Console | None = None,
-) -> dict[str, Any]:
+) -> DataAudit:
     """Read all images and labels, and report statistics and problems. No files are changed.
 
     Args:
@@ -414,16 +415,15 @@ def check(
         console: where messages and progress are printed (default: stdout)
 
     Returns:
-        Statistics of the readable images, the `missing` and `unreadable` images, duplicates, the list of `findings`,
-        and the `verdict`: fine, warnings or blocked. A finding has a `level` (blocked, warning or note), a `kind`, a
-        short `text`, the complete list of `items`, and `readings`: the options with which `train` accepts the data.
+        The result, with a `verdict` (fine, warnings or blocked), all `findings`, statistics, and lists of the missing,
+        unreadable and duplicate images. `train` refuses blocked data.
     """
     from probmcl.data import audit
     from probmcl.runtime.machine import default_workers
 
     source, workers = DataSource.of(data, images, read), default_workers() if workers is None else workers
-    report = audit.check(source, checks, seed=seed, workers=workers, console=console or Console())
-    return {"data": str(data), **report}
+    result = audit.check(source, checks, seed=seed, workers=workers, console=console or Console())
+    return replace(result, data=str(data))
 
 
 # Shared by train and compare.

@@ -177,9 +177,8 @@ def test_present_class_with_absent_parent_is_a_warning(tmp_path: Path) -> None:
     rows = [f"{number}.jpg,{int(number > 5)},{int(number > 3)}" for number in range(12)]
     table.write_text("\n".join(["filename,building,roof", *rows]) + "\n")
     (tmp_path / "tree.csv").write_text("child,parent\nroof,building\n")
-    report = check(
-        DataSource.of(table, None, ReadOptions(hierarchy=tmp_path / "tree.csv")), console=recording_console()
-    )
+    source = DataSource.of(table, None, ReadOptions(hierarchy=tmp_path / "tree.csv"))
+    report = check(source, console=recording_console()).to_dict()
     for text in (texts(report, "warning"), report["summary"]):
         assert "in 2 images (first: row 6)" in text
     assert sum(report["per_class"]["building"]["present"].values()) == 8
@@ -189,7 +188,8 @@ def test_minus_one_is_counted_as_its_mapped_state(tmp_path: Path) -> None:
     table = photographs.folder(tmp_path / "p", 12)
     rows = [f"{number}.jpg,{-1 if number % 2 else 1},{number % 3 % 2}" for number in range(12)]
     table.write_text("\n".join(["filename,roof,sky", *rows]) + "\n")
-    report = check(DataSource.of(table, None, ReadOptions(minus_one=("negative",))), console=recording_console())
+    source = DataSource.of(table, None, ReadOptions(minus_one=("negative",)))
+    report = check(source, console=recording_console()).to_dict()
     per_class = report["per_class"]["roof"]
     assert sum(per_class["present"].values()) == sum(per_class["absent"].values()) == 6
     assert sum(per_class["uncertain"].values()) == 0
@@ -213,7 +213,8 @@ def test_intensity_range_of_16_bit_images_is_measured(tmp_path: Path) -> None:
 
 
 def checked(table: Path, **checks: Any) -> dict[str, Any]:
-    return check(DataSource.of(table, None, ReadOptions()), DataChecks(**checks), console=recording_console())
+    source = DataSource.of(table, None, ReadOptions())
+    return check(source, DataChecks(**checks), console=recording_console()).to_dict()
 
 
 def texts(report: dict[str, Any], level: str) -> str:

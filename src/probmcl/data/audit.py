@@ -1,7 +1,7 @@
 """Audit of the data before a run, used by `probmcl check` and `probmcl train`."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -12,8 +12,9 @@ from jaxtyping import Int
 from numpy import ndarray
 
 from probmcl.console import Console
+from probmcl.data.audit_result import DataAudit
 from probmcl.data.duplicates.search import REMEDY, Duplicates, Leaks, find_duplicates, find_leaks, leak_lines
-from probmcl.data.findings import BadImage, Finding, bad_images, findings, unusable, usable_rows, verdict
+from probmcl.data.findings import BadImage, Finding, bad_images, findings, unusable, usable_rows
 from probmcl.data.formats.table.entries import RepeatedRowsError
 from probmcl.data.images import MISSING
 from probmcl.data.intensity import IntensityRange, find_intensity_range, parse_range
@@ -70,36 +71,34 @@ def prepare_data(
 
 def check(
     source: DataSource, checks: DataChecks = DataChecks(), *, seed: int = 0, workers: int = 0, console: Console
-) -> dict[str, Any]:
-    """Audit the data like `prepare_data` and return a JSON report of all findings. No file is changed.
+) -> DataAudit:
+    """Audit the data like `prepare_data`, and return all findings instead of raising an error. No file is changed.
 
     Data that cannot be read, or that can be read in several ways, are reported as a single blocking finding; an invalid
     option raises an error. The statistics are those of the readable images.
     """
+    data = str(source.data)
     try:
         audit = _audit(read_source(source), checks, seed, workers, console)
     except Question as question:
-        return _report({}, [Finding("blocked", "question", question.problem, readings=question.readings)])
+        finding = Finding("blocked", "question", question.problem, readings=question.readings)
+        return DataAudit(data, (finding,), {})
     except DataError as error:
         rows = {}
         if isinstance(error, RepeatedRowsError):
             rows = {"duplicated_rows": error.same, "conflicting_rows": error.different}
-        return _report(rows, [Finding("blocked", "data", str(error))])
+        return DataAudit(data, (Finding("blocked", "data", str(error)),), rows)
     made = bool(audit.splits.note) and checks.split_file is None
     records, intensity = audit.splits.records.with_note(audit.splits.note), audit.intensity
     content = statistics(records, audit.duplicates)
-    problems = [*audit.findings, *findings(records, content, None if made else audit.duplicates)]
+    problems = (*audit.findings, *findings(records, content, None if made else audit.duplicates))
     levels = None if intensity is None else str(intensity)
     origin, note = str(records.origin or ""), audit.splits.note or "as given"
     overview = {"understood": origin, "split": note, "summary": describe(records), "levels": levels}
     bad = [{"image": audit.records.where(image.row), "reason": image.reason} for image in audit.bad]
     content["missing"] = [image["image"] for image in bad if image["reason"] == MISSING]
     content["unreadable"] = [image for image in bad if image["reason"] != MISSING]
-    return _report(overview | content, problems)
-
-
-def _report(content: Mapping[str, Any], problems: Sequence[Finding]) -> dict[str, Any]:
-    return {**content, "findings": [asdict(finding) for finding in problems], "verdict": verdict(problems)}
+    return DataAudit(data, problems, overview | content)
 
 
 def read_again(source: DataSource, split_file: Path) -> Records:
