@@ -218,7 +218,7 @@ def compare(
     images: Path | str | None = None,
     read: ReadOptions = ReadOptions(),
     checks: DataChecks = DataChecks(),
-    methods: str | None = None,
+    methods: Sequence[str] | str | None = None,
     encoder: str | None = None,
     weights: Path | str | None = None,
     image_size: int | None = None,
@@ -248,7 +248,7 @@ def compare(
         images: folder that image paths are relative to (default: the table's folder)
         read: options for reading the data
         checks: options for checking and splitting the data
-        methods: all (default), or a comma-separated list such as bce,probmcl:paper,my_losses.py:my_loss
+        methods: all (default), or a list such as bce,probmcl:paper,my_losses.py:my_loss
         encoder: name of a timm model; `probmcl encoders` lists them
         weights: pretrained (default), none, a safetensors file, or a run folder
         image_size: width and height of the input in pixels (default: set by the encoder)
@@ -330,17 +330,24 @@ def _comparison_spec(options: Options) -> ComparisonSpec:
     settings = replace(make_settings(_merge({}, _shared_keys(options)) | {"method": "probe"}), method="comparison")
     settings = replace(settings, probe=replace(settings.probe, frozen_views=settings.probe.views))
     describe_encoder(settings.encoder.name)
-    names = _method_names(options["methods"] or "all")
+    names = _method_names("all" if options["methods"] is None else options["methods"])
     length = {"epochs": 6} if options["budget"] is None else {"budget": parse_duration(options["budget"])}
     return ComparisonSpec(settings, parse_methods(names), all_methods="all" in names, **(length | numbers))
 
 
-def _method_names(methods: str) -> list[str]:
-    return [part.strip() for part in methods.split(",") if part.strip()]
+def _method_names(methods: Sequence[str] | str) -> list[str]:
+    if isinstance(methods, str):
+        return [part.strip() for part in methods.split(",") if part.strip()]
+    return list(methods)
 
 
 def _resume_comparison(
-    folder: Path, methods: str | None, changes: Options, add: list[Path], console: Console, started: float
+    folder: Path,
+    methods: Sequence[str] | str | None,
+    changes: Options,
+    add: list[Path],
+    console: Console,
+    started: float,
 ) -> Comparison:
     from probmcl import legacy
     from probmcl.data.audit import read_again

@@ -89,7 +89,7 @@ def test_invalid_arguments_are_an_error(arguments: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--encoders", ",", "comma-separated list"),
+        ("--encoders", ",", "spaces or commas"),
         ("--image-sizes", "big", "'big'"),
         ("--image-sizes", "-64", ">= 1"),
         ("--classes", "0", ">= 1"),

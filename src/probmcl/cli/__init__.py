@@ -144,6 +144,7 @@ def command_console(*, stderr: bool = False) -> Console:
 def app() -> cyclopts.App:
     """Return the application with all commands, without importing them."""
     from probmcl import __version__
+    from probmcl.cli.options import format_error
 
     commands = cyclopts.App(
         name="probmcl",
@@ -151,6 +152,7 @@ def app() -> cyclopts.App:
         version=__version__,
         result_action="return_value",
         suppress_keyboard_interrupt=False,  # handled by main()
+        error_formatter=format_error,
     )
     for number, (name, (function, summary)) in enumerate(COMMANDS.items()):
         # A summary would replace the command's docstring, which is shown by its own --help.
