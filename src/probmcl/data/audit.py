@@ -21,7 +21,8 @@ from probmcl.data.intensity import IntensityRange, find_intensity_range, parse_r
 from probmcl.data.options import DataChecks, DataSource, SkippedImage
 from probmcl.data.read import read_source
 from probmcl.data.records import SPLITS, Records, describe
-from probmcl.data.split import SplitRecords, read_splits, split_records, units_of, with_split
+from probmcl.data.split import SplitRecords, split_records, units_of
+from probmcl.data.split_file import read_splits
 from probmcl.data.statistics import statistics
 from probmcl.errors import DataError, OptionError, Question, Reading, RunWarning
 from probmcl.runtime.distributed import broadcast, is_main_process
@@ -60,7 +61,7 @@ def prepare_data(
     unlabeled = records.origin.unlabeled if records.origin else ()
     source = replace(source, skipped=skipped, leaks_allowed=tuple(result["leaks"]), unlabeled=unlabeled)
     records = records.without([image.path for image in skipped])
-    records = with_split(records, np.array(result["split"])).with_note(result["note"])
+    records = records.with_split(np.array(result["split"])).with_note(result["note"])
     intensity = result["intensity"] and IntensityRange(**result["intensity"])
     console.print(describe(records))
     if intensity:

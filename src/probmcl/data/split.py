@@ -1,24 +1,20 @@
 """Splits: taken from train, made from folds, or read from a file. Groups and sets of copies are never divided."""
 
-import os
-import re
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Int
 from numpy import ndarray
 
-from probmcl.data.formats.table.sheet import Cell, Table, load, only_column
+from probmcl.data.formats.table.sheet import load
 from probmcl.data.options import DataChecks
 from probmcl.data.records import SPLITS, Records, Split
+from probmcl.data.split_file import read_folds, read_splits
 from probmcl.data.stratify import stratify
-from probmcl.errors import DataError, OptionError, quoted
+from probmcl.errors import DataError, OptionError
 
-LISTED = 5
 Sets = Sequence[Sequence[int]]  # sets of rows that must stay in one split
 
 
@@ -75,7 +71,7 @@ def make_splits(
     shares = [1.0 - sum(missing.values()), *missing.values()]
     part = _assign(records, unit, train, shares, seed=seed, keep=0, stay=stay)
     split[train] = np.array(["train", *missing])[part]
-    return with_split(records, split)
+    return records.with_split(split)
 
 
 def taken_from_train(records: Records, result: Records, seed: int) -> str:
@@ -114,37 +110,7 @@ def with_fold(
     if fold not in fold_of:
         raise ValueError(f"fold {fold} does not exist; expected {min(fold_of)} to {max(fold_of)}")
     split = np.where(fold_of == fold, "test", "train")
-    return make_splits(with_split(records, split), seed=seed, val=val, test=0.0, together=together)
-
-
-def read_splits(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Records:
-    """Return records with splits from a CSV file that has the columns path and split, such as the split.csv of a run.
-
-    Paths are relative to the file's folder or to the working directory. Rows for `left_out` images are ignored.
-    """
-    cells = _cells_of_images(records, path, "split", left_out)
-    for cell in cells:
-        if cell.text not in SPLITS:
-            raise DataError(f"{path}, row {cell.line}: split {cell.text!r} must be train, val or test")
-    return with_split(records, np.array([cell.text for cell in cells]))
-
-
-def read_folds(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Int[ndarray, "N"]:
-    """Read the fold of every image from a CSV file with the columns path and fold. Folds are numbered from 1."""
-    cells = _cells_of_images(records, path, "fold", left_out)
-    for cell in cells:
-        if not re.fullmatch("[1-9][0-9]{0,5}", cell.text):
-            raise DataError(f"{path}, row {cell.line}: fold {cell.text!r} must be an integer of at least 1")
-    fold_of = np.array([int(cell.text) for cell in cells])
-    empty = sorted({*range(1, max(2, fold_of.max()) + 1)} - {*fold_of.tolist()})
-    if empty:
-        raise DataError(f"{path}: no image is in fold {empty[0]}; use two or more folds, numbered from 1 without gaps")
-    return fold_of
-
-
-def with_split(records: Records, split: Shaped[ndarray, "N"]) -> Records:
-    """Return the records with new splits; the label space is counted again on the new train split."""
-    return replace(records, split=tuple(split.tolist())).take(np.arange(len(records)))  # `take` updates the counts
+    return make_splits(records.with_split(split), seed=seed, val=val, test=0.0, together=together)
 
 
 def units_of(records: Records, together: Sets) -> Int[ndarray, "N"]:
@@ -200,58 +166,3 @@ def _stratified_columns(records: Records) -> Any:
     if known.all() or not known.any():
         return present
     return csr_array(hstack([present, csr_array(known[:, None].astype(np.int64))], format="csr"))
-
-
-def _cells_of_images(records: Records, path: Path, column: str, left_out: Collection[Path]) -> list[Cell]:
-    """Return each image's cell in a column. The file must list every image, and no others except `left_out`."""
-    ignored = {os.path.realpath(image) for image in left_out}
-    table = load(path, lambda columns: {"path", column} <= set(columns))
-    names, values = (table.cells(_column(table, name)) for name in ("path", column))
-    cells: dict[int, Cell] = {}
-    for name, value, rows in zip(names, values, _rows(records, path, names), strict=True):
-        if not rows and ignored.intersection(_possible_paths(name, path)):
-            continue
-        if not rows:
-            problem = f"{name.text!r} is not one of the {len(records):,} images; remove the row or correct the path"
-            raise DataError(f"{path}, row {name.line}: {problem}")
-        for row in rows:
-            first = cells.setdefault(row, value)
-            if first.text != value.text:
-                conflict = f"{first.text!r} in row {first.line}, but {value.text!r} in row {value.line}"
-                raise DataError(f"{path}: {column} of {name.text!r} is {conflict}; remove one of these rows")
-    missing = [str(image) for row, image in enumerate(records.paths) if row not in cells]
-    if missing:
-        listed = ", ".join(missing[:LISTED]) + (", …" if missing[LISTED:] else "")
-        problem = f"{len(missing):,} of {len(records):,} images are missing"
-        raise DataError(f"{path}: {problem}: {listed}; add a row with the {column} of each")
-    return [cells[row] for row in range(len(records))]
-
-
-def _column(table: Table, name: str) -> str:
-    column = only_column(table, [name], set(), "rename one")
-    if column is None:
-        raise DataError(f"{table.path}, row 1: there is no column {name!r}, only {quoted(table.columns)}; rename one")
-    return column
-
-
-def _rows(records: Records, path: Path, names: Sequence[Cell]) -> list[list[int]]:
-    verbatim = _rows_by_name(map(str, records.paths))
-    rows = [verbatim.get(name.text, []) for name in names]
-    if all(rows):  # resolving a million paths takes a minute
-        return rows
-    resolved = _rows_by_name(map(os.path.realpath, records.paths))
-    return [
-        exact or next((resolved[file] for file in _possible_paths(name, path) if file in resolved), [])
-        for exact, name in zip(rows, names, strict=True)
-    ]
-
-
-def _possible_paths(name: Cell, path: Path) -> list[str]:
-    return [os.path.realpath(folder / name.text) for folder in (path.parent, Path())]
-
-
-def _rows_by_name(names: Iterable[str]) -> dict[str, list[int]]:
-    rows: dict[str, list[int]] = defaultdict(list)
-    for row, name in enumerate(names):
-        rows[name].append(row)
-    return rows

@@ -233,10 +233,8 @@ def _with_listed_splits(records: Records, folder: Path) -> Records:
     splits = [split_by_name.get(path.rpartition("/")[2]) for path in records.paths.texts]
     if not lists or None in splits or len({*splits}) == 1:
         return records
-    from probmcl.data.split import with_split
-
     names = listing(path.name for path in lists)
-    return with_split(records, np.array(splits)).with_note(f"splits from {names}")
+    return records.with_split(np.array(splits)).with_note(f"splits from {names}")
 
 
 def _unlabeled(folder: Path, candidates: Sequence[Candidate], records: Records) -> list[str]:
