@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
 from probmcl.data.records import SPLITS, Records, Split
-from probmcl.data.split import connected_sets, folds, make_splits, with_fold
+from probmcl.data.split import TooFewImagesError, connected_sets, folds, make_splits, with_fold
 from probmcl.errors import DataError
 
 
@@ -83,25 +83,81 @@ def test_only_positive_of_a_class_stays_in_train() -> None:
 def test_unknown_positives_do_not_count_for_train() -> None:
     known = np.array([[True, True], [False, True], [False, True], [False, True]])
     for seed in range(20):
-        assert make_splits(make(np.ones((4, 2)), known=known), seed=seed).split[0] == "train"
+        assert make_splits(make(np.ones((4, 2)), known=known), seed=seed, val=0.1, test=0.2).split[0] == "train"
 
 
 def test_a_filled_split_has_priority_over_a_class_in_train() -> None:
-    assert sizes(make_splits(make(np.eye(5)))) == [3, 1, 1]
+    assert sizes(make_splits(make(np.eye(5)), val=0.1, test=0.2)) == [3, 1, 1]
 
 
 def test_train_keeps_the_last_image() -> None:
-    assert sizes(make_splits(make(np.ones((1, 1))))) == [1, 0, 0]
-    assert sizes(make_splits(make(np.ones((2, 1))))) == [1, 0, 1]
+    assert sizes(make_splits(make(np.ones((1, 1))), val=0.1, test=0.2)) == [1, 0, 0]
+    assert sizes(make_splits(make(np.ones((2, 1))), val=0.1, test=0.2)) == [1, 0, 1]
 
 
 def test_group_with_a_test_image_is_not_moved_to_val() -> None:
-    split = splits_of(test=1, train=19)
-    group = ["a"] * 10 + [f"b{i}" for i in range(10)]
+    split = splits_of(test=1, train=29)
+    group = ["a"] * 10 + [f"b{i}" for i in range(20)]
     for seed in range(20):
-        result = make_splits(make(np.ones((20, 1)), split, group), seed=seed)
-        assert sizes(result) == [17, 2, 1]
+        result = make_splits(make(np.ones((30, 1)), split, group), seed=seed)
+        assert sizes(result) == [24, 5, 1]
         assert "val" not in result.split[:10]
+
+
+@pytest.mark.parametrize(("images", "expected"), [(20, [10, 5, 5]), (49, [39, 5, 5]), (50, [35, 5, 10])])
+def test_small_datasets_hold_out_five_images_per_split(images: int, expected: list[int]) -> None:
+    for seed in range(5):
+        assert sizes(make_splits(make(np.ones((images, 1))), seed=seed)) == expected
+
+
+def test_the_images_in_train_decide_if_one_split_is_missing() -> None:
+    assert sizes(make_splits(make(np.ones((60, 1)), splits_of(train=40, test=20)))) == [35, 5, 20]
+    assert sizes(make_splits(make(np.ones((60, 1)), splits_of(train=40, val=20)))) == [35, 20, 5]
+    assert sizes(make_splits(make(np.ones((90, 1)), splits_of(train=60, val=30)))) == [48, 30, 12]
+
+
+def test_small_splits_are_stratified() -> None:
+    labels = np.repeat(np.eye(3), [20, 12, 8], axis=0)  # five of 40 images: 2.5, 1.5 and 1 of each class
+    for seed in range(5):
+        result = make_splits(make(labels), seed=seed)
+        assert sizes(result) == [30, 5, 5]
+        for split in SPLITS[1:]:
+            assert (np.abs(labels[result.rows(split)].sum(axis=0) - [2.5, 1.5, 1]) <= 0.5).all()
+
+
+def test_small_splits_do_not_divide_groups() -> None:
+    group = [f"g{i // 4}" for i in range(40)]
+    for seed in range(5):
+        result = make_splits(make(np.ones((40, 1)), group=group), seed=seed)
+        assert all(len({*result.split[start : start + 4]}) == 1 for start in range(0, 40, 4))
+        assert sizes(result) == [32, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        (splits_of(train=19), "train has 19 images, .* at least 20 .* val and test .*add images, .*`split_file=FILE`"),
+        (splits_of(train=19, test=30), "train has 19 images, .* take val from it"),
+        (splits_of(train=1, val=30), "train has 1 image, .* take test from it"),
+    ],
+)
+def test_too_few_images_are_not_split(split: list[Split], message: str) -> None:
+    with pytest.raises(TooFewImagesError, match=message):
+        make_splits(make(np.ones((len(split), 1)), split))
+
+
+def test_explicit_shares_are_used_for_few_images() -> None:
+    assert sizes(make_splits(make(np.ones((10, 1))), val=0.1, test=0.2)) == [7, 1, 2]
+    assert sizes(make_splits(make(np.ones((40, 1))), val=0.1, test=0.2)) == [28, 4, 8]
+    assert sizes(make_splits(make(np.ones((40, 1))), test=0.2)) == [27, 5, 8]
+
+
+def test_val_of_a_fold_follows_the_same_rule() -> None:
+    fold_of = np.repeat([1, 2, 3], 10)
+    assert sizes(with_fold(make(np.ones((30, 1))), fold_of, 1)) == [15, 5, 10]
+    assert sizes(with_fold(make(np.ones((90, 1))), fold_of.repeat(3), 1)) == [54, 6, 30]
+    with pytest.raises(TooFewImagesError, match="train has 18 images"):
+        with_fold(make(np.ones((27, 1))), np.repeat([1, 2, 3], 9), 1)
 
 
 def test_invalid_shares_are_an_error() -> None:
@@ -117,7 +173,7 @@ def test_groups_are_not_divided_and_train_is_not_empty(images: int, groups: int,
     rng = np.random.default_rng(seed)
     group = [f"g{i}" for i in rng.integers(0, groups, images)]
     labels = (rng.random((images, 4)) < 0.3).astype(np.float32)
-    result = make_splits(make(labels, group=group), seed=seed)
+    result = make_splits(make(labels, group=group), seed=seed, val=0.1, test=0.2)
     for name in set(group):
         assert len({split for split, of in zip(result.split, group, strict=True) if of == name}) == 1
     counts = sizes(result)

@@ -21,7 +21,7 @@ from probmcl.data.intensity import IntensityRange, find_intensity_range, parse_r
 from probmcl.data.options import DataChecks, DataSource, SkippedImage
 from probmcl.data.read import read_source
 from probmcl.data.records import SPLITS, Records, describe
-from probmcl.data.split import SplitRecords, split_records, units_of
+from probmcl.data.split import MIN_TO_SPLIT, SplitRecords, TooFewImagesError, split_records, units_of
 from probmcl.data.split_file import read_splits
 from probmcl.data.statistics import statistics
 from probmcl.errors import DataError, OptionError, Question, Reading, RunWarning
@@ -145,13 +145,23 @@ def _audit(records: Records, checks: DataChecks, seed: int, workers: int, consol
     bad = bad_images(records, duplicates.fingerprints)
     rows = usable_rows(records, bad)
     readable, duplicates = records.take(rows), duplicates.take(rows)
-    splits = split_records(readable, checks, seed, duplicates.together(), [image.path for image in bad])
-    problems = unusable(records, bad, checks.skip_bad)
+    splits, problems = _split(readable, checks, seed, duplicates.together(), [image.path for image in bad])
+    problems = [*unusable(records, bad, checks.skip_bad), *problems]
     if len(readable):
         split, group = splits.records.split, splits.records.group
-        problems += _empty_split_findings(splits.records, duplicates.together())
         problems += _leak_findings(readable, find_leaks(split, group, *duplicates[1:]), checks.allow_leaks)
     return _Audit(records, intensity, duplicates, bad, splits, problems)
+
+
+def _split(
+    readable: Records, checks: DataChecks, seed: int, together: Sequence[Sequence[int]], left_out: Sequence[Path]
+) -> tuple[SplitRecords, list[Finding]]:
+    """Split the readable images; return a finding if there are too few of them, or if a split is empty."""
+    try:
+        splits = split_records(readable, checks, seed, together, left_out)
+    except TooFewImagesError as error:
+        return SplitRecords(readable, ""), [Finding("blocked", "too_few_images", str(error))]
+    return splits, _empty_split_findings(splits.records, together) if len(readable) else []
 
 
 def _accept(audit: _Audit, console: Console) -> dict[str, Any]:
@@ -184,7 +194,8 @@ def _empty_split_findings(records: Records, together: Sequence[Sequence[int]]) -
     if units < len(SPLITS):
         text += f"; groups and duplicates are never divided, which leaves only {units} to distribute; add images"
     else:
-        text += f"; assign images to {' and '.join(empty)}, or let probmcl make the splits with `split_column=''`"
+        text += f"; assign images to {' and '.join(empty)}"
+        text += ", or let probmcl make the splits with `split_column=''`" * (len(records) >= MIN_TO_SPLIT)
     return [Finding("blocked", "empty_split", text)]
 
 

@@ -1,6 +1,6 @@
 """Splits: taken from train, made from folds, or read from a file. Groups and sets of copies are never divided."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,10 @@ from probmcl.data.split_file import read_folds, read_splits
 from probmcl.data.stratify import stratify
 from probmcl.errors import DataError, OptionError
 
+SHARES: Mapping[Split, float] = {"val": 0.1, "test": 0.2}  # of the images in train, unless shares are given
+MIN_FOR_SHARES, HELD_OUT = 50, 5  # with fewer images in train, val and test get this number of images instead
+MIN_TO_SPLIT = 20  # with fewer images in train, scores on five of them would mean nothing
+
 Sets = Sequence[Sequence[int]]  # sets of rows that must stay in one split
 
 
@@ -24,6 +28,16 @@ class SplitRecords(NamedTuple):
     records: Records
     note: str
     fold_of: Int[ndarray, "N"] | None = None
+
+
+class TooFewImagesError(DataError):
+    """Train has too few images to take val or test from it."""
+
+    def __init__(self, images: int, missing: Sequence[Split]) -> None:
+        count, splits = f"{images} image{'s' * (images > 1)}", " and ".join(sorted(missing, key=SPLITS.index))
+        problem = f"train has {count}, but at least {MIN_TO_SPLIT} are needed to take {splits} from it"
+        remedy = "add images, or assign images to train, val and test in a split column or with `split_file=FILE`"
+        super().__init__(f"{problem}; {remedy}")
 
 
 def split_records(
@@ -49,29 +63,45 @@ def split_records(
 
 
 def make_splits(
-    records: Records, *, seed: int = 0, val: float = 0.1, test: float = 0.2, together: Sets = ()
+    records: Records, *, seed: int = 0, val: float | None = None, test: float | None = None, together: Sets = ()
 ) -> Records:
     """If test or val is empty, fill it with random images from train.
 
-    `val` and `test` are shares of the original train split, both of all images and of each class. Images in val or
-    test are never moved. Groups and the sets in `together` are not divided; if part of one is already in val or test,
-    the rest stays in train. Every class keeps a positive in train unless that would leave a split empty.
+    `val` and `test` are shares of the original train split, both of all images and of each class. By default they are
+    10 % and 20 %, or about five images each if train has fewer than 50. `TooFewImagesError` is raised if a default
+    applies and train has fewer than 20 images.
 
-    >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdefghij"], ["train"] * 10, np.ones((10, 1)))
+    Images in val or test are never moved. Groups and the sets in `together` are not divided; if part of one is already
+    in val or test, the rest stays in train. Every class keeps a positive in train unless that would leave a split
+    empty.
+
+    >>> records = Records.from_labels(["cat"], [Path(f"{k}.jpg") for k in range(30)], ["train"] * 30, np.ones((30, 1)))
     >>> [len(make_splits(records).rows(split)) for split in ("train", "val", "test")]
-    [7, 1, 2]
+    [20, 5, 5]
     """
-    if val < 0 or test < 0 or val + test >= 1:
-        raise ValueError(f"{val=} and {test=} must be at least 0 and add up to less than 1")
-    targets: dict[Split, float] = {"test": test, "val": val}
-    missing = {name: share for name, share in targets.items() if share > 0 and name not in records.split}
     split = np.array(records.split, dtype="<U5")
     train, unit = np.flatnonzero(split == "train"), units_of(records, together)
+    missing = _missing_shares(records, len(train), {"test": test, "val": val})
     stay = np.unique(unit[split != "train"]).tolist()
     shares = [1.0 - sum(missing.values()), *missing.values()]
     part = _assign(records, unit, train, shares, seed=seed, keep=0, stay=stay)
     split[train] = np.array(["train", *missing])[part]
     return records.with_split(split)
+
+
+def _missing_shares(records: Records, available: int, given: Mapping[Split, float | None]) -> dict[Split, float]:
+    """Return the share of the available images for each empty split; raise an error if they do not suffice."""
+    shares = {name: SHARES[name] if share is None else share for name, share in given.items()}
+    if min(shares.values()) < 0 or sum(shares.values()) >= 1:
+        val, test = shares["val"], shares["test"]
+        raise ValueError(f"{val=} and {test=} must be at least 0 and add up to less than 1")
+    missing = {name: share for name, share in shares.items() if share > 0 and name not in records.split}
+    by_default = [name for name in missing if given[name] is None]
+    if by_default and 0 < available < MIN_TO_SPLIT:
+        raise TooFewImagesError(available, by_default)
+    if 0 < available < MIN_FOR_SHARES:
+        missing |= dict.fromkeys(by_default, HELD_OUT / available)
+    return missing
 
 
 def taken_from_train(records: Records, result: Records, seed: int) -> str:
@@ -99,9 +129,18 @@ def folds(records: Records, k: int, *, seed: int = 0, together: Sets = ()) -> In
 
 
 def with_fold(
-    records: Records, fold_of: Int[ndarray, "N"], fold: int, *, seed: int = 0, val: float = 0.1, together: Sets = ()
+    records: Records,
+    fold_of: Int[ndarray, "N"],
+    fold: int,
+    *,
+    seed: int = 0,
+    val: float | None = None,
+    together: Sets = (),
 ) -> Records:
     """Use one fold as test, a share `val` of the other images as val, and the rest as train.
+
+    The default for `val` is that of `make_splits`, applied to the images outside the test fold: they are what val is
+    taken from, so a small dataset gets the same number of validation images with and without folds.
 
     >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdef"], ["train"] * 6, np.ones((6, 1)))
     >>> with_fold(records, np.array([1, 1, 2, 2, 2, 2]), 1, val=0.25).split.count("val")
