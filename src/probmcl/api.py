@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from probmcl import run_folder
 from probmcl.console import Console
 from probmcl.data.options import DataChecks, DataSource, ReadOptions
-from probmcl.errors import OptionError, ProbmclError, RunError, RunWarning, SettingsError, suggestion
+from probmcl.errors import OptionError, ProbmclError, RunError, RunWarning, SettingsError, call, keyword, suggestion
 from probmcl.files import read_json, write_json
 from probmcl.run_folder import RunFolder
 
@@ -73,12 +73,12 @@ def train(
         images: folder that image paths are relative to (default: the table's folder)
         read: options for reading the data
         checks: options for checking and splitting the data
-        method: auto (default: bce and probmcl) or the name of a method; `probmcl methods` lists them
+        method: auto (default: bce and probmcl) or the name of a method; the command `probmcl methods` lists them
         loss: function to train with instead of a method: FILE.py:FUNCTION
         preset: named settings for the method, such as default or paper
         settings: method settings as KEY=VALUE pairs
         recipe: TOML file or name of a built-in recipe; other options override it
-        encoder: name of a timm model; `probmcl encoders` lists them
+        encoder: name of a timm model; the command `probmcl encoders` lists them
         weights: pretrained (default), none, a safetensors file, or a run folder
         image_size: width and height of the input in pixels (default: set by the encoder)
         tune: part of the encoder to train: all, the last stage, or none (default: last on a CPU, all on a GPU)
@@ -106,7 +106,7 @@ def train(
             _refuse_with_resume(options, read, checks, allowed=("device", "workers", "loss"))
             return _resume_run(Path(resume), loss, _drop_none({"device": device, "workers": workers}), console)
         if data is None:
-            raise ProbmclError("`data` is missing: specify a table or a folder, as in probmcl train photos/labels.csv")
+            raise _missing_data("train")
         return _start_run(options, read, checks, console)
 
 
@@ -198,9 +198,9 @@ def _method_or_loss(method: str | None, loss: str | None) -> str | None:
     if loss is None:
         return method
     if method is not None:
-        raise OptionError("method", method, f"cannot be combined with `loss={loss}`")
+        raise OptionError("method", method, f"cannot be combined with {keyword('loss', loss)}")
     if not loss.partition(":")[0].endswith(".py"):
-        raise OptionError("loss", loss, "must be FILE.py:FUNCTION, as in `loss=my_losses.py:my_loss`")
+        raise OptionError("loss", loss, 'must be FILE.py:FUNCTION, as in `loss="my_losses.py:my_loss"`')
     return loss
 
 
@@ -249,7 +249,7 @@ def compare(
         read: options for reading the data
         checks: options for checking and splitting the data
         methods: all (default), or a list such as bce,probmcl:paper,my_losses.py:my_loss
-        encoder: name of a timm model; `probmcl encoders` lists them
+        encoder: name of a timm model; the command `probmcl encoders` lists them
         weights: pretrained (default), none, a safetensors file, or a run folder
         image_size: width and height of the input in pixels (default: set by the encoder)
         tune: part of the encoder to train: all, the last stage, or none (default: last on a CPU, all on a GPU)
@@ -280,8 +280,7 @@ def compare(
             changes = _drop_none({"device": device, "workers": workers})
             return _resume_comparison(Path(resume), methods, changes, added, console, started)
         if data is None:
-            example = "as in probmcl compare photos/labels.csv"
-            raise ProbmclError(f"`data` is missing: specify a table or a folder, {example}")
+            raise _missing_data("compare")
         return _start_comparison(options, read, checks, added, console, started)
 
 
@@ -445,6 +444,11 @@ def _processes(device: str | None, console: Console | None) -> Iterator[Console]
         yield console or (Console() if is_main_process() else Console.quiet())
 
 
+def _missing_data(function: str) -> ProbmclError:
+    example = f'`probmcl.{function}("photos/labels.csv")`'
+    return ProbmclError(f"`data` is missing: specify a table or a folder, as in {example}")
+
+
 def _refuse_with_resume(options: Options, read: ReadOptions, checks: DataChecks, *, allowed: tuple[str, ...]) -> None:
     """Raise an error if options are given that cannot be combined with `resume`."""
     default = vars(DataChecks())
@@ -496,13 +500,13 @@ def _new_folder(out: Path | str | None, name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _resume_hint(command: str, folder: Path, console: Console) -> Iterator[None]:
-    """If a run is interrupted, print the command that resumes it."""
+def _resume_hint(function: str, folder: Path, console: Console) -> Iterator[None]:
+    """If a run is interrupted, print the call that resumes it."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         if run_folder.is_run(folder):
-            console.print(f"to resume: probmcl {command} `resume={folder}`")
+            console.print(f"to resume: {call(function, 'resume', folder)}")
         raise
 
 

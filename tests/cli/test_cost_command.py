@@ -75,7 +75,7 @@ def test_measure_adds_time_and_memory(capsys: pytest.CaptureFixture[str], tmp_pa
         ("csra --encoders pit_ti_224", "pit_ti_224"),
         ("bce --batch-size 4", "--measure"),
         ("bce --measure --batch-size 1", "`batch_size=1` must be at least 2"),
-        ("bce --measure --device tpu", "`device=tpu` is not available"),
+        ("bce --measure --device tpu", '`device="tpu"` is not available'),
         ("bce --paper", "cannot be combined with METHODS"),
         ("bce --out costs.cvs", "did you mean '.csv'?"),
         ("bce --out costs.txt", "available: .csv, .json, .md"),

@@ -177,7 +177,7 @@ def test_empty_splits_of_few_images_are_not_a_reason_to_make_splits(tmp_path: Pa
 
 def test_split_column_with_empty_splits_is_blocked(tmp_path: Path) -> None:
     table = photographs.folder(tmp_path / "p", 24, splits=["test"] * 24)
-    with pytest.raises(DataError, match=r"train or val split .*`split_column=''`"):
+    with pytest.raises(DataError, match=r'train or val split .*`split_column=""`'):
         prepared(table)
     assert checked(table)["verdict"] == "blocked"
 

@@ -84,7 +84,7 @@ def test_recognized_format_is_read_and_split(tmp_path: Path, fakes: None) -> Non
 def test_two_matching_formats_need_the_option(tmp_path: Path, fakes: None) -> None:
     (tmp_path / "coco.mark").touch()
     a_table(tmp_path)
-    with pytest.raises(DataError, match="`format=table` or `format=coco`"):
+    with pytest.raises(DataError, match='`format="table"` or `format="coco"`'):
         read(tmp_path)
     assert len(read(tmp_path, options=ReadOptions(format="coco"))) == 4
     assert len(read(tmp_path, options=ReadOptions(format="table"))) == 20
@@ -98,7 +98,7 @@ def test_unrecognized_folder_is_refused(tmp_path: Path, fakes: None) -> None:
 
 
 def test_unknown_format_is_refused_with_a_suggestion(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"`format=tabel` is not a format; did you mean 'table'\?"):
+    with pytest.raises(OptionError, match=r"""`format="tabel"` is not a format; did you mean 'table'\?"""):
         read(tmp_path, options=ReadOptions(format="tabel"))
 
 
@@ -108,7 +108,7 @@ def test_missing_and_unsuitable_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.doc").touch()
     with pytest.raises(DataError, match=r"notes\.doc: .*\.csv or \.tsv"):
         read(tmp_path / "notes.doc")
-    with pytest.raises(OptionError, match="`format=voc` needs a folder"):
+    with pytest.raises(OptionError, match='`format="voc"` needs a folder'):
         read(tmp_path / "notes.doc", options=ReadOptions(format="voc"))
     (tmp_path / "notes.txt").touch()
     with pytest.raises(DataError, match=r"notes\.txt: no rows"):
@@ -179,7 +179,7 @@ def test_invalid_data_do_not_raise_option_errors(tmp_path: Path) -> None:
 
 
 def test_options_are_checked_before_files(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="`blank=absent`"):
+    with pytest.raises(OptionError, match='`blank="absent"`'):
         read(tmp_path, options=ReadOptions(format="table", blank=("absent",)))
 
 

@@ -195,7 +195,7 @@ def _empty_split_findings(records: Records, together: Sequence[Sequence[int]]) -
         text += f"; groups and duplicates are never divided, which leaves only {units} to distribute; add images"
     else:
         text += f"; assign images to {' and '.join(empty)}"
-        text += ", or let probmcl make the splits with `split_column=''`" * (len(records) >= MIN_TO_SPLIT)
+        text += ', or let probmcl make the splits with `split_column=""`' * (len(records) >= MIN_TO_SPLIT)
     return [Finding("blocked", "empty_split", text)]
 
 

@@ -77,7 +77,9 @@ def test_options_for_tables_are_used(tmp_path: Path) -> None:
     assert labels_of(records) == [set(), {"cat"}, {"cat"}]
     assert records.group is None
     assert records.columns == {"patient": ("a", "b", "a")}
-    with pytest.raises(OptionError, match=r"`path_column=filename` is not a column of .*; did you mean 'file_name'"):
+    with pytest.raises(
+        OptionError, match=r"""`path_column="filename"` is not a column of .*; did you mean 'file_name'"""
+    ):
         read(tmp_path, options=ReadOptions(path_column="filename"))
 
 
