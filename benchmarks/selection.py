@@ -23,7 +23,7 @@ import numpy as np
 from probmcl.console import Console
 from probmcl.data import read
 from probmcl.data.records import Records
-from probmcl.data.split import make_splits, with_split
+from probmcl.data.split import make_splits
 from probmcl.evaluation import average_precision, bootstrapped_map, resamples
 from probmcl.run.results import CandidateId, Run
 from probmcl.run.train import all_candidates, read_run, train_run
@@ -47,12 +47,12 @@ class Trial(NamedTuple):
         rng = np.random.default_rng(self.seed)
         pool = np.flatnonzero(np.array(records.split) != "test")
         subset = records.take(np.sort(rng.choice(pool, self.images, replace=False)))
-        subset = make_splits(with_split(subset, np.full(len(subset), "train")), seed=self.seed)
+        subset = make_splits(subset.with_split(np.full(len(subset), "train")), seed=self.seed)
         test = rng.choice(records.rows("test"), min(test_images, len(records.rows("test"))), replace=False)
         chosen = {path: split for path, split in zip(subset.paths, subset.split, strict=True) if split != "test"}
         chosen |= {records.paths[row]: "test" for row in test}
         rows = np.array([row for row, path in enumerate(records.paths) if path in chosen])
-        return with_split(records.take(rows), np.array([chosen[records.paths[row]] for row in rows]))
+        return records.take(rows).with_split(np.array([chosen[records.paths[row]] for row in rows]))
 
 
 def trials(args: argparse.Namespace) -> Iterator[Trial]:

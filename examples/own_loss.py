@@ -4,7 +4,7 @@
 encoder contrastively. The argument names determine the type of a loss. Train with one, or compare both:
 
     probmcl train photos/ --loss examples/own_loss.py:smoothed
-    probmcl compare photos/ --methods bce,supcon,examples/own_loss.py:smoothed,examples/own_loss.py:soft_contrast
+    probmcl compare photos/ --methods bce supcon examples/own_loss.py:smoothed examples/own_loss.py:soft_contrast
 
 Or run this file: python examples/own_loss.py photos/
 """
@@ -33,4 +33,4 @@ def soft_contrast(similarity: Tensor, overlap: Tensor) -> Tensor:
 if __name__ == "__main__":
     file = Path(__file__)
     methods = ["bce", "supcon", f"{file}:smoothed", f"{file}:soft_contrast"]
-    probmcl.compare(sys.argv[1], methods=",".join(methods), seeds=1)
+    probmcl.compare(sys.argv[1], methods=methods, seeds=1)

@@ -68,7 +68,7 @@ def test_auto_trains_bce_and_probmcl_and_the_result_can_predict(run: Run, photog
 def test_evaluating_the_training_table_uses_the_test_images_of_the_run(run: Run, photographs: Path) -> None:
     result = probmcl.load(run.folder).evaluate(photographs, split="test")
     saved = json.loads((run.folder / "evaluation.json").read_text())
-    assert result["images"] == saved["images"] == 8
+    assert result["images"] == saved["images"] == 5
     assert result["mAP"] == pytest.approx(saved["mAP"], abs=1e-3)
 
 
@@ -80,7 +80,7 @@ def test_the_command_prints_data_settings_and_result(photographs: Path, tmp_path
     assert folder.name.endswith("-photos")
     for part in (
         "path column 'filename'\n  labels: column 'tags'",
-        "train 28 · val 4 · test 8",
+        "train 30 · val 5 · test 5",
         "classes without training positives: none",
         "encoder: test_resnet",
         "weights: random",
@@ -318,7 +318,7 @@ def test_one_fold_is_tested_and_its_file_reproduces_the_folds(tmp_path: Path) ->
 
 
 def test_an_image_cache_inside_the_data_is_an_error(tmp_path: Path) -> None:
-    table = pictures.folder(tmp_path / "photos", 12)
+    table = pictures.folder(tmp_path / "photos", 20)
     with pytest.raises(ValueError, match="`cache="):
         probmcl.train(table, **SMALL, method="probe", out=tmp_path / "run", cache=table.parent / "cache")
     assert not (table.parent / "cache").exists()

@@ -59,6 +59,8 @@ HEAVY_LIBRARIES = {"torch", "timm", "sklearn", "scipy", "numpy", "PIL", "jaxtypi
 VAGUE_NAMES = {"utils", "util", "common", "core", "helpers", "misc", "base_utils"}
 
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
+COMMAND = re.compile(r"\bprobmcl (train|compare|check|evaluate|predict|demo)\b")
+UNQUOTED = re.compile(r"`[a-z][a-z_]*=(?!True|False|share)[a-z'/.][^`\"]*`")
 RUN_FILES = re.compile(
     r"(config|labels|preprocessing|run|evaluation|retrieval|spec)\.json|(split|folds)\.csv|metrics\.jsonl|views\.png"
     r"|model\.safetensors"
@@ -137,6 +139,29 @@ def test_no_file_has_a_vague_name() -> None:
 def test_only_the_command_line_spells_options(path: Path) -> None:
     if package_of(path) != "cli":
         assert not [f"line {line}: {text.strip()[:80]}" for line, text in strings(path) if OPTION.search(text)]
+
+
+@every_file
+def test_only_the_command_line_spells_commands(path: Path) -> None:
+    """A message writes a call such as `probmcl.train(resume="runs/x")`, which is right in Python."""
+    if package_of(path) not in ("cli", "__main__"):
+        texts = [(line, text) for line, text in strings(path) if text not in docstrings(path)]
+        assert not [f"line {line}: {text.strip()[:80]}" for line, text in texts if COMMAND.search(text)]
+
+
+@every_file
+def test_text_values_of_options_in_messages_are_quoted(path: Path) -> None:
+    """In Python, group=patient would be a variable. Placeholders are in capitals."""
+    if package_of(path) != "cli":
+        unquoted = [(line, value) for line, text in strings(path) for value in UNQUOTED.findall(text)]
+        assert not unquoted
+
+
+def docstrings(path: Path) -> set[str]:
+    """Return the docstrings of a file, which only explain the code."""
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
+    nodes = [node for node in ast.walk(tree(path)) if isinstance(node, kinds)]
+    return {ast.get_docstring(node, clean=False) or "" for node in nodes}
 
 
 @every_file

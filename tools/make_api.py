@@ -22,7 +22,18 @@ from the docstrings. [library.md](../library.md) has examples."""
 
 BASE_CLASSES = ("Step", "Method", "Classifier", "LogitClassifier", "LinearClassifier")
 PAGES: dict[str, Sequence[str]] = {
-    "probmcl": ("train", "compare", "check", "load", "Model", "Predictions", "Run", "ReadOptions", "DataChecks"),
+    "probmcl": (
+        "train",
+        "compare",
+        "check",
+        "load",
+        "Model",
+        "Predictions",
+        "Run",
+        "ReadOptions",
+        "DataChecks",
+        "DataAudit",
+    ),
     "probmcl.data": ("read", "Records", "LabelSpace", "describe", "Preprocessing", "read_image"),
     "probmcl.encoders": (),
     "probmcl.mixture": (),

@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from probmcl.api import check, compare, train
+    from probmcl.data.audit_result import DataAudit
     from probmcl.data.options import DataChecks, ReadOptions
     from probmcl.inference import Model, load
     from probmcl.run.results import Run
 
-__all__ = ["DataChecks", "Model", "ReadOptions", "Run", "__version__", "check", "compare", "load", "train"]
+__all__ = ["DataAudit", "DataChecks", "Model", "ReadOptions", "Run", "__version__", "check", "compare", "load", "train"]
 __version__ = "0.1.0"
 
 _MODULES = {
@@ -39,6 +40,7 @@ _MODULES = {
     "load": "probmcl.inference",
     "Model": "probmcl.inference",
     "Run": "probmcl.run.results",
+    "DataAudit": "probmcl.data.audit_result",
     "ReadOptions": "probmcl.data.options",
     "DataChecks": "probmcl.data.options",
 }

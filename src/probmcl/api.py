@@ -15,11 +15,22 @@ from typing import TYPE_CHECKING, Any, Literal
 from probmcl import run_folder
 from probmcl.console import Console
 from probmcl.data.options import DataChecks, DataSource, ReadOptions
-from probmcl.errors import OptionError, ProbmclError, RunError, RunWarning, SettingsError, counted, suggestion
+from probmcl.errors import (
+    OptionError,
+    ProbmclError,
+    RunError,
+    RunWarning,
+    SettingsError,
+    call,
+    counted,
+    keyword,
+    suggestion,
+)
 from probmcl.files import read_json, write_json
 from probmcl.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from probmcl.data.audit_result import DataAudit
     from probmcl.data.records import Records
     from probmcl.experiments.protocol import ComparisonSpec
     from probmcl.experiments.results import Comparison
@@ -72,12 +83,12 @@ def train(
         images: folder that image paths are relative to (default: the table's folder)
         read: options for reading the data
         checks: options for checking and splitting the data
-        method: auto (default: bce and probmcl) or the name of a method; `probmcl methods` lists them
+        method: auto (default: bce and probmcl) or the name of a method; the command `probmcl methods` lists them
         loss: function to train with instead of a method: FILE.py:FUNCTION
         preset: named settings for the method, such as default or paper
         settings: method settings as KEY=VALUE pairs
         recipe: TOML file or name of a built-in recipe; other options override it
-        encoder: name of a timm model; `probmcl encoders` lists them
+        encoder: name of a timm model; the command `probmcl encoders` lists them
         weights: pretrained (default), none, a safetensors file, or a run folder
         image_size: width and height of the input in pixels (default: set by the encoder)
         tune: part of the encoder to train: all, the last stage, or none (default: last on a CPU, all on a GPU)
@@ -105,7 +116,7 @@ def train(
             _refuse_with_resume(options, read, checks, allowed=("device", "workers", "loss"))
             return _resume_run(Path(resume), loss, _drop_none({"device": device, "workers": workers}), console)
         if data is None:
-            raise ProbmclError("`data` is missing: specify a table or a folder, as in probmcl train photos/labels.csv")
+            raise _missing_data("train")
         return _start_run(options, read, checks, console)
 
 
@@ -197,9 +208,9 @@ def _method_or_loss(method: str | None, loss: str | None) -> str | None:
     if loss is None:
         return method
     if method is not None:
-        raise OptionError("method", method, f"cannot be combined with `loss={loss}`")
+        raise OptionError("method", method, f"cannot be combined with {keyword('loss', loss)}")
     if not loss.partition(":")[0].endswith(".py"):
-        raise OptionError("loss", loss, "must be FILE.py:FUNCTION, as in `loss=my_losses.py:my_loss`")
+        raise OptionError("loss", loss, 'must be FILE.py:FUNCTION, as in `loss="my_losses.py:my_loss"`')
     return loss
 
 
@@ -217,7 +228,7 @@ def compare(
     images: Path | str | None = None,
     read: ReadOptions = ReadOptions(),
     checks: DataChecks = DataChecks(),
-    methods: str | None = None,
+    methods: Sequence[str] | str | None = None,
     encoder: str | None = None,
     weights: Path | str | None = None,
     image_size: int | None = None,
@@ -247,8 +258,8 @@ def compare(
         images: folder that image paths are relative to (default: the table's folder)
         read: options for reading the data
         checks: options for checking and splitting the data
-        methods: all (default), or a comma-separated list such as bce,probmcl:paper,my_losses.py:my_loss
-        encoder: name of a timm model; `probmcl encoders` lists them
+        methods: all (default), or a list such as bce,probmcl:paper,my_losses.py:my_loss
+        encoder: name of a timm model; the command `probmcl encoders` lists them
         weights: pretrained (default), none, a safetensors file, or a run folder
         image_size: width and height of the input in pixels (default: set by the encoder)
         tune: part of the encoder to train: all, the last stage, or none (default: last on a CPU, all on a GPU)
@@ -279,8 +290,7 @@ def compare(
             changes = _drop_none({"device": device, "workers": workers})
             return _resume_comparison(Path(resume), methods, changes, added, console, started)
         if data is None:
-            example = "as in probmcl compare photos/labels.csv"
-            raise ProbmclError(f"`data` is missing: specify a table or a folder, {example}")
+            raise _missing_data("compare")
         return _start_comparison(options, read, checks, added, console, started)
 
 
@@ -329,17 +339,24 @@ def _comparison_spec(options: Options) -> ComparisonSpec:
     settings = replace(make_settings(_merge({}, _shared_keys(options)) | {"method": "probe"}), method="comparison")
     settings = replace(settings, probe=replace(settings.probe, frozen_views=settings.probe.views))
     describe_encoder(settings.encoder.name)
-    names = _method_names(options["methods"] or "all")
+    names = _method_names("all" if options["methods"] is None else options["methods"])
     length = {"epochs": 6} if options["budget"] is None else {"budget": parse_duration(options["budget"])}
     return ComparisonSpec(settings, parse_methods(names), all_methods="all" in names, **(length | numbers))
 
 
-def _method_names(methods: str) -> list[str]:
-    return [part.strip() for part in methods.split(",") if part.strip()]
+def _method_names(methods: Sequence[str] | str) -> list[str]:
+    if isinstance(methods, str):
+        return [part.strip() for part in methods.split(",") if part.strip()]
+    return list(methods)
 
 
 def _resume_comparison(
-    folder: Path, methods: str | None, changes: Options, add: list[Path], console: Console, started: float
+    folder: Path,
+    methods: Sequence[str] | str | None,
+    changes: Options,
+    add: list[Path],
+    console: Console,
+    started: float,
 ) -> Comparison:
     from probmcl import legacy
     from probmcl.data.audit import read_again
@@ -401,7 +418,7 @@ def check(
     seed: int = 0,
     workers: int | None = None,
     console: Console | None = None,
-) -> dict[str, Any]:
+) -> DataAudit:
     """Read all images and labels, and report statistics and problems. No files are changed.
 
     Args:
@@ -414,16 +431,15 @@ def check(
         console: where messages and progress are printed (default: stdout)
 
     Returns:
-        Statistics of the readable images, the `missing` and `unreadable` images, duplicates, the list of `findings`,
-        and the `verdict`: fine, warnings or blocked. A finding has a `level` (blocked, warning or note), a `kind`, a
-        short `text`, the complete list of `items`, and `readings`: the options with which `train` accepts the data.
+        The result, with a `verdict` (fine, warnings or blocked), all `findings`, statistics, and lists of the missing,
+        unreadable and duplicate images. `train` refuses blocked data.
     """
     from probmcl.data import audit
     from probmcl.runtime.machine import default_workers
 
     source, workers = DataSource.of(data, images, read), default_workers() if workers is None else workers
-    report = audit.check(source, checks, seed=seed, workers=workers, console=console or Console())
-    return {"data": str(data), **report}
+    result = audit.check(source, checks, seed=seed, workers=workers, console=console or Console())
+    return replace(result, data=str(data))
 
 
 # Shared by train and compare.
@@ -436,6 +452,11 @@ def _processes(device: str | None, console: Console | None) -> Iterator[Console]
 
     with process_group(device):
         yield console or (Console() if is_main_process() else Console.quiet())
+
+
+def _missing_data(function: str) -> ProbmclError:
+    example = f'`probmcl.{function}("photos/labels.csv")`'
+    return ProbmclError(f"`data` is missing: specify a table or a folder, as in {example}")
 
 
 def _refuse_with_resume(options: Options, read: ReadOptions, checks: DataChecks, *, allowed: tuple[str, ...]) -> None:
@@ -491,13 +512,13 @@ def _new_folder(out: Path | str | None, name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _resume_hint(command: str, folder: Path, console: Console) -> Iterator[None]:
-    """If a run is interrupted, print the command that resumes it."""
+def _resume_hint(function: str, folder: Path, console: Console) -> Iterator[None]:
+    """If a run is interrupted, print the call that resumes it."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         if run_folder.is_run(folder):
-            console.print(f"to resume: probmcl {command} `resume={folder}`")
+            console.print(f"to resume: {call(function, 'resume', folder)}")
         raise
 
 

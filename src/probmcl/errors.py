@@ -1,12 +1,13 @@
 """Exceptions whose messages are meant for users, and suggestions for misspelled names.
 
-Messages write options as keyword arguments in backticks, as in `skip_bad=0.05`. The command line prints them as they
-are typed there, with dashes.
+Messages write options and calls as Python does, in backticks: `skip_bad=0.05`, `group="patient"`,
+`probmcl.train(resume="runs/photos")`. The command line prints them as they are typed there. `keyword` and `call` format
+values; a placeholder in capitals, as in `images=FOLDER`, is not quoted.
 """
 
 import difflib
+import json
 import operator
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,10 +39,10 @@ class Question(DataError):  # noqa: N818  # it asks the user to choose
     >>> unknown = Reading("a blank means unknown", {"blank": "unknown"}, ("row 2: cat, dog unknown", "row 3: dog"))
     >>> print(Question(f"labels.csv: {blank}", [absent, unknown]))
     labels.csv: does a blank mean absent or unknown?
-      a blank means absent: `blank=negative`
+      a blank means absent: read=ReadOptions(blank="negative")
         row 2: cat
         row 3: dog
-      a blank means unknown: `blank=unknown`
+      a blank means unknown: read=ReadOptions(blank="unknown")
         row 2: cat, dog unknown
         row 3: dog
     """
@@ -53,8 +54,8 @@ class Question(DataError):  # noqa: N818  # it asks the user to choose
     def __str__(self) -> str:
         lines = [self.problem]
         for reading in self.readings:
-            options = " ".join(f"`{name}={shlex.quote(value)}`" for name, value in reading.options.items())
-            lines += [f"  {reading.meaning}: {options}", *(f"    {row}" for row in reading.rows)]
+            options = ", ".join(f"{name}={_spelled(value)}" for name, value in reading.options.items())
+            lines += [f"  {reading.meaning}: read=ReadOptions({options})", *(f"    {row}" for row in reading.rows)]
         return "\n".join(lines)
 
 
@@ -63,10 +64,12 @@ class OptionError(ProbmclError):
 
     >>> print(OptionError("folds", 1, "must be at least 2"))
     `folds=1` must be at least 2
+    >>> print(OptionError("group", "patient", "is not a column of labels.csv"))
+    `group="patient"` is not a column of labels.csv
     """
 
     def __init__(self, name: str, value: object, problem: str) -> None:
-        super().__init__(f"`{name}={value}` {problem}")
+        super().__init__(f"{keyword(name, value)} {problem}")
 
 
 class SettingsError(ProbmclError):
@@ -138,6 +141,32 @@ def check_range(
     if invalid:
         allowed = " and ".join(f"{word} {limit}" for word, _, limit in limits)
         raise ValueError(f"{', '.join(invalid)} must be {allowed}")
+
+
+def keyword(name: str, value: object) -> str:
+    """Return an option and its value for a message, as a keyword argument in backticks.
+
+    >>> keyword("group", "Patient ID"), keyword("skip_bad", 0.05), keyword("ignore", ["site", "date"])
+    ('`group="Patient ID"`', '`skip_bad=0.05`', '`ignore=["site", "date"]`')
+    """
+    return f"`{name}={_spelled(value)}`"
+
+
+def call(function: str, name: str, value: object) -> str:
+    """Return a call of a public function with one option, for a message.
+
+    >>> call("train", "resume", Path("runs/photos"))
+    '`probmcl.train(resume="runs/photos")`'
+    """
+    return f"`probmcl.{function}({name}={_spelled(value)})`"
+
+
+def _spelled(value: object) -> str:
+    if isinstance(value, str | Path):
+        return json.dumps(str(value), ensure_ascii=False)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_spelled, value))}]"
+    return f"{value:g}" if isinstance(value, float) else repr(value)
 
 
 def quoted(values: Iterable[str]) -> str:

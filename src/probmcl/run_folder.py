@@ -45,7 +45,7 @@ class RunFolder:
         """Return a run folder. Raise `RunError` if it does not hold a run or was written by a newer version."""
         folder = cls(Path(path))
         if not folder.path.is_dir():
-            raise RunError(f"{path} is not a folder; pass a run folder written by `probmcl train`")
+            raise RunError(f"{path} is not a folder; pass a run folder written by `probmcl.train()`")
         folder.read(METADATA)
         folder.read(CONFIG)
         return folder
@@ -72,7 +72,7 @@ class RunFolder:
     def read(self, name: str) -> Any:
         """Read one of the run's JSON files and upgrade it to the current schema version."""
         if not self.has(name):
-            raise RunError(f"{self.path} is not a run folder: it has no {name}; pass one written by `probmcl train`")
+            raise RunError(f"{self.path} is not a run folder: it has no {name}; pass one written by `probmcl.train()`")
         content = _read_object(self.path / name)
         return legacy.upgrade(name, content) if self.schema == 1 else content
 

@@ -325,7 +325,7 @@ def load_settings(config: Mapping[str, Any]) -> Settings:
     A method from outside this package must already be imported, since a run folder must not cause code to run.
     """
     for job in config["jobs"]:
-        refuse_unnamed(job["method"], "`loss={method}`")
+        refuse_unnamed(job["method"], '`loss="{method}"`')
     jobs = []
     for job in config["jobs"]:
         training = _convert(job["training"], Training, where=f"{CONFIG}, training")
@@ -350,7 +350,7 @@ def _jobs(
 ) -> Iterator[TrainingJob]:
     if method == "auto" and (changes or preset != "default"):
         subject = f"settings {', '.join(changes)}" if changes else f"preset {preset!r}"
-        raise SettingsError(f"{subject} cannot be combined with method auto; name a method, as in `method=probmcl`")
+        raise SettingsError(f'{subject} cannot be combined with method auto; name a method, as in `method="probmcl"`')
     for name in {"auto": AUTO, "probe": ()}.get(method, (method,)):
         settings, values = method_settings(name, preset, changes), default_training(name, tune) | training
         if method == "auto" and isinstance(training.get("epochs"), int):  # these epochs have two views of each image

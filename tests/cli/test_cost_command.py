@@ -75,7 +75,7 @@ def test_measure_adds_time_and_memory(capsys: pytest.CaptureFixture[str], tmp_pa
         ("csra --encoders pit_ti_224", "pit_ti_224"),
         ("bce --batch-size 4", "--measure"),
         ("bce --measure --batch-size 1", "`batch_size=1` must be at least 2"),
-        ("bce --measure --device tpu", "`device=tpu` is not available"),
+        ("bce --measure --device tpu", '`device="tpu"` is not available'),
         ("bce --paper", "cannot be combined with METHODS"),
         ("bce --out costs.cvs", "did you mean '.csv'?"),
         ("bce --out costs.txt", "available: .csv, .json, .md"),
@@ -89,7 +89,7 @@ def test_invalid_arguments_are_an_error(arguments: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "message"),
     [
-        ("--encoders", ",", "comma-separated list"),
+        ("--encoders", ",", "spaces or commas"),
         ("--image-sizes", "big", "'big'"),
         ("--image-sizes", "-64", ">= 1"),
         ("--classes", "0", ">= 1"),

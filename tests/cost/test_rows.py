@@ -193,7 +193,7 @@ def test_parse_methods() -> None:
         ("probmlc", None, "'probmlc'; did you mean 'probmcl'"),
         ("csra:papre", None, "'csra' .*'papre'; did you mean 'paper'"),
         ("bce", "paper", "'bce' .*'paper'"),
-        ("probmcl:anchors", "paper", r"`preset=paper` .*probmcl:anchors"),
+        ("probmcl:anchors", "paper", r'`preset="paper"` .*probmcl:anchors'),
     ],
 )
 def test_invalid_names_raise(name: str, preset: str | None, message: str) -> None:

@@ -144,7 +144,7 @@ def test_folds_cover_every_image_exactly_once(tmp_path: Path) -> None:
 
 
 def test_a_single_group_blocks_check_and_train(tmp_path: Path) -> None:
-    table = photographs.folder(tmp_path / "p", 12, patients=["one"] * 12)
+    table = photographs.folder(tmp_path / "p", 24, patients=["one"] * 24)
     with pytest.raises(DataError, match="val or test split"):
         prepared(table)
     report = checked(table)
@@ -152,9 +152,32 @@ def test_a_single_group_blocks_check_and_train(tmp_path: Path) -> None:
     assert "leaves only 1" in texts(report, "blocked")
 
 
-def test_split_column_with_empty_splits_is_blocked(tmp_path: Path) -> None:
+def test_too_few_images_to_split_block_check_and_train(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", 22)
+    assert checked(table)["splits"] == {"train": 12, "val": 5, "test": 5}
+    unlink(table, 0, 1, 2)
+    report = checked(table, skip_bad=0.2)
+    assert (report["verdict"], report["images"]) == ("blocked", 19)
+    assert "train has 19 images, but at least 20" in finding(report, "too_few_images")["text"]
+    assert {found["kind"] for found in report["findings"] if found["level"] == "blocked"} == {"too_few_images"}
+    with pytest.raises(DataError, match="train has 19 images, but at least 20"):
+        prepared(table, skip_bad=0.2)
+
+
+def test_few_images_with_all_splits_are_accepted(tmp_path: Path) -> None:
+    splits = ["train"] * 4 + ["val"] * 2 + ["test"] * 2
+    assert list(prepared(photographs.folder(tmp_path / "p", 8, splits=splits)).records.split) == splits
+
+
+def test_empty_splits_of_few_images_are_not_a_reason_to_make_splits(tmp_path: Path) -> None:
     table = photographs.folder(tmp_path / "p", 12, splits=["test"] * 12)
-    with pytest.raises(DataError, match=r"train or val split .*`split_column=''`"):
+    with pytest.raises(DataError, match=r"assign images to train and val$"):
+        prepared(table)
+
+
+def test_split_column_with_empty_splits_is_blocked(tmp_path: Path) -> None:
+    table = photographs.folder(tmp_path / "p", 24, splits=["test"] * 24)
+    with pytest.raises(DataError, match=r'train or val split .*`split_column=""`'):
         prepared(table)
     assert checked(table)["verdict"] == "blocked"
 
@@ -177,9 +200,8 @@ def test_present_class_with_absent_parent_is_a_warning(tmp_path: Path) -> None:
     rows = [f"{number}.jpg,{int(number > 5)},{int(number > 3)}" for number in range(12)]
     table.write_text("\n".join(["filename,building,roof", *rows]) + "\n")
     (tmp_path / "tree.csv").write_text("child,parent\nroof,building\n")
-    report = check(
-        DataSource.of(table, None, ReadOptions(hierarchy=tmp_path / "tree.csv")), console=recording_console()
-    )
+    source = DataSource.of(table, None, ReadOptions(hierarchy=tmp_path / "tree.csv"))
+    report = check(source, console=recording_console()).to_dict()
     for text in (texts(report, "warning"), report["summary"]):
         assert "in 2 images (first: row 6)" in text
     assert sum(report["per_class"]["building"]["present"].values()) == 8
@@ -189,7 +211,8 @@ def test_minus_one_is_counted_as_its_mapped_state(tmp_path: Path) -> None:
     table = photographs.folder(tmp_path / "p", 12)
     rows = [f"{number}.jpg,{-1 if number % 2 else 1},{number % 3 % 2}" for number in range(12)]
     table.write_text("\n".join(["filename,roof,sky", *rows]) + "\n")
-    report = check(DataSource.of(table, None, ReadOptions(minus_one=("negative",))), console=recording_console())
+    source = DataSource.of(table, None, ReadOptions(minus_one=("negative",)))
+    report = check(source, console=recording_console()).to_dict()
     per_class = report["per_class"]["roof"]
     assert sum(per_class["present"].values()) == sum(per_class["absent"].values()) == 6
     assert sum(per_class["uncertain"].values()) == 0
@@ -213,7 +236,8 @@ def test_intensity_range_of_16_bit_images_is_measured(tmp_path: Path) -> None:
 
 
 def checked(table: Path, **checks: Any) -> dict[str, Any]:
-    return check(DataSource.of(table, None, ReadOptions()), DataChecks(**checks), console=recording_console())
+    source = DataSource.of(table, None, ReadOptions())
+    return check(source, DataChecks(**checks), console=recording_console()).to_dict()
 
 
 def texts(report: dict[str, Any], level: str) -> str:

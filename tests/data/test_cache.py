@@ -192,7 +192,7 @@ def test_cache_inside_an_image_folder_is_an_error(tmp_path: Path, inside: str) -
     (tmp_path / "link").symlink_to(tmp_path / "photos")
     with pytest.raises(OptionError) as caught:
         open_cache(tmp_path / inside, apart_from=[tmp_path / "elsewhere", tmp_path / "photos"])
-    assert f"`cache={tmp_path / inside}`" in str(caught.value)
+    assert f'`cache="{tmp_path / inside}"`' in str(caught.value)
     assert f" {tmp_path / 'photos'};" in str(caught.value)
     assert sorted(path.name for path in (tmp_path / "photos").iterdir()) == ["a.png"]
     open_cache(tmp_path / "photos of mine", apart_from=[tmp_path / "photos"])
@@ -200,7 +200,7 @@ def test_cache_inside_an_image_folder_is_an_error(tmp_path: Path, inside: str) -
 
 def test_cache_folder_must_be_writable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(OptionError, match=r"`cache=.*file/cache` .*\(Not a directory\)"):
+    with pytest.raises(OptionError, match=r'`cache=".*file/cache"` .*\(Not a directory\)'):
         open_cache(tmp_path / "file" / "cache")
 
 

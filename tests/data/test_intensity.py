@@ -17,7 +17,7 @@ from probmcl.data.intensity import IntensityRange, Range, find_intensity_range, 
 from probmcl.data.loader import ImageBatches
 from probmcl.data.records import Records
 from probmcl.data.stream import decode
-from probmcl.errors import DataError, ImageError, OptionError
+from probmcl.errors import DataError, ImageError, OptionError, keyword
 
 FINITE = st.floats(-1e6, 1e6)
 VALUES = FINITE | st.sampled_from([math.inf, -math.inf])
@@ -69,7 +69,7 @@ def test_range_is_applied_to_32_bit_integers_exactly(tmp_path: Path) -> None:
     base = 2**30
     path = save(tmp_path / "a.tif", [base, base + 1, base + 5, -7], "int32")
     assert gray(path, IntensityRange(float(base), float(base + 5))) == [0, 51, 255, 0]
-    with pytest.raises(ImageError, match=r"from -7 to 1073741829, .* `range=LOW,HIGH`"):
+    with pytest.raises(ImageError, match=r'from -7 to 1073741829, .* `range="LOW,HIGH"`'):
         read_image(path)
 
 
@@ -104,7 +104,7 @@ def test_parse_range(text: str, rule: Range) -> None:
 def test_parse_range_rejects_invalid_values(text: str) -> None:
     with pytest.raises(OptionError) as caught:
         parse_range(text)
-    assert str(caught.value).startswith(f"`range={text}` must be auto, full or LOW,HIGH")
+    assert str(caught.value).startswith(f"{keyword('range', text)} must be auto, full or LOW,HIGH")
 
 
 def test_auto_uses_percentiles_of_all_deep_images(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_deep_image_with_a_jpeg_suffix_has_low_priority(tmp_path: Path) -> None:
 
 def test_auto_rejects_constant_images(tmp_path: Path) -> None:
     path = save(tmp_path / "a.tif", [7, 7], "uint16")
-    with pytest.raises(DataError, match=rf"`range=auto`: {path}: .* 7; .*`range=LOW,HIGH`"):
+    with pytest.raises(DataError, match=rf'`range="auto"`: {path}: .* 7; .*`range="LOW,HIGH"`'):
         find_intensity_range([path], "auto")
 
 
@@ -200,13 +200,13 @@ def test_full_is_the_range_of_the_pixel_type(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("values", "dtype", "message"),
     [
-        ([0.5, 2.5], "float32", r"from 0\.5 to 2\.5, .*0 to 1 \(`range=full`\)"),
-        ([-4, 70_000], "int32", r"from -4 to 70,000, .*0 to 65,535 \(`range=full`\)"),
+        ([0.5, 2.5], "float32", r'from 0\.5 to 2\.5, .*0 to 1 \(`range="full"`\)'),
+        ([-4, 70_000], "int32", r'from -4 to 70,000, .*0 to 65,535 \(`range="full"`\)'),
     ],
 )
 def test_full_rejects_values_outside_the_range(tmp_path: Path, values: list[float], dtype: str, message: str) -> None:
     path = save(tmp_path / "a.tif", values, dtype)
-    with pytest.raises(DataError, match=rf"{path}: .*{message}; .*`range=auto`"):
+    with pytest.raises(DataError, match=rf'{path}: .*{message}; .*`range="auto"`'):
         find_intensity_range([path], "full")
 
 
@@ -216,7 +216,7 @@ def test_mixed_kinds_are_an_error(tmp_path: Path, rule: Range) -> None:
     paths += [save(tmp_path / f"{number}.png", [3, 9], "uint16") for number in range(3)]
     with pytest.raises(DataError) as caught:
         find_intensity_range(paths, rule)
-    for part in (f"`range={rule}`", f"{paths[3]} is 16-bit", f"{paths[0]} is float", "`range=LOW,HIGH`"):
+    for part in (f'`range="{rule}"`', f"{paths[3]} is 16-bit", f"{paths[0]} is float", '`range="LOW,HIGH"`'):
         assert part in str(caught.value)
     assert find_intensity_range(paths, IntensityRange(0.0, 9.0)) == IntensityRange(0.0, 9.0)
 

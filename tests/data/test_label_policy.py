@@ -29,14 +29,14 @@ def test_default_meanings() -> None:
 @pytest.mark.parametrize(
     ("blank", "minus_one", "message"),
     [
-        (["absent"], [], "`blank=absent` must be negative or unknown"),
-        (["soft:0.5"], [], "`blank=soft:0.5`"),
-        ([], ["soft:1.5"], "`minus_one=soft:1.5` must be unknown, negative, positive or soft:P"),
-        ([], ["soft:x"], "`minus_one=soft:x`"),
-        ([], ["soft:0"], "`minus_one=soft:0`"),
-        ([], ["Edema=maybe"], "`minus_one=maybe`"),
-        (["negative", "unknown"], [], "`blank=unknown` contradicts"),
-        ([], ["Edema=unknown", "Edema=negative"], "`minus_one=Edema=negative` contradicts .*'Edema'"),
+        (["absent"], [], '`blank="absent"` must be negative or unknown'),
+        (["soft:0.5"], [], '`blank="soft:0.5"`'),
+        ([], ["soft:1.5"], '`minus_one="soft:1.5"` must be unknown, negative, positive or soft:P'),
+        ([], ["soft:x"], '`minus_one="soft:x"`'),
+        ([], ["soft:0"], '`minus_one="soft:0"`'),
+        ([], ["Edema=maybe"], '`minus_one="maybe"`'),
+        (["negative", "unknown"], [], '`blank="unknown"` contradicts'),
+        ([], ["Edema=unknown", "Edema=negative"], "`minus_one=\"Edema=negative\"` contradicts .*'Edema'"),
     ],
 )
 def test_invalid_meanings_are_refused(blank: list[str], minus_one: list[str], message: str) -> None:
@@ -45,9 +45,9 @@ def test_invalid_meanings_are_refused(blank: list[str], minus_one: list[str], me
 
 
 def test_missing_class_is_refused_with_a_suggestion() -> None:
-    with pytest.raises(OptionError, match=r"`minus_one=Edemma=positive` .*'Edema'\?"):
+    with pytest.raises(OptionError, match=r"""`minus_one="Edemma=positive"` .*'Edema'\?"""):
         LabelPolicy.of([], ["Edemma=positive"]).chance(NAMES)
-    with pytest.raises(OptionError, match="`blank=Bone=unknown`"):
+    with pytest.raises(OptionError, match='`blank="Bone=unknown"`'):
         LabelPolicy.of(["Bone=unknown"]).blank_states(NAMES, default="negative")
 
 

@@ -20,8 +20,8 @@ from probmcl.errors import DataError, OptionError
         ({"fold": 2}, "`fold=2` needs `folds=K`"),
         ({"folds": 5, "fold": 1, "split_file": Path(__file__)}, "cannot be combined with `split_file`"),
         ({"skip_bad": 5.0}, "a share between 0 and 1"),
-        ({"range": "9"}, "`range=9`"),
-        ({"split_file": Path("nowhere.csv")}, "`split_file=nowhere.csv` does not exist"),
+        ({"range": "9"}, '`range="9"`'),
+        ({"split_file": Path("nowhere.csv")}, '`split_file="nowhere.csv"` does not exist'),
     ],
 )
 def test_invalid_checks_are_refused(checks: dict[str, Any], message: str) -> None:

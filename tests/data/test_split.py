@@ -3,15 +3,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
 from probmcl.data.records import SPLITS, Records, Split
-from probmcl.data.split import connected_sets, folds, make_splits, read_folds, read_splits, with_fold
+from probmcl.data.split import TooFewImagesError, connected_sets, folds, make_splits, with_fold
 from probmcl.errors import DataError
-from probmcl.run.state import write_split
-from probmcl.run_folder import write_rows
 
 
 def make(
@@ -85,25 +83,81 @@ def test_only_positive_of_a_class_stays_in_train() -> None:
 def test_unknown_positives_do_not_count_for_train() -> None:
     known = np.array([[True, True], [False, True], [False, True], [False, True]])
     for seed in range(20):
-        assert make_splits(make(np.ones((4, 2)), known=known), seed=seed).split[0] == "train"
+        assert make_splits(make(np.ones((4, 2)), known=known), seed=seed, val=0.1, test=0.2).split[0] == "train"
 
 
 def test_a_filled_split_has_priority_over_a_class_in_train() -> None:
-    assert sizes(make_splits(make(np.eye(5)))) == [3, 1, 1]
+    assert sizes(make_splits(make(np.eye(5)), val=0.1, test=0.2)) == [3, 1, 1]
 
 
 def test_train_keeps_the_last_image() -> None:
-    assert sizes(make_splits(make(np.ones((1, 1))))) == [1, 0, 0]
-    assert sizes(make_splits(make(np.ones((2, 1))))) == [1, 0, 1]
+    assert sizes(make_splits(make(np.ones((1, 1))), val=0.1, test=0.2)) == [1, 0, 0]
+    assert sizes(make_splits(make(np.ones((2, 1))), val=0.1, test=0.2)) == [1, 0, 1]
 
 
 def test_group_with_a_test_image_is_not_moved_to_val() -> None:
-    split = splits_of(test=1, train=19)
-    group = ["a"] * 10 + [f"b{i}" for i in range(10)]
+    split = splits_of(test=1, train=29)
+    group = ["a"] * 10 + [f"b{i}" for i in range(20)]
     for seed in range(20):
-        result = make_splits(make(np.ones((20, 1)), split, group), seed=seed)
-        assert sizes(result) == [17, 2, 1]
+        result = make_splits(make(np.ones((30, 1)), split, group), seed=seed)
+        assert sizes(result) == [24, 5, 1]
         assert "val" not in result.split[:10]
+
+
+@pytest.mark.parametrize(("images", "expected"), [(20, [10, 5, 5]), (49, [39, 5, 5]), (50, [35, 5, 10])])
+def test_small_datasets_hold_out_five_images_per_split(images: int, expected: list[int]) -> None:
+    for seed in range(5):
+        assert sizes(make_splits(make(np.ones((images, 1))), seed=seed)) == expected
+
+
+def test_the_images_in_train_decide_if_one_split_is_missing() -> None:
+    assert sizes(make_splits(make(np.ones((60, 1)), splits_of(train=40, test=20)))) == [35, 5, 20]
+    assert sizes(make_splits(make(np.ones((60, 1)), splits_of(train=40, val=20)))) == [35, 20, 5]
+    assert sizes(make_splits(make(np.ones((90, 1)), splits_of(train=60, val=30)))) == [48, 30, 12]
+
+
+def test_small_splits_are_stratified() -> None:
+    labels = np.repeat(np.eye(3), [20, 12, 8], axis=0)  # five of 40 images: 2.5, 1.5 and 1 of each class
+    for seed in range(5):
+        result = make_splits(make(labels), seed=seed)
+        assert sizes(result) == [30, 5, 5]
+        for split in SPLITS[1:]:
+            assert (np.abs(labels[result.rows(split)].sum(axis=0) - [2.5, 1.5, 1]) <= 0.5).all()
+
+
+def test_small_splits_do_not_divide_groups() -> None:
+    group = [f"g{i // 4}" for i in range(40)]
+    for seed in range(5):
+        result = make_splits(make(np.ones((40, 1)), group=group), seed=seed)
+        assert all(len({*result.split[start : start + 4]}) == 1 for start in range(0, 40, 4))
+        assert sizes(result) == [32, 4, 4]
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [
+        (splits_of(train=19), "train has 19 images, .* at least 20 .* val and test .*add images, .*`split_file=FILE`"),
+        (splits_of(train=19, test=30), "train has 19 images, .* take val from it"),
+        (splits_of(train=1, val=30), "train has 1 image, .* take test from it"),
+    ],
+)
+def test_too_few_images_are_not_split(split: list[Split], message: str) -> None:
+    with pytest.raises(TooFewImagesError, match=message):
+        make_splits(make(np.ones((len(split), 1)), split))
+
+
+def test_explicit_shares_are_used_for_few_images() -> None:
+    assert sizes(make_splits(make(np.ones((10, 1))), val=0.1, test=0.2)) == [7, 1, 2]
+    assert sizes(make_splits(make(np.ones((40, 1))), val=0.1, test=0.2)) == [28, 4, 8]
+    assert sizes(make_splits(make(np.ones((40, 1))), test=0.2)) == [27, 5, 8]
+
+
+def test_val_of_a_fold_follows_the_same_rule() -> None:
+    fold_of = np.repeat([1, 2, 3], 10)
+    assert sizes(with_fold(make(np.ones((30, 1))), fold_of, 1)) == [15, 5, 10]
+    assert sizes(with_fold(make(np.ones((90, 1))), fold_of.repeat(3), 1)) == [54, 6, 30]
+    with pytest.raises(TooFewImagesError, match="train has 18 images"):
+        with_fold(make(np.ones((27, 1))), np.repeat([1, 2, 3], 9), 1)
 
 
 def test_invalid_shares_are_an_error() -> None:
@@ -119,7 +173,7 @@ def test_groups_are_not_divided_and_train_is_not_empty(images: int, groups: int,
     rng = np.random.default_rng(seed)
     group = [f"g{i}" for i in rng.integers(0, groups, images)]
     labels = (rng.random((images, 4)) < 0.3).astype(np.float32)
-    result = make_splits(make(labels, group=group), seed=seed)
+    result = make_splits(make(labels, group=group), seed=seed, val=0.1, test=0.2)
     for name in set(group):
         assert len({split for split, of in zip(result.split, group, strict=True) if of == name}) == 1
     counts = sizes(result)
@@ -234,94 +288,6 @@ def unit_names(group: Sequence[str], pairs: Sequence[tuple[int, int]]) -> list[s
         for i, j in pairs:
             names = [names[i] if name == names[j] else name for name in names]
     return names
-
-
-def test_read_splits_restores_the_splits_of_a_run(tmp_path: Path) -> None:
-    result = make_splits(make(np.ones((20, 1))), seed=5)
-    write_split(tmp_path / "run", result)
-    again = read_splits(make(np.ones((20, 1)), splits_of(test=20)), tmp_path / "run" / "split.csv")
-    assert again.split == result.split
-    assert again.label_space.counts.tolist() == [14]
-
-
-@settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-@given(st.lists(st.text("ab ,\"'äé;", min_size=1), min_size=2, max_size=8, unique_by=str.strip), st.integers(0, 9))
-def test_folds_can_be_written_and_read(tmp_path: Path, names: list[str], seed: int) -> None:
-    paths = [Path(f"photos/{name}.jpg") for name in names]
-    records = Records.from_labels(["cat"], paths, ["train"] * len(paths), np.ones((len(paths), 1), dtype=np.float32))
-    fold_of = folds(records, 2, seed=seed)
-    rows = zip(records.paths, fold_of.tolist(), strict=True)
-    write_rows(tmp_path / "folds.csv", ("path", "fold"), rows)
-    assert read_folds(records, tmp_path / "folds.csv").tolist() == fold_of.tolist()
-
-
-def photographs(folder: Path) -> Records:
-    for name in "abc":
-        (folder / f"{name}.jpg").touch()
-    paths = [folder / f"{name}.jpg" for name in "abc"]
-    return Records.from_labels(["cat"], paths, ["train"] * 3, np.ones((3, 1), dtype=np.float32))
-
-
-def written(path: Path, *rows: str) -> Path:
-    path.write_text("\n".join(rows) + "\n", encoding="utf-8")
-    return path
-
-
-def test_paths_are_relative_to_the_file_or_the_working_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    records = photographs(tmp_path)
-    next_to_images = written(tmp_path / "s.csv", "path,split", "a.jpg,test", "b.jpg,val", "./c.jpg,train")
-    assert read_splits(records, next_to_images).split == ("test", "val", "train")
-    (tmp_path / "runs").mkdir()
-    monkeypatch.chdir(tmp_path)
-    elsewhere = written(tmp_path / "runs" / "s.csv", "split,path", "val,c.jpg", "test,../b.jpg", "train,a.jpg")
-    assert read_splits(records, elsewhere).split == ("train", "test", "val")
-
-
-def test_symlinks_are_resolved(tmp_path: Path) -> None:
-    (tmp_path / "real").mkdir()
-    records = photographs(tmp_path / "real")
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    rows = [f"{tmp_path}/link/{name}.jpg,{split}" for name, split in zip("abc", SPLITS, strict=True)]
-    assert read_splits(records, written(tmp_path / "s.csv", "path,split", *rows)).split == SPLITS
-
-
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (["a.jpg,test", "b.jpg,train", "c.jpg,dev"], r"s.csv, row 4: split 'dev'"),
-        (["a.jpg,test", "d.jpg,train"], r"s.csv, row 3: 'd.jpg' is not in the data \(3 images\);"),
-        (["b.jpg,test"], r"s.csv: 2 of 3 images are missing: .*a.jpg, .*c.jpg;"),
-        (["a.jpg,test", "b.jpg,test"], r"s.csv: 1 of 3 images is missing: .*c.jpg;"),
-        (["a.jpg,test", "./a.jpg,val"], r"'./a.jpg' is 'test' in row 2, but 'val' in row 3"),
-    ],
-)
-def test_read_splits_rejects_inconsistent_files(tmp_path: Path, rows: list[str], message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        read_splits(photographs(tmp_path), written(tmp_path / "s.csv", "path,split", *rows))
-
-
-def test_read_splits_rejects_a_missing_column_or_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"row 1: .*'split', only 'path' and 'part'"):
-        read_splits(photographs(tmp_path), written(tmp_path / "s.csv", "path,part", "a.jpg,test"))
-    with pytest.raises(DataError, match=r"none.csv"):
-        read_splits(photographs(tmp_path), tmp_path / "none.csv")
-
-
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [
-        (("1", "2", "0"), r"row 4: fold '0'"),
-        (("1", "2.0", "1"), r"row 3: fold '2.0'"),
-        (("1", "3", "1"), r"fold 2"),
-        (("1", "1", "1"), r"fold 2"),
-    ],
-)
-def test_read_folds_rejects_invalid_numbers(tmp_path: Path, numbers: Sequence[str], message: str) -> None:
-    rows = [f"{name}.jpg,{number}" for name, number in zip("abc", numbers, strict=True)]
-    with pytest.raises(DataError, match=message):
-        read_folds(photographs(tmp_path), written(tmp_path / "f.csv", "path,fold", *rows))
 
 
 def test_splits_are_stratified_by_known_images() -> None:

@@ -79,7 +79,7 @@ def test_with_maps_of_model_without_maps_is_an_error(name: str, message: str) ->
 
 
 def test_with_maps_of_stored_features_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"csra needs feature maps.*`tune=last`"):
+    with pytest.raises(ValueError, match=r'csra needs feature maps.*`tune="last"`'):
         with_maps(PrecomputedFeatures(5), "csra")
 
 

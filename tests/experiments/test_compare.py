@@ -346,7 +346,7 @@ def test_invalid_options_are_rejected_before_training(
 def test_resume_cannot_be_combined_with_other_options(comparison: Comparison, folder: Path) -> None:
     with pytest.raises(ValueError, match="cannot be combined with `epochs`"):
         probmcl.compare(resume=folder, epochs=3)
-    with pytest.raises(ValueError, match="`methods=bce`"):
+    with pytest.raises(ValueError, match='`methods="bce"`'):
         probmcl.compare(resume=folder, methods="bce")
     with pytest.raises(ValueError, match="is not a comparison"):
         probmcl.compare(resume=folder.parent)

@@ -31,7 +31,7 @@ def test_old_results_without_notes_can_be_read(results: list[Result], tmp_path: 
 
 def test_error_for_another_protocol_names_the_parts_that_differ(results: list[Result]) -> None:
     other = Result(**{**vars(results[1]), "fingerprint": FINGERPRINT | {"budget": "x", "split": "y", "all": "z"}})
-    with pytest.raises(ValueError, match=r"`add=other\.jsonl` .* split and budget"):
+    with pytest.raises(ValueError, match=r'`add="other\.jsonl"` .* split and budget'):
         merge_results(results, [other], Path("other.jsonl"))
 
 

@@ -151,7 +151,7 @@ def test_invalid_options_are_rejected_before_scoring(
         raise AssertionError("nothing must be scored")
 
     monkeypatch.setattr(Model, "_score", scored)
-    with pytest.raises(OptionError, match=r"`by=sites` .*did you mean 'site'"):
+    with pytest.raises(OptionError, match=r"""`by="sites"` .*did you mean 'site'"""):
         model.evaluate(table, by="sites")
     table.write_text(table.read_text().replace(",p03,north,", ",p03,south,", 1))
     with pytest.raises(ValueError, match=r"'p03' .*'south' and 'north'"):
@@ -161,14 +161,14 @@ def test_invalid_options_are_rejected_before_scoring(
     with pytest.raises(ValueError, match="`draws=-1` must be"):
         model.evaluate(table, draws=-1)
     monkeypatch.setattr("probmcl.evaluation.groups.MAX_VALUES", 13)
-    with pytest.raises(OptionError, match=r"`by=patient` has 14 .*42 images; .*13"):
+    with pytest.raises(OptionError, match=r'`by="patient"` has 14 .*42 images; .*13'):
         model.evaluate(table, by="patient")
 
 
 def test_aggregate_needs_groups(tmp_path: Path, model: Model, table: Path) -> None:
     rows = [line.split(",") for line in table.read_text().splitlines()]
     (tmp_path / "single.csv").write_text("\n".join(",".join([row[0], *row[3:]]) for row in rows))
-    with pytest.raises(OptionError, match=r"`aggregate=mean` .*`group`"):
+    with pytest.raises(OptionError, match=r'`aggregate="mean"` .*`group`'):
         model.evaluate(tmp_path / "single.csv", aggregate="mean")
 
 

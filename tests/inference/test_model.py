@@ -260,7 +260,7 @@ def test_unreadable_image_in_the_split_is_an_error(tmp_path: Path, records: Reco
 
 def test_unknown_split_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as outside the tests
-    with pytest.raises(ValueError, match=r"`split=valid` must be one of train, val, test"):
+    with pytest.raises(ValueError, match=r'`split="valid"` must be one of train, val, test'):
         load_run(tmp_path).evaluate(split="valid")  # type: ignore[arg-type]
 
 

@@ -159,7 +159,7 @@ def test_overflow_in_half_precision_is_an_error(records: Records, tmp_path: Path
         def forward(self, images: Tensor) -> Tensor:
             return images.flatten(1)[:, :4] * 1e6
 
-    with pytest.raises(ValueError, match="`tune=all`"):
+    with pytest.raises(ValueError, match='`tune="all"`'):
         open_cache(records, Huge(), tmp_path, torch.float16).plain("train")
 
 

@@ -39,7 +39,7 @@ def test_available_devices_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["cuda:2", "cuda:7", "cuda:-1", "cuda:01", "cuda:", "mps", "meta", "gpu", "cpu:0", ""])
 def test_error_for_an_unavailable_device_lists_the_available_ones(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     FakeMachine(monkeypatch, gpus=2)
-    with pytest.raises(OptionError, match=f"`device={name}` .* cpu, cuda, cuda:0, cuda:1$"):
+    with pytest.raises(OptionError, match=f'`device="{name}"` .* cpu, cuda, cuda:0, cuda:1$'):
         find_device(name)
 
 

@@ -1,9 +1,10 @@
 """The command line: one module per command, imported only when the command runs.
 
-A command parses its options, calls the library and prints the result. Library messages write an option as a keyword
-argument in backticks, as in `skip_bad=0.05`; `spell_options` replaces it with its spelling on the command line.
+A command parses its options, calls the library and prints the result. Library messages write options and calls as in
+Python, in backticks: `skip_bad=0.05`. `spell_options` replaces them with their spelling on the command line.
 """
 
+import ast
 import json
 import os
 import re
@@ -41,20 +42,42 @@ SPELLING = {"data": "DATA", "settings": "--set"}
 """Parameters whose option is not just the Python name with dashes."""
 
 OPTION = re.compile(r"`([a-z][a-z_]*)(?:=([^`]*))?`")
+CALL = re.compile(r"`(probmcl\.[a-z]+\([^`]*\))`")
 
 
 def spell_options(text: str) -> str:
-    """Spell the options in a library message as they are typed on the command line.
+    """Spell the options and calls in a library message as they are typed on the command line.
 
     >>> spell_options("`skip_bad=0.05` cannot be combined with `folds`; see `classes.txt`")
     '--skip-bad 0.05 cannot be combined with --folds; see `classes.txt`'
+    >>> spell_options('choose one with `group="Patient ID"` or `group=COLUMN`')
+    "choose one with --group 'Patient ID' or --group COLUMN"
+    >>> spell_options('to resume: `probmcl.train(resume="runs/photos")`')
+    'to resume: probmcl train --resume runs/photos'
     """
+    text = CALL.sub(lambda call: _spell_call(call[1]), text)
+    return OPTION.sub(lambda option: _spell_option(option[1], option[2]), text)
 
-    def spell(option: re.Match[str]) -> str:
-        name = _spelled(option[1])
-        return name if option[2] is None else f"{name} {option[2]}"
 
-    return OPTION.sub(spell, text)
+def _spell_call(text: str) -> str:
+    call = ast.parse(text, mode="eval").body
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+        raise ValueError(f"{text} is not a call")
+    words = [str(ast.literal_eval(argument)) for argument in call.args]
+    options = {str(option.arg): str(ast.literal_eval(option.value)) for option in call.keywords}
+    return shlex.join(["probmcl", call.func.attr, *words, *option_words(options)])
+
+
+def _spell_option(name: str, text: str | None) -> str:
+    try:
+        value = None if text is None else ast.literal_eval(text)
+    except (ValueError, SyntaxError):  # a placeholder such as FOLDER
+        return f"{_spelled(name)} {text}"
+    if value is None or value is True:
+        return _spelled(name)
+    if isinstance(value, str):
+        return shlex.join(option_words({name: value}))
+    return f"{_spelled(name)} {shlex.join(map(str, value)) if isinstance(value, list) else text}"
 
 
 def _spelled(name: str) -> str:
@@ -144,6 +167,7 @@ def command_console(*, stderr: bool = False) -> Console:
 def app() -> cyclopts.App:
     """Return the application with all commands, without importing them."""
     from probmcl import __version__
+    from probmcl.cli.options import format_error
 
     commands = cyclopts.App(
         name="probmcl",
@@ -151,6 +175,7 @@ def app() -> cyclopts.App:
         version=__version__,
         result_action="return_value",
         suppress_keyboard_interrupt=False,  # handled by main()
+        error_formatter=format_error,
     )
     for number, (name, (function, summary)) in enumerate(COMMANDS.items()):
         # A summary would replace the command's docstring, which is shown by its own --help.

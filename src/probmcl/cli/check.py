@@ -4,7 +4,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -12,8 +12,12 @@ from probmcl.cli import command_console, command_line, option_words, reading_lin
 from probmcl.cli.options import COMPUTE, DATA, Checks, Read, Workers
 from probmcl.console import Console
 from probmcl.data.options import DataChecks, ReadOptions
-from probmcl.errors import Reading, counted
+from probmcl.errors import counted
 from probmcl.tables import Column, Table, to_rich
+
+if TYPE_CHECKING:
+    from probmcl.data.audit_result import DataAudit
+    from probmcl.data.findings import Finding
 
 EXIT = {"fine": 0, "warnings": 3, "blocked": 4}
 SHOWN = 30  # number of classes in the table; if there are more, only the most and least frequent are shown
@@ -52,72 +56,70 @@ def check(
         out: JSON file for the complete report
     """
     from probmcl import api
-    from probmcl.files import write_json
 
     if out.exists() and (not out.is_file() or REPORT_KEY not in out.read_text(encoding="utf-8", errors="replace")):
         raise FileExistsError(f"{out} exists and is not the report of an earlier check; choose another file with --out")
     console = command_console()
-    report = api.check(data, images=images, read=read, checks=checks, seed=seed, workers=workers, console=console)
-    show(report, console)
-    write_json(out, report)
+    audit = api.check(data, images=images, read=read, checks=checks, seed=seed, workers=workers, console=console)
+    show(audit, console)
+    audit.to_json(out)
     console.print(f"complete report: {out}")
-    for line in next_steps(report, ["train", *without_option(sys.argv[2:], "--out")]):
+    for line in next_steps(audit.findings, ["train", *without_option(sys.argv[2:], "--out")]):
         console.rich.print(line, highlight=False, markup=False, soft_wrap=True)  # a wrapped command cannot be copied
-    sys.exit(EXIT[report["verdict"]])
+    sys.exit(EXIT[audit.verdict])
 
 
-def show(report: Mapping[str, Any], console: Console) -> None:
-    """Print the statistics of a report, then its findings."""
-    if "images" in report:
-        for line in (report["summary"], *_lines(report)):
+def show(audit: "DataAudit", console: Console) -> None:
+    """Print the statistics of an audit, then its findings."""
+    if audit.summary:
+        for line in (audit.summary, *_lines(audit.statistics)):
             console.print(line)
-        console.rich.print(to_rich(_table(report["per_class"])))
-    for finding in report["findings"]:
-        console.print(f"{finding['level']}: {finding['text']}")
+        console.rich.print(to_rich(_table(audit.per_class)))
+    for finding in audit.findings:
+        console.print(f"{finding.level}: {finding.text}")
 
 
-def next_steps(report: Mapping[str, Any], words: Sequence[str]) -> list[str]:
+def next_steps(findings: Sequence["Finding"], words: Sequence[str]) -> list[str]:
     """Return lines with the verdict and, if options suffice, the command that trains on these data.
 
     `words` are the command without the options that accept a problem or choose a reading.
     """
-    blocked = [finding for finding in report["findings"] if finding["level"] == "blocked"]
+    blocked = [finding for finding in findings if finding.level == "blocked"]
     if not blocked:
-        warnings = sum(finding["level"] == "warning" for finding in report["findings"])
+        warnings = sum(finding.level == "warning" for finding in findings)
         problems = f"{counted(warnings, 'warning')}; train accepts these data"
         return [f"{problems if warnings else 'OK: no problems found'}; next:", f"  {command_line(words, {})}"]
-    if blocked[0]["kind"] == "question":
-        readings = [Reading(**reading) for reading in blocked[0]["readings"]]
-        return ["blocked: choose one of these readings:", *reading_lines(readings, words)]
+    if blocked[0].kind == "question":
+        return ["blocked: choose one of these readings:", *reading_lines(blocked[0].readings, words)]
     return _decisions(blocked, words)
 
 
-def _decisions(blocked: Sequence[Mapping[str, Any]], words: Sequence[str]) -> list[str]:
+def _decisions(blocked: Sequence["Finding"], words: Sequence[str]) -> list[str]:
     options: dict[str, str] = {}
     decisions: list[str] = []
     for finding in blocked:
-        for reading in finding["readings"]:
-            options |= reading["options"]
-            decisions.append(f"  {reading['meaning']}: {shlex.join(option_words(reading['options']))}")
-        if not finding["readings"]:
-            decisions.append(f"  fix: {spell_options(finding['text'].splitlines()[0].rstrip(':'))}")
+        for reading in finding.readings:
+            options |= reading.options
+            decisions.append(f"  {reading.meaning}: {shlex.join(option_words(reading.options))}")
+        if not finding.readings:
+            decisions.append(f"  fix: {spell_options(finding.text.splitlines()[0].rstrip(':'))}")
     if not options:
         return [f"blocked: train refuses these data; fix the {'problem' if len(blocked) == 1 else 'problems'} above"]
     lines = ["blocked: train refuses these data; decide:", *dict.fromkeys(decisions)]
-    complete = all(finding["readings"] for finding in blocked)
+    complete = all(finding.readings for finding in blocked)
     return [*lines, "the resulting command:", f"  {command_line(words, options)}"] if complete else lines
 
 
-def _lines(report: Mapping[str, Any]) -> list[str]:
-    lines = [report["levels"]] if report["levels"] else []
-    width, height, modes = (report["sizes"][key] for key in ("width", "height", "modes"))
+def _lines(statistics: Mapping[str, Any]) -> list[str]:
+    lines = [statistics["levels"]] if statistics["levels"] else []
+    width, height, modes = (statistics["sizes"][key] for key in ("width", "height", "modes"))
     if width:
         ranges = (f"{name} {_range(side)}" for name, side in (("width", width), ("height", height)))
         counts = ", ".join(f"{count:,} {mode}" for mode, count in modes.items())
         median = f"{width['median']:,} × {height['median']:,}"
         lines.append(f"image sizes: {', '.join(ranges)} pixels, median {median}; modes: {counts}")
-    if report["together"]:
-        pairs = [f"{' + '.join(pair['classes'])} ({pair['images']:,})" for pair in report["together"][:5]]
+    if statistics["together"]:
+        pairs = [f"{' + '.join(pair['classes'])} ({pair['images']:,})" for pair in statistics["together"][:5]]
         lines.append(f"most frequent pairs of classes: {', '.join(pairs)}")
     return lines
 

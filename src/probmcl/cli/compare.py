@@ -12,7 +12,7 @@ compare = as_command(
     Another row is for the probe on the frozen encoder. Settings are chosen on validation images, never on test images.
     The tables, a plot and a verdict are written to the folder.
 
-    Example: probmcl compare photos/ --methods bce,asl,probmcl --budget 2h
+    Example: probmcl compare photos/ --methods bce asl probmcl --budget 2h
 
     Example: probmcl compare photos/ --epochs 6 --seeds 3 --trials 3
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from cyclopts import Group, Parameter, Token
+from cyclopts import Group, Parameter
 from cyclopts.validators import Number
 
 from probmcl.cli import command_console, spell_options
+from probmcl.cli.options import COMMA_LIST
 from probmcl.console import Console
 from probmcl.errors import suggestion
 from probmcl.tables import Table, to_csv, to_markdown, to_rich
@@ -23,33 +24,25 @@ OUTPUT = Group.create_ordered("Output")
 Item = TypeVar("Item")
 
 
-def split_list(type_: Any, tokens: Sequence[Token]) -> tuple[Any, ...]:
-    """Convert a comma-separated list to a tuple without duplicates."""
-    item = type_.__args__[0]
-    parts = [part.strip() for token in tokens for part in token.value.split(",") if part.strip()]
-    if not parts:
-        raise ValueError(f"{tokens[0].value!r} is empty; expected a comma-separated list")
-    return tuple(dict.fromkeys(item(part) for part in parts))
-
-
-LIST = Parameter(converter=split_list, n_tokens=1, negative="", show_default=False)
-Names = Annotated[tuple[str, ...], LIST]
-Numbers = Annotated[tuple[int, ...], LIST, Parameter(validator=Number(gte=1))]
+Names = Annotated[tuple[str, ...], COMMA_LIST]
+Numbers = Annotated[tuple[int, ...], COMMA_LIST, Parameter(validator=Number(gte=1))]
 
 
 def cost(
-    *methods: Annotated[str, Parameter(help="methods, such as csra probmcl:paper (default: all)", group=COUNTED)],
+    *methods: Annotated[
+        str, Parameter(help="methods, before any option, such as csra probmcl:paper (default: all)", group=COUNTED)
+    ],
     preset: Annotated[
         str | None, Parameter(help="preset for methods that are given without one", group=COUNTED)
     ] = None,
     encoders: Annotated[
-        Names, Parameter(help="timm models, such as resnet101,tresnet_l (default: as in train)", group=COUNTED)
+        Names, Parameter(help="timm models, such as resnet101 tresnet_l (default: as in train)", group=COUNTED)
     ] = (),
     image_sizes: Annotated[
-        Numbers, Parameter(help="input sizes in pixels, such as 224,448 (default: set by the encoder)", group=COUNTED)
+        Numbers, Parameter(help="input sizes in pixels, such as 224 448 (default: set by the encoder)", group=COUNTED)
     ] = (),
     classes: Annotated[
-        Numbers, Parameter(help="numbers of classes, such as 9,80 (default: 80, as in MS-COCO)", group=COUNTED)
+        Numbers, Parameter(help="numbers of classes, such as 9 80 (default: 80, as in MS-COCO)", group=COUNTED)
     ] = (),
     paper: Annotated[
         bool, Parameter(help="reproduce Table 3 of the paper instead", negative="", group=COUNTED)
@@ -66,7 +59,7 @@ def cost(
     Parameters and operations are counted from tensor shapes, without training or downloads. With --measure, a training
     step and a prediction are timed on random images. Ctrl-C stops and shows the rows finished so far.
 
-    Example: probmcl cost csra probmcl:paper --encoders resnet101 --classes 9,80
+    Example: probmcl cost csra probmcl:paper --encoders resnet101 --classes 9 80
 
     Example: probmcl cost bce probmcl --measure --batch-size 16 --out costs.csv
 
@@ -86,6 +79,7 @@ def cost(
     from probmcl.cost.rows import cost_rows, parse_methods
     from probmcl.cost.speed import MeasureOptions
     from probmcl.encoders import describe_encoder
+    from probmcl.methods import METHODS
     from probmcl.report.cost_tables import cost_tables, record
     from probmcl.runtime.machine import find_device
     from probmcl.settings import CPU_ENCODER, GPU_ENCODER
@@ -93,6 +87,8 @@ def cost(
     specs = parse_methods([part for word in methods for part in word.split(",") if part] or ["all"], preset)
     encoders = encoders or (CPU_ENCODER if find_device("auto") == "cpu" else GPU_ENCODER,)
     for name in encoders:
+        if name in METHODS:
+            raise ValueError(f"--encoders {name}: {name} is a method; put methods before the options")
         describe_encoder(name)  # raises an error for an unknown name
     step = 8 if batch_size is None else batch_size
     options = MeasureOptions(find_device(device or "auto"), step) if measure else None

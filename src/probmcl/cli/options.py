@@ -1,4 +1,9 @@
-"""Options shared by commands, and `as_command`, which turns a public function into a command."""
+"""Options shared by commands, and `as_command`, which turns a public function into a command.
+
+An option that takes several values can be repeated or followed by several words, as in --ignore site --ignore date or
+--ignore site date. Words are split at commas only if no value can contain one: names of columns, labels and files are
+never split.
+"""
 
 import functools
 import inspect
@@ -7,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
 
-from cyclopts import Group, Parameter, Token
+from cyclopts import CycloptsError, CycloptsPanel, Group, MissingArgumentError, Parameter, Token
+from rich.panel import Panel
 
 from probmcl.console import Console
 from probmcl.data.options import DataChecks, ReadOptions
@@ -19,7 +25,11 @@ METHOD = Group.create_ordered("Method and encoder")
 TRAINING = Group.create_ordered("Training")
 COMPUTE = Group.create_ordered("Computing and files")
 
-Read = Annotated[ReadOptions, Parameter(name="*", group=DATA, consume_multiple=True, negative="", show_default=False)]
+SEVERAL = (1, None)  # the smallest and largest number of words after an option that takes several values
+
+Read = Annotated[
+    ReadOptions, Parameter(name="*", group=DATA, consume_multiple=SEVERAL, negative="", show_default=False)
+]
 Checks = Annotated[DataChecks, Parameter(name="*", group=DATA, negative="", show_default=False)]
 
 Images = Annotated[
@@ -54,11 +64,38 @@ def key_values(_: Any, tokens: Sequence[Token]) -> dict[str, Any]:
     return pairs
 
 
-SET = Parameter(
-    name="--set", converter=key_values, n_tokens=-1, consume_multiple=True, accepts_keys=False, group=METHOD
+def split_at_commas(type_: Any, tokens: Sequence[Token]) -> tuple[Any, ...]:
+    """Convert words such as bce,asl to a tuple without duplicates."""
+    item = type_.__args__[0]
+    parts = [part.strip() for token in tokens for part in token.value.split(",") if part.strip()]
+    if not parts:
+        raise ValueError(f"{tokens[0].value!r} is empty; expected values separated by spaces or commas")
+    if item is int and (wrong := [part for part in parts if not part.lstrip("-").isdecimal()]):
+        raise ValueError(f"{tokens[0].keyword} {wrong[0]!r} is not an integer")
+    return tuple(dict.fromkeys(item(part) for part in parts))
+
+
+COMMA_LIST = Parameter(
+    converter=split_at_commas,
+    n_tokens=-1,
+    consume_multiple=SEVERAL,
+    accepts_keys=False,
+    negative="",
+    show_default=False,
 )
-SPECIAL: Mapping[str, Any] = {"read": Read, "checks": Checks, "settings": Annotated[Mapping[str, Any] | None, SET]}
+SET = Parameter(
+    name="--set", converter=key_values, n_tokens=-1, consume_multiple=SEVERAL, accepts_keys=False, group=METHOD
+)
+SPECIAL: Mapping[str, Any] = {
+    "read": Read,
+    "checks": Checks,
+    "settings": Annotated[Mapping[str, Any] | None, SET],
+    "methods": Annotated[tuple[str, ...] | None, COMMA_LIST, Parameter(group=METHOD)],
+}
 """Parameters with a type or converter of their own."""
+
+
+PUT_FIRST = "an option that takes several values takes all words up to the next option, so put DATA first"
 
 
 def as_command(
@@ -79,13 +116,15 @@ def as_command(
     parameters = []
     for name, parameter in inspect.signature(function).parameters.items():
         if name != "console":
-            option = Parameter(group=group_of.get(name), negative="", show_default=False)
+            option = Parameter(group=group_of.get(name), consume_multiple=SEVERAL, negative="", show_default=False)
             annotation = SPECIAL.get(name, Annotated[hints[name], option])
             kind = parameter.POSITIONAL_ONLY if name == "data" else parameter.KEYWORD_ONLY
             parameters.append(parameter.replace(kind=kind, annotation=annotation))
 
     @functools.wraps(function)
     def command(*arguments: Any, **options: Any) -> None:
+        if not arguments and options.get("resume") is None:
+            _refuse_data_as_value(options)
         console = command_console()
         finish(function(*arguments, **options, console=console), console)
 
@@ -94,3 +133,22 @@ def as_command(
     arguments = inspect.cleandoc(function.__doc__ or "").partition("\nArgs:\n")[2]
     command.__doc__ = f"{inspect.cleandoc(help_text)}\n\nArgs:\n{spell_options(arguments)}"
     return command
+
+
+def _refuse_data_as_value(options: Mapping[str, Any]) -> None:
+    """Raise an error if DATA seems to be the last value of an option that takes several."""
+    from probmcl.cli import spell_options
+
+    values = {**options, **vars(options.get("read", ReadOptions()))}
+    for name, words in values.items():
+        if isinstance(words, tuple | list) and words and Path(words[-1]).exists():
+            option = spell_options(f"`{name}`")
+            raise ValueError(f"DATA is missing: {words[-1]} was read as a value of {option}; {PUT_FIRST}")
+
+
+def format_error(error: CycloptsError) -> Panel:
+    """Return the message for an invalid command line."""
+    argument = error.argument if isinstance(error, MissingArgumentError) else None
+    if argument is None or argument.name != "DATA":
+        return CycloptsPanel(error)
+    return CycloptsPanel(f"{error}\nHint: {PUT_FIRST}")

@@ -1,7 +1,7 @@
 """Audit of the data before a run, used by `probmcl check` and `probmcl train`."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -12,15 +12,17 @@ from jaxtyping import Int
 from numpy import ndarray
 
 from probmcl.console import Console
+from probmcl.data.audit_result import DataAudit
 from probmcl.data.duplicates.search import REMEDY, Duplicates, Leaks, find_duplicates, find_leaks, leak_lines
-from probmcl.data.findings import BadImage, Finding, bad_images, findings, unusable, usable_rows, verdict
+from probmcl.data.findings import BadImage, Finding, bad_images, findings, unusable, usable_rows
 from probmcl.data.formats.table.entries import RepeatedRowsError
 from probmcl.data.images import MISSING
 from probmcl.data.intensity import IntensityRange, find_intensity_range, parse_range
 from probmcl.data.options import DataChecks, DataSource, SkippedImage
 from probmcl.data.read import read_source
 from probmcl.data.records import SPLITS, Records, describe
-from probmcl.data.split import SplitRecords, read_splits, split_records, units_of, with_split
+from probmcl.data.split import MIN_TO_SPLIT, SplitRecords, TooFewImagesError, split_records, units_of
+from probmcl.data.split_file import read_splits
 from probmcl.data.statistics import statistics
 from probmcl.errors import DataError, OptionError, Question, Reading, RunWarning, counted
 from probmcl.runtime.distributed import broadcast, is_main_process
@@ -59,7 +61,7 @@ def prepare_data(
     unlabeled = records.origin.unlabeled if records.origin else ()
     source = replace(source, skipped=skipped, leaks_allowed=tuple(result["leaks"]), unlabeled=unlabeled)
     records = records.without([image.path for image in skipped])
-    records = with_split(records, np.array(result["split"])).with_note(result["note"])
+    records = records.with_split(np.array(result["split"])).with_note(result["note"])
     intensity = result["intensity"] and IntensityRange(**result["intensity"])
     console.print(describe(records))
     if intensity:
@@ -70,36 +72,34 @@ def prepare_data(
 
 def check(
     source: DataSource, checks: DataChecks = DataChecks(), *, seed: int = 0, workers: int = 0, console: Console
-) -> dict[str, Any]:
-    """Audit the data like `prepare_data` and return a JSON report of all findings. No file is changed.
+) -> DataAudit:
+    """Audit the data like `prepare_data`, and return all findings instead of raising an error. No file is changed.
 
     Data that cannot be read, or that can be read in several ways, are reported as a single blocking finding; an invalid
     option raises an error. The statistics are those of the readable images.
     """
+    data = str(source.data)
     try:
         audit = _audit(read_source(source), checks, seed, workers, console)
     except Question as question:
-        return _report({}, [Finding("blocked", "question", question.problem, readings=question.readings)])
+        finding = Finding("blocked", "question", question.problem, readings=question.readings)
+        return DataAudit(data, (finding,), {})
     except DataError as error:
         rows = {}
         if isinstance(error, RepeatedRowsError):
             rows = {"duplicated_rows": error.same, "conflicting_rows": error.different}
-        return _report(rows, [Finding("blocked", "data", str(error))])
+        return DataAudit(data, (Finding("blocked", "data", str(error)),), rows)
     made = bool(audit.splits.note) and checks.split_file is None
     records, intensity = audit.splits.records.with_note(audit.splits.note), audit.intensity
     content = statistics(records, audit.duplicates)
-    problems = [*audit.findings, *findings(records, content, None if made else audit.duplicates)]
+    problems = (*audit.findings, *findings(records, content, None if made else audit.duplicates))
     levels = None if intensity is None else str(intensity)
     origin, note = str(records.origin or ""), audit.splits.note or "as given"
     overview = {"understood": origin, "split": note, "summary": describe(records), "levels": levels}
     bad = [{"image": audit.records.where(image.row), "reason": image.reason} for image in audit.bad]
     content["missing"] = [image["image"] for image in bad if image["reason"] == MISSING]
     content["unreadable"] = [image for image in bad if image["reason"] != MISSING]
-    return _report(overview | content, problems)
-
-
-def _report(content: Mapping[str, Any], problems: Sequence[Finding]) -> dict[str, Any]:
-    return {**content, "findings": [asdict(finding) for finding in problems], "verdict": verdict(problems)}
+    return DataAudit(data, problems, overview | content)
 
 
 def read_again(source: DataSource, split_file: Path) -> Records:
@@ -146,13 +146,23 @@ def _audit(records: Records, checks: DataChecks, seed: int, workers: int, consol
     bad = bad_images(records, duplicates.fingerprints)
     rows = usable_rows(records, bad)
     readable, duplicates = records.take(rows), duplicates.take(rows)
-    splits = split_records(readable, checks, seed, duplicates.together(), [image.path for image in bad])
-    problems = unusable(records, bad, checks.skip_bad)
+    splits, problems = _split(readable, checks, seed, duplicates.together(), [image.path for image in bad])
+    problems = [*unusable(records, bad, checks.skip_bad), *problems]
     if len(readable):
         split, group = splits.records.split, splits.records.group
-        problems += _empty_split_findings(splits.records, duplicates.together())
         problems += _leak_findings(readable, find_leaks(split, group, *duplicates[1:]), checks.allow_leaks)
     return _Audit(records, intensity, duplicates, bad, splits, problems)
+
+
+def _split(
+    readable: Records, checks: DataChecks, seed: int, together: Sequence[Sequence[int]], left_out: Sequence[Path]
+) -> tuple[SplitRecords, list[Finding]]:
+    """Split the readable images; return a finding if there are too few of them, or if a split is empty."""
+    try:
+        splits = split_records(readable, checks, seed, together, left_out)
+    except TooFewImagesError as error:
+        return SplitRecords(readable, ""), [Finding("blocked", "too_few_images", str(error))]
+    return splits, _empty_split_findings(splits.records, together) if len(readable) else []
 
 
 def _accept(audit: _Audit, console: Console) -> dict[str, Any]:
@@ -185,7 +195,8 @@ def _empty_split_findings(records: Records, together: Sequence[Sequence[int]]) -
     if units < len(SPLITS):
         text += f"; groups and duplicates are never divided, which leaves only {units} to distribute; add images"
     else:
-        text += f"; assign images to {' and '.join(empty)}, or let probmcl make the splits with `split_column=''`"
+        text += f"; assign images to {' and '.join(empty)}"
+        text += ', or let probmcl make the splits with `split_column=""`' * (len(records) >= MIN_TO_SPLIT)
     return [Finding("blocked", "empty_split", text)]
 
 

@@ -75,7 +75,7 @@ def open_cache(
     >>> open_cache(Path("photos/cache"), apart_from=[Path("photos")])
     Traceback (most recent call last):
     ...
-    probmcl.errors.OptionError: `cache=photos/cache` is inside the image folder photos; choose a folder outside
+    probmcl.errors.OptionError: `cache="photos/cache"` is inside the image folder photos; choose a folder outside
     """
     folder = folder or default_folder()
     for images in apart_from:

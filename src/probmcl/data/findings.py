@@ -21,7 +21,9 @@ from probmcl.errors import LISTED, DataError, Reading, counted, listed
 
 Level = Literal["blocked", "warning", "note"]
 Kind = (
-    Literal["question", "data", "empty_split", "missing", "unreadable", "leak", "doubtful_leak", "reading"]
+    Literal[
+        "question", "data", "empty_split", "too_few_images", "missing", "unreadable", "leak", "doubtful_leak", "reading"
+    ]
     | Literal["nearly_constant", "conflicting_labels", "exact_duplicates", "near_duplicates", "imbalance"]
     | Literal["no_positive", "no_train_positive", "few_train_positives", "no_test_positive", "nothing_known"]
     | Literal["no_negative", "no_train_negative", "few_train_negatives", "no_test_negative"]

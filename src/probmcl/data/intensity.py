@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Float, Shaped, UInt8
 from numpy import ndarray
 
-from probmcl.errors import DataError, ImageError, OptionError, counted
+from probmcl.errors import DataError, ImageError, OptionError, counted, keyword
 from probmcl.runtime.machine import map_in_order
 
 Kind = Literal["16-bit", "float", "DICOM"]  # of a deep image; DICOM only without a window
@@ -73,7 +73,7 @@ def parse_range(text: str) -> Range:
     >>> parse_range("4095")
     Traceback (most recent call last):
     ...
-    probmcl.errors.OptionError: `range=4095` must be auto, full or LOW,HIGH with LOW < HIGH, for example 0,4095
+    probmcl.errors.OptionError: `range="4095"` must be auto, full or LOW,HIGH with LOW < HIGH, for example 0,4095
     """
     if text in ("auto", "full"):
         return "auto" if text == "auto" else "full"
@@ -145,7 +145,7 @@ def _refuse_two_kinds(deep: Sequence[DeepPixels], rule: Literal["auto", "full"])
     if len(first) > 1:
         examples = ", ".join(f"{first[kind]} is {kind}" for kind in sorted(first))
         problem = f"{' and '.join(sorted(first))} images need different ranges ({examples})"
-        raise DataError(f"`range={rule}`: {problem}; set `range=LOW,HIGH`")
+        raise DataError(f'{keyword("range", rule)}: {problem}; set `range="LOW,HIGH"`')
 
 
 def _percentiles(deep: Sequence[DeepPixels]) -> IntensityRange:
@@ -155,7 +155,7 @@ def _percentiles(deep: Sequence[DeepPixels]) -> IntensityRange:
     high = float(np.percentile(pixels, last, method="higher"))
     if low == high:
         files = f"{deep[0].path} and {len(deep) - 1} more" if len(deep) > 1 else str(deep[0].path)
-        raise DataError(f"`range=auto`: {files}: nearly all pixels are {_format(low)}; set `range=LOW,HIGH`")
+        raise DataError(f'`range="auto"`: {files}: nearly all pixels are {_format(low)}; set `range="LOW,HIGH"`')
     images = counted(len(deep), "image")
     return IntensityRange(low, high, f"{first:g} and {last:g} percentiles of {images}")
 
@@ -167,8 +167,8 @@ def _full(deep: Sequence[DeepPixels]) -> IntensityRange | None:
     for image in deep:
         if image.low < low or image.high > high:
             problem = f"has gray levels from {_format(image.low)} to {_format(image.high)}"
-            limits = f"outside {_format(low)} to {_format(high)} (`range=full`)"
-            raise DataError(f"{image.path}: {problem}, {limits}; set `range=auto` or `range=LOW,HIGH`")
+            limits = f'outside {_format(low)} to {_format(high)} (`range="full"`)'
+            raise DataError(f'{image.path}: {problem}, {limits}; set `range="auto"` or `range="LOW,HIGH"`')
     return IntensityRange(low, high, "full range")
 
 

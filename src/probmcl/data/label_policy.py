@@ -10,7 +10,7 @@ from jaxtyping import Float, UInt8
 from numpy import ndarray
 
 from probmcl.data.labels import State
-from probmcl.errors import OptionError, counted, suggestion
+from probmcl.errors import OptionError, counted, keyword, suggestion
 
 BLANK = 4
 """Code of a blank cell, in addition to the four states. The label policy defines its meaning."""
@@ -106,9 +106,9 @@ def meaning_notes(policy: LabelPolicy, blanks: int | None, uncertain: int, defau
     `blanks` is None if each row has one label; the policy then applies to labels without a row.
 
     >>> meaning_notes(LabelPolicy.of([], ["positive", "Edema=soft:0.6"]), 3, 2, "unknown")
-    ['blank = unknown (3 cells; change with `blank=negative`)', "-1 = positive, 'Edema' soft:0.6 (2 cells)"]
+    ['blank = unknown (3 cells; change with `blank="negative"`)', "-1 = positive, 'Edema' soft:0.6 (2 cells)"]
     """
-    change = f"`blank={'negative' if default == 'unknown' else 'unknown'}`"
+    change = keyword("blank", "negative" if default == "unknown" else "unknown")
     blank = ("blank" if blanks is not None else "labels without a row", "`blank`", change, blanks, default)
     notes = []
     for (text, option, change, count, meaning), general, single in (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -18,6 +18,8 @@ Annotators = Literal["majority", "any", "unknown"]
 @dataclass(frozen=True)
 class ReadOptions:
     """How data are read. Options that are not given are detected from the data.
+
+    An option with several values also accepts a list or, for a single value, a string.
 
     Attributes:
         format: table, hugging_face, folders, coco, voc, yolo, label_studio or adp (default: detected)
@@ -54,6 +56,9 @@ class ReadOptions:
     hierarchy: Path | None = None
 
     def __post_init__(self) -> None:
+        for name in (field.name for field in fields(self) if field.default == ()):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         if self.rows not in (None, *get_args(Rows)):
             raise OptionError("rows", self.rows, "must be images (one row per image) or labels (one row per label)")
         if self.annotators not in (None, *get_args(Annotators)):
@@ -124,7 +129,7 @@ def refuse_share(share: float | None) -> None:
     probmcl.errors.OptionError: `skip_bad=5` must be a share between 0 and 1, such as 0.05 for 5 %
     """
     if share is not None and not 0 <= share < 1:  # also refuses NaN
-        raise OptionError("skip_bad", f"{share:g}", "must be a share between 0 and 1, such as 0.05 for 5 %")
+        raise OptionError("skip_bad", share, "must be a share between 0 and 1, such as 0.05 for 5 %")
 
 
 @dataclass(frozen=True)
@@ -183,8 +188,8 @@ class DataSource:
             source = msgspec.convert(content, cls, dec_hook=lambda expected, value: expected(value))
         except (msgspec.ValidationError, TypeError) as error:
             raise DataError(f"the stored data source is invalid: {error}") from error
-        for keys, fields in ((content.keys(), vars(source)), (content.get("options", {}).keys(), vars(source.options))):
-            unknown = sorted(keys - fields.keys())
+        for keys, known in ((content.keys(), vars(source)), (content.get("options", {}).keys(), vars(source.options))):
+            unknown = sorted(keys - known.keys())
             if unknown:
                 raise DataError(f"the stored data source has an unknown key {unknown[0]!r}")
         return source

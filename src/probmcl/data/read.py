@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from probmcl.data.options import DataSource, ReadOptions
-from probmcl.errors import DataError, OptionError, suggestion
+from probmcl.errors import DataError, OptionError, keyword, suggestion
 
 if TYPE_CHECKING:
     from probmcl.data.records import Missing, Records
@@ -97,7 +97,7 @@ def _format(data: Path, name: str | None) -> str:
     if name is not None and name not in {**FORMATS, **VARIANTS}:
         raise OptionError("format", name, f"is not a format; {suggestion(name, {**FORMATS, **VARIANTS})}")
     if not data.exists():
-        raise DataError(f"{data} does not exist; DATA must be a table, an annotation file or a folder")
+        raise DataError(f"{data} does not exist; `data` must be a table, an annotation file or a folder")
     if data.is_dir():
         return name or _recognized(data)
     formats = FORMATS_OF_FILES.get(data.suffix.lower(), ())
@@ -111,7 +111,7 @@ def _recognized(folder: Path) -> str:
 
     matches = [name for name in FORMATS if name != "folders" and import_module(FORMATS[name]).recognizes(folder)]
     if len(matches) > 1:
-        choices = " or ".join(f"`format={name}`" for name in matches)
+        choices = " or ".join(keyword("format", name) for name in matches)
         raise DataError(f"{folder} matches {len(matches)} formats; choose {choices}")
     if matches:
         return matches[0]

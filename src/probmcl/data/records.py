@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, SupportsIndex, get_args, overload
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from numpy import ndarray
 
 from probmcl.data.hierarchy import parents_of
@@ -223,6 +223,10 @@ class Records:
             weight=None if self.weight is None else self.weight[rows],
             columns={name: tuple(values[row] for row in rows) for name, values in self.columns.items()},
         )
+
+    def with_split(self, split: Shaped[ndarray, "N"]) -> Records:
+        """Return the records with new splits; the label space is counted again on the new train split."""
+        return replace(self, split=tuple(split.tolist())).take(np.arange(len(self)))  # `take` updates the counts
 
     def with_note(self, note: str) -> Records:
         """Return the records with a note appended to the description of their origin; an empty note adds nothing."""

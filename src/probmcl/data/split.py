@@ -1,24 +1,24 @@
 """Splits: taken from train, made from folds, or read from a file. Groups and sets of copies are never divided."""
 
-import os
-import re
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int, Shaped
+from jaxtyping import Int
 from numpy import ndarray
 
-from probmcl.data.formats.table.sheet import Cell, Table, load, only_column
+from probmcl.data.formats.table.sheet import load
 from probmcl.data.options import DataChecks
 from probmcl.data.records import SPLITS, Records, Split
+from probmcl.data.split_file import read_folds, read_splits
 from probmcl.data.stratify import stratify
-from probmcl.errors import DataError, OptionError, counted, quoted
+from probmcl.errors import DataError, OptionError, counted
 
-LISTED = 5
+SHARES: Mapping[Split, float] = {"val": 0.1, "test": 0.2}  # of the images in train, unless shares are given
+MIN_FOR_SHARES, HELD_OUT = 50, 5  # with fewer images in train, val and test get this number of images instead
+MIN_TO_SPLIT = 20  # with fewer images in train, scores on five of them would mean nothing
+
 Sets = Sequence[Sequence[int]]  # sets of rows that must stay in one split
 
 
@@ -28,6 +28,16 @@ class SplitRecords(NamedTuple):
     records: Records
     note: str
     fold_of: Int[ndarray, "N"] | None = None
+
+
+class TooFewImagesError(DataError):
+    """Train has too few images to take val or test from it."""
+
+    def __init__(self, images: int, missing: Sequence[Split]) -> None:
+        count, splits = f"{images} image{'s' * (images > 1)}", " and ".join(sorted(missing, key=SPLITS.index))
+        problem = f"train has {count}, but at least {MIN_TO_SPLIT} are needed to take {splits} from it"
+        remedy = "add images, or assign images to train, val and test in a split column or with `split_file=FILE`"
+        super().__init__(f"{problem}; {remedy}")
 
 
 def split_records(
@@ -53,29 +63,45 @@ def split_records(
 
 
 def make_splits(
-    records: Records, *, seed: int = 0, val: float = 0.1, test: float = 0.2, together: Sets = ()
+    records: Records, *, seed: int = 0, val: float | None = None, test: float | None = None, together: Sets = ()
 ) -> Records:
     """If test or val is empty, fill it with random images from train.
 
-    `val` and `test` are shares of the original train split, both of all images and of each class. Images in val or
-    test are never moved. Groups and the sets in `together` are not divided; if part of one is already in val or test,
-    the rest stays in train. Every class keeps a positive in train unless that would leave a split empty.
+    `val` and `test` are shares of the original train split, both of all images and of each class. By default they are
+    10 % and 20 %, or about five images each if train has fewer than 50. `TooFewImagesError` is raised if a default
+    applies and train has fewer than 20 images.
 
-    >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdefghij"], ["train"] * 10, np.ones((10, 1)))
+    Images in val or test are never moved. Groups and the sets in `together` are not divided; if part of one is already
+    in val or test, the rest stays in train. Every class keeps a positive in train unless that would leave a split
+    empty.
+
+    >>> records = Records.from_labels(["cat"], [Path(f"{k}.jpg") for k in range(30)], ["train"] * 30, np.ones((30, 1)))
     >>> [len(make_splits(records).rows(split)) for split in ("train", "val", "test")]
-    [7, 1, 2]
+    [20, 5, 5]
     """
-    if val < 0 or test < 0 or val + test >= 1:
-        raise ValueError(f"{val=} and {test=} must be at least 0 and add up to less than 1")
-    targets: dict[Split, float] = {"test": test, "val": val}
-    missing = {name: share for name, share in targets.items() if share > 0 and name not in records.split}
     split = np.array(records.split, dtype="<U5")
     train, unit = np.flatnonzero(split == "train"), units_of(records, together)
+    missing = _missing_shares(records, len(train), {"test": test, "val": val})
     stay = np.unique(unit[split != "train"]).tolist()
     shares = [1.0 - sum(missing.values()), *missing.values()]
     part = _assign(records, unit, train, shares, seed=seed, keep=0, stay=stay)
     split[train] = np.array(["train", *missing])[part]
-    return with_split(records, split)
+    return records.with_split(split)
+
+
+def _missing_shares(records: Records, available: int, given: Mapping[Split, float | None]) -> dict[Split, float]:
+    """Return the share of the available images for each empty split; raise an error if they do not suffice."""
+    shares = {name: SHARES[name] if share is None else share for name, share in given.items()}
+    if min(shares.values()) < 0 or sum(shares.values()) >= 1:
+        val, test = shares["val"], shares["test"]
+        raise ValueError(f"{val=} and {test=} must be at least 0 and add up to less than 1")
+    missing = {name: share for name, share in shares.items() if share > 0 and name not in records.split}
+    by_default = [name for name in missing if given[name] is None]
+    if by_default and 0 < available < MIN_TO_SPLIT:
+        raise TooFewImagesError(available, by_default)
+    if 0 < available < MIN_FOR_SHARES:
+        missing |= dict.fromkeys(by_default, HELD_OUT / available)
+    return missing
 
 
 def taken_from_train(records: Records, result: Records, seed: int) -> str:
@@ -103,9 +129,18 @@ def folds(records: Records, k: int, *, seed: int = 0, together: Sets = ()) -> In
 
 
 def with_fold(
-    records: Records, fold_of: Int[ndarray, "N"], fold: int, *, seed: int = 0, val: float = 0.1, together: Sets = ()
+    records: Records,
+    fold_of: Int[ndarray, "N"],
+    fold: int,
+    *,
+    seed: int = 0,
+    val: float | None = None,
+    together: Sets = (),
 ) -> Records:
     """Use one fold as test, a share `val` of the other images as val, and the rest as train.
+
+    The default for `val` is that of `make_splits`, applied to the images outside the test fold: they are what val is
+    taken from, so a small dataset gets the same number of validation images with and without folds.
 
     >>> records = Records.from_labels(["cat"], [Path(name) for name in "abcdef"], ["train"] * 6, np.ones((6, 1)))
     >>> with_fold(records, np.array([1, 1, 2, 2, 2, 2]), 1, val=0.25).split.count("val")
@@ -114,37 +149,7 @@ def with_fold(
     if fold not in fold_of:
         raise ValueError(f"fold {fold} does not exist; expected {min(fold_of)} to {max(fold_of)}")
     split = np.where(fold_of == fold, "test", "train")
-    return make_splits(with_split(records, split), seed=seed, val=val, test=0.0, together=together)
-
-
-def read_splits(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Records:
-    """Return records with splits from a CSV file that has the columns path and split, such as the split.csv of a run.
-
-    Paths are relative to the file's folder or to the working directory. Rows for `left_out` images are ignored.
-    """
-    cells = _cells_of_images(records, path, "split", left_out)
-    for cell in cells:
-        if cell.text not in SPLITS:
-            raise DataError(f"{path}, row {cell.line}: split {cell.text!r} must be train, val or test")
-    return with_split(records, np.array([cell.text for cell in cells]))
-
-
-def read_folds(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Int[ndarray, "N"]:
-    """Read the fold of every image from a CSV file with the columns path and fold. Folds are numbered from 1."""
-    cells = _cells_of_images(records, path, "fold", left_out)
-    for cell in cells:
-        if not re.fullmatch("[1-9][0-9]{0,5}", cell.text):
-            raise DataError(f"{path}, row {cell.line}: fold {cell.text!r} must be an integer of at least 1")
-    fold_of = np.array([int(cell.text) for cell in cells])
-    empty = sorted({*range(1, max(2, fold_of.max()) + 1)} - {*fold_of.tolist()})
-    if empty:
-        raise DataError(f"{path}: no image is in fold {empty[0]}; use two or more folds, numbered from 1 without gaps")
-    return fold_of
-
-
-def with_split(records: Records, split: Shaped[ndarray, "N"]) -> Records:
-    """Return the records with new splits; the label space is counted again on the new train split."""
-    return replace(records, split=tuple(split.tolist())).take(np.arange(len(records)))  # `take` updates the counts
+    return make_splits(records.with_split(split), seed=seed, val=val, test=0.0, together=together)
 
 
 def units_of(records: Records, together: Sets) -> Int[ndarray, "N"]:
@@ -200,58 +205,3 @@ def _stratified_columns(records: Records) -> Any:
     if known.all() or not known.any():
         return present
     return csr_array(hstack([present, csr_array(known[:, None].astype(np.int64))], format="csr"))
-
-
-def _cells_of_images(records: Records, path: Path, column: str, left_out: Collection[Path]) -> list[Cell]:
-    """Return each image's cell in a column. The file must list every image, and no others except `left_out`."""
-    ignored = {os.path.realpath(image) for image in left_out}
-    table = load(path, lambda columns: {"path", column} <= set(columns))
-    names, values = (table.cells(_column(table, name)) for name in ("path", column))
-    cells: dict[int, Cell] = {}
-    for name, value, rows in zip(names, values, _rows(records, path, names), strict=True):
-        if not rows and ignored.intersection(_possible_paths(name, path)):
-            continue
-        if not rows:
-            problem = f"{name.text!r} is not in the data ({counted(len(records), 'image')})"
-            raise DataError(f"{path}, row {name.line}: {problem}; remove the row or correct the path")
-        for row in rows:
-            first = cells.setdefault(row, value)
-            if first.text != value.text:
-                conflict = f"{first.text!r} in row {first.line}, but {value.text!r} in row {value.line}"
-                raise DataError(f"{path}: {column} of {name.text!r} is {conflict}; remove one of these rows")
-    missing = [str(image) for row, image in enumerate(records.paths) if row not in cells]
-    if missing:
-        listed = ", ".join(missing[:LISTED]) + (", …" if missing[LISTED:] else "")
-        problem = f"{len(missing):,} of {counted(len(records), 'image')} {'is' if len(missing) == 1 else 'are'} missing"
-        raise DataError(f"{path}: {problem}: {listed}; add a row with the {column} of each")
-    return [cells[row] for row in range(len(records))]
-
-
-def _column(table: Table, name: str) -> str:
-    column = only_column(table, [name], set(), "rename one")
-    if column is None:
-        raise DataError(f"{table.path}, row 1: there is no column {name!r}, only {quoted(table.columns)}; rename one")
-    return column
-
-
-def _rows(records: Records, path: Path, names: Sequence[Cell]) -> list[list[int]]:
-    verbatim = _rows_by_name(map(str, records.paths))
-    rows = [verbatim.get(name.text, []) for name in names]
-    if all(rows):  # resolving a million paths takes a minute
-        return rows
-    resolved = _rows_by_name(map(os.path.realpath, records.paths))
-    return [
-        exact or next((resolved[file] for file in _possible_paths(name, path) if file in resolved), [])
-        for exact, name in zip(rows, names, strict=True)
-    ]
-
-
-def _possible_paths(name: Cell, path: Path) -> list[str]:
-    return [os.path.realpath(folder / name.text) for folder in (path.parent, Path())]
-
-
-def _rows_by_name(names: Iterable[str]) -> dict[str, list[int]]:
-    rows: dict[str, list[int]] = defaultdict(list)
-    for row, name in enumerate(names):
-        rows[name].append(row)
-    return rows

@@ -109,10 +109,12 @@ def with_maps(encoder: Encoder | PrecomputedFeatures, method: str) -> Encoder:
     96
     >>> with_maps(PrecomputedFeatures(96), "csra")
     Traceback (most recent call last):
-    ValueError: csra needs feature maps, but stored features have none; use `tune=last` or `tune=all`
+    ValueError: csra needs feature maps, but stored features have none; use `tune="last"` or `tune="all"`
     """
     if isinstance(encoder, PrecomputedFeatures):
-        raise ValueError(f"{method} needs feature maps, but stored features have none; use `tune=last` or `tune=all`")
+        raise ValueError(
+            f'{method} needs feature maps, but stored features have none; use `tune="last"` or `tune="all"`'
+        )
     try:
         unused = _unused_by_maps(encoder.name, encoder.image_size)
     except MODEL_ERRORS as error:

@@ -67,7 +67,7 @@ def _fetch(name: str, cfg: dict[str, Any]) -> Path:
     cached = try_to_load_from_cache(repository, file)
     if isinstance(cached, str):
         return Path(cached)
-    remedy = "use a safetensors file (`weights=FILE`) or a random initialization (`weights=none`)"
+    remedy = 'use a safetensors file (`weights=FILE`) or a random initialization (`weights="none"`)'
     if constants.HF_HUB_OFFLINE:
         raise WeightsError(f"{name}: the weights are not in the local cache and HF_HUB_OFFLINE is set; {remedy}")
     if not is_reachable(hf_hub_url(repository, file)):

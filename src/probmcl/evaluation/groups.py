@@ -11,7 +11,7 @@ from numpy import ndarray
 
 from probmcl.console import Console
 from probmcl.data.records import Records
-from probmcl.errors import DataError, OptionError
+from probmcl.errors import DataError, OptionError, keyword
 from probmcl.evaluation.bootstrap import Areas, bootstrapped_areas, centered, interval, resamples_in_blocks
 from probmcl.evaluation.decisions import rates_at
 from probmcl.evaluation.evaluate import class_means, evaluate
@@ -113,7 +113,9 @@ def value_of_groups(group: tuple[str, ...], values: tuple[str, ...], column: str
     for name, value in zip(group, values, strict=True):
         if by_group.setdefault(name, value) != value:
             problem = f"group {name!r} has images with {by_group[name]!r} and {value!r} in column {column!r}"
-            remedy = f"`by={column}` and `aggregate` require one value per group; leave out one of these options"
+            remedy = (
+                f"{keyword('by', column)} and `aggregate` require one value per group; leave out one of these options"
+            )
             raise DataError(f"{problem}; {remedy}")
     return tuple(by_group[name] for name in sorted(by_group))
 

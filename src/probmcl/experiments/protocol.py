@@ -53,7 +53,7 @@ def parse_methods(texts: Sequence[str]) -> tuple[MethodSpec, ...]:
     all_methods = [name for name in METHODS if name != "probe"]
     names = [name for text in texts for name in (all_methods if text == "all" else [text])]
     if not names:
-        raise SettingsError("no methods to compare; use `methods=bce,asl,probmcl` or `methods=all`")
+        raise SettingsError('no methods to compare; use `methods=["bce", "asl", "probmcl"]` or `methods="all"`')
     if any(name.partition(":")[0] == "probe" for name in names):
         raise SettingsError("'probe' cannot be listed as a method: the frozen probe is part of every comparison")
     specs = cost.parse_methods(names)

@@ -182,7 +182,7 @@ class ActivationCache:
         if needed > free:  # writing to a memory-mapped file on a full disk raises a signal, not an exception
             raise OSError(
                 f"{self.folder}: the activation cache needs {needed / 1e6:,.0f} MB, but {free / 1e6:,.0f} MB are free; "
-                "choose another folder with `out`, or use `tune=all`, which needs less space"
+                'choose another folder with `out`, or use `tune="all"`, which needs less space'
             )
         dtype = {torch.float16: np.float16, torch.float32: np.float32}[self.dtype]
         atomic_write(path, lambda part: open_memmap(part, mode="w+", dtype=dtype, shape=shape).flush())
@@ -213,7 +213,7 @@ class ActivationCache:
         stored = output.to(self.dtype).cpu()
         if not stored.isfinite().all():
             raise ValueError(
-                "an activation is too large for half precision; use `tune=all`"
+                'an activation is too large for half precision; use `tune="all"`'
                 if output.isfinite().all()
                 else "the encoder produced NaN or inf; its weights are damaged or its training diverged"
             )

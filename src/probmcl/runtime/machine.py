@@ -29,7 +29,7 @@ def find_device(name: str) -> str:
     'cpu'
     >>> find_device("meta")
     Traceback (most recent call last):
-    probmcl.errors.OptionError: `device=meta` is not available on this machine; choose from auto, cpu
+    probmcl.errors.OptionError: `device="meta"` is not available on this machine; choose from auto, cpu
     """
     import torch
 

@@ -79,7 +79,9 @@ def test_result_is_the_same_without_a_cache(paths: list[Path], workers: int) -> 
 
 def test_training_reuses_the_results_of_check(paths: list[Path], work: list[str]) -> None:
     table = paths[0].with_name("labels.csv")
-    table.write_text("path,labels\n" + "".join(f"{path.name},{'ab'[row % 2]}\n" for row, path in enumerate(paths)))
+    splits = ["train", "val", "test", *["train"] * (len(paths) - 3)]
+    rows = [f"{path.name},{'ab'[row % 2]},{splits[row]}\n" for row, path in enumerate(paths)]
+    table.write_text("path,labels,split\n" + "".join(rows))
     source = DataSource(table)
     check(source, console=Console.quiet())
     assert work

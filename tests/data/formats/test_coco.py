@@ -154,7 +154,7 @@ def test_missing_image_folder_is_refused(tmp_path: Path) -> None:
 
 def test_two_years_in_one_folder_need_the_option(tmp_path: Path) -> None:
     write(write(tmp_path, val=val()), "2017", train=train())
-    message = r"annotations: .*`format=coco2014` or `format=coco2017`"
+    message = r'annotations: .*`format="coco2014"` or `format="coco2017"`'
     with pytest.raises(ValueError, match=message):
         read_coco(tmp_path)
     with pytest.raises(ValueError, match=message):
@@ -168,7 +168,7 @@ def test_two_years_in_one_folder_need_the_option(tmp_path: Path) -> None:
 
 
 def test_missing_year_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no instances_\*2017\.json.*`format=coco2014`"):
+    with pytest.raises(ValueError, match=r'no instances_\*2017\.json.*`format="coco2014"`'):
         read(write(tmp_path), options=ReadOptions(format="coco2017"))
 
 

@@ -151,7 +151,7 @@ def test_options_for_tables_are_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "a.json"):
         with pytest.raises(OptionError, match="read as coco"):
             read(path, options=ReadOptions(blank=("negative",)))
-    with pytest.raises(OptionError, match="`format=coco2014` needs a folder"):
+    with pytest.raises(OptionError, match='`format="coco2014"` needs a folder'):
         read(tmp_path / "a.json", options=ReadOptions(format="coco2014"))
 
 

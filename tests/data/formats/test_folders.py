@@ -152,7 +152,7 @@ def test_split_folder_without_class_folders_is_refused(tmp_path: Path) -> None:
     fill(tmp_path, train__cat__1_dot_jpg="a", train__dog__1_dot_jpg="b", val__1_dot_jpg="c")
     with pytest.raises(DataError, match=r"train/ has one folder per class, but the images in val/") as e:
         read(tmp_path)
-    assert f"pass {tmp_path / 'train'} as DATA" in str(e.value)
+    assert f"pass {tmp_path / 'train'} as `data`" in str(e.value)
     assert len(read(tmp_path / "train", seed=None)) == 2
 
 

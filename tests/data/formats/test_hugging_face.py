@@ -73,11 +73,13 @@ def test_two_tables_of_one_split_are_refused(tmp_path: Path) -> None:
 
 def test_options_for_tables_are_used(tmp_path: Path) -> None:
     write(tmp_path, train=HEADER + "1.jpg,Normal,a\n2.jpg,cat,b\n", test=HEADER + "1.jpg,cat,a\n")
-    records = read(tmp_path, options=ReadOptions(none_label="Normal", group=""), keep=["patient"])
+    records = read(tmp_path, options=ReadOptions(none_label="Normal", group=""), keep=["patient"], seed=None)
     assert labels_of(records) == [set(), {"cat"}, {"cat"}]
     assert records.group is None
     assert records.columns == {"patient": ("a", "b", "a")}
-    with pytest.raises(OptionError, match=r"`path_column=filename` is not a column of .*; did you mean 'file_name'"):
+    with pytest.raises(
+        OptionError, match=r"""`path_column="filename"` is not a column of .*; did you mean 'file_name'"""
+    ):
         read(tmp_path, options=ReadOptions(path_column="filename"))
 
 

@@ -107,7 +107,9 @@ def test_annotations_that_disagree_are_refused(tmp_path: Path, minimal: bool) ->
     rows = [{**min_row("1.jpg", n, tags={"choices": labels}), "id": 7} for n, labels in answers.items()]
     both = task("1.jpg", *(annotation(result(*labels), number=n) for n, labels in answers.items()), number=7)
     write(tmp_path, "1.jpg", *(rows if minimal else [both]))
-    message = r"task 7 \(1\.jpg\): annotation 11 has 'cat', but annotation 12 has 'cat', 'dog'; .*`annotators=majority`"
+    message = (
+        r"""task 7 \(1\.jpg\): annotation 11 has 'cat', but annotation 12 has 'cat', 'dog'; .*`annotators="majority"`"""
+    )
     with pytest.raises(DataError, match=message):
         read(tmp_path)
 

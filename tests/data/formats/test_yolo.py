@@ -219,6 +219,6 @@ def test_table_with_class_names_is_not_yolo(tmp_path: Path) -> None:
 def test_options_for_tables_and_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="read as yolo"):
         read(ultralytics(tmp_path), options=ReadOptions(blank=("negative",)))
-    with pytest.raises(OptionError, match="`format=voc` needs a folder"):
+    with pytest.raises(OptionError, match='`format="voc"` needs a folder'):
         read(tmp_path / "data.yaml", options=ReadOptions(format="voc"))
     assert len(read(tmp_path / "data.yaml", options=ReadOptions(format="yolo"), seed=None)) == 3

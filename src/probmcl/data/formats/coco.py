@@ -14,7 +14,7 @@ from probmcl.data.formats.coco_json import Instances, annotated, coco_files, nam
 from probmcl.data.image_files import named_images
 from probmcl.data.labels import LabelStates
 from probmcl.data.records import Missing, Origin, Records, Split
-from probmcl.errors import DataError
+from probmcl.errors import DataError, keyword
 
 Year = Literal["2014", "2017"]
 YEARS: tuple[Year, ...] = get_args(Year)
@@ -76,11 +76,11 @@ def _year(folder: Path, wanted: Year | None) -> Year:
     if not years:
         raise DataError(f"{folder}: no annotations/instances_*2014.json or *2017.json; pass the MS-COCO folder")
     if wanted is not None and wanted not in years:
-        remedy = f"use `format=coco{years[0]}` for the other year"
+        remedy = f"use {keyword('format', f'coco{years[0]}')} for the other year"
         raise DataError(f"{folder}/annotations: no instances_*{wanted}.json; {remedy}")
     if wanted is None and len(years) > 1:
         both = " and ".join(f"instances_*{year}.json" for year in years)
-        options = " or ".join(f"`format=coco{year}`" for year in years)
+        options = " or ".join(keyword("format", f"coco{year}") for year in years)
         raise DataError(f"{folder}/annotations: {both} have images in common; choose {options}")
     return wanted or years[0]
 

@@ -143,7 +143,7 @@ def _refuse_two_per_split(files: Mapping[Path, Split]) -> None:
     first: dict[Split, Path] = {}
     for file, split in files.items():
         if first.setdefault(split, file) != file:
-            raise DataError(f"{first[split]} and {file} are both annotations for {split}; pass one of them as DATA")
+            raise DataError(f"{first[split]} and {file} are both annotations for {split}; pass one of them as `data`")
 
 
 def _unused_parents(parsed: Sequence[Instances]) -> frozenset[str]:

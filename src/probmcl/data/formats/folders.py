@@ -68,7 +68,7 @@ def read_folders(folder: Path, *, missing: Missing = "error") -> Records:
         raise DataError(
             f"{folder}: {listing(f'{path.name}/' for path in layout.sorted)} has one folder per class, but the images "
             f"in {listing(f'{path.name}/' for path in layout.unsorted)} are not in class folders, so their labels are "
-            f"unknown; pass {layout.sorted[0]} as DATA, or move the other images into class folders"
+            f"unknown; pass {layout.sorted[0]} as `data`, or move the other images into class folders"
         )
     files = [
         _File(str(path), SPLIT_FOLDERS.get(name.lower(), "train"), class_folder.name)

@@ -40,7 +40,7 @@ def read_label_studio(path: Path, *, missing: Missing = "error") -> Records:
     """
     files = _exports(path)
     if len(files) != 1:
-        raise DataError(f"{path} has {len(files)} JSON exports of Label Studio; pass one of them as DATA")
+        raise DataError(f"{path} has {len(files)} JSON exports of Label Studio; pass one of them as `data`")
     file = files[0]
     answers = list(read_answers(file))
     labels = _by_image(file, answers)
@@ -72,7 +72,7 @@ def _by_image(file: Path, answers: Iterable[Answer]) -> dict[str, frozenset[str]
             of_image.setdefault(frozenset(name for _, name in answer.labels), answer)
         if len(of_image) > 1:
             first, second = (f"annotation {each.annotation} has {_listed(names)}" for names, each in of_image.items())
-            remedy = "delete one of them, or export CSV and choose `annotators=majority`, any or unknown"
+            remedy = 'delete one of them, or export CSV and choose `annotators="majority"`, any or unknown'
             raise DataError(f"{file}: task {answer.task} ({answer.image}): {first}, but {second}; {remedy}")
     return {image: next(iter(of_image), None) for image, of_image in variants.items()}
 

@@ -117,7 +117,7 @@ def _only_table(folder: Path) -> Candidate:
     if files:
         raise DataError(
             f"{folder} has {len(files)} tables, but none names images in it: {listing(map(str, files), most=5)}; pass "
-            f"one as DATA, with `images=FOLDER`. Its first row must name the columns, separated by commas or tabs"
+            f"one as `data`, with `images=FOLDER`. Its first row must name the columns, separated by commas or tabs"
         )
     raise DataError(f"{folder} has no table; expected a file that ends in {' or '.join(SUFFIXES)}")
 
@@ -182,7 +182,7 @@ def _with_all_images(candidates: Sequence[Candidate], options: ReadOptions) -> C
         both = " and ".join(str(candidate.path) for candidate in candidates[:2])
         raise DataError(f"{both} are both tables for {most.split}; merge them")
     paths = listing((str(candidate.path) for candidate in candidates), most=5)
-    raise DataError(f"{most.path.parent} has {len(candidates)} tables; pass one of them as DATA: {paths}")
+    raise DataError(f"{most.path.parent} has {len(candidates)} tables; pass one of them as `data`: {paths}")
 
 
 def _concatenated(folder: Path, candidates: Sequence[Candidate], options: ReadOptions, images: Path | None) -> Table:
@@ -233,10 +233,8 @@ def _with_listed_splits(records: Records, folder: Path) -> Records:
     splits = [split_by_name.get(path.rpartition("/")[2]) for path in records.paths.texts]
     if not lists or None in splits or len({*splits}) == 1:
         return records
-    from probmcl.data.split import with_split
-
     names = listing(path.name for path in lists)
-    return with_split(records, np.array(splits)).with_note(f"splits from {names}")
+    return records.with_split(np.array(splits)).with_note(f"splits from {names}")
 
 
 def _unlabeled(folder: Path, candidates: Sequence[Candidate], records: Records) -> list[str]:

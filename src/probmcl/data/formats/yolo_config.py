@@ -48,7 +48,7 @@ def read_config(path: Path) -> Config:
     """Read the YAML file, or the class names of a folder without one."""
     files = config_files(path)
     if len(files) > 1:
-        raise DataError(f"{path} has {files[0].name} and {files[1].name}; pass one of them as DATA")
+        raise DataError(f"{path} has {files[0].name} and {files[1].name}; pass one of them as `data`")
     if files or path.is_file():
         file = files[0] if files else path
         content = _load(file)

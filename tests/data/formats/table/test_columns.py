@@ -27,7 +27,7 @@ def test_group_is_found_by_name(tmp_path: Path, name: str) -> None:
 def test_two_group_columns_need_the_option(tmp_path: Path) -> None:
     table = table_of(tmp_path, patient="a,b", slide="c,d")
     with pytest.raises(
-        DataError, match=r"'patient' and 'slide' could all be the group column; .*`group=COLUMN`.*`group=''`"
+        DataError, match=r"""'patient' and 'slide' could all be the group column; .*`group=COLUMN`.*`group=""`"""
     ):
         read_table(table)
     assert read_table(table, ReadOptions(group="slide")).group == ("c", "d")
@@ -36,7 +36,7 @@ def test_two_group_columns_need_the_option(tmp_path: Path) -> None:
 
 def test_empty_option_disables_split_and_weight_columns(tmp_path: Path) -> None:
     table = table_of(tmp_path, split="test,odd", weight="x,y")
-    with pytest.raises(DataError, match=r"`split_column=''`"):
+    with pytest.raises(DataError, match=r'`split_column=""`'):
         read_table(table)
     records = read_table(table, ReadOptions(split_column="", weight_column=""))
     assert records.split == ("train", "train")
@@ -63,9 +63,9 @@ def test_columns_are_kept_and_missing_ones_are_refused_with_a_suggestion(tmp_pat
     table = table_of(tmp_path, scanner="A,B", Sex="F,")
     assert read_table(table, keep=("scanner", "Sex")).columns == {"scanner": ("A", "B"), "Sex": ("F", "")}
     assert read_table(table).columns == {}
-    with pytest.raises(OptionError, match=r"`by=scaner` is not a column of .*; did you mean 'scanner'"):
+    with pytest.raises(OptionError, match=r"""`by="scaner"` is not a column of .*; did you mean 'scanner'"""):
         read_table(table, keep=("scaner",))
-    with pytest.raises(OptionError, match=r"`ignore=sex` is not a column"):
+    with pytest.raises(OptionError, match=r'`ignore="sex"` is not a column'):
         read_table(table, ReadOptions(ignore=("sex",)))
 
 
@@ -99,7 +99,7 @@ def test_label_column_next_to_class_columns_needs_an_option(write: Write) -> Non
 
 def test_label_column_of_zeros_and_ones_needs_an_option(write: Write) -> None:
     table = write("image,label\n1.jpg,0\n2.jpg,1\n")
-    refused(table, "'label'", "`labels_column=label`")
+    refused(table, "'label'", '`labels_column="label"`')
     assert read_table(table, ReadOptions(labels_column="label")).label_space.names == ("0", "1")
 
 
@@ -130,9 +130,9 @@ def test_two_columns_for_one_role_need_an_option(write: Write) -> None:
 
 def test_missing_column_is_refused_with_a_suggestion(write: Write) -> None:
     table = write("file,labels,patient\n1.jpg,cat,a\n")
-    with pytest.raises(OptionError, match=r"`group=pateint` is not a column of .*; did you mean 'patient'\?"):
+    with pytest.raises(OptionError, match=r"""`group="pateint"` is not a column of .*; did you mean 'patient'\?"""):
         read_table(table, ReadOptions(group="pateint"))
-    with pytest.raises(OptionError, match="`group=patient` is already `split_column`"):
+    with pytest.raises(OptionError, match='`group="patient"` is already `split_column`'):
         read_table(table, ReadOptions(split_column="patient", group="patient"))
 
 
@@ -201,5 +201,5 @@ def test_one_column_per_annotator_is_refused(tmp_path: Path) -> None:
 
 def test_columns_with_recurring_values_are_suggested(tmp_path: Path) -> None:
     text = "file,id,color,shape\n1.jpg,7,red,disk\n2.jpg,8,red,disk\n3.jpg,9,blue,ring\n4.jpg,5,blue,disk\n"
-    message = refused(write_table(tmp_path, text), "`labels_column='color'` or `labels_column='shape'`")
+    message = refused(write_table(tmp_path, text), '`labels_column="color"` or `labels_column="shape"`')
     assert "labels_column='id'" not in message

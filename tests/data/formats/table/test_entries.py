@@ -61,7 +61,7 @@ def test_rows_images_refuses_repeated_paths(tmp_path: Path) -> None:
 @pytest.mark.parametrize("second", ["dog|emu", "dog cat"])
 def test_possible_lists_with_repeated_paths_need_an_option(tmp_path: Path, second: str) -> None:
     text = f"file,label\n1.jpg,cat\n2.jpg,dog\n1.jpg,{second}\n"
-    fails(tmp_path, text, r"rows 2 and 4: both have the path '1\.jpg'.*`rows=labels`.*`rows=images`")
+    fails(tmp_path, text, r"""rows 2 and 4: both have the path '1\.jpg'.*`rows="labels"`.*`rows="images"`""")
     records = read(tmp_path, text, ReadOptions(rows="labels"))
     assert labels_of(records) == [{"cat", *second.split("|")}, {"dog"}]
 
@@ -105,7 +105,9 @@ def test_labels_without_a_row_are_absent_if_no_flag_is_zero(tmp_path: Path) -> N
 
 
 def test_other_values_in_the_presence_column_are_refused(tmp_path: Path) -> None:
-    fails(tmp_path, FLAGS.replace("dog,1", "dog,0.87"), "row 4: column 'Confidence' has '0.87'.*`ignore=Confidence`")
+    fails(
+        tmp_path, FLAGS.replace("dog,1", "dog,0.87"), "row 4: column 'Confidence' has '0.87'.*`ignore=\"Confidence\"`"
+    )
 
 
 def test_presence_column_without_repeated_paths_needs_an_option(tmp_path: Path) -> None:
@@ -124,13 +126,13 @@ def test_none_label_in_long_form(tmp_path: Path) -> None:
     records = read(tmp_path, text, ReadOptions(blank=("unknown",)))
     assert records.label_space.names == ("cat", "dog")
     assert states_of(records) == ["--", "++", "??"]
-    fails(tmp_path, text + "1.jpg,dog\n", "row 2 and row 6: 'none' .*'dog'.*`none_label=''`")
+    fails(tmp_path, text + "1.jpg,dog\n", "row 2 and row 6: 'none' .*'dog'.*`none_label=\"\"`")
     assert labels_of(read(tmp_path, text + "1.jpg,dog\n", ReadOptions(none_label="")))[0] == {"none", "dog"}
 
 
 def test_difficult_column_is_refused_in_long_form(tmp_path: Path) -> None:
     text = "file,label,difficult\n1.jpg,cat,\n1.jpg,dog,cat\n"
-    fails(tmp_path, text, "'difficult' .*`ignore=difficult`")
+    fails(tmp_path, text, "'difficult' .*`ignore=\"difficult\"`")
 
 
 @pytest.mark.parametrize(
@@ -163,7 +165,7 @@ def test_by_default_blank_is_unknown_and_minus_one_uncertain(tmp_path: Path) -> 
     assert states_of(records) == ["+?~", "?+-", "?~?", "--+"]
     assert np.isnan(records.states.chance).all()
     text = description(table)
-    assert "blank = unknown (4 cells; change with `blank=negative`)" in text
+    assert 'blank = unknown (4 cells; change with `blank="negative"`)' in text
     assert "-1 = unknown (2 cells; change with `minus_one`)" in text
     assert text.endswith("ignored: 'Sex', 'Age', 'AP/PA'")
 
@@ -181,7 +183,7 @@ def test_policy_sets_meanings_per_class(tmp_path: Path) -> None:
 
 
 def test_policy_for_a_missing_class_is_refused_with_a_suggestion(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"`minus_one=Edma=positive` .*; did you mean 'Edema'"):
+    with pytest.raises(OptionError, match=r"""`minus_one="Edma=positive"` .*; did you mean 'Edema'"""):
         read_table(write_table(tmp_path, CHEST), ReadOptions(minus_one=("Edma=positive",)))
 
 
@@ -198,7 +200,7 @@ def test_class_with_ones_and_blanks_only_needs_a_policy(tmp_path: Path) -> None:
     table = write_table(tmp_path, "file,No Finding,cat,dog\n1.jpg,1,0,-1\n2.jpg,,1,1\n3.jpg,,,\n")
     problem = asked(table, *MEANINGS).problem
     assert "columns 'No Finding', 'dog': there are 1s and blanks" in problem
-    assert "`blank='No Finding=negative'` or `blank='No Finding=unknown'`" in problem
+    assert '`blank="No Finding=negative"` or `blank="No Finding=unknown"`' in problem
     assert states_of(read_table(table, ReadOptions(blank=("unknown",)))) == ["+-~", "?++", "???"]
     assert states_of(read_table(table, ReadOptions(blank=("negative",)))) == ["+-~", "-++", "---"]
     both = ReadOptions(blank=("No Finding=negative", "dog=unknown"))
@@ -210,7 +212,7 @@ def test_class_with_ones_and_blanks_only_needs_a_policy(tmp_path: Path) -> None:
 
 def test_rows_option_is_refused_with_class_columns(tmp_path: Path) -> None:
     table = write_table(tmp_path, "file,cat,dog\n1.jpg,1,0\n2.jpg,0,1\n1.jpg,1,1\n")
-    with pytest.raises(OptionError, match=r"`rows=labels` .*'cat', 'dog'.*`labels_column"):
+    with pytest.raises(OptionError, match=r"""`rows="labels"` .*'cat', 'dog'.*`labels_column"""):
         read_table(table, ReadOptions(rows="labels"))
 
 
@@ -240,7 +242,7 @@ def test_column_of_numbers_is_refused_if_half_of_them_are_flags(tmp_path: Path) 
     few = write_table(tmp_path, "file,cat,age\n1.jpg,1,1\n2.jpg,0,40\n3.jpg,0,41\n")
     assert read_table(few).label_space.names == ("cat",)
     many = write_table(tmp_path, "file,cat,age\n1.jpg,1,1\n2.jpg,0,0\n3.jpg,0,41\n")
-    with pytest.raises(DataError, match=r"row 4: column 'age' has '41'.*`ignore='age'`"):
+    with pytest.raises(DataError, match=r"""row 4: column 'age' has '41'.*`ignore="age"`"""):
         read_table(many)
     assert read_table(many, ReadOptions(ignore=("age",))).label_space.names == ("cat",)
 
@@ -256,7 +258,7 @@ def test_unnamed_column_of_pandas_is_ignored(tmp_path: Path) -> None:
 
 
 def test_none_label_is_refused_with_class_columns(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=r"`none_label=No Finding` .*`ignore=No Finding`"):
+    with pytest.raises(OptionError, match=r'`none_label="No Finding"` .*`ignore="No Finding"`'):
         read_table(write_table(tmp_path, CHEST), ReadOptions(none_label="No Finding"))
 
 
@@ -293,7 +295,7 @@ def test_difficult_labels_are_unknown_with_class_columns(write: Write) -> None:
 
 
 def test_difficult_flags_are_refused_next_to_names(write: Write) -> None:
-    refused(write("file,tags,difficult\n1.jpg,cat,0\n2.jpg,dog,1\n"), "'difficult'", "ignore=difficult")
+    refused(write("file,tags,difficult\n1.jpg,cat,0\n2.jpg,dog,1\n"), "'difficult'", 'ignore="difficult"')
     records = read_table(write("file,tags,difficult\n1.jpg,0 1,\n2.jpg,1,0\n"))
     assert unknown_of(records) == [set(), {"0"}]
 
@@ -306,7 +308,7 @@ def test_other_values_in_a_class_column_are_refused(write: Write) -> None:
 def test_blank_next_to_crosses_is_absent(write: Write, mark: str) -> None:
     table = write(f"file,cat,dog\n1.jpg,{mark},\n2.jpg,,{mark}\n3.jpg,,\n")
     assert states_of(read_table(table)) == ["+-", "-+", "--"]
-    assert "blank = negative (4 cells; change with `blank=unknown`)" in description(table)
+    assert 'blank = negative (4 cells; change with `blank="unknown"`)' in description(table)
     assert states_of(read_table(table, ReadOptions(blank=("unknown",)))) == ["+?", "?+", "??"]
 
 

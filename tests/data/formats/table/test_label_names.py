@@ -35,7 +35,7 @@ def test_none_label_is_detected_by_name(tmp_path: Path, name: str) -> None:
 
 def test_none_label_together_with_others_is_refused(tmp_path: Path) -> None:
     text = CHEST.replace("3.jpg,Mass", "3.jpg,No Finding|Mass")
-    with pytest.raises(DataError, match=r"row 4: .*'No Finding' .*'Mass'.*`none_label=''`"):
+    with pytest.raises(DataError, match=r"""row 4: .*'No Finding' .*'Mass'.*`none_label=""`"""):
         read(tmp_path, text)
     with pytest.raises(DataError, match=r"row 4: .*'No Finding' .*'Mass', although `none_label`"):
         read(tmp_path, text, none_label="No Finding")
@@ -51,7 +51,7 @@ def test_none_label_option(tmp_path: Path) -> None:
     text = CHEST.replace("No Finding", "Normal")
     assert labels_of(read(tmp_path, text))[1] == {"Normal"}
     assert labels_of(read(tmp_path, text, none_label="Normal"))[1] == set()
-    with pytest.raises(OptionError, match=r"`none_label=Norml` is not in any cell of .*; did you mean 'Normal'"):
+    with pytest.raises(OptionError, match=r"""`none_label="Norml"` is not in any cell of .*; did you mean 'Normal'"""):
         read(tmp_path, text, none_label="Norml")
 
 

@@ -207,7 +207,7 @@ def test_unknown_label_in_brackets_and_in_one_of_several_columns(write: Write) -
 
 @pytest.mark.parametrize("text", ["file,tags\n1.jpg,cat|dog\n2.jpg,dog\n", "file,cat,dog\n1.jpg,1,1\n2.jpg,0,1\n"])
 def test_unknown_label_that_does_not_occur_is_refused(write: Write, text: str) -> None:
-    with pytest.raises(OptionError, match="`unknown_label=todo` is not in any"):
+    with pytest.raises(OptionError, match='`unknown_label="todo"` is not in any'):
         read_table(write(text), ReadOptions(unknown_label=("todo",)))
 
 
@@ -216,7 +216,7 @@ def test_lists_in_brackets_next_to_other_lists_are_refused(write: Write) -> None
 
 
 def test_separator_that_does_not_occur_is_refused(write: Write) -> None:
-    with pytest.raises(OptionError, match=r"`separator=@` is not in any cell of .*labels\.csv"):
+    with pytest.raises(OptionError, match=r'`separator="@"` is not in any cell of .*labels\.csv'):
         read_table(write("file,labels\n1.jpg,a|b\n"), ReadOptions(separator="@"))
 
 

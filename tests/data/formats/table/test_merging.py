@@ -88,7 +88,7 @@ def test_contradictory_rows_of_one_annotator_are_refused(write: Write) -> None:
 
 
 def test_annotators_option_without_an_annotator_column_is_refused(write: Write) -> None:
-    with pytest.raises(OptionError, match=r"`annotators=any` needs a column .*annotator"):
+    with pytest.raises(OptionError, match=r'`annotators="any"` needs a column .*annotator'):
         read_table(write("file,tags\n1.jpg,cat\n2.jpg,dog\n"), ReadOptions(annotators="any"))
     with pytest.raises((OptionError, TypeError), match="annotators"):  # a TypeError with the type-checking hook
         ReadOptions(annotators="mean")  # type: ignore[arg-type]
@@ -103,7 +103,7 @@ def test_uncertain_labels_of_one_annotator_stay_uncertain(write: Write) -> None:
 
 def test_rows_with_the_same_labels_in_another_order_are_merged(write: Write) -> None:
     assert states_of(read_table(write("file,labels\n1.jpg,a|b\n2.jpg,b\n1.jpg,b|a\n"))) == ["++", "-+"]
-    refused(write("file,labels\n1.jpg,a|b\n2.jpg,b\n1.jpg,b|c\n"), "rows 2 and 4", "`rows=labels`")
+    refused(write("file,labels\n1.jpg,a|b\n2.jpg,b\n1.jpg,b|c\n"), "rows 2 and 4", '`rows="labels"`')
 
 
 def test_unknown_label_in_another_row_leaves_a_label_present(write: Write) -> None:

@@ -10,7 +10,7 @@ from probmcl.data.formats.table.paths import ID_AS_PATH, PATH, FileIndex, find_p
 from probmcl.data.formats.table.sheet import LIST_ITEM, Table, named, only_column, refuse_missing_column
 from probmcl.data.label_policy import CROSSES, flag_value, holds_flags
 from probmcl.data.options import ReadOptions
-from probmcl.errors import DataError, OptionError, Question, Reading, listing, quoted, suggestion
+from probmcl.errors import DataError, OptionError, Question, Reading, keyword, listing, quoted, suggestion
 
 LABELS = (
     *("labels", "label", "tags", "tag", "classes", "class", "categories", "category", "finding_labels"),
@@ -109,7 +109,7 @@ def _role(table: Table, value: str | None, names: Sequence[str], taken: set[str]
     """Return the value of an option (None if blank) or, if it is not set, the only column with one of these names."""
     if value is not None:
         return value or None
-    return only_column(table, names, taken, f"choose one with `{option}=COLUMN`, or none with `{option}=''`")
+    return only_column(table, names, taken, f'choose one with `{option}=COLUMN`, or none with `{option}=""`')
 
 
 def _with_labels(table: Table, columns: Columns, rest: list[str], classes: Classes, options: ReadOptions) -> Columns:
@@ -122,7 +122,7 @@ def _with_labels(table: Table, columns: Columns, rest: list[str], classes: Class
     if columns.difficult and not numbers and holds_flags(table.texts(columns.difficult)):
         raise DataError(
             f"{table.path}: column {columns.difficult!r} contains only 0 and 1, but must list the labels that are "
-            f"unknown; list them, rename the column, or use `ignore={columns.difficult}`"
+            f"unknown; list them, rename the column, or use {keyword('ignore', columns.difficult)}"
         )
     if not labels:
         of_classes = _class_columns(table, rest, classes, options)
@@ -139,7 +139,8 @@ def _with_labels(table: Table, columns: Columns, rest: list[str], classes: Class
         if not rest and not presence and classes is None and labels[0] in flags:
             raise DataError(
                 f"{table.path}: column {labels[0]!r} contains only 0 and 1, which may be the names of two classes or "
-                f"the state of one; use `labels_column={labels[0]}` for two, or rename the column to the class for one"
+                f"the state of one; use {keyword('labels_column', labels[0])} for two, or rename the column to the "
+                "class for one"
             )
     return replace(columns, labels=labels, presence=presence, unread=tuple(rest))
 
@@ -221,7 +222,7 @@ def _class_columns(table: Table, rest: list[str], classes: Classes, options: Rea
             similar = suggestion(column, classes)
             raise DataError(
                 f"{table.path}: column {column!r} contains 0 and 1 but is not in {CLASSES} ({similar}); add it there, "
-                f"or use `ignore={column!r}`"
+                f"or use {keyword('ignore', column)}"
             )
     columns = classes or tuple(
         name for name in rest if holds_flags(table.texts(name), least=0.5, without=options.unknown_label)
@@ -229,8 +230,9 @@ def _class_columns(table: Table, rest: list[str], classes: Classes, options: Rea
     if not columns:
         recurring = [name for name in rest if len({*table.texts(name)}) <= MAX_VOCABULARY * len(table)]
         others = f", and no column contains only 0 and 1 ({listing(map(repr, rest))})" if rest else ""
+        choices = [keyword("labels_column", name) for name in recurring[:3]]
         raise NoLabelsError(
             f"{table.path}: no labels found: no column has a name such as 'labels', 'tags' or 'class'{others}; "
-            f"choose the column with {' or '.join(f'`labels_column={name!r}`' for name in recurring[:3] or ['COLUMN'])}"
+            f"choose the column with {' or '.join(choices) or '`labels_column=COLUMN`'}"
         )
     return columns

@@ -16,7 +16,7 @@ from probmcl.data.formats.table.sheet import Table
 from probmcl.data.label_policy import BLANK, CROSSES, LabelPolicy, flag_value, holds_flags, meaning_notes
 from probmcl.data.labels import State
 from probmcl.data.options import ReadOptions
-from probmcl.errors import DataError, OptionError, Question, Reading, counted, listing
+from probmcl.errors import DataError, OptionError, Question, Reading, counted, keyword, listing
 
 T = TypeVar("T")
 
@@ -123,8 +123,8 @@ def read_class_columns(
         if not any(text in table.texts(column) for column in names):
             raise OptionError("unknown_label", text, f"is not in any class column of {table.path}")
     others = "`unknown_label=VALUE` if it means unknown, or `labels_column=COLUMN` if another column has the labels"
-    remedy = f"Correct the cell, delete the row if it is a sum, use `ignore=%r` if this is not a class, {others}"
-    flags = [_flags(table, column, remedy % column, options.unknown_label) for column in names]
+    remedy = f"Correct the cell, delete the row if it is a sum, use %s if this is not a class, {others}"
+    flags = [_flags(table, column, remedy % keyword("ignore", column), options.unknown_label) for column in names]
     counts = np.stack([np.bincount(column, minlength=BLANK + 1) for column in flags])
     if not counts[:, [State.ABSENT, State.PRESENT]].any():
         raise NoLabelsError(f"{table.path}: no cell of {listing(map(repr, names))} is 0 or 1; add labels")
@@ -167,7 +167,7 @@ def _refuse_options_for_lists(table: Table, names: Sequence[str], options: ReadO
         remedy = "remove the option, or select the label column with `labels_column=COLUMN`"
         raise OptionError("rows", "labels", f"{problem}; {remedy}")
     if options.none_label:
-        remedy = f"use `ignore={options.none_label}` to ignore that column"
+        remedy = f"use {keyword('ignore', options.none_label)} to ignore that column"
         raise OptionError("none_label", options.none_label, f"{problem}; {remedy}")
 
 
@@ -184,10 +184,11 @@ def _ask_about_blanks(
         only = [c[State.PRESENT] and c[BLANK] and not c[State.ABSENT] + c[State.UNCERTAIN] * settled for c in counts]
         classes += [name] if any(only) and name not in policy.blank_of else []
     if classes and not policy.blank:
+        one_class = [keyword("blank", f"{classes[0]}={meaning}") for meaning in ("negative", "unknown")]
         raise Question(
             f"{table.path}: {'column' if len(classes) == 1 else 'columns'} {listing(map(repr, classes))}: there are 1s "
-            f"and blanks but no 0s; does a blank mean absent or unknown? `blank='{classes[0]}=negative'` or "
-            f"`blank='{classes[0]}=unknown'` sets the meaning for one class",
+            f"and blanks but no 0s; does a blank mean absent or unknown? {' or '.join(one_class)} sets the meaning for "
+            "one class",
             _meanings("blank", "a blank"),
         )
 
@@ -238,7 +239,7 @@ def read_label_rows(table: Table, columns: Columns, classes: Classes, images: Im
     if columns.difficult:
         raise DataError(
             f"{table.path}: column {columns.difficult!r} cannot be used in a table with one row per label; ignore it "
-            f"with `ignore={columns.difficult}`"
+            f"with {keyword('ignore', columns.difficult)}"
         )
     policy = options.policy
     none = "" if columns.presence and options.none_label is None else options.none_label
@@ -247,7 +248,9 @@ def read_label_rows(table: Table, columns: Columns, classes: Classes, images: Im
         _refuse_possible_lists(table, columns, images, lists, classes)
     flags, notes = np.full(len(table), State.PRESENT, dtype=np.uint8), []
     if columns.presence:
-        flags = _flags(table, columns.presence, f"Use `ignore={columns.presence}` to read every label as present")
+        flags = _flags(
+            table, columns.presence, f"Use {keyword('ignore', columns.presence)} to read every label as present"
+        )
         notes = [f"{columns.presence!r} marks which are present"]
         negative = np.flatnonzero(np.isin(flags, (State.ABSENT, BLANK)))
         if len(negative) and not policy.blank:
@@ -319,8 +322,8 @@ def _refuse_possible_lists(table: Table, columns: Columns, images: Images, lists
     different = any(column[row] != column[first] for column in lists.columns for row, first in firsts)
     if spaced or (different and any(len(indices) > 1 for column in lists.columns for indices in column)):
         remedy = (
-            ", and cells may be lists of labels; use `rows=labels` to merge the rows of an image and read spaces as "
-            "part of a name, or `rows=images` to require one row per image"
+            ', and cells may be lists of labels; use `rows="labels"` to merge the rows of an image and read spaces as '
+            'part of a name, or `rows="images"` to require one row per image'
         )
         raise repeated(table, images, columns.path, remedy)
 

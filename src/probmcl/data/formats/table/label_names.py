@@ -37,7 +37,7 @@ def find_blanks(texts: Iterable[str], none_label: str | None, classes: tuple[str
 
 def refuse_none_with_others(where: str, label: str, other: str, none_label: str | None) -> None:
     """Raise an error for an image that has another label together with one that means "no label"."""
-    reason, remedy = "it seems to mean no label", "use `none_label=''` if it is a class, otherwise correct the row"
+    reason, remedy = "it seems to mean no label", 'use `none_label=""` if it is a class, otherwise correct the row'
     if none_label:
         reason, remedy = "`none_label` defines it as no label", "correct the row or remove the option"
     raise DataError(f"{where}: {label!r} occurs together with {other!r}, although {reason}; {remedy}")

@@ -164,7 +164,7 @@ def _splits(table: Table, column: str | None, images: Images) -> tuple[Split, ..
         first = next(row for row, text in enumerate(texts) if text in invalid)
         raise DataError(
             f"{table.where(first)}: split column {column!r} has {listed}; expected {', '.join(SPLIT_VALUES)}. "
-            f"Choose another column with `split_column=COLUMN`, or none with `split_column=''`"
+            f'Choose another column with `split_column=COLUMN`, or none with `split_column=""`'
         )
     try:
         splits = {text: SPLIT_VALUES[text.lower()] for text in set(texts)}
@@ -179,7 +179,7 @@ def _groups(table: Table, column: str | None, images: Images) -> tuple[str, ...]
     texts = table.texts(column)
     if "" in texts:
         where = table.where(list(texts).index(""))
-        raise DataError(f"{where}: group {column!r} is blank; every image needs a group (or use `group=''`)")
+        raise DataError(f'{where}: group {column!r} is blank; every image needs a group (or use `group=""`)')
     return tuple(_values(table, column, images))
 
 
@@ -191,7 +191,7 @@ def _weights(table: Table, column: str | None, images: Images) -> Float64[ndarra
         if not WEIGHT.fullmatch(text):
             raise DataError(
                 f"{table.where(row)}: weight {column!r} is {text!r}, but must be a number of at least 0; "
-                f"use `weight_column=''` for no weights"
+                f'use `weight_column=""` for no weights'
             )
     weights = np.array([float(text) for text in _values(table, column, images)])
     if not weights.any():
