@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from probmcl.data.image_files import expand, is_one_image, refuse_without_image
 from probmcl.data.images import Preprocessing, read_image
 from probmcl.errors import DataError, ImageError, OptionError
-from probmcl.runtime.machine import default_workers, ignore_interrupts, start_method
+from probmcl.runtime.machine import default_workers, ignore_interrupts, kept_memory, short_spinning, start_method
 
 Source = str | Path | Image.Image
 """An image file, a folder, a pattern such as `photos/*.jpg`, a `.txt` list with one path per line, or a PIL image."""
@@ -107,8 +107,11 @@ def _batches(
 
 
 def _start_lazily(loader: Iterable[Decoded]) -> Iterator[Decoded]:
-    """Defer the start of the workers until the first batch is requested."""
-    yield from loader
+    """Defer the start of the workers until the first batch is requested, and use the cores well until the last one."""
+    with kept_memory():
+        batches = iter(loader)  # starts the workers, before the process has more threads
+        with short_spinning():
+            yield from batches
 
 
 @dataclass(frozen=True)
