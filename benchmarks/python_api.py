@@ -41,6 +41,7 @@ def timed(code: str, arguments: list[str], out: Path) -> float:
 
 def competitor(code: str, arguments: list[str], folder: Path, results: list[Any]) -> Callable[[], float]:
     """Return a function that runs the code once and appends the scores to `results`."""
+
     def call() -> float:
         out = folder / f"{len(results)}.json"
         seconds = timed(code, arguments, out)

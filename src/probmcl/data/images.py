@@ -51,6 +51,29 @@ def read_image(path: Path, size: int | None = None, *, intensity: IntensityRange
         return read_dicom(file, intensity) if is_dicom(head) else _decode(file, head, size, intensity)
 
 
+def decode_image(
+    image: Image.Image, size: int | None = None, *, intensity: IntensityRange | None = None, name: Path
+) -> Image.Image:
+    """Return a Pillow image of any mode as an upright RGB image like `read_image`, or raise `ImageError` with `name`.
+
+    An image that was opened but not loaded is decoded from its file, with the same result as `read_image`. A loaded
+    image may have been modified, so its pixels are used. Neither is changed, except that Pillow may load it.
+
+    >>> decode_image(Image.new("L", (2, 2), 7), name=Path("image 0")).getpixel((0, 0))
+    (7, 7, 7)
+    """
+    try:
+        content = _unread_content(image)
+        if content is not None:
+            return _decode(io.BytesIO(content), content[:HEAD], size, intensity)
+        rgb = _upright_rgb(image, intensity)
+    except Exception as error:  # Pillow's decoders raise almost any exception for a damaged file
+        raise ImageError(name, _reason(error)) from error
+    rgb = rgb.copy() if rgb is image else rgb
+    rgb.info = {}
+    return rgb
+
+
 def gray_values(path: Path) -> tuple[Kind, Shaped[ndarray, "H W"]] | None:
     """Return the kind and the stored pixels of a deep image (more than 8 bits, or floats), or None for other images."""
     with _open(path) as (file, head):
@@ -179,13 +202,30 @@ def _decode(file: IO[bytes], head: bytes, size: int | None, intensity: Intensity
         if size is not None:
             image.draft("RGB", (size, size))
         _refuse_huge(image)
-        image.load()
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-        rotated = orientation in range(2, 9)
-        upright = image.transpose(Image.Transpose[TURNS[orientation - 2]]) if rotated else image
-        rgb = upright if upright.mode == "RGB" and not upright.has_transparency_data else _rgb(upright, intensity)
+        rgb = _upright_rgb(image, intensity)
     rgb.info = {}
     return rgb
+
+
+def _upright_rgb(image: Image.Image, intensity: IntensityRange | None) -> Image.Image:
+    """Load an image and return it upright and as RGB; the result is the same object if there is nothing to change."""
+    image.load()
+    orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    rotated = orientation in range(2, 9)
+    upright = image.transpose(Image.Transpose[TURNS[orientation - 2]]) if rotated else image
+    return upright if upright.mode == "RGB" and not upright.has_transparency_data else _rgb(upright, intensity)
+
+
+def _unread_content(image: Image.Image) -> bytes | None:
+    """Return the content of the file if an image was opened but not loaded; the file keeps its position."""
+    if not isinstance(image, ImageFile.ImageFile) or not image.tile or image.fp is None or image.tell() != 0:
+        return None
+    position = image.fp.tell()
+    image.fp.seek(0)
+    try:
+        return image.fp.read()
+    finally:
+        image.fp.seek(position)
 
 
 def _jpeg(data: bytes) -> JpegImageFile:
@@ -214,6 +254,7 @@ def _rgb(image: Image.Image, intensity: IntensityRange | None) -> Image.Image:
         gray = _high_byte(image) if intensity is None else intensity.gray(np.asarray(image))
         return Image.fromarray(gray).convert("RGB")
     if image.has_transparency_data:
+        image = image.convert("LA") if image.mode == "La" else image  # Pillow has no direct conversion to RGBA
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return image.convert("RGB")
 
