@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float
@@ -64,7 +64,7 @@ def find(images: Source | Sequence[Source]) -> Iterator[Item]:
 
 
 def _sources(images: Source | Sequence[Source]) -> Sequence[Source]:
-    return images if isinstance(images, list | tuple) else [images]
+    return images if isinstance(images, list | tuple) else [cast(Source, images)]
 
 
 def decode(

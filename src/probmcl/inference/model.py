@@ -226,8 +226,9 @@ class Model:
         scores = np.full((len(batch.paths), len(self.names)), np.nan, dtype=np.float32)
         if batch.rows:
             scores[batch.rows] = cap_at_parents(self._probabilities(batch.images), parents)
-        errors = {error.path: error.reason for error in batch.errors}
-        return Predictions(self.names, tuple(batch.paths), scores, threshold, errors)
+        errors = iter(batch.errors)
+        reasons = tuple(None if row in batch.rows else next(errors).reason for row in range(len(batch.paths)))
+        return Predictions(self.names, tuple(batch.paths), scores, threshold, reasons)
 
     @torch.inference_mode()
     def _probabilities(self, images: Float[Tensor, "N 3 S S"]) -> Float[ndarray, "N C"]:
