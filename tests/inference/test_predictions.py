@@ -224,7 +224,7 @@ def test_short_file_is_read_back_with_the_same_labels(tmp_path: Path) -> None:
         scores = np.random.default_rng(0).random((20, 3), dtype=np.float32)
         scores[7] = 0.1
         reasons = tuple("no" if row == 3 else None for row in range(20))
-        predictions = Predictions(names, records.paths, scores, 0.5, reasons)
+        predictions = Predictions(names, tuple(records.paths), scores, 0.5, reasons)
         path = tmp_path / f"{len(separator.join(names))}.csv"
         predictions.to_csv(path, format="short")
         assert separator in path.read_text()

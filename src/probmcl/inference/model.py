@@ -34,7 +34,7 @@ class Model:
     Images can be files, folders, patterns (`photos/**/*.jpg`), `.txt` lists of paths, Pillow images, NumPy arrays
     (H×W×3, H×W×4 or H×W; uint8), tensors (3×H×W, 1×H×W or H×W; uint8, or floats between 0 and 1), or a list of these.
     An opened Pillow image has exactly the scores of its file. A large JPEG whose pixels have been loaded has slightly
-    different scores, because a file is decoded at a reduced size (largest difference for 100 photographs: 0.02).
+    different scores, because a file is decoded at a reduced size (up to 0.02 for 100 photographs, enlarged to 720 px).
 
     Files are decoded by `workers` processes (None: one per core, up to eight; 0: in this process). On Linux, the script
     does not need `if __name__ == "__main__"`. `batch_size` is the number of images in a forward pass (None: depends on
