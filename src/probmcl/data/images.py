@@ -196,7 +196,9 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _decode(file: IO[bytes], head: bytes, size: int | None, intensity: IntensityRange | None) -> Image.Image:
+def _decode(
+    file: IO[bytes] | io.BytesIO, head: bytes, size: int | None, intensity: IntensityRange | None
+) -> Image.Image:
     with _jpeg(file.read()) if head.startswith(START_OF_JPEG) else Image.open(file) as image:
         if size is not None:
             image.draft("RGB", (size, size))

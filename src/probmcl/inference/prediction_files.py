@@ -130,7 +130,7 @@ def _write(
     partial_path(path).replace(path)
 
 
-def _write_csv(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
+def _write_csv(file: TextIO | io.StringIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
     table = csv.writer(file)
     table.writerow([PATH, ERROR, *first.names, *(f"{name}{DECISION}" for name in first.names)])
     for path, error, scores, labels in itertools.chain.from_iterable(map(_rows, blocks)):

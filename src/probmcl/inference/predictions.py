@@ -76,10 +76,10 @@ class Predictions:
         return (self[row] for row in range(len(self)))
 
     @overload
-    def __getitem__(self, rows: int | np.integer[Any]) -> Prediction: ...
+    def __getitem__(self, rows: int | np.int64) -> Prediction: ...
     @overload
     def __getitem__(self, rows: Rows) -> Predictions: ...
-    def __getitem__(self, rows: int | np.integer[Any] | Rows) -> Prediction | Predictions:
+    def __getitem__(self, rows: int | np.int64 | Rows) -> Prediction | Predictions:
         if isinstance(rows, np.ma.MaskedArray):
             rows = rows.filled(False)  # a mask made from `labels` does not select unreadable images
         positions = np.arange(len(self))[rows if isinstance(rows, slice) or np.size(rows) else slice(0)]
