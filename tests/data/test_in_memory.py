@@ -41,7 +41,7 @@ FILES += ["RGBA-a.webp", "RGB-a.tif", "F-a.tif"]
 @pytest.mark.parametrize("name", FILES)
 def test_opened_image_is_decoded_like_its_file(tmp_path: Path, name: str) -> None:
     path = saved(tmp_path / name)
-    preprocessing = Preprocessing(16, PLAIN.mean, PLAIN.std, intensity=IntensityRange(20, 50_000))
+    preprocessing = Preprocessing(16, PLAIN.mean, PLAIN.std, intensity=IntensityRange(20.0, 50_000.0))
     with Image.open(path) as opened, Image.open(BytesIO(path.read_bytes())) as from_memory:
         batch = decoded(path, opened, from_memory, opened, preprocessing=preprocessing)
         assert batch.rows == [0, 1, 2, 3]
