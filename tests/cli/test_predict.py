@@ -100,7 +100,7 @@ def test_short_format_leaves_unreadable_images_out_and_names_them(
     out = run.parent / "out.csv"
     predict(run, photos, "--format", "short", "--out", out)
     written = capsys.readouterr().err.replace("\n", "")
-    assert f"1 of 6 images could not be read; they are not in the output: {photos / '2.png'}" in written
+    assert f"1 of 6 images could not be read; not in the output: {photos / '2.png'}" in written
     assert "predictions for 5 images" in written
     predict(run, photos, "--format", "short")
     assert capsys.readouterr().out.splitlines() == out.read_text().splitlines()
@@ -108,6 +108,20 @@ def test_short_format_leaves_unreadable_images_out_and_names_them(
     with out.open(newline="") as file:
         rows = list(csv.reader(file))
     assert rows == [["path", "labels"], *([str(image.path), "|".join(image.labels or ())] for image in expected)]
+
+
+def test_short_format_names_the_first_unreadable_images(
+    run: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = [str(photos / f"nowhere {number}.png") for number in range(1200)]
+    predict(run, photos / "0.png", *missing, "--format", "short")
+    message = capsys.readouterr().err.replace("\n", "")
+    assert (
+        message
+        == f"1,200 of 1,201 images could not be read; not in the output: {', '.join(missing[:5])} and 1,195 more"
+    )
+    with pytest.raises(ValueError, match="1 of 1 images could not be read"):
+        predict(run, missing[0], "--format", "short")
 
 
 def test_short_format_in_a_json_file_is_refused_before_the_model_is_loaded(run: Path, photos: Path) -> None:

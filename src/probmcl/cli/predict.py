@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from probmcl.cli import command_console
-from probmcl.errors import listing
+from probmcl.errors import LISTED
 
 if TYPE_CHECKING:
     from probmcl.inference import Predictions
@@ -53,7 +53,6 @@ def predict(
 
     from probmcl.data.stream import find
     from probmcl.inference import load
-    from probmcl.inference.prediction_display import printable
     from probmcl.inference.prediction_files import partial_path, refuse_output, write_predictions
 
     if out is not None:
@@ -76,16 +75,14 @@ def predict(
             if partial_path(out).exists():
                 console.print(f"stopped after {counts.images:,} images; their predictions are in {partial_path(out)}")
             raise
-        console.print(f"predictions for {counts.images - len(counts.unreadable) * (format == 'short'):,} images: {out}")
-    if format == "short":
-        reasons = "they are not in the output: " + listing(map(printable, counts.unreadable), 5)
-    else:
+        written = counts.images - counts.errors if format == "short" else counts.images
+        console.print(f"predictions for {written:,} images: {out}")
+    if counts.errors:
         reasons = "see ERROR in the output" if out is None else f"see the error column in {out}"
-    unreadable = f"{len(counts.unreadable):,} of {counts.images:,} images could not be read; {reasons}"
-    if len(counts.unreadable) == counts.images:
-        raise ValueError(unreadable)
-    if counts.unreadable:
-        console.print(unreadable)
+        message = counts.message(f"not in the output: {counts.named()}" if format == "short" else reasons)
+        if counts.errors == counts.images:
+            raise ValueError(message)
+        console.print(message)
 
 
 def lines(block: "Predictions") -> Iterator[str]:
@@ -108,16 +105,27 @@ def short_lines(blocks: Iterator["Predictions"]) -> Iterator[str]:
 
 @dataclass
 class _Counts:
-    """The number of images so far, and the paths of those that could not be read."""
+    """The number of images and of unreadable images so far, and the paths of the first unreadable images."""
 
     images: int = 0
-    unreadable: list[Path] = field(default_factory=list)
+    errors: int = 0
+    first: list[Path] = field(default_factory=list)
 
     def count(
         self, blocks: Iterator["Predictions"], advance: Callable[[int], object] = lambda count: None
     ) -> Iterator["Predictions"]:
         for block in blocks:
-            self.images += len(block)
-            self.unreadable += [path for path, why in zip(block.paths, block.reasons, strict=True) if why is not None]
+            unreadable = [path for path, why in zip(block.paths, block.reasons, strict=True) if why is not None]
+            self.images, self.errors = self.images + len(block), self.errors + len(unreadable)
+            self.first = [*self.first, *unreadable][:LISTED]
             advance(len(block))
             yield block
+
+    def message(self, reasons: str) -> str:
+        return f"{self.errors:,} of {self.images:,} images could not be read; {reasons}"
+
+    def named(self) -> str:
+        from probmcl.inference.prediction_display import printable
+
+        rest = self.errors - len(self.first)
+        return ", ".join(map(printable, self.first)) + (f" and {rest:,} more" if rest else "")
