@@ -23,16 +23,8 @@ from the docstrings. [library.md](../library.md) has examples."""
 BASE_CLASSES = ("Step", "Method", "Classifier", "LogitClassifier", "LinearClassifier")
 PAGES: dict[str, Sequence[str]] = {
     "probmcl": (
-        "train",
-        "compare",
-        "check",
-        "load",
-        "Model",
-        "Predictions",
-        "Run",
-        "ReadOptions",
-        "DataChecks",
-        "DataAudit",
+        *("train", "compare", "check", "load", "Model", "Predictions", "Prediction"),
+        *("Run", "ReadOptions", "DataChecks", "DataAudit"),
     ),
     "probmcl.data": ("read", "Records", "LabelSpace", "describe", "Preprocessing", "read_image"),
     "probmcl.encoders": (),
@@ -44,7 +36,10 @@ PAGES: dict[str, Sequence[str]] = {
 }
 """The names on the page of each package; an empty tuple means its `__all__`."""
 
-NOT_IMPORTED = {"Predictions": "probmcl.inference", **dict.fromkeys(BASE_CLASSES, "probmcl.methods.base")}
+NOT_IMPORTED = {
+    **dict.fromkeys(("Predictions", "Prediction"), "probmcl.inference"),
+    **dict.fromkeys(BASE_CLASSES, "probmcl.methods.base"),
+}
 """The modules of names that are on the page of a package but not imported by it."""
 
 SECTIONS = {"Args:": "Arguments:", "Attributes:": "Attributes:", "Returns:": "Returns:", "Raises:": "Raises:"}

@@ -94,11 +94,47 @@ def test_without_a_file_one_line_per_image_is_printed(
 
 def test_a_line_has_the_predicted_classes_by_probability() -> None:
     scores = np.array([[0.7, 0.2, 0.934], [0.5, 0.1, 0.3]], dtype=np.float32)
-    predictions = Predictions(("cat", "dog", ":bus:"), (Path("a [b].jpg"), Path("c.jpg")), scores, 0.5, {})
+    predictions = Predictions(("cat", "dog", ":bus:"), (Path("a [b].jpg"), Path("c.jpg")), scores, 0.5, (None, None))
     first, second = lines(predictions)
     assert first == "a [b].jpg: :bus: 0.93, cat 0.70"
     assert second.startswith("c.jpg: nothing above 0.5")
     assert second.endswith("cat 0.50")
+
+
+def test_short_format_leaves_unreadable_images_out_and_names_them(
+    run: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "2.png").write_bytes(b"")
+    out = run.parent / "out.csv"
+    predict(run, photos, "--format", "short", "--out", out)
+    written = capsys.readouterr().err.replace("\n", "")
+    assert f"1 of 6 images could not be read; not in the output: {photos / '2.png'}" in written
+    assert "predictions for 5 images" in written
+    predict(run, photos, "--format", "short")
+    assert capsys.readouterr().out.splitlines() == out.read_text().splitlines()
+    expected = [image for image in load(run).predict(photos) if image.labels is not None]
+    with out.open(newline="") as file:
+        rows = list(csv.reader(file))
+    assert rows == [["path", "labels"], *([str(image.path), "|".join(image.labels or ())] for image in expected)]
+
+
+def test_short_format_names_the_first_unreadable_images(
+    run: Path, photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = [str(photos / f"nowhere {number}.png") for number in range(1200)]
+    predict(run, photos / "0.png", *missing, "--format", "short")
+    message = capsys.readouterr().err.replace("\n", "")
+    assert (
+        message
+        == f"1,200 of 1,201 images could not be read; not in the output: {', '.join(missing[:5])} and 1,195 more"
+    )
+    with pytest.raises(ValueError, match="1 of 1 image could not be read"):
+        predict(run, missing[0], "--format", "short")
+
+
+def test_short_format_in_a_json_file_is_refused_before_the_model_is_loaded(run: Path, photos: Path) -> None:
+    with pytest.raises(ValueError, match=r"""`format="short"` is a CSV table"""):
+        predict(run.parent / "nowhere", photos, "--format", "short", "--out", run.parent / "out.json")
 
 
 def test_an_existing_file_is_refused_before_the_model_is_loaded(run: Path, photos: Path) -> None:

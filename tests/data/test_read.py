@@ -331,3 +331,10 @@ def test_real_folders_are_recognized_as_tables(name: str, start: str) -> None:
     assert "path column 'filename'\n  labels: column 'labels', indices into classes.txt separated by spaces, " in text
     assert f"\n{start}" in text
     assert records.label_space.counts.all()
+
+
+def test_few_images_are_read_without_splitting_them(tmp_path: Path) -> None:
+    records = read(a_table(tmp_path, rows=19))
+    assert records.split == ("train",) * 19
+    assert str(records.origin).endswith("\n  not split: too few images")
+    assert set(read(a_table(tmp_path, rows=20)).split) == {"train", "val", "test"}

@@ -136,7 +136,10 @@ def test_small_splits_do_not_divide_groups() -> None:
 @pytest.mark.parametrize(
     ("split", "message"),
     [
-        (splits_of(train=19), "train has 19 images, .* at least 20 .* val and test .*add images, .*`split_file=FILE`"),
+        (
+            splits_of(train=19),
+            'train has 19 images, .* 20 or more .* val and test .*add images, .*`split_file="FILE.csv"`',
+        ),
         (splits_of(train=19, test=30), "train has 19 images, .* take val from it"),
         (splits_of(train=1, val=30), "train has 1 image, .* take test from it"),
     ],

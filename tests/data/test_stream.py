@@ -201,20 +201,6 @@ def test_batch_of_unreadable_images_is_empty(photos: Path) -> None:
     assert (batch.rows, len(batch.images), len(batch.errors)) == ([], 0, 2)
 
 
-def test_pil_images_are_decoded_like_files(photos: Path) -> None:
-    pixels = np.random.default_rng(0).integers(0, 255, (20, 30, 3), dtype=np.uint8)
-    exif = Image.Exif()
-    exif[0x0112] = 6  # rotated by 90 degrees
-    Image.fromarray(pixels).save(photos / "rotated.png", exif=exif)
-    gray = Image.new("L", (8, 8))
-    with Image.open(photos / "rotated.png") as rotated:
-        (batch,) = decode([rotated, photos / "a.png", gray], PLAIN, batch_size=4)
-    assert [str(path) for path in batch.paths] == ["image 0", str(photos / "a.png"), "image 2"]
-    assert torch.equal(batch.images, torch.stack([expected(str(photos / name)) for name in ("rotated.png", "a.png")]))
-    (error,) = batch.errors
-    assert str(error).startswith("image 2: has mode L")
-
-
 def test_pil_image_with_a_truncated_file_is_an_error(photos: Path) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (60, 60, 3), dtype=np.uint8)
     Image.fromarray(noise).save(photos / "cut.png")

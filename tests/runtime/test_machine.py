@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from helpers.commands import HANGS
 from probmcl.errors import OptionError
 from probmcl.runtime.machine import default_workers, find_device, ignore_interrupts, map_in_order, start_method
 
@@ -165,3 +166,33 @@ def test_keep_freed_memory_does_nothing_on_other_platforms(monkeypatch: pytest.M
 
     monkeypatch.setattr(sys, "platform", "darwin")
     assert keep_freed_memory() is False
+
+
+IN_CONTEXT = """
+import os, resource, time
+os.environ["OMP_NUM_THREADS"] = "2"
+import torch
+from probmcl.runtime.machine import kept_memory, short_spinning
+def threads():
+    return len(os.listdir("/proc/self/task"))
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1])
+torch.zeros(2**17).add_(1)
+before = threads(), resident()
+with kept_memory(), short_spinning():
+    print(threads() - before[0])
+    torch.ones(50_000_000)
+    print(resident() - before[1] > 40_000)
+while threads() > before[0]:  # the threads of a pool end shortly after it
+    time.sleep(0.01)
+print(resident() - before[1] > 40_000, torch.get_num_threads())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc and GNU OpenMP")
+def test_inference_settings_end_with_their_context() -> None:
+    """Within the context, the process has a second pool of two threads and keeps 200 MB of freed memory."""
+    run = subprocess.run([sys.executable, "-c", IN_CONTEXT], capture_output=True, text=True, check=True, timeout=HANGS)
+    assert run.stdout.split() == ["2", "True", "False", "2"]

@@ -1,16 +1,17 @@
 """`probmcl predict`: predict the classes of images."""
 
+import csv
+import io
 import itertools
-import os
-from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from probmcl.cli import command_console
-from probmcl.errors import counted
+from probmcl.errors import LISTED, counted
 
 if TYPE_CHECKING:
     from probmcl.inference import Predictions
@@ -24,6 +25,9 @@ def predict(
     /,
     *,
     out: Annotated[Path | None, Parameter(help="new .csv or .json file (default: print one line per image)")] = None,
+    format: Annotated[  # noqa: A002
+        Literal["full", "short"], Parameter(help="short: a CSV table with the columns path and labels only")
+    ] = "full",
     threshold: Annotated[float, Parameter(help="a class is predicted if its probability is above this value")] = 0.5,
     below_parents: Annotated[
         bool, Parameter(help="limit the score of a class to its parent's score", negative="")
@@ -40,57 +44,88 @@ def predict(
     NAME:decision with 0 or 1. A JSON file has the path, error, probabilities and decisions of each image. If an image
     cannot be read, its error is the reason. Memory use does not depend on the number of images.
 
+    With --format short, the labels above the threshold are joined by | (or by ; if a class name contains |). Images
+    that cannot be read are left out and named at the end.
+
     Example: probmcl predict runs/2026-11-15-photos new/ --out new.csv
     """
     from rich.console import Console as RichConsole
 
     from probmcl.data.stream import find
     from probmcl.inference import load
-    from probmcl.inference.predictions import partial_path, refuse_output, write_predictions
+    from probmcl.inference.prediction_files import partial_path, refuse_output, write_predictions
 
     if out is not None:
-        refuse_output(out)
-    console, counts = command_console(stderr=True), Counter[str]()
+        refuse_output(out, format)
+    console, counts = command_console(stderr=True), _Counts()
     blocks = load(run, device=device).stream(
         images, threshold=threshold, below_parents=below_parents, batch_size=batch_size, workers=workers
     )
     if out is None:
-        listing = RichConsole(emoji=False, highlight=False, markup=False)
-        for line in itertools.chain.from_iterable(map(lines, _counted(blocks, counts, lambda _: None))):
-            listing.print(line, soft_wrap=True)
+        output, tallied = RichConsole(emoji=False, highlight=False, markup=False), counts.count(blocks)
+        for line in short_lines(tallied) if format == "short" else itertools.chain.from_iterable(map(lines, tallied)):
+            output.print(line, soft_wrap=True)
     else:
         try:
             with console.progress("predicting", sum(1 for _ in find(images))) as bar:
-                write_predictions(out, _counted(blocks, counts, lambda count: bar.advance(count, steps=count)))
+                tallied = counts.count(blocks, lambda count: bar.advance(count, steps=count))
+                write_predictions(out, tallied, format)
         except BaseException:
             if partial_path(out).exists():
-                done = counted(counts["images"], "image; its prediction is", "images; their predictions are")
+                done = counted(counts.images, "image; its prediction is", "images; their predictions are")
                 console.print(f"stopped after {done} in {partial_path(out)}")
             raise
-        console.print(f"predictions for {counted(counts['images'], 'image')}: {out}")
-    reasons = "see ERROR in the output" if out is None else f"see the error column in {out}"
-    unreadable = f"{counts['errors']:,} of {counted(counts['images'], 'image')} could not be read; {reasons}"
-    if counts["errors"] == counts["images"]:
-        raise ValueError(unreadable)
-    if counts["errors"]:
-        console.print(unreadable)
+        written = counts.images - counts.errors if format == "short" else counts.images
+        console.print(f"predictions for {counted(written, 'image')}: {out}")
+    if counts.errors:
+        reasons = "see ERROR in the output" if out is None else f"see the error column in {out}"
+        message = counts.message(f"not in the output: {counts.named()}" if format == "short" else reasons)
+        if counts.errors == counts.images:
+            raise ValueError(message)
+        console.print(message)
 
 
 def lines(block: "Predictions") -> Iterator[str]:
     """Yield one line per image: the predicted classes by descending probability; if none, the most probable class."""
-    for path, scores in zip(block.paths, block.scores.tolist(), strict=True):
-        ranked = sorted(zip(scores, block.names, strict=True), key=lambda pair: -pair[0])
-        predicted = ", ".join(f"{name} {score:.2f}" for score, name in ranked if score > block.threshold)
-        best = f"nothing above {block.threshold:g}; most probable: {ranked[0][1]} {ranked[0][0]:.2f}"
-        text = f"ERROR: {block.errors[path]}" if path in block.errors else predicted or best
-        # A file name may not be valid Unicode.
-        yield f"{os.fsencode(path).decode(errors='backslashreplace')}: {text}"
+    from probmcl.inference.prediction_display import line
+
+    return (line(image, none=f"nothing above {block.threshold:g}", most=len(block.names)) for image in block)
 
 
-def _counted(
-    blocks: Iterator["Predictions"], counts: Counter[str], advance: Callable[[int], object]
-) -> Iterator["Predictions"]:
-    for block in blocks:
-        counts.update(images=len(block), errors=sum(path in block.errors for path in block.paths))
-        advance(len(block))
-        yield block
+def short_lines(blocks: Iterator["Predictions"]) -> Iterator[str]:
+    """Yield the lines of the short CSV table."""
+    from probmcl.inference.prediction_display import printable
+    from probmcl.inference.prediction_files import short_rows
+
+    for path, labels in short_rows(blocks):
+        text = io.StringIO()
+        csv.writer(text, lineterminator="").writerow([printable(Path(path)), labels])
+        yield text.getvalue()
+
+
+@dataclass
+class _Counts:
+    """The number of images and of unreadable images so far, and the paths of the first unreadable images."""
+
+    images: int = 0
+    errors: int = 0
+    first: list[Path] = field(default_factory=list)
+
+    def count(
+        self, blocks: Iterator["Predictions"], advance: Callable[[int], object] = lambda count: None
+    ) -> Iterator["Predictions"]:
+        for block in blocks:
+            unreadable = [path for path, why in zip(block.paths, block.reasons, strict=True) if why is not None]
+            self.images, self.errors = self.images + len(block), self.errors + len(unreadable)
+            self.first = [*self.first, *unreadable][:LISTED]
+            advance(len(block))
+            yield block
+
+    def message(self, reasons: str) -> str:
+        return f"{self.errors:,} of {counted(self.images, 'image')} could not be read; {reasons}"
+
+    def named(self) -> str:
+        from probmcl.inference.prediction_display import printable
+
+        rest = self.errors - len(self.first)
+        return ", ".join(map(printable, self.first)) + (f" and {rest:,} more" if rest else "")

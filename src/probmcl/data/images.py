@@ -13,11 +13,12 @@ from typing import IO, TYPE_CHECKING, Literal, get_args
 import numpy as np
 from jaxtyping import Float, Shaped, UInt8
 from numpy import ndarray
-from PIL import ExifTags, Image, ImageFile, UnidentifiedImageError
+from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 
 from probmcl.data.dicom import HEAD, dicom_values, is_dicom, read_dicom
 from probmcl.data.intensity import IntensityRange, Kind
+from probmcl.data.upright import is_deep, upright_rgb
 from probmcl.errors import ImageError
 
 if TYPE_CHECKING:
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 
 Interpolation = Literal["bilinear", "bicubic"]
 
-# The transpositions that undo the EXIF orientations 2 to 8; 1 is upright.
-TURNS = ("FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90")
 MISSING = "does not exist"  # the reason if there is no file
 START_OF_JPEG, END_OF_JPEG = b"\xff\xd8\xff", b"\xff\xd9"
 
@@ -51,6 +50,29 @@ def read_image(path: Path, size: int | None = None, *, intensity: IntensityRange
         return read_dicom(file, intensity) if is_dicom(head) else _decode(file, head, size, intensity)
 
 
+def decode_image(
+    image: Image.Image, size: int | None = None, *, intensity: IntensityRange | None = None, name: Path
+) -> Image.Image:
+    """Return a Pillow image of any mode as an upright RGB image like `read_image`, or raise `ImageError` with `name`.
+
+    An image that was opened but not loaded is decoded from its file, with the same result as `read_image`. A loaded
+    image may have been modified, so its pixels are used. Neither is changed, except that Pillow may load it.
+
+    >>> decode_image(Image.new("L", (2, 2), 7), name=Path("image 0")).getpixel((0, 0))
+    (7, 7, 7)
+    """
+    try:
+        content = _unread_content(image)
+        if content is not None:
+            return _decode(io.BytesIO(content), content[:HEAD], size, intensity)
+        rgb = upright_rgb(image, intensity)
+    except Exception as error:  # Pillow's decoders raise almost any exception for a damaged file
+        raise ImageError(name, _reason(error)) from error
+    rgb = rgb.copy() if rgb is image else rgb
+    rgb.info = {}
+    return rgb
+
+
 def gray_values(path: Path) -> tuple[Kind, Shaped[ndarray, "H W"]] | None:
     """Return the kind and the stored pixels of a deep image (more than 8 bits, or floats), or None for other images."""
     with _open(path) as (file, head):
@@ -60,7 +82,7 @@ def gray_values(path: Path) -> tuple[Kind, Shaped[ndarray, "H W"]] | None:
         if head.startswith(START_OF_JPEG):
             return None
         with Image.open(file) as image:
-            if not _is_deep(image):
+            if not is_deep(image):
                 return None
             _refuse_huge(image)
             return "float" if image.mode == "F" else "16-bit", np.array(image)
@@ -174,18 +196,28 @@ def _reason(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def _decode(file: IO[bytes], head: bytes, size: int | None, intensity: IntensityRange | None) -> Image.Image:
+def _decode(
+    file: IO[bytes] | io.BytesIO, head: bytes, size: int | None, intensity: IntensityRange | None
+) -> Image.Image:
     with _jpeg(file.read()) if head.startswith(START_OF_JPEG) else Image.open(file) as image:
         if size is not None:
             image.draft("RGB", (size, size))
         _refuse_huge(image)
-        image.load()
-        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
-        rotated = orientation in range(2, 9)
-        upright = image.transpose(Image.Transpose[TURNS[orientation - 2]]) if rotated else image
-        rgb = upright if upright.mode == "RGB" and not upright.has_transparency_data else _rgb(upright, intensity)
+        rgb = upright_rgb(image, intensity)
     rgb.info = {}
     return rgb
+
+
+def _unread_content(image: Image.Image) -> bytes | None:
+    """Return the content of the file if an image was opened but not loaded; the file keeps its position."""
+    if not isinstance(image, ImageFile.ImageFile) or not image.tile or image.fp is None or image.tell() != 0:
+        return None
+    position = image.fp.tell()
+    image.fp.seek(0)
+    try:
+        return image.fp.read()
+    finally:
+        image.fp.seek(position)
 
 
 def _jpeg(data: bytes) -> JpegImageFile:
@@ -203,27 +235,3 @@ def _refuse_huge(image: Image.Image, times: int = 1) -> None:
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and image.width * image.height > times * limit:
         raise Image.DecompressionBombError
-
-
-def _is_deep(image: Image.Image) -> bool:
-    return image.mode == "F" or image.mode.startswith("I")
-
-
-def _rgb(image: Image.Image, intensity: IntensityRange | None) -> Image.Image:
-    if _is_deep(image):
-        gray = _high_byte(image) if intensity is None else intensity.gray(np.asarray(image))
-        return Image.fromarray(gray).convert("RGB")
-    if image.has_transparency_data:
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-    return image.convert("RGB")
-
-
-def _high_byte(image: Image.Image) -> UInt8[ndarray, "H W"]:
-    """Return the high byte. Pillow's conversion clips at 255, which makes most 16-bit images white."""
-    remedy = 'set the gray levels of black and white with `range="LOW,HIGH"`, or use `range="auto"`'
-    if image.mode == "F":
-        raise ValueError(f"has floating-point pixels without a fixed range; {remedy}")
-    values = np.asarray(image)
-    if values.min() < 0 or values.max() > 0xFFFF:
-        raise ValueError(f"has gray levels from {values.min()} to {values.max()}, which exceed 16 bits; {remedy}")
-    return (values >> 8).astype(np.uint8)

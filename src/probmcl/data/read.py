@@ -59,7 +59,7 @@ def read(
         options: how the data are read.
         keep: other columns of the table to keep in the records.
         seed: random seed for taking val or test from train if the data have no such split; None keeps the splits in the
-            data, or puts all images into train if there are none.
+            data, or puts all images into train if there are none. Fewer than 20 images are not split.
         missing: with `keep`, images whose files do not exist stay in the records, unless all files are missing.
 
     >>> from tempfile import TemporaryDirectory
@@ -74,13 +74,16 @@ def read(
     5 images: train 3 · val 1 · test 1; 10 classes, 2.4 labels per image
     images without labels: 0; classes without training positives: 3 of 10 (one, four, nine)
     """
-    from probmcl.data.split import make_splits, taken_from_train
+    from probmcl.data.split import TooFewImagesError, make_splits, taken_from_train
 
     data, root = Path(data), None if images is None else Path(images)
     records = _read(_format(data, options.format), data, options, root, keep, missing)
     if seed is None:
         return records
-    divided = make_splits(records, seed=seed)
+    try:
+        divided = make_splits(records, seed=seed)
+    except TooFewImagesError:  # only training needs all splits
+        return records.with_note("not split: too few images")
     return divided.with_note(taken_from_train(records, divided, seed))
 
 

@@ -34,9 +34,9 @@ class TooFewImagesError(DataError):
     """Train has too few images to take val or test from it."""
 
     def __init__(self, images: int, missing: Sequence[Split]) -> None:
-        count, splits = f"{images} image{'s' * (images > 1)}", " and ".join(sorted(missing, key=SPLITS.index))
-        problem = f"train has {count}, but at least {MIN_TO_SPLIT} are needed to take {splits} from it"
-        remedy = "add images, or assign images to train, val and test in a split column or with `split_file=FILE`"
+        splits = " and ".join(sorted(missing, key=SPLITS.index))
+        problem = f"train has {counted(images, 'image')}, but {MIN_TO_SPLIT} or more are needed to take {splits} from it"
+        remedy = 'add images, or assign them to train, val and test in a split column or with `split_file="FILE.csv"`'
         super().__init__(f"{problem}; {remedy}")
 
 

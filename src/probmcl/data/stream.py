@@ -1,31 +1,31 @@
-"""Streams of unlabeled images from files, folders, patterns and lists, decoded by worker processes."""
+"""Streams of unlabeled images from files, folders, patterns, lists and memory, decoded by worker processes."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from jaxtyping import Float
-from PIL import Image, ImageOps
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from probmcl.data.image_files import expand, is_one_image, refuse_without_image
-from probmcl.data.images import Preprocessing, read_image
+from probmcl.data.images import Preprocessing, decode_image, read_image
+from probmcl.data.in_memory import InMemory, refuse_invalid, to_pillow
 from probmcl.errors import DataError, ImageError, OptionError
-from probmcl.runtime.machine import default_workers, ignore_interrupts, start_method
+from probmcl.runtime.machine import default_workers, ignore_interrupts, kept_memory, short_spinning, start_method
 
-Source = str | Path | Image.Image
-"""An image file, a folder, a pattern such as `photos/*.jpg`, a `.txt` list with one path per line, or a PIL image."""
+Source = str | Path | InMemory
+"""An image file, a folder, a pattern such as `photos/*.jpg`, a `.txt` list with one path per line, or an image."""
 
 
 class Item(NamedTuple):
-    """An image to decode. The path of a PIL image is its number, such as `image 0`."""
+    """An image to decode. The path of an image in memory is its position in the list, such as `image 0`."""
 
     path: Path
-    image: Image.Image | None = None
+    image: InMemory | None = None
 
 
 class Decoded(NamedTuple):
@@ -40,7 +40,7 @@ class Decoded(NamedTuple):
 def find(images: Source | Sequence[Source]) -> Iterator[Item]:
     """Return an iterator over the images in all sources; folders are listed one at a time.
 
-    Files need not exist. A folder, pattern or list without images is an error.
+    Files need not exist. A folder, pattern or list without images is an error, and so is an object of another type.
 
     >>> [str(item.path) for item in find(["b.jpg", Path("a.png")])]
     ['b.jpg', 'a.png']
@@ -49,16 +49,22 @@ def find(images: Source | Sequence[Source]) -> Iterator[Item]:
     ...
     probmcl.errors.DataError: nowhere/*.jpg: no images match the pattern (files ending in .jpg, …, .dicom)
     """
-    sources = [images] if isinstance(images, Source) else images
+    sources = _sources(images)
     if len(sources) == 0:
-        raise DataError("no images given; expected image files, folders, patterns or .txt lists of paths")
-    for source in sources:
-        if not isinstance(source, Image.Image) and not is_one_image(source):
+        raise DataError("no images given; expected image files, folders, patterns, .txt lists of paths, or images")
+    for number, source in enumerate(sources):
+        if not isinstance(source, str | Path):
+            refuse_invalid(source, f"image {number}")
+        elif not is_one_image(source):
             refuse_without_image(source)
     return itertools.chain.from_iterable(
-        [Item(Path(f"image {number}"), source)] if isinstance(source, Image.Image) else map(Item, expand(source))
+        map(Item, expand(source)) if isinstance(source, str | Path) else [Item(Path(f"image {number}"), source)]
         for number, source in enumerate(sources)
     )
+
+
+def _sources(images: Source | Sequence[Source]) -> Sequence[Source]:
+    return images if isinstance(images, list | tuple) else [cast(Source, images)]
 
 
 def decode(
@@ -72,11 +78,12 @@ def decode(
     """Decode the images that `find` returns into batches of tensors; the last batch may be smaller.
 
     `workers` is the number of decoding processes (default: `default_workers`); 0 decodes in this process, which always
-    decodes PIL images. `start` is the start method of the workers (default: `start_method`).
+    decodes images in memory. `start` is the start method of the workers (default: `start_method`).
     """
-    if any(isinstance(source, Image.Image) for source in ([images] if isinstance(images, Source) else images)):
+    items = find(images)
+    if not all(isinstance(source, str | Path) for source in _sources(images)):
         workers = 0
-    return _batches(find(images), preprocessing, batch_size, workers, start)
+    return _batches(items, preprocessing, batch_size, workers, start)
 
 
 def decode_files(
@@ -107,8 +114,11 @@ def _batches(
 
 
 def _start_lazily(loader: Iterable[Decoded]) -> Iterator[Decoded]:
-    """Defer the start of the workers until the first batch is requested."""
-    yield from loader
+    """Defer the start of the workers until the first batch is requested, and use the cores well until the last one."""
+    with kept_memory():
+        batches = iter(loader)  # starts the workers, before the process has more threads
+        with short_spinning():
+            yield from batches
 
 
 @dataclass(frozen=True)
@@ -116,22 +126,15 @@ class _PlainImages(Dataset[tuple[Path, Tensor | ImageError]]):
     preprocessing: Preprocessing
 
     def __getitem__(self, item: Item) -> tuple[Path, Tensor | ImageError]:
+        size, intensity = self.preprocessing.size, self.preprocessing.intensity
         try:
-            if item.image is not None:
-                return item.path, self.preprocessing(_upright(item.image, item.path))
-            image = read_image(item.path, self.preprocessing.size, intensity=self.preprocessing.intensity)
+            if item.image is None:
+                image = read_image(item.path, size, intensity=intensity)
+            else:
+                image = decode_image(to_pillow(item.image), size, intensity=intensity, name=item.path)
             return item.path, self.preprocessing(image)
         except ImageError as error:
             return item.path, error
-
-
-def _upright(image: Image.Image, path: Path) -> Image.Image:
-    if image.mode != "RGB":
-        raise ImageError(path, f"has mode {image.mode}; pass its file, or convert it with image.convert('RGB')")
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception as error:  # a lazily loaded image is decoded here, and its file may be damaged
-        raise ImageError(path, str(error) or type(error).__name__) from error
 
 
 def _collate(decoded: list[tuple[Path, Tensor | ImageError]]) -> Decoded:

@@ -3,6 +3,6 @@
 from probmcl.errors import RunError
 from probmcl.inference.loading import load
 from probmcl.inference.model import Model
-from probmcl.inference.predictions import Predictions
+from probmcl.inference.predictions import Prediction, Predictions
 
-__all__ = ["Model", "Predictions", "RunError", "load"]
+__all__ = ["Model", "Prediction", "Predictions", "RunError", "load"]

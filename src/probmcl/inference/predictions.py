@@ -1,140 +1,152 @@
-"""Predictions for images, and their CSV and JSON files."""
+"""Predictions for images."""
 
-import csv
-import itertools
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import Any, overload
 
 import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray
 
-PATH, ERROR, DECISION = "path", "error", ":decision"
-DIGITS = 6
+from probmcl.errors import OptionError, ProbmclError
+from probmcl.inference import prediction_display, prediction_files
+
+Rows = slice | Sequence[int] | Sequence[bool] | ndarray
+"""A selection of images: a slice, a list of positions, or a mask."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, repr=False)
+class Prediction:
+    """The prediction for one image.
+
+    >>> prediction = Prediction(Path("a.jpg"), {"cat": 0.2, "dog": 0.9}, ("dog",))
+    >>> prediction
+    Prediction(a.jpg: dog 0.90)
+    >>> prediction.top(2)
+    [('dog', 0.9), ('cat', 0.2)]
+    """
+
+    path: Path
+    probabilities: Mapping[str, float]  # by class name; empty if the image could not be read
+    labels: tuple[str, ...] | None  # the assigned classes; None if the image could not be read
+    error: str | None = None  # the reason why the image could not be read
+
+    def __repr__(self) -> str:
+        return f"Prediction({prediction_display.line(self)})"
+
+    def top(self, k: int) -> list[tuple[str, float]]:
+        """Return the `k` most probable classes with their probabilities; nothing for an unreadable image."""
+        if k < 1:
+            raise OptionError("k", k, "must be at least 1")
+        return sorted(self.probabilities.items(), key=lambda pair: -pair[1])[:k]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Predictions:
     """Probabilities and decisions for each image and class.
 
-    >>> predictions = Predictions(("cat", "dog"), (Path("a.jpg"),), np.array([[0.9, 0.5]], dtype=np.float32), 0.5, {})
+    An integer selects the prediction of one image; a slice, a list of positions or a mask selects several.
+
+    >>> scores = np.array([[0.9, 0.5], [0.3, 0.2]], dtype=np.float32)
+    >>> predictions = Predictions(("cat", "dog"), (Path("a.jpg"), Path("b.jpg")), scores, 0.5, (None, None))
+    >>> predictions
+    Predictions(2 images, 2 classes, threshold 0.5)
+      a.jpg: cat 0.90
+      b.jpg: no labels; most probable: cat 0.30
     >>> predictions.labels.tolist()
-    [[True, False]]
+    [[True, False], [False, False]]
+    >>> predictions[0].labels, len(predictions[1:])
+    (('cat',), 1)
     """
 
     names: tuple[str, ...]
-    paths: tuple[Path, ...]  # in the order of the images
+    paths: tuple[Path, ...]  # in the order of the images; an image in memory is named by its position
     scores: Float[ndarray, "N C"]  # probabilities; NaN for an unreadable image
     threshold: float  # a class is predicted if its probability is above this value
-    errors: Mapping[Path, str]  # the reason for each unreadable image
+    reasons: tuple[str | None, ...]  # why each image could not be read; None for a readable image
 
     def __len__(self) -> int:
         return len(self.paths)
 
+    def __iter__(self) -> Iterator[Prediction]:
+        return (self[row] for row in range(len(self)))
+
+    @overload
+    def __getitem__(self, rows: int | np.int64) -> Prediction: ...
+    @overload
+    def __getitem__(self, rows: Rows) -> Predictions: ...
+    def __getitem__(self, rows: int | np.int64 | Rows) -> Prediction | Predictions:
+        if isinstance(rows, np.ma.MaskedArray):
+            rows = rows.filled(False)  # a mask made from `labels` does not select unreadable images
+        positions = np.arange(len(self))[rows if isinstance(rows, slice) or np.size(rows) else slice(0)]
+        if positions.ndim == 0:
+            return self._prediction(int(positions))
+        paths = tuple(self.paths[row] for row in positions)
+        reasons = tuple(self.reasons[row] for row in positions)
+        return Predictions(self.names, paths, self.scores[positions], self.threshold, reasons)
+
+    def _prediction(self, row: int) -> Prediction:
+        path, error = self.paths[row], self.reasons[row]
+        if error is not None:
+            return Prediction(path, {}, None, error)
+        labels = tuple(self.names[k] for k in np.flatnonzero(self._decide(self.scores[row])))
+        return Prediction(path, dict(zip(self.names, self.scores[row].tolist(), strict=True)), labels)
+
+    def _decide(self, scores: Float[ndarray, "*N C"]) -> Bool[ndarray, "*N C"]:
+        return scores > self.threshold
+
+    def __repr__(self) -> str:
+        return prediction_display.text(self)
+
+    def _repr_html_(self) -> str:
+        return prediction_display.html(self)
+
     @classmethod
-    def concatenate(cls, names: Sequence[str], threshold: float, blocks: Iterable["Predictions"]) -> "Predictions":
+    def concatenate(cls, names: Sequence[str], threshold: float, blocks: Iterable[Predictions]) -> Predictions:
         """Concatenate blocks of predictions, possibly none."""
-        empty = cls(tuple(names), (), np.empty((0, len(names)), dtype=np.float32), threshold, {})
-        parts = [empty, *blocks]
+        parts = [cls(tuple(names), (), np.empty((0, len(names)), dtype=np.float32), threshold, ()), *blocks]
         paths = tuple(path for part in parts for path in part.paths)
-        errors = {path: reason for part in parts for path, reason in part.errors.items()}
-        return cls(tuple(names), paths, np.concatenate([part.scores for part in parts]), threshold, errors)
+        reasons = tuple(reason for part in parts for reason in part.reasons)
+        return cls(tuple(names), paths, np.concatenate([part.scores for part in parts]), threshold, reasons)
 
     @property
-    def labels(self) -> Bool[ndarray, "N C"]:
-        """Decisions: True where the probability is above the threshold."""
-        return self.scores > self.threshold
+    def errors(self) -> dict[Path, str]:
+        """The reason for each unreadable image."""
+        return {path: reason for path, reason in zip(self.paths, self.reasons, strict=True) if reason is not None}
 
-    def to_csv(self, path: Path | str) -> None:
-        """Write a CSV with the columns path, error, the probability of each class, and `NAME:decision` (0 or 1)."""
-        _write(Path(path), _write_csv, iter([self]))
+    @property
+    def labels(self) -> Bool[np.ma.MaskedArray, "N C"]:
+        """Decisions: True if the probability is above the threshold. Rows of unreadable images are masked."""
+        unreadable = np.array([reason is not None for reason in self.reasons], dtype=bool)
+        mask = np.repeat(unreadable[:, None], len(self.names), axis=1)
+        return np.ma.MaskedArray(self._decide(self.scores), mask=mask)
+
+    def top(self, k: int) -> list[list[tuple[str, float]]]:
+        """Return, for each image, the `k` most probable classes with their probabilities."""
+        return [prediction.top(k) for prediction in self]
+
+    def to_csv(self, path: Path | str, format: prediction_files.Format = "full") -> None:  # noqa: A002
+        """Write a CSV file.
+
+        The `full` format has the columns path, error, the probability of each class, and `NAME:decision` (0 or 1). The
+        `short` format has the columns path and labels, with the assigned labels joined by `|` (or by another separator
+        if a class name contains it), and has no rows for unreadable images. `probmcl.data.read` reads it.
+        """
+        prediction_files.write_csv(Path(path), self, format)
 
     def to_json(self, path: Path | str) -> None:
         """Write JSON with names, threshold and, per image, its path, error, probabilities and decisions by name."""
-        _write(Path(path), _write_json, iter([self]))
+        prediction_files.write_json(Path(path), self)
 
-
-def write_predictions(path: Path, blocks: Iterable[Predictions]) -> None:
-    """Write blocks of predictions as they are computed, as CSV or JSON depending on the suffix.
-
-    They are written to `partial_path(path)`, which is renamed at the end. After an error, the partial file remains.
-    """
-    refuse_output(path)
-    _write(path, WRITERS[path.suffix.lower()], iter(blocks))
-
-
-def partial_path(path: Path) -> Path:
-    """Return the file that predictions are written to until they are complete.
-
-    >>> partial_path(Path("predictions.csv")).name
-    'predictions.csv.part'
-    """
-    return path.with_name(f"{path.name}.part")
-
-
-def refuse_output(path: Path) -> None:
-    """Raise an error if predictions cannot be written to a file; call it before computing them."""
-    if path.suffix.lower() not in WRITERS:
-        raise ValueError(f"{path}: the name must end in {' or '.join(WRITERS)}, which determines the format")
-    _refuse_existing(path)
-
-
-def _refuse_existing(path: Path) -> None:
-    if path.exists():
-        raise FileExistsError(f"{path} already exists; choose another name or delete it")
-    if partial_path(path).exists():
-        cause = "another command is writing it, or an earlier one was interrupted"
-        raise FileExistsError(f"{partial_path(path)} already exists: {cause}; choose another name or delete it")
-
-
-def _write(
-    path: Path, write: Callable[[TextIO, Predictions, Iterator[Predictions]], None], blocks: Iterator[Predictions]
-) -> None:
-    _refuse_existing(path)
-    first = next(blocks)  # an error in the first block leaves no file
-    columns = {PATH, ERROR, *(f"{name}{DECISION}" for name in first.names)}
-    ambiguous = [name for name in first.names if name in columns]
-    if ambiguous and write is _write_csv:
-        raise ValueError(
-            f"{path}: class {ambiguous[0]!r} has the same name as another column; write a .json file instead"
-        )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Undecodable bytes in a file name are written unchanged.
-    with partial_path(path).open("x", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        write(file, first, itertools.chain([first], blocks))
-    if path.exists():
-        raise FileExistsError(f"{path} was created by another process; the predictions are in {partial_path(path)}")
-    partial_path(path).replace(path)
-
-
-def _write_csv(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
-    table = csv.writer(file)
-    table.writerow([PATH, ERROR, *first.names, *(f"{name}{DECISION}" for name in first.names)])
-    for path, error, scores, labels in itertools.chain.from_iterable(map(_rows, blocks)):
-        cells = [*(f"{score:.{DIGITS}g}" for score in scores), *map(int, labels)]
-        table.writerow([path, error, *[""] * len(cells)] if error else [path, "", *cells])
-
-
-def _write_json(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
-    """Write one line per image, so the predictions need not all be in memory at once."""
-    head = json.dumps({"names": first.names, "threshold": first.threshold})
-    file.write(f'{head[:-1]}, "images": [')
-    separator = "\n"
-    for path, error, scores, labels in itertools.chain.from_iterable(map(_rows, blocks)):
-        rounded = [float(f"{score:.{DIGITS}g}") for score in scores]
-        by_name = [None if error else dict(zip(first.names, values, strict=True)) for values in (rounded, labels)]
-        row = {"path": str(path), "error": error, "probabilities": by_name[0], "decisions": by_name[1]}
-        file.write(separator + json.dumps(row))
-        separator = ",\n"
-    file.write("\n]}\n")
-
-
-def _rows(block: Predictions) -> Iterator[tuple[Path, str | None, list[float], list[bool]]]:
-    for path, scores, labels in zip(block.paths, block.scores.tolist(), block.labels.tolist(), strict=True):
-        yield path, block.errors.get(path), scores, labels
-
-
-WRITERS = {".csv": _write_csv, ".json": _write_json}
+    def to_pandas(self) -> Any:
+        """Return a pandas DataFrame with the columns and values of the CSV file; requires pandas."""
+        try:
+            import pandas as pd
+        except ImportError as error:
+            raise ProbmclError("to_pandas requires pandas; run pip install 'probmcl[pandas]'") from error
+        content = prediction_files.csv_text(self).encode(errors="surrogateescape")
+        return pd.read_csv(io.BytesIO(content), encoding_errors="backslashreplace")

@@ -5,13 +5,18 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator, Sequence
+import threading
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 from probmcl.errors import OptionError
 
-TRIM_THRESHOLD, MMAP_MAX = -1, -4
-"""Parameters of glibc's mallopt: the amount of free memory to keep, and the number of blocks to allocate by mmap."""
+TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
+"""Parameters of glibc's mallopt: the amount of free memory to keep, and the size and number of blocks from mmap."""
+
+GLIBC_STATE = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**26, MMAP_MAX: 2**16}
+"""The state that glibc adapts to by itself once a program has freed a block of 32 MB."""
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
@@ -100,9 +105,57 @@ def keep_freed_memory() -> bool:
 
     By default, glibc returns large blocks immediately, and the OS zeroes every page before handing it out again. This
     took half the CPU time of a forward pass and a quarter of the CPU time of a training step. Keeping the memory raises
-    peak usage by a fifth. The setting affects the whole process, so only the command line uses it, not the library.
+    peak usage by a fifth. The setting affects the whole process, so the library keeps memory only during
+    inference (`kept_memory`).
     """
+    return _mallopt({TRIM_THRESHOLD: 2**31 - 1, MMAP_MAX: 0})
+
+
+def _mallopt(parameters: Mapping[int, int]) -> bool:
     if sys.platform != "linux":
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries, such as musl, do not have it
-    return mallopt is not None and bool(mallopt(TRIM_THRESHOLD, 2**31 - 1)) and bool(mallopt(MMAP_MAX, 0))
+    return mallopt is not None and all(mallopt(*parameter) for parameter in parameters.items())
+
+
+@contextmanager
+def kept_memory() -> Iterator[None]:
+    """Keep freed memory within the context, and return it to the OS at the end.
+
+    glibc's settings cannot be read, so they cannot be restored exactly. They are set to the state that glibc adapts to
+    in any program that frees large blocks.
+    """
+    kept = keep_freed_memory()
+    try:
+        yield
+    finally:
+        if kept:
+            _mallopt(GLIBC_STATE)
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextmanager
+def short_spinning() -> Iterator[None]:
+    """Let idle OpenMP threads sleep sooner within the context, without changing the number of threads or any result.
+
+    Between operations, idle threads spin. If other processes need the cores, such as workers that decode images, this
+    made a forward pass four times slower. GNU OpenMP reads its settings when torch is imported, but it also spins 300
+    times shorter while a process has more OpenMP threads than cores. An idle second thread pool causes this.
+    """
+    import torch
+
+    started, finished = threading.Event(), threading.Event()
+
+    def hold_pool() -> None:
+        torch.zeros(2**17).add_(1)  # large enough to be computed by all threads
+        started.set()
+        finished.wait()
+
+    thread = threading.Thread(target=hold_pool, daemon=True)
+    thread.start()
+    started.wait()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()

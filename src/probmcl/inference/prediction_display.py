@@ -1,0 +1,68 @@
+"""Short texts and HTML tables of predictions, for the Python prompt and notebooks."""
+
+from __future__ import annotations
+
+import os
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from probmcl.errors import counted, listing
+
+if TYPE_CHECKING:
+    from probmcl.inference.predictions import Prediction, Predictions
+
+TEXT_ROWS, HTML_ROWS, LABELS = 3, 10, 5
+ASSIGNED = "background: #2a6f4e; color: white; border-radius: 3px; padding: 1px 5px"
+OTHER = "color: gray; padding: 1px 5px"
+CELL = "text-align: left; vertical-align: top"
+
+
+def printable(path: Path) -> str:
+    """Return a path as text; bytes of a file name that are not valid Unicode are escaped."""
+    return os.fsencode(path).decode(errors="backslashreplace")
+
+
+def line(image: Prediction, *, none: str = "no labels", most: int = LABELS) -> str:
+    """Return the path and the assigned labels by descending probability; if there are none, the most probable class."""
+    if image.labels is None:
+        return f"{printable(image.path)}: ERROR: {image.error}"
+    ranked = [f"{name} {score:.2f}" for name, score in image.top(len(image.probabilities)) if name in image.labels]
+    best, score = image.top(1)[0]
+    return f"{printable(image.path)}: {listing(ranked, most) or f'{none}; most probable: {best} {score:.2f}'}"
+
+
+def text(predictions: Predictions) -> str:
+    """Return a summary and the lines of the first images."""
+    lines = [f"Predictions({_summary(predictions)})", *(f"  {line(image)}" for image in predictions[:TEXT_ROWS])]
+    rest = len(predictions) - TEXT_ROWS
+    return "\n".join([*lines, *([f"  and {rest:,} more"] if rest > 0 else [])])
+
+
+def html(predictions: Predictions) -> str:
+    """Return a table of the first images with their most probable classes; assigned classes are highlighted."""
+    rows = "".join(_html_row(image) for image in predictions[:HTML_ROWS])
+    rest = len(predictions) - HTML_ROWS
+    more = f"<p>and {rest:,} more</p>" if rest > 0 else ""
+    head = f"<tr><th style='{CELL}'>image</th><th style='{CELL}'>classes</th></tr>"
+    return f"<div><p>{_summary(predictions)}</p><table>{head}{rows}</table>{more}</div>"
+
+
+def _html_row(image: Prediction) -> str:
+    labels = image.labels or ()
+    shown = image.top(LABELS)
+    cells = [
+        f"<span style='{ASSIGNED if name in labels else OTHER}'>{escape(name)}&nbsp;{score:.2f}</span>"
+        for name, score in shown
+    ]
+    hidden = len(labels) - sum(name in labels for name, _ in shown)
+    cells += [f"and {hidden} more"] if hidden > 0 else []
+    content = " ".join(cells) if image.error is None else f"<em>{escape(image.error)}</em>"
+    return f"<tr><td style='{CELL}'>{escape(printable(image.path))}</td><td style='{CELL}'>{content}</td></tr>"
+
+
+def _summary(predictions: Predictions) -> str:
+    unreadable = sum(reason is not None for reason in predictions.reasons)
+    classes = counted(len(predictions.names), "class", "classes")
+    counts = f"{counted(len(predictions), 'image')}, {classes}"
+    return f"{counts}, threshold {predictions.threshold:g}" + (f", {unreadable:,} unreadable" if unreadable else "")

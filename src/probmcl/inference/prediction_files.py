@@ -1,0 +1,166 @@
+"""CSV and JSON files of predictions, written block by block."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TextIO, get_args
+
+from probmcl.data.formats.table.lists import SEPARATORS
+from probmcl.errors import DataError, OptionError, keyword
+
+if TYPE_CHECKING:
+    from probmcl.inference.predictions import Predictions
+
+PATH, ERROR, LABELS, DECISION = "path", "error", "labels", ":decision"
+DIGITS = 6
+
+Format = Literal["full", "short"]
+"""`full` has the probability and decision of every class; `short` has the assigned labels of each readable image."""
+
+
+def write_predictions(path: Path, blocks: Iterable[Predictions], layout: Format = "full") -> None:
+    """Write blocks of predictions as they are computed, as CSV or JSON depending on the suffix.
+
+    They are written to `partial_path(path)`, which is renamed at the end. After an error, the partial file remains.
+    """
+    refuse_output(path, layout)
+    _write(path, WRITERS[path.suffix.lower()] if layout == "full" else _write_short, iter(blocks))
+
+
+def write_csv(path: Path, predictions: Predictions, layout: Format = "full") -> None:
+    """Write a CSV file, whatever its suffix."""
+    _refuse_unknown(layout)
+    _write(path, _write_csv if layout == "full" else _write_short, iter([predictions]))
+
+
+def write_json(path: Path, predictions: Predictions) -> None:
+    """Write a JSON file, whatever its suffix."""
+    _write(path, _write_json, iter([predictions]))
+
+
+def csv_text(predictions: Predictions) -> str:
+    """Return the content of a CSV file in the full format."""
+    text = io.StringIO(newline="")
+    _refuse_ambiguous(predictions.names, "the table")
+    _write_csv(text, predictions, iter([predictions]))
+    return text.getvalue()
+
+
+def short_rows(blocks: Iterable[Predictions]) -> Iterator[list[str]]:
+    """Yield the header and, for each readable image, its path and its labels, joined by a separator."""
+    yield [PATH, LABELS]
+    for block in blocks:
+        separator = label_separator(block.names)
+        for image in block:
+            if image.labels is not None:
+                yield [str(image.path), separator.join(image.labels)]
+
+
+def label_separator(names: Sequence[str]) -> str:
+    """Return the first separator that does not occur in any class name.
+
+    >>> label_separator(["cat", "dog"]), label_separator(["cat|kitten", "dog"])
+    ('|', ';')
+    """
+    for separator in SEPARATORS:
+        if not any(separator in name for name in names):
+            return separator
+    separators = ", ".join(map(repr, SEPARATORS))
+    raise DataError(f"class names contain every separator ({separators}); use {keyword('format', 'full')}")
+
+
+def partial_path(path: Path) -> Path:
+    """Return the file that predictions are written to until they are complete.
+
+    >>> partial_path(Path("predictions.csv")).name
+    'predictions.csv.part'
+    """
+    return path.with_name(f"{path.name}.part")
+
+
+def refuse_output(path: Path, layout: Format = "full") -> None:
+    """Raise an error if predictions cannot be written to a file; call it before computing them."""
+    _refuse_unknown(layout)
+    if layout == "short" and path.suffix.lower() != ".csv":
+        raise OptionError("format", layout, f"is a CSV table, so {path} must end in .csv")
+    if path.suffix.lower() not in WRITERS:
+        raise ValueError(f"{path}: the name must end in {' or '.join(WRITERS)}, which determines the format")
+    _refuse_existing(path)
+
+
+def _refuse_unknown(layout: str) -> None:
+    if layout not in get_args(Format):
+        raise OptionError("format", layout, f"must be {' or '.join(get_args(Format))}")
+
+
+def _refuse_ambiguous(names: Sequence[str], table: Path | str) -> None:
+    columns = {PATH, ERROR, *(f"{name}{DECISION}" for name in names)}
+    ambiguous = [name for name in names if name in columns]
+    if ambiguous:
+        raise ValueError(
+            f"{table}: class {ambiguous[0]!r} has the same name as another column; write a .json file instead"
+        )
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise FileExistsError(f"{path} already exists; choose another name or delete it")
+    if partial_path(path).exists():
+        cause = "another command is writing it, or an earlier one was interrupted"
+        raise FileExistsError(f"{partial_path(path)} already exists: {cause}; choose another name or delete it")
+
+
+def _write(
+    path: Path, write: Callable[[TextIO, Predictions, Iterator[Predictions]], None], blocks: Iterator[Predictions]
+) -> None:
+    _refuse_existing(path)
+    first = next(blocks)  # an error in the first block leaves no file
+    if write is _write_csv:
+        _refuse_ambiguous(first.names, path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Undecodable bytes in a file name are written unchanged.
+    with partial_path(path).open("x", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        write(file, first, itertools.chain([first], blocks))
+    if path.exists():
+        raise FileExistsError(f"{path} was created by another process; the predictions are in {partial_path(path)}")
+    partial_path(path).replace(path)
+
+
+def _write_csv(file: TextIO | io.StringIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
+    table = csv.writer(file)
+    table.writerow([PATH, ERROR, *first.names, *(f"{name}{DECISION}" for name in first.names)])
+    for path, error, scores, labels in itertools.chain.from_iterable(map(_rows, blocks)):
+        if error is None:
+            table.writerow([path, "", *(f"{score:.{DIGITS}g}" for score in scores), *map(int, labels)])
+        else:
+            table.writerow([path, error, *[""] * (2 * len(first.names))])
+
+
+def _write_short(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
+    csv.writer(file).writerows(short_rows(blocks))
+
+
+def _write_json(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
+    """Write one line per image, so the predictions need not all be in memory at once."""
+    head = json.dumps({"names": first.names, "threshold": first.threshold})
+    file.write(f'{head[:-1]}, "images": [')
+    separator = "\n"
+    for path, error, scores, labels in itertools.chain.from_iterable(map(_rows, blocks)):
+        rounded = [float(f"{score:.{DIGITS}g}") for score in scores]
+        by_name = [None if error else dict(zip(first.names, values, strict=True)) for values in (rounded, labels)]
+        row = {"path": str(path), "error": error, "probabilities": by_name[0], "decisions": by_name[1]}
+        file.write(separator + json.dumps(row))
+        separator = ",\n"
+    file.write("\n]}\n")
+
+
+def _rows(block: Predictions) -> Iterator[tuple[Path, str | None, list[float], list[bool]]]:
+    yield from zip(block.paths, block.reasons, block.scores.tolist(), block.labels.tolist(), strict=True)
+
+
+WRITERS = {".csv": _write_csv, ".json": _write_json}
