@@ -138,7 +138,7 @@ def test_small_splits_do_not_divide_groups() -> None:
     [
         (
             splits_of(train=19),
-            'train has 19 images, .* 20 or more .* val and test .*add images, .*`split_file="FILE.csv"`',
+            'train has 19 images, .* val and test .* 20 or more; add images, .*`split_file="FILE.csv"`',
         ),
         (splits_of(train=19, test=30), "train has 19 images, .* take val from it"),
         (splits_of(train=1, val=30), "train has 1 image, .* take test from it"),

@@ -35,7 +35,7 @@ class TooFewImagesError(DataError):
 
     def __init__(self, images: int, missing: Sequence[Split]) -> None:
         splits = " and ".join(sorted(missing, key=SPLITS.index))
-        problem = f"train has {counted(images, 'image')}, but {MIN_TO_SPLIT} or more are needed to take {splits} from it"
+        problem = f"train has {counted(images, 'image')}, but taking {splits} from it needs {MIN_TO_SPLIT} or more"
         remedy = 'add images, or assign them to train, val and test in a split column or with `split_file="FILE.csv"`'
         super().__init__(f"{problem}; {remedy}")
 
