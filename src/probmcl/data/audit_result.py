@@ -35,7 +35,8 @@ class DataAudit:
             splits = " · ".join(f"{split} {count:,}" for split, count in self.splits.items())
             lines.append(f"  {self.images:,} images, {len(self.per_class):,} classes; {splits}")
         counts = Counter(finding.level for finding in self.findings)
-        lines.append(f"  findings: {', '.join(f'{count} {level}' for level, count in counts.items()) or 'none'}")
+        levels = [f"{count} {level}{'s' * (count > 1 and level != 'blocked')}" for level, count in counts.items()]
+        lines.append(f"  findings: {', '.join(levels) or 'none'}")
         titles = [f"{finding.level}: {finding.text.splitlines()[0].rstrip(':')}" for finding in self.findings]
         return "\n".join([*lines, *(f"  {line}" for line in listed(titles))])
 
