@@ -58,7 +58,8 @@ def test_repr_has_the_verdict_the_counts_and_the_first_line_of_each_finding() ->
         "    warning: imbalance: 300 positives of 'a', 1 of 'b'",
     ]
     assert repr(audit_of()).splitlines() == ["DataAudit('photos'): fine", "  findings: none"]
-    assert repr(audit_of(*[WARNING] * 9)).splitlines()[-1] == "    and 4 more"
+    many = repr(audit_of(*[WARNING] * 9)).splitlines()
+    assert (many[1], many[-1]) == ("  findings: 9 warnings", "    and 4 more")
 
 
 def test_data_that_cannot_be_read_have_no_statistics(tmp_path: Path) -> None:

@@ -62,3 +62,8 @@ def test_only_options_that_are_set_change_a_source() -> None:
     changed = source.with_changes(None, ReadOptions(none_label="", ignore=("age",)))
     assert changed.images == Path("photos")
     assert changed.options == ReadOptions(group="patient", none_label="", ignore=("age",))
+
+
+def test_split_file_may_be_a_string(tmp_path: Path) -> None:
+    (tmp_path / "split.csv").touch()
+    assert DataChecks(split_file=str(tmp_path / "split.csv")).split_file == tmp_path / "split.csv"  # type: ignore[arg-type]

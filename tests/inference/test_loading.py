@@ -59,7 +59,7 @@ def test_hierarchy_is_optional(run: Path) -> None:
 
 
 def test_unavailable_device_is_rejected(run: Path) -> None:
-    with pytest.raises(OptionError, match='device="meta"'):
+    with pytest.raises(OptionError, match='`device="meta"`'):
         load(run, device="meta")
 
 
@@ -71,7 +71,7 @@ def test_probe_is_loaded_with_its_settings(run: Path) -> None:
 
 
 def test_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"nowhere is not a folder; .*`probmcl.train"):
+    with pytest.raises(RunError, match=r"nowhere is not a folder; .*`probmcl\.train\(\)`"):
         load(tmp_path / "nowhere")
     with pytest.raises(RunError, match=r"is not a run folder: .*run\.json"):
         load(tmp_path)

@@ -189,7 +189,7 @@ def test_an_empty_split_is_an_error_before_training(records: Records, tmp_path: 
 
 
 def test_an_unavailable_device_is_an_error(records: Records, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="device=mps"):
+    with pytest.raises(ValueError, match='`device="mps"`'):
         train_run(records, settings("bce", device="mps"), tmp_path / "run", quiet())
 
 

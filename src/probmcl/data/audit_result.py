@@ -36,7 +36,8 @@ class DataAudit:
             classes = counted(len(self.per_class), "class", "classes")
             lines.append(f"  {counted(self.images, 'image')}, {classes}; {splits}")
         counts = Counter(finding.level for finding in self.findings)
-        lines.append(f"  findings: {', '.join(f'{count} {level}' for level, count in counts.items()) or 'none'}")
+        levels = [f"{count} {level}{'s' * (count > 1 and level != 'blocked')}" for level, count in counts.items()]
+        lines.append(f"  findings: {', '.join(levels) or 'none'}")
         titles = [f"{finding.level}: {finding.text.splitlines()[0].rstrip(':')}" for finding in self.findings]
         return "\n".join([*lines, *(f"  {line}" for line in listed(titles))])
 

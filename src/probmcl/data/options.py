@@ -108,6 +108,8 @@ class DataChecks:
 
             parse_range(self.range)
         refuse_share(self.skip_bad)
+        if self.split_file is not None:
+            object.__setattr__(self, "split_file", Path(self.split_file))  # in Python, it may be a string
         if self.split_file is not None and not self.split_file.is_file():
             raise OptionError("split_file", self.split_file, "does not exist")
         if self.folds is not None and self.folds < 2:
