@@ -18,7 +18,7 @@ SOURCE = Path(__file__).parent.parent / "src"
 WIDTH = 100  # characters per line
 
 INTRODUCTION = """The public names of `probmcl` and its library packages. `tools/make_api.py` generates these pages
-from the docstrings. [library.md](../library.md) has examples."""
+from the docstrings. [python.md](../python.md) has examples."""
 
 BASE_CLASSES = ("Step", "Method", "Classifier", "LogitClassifier", "LinearClassifier")
 PAGES: dict[str, Sequence[str]] = {

@@ -53,3 +53,12 @@ def test_missing_class_is_refused_with_a_suggestion() -> None:
 
 def test_class_name_may_contain_an_equals_sign() -> None:
     assert LabelPolicy.of(["pH=7=unknown"]).blank_of == {"pH=7": "unknown"}
+
+
+def test_meanings_are_separated_by_commas_unless_a_class_name_has_one() -> None:
+    assert LabelPolicy.of(["negative,Mass=unknown"]) == LabelPolicy.of(["negative", "Mass=unknown"])
+    assert LabelPolicy.of([], ["Mass=soft:0.6, Edema=positive"]).minus_one_of == {
+        "Mass": "soft:0.6",
+        "Edema": "positive",
+    }
+    assert LabelPolicy.of(["Lung, left=negative"]).blank_of == {"Lung, left": "negative"}

@@ -1,8 +1,7 @@
 """Options shared by commands, and `as_command`, which turns a public function into a command.
 
-An option that takes several values can be repeated or followed by several words, as in --ignore site --ignore date or
---ignore site date. Words are split at commas only if no value can contain one: names of columns, labels and files are
-never split.
+An option that takes several values can be repeated, or followed by values separated by spaces or commas. Names of
+columns and labels may contain commas, so the readers split them, once they know the data. Paths are never split.
 """
 
 import functools

@@ -10,6 +10,7 @@ from jaxtyping import Float, UInt8
 from numpy import ndarray
 
 from probmcl.data.labels import State
+from probmcl.data.options import split_at_commas
 from probmcl.errors import OptionError, counted, keyword, suggestion
 
 BLANK = 4
@@ -137,7 +138,7 @@ def _meanings(
 ) -> dict[str, str]:
     """Return the meanings by class, with the meaning for all other classes under the empty name."""
     meanings: dict[str, str] = {}
-    for value in values:
+    for value in split_at_commas(values, lambda text: "," not in text and is_meaning(text.rpartition("=")[2])):
         name, _, meaning = value.rpartition("=")
         if meanings.setdefault(name, meaning) != meaning:
             which = f"for {name!r}" if name else "for all classes"

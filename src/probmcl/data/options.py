@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from probmcl.errors import DataError, OptionError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from probmcl.data.label_policy import LabelPolicy
 
 Rows = Literal["images", "labels"]
@@ -19,7 +21,7 @@ Annotators = Literal["majority", "any", "unknown"]
 class ReadOptions:
     """How data are read. Options that are not given are detected from the data.
 
-    An option with several values also accepts a list or, for a single value, a string.
+    An option with several values also accepts a list or a string. Commas separate values, unless a value contains them.
 
     Attributes:
         format: table, hugging_face, folders, coco, voc, yolo, label_studio or adp (default: detected)
@@ -80,6 +82,20 @@ class ReadOptions:
         {'group': 'patient', 'none_label': ''}
         """
         return {name: value for name, value in vars(self).items() if value not in (None, ())}
+
+
+def split_at_commas(values: Sequence[str], is_value: Callable[[str], bool]) -> tuple[str, ...]:
+    """Split each value at its commas, unless it is a value itself or some part is not.
+
+    >>> split_at_commas(["site,date", "lung, left", "lung, right"], {"site", "date", "lung, left"}.__contains__)
+    ('site', 'date', 'lung, left', 'lung, right')
+    """
+    result: list[str] = []
+    for value in values:
+        parts = [part.strip() for part in value.split(",")]
+        split = len(parts) > 1 and not is_value(value) and all(map(is_value, parts))
+        result += parts if split else [value]
+    return tuple(result)
 
 
 @dataclass(frozen=True)

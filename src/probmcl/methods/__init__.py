@@ -9,7 +9,7 @@ import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probmcl.errors import suggestion
+from probmcl.errors import SettingsError, suggestion
 
 if TYPE_CHECKING:
     from probmcl.methods.base import Method
@@ -56,9 +56,9 @@ def find_method(name: str) -> type[Method]:
 
         return custom_loss(full_name(name))
     if not attribute:
-        raise ValueError(f"unknown method {name!r}; {suggestion(name, METHODS)}")
+        raise SettingsError(f"unknown method {name!r}; {suggestion(name, METHODS)}")
     try:
         method: type[Method] = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"method {name!r} cannot be loaded: {error}") from error
+        raise SettingsError(f"method {name!r} cannot be loaded: {error}") from error
     return method

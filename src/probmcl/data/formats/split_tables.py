@@ -14,7 +14,7 @@ from probmcl.data.formats.table.paths import FileIndex, find_images, find_index,
 from probmcl.data.formats.table.sheet import SUFFIXES, Table, load, refuse_missing_column
 from probmcl.data.formats.table.table import read_loaded, table_files
 from probmcl.data.image_files import SPLIT_FOLDERS, images_below, is_image, subfolders
-from probmcl.data.options import ReadOptions
+from probmcl.data.options import ReadOptions, split_at_commas
 from probmcl.data.records import NO_LABELS, SPLITS, Missing, Records, Split
 from probmcl.errors import DataError, OptionError, listing
 
@@ -128,7 +128,8 @@ def _candidate(path: Path, folder: Path, options: ReadOptions, images: Path | No
     index = _index(path, images)
     if options.path_column:
         refuse_missing_column(table, "path_column", options.path_column)
-    column = options.path_column or find_path_column(table, index, {*options.ignore})
+    ignored = split_at_commas(options.ignore, table.columns.__contains__)
+    column = options.path_column or find_path_column(table, index, {*ignored})
     files = find_images(table, column, index, "keep")[0]
     inner = os.path.commonpath([os.path.dirname(file) or "." for file in files if index.has(file)] or ["."])  # noqa: PTH120
     split = split_of(path.stem) or (split_of(path.parent.name) if path.parent != folder else None)

@@ -69,6 +69,17 @@ def test_columns_are_kept_and_missing_ones_are_refused_with_a_suggestion(tmp_pat
         read_table(table, ReadOptions(ignore=("sex",)))
 
 
+@pytest.mark.parametrize("ignored", [("a", "b"), ("a,b",), ("a, b",)])
+def test_columns_to_ignore_are_separated_by_commas(tmp_path: Path, ignored: tuple[str, ...]) -> None:
+    table = table_of(tmp_path, a="0,1", b="1,0")
+    assert read_table(table, ReadOptions(ignore=ignored)).label_space.names == ("cat", "dog")
+
+
+def test_column_whose_name_has_a_comma_is_not_split(write: Write) -> None:
+    table = write('file,a,b,"a,b"\n1.jpg,1,0,1\n2.jpg,0,1,1\n')
+    assert read_table(table, ReadOptions(ignore=("a,b",))).label_space.names == ("a", "b")
+
+
 def test_ignored_column_has_no_role(tmp_path: Path) -> None:
     table = table_of(tmp_path, tags="emu,emu", patient="a,b")
     asked(table, {"labels_column": "label"}, {"labels_column": "tags"})

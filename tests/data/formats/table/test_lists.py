@@ -191,6 +191,12 @@ def test_unknown_label(write: Write) -> None:
     assert "'?' and 'to do' = unknown" in str(records.origin)
 
 
+@pytest.mark.parametrize("unknown", ["to do,?", "to do, ?"])
+def test_unknown_labels_are_separated_by_commas(write: Write, unknown: str) -> None:
+    table = write("file,label\n1.jpg,cat\n2.jpg,to do\n3.jpg,?\n4.jpg,dog\n")
+    assert read_table(table, ReadOptions(unknown_label=(unknown,))).label_space.names == ("cat", "dog")
+
+
 def test_unknown_label_in_lists_with_two_possible_separators(write: Write) -> None:
     table = write("file,tags\n1.jpg,A|B;cat\n2.jpg,cat;todo\n3.jpg,A|B\n4.jpg,cat\n")
     records = read_table(table, ReadOptions(unknown_label=("todo",)))

@@ -6,6 +6,7 @@ The layout is inferred from the names and contents of the columns and from the f
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,7 @@ from probmcl.data.formats.table.sheet import EXCEL_ROWS, SUFFIXES, Table, load
 from probmcl.data.hierarchy import parents_of, read_hierarchy
 from probmcl.data.image_files import SPLIT_FOLDERS
 from probmcl.data.labels import LabelStates
-from probmcl.data.options import ReadOptions
+from probmcl.data.options import ReadOptions, split_at_commas
 from probmcl.data.questions import answered
 from probmcl.data.records import Missing, Origin, Paths, Records, Split
 from probmcl.errors import DataError, OptionError, counted, listing, quoted
@@ -77,6 +78,9 @@ def read_loaded(
     table: Table, options: ReadOptions, index: FileIndex, *, keep: Sequence[str] = (), missing: Missing = "error"
 ) -> Records:
     """Return the records of a loaded table. A question is asked only if its readings give different labels."""
+    ignored = split_at_commas(options.ignore, table.columns.__contains__)
+    unknown = split_at_commas(options.unknown_label, lambda text: any(text in cell for cell in chain(*table.data)))
+    options = replace(options, ignore=ignored, unknown_label=unknown)
     return answered(lambda options: _records(table, index, options, keep, missing), options)
 
 
