@@ -58,3 +58,13 @@ def test_default_of_python_calls_is_delayed_and_prints_on_stderr() -> None:
     console = Console.delayed()
     assert console.rich.stderr
     assert console.delay == DELAY_SECONDS > 0
+
+
+def test_a_command_prints_held_messages_after_all_others() -> None:
+    file = io.StringIO()
+    for holds_last in (True, False):
+        console = Console(RichConsole(file=file), holds_last=holds_last)
+        console.print_last("warning")
+        console.print("next")
+        console.print_held()
+    assert file.getvalue().split() == ["next", "warning", "warning", "next"]

@@ -105,7 +105,7 @@ def test_existing_path_takes_precedence_over_a_name(tmp_path: Path, monkeypatch:
         ("coco-pla-resnet101-448", "did you mean 'coco-pla-resnet101-288'"),
         (Path("away/adp-tresnet-l-448.toml"), "did you mean 'adp-tresnet-l-448'"),
         ("zzz", ", ".join(sorted(PUBLISHED))),
-        (".", "=.` is a folder"),
+        (".", '="."` is a folder'),
     ],
 )
 def test_unknown_recipe_suggests_the_closest_name(

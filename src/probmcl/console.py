@@ -83,6 +83,7 @@ class Console:
         output: the terminal or file to print to (default: stdout).
         rewrite: function applied to every message; the command line uses it to respell options.
         delay: seconds until the progress of a stage is shown; a shorter stage shows nothing.
+        holds_last: keep the messages of `print_last` until `print_held` is called.
         clock: function that returns the time in seconds.
     """
 
@@ -92,9 +93,12 @@ class Console:
         *,
         rewrite: Callable[[str], str] = lambda text: text,
         delay: float = 0.0,
+        holds_last: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.rich, self.rewrite, self.delay, self.clock = output or RichConsole(), rewrite, delay, clock
+        self.holds_last = holds_last
+        self.held: list[str] = []
 
     @classmethod
     def delayed(cls) -> Console:
@@ -112,6 +116,17 @@ class Console:
         if self.rich.is_terminal:
             text = "\n".join(_wrap(line, self.rich.width) for line in text.split("\n"))
         self.rich.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+    def print_last(self, text: str) -> None:
+        """Print a message that should be the last line, even if a command prints more after the library call."""
+        self.held.append(text)
+        if not self.holds_last:
+            self.print_held()
+
+    def print_held(self) -> None:
+        """Print the messages that were held back."""
+        while self.held:
+            self.print(self.held.pop(0))
 
     @contextmanager
     def progress(self, name: str, total: int, *, hidden_terms: Collection[str] = ()) -> Iterator[ProgressBar]:

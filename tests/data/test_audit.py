@@ -158,9 +158,12 @@ def test_too_few_images_to_split_block_check_and_train(tmp_path: Path) -> None:
     unlink(table, 0, 1, 2)
     report = checked(table, skip_bad=0.2)
     assert (report["verdict"], report["images"]) == ("blocked", 19)
-    assert "train has 19 images, but at least 20" in finding(report, "too_few_images")["text"]
+    assert (
+        "train has 19 images, but taking val and test from it needs 20 or more"
+        in finding(report, "too_few_images")["text"]
+    )
     assert {found["kind"] for found in report["findings"] if found["level"] == "blocked"} == {"too_few_images"}
-    with pytest.raises(DataError, match="train has 19 images, but at least 20"):
+    with pytest.raises(DataError, match="train has 19 images, but taking val and test from it needs 20 or more"):
         prepared(table, skip_bad=0.2)
 
 

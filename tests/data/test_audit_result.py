@@ -52,7 +52,7 @@ def test_repr_has_the_verdict_the_counts_and_the_first_line_of_each_finding() ->
     statistics = {"summary": "30 images", "images": 1200, "splits": {"train": 1000, "val": 200}, "per_class": {"a": {}}}
     assert repr(DataAudit("photos", (BLOCKED, WARNING), statistics)).splitlines() == [
         "DataAudit('photos'): blocked",
-        "  1,200 images, 1 classes; train 1,000 · val 200",
+        "  1,200 images, 1 class; train 1,000 · val 200",
         "  findings: 1 blocked, 1 warning",
         "    blocked: 1 of 3 images found, 2 missing",
         "    warning: imbalance: 300 positives of 'a', 1 of 'b'",

@@ -140,8 +140,8 @@ def test_small_splits_do_not_divide_groups() -> None:
             splits_of(train=19),
             'train has 19 images, .* val and test .* 20 or more; add images, .*`split_file="FILE.csv"`',
         ),
-        (splits_of(train=19, test=30), "train has 19 images, .* take val from it"),
-        (splits_of(train=1, val=30), "train has 1 image, .* take test from it"),
+        (splits_of(train=19, test=30), "train has 19 images, .* taking val from it"),
+        (splits_of(train=1, val=30), "train has 1 image, .* taking test from it"),
     ],
 )
 def test_too_few_images_are_not_split(split: list[Split], message: str) -> None:

@@ -240,7 +240,7 @@ def test_short_format_needs_a_csv_file_and_a_separator(tmp_path: Path, monkeypat
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as outside the tests
     with pytest.raises(OptionError, match=r'`format="short"` is a CSV table, so .*a\.json must end in \.csv'):
         write_predictions(tmp_path / "a.json", [block("a.jpg")], "short")
-    with pytest.raises(OptionError, match="`format=long` must be full or short"):
+    with pytest.raises(OptionError, match='`format="long"` must be full or short'):
         block("a.jpg").to_csv(tmp_path / "a.csv", format="long")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="every separator"):
         block("a.jpg", names=("a|b;c", "d,e", "f\tg")).to_csv(tmp_path / "a.csv", format="short")

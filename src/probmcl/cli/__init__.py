@@ -157,11 +157,12 @@ def without_option(words: Sequence[str], option: str) -> list[str]:
     return kept
 
 
-def command_console(*, stderr: bool = False) -> Console:
+def command_console(*, stderr: bool = False, holds_last: bool = False) -> Console:
     """Return a console that spells options as on the command line. Under torchrun, only rank 0 prints."""
     from rich.console import Console as RichConsole
 
-    return Console(RichConsole(quiet=not _is_main_process(), stderr=stderr, emoji=False), rewrite=spell_options)
+    output = RichConsole(quiet=not _is_main_process(), stderr=stderr, emoji=False)
+    return Console(output, rewrite=spell_options, holds_last=holds_last)
 
 
 def app() -> cyclopts.App:

@@ -124,8 +124,9 @@ def as_command(
     def command(*arguments: Any, **options: Any) -> None:
         if not arguments and options.get("resume") is None:
             _refuse_data_as_value(options)
-        console = command_console()
+        console = command_console(holds_last=True)
         finish(function(*arguments, **options, console=console), console)
+        console.print_held()
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -12,12 +12,7 @@ if TYPE_CHECKING:
 
 
 def print_next(run: "Run", console: Console) -> None:
-    """Print the command that predicts: the images without labels, if the data have such images.
-
-    For a model that is not clearly better than chance, the warning about it remains the last line.
-    """
-    if any(warning.kind == "chance" for warning in run.warnings):
-        return
+    """Print the command that predicts: the images without labels, if the data have such images."""
     from probmcl.run_folder import METADATA, RunFolder
 
     data = RunFolder(run.folder).read(METADATA)["data"] or {}

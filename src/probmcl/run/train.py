@@ -231,4 +231,4 @@ def _print_summary(state: RunState) -> None:
     console.print(f"finished in {rough_duration(state.seconds())}; all files are in {state.folder.path}")
     for warning in state.log.warnings:
         if warning.kind == "chance":
-            console.print(f"warning: {warning.message}")
+            console.print_last(f"warning: {warning.message}")
