@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from helpers.results import FINGERPRINT, made_results
+from helpers.rows import made_best, made_comparison, made_frozen
 from probmcl.experiments.results import Result, merge_results, read_results, write_results
 
 
@@ -48,3 +49,9 @@ def test_error_names_the_file_and_the_line(tmp_path: Path) -> None:
         read_results(tmp_path / "results.jsonl")
     with pytest.raises(ValueError, match=r"nowhere\.jsonl"):
         read_results(tmp_path / "nowhere.jsonl")
+
+
+def test_a_comparison_prints_a_line_per_row() -> None:
+    lines = repr(made_comparison(made_frozen(0.7912), made_best("asl"))).splitlines()
+    assert lines[0].startswith("Comparison(voc, test split: 4,952 images, 20 classes, chance mAP 7.1")
+    assert lines[1:] == ["  frozen probe: mAP 79.1 [77.9, 80.2]", "  asl, own head: mAP 82.0 [80.8, 83.1]"]

@@ -9,7 +9,7 @@ import msgspec
 
 from probmcl.errors import OptionError, counted
 from probmcl.files import json_line, write_text
-from probmcl.tables import percent
+from probmcl.tables import bracketed, percent
 
 RESULTS = "results.jsonl"
 
@@ -103,7 +103,7 @@ class Row(ComparedClassifier):
     fingerprint: str  # of the protocol, 12 hexadecimal digits; only rows with equal fingerprints are comparable
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """The rows of a comparison, in any order, and the conditions that they share."""
 
@@ -119,6 +119,10 @@ class Comparison:
     left_out: tuple[str, ...]  # messages about methods that diverged or could not run
     draws: int  # number of bootstrap resamples
     chance: float | None = None  # mAP of a model that has learned nothing; None for results of version 0.1
+
+    def __repr__(self) -> str:
+        rows = [f"  {row.title}: mAP {percent(row.mAP)}{bracketed(row.interval)}" for row in self.ordered]
+        return "\n".join([f"Comparison({self.protocol})", *rows])
 
     @property
     def ordered(self) -> tuple[Row, ...]:
