@@ -12,6 +12,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cyclopts import Token
 from rich.console import Console as RichConsole
@@ -21,7 +22,7 @@ import probmcl
 from helpers import photographs as pictures
 from helpers import processes
 from helpers.commands import PROBMCL, TORCHRUN, finished, main, wait_until
-from helpers.images import NAMES, folder_of_photographs
+from helpers.images import NAMES, colored_records, folder_of_photographs
 from probmcl.cli.options import key_values
 from probmcl.console import Console
 from probmcl.data.options import DataChecks, ReadOptions
@@ -121,6 +122,23 @@ def test_training_two_methods_prints_at_most_25_lines_on_a_terminal(run: Run, te
     assert any(line.startswith("kept: ") for line in lines)
     warned = any(warning.kind == "chance" for warning in run.warnings)  # a warning about the model takes two lines
     assert len(lines) <= 24 + 2 * warned  # the command prints one more line, with the next step
+
+
+def test_the_last_line_is_a_warning_if_the_labels_cannot_be_learned(tmp_path: Path) -> None:
+    records = colored_records(tmp_path / "photos", train=40, val=20, test=60)
+    names = np.array(records.label_space.names)
+    with (tmp_path / "photos" / "labels.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["filename", "split", "labels"])
+        for path, split, labels in zip(records.paths, records.split, records.labels[::-1], strict=True):
+            table.writerow([path.name, split, "|".join(names[labels > 0])])
+    output = StringIO()
+    console = Console(RichConsole(file=output, width=300))
+    run = probmcl.train(tmp_path / "photos", **SMALL, method="probe", out=tmp_path / "run", console=console)
+    (warning,) = run.warnings
+    assert output.getvalue().splitlines()[-1] == f"warning: {warning.message}"
+    answer = main("train", "--resume", str(run.folder), cwd=tmp_path)
+    assert answer.stdout.splitlines()[-1] == f"warning: {warning.message}"
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,15 @@ def test_line_has_map_chance_auroc_and_intervals_in_percent() -> None:
     intervals = {"mAP_interval": [0.82, 0.875], "macro_auroc_interval": [0.48, 0.62]}
     assert headline(evaluation | intervals) == "mAP 84.9 [82.0, 87.5] (chance 83.1), AUROC 55.2 [48.0, 62.0]"
     assert headline(evaluation | {"chance": None}) == "mAP 84.9, AUROC 55.2"
+    assert headline(evaluation, gain="+1.0 [−0.3, +2.1]") == "mAP 84.9 (+1.0 [−0.3, +2.1], chance 83.1), AUROC 55.2"
     assert headline(evaluation | {"classes": 5}).endswith(", over 3 of 5 classes")
 
 
 def test_line_says_why_there_is_no_map() -> None:
-    assert headline(result(1.0, images=1)) == "no mAP: with only 1 image, no class has both a positive and a negative"
+    reason = "no class has both a positive and a negative"
+    assert headline(result(1.0, images=1)) == f"mAP undefined: with only 1 image, {reason}"
     for prevalence in (0.0, 1.0):  # no class with a positive, and classes that are always present
-        text = headline(result(1.0, prevalence=prevalence))
-        assert text == "no mAP: no class has both a positive and a negative"
+        assert headline(result(1.0, prevalence=prevalence)) == f"mAP undefined: {reason}"
 
 
 @pytest.mark.parametrize("prevalence", [0.1, 0.9])
@@ -60,4 +61,4 @@ def test_a_random_ranking_of_few_images_is_not_better_than_chance() -> None:
 def test_a_model_without_intervals_is_warned_about() -> None:
     without = result(2.0) | {"mAP_interval": None, "macro_auroc_interval": None}
     assert chance_warning(without).startswith(f"test mAP {percent(without['mAP'])} is not clearly above chance")
-    assert chance_warning(result(1.0, images=1)).startswith("the model is not scored on the test split")
+    assert chance_warning(result(1.0, images=1)).startswith("the model could not be scored on the test split: with")

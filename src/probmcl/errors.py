@@ -166,7 +166,8 @@ def _spelled(value: object) -> str:
         return json.dumps(str(value), ensure_ascii=False)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_spelled, value))}]"
-    return f"{value:g}" if isinstance(value, float) else repr(value)
+    short = f"{value:g}" if isinstance(value, float) else ""
+    return short if short and float(short) == value else repr(value)
 
 
 def quoted(values: Iterable[str]) -> str:

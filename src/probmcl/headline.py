@@ -6,29 +6,35 @@ from typing import Any
 from probmcl.errors import counted
 from probmcl.tables import bracketed, percent
 
-LEGEND = "C: mean over classes; O: all decisions together; P: precision; R: recall"
+LEGEND = "C: mean over classes; O: all decisions together; P: precision; R: recall; F1: their harmonic mean"
 """Explains CP, CR, CF1, OP, OR and OF1 below a table."""
 
 
-def headline(result: Mapping[str, Any]) -> str:
+def headline(result: Mapping[str, Any], *, gain: str = "") -> str:
     """Return the mAP of an evaluation in percent, with its chance level and the macro AUROC.
 
-    Intervals are included if the evaluation has them. If no class could be scored, the line gives the reason instead.
+    Intervals are included if the evaluation has them, and `gain` if it is not empty. If no class could be scored, the
+    line gives the reason instead.
 
     >>> headline({"images": 80, "classes": 4, "classes_scored": 3, "mAP": 0.849, "chance": 0.831, "macro_auroc": 0.552})
     'mAP 84.9 (chance 83.1), AUROC 55.2, over 3 of 4 classes'
     >>> headline({"images": 1, "classes": 4, "classes_scored": 0, "mAP": None, "chance": None, "macro_auroc": None})
-    'no mAP: with only 1 image, no class has both a positive and a negative'
+    'mAP undefined: with only 1 image, no class has both a positive and a negative'
     """
     if result["mAP"] is None:
-        reason = "with only 1 image, no class" if result["images"] == 1 else "no class"
-        return f"no mAP: {reason} has both a positive and a negative"
+        return f"mAP undefined: {_reason(result)}"
     text = f"mAP {percent(result['mAP'])}{bracketed(result.get('mAP_interval'))}"
-    if result.get("chance") is not None:  # missing in the runs of older versions
-        text += f" (chance {percent(result['chance'])})"
+    # The chance level is missing in the runs of version 0.1.
+    details = [gain, "" if result.get("chance") is None else f"chance {percent(result['chance'])}"]
+    text += f" ({', '.join(filter(None, details))})" if any(details) else ""
     text += f", AUROC {percent(result['macro_auroc'])}{bracketed(result.get('macro_auroc_interval'))}"
     scored, classes = result["classes_scored"], result["classes"]
     return text if scored == classes else f"{text}, over {scored:,} of {counted(classes, 'class', 'classes')}"
+
+
+def _reason(result: Mapping[str, Any]) -> str:
+    alone = "with only 1 image, " if result["images"] == 1 else ""
+    return f"{alone}no class has both a positive and a negative"
 
 
 def chance_warning(result: Mapping[str, Any]) -> str:
@@ -39,7 +45,7 @@ def chance_warning(result: Mapping[str, Any]) -> str:
     """
     remedy = "check the labels, or add images"
     if result["mAP"] is None:
-        return f"the model is not scored on the {result['split']} split; {remedy}"
+        return f"the model could not be scored on the {result['split']} split: {_reason(result)}; {remedy}"
     for key, name, chance in (("mAP", "mAP", result["chance"]), ("macro_auroc", "AUROC", 0.5)):
         interval = result[f"{key}_interval"]
         if interval is None or interval[0] <= chance:

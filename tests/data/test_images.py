@@ -156,7 +156,7 @@ def test_16_bit_colors_are_scaled_like_16_bit_gray(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mode", ["F", "I"])
 def test_pixels_without_a_fixed_range_are_an_error(tmp_path: Path, mode: str) -> None:
     Image.new(mode, (2, 2), 70_000).save(tmp_path / "a.tif")
-    with pytest.raises(ImageError, match=r'`range="LOW,HIGH"`.*`range="auto"`'):
+    with pytest.raises(ImageError, match=r"set the option range in training, as in LOW,HIGH"):
         read_image(tmp_path / "a.tif")
 
 

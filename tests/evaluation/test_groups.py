@@ -151,3 +151,12 @@ def test_progress_counts_every_class_of_every_value() -> None:
 )
 def test_sorted_values(values: list[str], expected: list[str]) -> None:
     assert sorted_values(values) == expected
+
+
+@pytest.mark.parametrize("images", [2, 3])
+def test_few_images_have_no_interval(images: int) -> None:
+    """Many resamples of few images cannot be scored, and the others are too similar for an interval."""
+    labels = np.zeros((images, 1))
+    labels[0] = 1.0
+    result = with_interval(ScoredRows(np.linspace(1, 0, images)[:, None], labels, labels > -1), draws=200, seed=0)
+    assert (result["mAP"], result["mAP_interval"], result["macro_auroc_interval"]) == (1.0, None, None)

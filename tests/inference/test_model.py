@@ -302,3 +302,19 @@ def test_only_slow_calls_show_progress(tmp_path: Path, model: Model, records: Re
         model.embed(list(records.paths), workers=0, console=console)
         model.evaluate(data, workers=0, console=console, draws=0)
         assert [f"  {stage}: " in file.getvalue() for stage in ("predicting", "embedding", "scoring")] == [shown] * 3
+
+
+def test_typical_mistakes_have_messages(model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as outside the tests
+    with pytest.raises(OptionError, match='`threshold="0.5"` must be a probability'):
+        model.predict("a.jpg", threshold="0.5")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="an empty path was given"):
+        model.predict("")
+    with pytest.raises(DataError, match=r"such as list\(images\)"):
+        model.predict(Image.new("RGB", (9, 9)) for _ in range(2))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="it has no pixels"):
+        model.predict(Image.new("RGB", (0, 9)))
+    Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
+    with Image.open(tmp_path / "a.png") as image:
+        pass
+    assert model.predict(image)[0].error == "its file is closed; open it again, or call image.load() before closing it"

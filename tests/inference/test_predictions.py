@@ -202,14 +202,20 @@ def test_same_path_may_be_readable_and_unreadable(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", [None, 1])
-def test_data_frame_equals_the_csv_file(tmp_path: Path, broken: int | None) -> None:
+def test_data_frame_has_the_columns_and_values_of_the_csv_file(tmp_path: Path, broken: int | None) -> None:
     pandas = pytest.importorskip("pandas", reason="needs pandas: pip install 'probmcl[pandas]'")
     predictions = block("a,b.jpg", "c.jpg", "two\nlines.jpg", broken=broken)
     predictions.to_csv(tmp_path / "predictions.csv")
     frame = predictions.to_pandas()
-    pandas.testing.assert_frame_equal(frame, pandas.read_csv(tmp_path / "predictions.csv"))
-    assert list(frame.columns) == ["path", "error", *NAMES, *(f"{name}:decision" for name in NAMES)]
-    assert block(os.fsdecode(b"caf\xe9.jpg")).to_pandas()["path"].tolist() == ["caf\\xe9.jpg"]
+    written = pandas.read_csv(tmp_path / "predictions.csv")
+    assert list(frame.columns) == list(written.columns)
+    assert frame["path"].tolist() == written["path"].tolist()
+    np.testing.assert_array_equal(frame[list(NAMES)].to_numpy(), predictions.scores)
+    for name in NAMES:
+        decisions = frame[f"{name}:decision"]
+        assert decisions.isna().tolist() == [row == broken for row in range(3)]
+        assert decisions.dropna().tolist() == written[f"{name}:decision"].dropna().astype(bool).tolist()
+    assert block("NA").to_pandas()["path"].tolist() == ["NA"]
 
 
 def test_missing_pandas_is_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,3 +276,17 @@ def test_html_is_escaped_and_short() -> None:
     assert "and 12 more" in html
     assigned = np.ma.sum(predictions[:10].labels)
     assert html.count("color: white") == assigned
+
+
+def test_a_tuple_selects_several_images_and_other_objects_are_refused() -> None:
+    predictions = block("a.jpg", "b.jpg", "c.jpg")
+    assert [image.path.name for image in predictions[(2, 0)]] == ["c.jpg", "a.jpg"]
+    for wrong in (None, True, "a.jpg"):
+        with pytest.raises(TypeError, match="expected a position, a slice, a list of positions, or a mask"):
+            predictions[wrong]  # type: ignore[index]
+
+
+def test_short_format_without_a_separator_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="every separator"):
+        block("a.jpg", names=("a|b;c", "d,e", "f\tg")).to_csv(tmp_path / "a.csv", format="short")
+    assert list(tmp_path.iterdir()) == []

@@ -62,9 +62,8 @@ def test_map_is_printed_with_its_interval() -> None:
 
 
 def test_abbreviations_are_explained_below_the_decisions() -> None:
-    assert "C: mean over classes; O: all decisions together; P: precision; R: recall" in " ".join(
-        " ".join(printed(tables.decision_rules(make_result(["a", "b"])))).split()
-    )
+    legend = "C: mean over classes; O: all decisions together; P: precision; R: recall; F1: their harmonic mean"
+    assert tables.lines(make_result(["a", "b"]))[0] == legend
 
 
 def test_counts_of_one() -> None:
@@ -113,21 +112,21 @@ def test_classes_that_are_not_scored_are_listed(side: str) -> None:
 def test_lines_with_notes_levels_and_renames() -> None:
     level = {"classes": 3, "classes_scored": 2, "mAP": 0.5, "chance": 0.25, "macro_auroc": 0.75}
     lines = tables.lines(make_result(["a", "b"], note="a note", levels={"1": level}, renamed={"x": "a"}))
-    assert lines[0] == "note: a note"
+    assert lines[1:3] == ["note: a note", "note: not scored: 1 class without a known positive (b)"]
     assert "level 1: mAP 50.0 (chance 25.0), AUROC 75.0, over 2 of 3 classes" in lines
     assert lines[-1] == "renamed: x → a"
 
 
 def test_notes_on_classes_without_negatives_and_skipped_images() -> None:
-    assert not any("note: " in line for line in tables.lines(make_result(["a", "b"])))
     bad = [{"path": f"[{name}].png", "reason": "the file is empty"} for name in "vwxyzq"]
     lines = tables.lines(make_result(["a", "b"], note="a note", classes_without_negatives=["b"], skipped=bad))
-    assert lines[:3] == [
+    assert lines[1:5] == [
         "note: a note",
         "note: not scored: 1 class without a known negative (b)",
+        "note: not scored: 1 class without a known positive (b)",
         "note: skipped 6 unreadable images: "
         + ", ".join(f"[{name}].png (the file is empty)" for name in "vwxyz")
         + " and 1 more",
     ]
     many = tables.lines(make_result(["a", "b"], classes_without_negatives=list("abcdefg")))
-    assert many[0] == "note: not scored: 7 classes without a known negative (a, b, c, d, e and 2 more)"
+    assert many[1] == "note: not scored: 7 classes without a known negative (a, b, c, d, e and 2 more)"

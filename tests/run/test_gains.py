@@ -16,6 +16,7 @@ from helpers.images import colored_records
 from probmcl.console import Console
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import Records
+from probmcl.evaluation import bootstrapped_map, centered, interval, resamples
 from probmcl.evaluation.evaluate import evaluate
 from probmcl.run.gains import Gain, ValidationGains
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
@@ -27,7 +28,7 @@ from probmcl.training import Training
 NAMES = ("a", "b")
 
 
-def candidate(records: Records, scores: Any, method: str = "", labels: Any = None) -> Candidate:
+def candidate(records: Records, scores: Any, method: str = "") -> Candidate:
     rows = records.rows("val")
     result = evaluate(scores, records.labels[rows], records.known[rows], names=NAMES, split="val")
     identity = FROZEN_PROBE if not method else CandidateId(method, "own head")
@@ -50,7 +51,7 @@ def test_gain_is_paired_and_its_interval_contains_it() -> None:
     assert gain.mean == pytest.approx(better.validation_map - frozen.validation_map)
     assert gain.interval[0] < gain.mean < gain.interval[1]
     assert not gain.is_noise
-    assert gains.gain(replace(frozen, id=CandidateId("bce", "re-probed")), frozen) == Gain(0.0, (0.0, 0.0))  # no noise
+    assert gains.gain(replace(frozen, id=CandidateId("bce", "re-probed")), frozen) == Gain(0.0, (0.0, 0.0))
 
 
 def test_groups_are_resampled_as_a_whole() -> None:
@@ -58,14 +59,15 @@ def test_groups_are_resampled_as_a_whole() -> None:
     noisy = records.labels + rng.normal(size=records.labels.shape)
     groups = tuple(f"patient {row // 20}" for row in range(60))
 
-    def width(records: Records) -> float:
-        frozen, other = candidate(records, noisy), candidate(records, noisy + 0.3 * noisy[::-1], "bce")
-        gain = ValidationGains(records).gain(other, frozen)
-        assert gain is not None
-        assert gain.interval is not None
-        return gain.interval[1] - gain.interval[0]
-
-    assert width(replace(records, group=groups)) != width(records)
+    frozen, other = candidate(records, noisy), candidate(records, noisy + 0.3 * noisy[::-1], "bce")
+    gain = ValidationGains(replace(records, group=groups)).gain(other, frozen)
+    weights = resamples(60, groups)
+    maps = [
+        centered(bootstrapped_map(c.scores["val"], records.labels, None, weights), c.validation_map)
+        for c in (other, frozen)
+    ]
+    assert gain == Gain(other.validation_map - frozen.validation_map, interval(maps[0] - maps[1]))
+    assert set(weights.reshape(1000, 3, 20).std(axis=2).ravel()) == {0.0}
     single = replace(records, group=("one patient",) * 60)
     gain = ValidationGains(single).gain(candidate(single, noisy, "bce"), candidate(single, noisy))
     assert gain == Gain(0.0, None)
@@ -118,9 +120,10 @@ def test_gains_are_stored_and_printed_with_their_intervals(records: Records, tmp
         assert low < high
         validation = run.candidates[CandidateId(entry["method"], entry["head"])].validation
         line = next(line for line in lines if line.startswith(f"{entry['name']}: "))
-        scores = f"mAP {percent(validation['mAP'])} (chance {percent(validation['chance'])})"
+        gain = f"{points(entry['gain'])} [{points(low)}, {points(high)}]"
+        scores = f"mAP {percent(validation['mAP'])} ({gain}, chance {percent(validation['chance'])})"
         auroc = f"AUROC {percent(validation['macro_auroc'])}"
-        assert f"val {scores}, {auroc}, {points(entry['gain'])} [{points(low)}, {points(high)}]" in line
+        assert f"val {scores}, {auroc}" in line
 
 
 @pytest.mark.slow
@@ -140,17 +143,30 @@ def test_the_test_score_has_an_interval_and_the_chance_level(records: Records, t
 
 
 @pytest.mark.slow
-def test_a_useless_model_is_warned_about_in_the_last_line(records: Records, tmp_path: Path) -> None:
+def test_a_useless_model_is_warned_about_once(records: Records, tmp_path: Path) -> None:
     shuffled = records.states.dense()[np.random.default_rng(1).permutation(len(records))]
     useless = Records.from_labels(
         records.label_space.names, records.paths, records.split, LabelStates.from_states(shuffled)
     )
+    with pytest.raises(KeyboardInterrupt):
+        train_run(useless, settings(), tmp_path / "run", _InterruptedConsole())
     run, lines = train(useless, tmp_path / "run")
-    (warning,) = run.warnings
+    (warning,) = run.warnings  # although the interrupted run had stored it too
     assert warning.kind == "chance"
     assert re.match(r"test (mAP|AUROC) \S+ \[.*\] is not clearly above chance", warning.message)
-    assert lines[-1] == f"warning: {warning.message}"
     assert read(run, "run.json")["warnings"] == [vars(warning)]
+    assert lines[-1].startswith("finished in ")  # `probmcl.train` prints the warning
+
+
+class _InterruptedConsole(Console):
+    """A console that is interrupted at the end of a run."""
+
+    def __init__(self) -> None:
+        super().__init__(RichConsole(quiet=True))
+
+    def print(self, text: str) -> None:
+        if text.startswith("finished"):
+            raise KeyboardInterrupt
 
 
 @pytest.mark.slow
@@ -161,6 +177,6 @@ def test_a_test_split_without_negatives_has_no_map(records: Records, tmp_path: P
         records.label_space.names, records.paths, records.split, LabelStates.from_states(states)
     )
     run, lines = train(always, tmp_path / "run")
-    assert "kept: frozen probe; test no mAP: no class has both a positive and a negative" in lines
-    assert lines[-1].startswith("warning: the model is not scored on the test split")
+    assert "kept: frozen probe; test mAP undefined: no class has both a positive and a negative" in lines
+    assert run.warnings[0].message.startswith("the model could not be scored on the test split: no class has both")
     assert read(run, "evaluation.json")["mAP"] is None

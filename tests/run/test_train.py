@@ -83,6 +83,8 @@ def test_the_run_folder_has_all_files(bce: Run, records: Records) -> None:
     assert (metadata["status"], metadata["kept"], metadata["seed"]) == ("finished", bce.kept.name, 0)
     entries = [{**c.id._asdict(), "name": c.name, "validation_mAP": c.validation_map} for c in bce.candidates.values()]
     assert [{key: entry[key] for key in entries[0]} for entry in metadata["candidates"]] == entries  # type: ignore[attr-defined]
+    gained = [entry.keys() - entries[0].keys() for entry in metadata["candidates"]]  # type: ignore[attr-defined]
+    assert gained == [set(), {"gain", "gain_interval"}, {"gain", "gain_interval"}]
     stages = {json.loads(line)["stage"] for line in (bce.folder / "metrics.jsonl").read_text().splitlines()}
     probes = {f"{name}, weight decay {d}" for name in ("frozen probe", "bce, re-probed") for d in (1, 10)}
     assert stages == {"bce", *probes}

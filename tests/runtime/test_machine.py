@@ -196,3 +196,24 @@ def test_inference_settings_end_with_their_context() -> None:
     """Within the context, the process has a second pool of two threads and keeps 200 MB of freed memory."""
     run = subprocess.run([sys.executable, "-c", IN_CONTEXT], capture_output=True, text=True, check=True, timeout=HANGS)
     assert run.stdout.split() == ["2", "True", "False", "2"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
+def test_memory_is_kept_until_the_last_context_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    from probmcl.runtime import machine
+
+    calls: list[dict[int, int]] = []
+    monkeypatch.setattr(machine, "KEEPERS", machine._Keepers())
+    monkeypatch.setattr(machine, "_mallopt", lambda parameters: calls.append(dict(parameters)) or True)  # type: ignore[func-returns-value]
+    with machine.kept_memory():
+        with machine.kept_memory():
+            pass
+        assert machine.GLIBC_STATE not in calls
+    assert calls[-1] == machine.GLIBC_STATE
+
+
+def test_the_allocator_is_left_alone_if_the_user_configures_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from probmcl.runtime.machine import keep_freed_memory
+
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    assert keep_freed_memory() is False

@@ -60,9 +60,12 @@ def spell_options(text: str) -> str:
 
 
 def _spell_call(text: str) -> str:
-    call = ast.parse(text, mode="eval").body
-    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
-        raise ValueError(f"{text} is not a call")
+    try:
+        call = ast.parse(text, mode="eval").body
+    except ValueError:  # a file name that is not valid Unicode
+        return text
+    assert isinstance(call, ast.Call)
+    assert isinstance(call.func, ast.Attribute)
     words = [str(ast.literal_eval(argument)) for argument in call.args]
     options = {str(option.arg): str(ast.literal_eval(option.value)) for option in call.keywords}
     return shlex.join(["probmcl", call.func.attr, *words, *option_words(options)])

@@ -1,11 +1,12 @@
 """Options shared by commands, and `as_command`, which turns a public function into a command.
 
 An option that takes several values can be repeated, or followed by values separated by spaces or commas. Names of
-columns and labels may contain commas, so the readers split them, once they know the data. Paths are never split.
+columns and labels may contain commas, so the readers split them after loading the data. Paths are never split.
 """
 
 import functools
 import inspect
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -63,19 +64,19 @@ def key_values(_: Any, tokens: Sequence[Token]) -> dict[str, Any]:
     return pairs
 
 
-def split_at_commas(type_: Any, tokens: Sequence[Token]) -> tuple[Any, ...]:
+def comma_separated(type_: Any, tokens: Sequence[Token]) -> tuple[Any, ...]:
     """Convert words such as bce,asl to a tuple without duplicates."""
     item = type_.__args__[0]
     parts = [part.strip() for token in tokens for part in token.value.split(",") if part.strip()]
     if not parts:
         raise ValueError(f"{tokens[0].value!r} is empty; expected values separated by spaces or commas")
-    if item is int and (wrong := [part for part in parts if not part.lstrip("-").isdecimal()]):
+    if item is int and (wrong := [part for part in parts if not re.fullmatch("-?[0-9]+", part)]):
         raise ValueError(f"{tokens[0].keyword} {wrong[0]!r} is not an integer")
     return tuple(dict.fromkeys(item(part) for part in parts))
 
 
 COMMA_LIST = Parameter(
-    converter=split_at_commas,
+    converter=comma_separated,
     n_tokens=-1,
     consume_multiple=SEVERAL,
     accepts_keys=False,

@@ -17,7 +17,7 @@ def print_next(run: "Run", console: Console) -> None:
 
     data = RunFolder(run.folder).read(METADATA)["data"] or {}
     images = shlex.join(data.get("unlabeled", ())) or "IMAGES"
-    console.print(f"next: probmcl predict {run.folder} {images} --out predictions.csv")
+    console.print(f"next: probmcl predict {shlex.quote(str(run.folder))} {images} --out predictions.csv")
 
 
 train = as_command(

@@ -21,7 +21,7 @@ from probmcl.data.intensity import IntensityRange, find_intensity_range, parse_r
 from probmcl.data.options import DataChecks, DataSource, SkippedImage
 from probmcl.data.read import read_source
 from probmcl.data.records import SPLITS, Records, describe
-from probmcl.data.split import MIN_TO_SPLIT, SplitRecords, TooFewImagesError, split_records, units_of
+from probmcl.data.split import MIN_TO_SPLIT, NOT_SPLIT, SplitRecords, TooFewImagesError, split_records, units_of
 from probmcl.data.split_file import read_splits
 from probmcl.data.statistics import statistics
 from probmcl.errors import DataError, OptionError, Question, Reading, RunWarning, counted
@@ -89,7 +89,7 @@ def check(
         if isinstance(error, RepeatedRowsError):
             rows = {"duplicated_rows": error.same, "conflicting_rows": error.different}
         return DataAudit(data, (Finding("blocked", "data", str(error)),), rows)
-    made = bool(audit.splits.note) and checks.split_file is None
+    made = audit.splits.note not in ("", NOT_SPLIT) and checks.split_file is None
     records, intensity = audit.splits.records.with_note(audit.splits.note), audit.intensity
     content = statistics(records, audit.duplicates)
     problems = (*audit.findings, *findings(records, content, None if made else audit.duplicates))
@@ -116,13 +116,14 @@ def refuse_empty_splits(records: Records) -> None:
 
 
 def refuse_unscorable(records: Records) -> None:
-    """Raise `DataError` if a split is empty, or if val or test has no known positive label."""
+    """Raise `DataError` if a split is empty, or if no class can be scored on val or test."""
     refuse_empty_splits(records)
     for split in SPLITS[1:]:
-        rows = records.rows(split)
-        if not (records.known[rows] & (records.labels[rows] == 1)).any():
-            images = counted(len(rows), f"{split} image")
-            raise DataError(f"no label is known to be positive in {images}; change the split")
+        labels, known = records.states.labels_and_known(records.rows(split))
+        present, absent = (((labels == value) & known).any(axis=0) for value in (1, 0))
+        if not (present & absent).any():
+            images = counted(len(labels), f"{split} image")
+            raise DataError(f"no class has both a positive and a negative in {images}; change the split")
 
 
 class _Audit(NamedTuple):
@@ -161,7 +162,7 @@ def _split(
     try:
         splits = split_records(readable, checks, seed, together, left_out)
     except TooFewImagesError as error:
-        return SplitRecords(readable, ""), [Finding("blocked", "too_few_images", str(error))]
+        return SplitRecords(readable, NOT_SPLIT), [Finding("blocked", "too_few_images", str(error))]
     return splits, _empty_split_findings(splits.records, together) if len(readable) else []
 
 

@@ -143,6 +143,8 @@ def is_one_image(source: str | Path) -> bool:
 
 def refuse_without_image(source: str | Path) -> None:
     """Raise `DataError` if a folder, pattern or list yields no images."""
+    if not str(source).strip():
+        raise DataError("an empty path was given as an image; for the images in the current folder, use '.'")
     if next(expand(source), None) is not None:
         return
     path, suffixes = Path(source), f"{IMAGE_SUFFIXES[0]}, …, {IMAGE_SUFFIXES[-1]}"

@@ -210,8 +210,10 @@ def _decode(
 
 def _unread_content(image: Image.Image) -> bytes | None:
     """Return the content of the file if an image was opened but not loaded; the file keeps its position."""
-    if not isinstance(image, ImageFile.ImageFile) or not image.tile or image.fp is None or image.tell() != 0:
+    if not isinstance(image, ImageFile.ImageFile) or not image.tile or image.tell() != 0:
         return None
+    if image.fp is None:
+        raise ValueError("its file is closed; open it again, or call image.load() before closing it")
     position = image.fp.tell()
     image.fp.seek(0)
     try:

@@ -1,5 +1,7 @@
 """Images in memory: Pillow images, NumPy arrays and tensors."""
 
+from collections.abc import Iterable
+
 import numpy as np
 import torch
 from numpy import ndarray
@@ -32,9 +34,13 @@ images, such as list(batch)
         problem = _tensor_problem(image) if isinstance(image, Tensor) else _array_problem(image)
     else:
         received = "None" if image is None else f"an object of type {type(image).__name__}"
-        nested = isinstance(image, list | tuple)
-        problem = "lists cannot be nested" if nested else f"expected {EXPECTED}, or a list of these"
-        problem = "" if isinstance(image, Image.Image) else problem
+        problem = f"expected {EXPECTED}, or a list of these"
+        if isinstance(image, list | tuple):
+            problem = "lists cannot be nested"
+        elif isinstance(image, Iterable) and not isinstance(image, bytes):
+            problem = "pass a list, such as list(images)"
+        if isinstance(image, Image.Image):
+            received, problem = f"a Pillow image of size {image.size}", "" if all(image.size) else "it has no pixels"
     if problem:
         raise DataError(f"{name}: got {received}; {problem}")
 

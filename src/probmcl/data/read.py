@@ -74,7 +74,7 @@ def read(
     5 images: train 3 · val 1 · test 1; 10 classes, 2.4 labels per image
     images without labels: 0; classes without training positives: 3 of 10 (one, four, nine)
     """
-    from probmcl.data.split import TooFewImagesError, make_splits, taken_from_train
+    from probmcl.data.split import NOT_SPLIT, TooFewImagesError, make_splits, taken_from_train
 
     data, root = Path(data), None if images is None else Path(images)
     records = _read(_format(data, options.format), data, options, root, keep, missing)
@@ -83,7 +83,7 @@ def read(
     try:
         divided = make_splits(records, seed=seed)
     except TooFewImagesError:  # only training needs all splits
-        return records.with_note("not split: too few images")
+        return records.with_note(NOT_SPLIT)
     return divided.with_note(taken_from_train(records, divided, seed))
 
 

@@ -18,6 +18,7 @@ from probmcl.errors import DataError, OptionError, counted
 SHARES: Mapping[Split, float] = {"val": 0.1, "test": 0.2}  # of the images in train, unless shares are given
 MIN_FOR_SHARES, HELD_OUT = 50, 5  # with fewer images in train, val and test get this number of images instead
 MIN_TO_SPLIT = 20  # with fewer images in train, scores on five of them would mean nothing
+NOT_SPLIT = "not split: too few images"
 
 Sets = Sequence[Sequence[int]]  # sets of rows that must stay in one split
 
@@ -149,7 +150,11 @@ def with_fold(
     if fold not in fold_of:
         raise ValueError(f"fold {fold} does not exist; expected {min(fold_of)} to {max(fold_of)}")
     split = np.where(fold_of == fold, "test", "train")
-    return make_splits(records.with_split(split), seed=seed, val=val, test=0.0, together=together)
+    try:
+        return make_splits(records.with_split(split), seed=seed, val=val, test=0.0, together=together)
+    except TooFewImagesError as error:
+        error.args = (f"test is fold {fold}, so {error}",)
+        raise
 
 
 def units_of(records: Records, together: Sets) -> Int[ndarray, "N"]:

@@ -12,9 +12,7 @@ from numpy import ndarray
 
 from probmcl.data.formats.table.sheet import Cell, Table, load, only_column
 from probmcl.data.records import SPLITS, Records
-from probmcl.errors import DataError, counted, quoted
-
-LISTED = 5  # number of images that a message names
+from probmcl.errors import LISTED, DataError, counted, listing, quoted
 
 
 def read_splits(records: Records, path: Path, *, left_out: Collection[Path] = ()) -> Records:
@@ -61,9 +59,8 @@ def _cells_of_images(records: Records, path: Path, column: str, left_out: Collec
                 raise DataError(f"{path}: {column} of {name.text!r} is {conflict}; remove one of these rows")
     missing = [str(image) for row, image in enumerate(records.paths) if row not in cells]
     if missing:
-        listed = ", ".join(missing[:LISTED]) + (", …" if missing[LISTED:] else "")
         problem = f"{len(missing):,} of {counted(len(records), 'image')} {'is' if len(missing) == 1 else 'are'} missing"
-        raise DataError(f"{path}: {problem}: {listed}; add a row with the {column} of each")
+        raise DataError(f"{path}: {problem}: {listing(missing, LISTED)}; add a row with the {column} of each")
     return [cells[row] for row in range(len(records))]
 
 

@@ -1,7 +1,7 @@
 """Streams of unlabeled images from files, folders, patterns, lists and memory, decoded by worker processes."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -74,7 +74,7 @@ def decode(
     batch_size: int,
     workers: int | None = None,
     start: str | None = None,
-) -> Iterator[Decoded]:
+) -> Generator[Decoded, None, None]:
     """Decode the images that `find` returns into batches of tensors; the last batch may be smaller.
 
     `workers` is the number of decoding processes (default: `default_workers`); 0 decodes in this process, which always
@@ -88,14 +88,14 @@ def decode(
 
 def decode_files(
     paths: Iterable[Path], preprocessing: Preprocessing, *, batch_size: int, workers: int | None = None
-) -> Iterator[Decoded]:
+) -> Generator[Decoded, None, None]:
     """Decode these files in batches like `decode`, but without expanding folders and lists, which are errors here."""
     return _batches(map(Item, paths), preprocessing, batch_size, workers, None)
 
 
 def _batches(
     items: Iterator[Item], preprocessing: Preprocessing, batch_size: int, workers: int | None, start: str | None
-) -> Iterator[Decoded]:
+) -> Generator[Decoded, None, None]:
     if batch_size < 1:
         raise OptionError("batch_size", batch_size, "must be at least 1")
     if workers is not None and workers < 0:
@@ -113,7 +113,7 @@ def _batches(
     return _start_lazily(loader)
 
 
-def _start_lazily(loader: Iterable[Decoded]) -> Iterator[Decoded]:
+def _start_lazily(loader: Iterable[Decoded]) -> Generator[Decoded, None, None]:
     """Defer the start of the workers until the first batch is requested, and use the cores well until the last one."""
     with kept_memory():
         batches = iter(loader)  # starts the workers, before the process has more threads

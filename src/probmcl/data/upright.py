@@ -37,7 +37,7 @@ def _rgb(image: Image.Image, intensity: IntensityRange | None) -> Image.Image:
 
 def _high_byte(image: Image.Image) -> UInt8[ndarray, "H W"]:
     """Return the high byte. Pillow's conversion clips at 255, which makes most 16-bit images white."""
-    remedy = 'set the gray levels of black and white with `range="LOW,HIGH"`, or use `range="auto"`'
+    remedy = "convert it to 8 bits, or set the option range in training, as in LOW,HIGH"
     if image.mode == "F":
         raise ValueError(f"has floating-point pixels without a fixed range; {remedy}")
     values = np.asarray(image)

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from probmcl.encoders.weights import load, pretrained
-from probmcl.errors import counted, suggestion
+from probmcl.errors import SettingsError, counted, suggestion
 from probmcl.runtime import torchvision_compat  # noqa: F401  # before timm, which imports torchvision
 
 import timm  # isort: skip
@@ -161,15 +161,15 @@ def _configuration(name: str) -> dict[str, Any]:
         cfg = timm.get_pretrained_cfg(name)  # None if timm does not have, or no longer has, this model
     except RuntimeError as error:
         tags = ", ".join(model.partition(".")[2] for model in timm.list_pretrained(architecture))
-        raise ValueError(f"{name}: {error} Available tags: {tags or 'none'}") from error
+        raise SettingsError(f"{name}: {error} Available tags: {tags or 'none'}") from error
     if cfg is None:
-        raise ValueError(f"timm has no model {name!r}; {suggestion(architecture, timm.list_models())}")
+        raise SettingsError(f"timm has no model {name!r}; {suggestion(architecture, timm.list_models())}")
     return vars(cfg)
 
 
 @functools.lru_cache(maxsize=64)
 def _refuse_size(name: str, image_size: int, fixed: bool) -> None:
-    """Raise ValueError if a model does not support an image size; the check runs on the meta device if possible."""
+    """Raise `SettingsError` if a model does not support an image size; it runs on the meta device if possible."""
     size: dict[str, Any] = {"img_size": image_size} if fixed else {}
     problem: Exception | None = None
     for device in ("meta", "cpu"):  # a few models cannot run on the meta device
@@ -180,7 +180,7 @@ def _refuse_size(name: str, image_size: int, fixed: bool) -> None:
             return
         except MODEL_ERRORS as error:
             problem = error
-    raise ValueError(
+    raise SettingsError(
         f"{name} does not support an image size of {image_size} pixels ({problem}); choose another `image_size` "
         "or encoder"
     )

@@ -80,7 +80,7 @@ class Decisions(NamedTuple):
     """Means over classes, entries and images; NaN if nothing is known.
 
     Attributes:
-        macro_f1: mean F1 of the classes with known labels.
+        macro_f1: mean F1 of the classes with a known positive and a known negative.
         micro_f1: F1 of all known entries together.
         sample_f1: mean F1 of the images with known labels.
         hamming_loss: fraction of known entries with a wrong decision.
@@ -118,11 +118,11 @@ def decisions_at(scores: Array, labels: Array, known: Array | None = None, thres
     (0.25, 0.5)
     """
     entries = checked(scores, labels, known)
-    images = _count(entries, threshold, axis=1)
+    classes, images = _count(entries, threshold), _count(entries, threshold, axis=1)
     fully_known = images.known == entries.scores.shape[1]
     micro_f1 = _f1(images.true_positives.sum(), images.wrong.sum())
     return Decisions(
-        macro_f1=_count(entries, threshold).f1.nanmean().item(),
+        macro_f1=classes.f1[classes.is_scored].mean().item(),
         micro_f1=micro_f1.item() if images.known.any() else float("nan"),
         sample_f1=_f1(images.true_positives, images.wrong)[images.known > 0].mean().item(),
         hamming_loss=_rate(images.wrong.sum(), images.known.sum()).item(),

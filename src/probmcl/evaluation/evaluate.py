@@ -7,7 +7,9 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
+from probmcl.data.hierarchy import levels_of, parents_of
 from probmcl.data.loader import Batch
+from probmcl.data.records import Records, Split
 from probmcl.evaluation.decisions import DecisionCounts, decisions_at, precision_recall_f1, rates_at
 from probmcl.evaluation.entries import Array, checked
 from probmcl.evaluation.metrics import area_under_roc, average_precision
@@ -84,6 +86,13 @@ def evaluate(
         **({"levels": _by_level(levels, ap, auroc, counts)} if levels else {}),
         **({"note": note} if note else {}),
     }
+
+
+def evaluate_split(records: Records, split: Split, scores: Float[Tensor, "N C"], note: str = "") -> dict[str, Any]:
+    """Return `evaluate` for the images in a split of the records, including levels if the classes have parents."""
+    space, (labels, known) = records.label_space, records.states.labels_and_known(records.rows(split))
+    levels = () if space.hierarchy is None else levels_of(parents_of(space.names, space.hierarchy)).tolist()
+    return evaluate(scores, labels, known, names=space.names, split=split, note=note, levels=levels)
 
 
 def nan_to_none(x: float | int) -> float | int | None:

@@ -21,6 +21,7 @@ Aggregate = Literal["mean", "max"]
 
 BLANK = "(blank)"  # name used for empty cells
 MAX_VALUES = 200  # columns with more distinct values are rejected
+MAX_UNDEFINED = 0.1  # largest fraction of resamples without a scored class
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,14 +155,15 @@ def with_interval(
 ) -> dict[str, Any]:
     """Return mAP and macro AUROC with 95 % bootstrap intervals, the chance level, and counts of images and classes.
 
-    If there are groups, whole groups are resampled instead of images; see `resamples`. Without draws, and for a single
-    group or image, the intervals are None. `advance` is called with the number of finished classes.
+    If there are groups, whole groups are resampled instead of images; see `resamples`. The intervals are None without
+    draws, and with so few images that more than `MAX_UNDEFINED` of the resamples cannot be scored: the others would be
+    too similar to each other. `advance` is called with the number of finished classes.
 
-    >>> labels = np.array([[1.0], [0.0]])
-    >>> rows = ScoredRows(np.array([[0.9], [0.1]]), labels, labels > -1)
+    >>> labels = np.array([[1.0], [0.0]] * 4)
+    >>> rows = ScoredRows(np.array([[0.9], [0.1]] * 4), labels, labels > -1)
     >>> result = with_interval(rows, draws=100, seed=0)
     >>> result["images"], result["mAP"], result["mAP_interval"]
-    (2, 1.0, [1.0, 1.0])
+    (8, 1.0, [1.0, 1.0])
     """
     entries = (rows.scores, rows.labels, rows.known)
     means = class_means(average_precision(*entries), area_under_roc(*entries), rates_at(*entries))
@@ -223,6 +225,6 @@ def _resample(rows: ScoredRows, draws: int, seed: int, advance: Callable[[int], 
 
 
 def _interval(samples: Float64[ndarray, " B"], estimate: float | None) -> list[float] | None:
-    if estimate is None:
+    if estimate is None or np.isnan(samples).mean() > MAX_UNDEFINED:
         return None
     return [min(max(end, 0.0), 1.0) for end in interval(centered(samples, estimate))]  # ends may be outside [0, 1]

@@ -21,8 +21,8 @@ def average_precision(
         voc11     mean of p̂ at the first point with recall ≥ t / 10, t = 0 … 10, as in PASCAL VOC 2007
 
     Equal scores share one point, so the result does not depend on the order of the images. Entries where `known` is
-    False are ignored. A class without a known positive or without a known negative is not scored: its result is NaN,
-    although any ranking of positives alone has an AP of 1. `.nanmean()` is the mAP.
+    False are ignored. A class without a known positive or without a known negative is not scored: its result is NaN.
+    Without negatives, every ranking would have an AP of 1. `.nanmean()` is the mAP.
 
     Reference: Everingham et al., The PASCAL Visual Object Classes (VOC) Challenge, 2010.
 

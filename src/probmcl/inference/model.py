@@ -1,5 +1,6 @@
 """The model of a run: prediction, embedding and evaluation."""
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, final
@@ -39,8 +40,8 @@ class Model:
     Files are decoded by `workers` processes (None: one per core, up to eight; 0: in this process). On Linux, the script
     does not need `if __name__ == "__main__"`. `batch_size` is the number of images in a forward pass (None: depends on
     the device). During inference, glibc keeps freed memory and idle OpenMP threads sleep sooner in the whole process;
-    both settings end with the call. A call that takes more than a few seconds shows its progress on stderr; the
-    argument `console=Console.quiet()` (from `probmcl.console`) turns this off.
+    both settings end with the call (with the iteration, for `stream`). A call that takes more than a few seconds shows
+    its progress on stderr; the argument `console=Console.quiet()` (from `probmcl.console`) turns this off.
 
     Attributes:
         classifier: the network.
@@ -101,7 +102,7 @@ class Model:
         workers: int | None = None,
     ) -> Iterator[Predictions]:
         """Yield the predictions in blocks, so memory use does not grow with the number of images."""
-        if not 0 <= threshold <= 1:
+        if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
             raise OptionError("threshold", threshold, "must be a probability between 0 and 1")
         parents, size = self._parents(below_parents), self._batch_size(batch_size)
         batches = decode(images, self.preprocessing, batch_size=size, workers=workers)
@@ -119,11 +120,12 @@ class Model:
         """Return the encoder's unnormalized features for each image; an unreadable image is an error."""
         features: list[ndarray] = []
         batches = decode(images, self.preprocessing, batch_size=self._batch_size(batch_size), workers=workers)
-        for batch in _with_progress(batches, "embedding", images, console):
-            if batch.errors:
-                raise ImageError(batch.errors[0].path, f"{batch.errors[0].reason}; repair or remove it")
-            rows = self.classifier.encoder(batch.images.to(self.device, memory_format=torch.channels_last))
-            features.append(np.asarray(rows.float().cpu()))
+        with contextlib.closing(batches):
+            for batch in _with_progress(batches, "embedding", images, console):
+                if batch.errors:
+                    raise ImageError(batch.errors[0].path, f"{batch.errors[0].reason}; repair or remove it")
+                rows = self.classifier.encoder(batch.images.to(self.device, memory_format=torch.channels_last))
+                features.append(np.asarray(rows.float().cpu()))
         return np.concatenate(features)
 
     def evaluate(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,14 +40,6 @@ def write_csv(path: Path, predictions: Predictions, layout: Format = "full") -> 
 def write_json(path: Path, predictions: Predictions) -> None:
     """Write a JSON file, whatever its suffix."""
     _write(path, _write_json, iter([predictions]))
-
-
-def csv_text(predictions: Predictions) -> str:
-    """Return the content of a CSV file in the full format."""
-    text = io.StringIO(newline="")
-    _refuse_ambiguous(predictions.names, "the table")
-    _write_csv(text, predictions, iter([predictions]))
-    return text.getvalue()
 
 
 def short_rows(blocks: Iterable[Predictions]) -> Iterator[list[str]]:
@@ -98,7 +89,8 @@ def _refuse_unknown(layout: str) -> None:
         raise OptionError("format", layout, f"must be {' or '.join(get_args(Format))}")
 
 
-def _refuse_ambiguous(names: Sequence[str], table: Path | str) -> None:
+def refuse_ambiguous(names: Sequence[str], table: Path | str) -> None:
+    """Raise an error if a class has the name of another column."""
     columns = {PATH, ERROR, *(f"{name}{DECISION}" for name in names)}
     ambiguous = [name for name in names if name in columns]
     if ambiguous:
@@ -108,6 +100,8 @@ def _refuse_ambiguous(names: Sequence[str], table: Path | str) -> None:
 
 
 def _refuse_existing(path: Path) -> None:
+    if path.is_dir():
+        raise FileExistsError(f"{path} is a folder; choose the name of a new file")
     if path.exists():
         raise FileExistsError(f"{path} already exists; choose another name or delete it")
     if partial_path(path).exists():
@@ -121,7 +115,9 @@ def _write(
     _refuse_existing(path)
     first = next(blocks)  # an error in the first block leaves no file
     if write is _write_csv:
-        _refuse_ambiguous(first.names, path)
+        refuse_ambiguous(first.names, path)
+    if write is _write_short:
+        label_separator(first.names)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Undecodable bytes in a file name are written unchanged.
     with partial_path(path).open("x", encoding="utf-8", errors="surrogateescape", newline="") as file:
@@ -131,7 +127,7 @@ def _write(
     partial_path(path).replace(path)
 
 
-def _write_csv(file: TextIO | io.StringIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
+def _write_csv(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
     table = csv.writer(file)
     table.writerow([PATH, ERROR, *first.names, *(f"{name}{DECISION}" for name in first.names)])
     for path, error, scores, labels in itertools.chain.from_iterable(map(_rows, blocks)):
@@ -152,7 +148,9 @@ def _write_json(file: TextIO, first: Predictions, blocks: Iterator[Predictions])
     separator = "\n"
     for path, error, scores, labels in itertools.chain.from_iterable(map(_rows, blocks)):
         rounded = [float(f"{score:.{DIGITS}g}") for score in scores]
-        by_name = [None if error else dict(zip(first.names, values, strict=True)) for values in (rounded, labels)]
+        by_name = [
+            None if error is not None else dict(zip(first.names, values, strict=True)) for values in (rounded, labels)
+        ]
         row = {"path": str(path), "error": error, "probabilities": by_name[0], "decisions": by_name[1]}
         file.write(separator + json.dumps(row))
         separator = ",\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,6 +79,10 @@ class Predictions:
     @overload
     def __getitem__(self, rows: Rows) -> Predictions: ...
     def __getitem__(self, rows: int | np.int64 | Rows) -> Prediction | Predictions:
+        if rows is None or isinstance(rows, bool | str):
+            raise TypeError(f"predictions[{rows!r}]: expected a position, a slice, a list of positions, or a mask")
+        if isinstance(rows, tuple):
+            rows = list(rows)
         if isinstance(rows, np.ma.MaskedArray):
             rows = rows.filled(False)  # a mask made from `labels` does not select unreadable images
         positions = np.arange(len(self))[rows if isinstance(rows, slice) or np.size(rows) else slice(0)]
@@ -143,10 +146,19 @@ class Predictions:
         prediction_files.write_json(Path(path), self)
 
     def to_pandas(self) -> Any:
-        """Return a pandas DataFrame with the columns and values of the CSV file; requires pandas."""
+        """Return a pandas DataFrame with the columns of the CSV file; requires pandas.
+
+        Decisions are True, False, or missing for an unreadable image.
+        """
         try:
             import pandas as pd
         except ImportError as error:
             raise ProbmclError("to_pandas requires pandas; run pip install 'probmcl[pandas]'") from error
-        content = prediction_files.csv_text(self).encode(errors="surrogateescape")
-        return pd.read_csv(io.BytesIO(content), encoding_errors="backslashreplace")
+        prediction_files.refuse_ambiguous(self.names, "the table")
+        columns: dict[str, Any] = {prediction_files.PATH: list(map(str, self.paths))}
+        columns[prediction_files.ERROR] = list(self.reasons)
+        columns |= dict(zip(self.names, self.scores.T, strict=True))
+        for name, decisions in zip(self.names, self.labels.T, strict=True):
+            mask = np.ma.getmaskarray(decisions)
+            columns[f"{name}{prediction_files.DECISION}"] = pd.arrays.BooleanArray(decisions.data.copy(), mask.copy())
+        return pd.DataFrame(columns)

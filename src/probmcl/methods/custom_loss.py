@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from probmcl.errors import SettingsError
 from probmcl.methods.base import Known, Labels, LinearClassifier, Logits, Method
 from probmcl.methods.contrast import ProjectedContrast, label_overlap, self_columns
 
@@ -85,7 +86,7 @@ def custom_loss(path: str) -> type[Method]:
     file, _, name = path.partition(":")
     function = getattr(_module(Path(file)), name, None)
     if not inspect.isfunction(function):
-        raise ValueError(f"{file}: function {name!r} does not exist; expected {FORMS}")
+        raise SettingsError(f"{file}: function {name!r} does not exist; expected {FORMS}")
     base = _base(function, path)
 
     @final
@@ -103,7 +104,7 @@ def _base(function: Loss, path: str) -> type[Any]:
         return CustomLoss
     if arguments[:2] == ["similarity", "overlap"]:
         return CustomContrast
-    raise ValueError(f"{path}: expected {FORMS}, got arguments ({', '.join(arguments)})")
+    raise SettingsError(f"{path}: expected {FORMS}, got arguments ({', '.join(arguments)})")
 
 
 def _module(path: Path) -> ModuleType:
@@ -112,7 +113,7 @@ def _module(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     if not path.is_file():
-        raise ValueError(f"{path}: the file does not exist; expected FILE.py:FUNCTION")
+        raise SettingsError(f"{path}: the file does not exist; expected FILE.py:FUNCTION")
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -124,7 +125,7 @@ def _module(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise ValueError(f"{path}: the file cannot be loaded: {type(error).__name__}: {error}") from error
+        raise SettingsError(f"{path}: the file cannot be loaded: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(path.resolve().parent))
     return module

@@ -24,7 +24,7 @@ def decision_rules(result: Mapping[str, Any]) -> Table:
     decisions = {f"probability > {threshold}": numbers for threshold, numbers in result["at"].items()}
     decisions["… > 0.5, top 3"] = result["top3"]
     rows = [[name, *map(percent, numbers.values())] for name, numbers in decisions.items()]
-    return _table("", ("decision rule", "CP", "CR", "CF1", "OP", "OR", "OF1"), rows, LEGEND)
+    return _table("", ("decision rule", "CP", "CR", "CF1", "OP", "OR", "OF1"), rows)
 
 
 def by_class(result: Mapping[str, Any]) -> Table:
@@ -58,14 +58,14 @@ def by_value(result: Mapping[str, Any]) -> Table:
     return replace(_table(title, headers, rows), framed=False)  # nine columns fit on a terminal without a frame
 
 
-def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]], caption: str = "") -> Table:
+def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     first, *numbers = headers
-    return Table(title, [Column.of_names(first), *map(Column, numbers)], rows, caption, framed=True)
+    return Table(title, [Column.of_names(first), *map(Column, numbers)], rows, framed=True)
 
 
 def lines(result: Mapping[str, Any]) -> list[str]:
     """Return the lines below the tables: notes, scores over all classes, levels, and classes that are not scored."""
-    texts = [*(f"note: {note}" for note in _notes(result)), decisions_line(result)]
+    texts = [LEGEND, *(f"note: {note}" for note in _notes(result)), decisions_line(result)]
     if result.get("mAP_interval") is not None:
         resamples = counted(result["draws"], "resample")
         texts.append(f"intervals: 95 %, bootstrap with {resamples} of {result['resampled']}")
@@ -96,9 +96,12 @@ def decisions_line(result: Mapping[str, Any]) -> str:
 
 def _notes(result: Mapping[str, Any]) -> list[str]:
     notes = [result["note"]] if "note" in result else []
-    if all_positive := result["classes_without_negatives"]:
-        classes = counted(len(all_positive), "class", "classes")
-        notes.append(f"not scored: {classes} without a known negative ({_first(all_positive)})")
+    unscored = {"negative": result["classes_without_negatives"]}
+    unscored["positive"] = [name for name, rates in result["per_class"].items() if not rates["positives"]]
+    for kind, names in unscored.items():
+        if names:
+            classes = counted(len(names), "class", "classes")
+            notes.append(f"not scored: {classes} without a known {kind} ({_first(names)})")
     skipped = [f"{image['path']} ({image['reason']})" for image in result.get("skipped", ())]
     if skipped:
         notes.append(f"skipped {counted(len(skipped), 'unreadable image')}: {_first(skipped)}")

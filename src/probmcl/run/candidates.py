@@ -10,12 +10,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from probmcl.data.hierarchy import levels_of, parents_of
 from probmcl.data.records import Split
 from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.errors import RunWarning
 from probmcl.evaluation.bootstrap import affordable_draws
-from probmcl.evaluation.evaluate import evaluate, predict
+from probmcl.evaluation.evaluate import evaluate_split, predict
 from probmcl.evaluation.groups import ScoredRows, with_interval
 from probmcl.evaluation.retrieval import retrieval
 from probmcl.files import load_tensors, save_tensors
@@ -127,7 +126,7 @@ class _JobTraining:
         name, settings = self.job.method, self.job.settings
         if isinstance(method, CustomLoss):  # saved as a plain linear layer: loading a run must not need the loss file
             name, settings = "probe", ProbeConfig()
-        state, result = w.backbone.full_state(method), _evaluate(w, "val", scores, method.note)
+        state, result = w.backbone.full_state(method), evaluate_split(w.records, "val", scores, method.note)
         return Candidate(identity, name, settings, state, {"val": scores}, result, seconds)
 
     def probe(self, identity: CandidateId, seconds: float) -> Candidate:
@@ -170,7 +169,7 @@ def _fit_probe(
         scores = fitted.probe.logits(val.features[0]).sigmoid()
     probe = fitted.probe.on(copy.deepcopy(part), w.records.label_space)  # a copy, since a probe freezes its encoder
     seconds += time.perf_counter() - started
-    parameters, result = w.backbone.full_state(probe), _evaluate(w, "val", scores, note)
+    parameters, result = w.backbone.full_state(probe), evaluate_split(w.records, "val", scores, note)
     return Candidate(
         identity, "probe", probe.config, parameters, {"val": scores}, result, seconds, fit_seconds, fitted.weight_decay
     )
@@ -189,7 +188,7 @@ def evaluate_on_test(workspace: Workspace, candidate: Candidate) -> Candidate:
         retrieved = retrieval(features, *labels_of(w.records, "test"))
     else:
         scores = _predict(w, title, classifier, "test")
-    test = _evaluate(w, "test", scores, candidate.note)
+    test = evaluate_split(w.records, "test", scores, candidate.note)
     return replace(candidate, scores={**candidate.scores, "test": scores}, test=test, retrieval=retrieved)
 
 
@@ -209,9 +208,3 @@ def _predict(workspace: Workspace, title: str, classifier: Classifier, split: Sp
     batches: Any = workspace.batches.plain(split)
     with workspace.console.progress(title, len(batches)) as bar:
         return predict(classifier, batches, device=workspace.settings.device, done=bar.advance)
-
-
-def _evaluate(workspace: Workspace, split: Split, scores: Float[Tensor, "N C"], note: str) -> dict[str, Any]:
-    space, labels = workspace.records.label_space, labels_of(workspace.records, split)
-    levels = () if space.hierarchy is None else levels_of(parents_of(space.names, space.hierarchy)).tolist()
-    return evaluate(scores, *labels, names=space.names, split=split, note=note, levels=levels)

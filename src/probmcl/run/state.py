@@ -8,7 +8,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +25,7 @@ from probmcl.data.labels import State
 from probmcl.data.options import DataSource, ReadOptions
 from probmcl.data.records import Records, Split
 from probmcl.errors import RunWarning
+from probmcl.evaluation.evaluate import evaluate_split
 from probmcl.files import load_tensors, read_json, save_tensors, write_json
 from probmcl.headline import headline
 from probmcl.run.budget import Plan
@@ -126,10 +127,17 @@ class RunState:
         """Load all candidates of an interrupted run so that the best of them remains the saved model."""
         for identity in identities:
             if f"{identity.key}.safetensors" in self.completed:
-                self.candidates[identity] = load_candidate(self.folder, identity)
+                self.candidates[identity] = self._with_chance(load_candidate(self.folder, identity))
                 self._print_candidate(self.candidates[identity], "; already done")
         if self.candidates:
             self.publish_best()
+
+    def _with_chance(self, candidate: Candidate) -> Candidate:
+        """Evaluate a candidate of version 0.1 again, which scored classes without negatives."""
+        if "chance" in candidate.validation:
+            return candidate
+        result = evaluate_split(self.records, "val", candidate.scores["val"], candidate.note)
+        return replace(candidate, validation=result)
 
     def gain(self, candidate: Candidate) -> Gain | None:
         """Return the gain of a candidate over the frozen probe on validation; None for the probe itself."""
@@ -137,9 +145,8 @@ class RunState:
         return None if frozen is None or candidate.id == FROZEN_PROBE else self.gains.gain(candidate, frozen)
 
     def _print_candidate(self, candidate: Candidate, status: str) -> None:
-        gain = self.gain(candidate)
-        compared = "" if gain is None else f", {gain}"
-        self.console.print(f"{candidate.name}: val {headline(candidate.validation)}{compared}{status}")
+        scores = headline(candidate.validation, gain=str(self.gain(candidate) or ""))
+        self.console.print(f"{candidate.name}: val {scores}{status}")
         self.print_notes(candidate)
 
     def best(self) -> Candidate:

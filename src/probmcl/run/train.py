@@ -107,7 +107,7 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: C
     for message in plan.messages:
         state.console.print(message)
     if plan.epochs:
-        state.console.print("own head: its classifier; re-probed: a linear probe on its encoder; +/−: gain")
+        state.console.print("own head: its own classifier; re-probed: a new probe; +/−: over the frozen probe")
     for job in plan.jobs(workspace.settings.jobs):
         train_job(state, workspace, job)
 
@@ -116,8 +116,7 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: C
         state.candidates[identity] = evaluate_on_test(workspace, state.candidates[identity])
     kept = state.candidates[state.best().id] = add_test_intervals(workspace, state.best())
     _write_results(state, tested)
-    warning = chance_warning(kept.test or {})
-    state.log.warnings += [RunWarning("chance", warning)] * bool(warning)
+    _warn_about_chance(state, kept)
     state.record("finished")
     barrier()
     state.tidy_up()
@@ -219,6 +218,13 @@ def _write_results(state: RunState, tested: Sequence[CandidateId]) -> None:
                 write_json(folder / run_folder.RETRIEVAL, candidate.retrieval)
 
 
+def _warn_about_chance(state: RunState, kept: Candidate) -> None:
+    """Store a warning if the kept model is not clearly better than chance; it replaces that of an interrupted run."""
+    warnings_of_run, message = state.log.warnings, chance_warning(kept.test or {})
+    warnings_of_run[:] = [warning for warning in warnings_of_run if warning.kind != "chance"]
+    warnings_of_run += [RunWarning("chance", message)] if message else []
+
+
 def _print_summary(state: RunState) -> None:
     kept, console = state.best(), state.console
     others = sorted((c for c in state.candidates.values() if c is not kept), key=lambda c: -c.validation_map)
@@ -229,6 +235,3 @@ def _print_summary(state: RunState) -> None:
     console.print(f"kept: {kept.name}{noise}; test {scores}{compared}")
     state.print_notes(kept, *others)
     console.print(f"finished in {rough_duration(state.seconds())}; all files are in {state.folder.path}")
-    for warning in state.log.warnings:
-        if warning.kind == "chance":
-            console.print_last(f"warning: {warning.message}")

@@ -106,13 +106,26 @@ def keep_freed_memory() -> bool:
     By default, glibc returns large blocks immediately, and the OS zeroes every page before handing it out again. This
     took half the CPU time of a forward pass and a quarter of the CPU time of a training step. Keeping the memory raises
     peak usage by a fifth. The setting affects the whole process, so the library keeps memory only during
-    inference (`kept_memory`).
+    inference (`kept_memory`). It is not changed if the user has configured the allocator by environment variables.
     """
-    return _mallopt({TRIM_THRESHOLD: 2**31 - 1, MMAP_MAX: 0})
+    with KEEPERS.lock:
+        kept = _mallopt({TRIM_THRESHOLD: 2**31 - 1, MMAP_MAX: 0})
+        KEEPERS.count += kept
+        return kept
+
+
+class _Keepers:
+    """The number of callers that want freed memory to be kept. It is global, like the allocator."""
+
+    def __init__(self) -> None:
+        self.lock, self.count = threading.Lock(), 0
+
+
+KEEPERS = _Keepers()
 
 
 def _mallopt(parameters: Mapping[int, int]) -> bool:
-    if sys.platform != "linux":
+    if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # other C libraries, such as musl, do not have it
     return mallopt is not None and all(mallopt(*parameter) for parameter in parameters.items())
@@ -120,7 +133,7 @@ def _mallopt(parameters: Mapping[int, int]) -> bool:
 
 @contextmanager
 def kept_memory() -> Iterator[None]:
-    """Keep freed memory within the context, and return it to the OS at the end.
+    """Keep freed memory within the context, and return it to the OS at the end of the last such context.
 
     glibc's settings cannot be read, so they cannot be restored exactly. They are set to the state that glibc adapts to
     in any program that frees large blocks.
@@ -129,9 +142,11 @@ def kept_memory() -> Iterator[None]:
     try:
         yield
     finally:
-        if kept:
-            _mallopt(GLIBC_STATE)
-            ctypes.CDLL(None).malloc_trim(0)
+        with KEEPERS.lock:
+            KEEPERS.count -= kept
+            if kept and KEEPERS.count == 0:
+                _mallopt(GLIBC_STATE)
+                ctypes.CDLL(None).malloc_trim(0)
 
 
 @contextmanager
@@ -147,8 +162,10 @@ def short_spinning() -> Iterator[None]:
     started, finished = threading.Event(), threading.Event()
 
     def hold_pool() -> None:
-        torch.zeros(2**17).add_(1)  # large enough to be computed by all threads
-        started.set()
+        try:
+            torch.zeros(2**17).add_(1)  # large enough to be computed by all threads
+        finally:
+            started.set()
         finished.wait()
 
     thread = threading.Thread(target=hold_pool, daemon=True)

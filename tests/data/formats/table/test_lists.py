@@ -197,6 +197,13 @@ def test_unknown_labels_are_separated_by_commas(write: Write, unknown: str) -> N
     assert read_table(table, ReadOptions(unknown_label=(unknown,))).label_space.names == ("cat", "dog")
 
 
+@pytest.mark.parametrize("cell", ["cat,todo,skip", "cat,skip,todo"])
+def test_unknown_labels_may_be_listed_in_any_order(write: Write, cell: str) -> None:
+    table = write(f'file,tags\n1.jpg,"{cell}"\n2.jpg,"cat,dog"\n3.jpg,dog\n')
+    records = read_table(table, ReadOptions(unknown_label=("todo,skip",)))
+    assert records.label_space.names == ("cat", "dog")
+
+
 def test_unknown_label_in_lists_with_two_possible_separators(write: Write) -> None:
     table = write("file,tags\n1.jpg,A|B;cat\n2.jpg,cat;todo\n3.jpg,A|B\n4.jpg,cat\n")
     records = read_table(table, ReadOptions(unknown_label=("todo",)))

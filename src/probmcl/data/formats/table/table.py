@@ -16,7 +16,7 @@ from numpy import ndarray
 from probmcl.data.formats.annotations import json_format
 from probmcl.data.formats.table.columns import Columns, find_columns, has_path_name
 from probmcl.data.formats.table.entries import Entries, Images, read_entries
-from probmcl.data.formats.table.lists import CLASSES, read_classes
+from probmcl.data.formats.table.lists import CLASSES, SEPARATORS, read_classes
 from probmcl.data.formats.table.paths import EXCEL_CELL, FileIndex, find_images, find_index
 from probmcl.data.formats.table.sheet import EXCEL_ROWS, SUFFIXES, Table, load
 from probmcl.data.hierarchy import parents_of, read_hierarchy
@@ -79,9 +79,16 @@ def read_loaded(
 ) -> Records:
     """Return the records of a loaded table. A question is asked only if its readings give different labels."""
     ignored = split_at_commas(options.ignore, table.columns.__contains__)
-    unknown = split_at_commas(options.unknown_label, lambda text: any(text in cell for cell in chain(*table.data)))
+    unknown = split_at_commas(options.unknown_label, lambda text: any(_has(cell, text) for cell in chain(*table.data)))
     options = replace(options, ignore=ignored, unknown_label=unknown)
     return answered(lambda options: _records(table, index, options, keep, missing), options)
+
+
+def _has(cell: str, label: str) -> bool:
+    """Return whether a cell is a label, or a list with that label."""
+    return label in cell and any(
+        label in map(str.strip, cell.split(separator)) for separator in ("\n", " ", *SEPARATORS)
+    )
 
 
 def _records(table: Table, index: FileIndex, options: ReadOptions, keep: Sequence[str], missing: Missing) -> Records:
