@@ -306,7 +306,7 @@ def test_only_slow_calls_show_progress(tmp_path: Path, model: Model, records: Re
 
 def test_typical_mistakes_have_messages(model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as outside the tests
-    with pytest.raises(OptionError, match='`threshold="0.5"` must be a probability'):
+    with pytest.raises(OptionError, match=r'`threshold="0.5"` must be a probability'):
         model.predict("a.jpg", threshold="0.5")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="an empty path was given"):
         model.predict("")
