@@ -81,16 +81,16 @@ class ProbeSettings:
                 f"between 0 and views, and weight_decays={self.weight_decays} must not be empty"
             )
         for weight_decay in self.weight_decays:
-            self.training(weight_decay)  # raises an error if a value is out of range
+            replace(self.training(), weight_decay=weight_decay)  # raises an error if a value is out of range
 
     def steps(self, images: int) -> int:
-        """Return the total number of steps in all fits, given the number of training images."""
-        return len(self.weight_decays) * self.epochs * (images // min(self.batch_size, images))
+        """Return the number of steps, given the number of training images. All weight decays are fitted together."""
+        return self.epochs * (images // min(self.batch_size, images))
 
-    def training(self, weight_decay: float) -> Training:
-        """Return the training settings of the fit with this weight decay."""
+    def training(self) -> Training:
+        """Return the training settings, without the weight decays."""
         fit = Training(epochs=self.epochs, batch_size=self.batch_size, learning_rate=self.learning_rate)
-        return replace(fit, weight_decay=weight_decay, decay="decoupled")
+        return replace(fit, weight_decay=0.0, decay="decoupled")
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,6 @@
+from dataclasses import replace
+from typing import Literal
+
 import pytest
 import torch
 from sklearn.metrics import average_precision_score
@@ -6,9 +9,11 @@ from helpers.images import label_space
 from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.losses import asymmetric, binary_cross_entropy
 from probmcl.methods.probe import Config, Probe
-from probmcl.run.probe import LabeledFeatures, fit_probe, validation_map
+from probmcl.run.probe import LabeledFeatures, fit_grid, fit_probe, validation_map
 from probmcl.settings import ProbeSettings
-from probmcl.training import Callback
+from probmcl.training import fit
+from probmcl.training.features import FeatureBatches
+from probmcl.training.fit import StepEvent
 
 
 def labeled(images: int, *, seed: int, views: int = 1) -> LabeledFeatures:
@@ -61,20 +66,30 @@ def test_loss_setting(name: str, loss: object) -> None:
 def test_chooses_the_weight_decay_with_the_best_validation_map() -> None:
     train, validation = labeled(200, seed=0, views=2), labeled(100, seed=1)
     settings = ProbeSettings(weight_decays=(0.1, 10.0, 1e5), epochs=20)
-    used_decays: list[float] = []
-
-    def callbacks(weight_decay: float) -> list[Callback]:
-        used_decays.append(weight_decay)
-        return []
-
-    fitted = fit_probe(train, validation, label_space(), settings, callbacks=callbacks)
+    events: list[StepEvent] = []
+    fitted = fit_probe(train, validation, label_space(), settings, callbacks=[events.append])
     map_by_decay = {
         d: fit_probe(train, validation, label_space(), ProbeSettings(weight_decays=(d,), epochs=20)).validation
         for d in settings.weight_decays
     }
-    assert used_decays == [0.1, 10.0, 1e5]
+    assert len(events) == settings.steps(200)
     assert fitted.validation == max(map_by_decay.values()) == map_by_decay[fitted.weight_decay]
     assert map_by_decay[1e5] < map_by_decay[0.1]
+
+
+@pytest.mark.parametrize("loss", ["asl", "bce"])
+def test_probes_fitted_together_equal_probes_fitted_alone(loss: Literal["asl", "bce"]) -> None:
+    """The reference is a probe that is trained alone by AdamW, on the same batches."""
+    train = labeled(120, seed=0, views=2)
+    train.known[torch.rand(120, 3, generator=torch.Generator().manual_seed(1)) < 0.2] = False
+    settings = ProbeSettings(weight_decays=(0.1, 10.0, 300.0), epochs=5, batch_size=32, loss=loss)
+    for decay, together in fit_grid(train, label_space(), settings).items():
+        alone = Probe(PrecomputedFeatures(10), label_space(), Config(loss=loss))
+        alone.standardize(train.features.flatten(0, 1))
+        batches = FeatureBatches(*train[:3], batch_size=32, epochs=5, seed=0)
+        fit(alone, batches, replace(settings.training(), weight_decay=decay))
+        expected = alone.logits(train.features[0])
+        torch.testing.assert_close(together.logits(train.features[0]), expected, atol=1e-5, rtol=0)
 
 
 def test_validation_map_uses_the_first_view() -> None:

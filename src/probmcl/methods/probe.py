@@ -1,5 +1,6 @@
 """The linear probe: the second stage of ProbMCL, and the baseline that every trained method is compared with."""
 
+import copy
 from dataclasses import dataclass
 from typing import Literal, final
 
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder
 from probmcl.losses import asymmetric, binary_cross_entropy
-from probmcl.methods.base import Known, Labels, LinearClassifier, Logits, Origin
+from probmcl.methods.base import Known, Labels, LinearClassifier, Logits, Method, Origin, Step, Views, rescale_for_ddp
 
 
 @dataclass(frozen=True)
@@ -79,3 +80,37 @@ class Probe(LinearClassifier):
         folded.linear.weight.copy_(self.linear.weight / self.scale)
         folded.linear.bias.copy_(self.linear.bias - folded.linear.weight @ self.shift)
         return folded
+
+
+@final
+class ProbeGrid(Method):
+    """K probes on the same features, trained together in one matrix product, for example with different weight decays.
+
+    The loss is the sum of their losses, and Adam treats every weight by itself. So each probe takes the same steps as
+    if it were trained alone.
+    """
+
+    n_views = 1
+    presets = Probe.presets
+
+    def __init__(self, probe: Probe, count: int) -> None:
+        super().__init__()
+        self.probe, self.encoder = probe.requires_grad_(False), probe.encoder
+        self.weight = nn.Parameter(probe.linear.weight.detach().repeat(count, 1, 1))  # (K, C, D)
+        self.bias = nn.Parameter(probe.linear.bias.detach().repeat(count, 1))  # (K, C)
+
+    def forward(self, views: Views, labels: Labels, known: Known = None) -> Step:
+        """Return the sum of the losses of all probes."""
+        count, features = len(self.weight), (views.flatten(0, 1) - self.probe.shift) / self.probe.scale
+        logits = nn.functional.linear(features, self.weight.flatten(0, 1), self.bias.flatten())  # (N, K C)
+        known = None if known is None else known.repeat(1, count)
+        loss = count * self.probe.loss(logits, labels.repeat(1, count), known)
+        return Step(rescale_for_ddp(loss, self.probe.reduction, known), {})
+
+    @torch.no_grad()
+    def member(self, index: int) -> Probe:
+        """Return one of the probes."""
+        probe = copy.deepcopy(self.probe)
+        probe.linear.weight.copy_(self.weight[index])
+        probe.linear.bias.copy_(self.bias[index])
+        return probe

@@ -156,11 +156,7 @@ def _fit_probe(
     train = LabeledFeatures(features["train"], *targets_of(w.records, "train"), weights_of(w.records, "train"))
     val = LabeledFeatures(features["val"], *labels_of(w.records, "val"))
     with w.console.progress(f"fitting {identity.name}", s.probe.steps(len(train.labels))) as bar:
-
-        def callbacks(weight_decay: float) -> list[Callback]:
-            stage = f"{identity.name}, weight decay {weight_decay:g}"
-            return [state.log.stage(stage), bar] if is_main_process() else []
-
+        callbacks: list[Callback] = [state.log.stage(identity.name), bar] if is_main_process() else []
         state.seed_phase(identity.random_stream)
         fit_started = time.perf_counter()
         fitted = fit_probe(train, val, w.records.label_space, s.probe, seed=s.seed, callbacks=callbacks)

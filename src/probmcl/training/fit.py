@@ -137,6 +137,7 @@ def fit(
     device: torch.device | str = "cpu",
     callbacks: Sequence[Callback] = (),
     checkpoint: Checkpoint | None = None,
+    make_optimizer: Callable[[Method, Training], Optimizer] = build_optimizer,
 ) -> None:
     """Train a method in place. Afterward, it is in eval mode with its EMA weights.
 
@@ -146,7 +147,7 @@ def fit(
     """
     device = torch.device(device)
     method.to(device).train()
-    state = _initial_state(method, training, device, steps=len(batches))
+    state = _initial_state(method, training, device, make_optimizer(method, training), steps=len(batches))
     done = checkpoint.restore(state) if checkpoint else 0
     model, half = DistributedDataParallel(method) if world_size() > 1 else method, _half_dtype(device, training)
     try:
@@ -174,8 +175,9 @@ def fit(
             gc.collect()  # a DistributedDataParallel that outlives its process group can crash the exiting process
 
 
-def _initial_state(method: Method, training: Training, device: torch.device, *, steps: int) -> TrainingState:
-    optimizer = build_optimizer(method, training)
+def _initial_state(
+    method: Method, training: Training, device: torch.device, optimizer: Optimizer, *, steps: int
+) -> TrainingState:
     schedule = one_cycle(optimizer, steps, training.warmup)
     scaler = torch.amp.GradScaler(device.type, enabled=_half_dtype(device, training) is torch.float16)
     return TrainingState(method, optimizer, schedule, EMA(method, training.ema), scaler)
