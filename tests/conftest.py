@@ -11,6 +11,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # missing weights fail immediately, without 
 os.environ["OMP_NUM_THREADS"] = os.environ.get("PROBMCL_TEST_THREADS", "1")  # also applies to child processes
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
+import jaxtyping
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -41,6 +42,12 @@ def _seeded() -> None:
 def _empty_cache() -> None:
     """Make the images that a test decodes independent of the tests that ran before."""
     Path(CACHE.name, "probmcl", "duplicates.sqlite").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def without_type_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Turn off the run-time type checks of HOOK=1, which users do not have, to test other types."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture(scope="session")

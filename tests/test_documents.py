@@ -111,6 +111,7 @@ def run_in_process(command: Sequence[str], folder: Path) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page in PAGES if "<!-- run -->" in read(page)], ids=lambda page: page.name)
+@pytest.mark.usefixtures("without_type_checks")
 def test_blocks_show_the_present_output(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     for block, text in console_blocks.run_page(read(page), run_in_process):

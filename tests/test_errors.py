@@ -51,6 +51,7 @@ def test_a_call_can_be_copied_in_python_and_in_the_shell(folder: str) -> None:
     assert shlex.split(spell_options(message)) == ["probmcl", "train", "--resume", folder]
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_a_question_shows_the_options_that_answer_it() -> None:
     text = str(Question("which?", [Reading("a list", {"separator": ";", "ignore": "note 1"})]))
     options = text.partition("read=")[2]
@@ -58,6 +59,7 @@ def test_a_question_shows_the_options_that_answer_it() -> None:
     assert answer == ReadOptions(separator=";", ignore=("note 1",))
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_several_values_may_be_a_string_or_a_list() -> None:
     assert ReadOptions(ignore="site").ignore == ("site",)  # type: ignore[arg-type]
     assert ReadOptions(ignore=["site", "date"]).ignore == ("site", "date")  # type: ignore[arg-type]

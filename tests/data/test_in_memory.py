@@ -149,7 +149,7 @@ def test_other_objects_are_an_error_before_anything_is_decoded(
 
 def test_iterator_of_images_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as outside the tests
-    with pytest.raises(DataError, match=r"type generator.*or a list of these"):
+    with pytest.raises(DataError, match=r"type generator; pass a list, such as list\(images\)"):
         find(path for path in ["a.jpg"])  # type: ignore[arg-type]
 
 

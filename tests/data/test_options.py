@@ -64,6 +64,7 @@ def test_only_options_that_are_set_change_a_source() -> None:
     assert changed.options == ReadOptions(group="patient", none_label="", ignore=("age",))
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_split_file_may_be_a_string(tmp_path: Path) -> None:
     (tmp_path / "split.csv").touch()
     assert DataChecks(split_file=str(tmp_path / "split.csv")).split_file == tmp_path / "split.csv"  # type: ignore[arg-type]

@@ -108,7 +108,7 @@ FILES = [
     File("bomb.png", lambda path: path.write_bytes(png_with_declared_size(20_000, 20_000)), "decodes to more than"),
     File("large.png", lambda path: path.write_bytes(png_with_declared_size(12_000, 12_000)), "decodes to more than"),
     File("bomb.jpg", lambda path: jpeg_with_declared_size(path, 20_000, 20_000), "decodes to more than"),
-    File("float.tif", lambda path: Image.new("F", (4, 4), 0.5).save(path), '`range="LOW,HIGH"`'),
+    File("float.tif", lambda path: Image.new("F", (4, 4), 0.5).save(path), "set the option range in training"),
     File("png.jpg", lambda path: plain().save(path, "PNG"), RED),
     File("jpg.png", lambda path: plain().save(path, "JPEG"), RED),
     File("no suffix", lambda path: plain().save(path, "BMP"), RED),

@@ -304,8 +304,8 @@ def test_only_slow_calls_show_progress(tmp_path: Path, model: Model, records: Re
         assert [f"  {stage}: " in file.getvalue() for stage in ("predicting", "embedding", "scoring")] == [shown] * 3
 
 
-def test_typical_mistakes_have_messages(model: Model, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # as outside the tests
+@pytest.mark.usefixtures("without_type_checks")
+def test_typical_mistakes_have_messages(model: Model, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=r'`threshold="0.5"` must be a probability'):
         model.predict("a.jpg", threshold="0.5")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="an empty path was given"):

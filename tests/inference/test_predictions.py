@@ -278,6 +278,7 @@ def test_html_is_escaped_and_short() -> None:
     assert html.count("color: white") == assigned
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_a_tuple_selects_several_images_and_other_objects_are_refused() -> None:
     predictions = block("a.jpg", "b.jpg", "c.jpg")
     assert [image.path.name for image in predictions[(2, 0)]] == ["c.jpg", "a.jpg"]
