@@ -115,18 +115,14 @@ def train(
         if resume is not None:
             _refuse_with_resume(options, read, checks, allowed=("device", "workers", "loss"))
             run = _resume_run(Path(resume), loss, _drop_none({"device": device, "workers": workers}), console)
-            return _with_last_line(run, console)
-        if data is None:
+        elif data is None:
             raise _missing_data("train")
-        return _with_last_line(_start_run(options, read, checks, console), console)
-
-
-def _with_last_line(run: Run, console: Console) -> Run:
-    """Print the warning about a model that is not clearly better than chance as the last line."""
-    for warning in run.warnings:
-        if warning.kind == "chance":
-            console.print_last(f"warning: {warning.message}")
-    return run
+        else:
+            run = _start_run(options, read, checks, console)
+        for warning in run.warnings:
+            if warning.kind == "chance":
+                console.print_last(f"warning: {warning.message}")
+        return run
 
 
 def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console: Console) -> Run:

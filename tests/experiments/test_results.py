@@ -54,4 +54,7 @@ def test_error_names_the_file_and_the_line(tmp_path: Path) -> None:
 def test_a_comparison_prints_a_line_per_row() -> None:
     lines = repr(made_comparison(made_frozen(0.7912), made_best("asl"))).splitlines()
     assert lines[0].startswith("Comparison(voc, test split: 4,952 images, 20 classes, chance mAP 7.1")
-    assert lines[1:] == ["  frozen probe: mAP 79.1 [77.9, 80.2]", "  asl, own head: mAP 82.0 [80.8, 83.1]"]
+    assert lines[1:] == [
+        "  frozen probe: mAP 79.1 [77.9, 80.2], AUROC 94.1",
+        "  asl, own head: mAP 82.0 [80.8, 83.1], AUROC 97.0",
+    ]

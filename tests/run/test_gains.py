@@ -75,6 +75,16 @@ def test_groups_are_resampled_as_a_whole() -> None:
     assert str(gain) == "+0.0"
 
 
+def test_few_images_have_a_gain_without_an_interval() -> None:
+    labels = np.array([[1, 0], [0, 1], [0, 0]], dtype=np.float32)
+    records = Records.from_labels(NAMES, [Path(name) for name in "abc"], ["val"] * 3, labels)
+    better, frozen = candidate(records, labels + 0.0, "bce"), candidate(records, 1.0 - labels)
+    gain = ValidationGains(records).gain(better, frozen)
+    assert gain is not None
+    assert (gain.mean, gain.interval) == (pytest.approx(1 - 1 / 3), None)
+    assert gain.is_noise
+
+
 def test_there_is_no_gain_without_a_validation_map() -> None:
     records = random_records()
     present = Records.from_labels(NAMES, records.paths, records.split, np.ones_like(records.labels))

@@ -17,6 +17,9 @@ MAX_WEIGHTS = 2**26
 DRAWS, MIN_DRAWS, MAX_RESAMPLED = 1000, 200, 2 * 10**8
 """Most and fewest resamples of a training run, and the number of entries to resample, which takes a few seconds."""
 
+MAX_UNDEFINED = 0.1
+"""Largest fraction of resamples without a scored class for which an interval is reported."""
+
 
 def affordable_draws(images: int, classes: int) -> int:
     """Return the number of resamples for a training run, in which the user does not choose it.
@@ -183,6 +186,16 @@ def interval(samples: Float[np.ndarray, " B"], level: float = 0.95) -> tuple[flo
         return np.nan, np.nan
     low, high = np.quantile(kept, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def reliable_interval(samples: Float[np.ndarray, " B"]) -> tuple[float, float] | None:
+    """Return the 95 % `interval`, or None if more than a tenth of the bootstrapped values are NaN.
+
+    That happens with few images. The other resamples are then too similar to each other.
+
+    >>> reliable_interval(np.array([0.4, np.nan, np.nan]))
+    """
+    return None if np.isnan(samples).mean() > MAX_UNDEFINED else interval(samples)
 
 
 def p_value(differences: Float[np.ndarray, " B"]) -> float:

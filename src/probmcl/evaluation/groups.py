@@ -12,7 +12,7 @@ from numpy import ndarray
 from probmcl.console import Console
 from probmcl.data.records import Records
 from probmcl.errors import DataError, OptionError, keyword
-from probmcl.evaluation.bootstrap import Areas, bootstrapped_areas, centered, interval, resamples_in_blocks
+from probmcl.evaluation.bootstrap import Areas, bootstrapped_areas, centered, reliable_interval, resamples_in_blocks
 from probmcl.evaluation.decisions import rates_at
 from probmcl.evaluation.evaluate import class_means, evaluate
 from probmcl.evaluation.metrics import area_under_roc, average_precision
@@ -21,7 +21,6 @@ Aggregate = Literal["mean", "max"]
 
 BLANK = "(blank)"  # name used for empty cells
 MAX_VALUES = 200  # columns with more distinct values are rejected
-MAX_UNDEFINED = 0.1  # largest fraction of resamples without a scored class
 
 
 @dataclass(frozen=True, eq=False)
@@ -156,8 +155,7 @@ def with_interval(
     """Return mAP and macro AUROC with 95 % bootstrap intervals, the chance level, and counts of images and classes.
 
     If there are groups, whole groups are resampled instead of images; see `resamples`. The intervals are None without
-    draws, and with so few images that more than `MAX_UNDEFINED` of the resamples cannot be scored: the others would be
-    too similar to each other. `advance` is called with the number of finished classes.
+    draws, and with few images (see `reliable_interval`). `advance` is called with the number of finished classes.
 
     >>> labels = np.array([[1.0], [0.0]] * 4)
     >>> rows = ScoredRows(np.array([[0.9], [0.1]] * 4), labels, labels > -1)
@@ -225,6 +223,5 @@ def _resample(rows: ScoredRows, draws: int, seed: int, advance: Callable[[int], 
 
 
 def _interval(samples: Float64[ndarray, " B"], estimate: float | None) -> list[float] | None:
-    if estimate is None or np.isnan(samples).mean() > MAX_UNDEFINED:
-        return None
-    return [min(max(end, 0.0), 1.0) for end in interval(centered(samples, estimate))]  # ends may be outside [0, 1]
+    ends = None if estimate is None else reliable_interval(centered(samples, estimate))
+    return None if ends is None else [min(max(end, 0.0), 1.0) for end in ends]  # they may be outside [0, 1]

@@ -121,8 +121,11 @@ class Comparison:
     chance: float | None = None  # mAP of a model that has learned nothing; None for results of version 0.1
 
     def __repr__(self) -> str:
-        rows = [f"  {row.title}: mAP {percent(row.mAP)}{bracketed(row.interval)}" for row in self.ordered]
-        return "\n".join([f"Comparison({self.protocol})", *rows])
+        lines = [f"Comparison({self.protocol})"]
+        for row in self.ordered:
+            scores = f"mAP {percent(row.mAP)}{bracketed(row.interval)}, AUROC {percent(row.macro_auroc)}"
+            lines.append(f"  {row.title}: {scores}")
+        return "\n".join(lines)
 
     @property
     def ordered(self) -> tuple[Row, ...]:

@@ -7,14 +7,14 @@ from jaxtyping import Float64, Int32
 from numpy import ndarray
 
 from probmcl.data.records import Records
-from probmcl.evaluation.bootstrap import affordable_draws, bootstrapped_map, centered, interval, resamples
+from probmcl.evaluation.bootstrap import affordable_draws, bootstrapped_map, centered, reliable_interval, resamples
 from probmcl.run.results import Candidate, CandidateId
 from probmcl.tables import bracketed, points
 
 
 @dataclass(frozen=True)
 class Gain:
-    """A difference in mAP with its 95 % interval, which is None if the images cannot be resampled."""
+    """A difference in mAP with its 95 % interval, which is None if there are too few images or groups."""
 
     mean: float
     interval: tuple[float, float] | None
@@ -42,7 +42,7 @@ class ValidationGains:
         mean = candidate.validation_map - baseline.validation_map
         if len(set(self._groups or range(len(self.records.rows("val"))))) < 2:
             return Gain(mean, None)
-        return Gain(mean, interval(self._sample(candidate) - self._sample(baseline)))
+        return Gain(mean, reliable_interval(self._sample(candidate) - self._sample(baseline)))
 
     def _sample(self, candidate: Candidate) -> Float64[ndarray, " B"]:
         if candidate.id not in self.samples:
