@@ -58,6 +58,11 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
         return {key: file.get_tensor(key) for key in file.keys()}, json.loads(header.get("facts", "null"))  # noqa: SIM118
 
 
+def nan_to_none(x: float | int) -> float | int | None:
+    """Return None for NaN, which is not valid JSON, and other numbers unchanged."""
+    return None if x != x else x
+
+
 def _to_json(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.asdict(value)

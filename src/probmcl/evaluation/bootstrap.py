@@ -198,6 +198,18 @@ def reliable_interval(samples: Float[np.ndarray, " B"]) -> tuple[float, float] |
     return None if np.isnan(samples).mean() > MAX_UNDEFINED else interval(samples)
 
 
+def fraction_interval(samples: Float[np.ndarray, " B"], estimate: float | None) -> list[float] | None:
+    """Return the 95 % interval of a fraction, centered on its estimate; None if it is not reliable or undefined.
+
+    >>> fraction_interval(np.array([0.9, 1.0, 1.0, 1.0]), 0.95)
+    [0.88, 0.975]
+    """
+    if estimate is None or np.isnan(estimate):
+        return None
+    ends = reliable_interval(centered(samples, estimate))
+    return None if ends is None else [min(max(end, 0.0), 1.0) for end in ends]  # they may be outside [0, 1]
+
+
 def p_value(differences: Float[np.ndarray, " B"]) -> float:
     """Return the two-sided p-value of bootstrapped differences.
 

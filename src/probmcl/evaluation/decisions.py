@@ -1,4 +1,4 @@
-"""Decisions at a threshold: counts, rates, precision, recall and F1, and the thresholds that maximize F1."""
+"""Decisions at a threshold: counts, rates, precision, recall and F1."""
 
 from typing import NamedTuple
 
@@ -7,10 +7,10 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
-from probmcl.evaluation.entries import Array, Column, Entries, blocks, checked, class_columns, to_tensor
+from probmcl.evaluation.entries import Array, Entries, blocks, checked, to_tensor
 
 DEFAULT_THRESHOLD = 0.5
-"""Threshold of a class without a known positive. Of thresholds with equal F1, the one nearest to it is chosen."""
+"""Threshold of scores that are not calibrated."""
 
 
 class DecisionCounts(NamedTuple):
@@ -86,6 +86,8 @@ class Decisions(NamedTuple):
         hamming_loss: fraction of known entries with a wrong decision.
         subset_accuracy: fraction of images without a wrong decision, among images whose labels are all known.
         images_fully_known: number of images whose labels are all known.
+        labels_predicted: mean number of predicted labels, among the known ones, of the images with known labels.
+        labels_true: mean number of positive labels of these images.
     """
 
     macro_f1: float
@@ -94,6 +96,8 @@ class Decisions(NamedTuple):
     hamming_loss: float
     subset_accuracy: float
     images_fully_known: int
+    labels_predicted: float
+    labels_true: float
 
 
 def rates_at(
@@ -120,7 +124,10 @@ def decisions_at(scores: Array, labels: Array, known: Array | None = None, thres
     entries = checked(scores, labels, known)
     classes, images = _count(entries, threshold), _count(entries, threshold, axis=1)
     fully_known = images.known == entries.scores.shape[1]
-    micro_f1 = _f1(images.true_positives.sum(), images.wrong.sum())
+    micro_f1, predicted = (
+        _f1(images.true_positives.sum(), images.wrong.sum()),
+        images.true_positives + images.false_positives,
+    )
     return Decisions(
         macro_f1=classes.f1[classes.is_scored].mean().item(),
         micro_f1=micro_f1.item() if images.known.any() else float("nan"),
@@ -128,6 +135,8 @@ def decisions_at(scores: Array, labels: Array, known: Array | None = None, thres
         hamming_loss=_rate(images.wrong.sum(), images.known.sum()).item(),
         subset_accuracy=_rate((images.wrong[fully_known] == 0).sum(), fully_known.sum()).item(),
         images_fully_known=int(fully_known.sum()),
+        labels_predicted=predicted[images.known > 0].double().mean().item(),
+        labels_true=images.positives[images.known > 0].double().mean().item(),
     )
 
 
@@ -201,51 +210,3 @@ def _precision_recall(counts: Int64[Tensor, "3 ..."]) -> Float64[Tensor, "2 ..."
 def _harmonic_mean(precision_recall: Float64[Tensor, "2 ..."]) -> Float64[Tensor, "..."]:
     total = precision_recall.sum(0)
     return torch.where(total == 0, 0.0, 2 * precision_recall.prod(0) / total)
-
-
-def best_thresholds(scores: Array, labels: Array, known: Array | None = None) -> Float[Tensor, " C"]:
-    """Return, for each class, the threshold that maximizes F1, from scores and 0/1 labels of shape (N, C).
-
-        F1(t) = 2 TP(t) / (D(t) + P)
-
-    where D(t) is the number of known images that score above t, P the number of positives and TP(t) the number of
-    positives that score above t. F1 changes only at scores, so t is the midpoint between two neighboring scores. Below
-    the lowest score m, it is the midpoint between m and 0 or, if m ≤ 0, between m and 2m − 1. Ties in F1
-    are broken in favor of the threshold nearest to 0.5, then the lower one. A class without a known positive gets 0.5.
-    Entries where `known` is False are ignored.
-
-    Thresholds have the precision of the scores and reproduce the chosen decisions even if two scores are very close.
-    Choose them on images other than those evaluated with `multilabel_metrics(..., threshold=thresholds)`.
-
-    >>> scores = torch.tensor([[0.9], [0.4], [0.2], [0.1]])
-    >>> best_thresholds(scores, torch.tensor([[1], [1], [0], [0]]))
-    tensor([0.3000])
-    """
-    entries = checked(scores, labels, known)
-    lower, upper = np.array([_best_cut(column) for column in class_columns(entries)]).T
-    low, threshold, high = (torch.from_numpy(x).to(entries.scores.dtype) for x in (lower, _middle(lower, upper), upper))
-    return threshold.where(threshold < high, low)  # there may be no number in between
-
-
-def _best_cut(column: Column) -> tuple[float, float]:
-    """Return the two neighboring scores between which F1 is highest.
-
-    The upper score belongs to a positive, since lowering the threshold below a negative increases D but not TP.
-    """
-    if not column.positive.any():
-        return DEFAULT_THRESHOLD, DEFAULT_THRESHOLD
-    known, upper = (np.sort(column.scores[mask]).astype(float) for mask in (column.known, column.positive))
-    below = np.searchsorted(known, upper)
-    f1 = 2 * (len(upper) - np.searchsorted(upper, upper)) / (len(known) - below + len(upper))
-    lower = np.where(below > 0, known[below - 1], np.where(upper > 0, 0, 2 * upper - 1))
-    threshold = _middle(lower, upper)
-    f1 = np.where(threshold < upper, f1, 0)  # no threshold is below minus infinity
-    best = np.lexsort((threshold, np.abs(threshold - DEFAULT_THRESHOLD), -f1))[0]
-    return lower[best], upper[best]
-
-
-def _middle(lower: Float[np.ndarray, " K"], upper: Float[np.ndarray, " K"]) -> Float[np.ndarray, " K"]:
-    """Return the midpoint, or `lower` if the midpoint is not in [lower, upper)."""
-    with np.errstate(invalid="ignore"):
-        middle = lower / 2 + upper / 2
-    return np.where((lower <= middle) & (middle < upper), middle, lower)

@@ -1,21 +1,23 @@
 """Evaluation with confidence intervals: over all images, over groups of images, and per value of a column."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Bool, Float, Float64, Int, Int32
 from numpy import ndarray
 
 from probmcl.console import Console
 from probmcl.data.records import Records
 from probmcl.errors import DataError, OptionError, keyword
-from probmcl.evaluation.bootstrap import Areas, bootstrapped_areas, centered, reliable_interval, resamples_in_blocks
+from probmcl.evaluation.bootstrap import Areas, bootstrapped_areas, fraction_interval, resamples_in_blocks
 from probmcl.evaluation.decisions import rates_at
-from probmcl.evaluation.evaluate import class_means, evaluate
+from probmcl.evaluation.evaluate import THRESHOLDS, class_means, evaluate
 from probmcl.evaluation.metrics import area_under_roc, average_precision
+from probmcl.evaluation.reliability import bootstrapped_calibration_error, summarize_reliability
+from probmcl.evaluation.selective import evaluate_abstention, risk_coverage
 
 Aggregate = Literal["mean", "max"]
 
@@ -30,6 +32,7 @@ class ScoredRows:
     Attributes:
         group: group of each row, for example a patient or a slide. Images in one group are not independent.
         images: number of images in each row; None means one each.
+        raw: the scores before calibration, if `scores` are calibrated.
     """
 
     scores: Float[ndarray, "N C"]
@@ -37,6 +40,13 @@ class ScoredRows:
     known: Bool[ndarray, "N C"]
     group: tuple[str, ...] | None = None
     images: Int[ndarray, "N"] | None = None
+    raw: Float[ndarray, "N C"] | None = None
+
+    @classmethod
+    def of(cls, records: Records, rows: Int[ndarray, "N"], scores: Float[ndarray, "N C"]) -> "ScoredRows":
+        """Return the scores of some rows of the records, with their labels and groups."""
+        labels, known = records.states.labels_and_known(rows)
+        return cls(scores, labels, known, None if records.group is None else tuple(records.group[row] for row in rows))
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -45,7 +55,8 @@ class ScoredRows:
         """Return a selection of the rows."""
         group = None if self.group is None else tuple(self.group[row] for row in rows)
         images = None if self.images is None else self.images[rows]
-        return ScoredRows(self.scores[rows], self.labels[rows], self.known[rows], group, images)
+        raw = None if self.raw is None else self.raw[rows]
+        return ScoredRows(self.scores[rows], self.labels[rows], self.known[rows], group, images, raw)
 
     def aggregate(self, how: Aggregate) -> "ScoredRows":
         """Return one row per group of images, sorted by group name.
@@ -64,11 +75,16 @@ class ScoredRows:
         names, member = np.unique(np.array(self.group), return_inverse=True)
         order, sizes = np.argsort(member, kind="stable"), np.bincount(member)
         starts = np.cumsum(sizes) - sizes
-        scores = self.scores[order].astype(np.float64)
-        mean, maximum = np.add.reduceat(scores, starts) / sizes[:, None], np.maximum.reduceat(scores, starts)
+
+        def combine(scores: Float[ndarray, "N C"]) -> Float64[ndarray, "G C"]:
+            ordered = scores[order].astype(np.float64)
+            mean = np.add.reduceat(ordered, starts) / sizes[:, None]
+            return np.maximum.reduceat(ordered, starts) if how == "max" else mean
+
+        raw = None if self.raw is None else combine(self.raw)
         labels = np.maximum.reduceat(np.where(self.known, self.labels, 0)[order], starts)
         known = np.logical_or.reduceat(self.known[order], starts)
-        return ScoredRows(maximum if how == "max" else mean, labels, known, tuple(names.tolist()), sizes)
+        return ScoredRows(combine(self.scores), labels, known, tuple(names.tolist()), sizes, raw)
 
 
 @dataclass(frozen=True)
@@ -130,17 +146,28 @@ def evaluate_rows(
     split: str,
     note: str,
     levels: Sequence[int],
+    thresholds: Float64[ndarray, " C"] | None = None,
+    limits: tuple[Float64[ndarray, " C"], Float64[ndarray, " C"]] | None = None,
 ) -> dict[str, Any]:
     """Return the dictionary of `evaluate`, extended with confidence intervals and the metrics for each value.
 
-    `values` is the result of `options.values` for these images. The other arguments are passed on to `evaluate`.
+    It also has the reliability of the probabilities before and after calibration, and the risk–coverage curve. If
+    `limits` has the highest probability for a no and for a not sure, the abstention is evaluated. `values` is the
+    result of `options.values` for these images. The other arguments are passed on to `evaluate`.
     """
     rows = images if options.aggregate is None else images.aggregate(options.aggregate)
-    result = evaluate(rows.scores, rows.labels, rows.known, names=names, split=split, note=note, levels=levels)
+    entries = (rows.scores, rows.labels, rows.known)
+    result = evaluate(*entries, names=names, split=split, note=note, levels=levels, raw=rows.raw, thresholds=thresholds)
+    decided = rows.scores > (THRESHOLDS[0] if thresholds is None else thresholds)
+    result["risk_coverage"] = risk_coverage(rows.scores, decided, rows.labels, rows.known)
     parts = 1 + len(sorted_values(values or ()))
     progress_console = console if options.draws else Console.quiet()
-    with progress_console.progress("resampling", parts * len(names)) as bar:
+    with progress_console.progress("resampling", (parts + 1) * len(names)) as bar:
         advance = partial(bar.advance, 0)  # no images are processed
+        result["calibration"] = _reliability(rows, names, options)
+        if limits is not None:
+            result["abstention"] = _abstention(rows, names, options, *limits)
+        advance(len(names))
         overall = with_interval(rows, draws=options.draws, seed=options.seed, advance=advance)
         by = by_value(rows, values or (), draws=options.draws, seed=options.seed, advance=advance)
     intervals = ("mAP_interval", "macro_auroc_interval", "groups")
@@ -170,8 +197,8 @@ def with_interval(
         "images": len(rows) if rows.images is None else int(rows.images.sum()),
         "groups": None if rows.group is None else len(set(rows.group)),
         **means,
-        "mAP_interval": samples and _interval(samples.mean_precision, means["mAP"]),
-        "macro_auroc_interval": samples and _interval(samples.mean_auroc, means["macro_auroc"]),
+        "mAP_interval": samples and fraction_interval(samples.mean_precision, means["mAP"]),
+        "macro_auroc_interval": samples and fraction_interval(samples.mean_auroc, means["macro_auroc"]),
     }
 
 
@@ -209,19 +236,44 @@ def _number_then_text(value: str) -> tuple[float, str]:
         return np.inf, value
 
 
+def _reliability(rows: ScoredRows, names: Sequence[str], options: EvaluationOptions) -> dict[str, Any]:
+    """Return the reliability of the raw scores and, if the scores are calibrated, that of the probabilities."""
+    result = {}
+    for key, scores in (("before", rows.scores if rows.raw is None else rows.raw), ("after", rows.scores)):
+        if key == "before" or rows.raw is not None:
+            entries = (scores, rows.labels, rows.known)
+            errors = [
+                bootstrapped_calibration_error(*entries, weights)
+                for weights in _weights(rows, options.draws, options.seed)
+            ]
+            result[key] = summarize_reliability(*entries, names, np.concatenate(errors) if errors else None)
+    return result
+
+
+def _abstention(
+    rows: ScoredRows,
+    names: Sequence[str],
+    options: EvaluationOptions,
+    no: Float64[ndarray, " C"],
+    yes: Float64[ndarray, " C"],
+) -> dict[str, Any]:
+    weights = list(_weights(rows, options.draws, options.seed))
+    masks = (rows.scores > yes, rows.scores <= no, rows.labels, rows.known)
+    return evaluate_abstention(*masks, names, np.concatenate(weights) if weights else None)
+
+
 def _resample(rows: ScoredRows, draws: int, seed: int, advance: Callable[[int], None] | None) -> Areas | None:
-    if not draws or len(set(rows.group or range(len(rows)))) < 2:
-        if advance is not None:
-            advance(rows.scores.shape[1])
-        return None
     blocks, remaining = [], draws
-    for weights in resamples_in_blocks(len(rows), rows.group, draws=draws, seed=seed):
+    for weights in _weights(rows, draws, seed):
         remaining -= len(weights)
         callback = advance if remaining == 0 else None  # progress is reported with the last block
         blocks.append(bootstrapped_areas(rows.scores, rows.labels, rows.known, weights, advance=callback))
-    return Areas(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
+    if not blocks and advance is not None:
+        advance(rows.scores.shape[1])
+    return Areas(*(np.concatenate(parts) for parts in zip(*blocks, strict=True))) if blocks else None
 
 
-def _interval(samples: Float64[ndarray, " B"], estimate: float | None) -> list[float] | None:
-    ends = None if estimate is None else reliable_interval(centered(samples, estimate))
-    return None if ends is None else [min(max(end, 0.0), 1.0) for end in ends]  # they may be outside [0, 1]
+def _weights(rows: ScoredRows, draws: int, seed: int) -> Iterator[Int32[ndarray, "_ N"]]:
+    """Yield the weights of all resamples in blocks; nothing without draws or with a single group."""
+    if draws and len(set(rows.group or range(len(rows)))) > 1:
+        yield from resamples_in_blocks(len(rows), rows.group, draws=draws, seed=seed)

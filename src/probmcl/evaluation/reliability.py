@@ -1,0 +1,160 @@
+"""How well probabilities agree with frequencies: Brier score, log loss and calibration error."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float64, Int
+from numpy import ndarray
+
+from probmcl.evaluation.bootstrap import fraction_interval
+from probmcl.evaluation.entries import Array, Column, checked, class_columns
+from probmcl.files import nan_to_none
+
+BINS = 15
+"""Bins of the calibration error. All have the same number of images, except for ties."""
+
+SMALLEST = 2.0**-53
+"""Probabilities are kept this far from 0 and 1 in the log loss, which would be infinite for a wrong 0 or 1."""
+
+
+class Reliability(NamedTuple):
+    """Measures of the probabilities of each class, over its known entries; NaN if there are none.
+
+    Attributes:
+        known: number of known entries.
+        brier: mean of (p − y)².
+        log_loss: mean of −log p for positives and −log(1 − p) for negatives.
+        calibration_error: mean distance between probability and frequency, over `BINS` bins of equal mass.
+        base_rate_brier: the Brier score of a constant probability, the prevalence of the class.
+        base_rate_log_loss: the log loss of that constant.
+    """
+
+    known: Int[ndarray, " C"]
+    brier: Float64[ndarray, " C"]
+    log_loss: Float64[ndarray, " C"]
+    calibration_error: Float64[ndarray, " C"]
+    base_rate_brier: Float64[ndarray, " C"]
+    base_rate_log_loss: Float64[ndarray, " C"]
+
+
+class Bins(NamedTuple):
+    """The points of a reliability diagram of one class."""
+
+    probability: list[float]  # mean probability in each bin
+    frequency: list[float]  # fraction of positives
+    images: list[int]
+
+
+def reliability(probabilities: Array, labels: Array, known: Array | None = None) -> Reliability:
+    """Measure how well probabilities of shape (N, C) agree with 0/1 labels.
+
+        calibration error = Σ_b (n_b / n) |mean p in bin b − fraction of positives in bin b|
+
+    The bins divide the known entries of a class, in the order of their probability, into 15 parts of equal size;
+    equal probabilities are in the same bin.
+
+    Reference: Nguyen and O'Connor, Posterior calibration and exploratory analysis for NLP models, 2015.
+
+    >>> measures = reliability(np.array([[0.9], [0.2]]), np.array([[1], [0]]))
+    >>> measures.brier.round(3).item(), measures.log_loss.round(3).item(), measures.calibration_error.round(2).item()
+    (0.025, 0.164, 0.15)
+    """
+    columns = class_columns(checked(probabilities, labels, known))
+    return Reliability(*np.array([_measure(column) for column in columns]).T)
+
+
+def _measure(column: Column) -> tuple[float, ...]:
+    p, y = _known(column)
+    if not len(p):
+        return (0, *[np.nan] * 5)
+    error = np.abs(np.bincount(bin_of(p), weights=p - y)).sum() / len(p)
+    rate = np.full(len(y), y.mean())
+    return len(p), ((p - y) ** 2).mean(), _log_loss(p, y), error, ((rate - y) ** 2).mean(), _log_loss(rate, y)
+
+
+def _known(column: Column) -> tuple[Float64[ndarray, " K"], Float64[ndarray, " K"]]:
+    p, y = column.scores[column.known].astype(np.float64), column.positive[column.known].astype(np.float64)
+    if len(p) and not (p.min() >= 0 and p.max() <= 1):
+        raise ValueError(f"probabilities must be between 0 and 1, got {p.min():g} to {p.max():g}")
+    return p, y
+
+
+def _log_loss(p: Float64[ndarray, " K"], y: Float64[ndarray, " K"]) -> float:
+    p = np.clip(p, SMALLEST, 1 - SMALLEST)
+    return float(-(y * np.log(p) + (1 - y) * np.log1p(-p)).mean())
+
+
+def bin_of(p: Float64[ndarray, " K"]) -> Int[ndarray, " K"]:
+    """Return the bin of each probability, from 0 to `BINS` − 1.
+
+    >>> bin_of(np.linspace(0, 1, 6)).tolist()
+    [0, 2, 5, 7, 10, 12]
+    """
+    return np.searchsorted(np.sort(p), p) * BINS // max(len(p), 1)
+
+
+def reliability_bins(probabilities: Array, labels: Array, known: Array | None = None) -> Iterator[Bins]:
+    """Yield the points of each class's reliability diagram."""
+    for column in class_columns(checked(probabilities, labels, known)):
+        p, y = _known(column)
+        bins = bin_of(p)
+        images = np.bincount(bins)
+        filled = np.flatnonzero(images)
+        probability, frequency = (np.bincount(bins, weights=values)[filled] / images[filled] for values in (p, y))
+        yield Bins(probability.tolist(), frequency.tolist(), images[filled].tolist())
+
+
+def bootstrapped_calibration_error(
+    probabilities: Array, labels: Array, known: Array | None, weights: Int[ndarray, "B _"]
+) -> Float64[ndarray, "B C"]:
+    """Return the calibration error of each class in each resample; the bins are those of the original images.
+
+    The result is NaN for a class without known entries in a resample.
+    """
+    errors = []
+    drawn = weights.astype(np.float32)
+    for column in class_columns(checked(probabilities, labels, known)):
+        p, y = _known(column)
+        rows = np.flatnonzero(column.known)
+        differences = np.zeros((len(column.known), BINS + 1), dtype=np.float32)
+        differences[rows, bin_of(p)] = p - y
+        differences[rows, BINS] = 1.0
+        sums = (drawn @ differences).astype(np.float64)  # (B, bins + 1)
+        with np.errstate(invalid="ignore"):
+            errors.append(np.abs(sums[:, :BINS]).sum(1) / sums[:, BINS])
+    return np.stack(errors, axis=1)
+
+
+def summarize_reliability(
+    probabilities: Array,
+    labels: Array,
+    known: Array | None,
+    names: Sequence[str],
+    resampled: Float64[ndarray, "B C"] | None = None,
+) -> dict[str, Any]:
+    """Return the measures overall and per class, with intervals of the calibration error from its resamples.
+
+    Overall, Brier score and log loss are means over all known entries, and the calibration error is the mean over
+    classes. Undefined measures are None.
+    """
+    measures = reliability(probabilities, labels, known)
+    share = measures.known / max(measures.known.sum(), 1)
+    means = ("brier", "log_loss", "base_rate_brier", "base_rate_log_loss")
+    overall = {key: float(np.nansum(share * getattr(measures, key))) if share.any() else None for key in means}
+    error = measures.calibration_error
+    mean = float(np.nanmean(error)) if np.isfinite(error).any() else np.nan
+    samples = None if resampled is None else np.nanmean(resampled[:, measures.known > 0], axis=1)
+    per_class = {}
+    for c, (name, bins) in enumerate(zip(names, reliability_bins(probabilities, labels, known), strict=True)):
+        numbers = {
+            key: nan_to_none(float(getattr(measures, key)[c])) for key in ("brier", "log_loss", "calibration_error")
+        }
+        interval = None if resampled is None else fraction_interval(resampled[:, c], error[c])
+        per_class[name] = {**numbers, "calibration_error_interval": interval, "reliability": bins._asdict()}
+    interval = None if samples is None else fraction_interval(samples, mean)
+    return overall | {
+        "calibration_error": nan_to_none(mean),
+        "calibration_error_interval": interval,
+        "per_class": per_class,
+    }

@@ -1,0 +1,46 @@
+"""Raw scores of a run with their labels, stored as one .npz file per split."""
+
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from probmcl.errors import RunError
+from probmcl.evaluation.groups import ScoredRows
+from probmcl.run_folder import PREDICTIONS, write_arrays
+
+
+class StoredScores(NamedTuple):
+    """The scores of N images, with their paths."""
+
+    paths: tuple[str, ...]
+    rows: ScoredRows
+
+
+def scores_file(folder: Path, name: str) -> Path:
+    """Return the file with the scores of a split, or of other images, in the folder of a run or a candidate."""
+    return folder / PREDICTIONS / f"{name}.npz"
+
+
+def write_scores(path: Path, paths: Sequence[Path | str], rows: ScoredRows) -> None:
+    """Write the scores, labels and groups of images."""
+    arrays = {"paths": np.array(list(map(str, paths))), "scores": rows.scores, "labels": rows.labels}
+    arrays |= {"known": rows.known} | ({} if rows.group is None else {"group": np.array(rows.group)})
+    write_arrays(path, arrays)
+
+
+def read_scores(path: Path) -> StoredScores:
+    """Read the scores of images. Files of version 0.1 have no groups."""
+    try:
+        with np.load(path) as file:
+            arrays = {key: file[key] for key in ("paths", "scores", "labels", "known", "group") if key in file}
+        shapes = {arrays[key].shape for key in ("scores", "labels", "known")}
+        if len(shapes) > 1 or {len(array) for array in arrays.values()} != {len(arrays["paths"])}:
+            raise ValueError("its arrays have different lengths")
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise RunError(f"{path} cannot be read ({error}); copy the file again, or train again") from error
+    group = tuple(arrays["group"].tolist()) if "group" in arrays else None
+    rows = ScoredRows(arrays["scores"], arrays["labels"].astype(np.float32), arrays["known"], group)
+    return StoredScores(tuple(arrays["paths"].tolist()), rows)
