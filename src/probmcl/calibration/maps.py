@@ -1,0 +1,154 @@
+"""Maps from scores to calibrated probabilities, as stored in `calibration.json`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Float64, Int
+from scipy.special import expit
+
+from probmcl.calibration.sigmoid import logits
+from probmcl.data.hierarchy import cap_at_parents
+from probmcl.errors import LISTED, counted, listing
+
+MIN_IMAGES = 50
+"""With fewer images, all classes have the pooled sigmoid."""
+
+MIN_POSITIVES = 10
+"""Classes with fewer held-out positives are flagged, because their thresholds are uncertain."""
+
+Kind = Literal["sigmoid", "isotonic", "none"]
+
+
+@dataclass(frozen=True)
+class ClassCalibration:
+    """The calibration and the threshold of one class.
+
+    Attributes:
+        kind: how scores become probabilities; `none` leaves them unchanged.
+        positives: known positives among the held-out images.
+        negatives: known negatives among them.
+        log_loss_before: mean log loss of the raw scores on the held-out images; None if no label is known.
+        log_loss_after: the same after calibration, cross-validated; None without several groups of images.
+        threshold: the class is predicted if its probability is above this value.
+        promised: whether the rule's guarantee holds for this class; None if the rule gives none.
+        slope: with kind `sigmoid`, the probability is sigmoid(slope · z + intercept) for a score with logit z.
+        intercept: see slope.
+        logits: with kind `isotonic`, the probability is interpolated between these logits of the score.
+        probabilities: the probabilities at these logits.
+    """
+
+    kind: Kind
+    positives: int
+    negatives: int
+    log_loss_before: float | None
+    log_loss_after: float | None
+    threshold: float = 0.5
+    promised: bool | None = None
+    slope: float = 1.0
+    intercept: float = 0.0
+    logits: tuple[float, ...] = ()
+    probabilities: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        numbers = (self.slope, self.intercept, self.threshold, *self.logits, *self.probabilities)
+        if not np.isfinite(numbers).all() or self.slope <= 0:
+            raise ValueError("the parameters of a calibration must be finite numbers, and its slope above 0")
+        if len(self.logits) != len(self.probabilities) or (self.kind == "isotonic") != bool(self.logits):
+            raise ValueError("an isotonic calibration needs as many logits as probabilities, and others have none")
+        if (np.diff(self.logits) < 0).any() or (np.diff(self.probabilities) < 0).any():
+            raise ValueError("the logits and probabilities of an isotonic calibration must be in ascending order")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Calibrated probabilities and thresholds for all classes of a model.
+
+    Attributes:
+        kind: the requested kind; with `isotonic`, classes with few positives have a sigmoid.
+        thresholds: the rule that chose the thresholds, such as `balanced` or `recall:0.9`.
+        predictions: name of the file in predictions/ with the held-out scores, without its suffix.
+        images: number of held-out images.
+        strength: strength of the prior toward the pooled sigmoid; None if all classes have the pooled sigmoid.
+        classes: the calibration of each class, in the order of the scores.
+    """
+
+    kind: Kind
+    thresholds: str
+    predictions: str
+    images: int
+    strength: float | None
+    classes: Mapping[str, ClassCalibration]
+
+    def probabilities(
+        self, scores: Float[np.ndarray, "N C"], parents: Int[np.ndarray, "C"]
+    ) -> Float64[np.ndarray, "N C"]:
+        """Return the calibrated probabilities; that of a class is capped by its parent's (−1: it has no parent).
+
+        They are in double precision. In single precision, probabilities close to 1 would become equal.
+
+        >>> cat = ClassCalibration("sigmoid", 10, 90, 0.5, 0.2, slope=2.0, intercept=-1.0)
+        >>> calibration = Calibration("sigmoid", "balanced", "val", 100, 1.0, {"cat": cat})
+        >>> calibration.probabilities(np.array([[0.5]]), np.array([-1])).round(4)
+        array([[0.2689]])
+        """
+        z = logits(scores)
+        slope, intercept = self._parameters
+        probabilities = expit(z * slope + intercept)
+        for column, fitted in enumerate(self.classes.values()):
+            if fitted.kind == "isotonic":
+                probabilities[:, column] = np.interp(z[:, column], fitted.logits, fitted.probabilities)
+            elif fitted.kind == "none":
+                probabilities[:, column] = scores[:, column]
+        return cap_at_parents(probabilities, parents)
+
+    @cached_property
+    def _parameters(self) -> Float64[np.ndarray, "2 C"]:
+        return np.array([[fitted.slope, fitted.intercept] for fitted in self.classes.values()]).T
+
+    @property
+    def threshold(self) -> Float64[np.ndarray, " C"]:
+        """The threshold of each class."""
+        return np.array([fitted.threshold for fitted in self.classes.values()])
+
+    @property
+    def few_positives(self) -> list[str]:
+        """Classes with fewer than 10 held-out positives, whose thresholds are uncertain."""
+        return [name for name, fitted in self.classes.items() if fitted.positives < MIN_POSITIVES]
+
+    @property
+    def not_promised(self) -> list[str]:
+        """Classes with too few examples for the guarantee of the rule; their thresholds are the balanced ones."""
+        return [name for name, fitted in self.classes.items() if fitted.promised is False]
+
+    def summary(self) -> list[str]:
+        """Return lines that describe the calibration and the thresholds."""
+        before, after = self.log_loss
+        change = "" if before is None or after is None else f": log loss {before:.3f} → {after:.3f}"
+        what = "not calibrated; thresholds fitted" if self.kind == "none" else "calibrated"
+        lines = [f"{what} on {counted(self.images, 'image')}{change}; thresholds: {self.thresholds}"]
+        if self.kind != "none" and self.images < MIN_IMAGES:
+            lines.append(f"warning: fewer than {MIN_IMAGES:,} images to calibrate with, so all classes share one curve")
+        if self.not_promised:
+            classes = counted(len(self.not_promised), "class has", "classes have")
+            lines.append(
+                f"note: {classes} too few examples for {self.thresholds}: {listing(self.not_promised, LISTED)}"
+            )
+        elif self.few_positives:
+            classes = counted(len(self.few_positives), "class has", "classes have")
+            few = f"fewer than {MIN_POSITIVES} positives for a threshold: {listing(self.few_positives, LISTED)}"
+            lines.append(f"note: {classes} {few}")
+        return lines
+
+    @property
+    def log_loss(self) -> tuple[float | None, float | None]:
+        """The mean log loss over the known held-out entries, before and after calibration (cross-validated)."""
+        fitted = list(self.classes.values())
+        totals = [c.positives + c.negatives for c in fitted]
+        means = []
+        for losses in ([c.log_loss_before for c in fitted], [c.log_loss_after for c in fitted]):
+            terms = [(loss, total) for loss, total in zip(losses, totals, strict=True) if loss is not None]
+            means.append(sum(loss * n for loss, n in terms) / sum(n for _, n in terms) if terms else None)
+        return means[0], means[1]
