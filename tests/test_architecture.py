@@ -31,6 +31,7 @@ PACKAGES = (
     "methods",
     "training",
     "evaluation",
+    "calibration",
     "settings",
     "cost",
     "inference",
@@ -59,10 +60,10 @@ HEAVY_LIBRARIES = {"torch", "timm", "sklearn", "scipy", "numpy", "PIL", "jaxtypi
 VAGUE_NAMES = {"utils", "util", "common", "core", "helpers", "misc", "base_utils"}
 
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
-COMMAND = re.compile(r"\bprobmcl (train|compare|check|evaluate|predict|demo)\b")
+COMMAND = re.compile(r"\bprobmcl (train|compare|check|evaluate|predict|calibrate|demo)\b")
 UNQUOTED = re.compile(r"`[a-z][a-z_]*=(?!True|False|share)[a-z'/.][^`\"]*`")
 RUN_FILES = re.compile(
-    r"(config|labels|preprocessing|run|evaluation|retrieval|spec)\.json|(split|folds)\.csv|metrics\.jsonl|views\.png"
+    r"(config|labels|preprocessing|run|evaluation|calibration|retrieval|spec)\.json|(split|folds)\.csv|metrics\.jsonl|views\.png"
     r"|model\.safetensors"
 )
 CLONE_ONLY = re.compile(  # `make the splits` is not a target
@@ -73,6 +74,7 @@ PLURAL = re.compile(r" (images|classes|cells|columns|groups|copies|epochs|seeds)
 ALWAYS_PLURAL = {
     "{' and '.join(sorted(first))} images": "two kinds of images",
     "{comparison.seeds:,} seeds": "more than the seeds of another method",
+    "{MIN_IMAGES:,} images": "a constant",
     "{len(values):,} images": "as many as distinct values, which exceed a limit",
     "{total_views:,} images": "whole batches",
 }

@@ -28,7 +28,7 @@ def test_a_text_is_quoted_as_in_python_and_for_the_shell(value: str) -> None:
         ('`range="LOW,HIGH"`', "--range LOW,HIGH"),
         ("`skip_bad=0.05`", "--skip-bad 0.05"),
         ("`seed=-1`", "--seed -1"),
-        ("`below_parents=True`", "--below-parents"),
+        ("`raw=True`", "--raw"),
         ("`allow_leaks`", "--allow-leaks"),
         ('`methods=["bce", "asl"]`', "--methods bce asl"),
         ('`split_column=""`', "--split-column ''"),

@@ -66,6 +66,8 @@ def train(
     lr: float | None = None,
     augment: Literal["light", "paper", "none"] | None = None,
     seed: int | None = None,
+    calibration: Literal["sigmoid", "isotonic", "none"] | None = None,
+    thresholds: str | None = None,
     device: str | None = None,
     workers: int | None = None,
     cache: Path | str | None = None,
@@ -77,6 +79,7 @@ def train(
 
     All images and labels are checked first. Then a linear probe is fitted on the frozen encoder and saved, and the
     methods are trained. The candidate that scores best on validation is kept; test scores do not affect this choice.
+    Finally, its probabilities are calibrated, and a threshold is chosen for each class.
 
     Args:
         data: table of labels, or folder in a supported layout
@@ -99,6 +102,8 @@ def train(
         lr: peak learning rate
         augment: augmentation for training images: light (default), paper or none
         seed: random seed (default: 0)
+        calibration: sigmoid (default), isotonic for classes with at least 1,000 positives, or none
+        thresholds: balanced (default), f1, precision:P, recall:R, cost:FN,FP or a number between 0 and 1
         device: auto, cpu, cuda or mps
         workers: processes for decoding images (default: one per core)
         cache: folder in which decoded images are kept for the next run, or auto
@@ -110,6 +115,7 @@ def train(
     options |= {"settings": settings, "recipe": recipe, "encoder": encoder, "weights": weights}
     options |= {"image_size": image_size, "tune": tune, "epochs": epochs, "budget": budget}
     options |= {"probe_epochs": probe_epochs, "batch_size": batch_size, "lr": lr, "augment": augment, "seed": seed}
+    options |= {"calibration": calibration, "thresholds": thresholds}
     options |= {"device": device, "workers": workers, "cache": cache, "out": out}
     with _processes(device, console) as console:
         if resume is not None:
@@ -175,7 +181,7 @@ def _run_settings(options: Options) -> Settings:
     from probmcl.settings import find_recipe, make_settings, read_recipe
 
     keys = _shared_keys(options)
-    keys |= _drop_none({name: options[name] for name in ("preset", "budget", "seed")})
+    keys |= _drop_none({name: options[name] for name in ("preset", "budget", "seed", "calibration", "thresholds")})
     training = {"epochs": options["epochs"], "batch_size": options["batch_size"], "learning_rate": options["lr"]}
     method, changes = _method_or_loss(options["method"], options["loss"]), dict(options["settings"] or {})
     keys |= _drop_none({"method": method, "settings": changes, "training": _drop_none(training)})

@@ -65,7 +65,7 @@ def comparison(run: Run) -> list[dict[str, Any]]:
     return [
         {
             "classifier": candidate.name,
-            "kept": candidate is run.kept,
+            "kept": candidate.id == run.kept.id,
             "validation_mAP": candidate.validation["mAP"],
             "mAP": candidate.test["mAP"],
             "chance": candidate.test["chance"],

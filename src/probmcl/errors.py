@@ -161,6 +161,15 @@ def call(function: str, name: str, value: object) -> str:
     return f"`probmcl.{function}({name}={_spelled(value)})`"
 
 
+def calibrate_call(run: Path) -> str:
+    """Return the call that calibrates a run, for a message.
+
+    >>> calibrate_call(Path("runs/photos"))
+    '`probmcl.load("runs/photos").calibrate()`'
+    """
+    return f"`probmcl.load({_spelled(run)}).calibrate()`"
+
+
 def _spelled(value: object) -> str:
     if isinstance(value, str | Path):
         return json.dumps(str(value), ensure_ascii=False)

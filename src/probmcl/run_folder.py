@@ -28,7 +28,10 @@ CONFIG, LABELS, PREPROCESSING, METADATA = "config.json", "labels.json", "preproc
 SPLIT, FOLDS = "split.csv", "folds.csv"
 MODEL, VIEWS, METRICS = "model.safetensors", "views.png", "metrics.jsonl"
 EVALUATION, RETRIEVAL = "evaluation.json", "retrieval.json"
-PREDICTIONS, CHECKPOINTS = "predictions", "checkpoints"
+PREDICTIONS, CHECKPOINTS, CALIBRATION = "predictions", "checkpoints", "calibration.json"
+OUT_OF_FOLD, OTHER_IMAGES = "out_of_fold", "calibration"
+"""Predictions that are not of a split: out-of-fold scores of the frozen probe, and images from outside of the run."""
+
 FROZEN, CANDIDATES, CONTRASTIVE = "frozen", "candidates", "contrastive"
 COMPARISON = "spec.json"
 """The file that identifies a folder as a comparison."""

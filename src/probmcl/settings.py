@@ -15,6 +15,8 @@ from typing import Any, Literal, TypeVar, get_args
 import msgspec
 
 from probmcl.augment import AUGMENTATIONS
+from probmcl.calibration.maps import Kind
+from probmcl.calibration.thresholds import ThresholdRule
 from probmcl.data.intensity import IntensityRange
 from probmcl.errors import OptionError, SettingsError, suggestion
 from probmcl.methods import METHODS, find_method, full_name
@@ -194,6 +196,8 @@ class Settings:
         intensity: gray levels of 16-bit and float images that are mapped to black and white; determined from the data.
         cache: folder for decoded images; None decodes them in every epoch.
         device: `auto` uses a CUDA device if there is one, otherwise the CPU.
+        calibration: how scores become probabilities; see `probmcl.calibration.fit_calibration`.
+        thresholds: how the threshold of each class is chosen; see `probmcl.calibration.ThresholdRule`.
     """
 
     method: str
@@ -209,8 +213,11 @@ class Settings:
     intensity: IntensityRange | None = None
     cache: str | None = None
     device: str = "auto"
+    calibration: Kind = "sigmoid"
+    thresholds: str = "balanced"
 
     def __post_init__(self) -> None:
+        ThresholdRule.parse(self.thresholds)  # raises an error if it is not a rule
         if self.augment not in AUGMENTATIONS:
             raise SettingsError(f"augment={self.augment!r} is not valid; {suggestion(self.augment, AUGMENTATIONS)}")
         if self.workers < 0:

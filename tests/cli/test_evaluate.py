@@ -117,11 +117,6 @@ def test_aggregate_is_mean_or_max() -> None:
         parse_aggregate("patient=max", "slide")
 
 
-def test_below_parents_needs_a_hierarchy(run: Path) -> None:
-    with pytest.raises(ValueError, match="have no parents"):
-        evaluate(run, "--below-parents")
-
-
 def test_unreadable_images_are_an_error_or_skipped(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = [run.parent / "photos" / name for name in ("40.png", "41.png")]
     bad[0].unlink()

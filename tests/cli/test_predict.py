@@ -51,18 +51,6 @@ def test_a_csv_file_has_the_predictions_of_the_library(
     assert "could not be read" not in captured.err
 
 
-def test_below_parents_limits_the_score_of_a_class(run: Path, photos: Path) -> None:
-    labels = json.loads((run / "labels.json").read_text())
-    (run / "labels.json").write_text(json.dumps(labels | {"hierarchy": {"green": "red", "blue": "red"}}))
-    predict(run, photos, "--out", run.parent / "free.json")
-    predict(run, photos, "--out", run.parent / "kept.json", "--below-parents")
-    free, kept = (json.loads((run.parent / f"{name}.json").read_text())["images"] for name in ("free", "kept"))
-    assert any(image["probabilities"]["blue"] > image["probabilities"]["red"] for image in free)
-    for before, after in zip(free, kept, strict=True):
-        one, other = before["probabilities"], after["probabilities"]
-        assert other == {name: min(one[name], one["red"]) for name in one}
-
-
 def test_unreadable_images_are_counted_on_stderr_and_explained_in_the_file(
     run: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -89,7 +77,7 @@ def test_without_a_file_one_line_per_image_is_printed(
     captured = capsys.readouterr()
     assert captured.out.splitlines() == list(lines(load(run).predict(photos)))
     assert captured.out.splitlines()[2] == f"{photos / '2.png'}: ERROR: the file is empty"
-    assert captured.err.startswith("1 of 6 images could not be read")
+    assert "1 of 6 images could not be read" in captured.err
 
 
 def test_a_line_has_the_predicted_classes_by_probability() -> None:
@@ -97,8 +85,7 @@ def test_a_line_has_the_predicted_classes_by_probability() -> None:
     predictions = Predictions(("cat", "dog", ":bus:"), (Path("a [b].jpg"), Path("c.jpg")), scores, 0.5, (None, None))
     first, second = lines(predictions)
     assert first == "a [b].jpg: :bus: 0.93, cat 0.70"
-    assert second.startswith("c.jpg: nothing above 0.5")
-    assert second.endswith("cat 0.50")
+    assert second == "c.jpg: no labels; most probable: cat 0.50"
 
 
 def test_short_format_leaves_unreadable_images_out_and_names_them(
@@ -124,10 +111,8 @@ def test_short_format_names_the_first_unreadable_images(
     missing = [str(photos / f"nowhere {number}.png") for number in range(1200)]
     predict(run, photos / "0.png", *missing, "--format", "short")
     message = capsys.readouterr().err.replace("\n", "")
-    assert (
-        message
-        == f"1,200 of 1,201 images could not be read; not in the output: {', '.join(missing[:5])} and 1,195 more"
-    )
+    named = f"not in the output: {', '.join(missing[:5])} and 1,195 more"
+    assert message.endswith(f"1,200 of 1,201 images could not be read; {named}")
     with pytest.raises(ValueError, match="1 of 1 image could not be read"):
         predict(run, missing[0], "--format", "short")
 

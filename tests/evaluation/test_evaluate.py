@@ -19,7 +19,8 @@ def test_keys_of_the_result() -> None:
     result = evaluate(SCORES, LABELS, None, names=["a", "b", "c"], split="val")
     assert (result["split"], result["images"], result["classes"], result["classes_scored"]) == ("val", 3, 3, 2)
     assert set(result["at"]) == {"0.5", "0.8"}
-    assert all(set(part) == {"CP", "CR", "CF1", "OP", "OR", "OF1"} for part in (*result["at"].values(), result["top3"]))
+    keys = {"CP", "CR", "CF1", "OP", "OR", "OF1", "macro_F1"}
+    assert all(set(part) == keys for part in (*result["at"].values(), result["top3"]))
 
 
 def test_values_match_the_metrics_and_are_valid_json() -> None:
@@ -89,6 +90,8 @@ def test_decisions_use_only_known_labels() -> None:
         "hamming_loss": pytest.approx(2 / 7),
         "subset_accuracy": 0.0,
         "images_fully_known": 1,
+        "labels_predicted": pytest.approx((2 + 0 + 1) / 3),  # among the known labels
+        "labels_true": pytest.approx((1 + 0 + 2) / 3),
     }
 
 

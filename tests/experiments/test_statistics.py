@@ -10,6 +10,8 @@ import pytest
 from helpers.results import CLASSES, IMAGES, made_result, made_results
 from helpers.rows import made_comparison
 from probmcl.evaluation.bootstrap import holm
+from probmcl.evaluation.groups import ScoredRows
+from probmcl.evaluation.stored_scores import write_scores
 from probmcl.experiments.results import Result, Row
 from probmcl.experiments.statistics import DRAWS, summarize
 from probmcl.report.comparison_plot import to_svg
@@ -139,7 +141,8 @@ def test_predictions_are_needed_only_for_common_seeds(results: list[Result], tmp
 
 def test_resamples_without_known_labels_give_no_interval_and_no_p_value(results: list[Result], tmp_path: Path) -> None:
     zeros = np.zeros((IMAGES, CLASSES))
-    np.savez(tmp_path / "unknown.npz", scores=zeros, labels=zeros, known=zeros.astype(bool))
+    paths = [f"{row}.jpg" for row in range(IMAGES)]
+    write_scores(tmp_path / "unknown.npz", paths, ScoredRows(zeros, zeros, zeros.astype(bool)))
     unknown = {"folder": tmp_path, "predictions": "unknown.npz"}
     rows = summarize([Result(**{**vars(r), **unknown}) if r.name == "good" else r for r in results], None)
     row = next(r for r in rows if r.title == "good, own head")

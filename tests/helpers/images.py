@@ -19,9 +19,11 @@ def label_space(classes: int = 3) -> LabelSpace:
     )
 
 
-def colored_records(folder: Path, *, train: int = 24, val: int = 9, test: int = 9, size: int = 20) -> Records:
+def colored_records(
+    folder: Path, *, train: int = 24, val: int = 9, test: int = 9, size: int = 20, seed: int = 0
+) -> Records:
     """Write images of up to three colored squares, a task that every method must be able to learn."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     count = train + val + test
     labels = (rng.random((count, 3)) < 0.5).astype(np.float32)
     folder.mkdir(parents=True, exist_ok=True)
@@ -46,3 +48,14 @@ def folder_of_photographs(folder: Path, count: int = 40) -> Path:
         for number, (path, labels) in enumerate(zip(records.paths, records.labels, strict=True)):
             table.writerow([path.name, "|".join(np.array(NAMES)[labels > 0]), f"film {number // 2}"])
     return folder / "photos" / "labels.csv"
+
+
+def write_labels(records: Records) -> Path:
+    """Write the table of labels and splits into the folder of the images, and return the folder."""
+    folder, names = records.paths[0].parent, np.array(records.label_space.names)
+    rows = zip(records.paths, records.split, records.labels, strict=True)
+    with (folder / "labels.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["filename", "split", "labels"])
+        table.writerows([path.name, split, "|".join(names[labels > 0])] for path, split, labels in rows)
+    return folder

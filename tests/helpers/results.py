@@ -8,6 +8,8 @@ import numpy as np
 import torch
 
 from probmcl.evaluation.evaluate import evaluate
+from probmcl.evaluation.groups import ScoredRows
+from probmcl.evaluation.stored_scores import write_scores
 from probmcl.experiments.results import Result
 
 IMAGES, CLASSES = 300, 4
@@ -24,7 +26,11 @@ def made_result(folder: Path, name: str, head: Any, *, noise: float, seed: int =
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {head} {seed}".encode()))
     scores = torch.sigmoid(truth + noise * torch.randn(truth.shape, generator=generator))
     path = folder / f"{name} {head} {seed}.npz"
-    np.savez(path, scores=scores.numpy(), labels=truth.numpy(), known=np.ones(truth.shape, dtype=bool))
+    write_scores(
+        path,
+        [f"{row}.jpg" for row in range(IMAGES)],
+        ScoredRows(scores.numpy(), truth.numpy(), np.ones(truth.shape, dtype=bool)),
+    )
     return Result(
         name=name,
         head=head,

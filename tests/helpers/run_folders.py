@@ -5,11 +5,17 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
+from jaxtyping import Float
+from numpy import ndarray
 
 from helpers.images import NAMES, label_space
 from probmcl.data.images import Preprocessing
+from probmcl.data.records import Records
 from probmcl.encoders import Encoder
+from probmcl.evaluation.groups import ScoredRows
+from probmcl.evaluation.stored_scores import scores_file, write_scores
 from probmcl.files import save_tensors
 from probmcl.methods.base import Classifier
 from probmcl.methods.bce import BCE
@@ -23,6 +29,12 @@ def classifier(classes: int = 3) -> Classifier:
     model = BCE(Encoder("test_resnet", image_size=32), label_space(classes))
     torch.nn.init.normal_(model.linear.weight, std=3.0)
     return model.eval()
+
+
+def write_held_out(folder: Path, records: Records, scores: Float[ndarray, "N C"], name: str = "val") -> None:
+    """Write the scores of all records as the held-out scores of a run."""
+    rows = ScoredRows.of(records, np.arange(len(records)), scores)
+    write_scores(scores_file(folder, name), list(records.paths), rows)
 
 
 def made_run(

@@ -11,7 +11,7 @@ import pytest
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 from helpers.images import NAMES, colored_records
-from helpers.run_folders import made_run
+from helpers.run_folders import made_run, write_held_out
 from probmcl.data import Records
 from probmcl.data.options import ReadOptions
 from probmcl.errors import DataError, OptionError
@@ -150,7 +150,7 @@ def test_invalid_options_are_rejected_before_scoring(
     def scored(*_: object) -> None:
         raise AssertionError("nothing must be scored")
 
-    monkeypatch.setattr(Model, "_score", scored)
+    monkeypatch.setattr(Model, "score", scored)
     with pytest.raises(OptionError, match=r"""`by="sites"` .*did you mean 'site'"""):
         model.evaluate(table, by="sites")
     table.write_text(table.read_text().replace(",p03,north,", ",p03,south,", 1))
@@ -192,19 +192,24 @@ def test_meaning_of_a_blank_is_that_of_the_run_unless_given(tmp_path: Path, reco
 # Class hierarchy.
 
 
-def test_no_class_scores_above_its_parent(tmp_path: Path, model: Model, table: Path, records: Records) -> None:
-    unlimited = scores_of(model, records)
-    limited = with_parents(tmp_path / "run", {"green": "red", "blue": "green"})
-    assert limited.hierarchy == {"green": "red", "blue": "green"}
-    np.testing.assert_array_equal(scores_of(limited, records), unlimited)
-    predictions = limited.predict(list(records.paths), below_parents=True, workers=0)
-    expected = np.minimum.accumulate(unlimited, axis=1)  # red is the parent of green, green that of blue
-    assert (expected != unlimited).any()
+def test_no_calibrated_probability_is_above_the_parent(
+    tmp_path: Path, model: Model, table: Path, records: Records
+) -> None:
+    free = scores_of(model, records)
+    capped = with_parents(tmp_path / "run", {"green": "red", "blue": "green"})
+    np.testing.assert_array_equal(scores_of(capped, records), free)  # raw scores are not capped
+    write_held_out(tmp_path / "run", records, free)
+    capped.calibrate(calibration="none")
+    predictions = capped.predict(list(records.paths), workers=0)
+    expected = np.minimum.accumulate(free, axis=1)  # red is the parent of green, green that of blue
+    assert (expected != free).any()
     np.testing.assert_array_equal(predictions.scores, expected)
-    result = limited.evaluate(table, below_parents=True, draws=0, workers=0)
+    with pytest.warns(UserWarning, match="used to fit the probabilities"):
+        result = capped.evaluate(table, draws=0, workers=0)
     scored = average_precision_score(records.labels[:, 2], expected[:, 2])
     assert result["ap"]["blue"] == pytest.approx(scored, abs=1e-12)
-    assert result["ap"]["blue"] != limited.evaluate(table, draws=0, workers=0)["ap"]["blue"]
+    before = capped.evaluate(table, draws=0, workers=0, raw=True)["ap"]["blue"]
+    assert result["ap_changes"]["blue"] == pytest.approx(scored - before)
 
 
 def test_levels_are_scored_even_if_the_data_lack_a_parent(
@@ -221,12 +226,3 @@ def test_levels_are_scored_even_if_the_data_lack_a_parent(
         tmp_path / "without_parent.csv", records, NAMES[1:], records.labels[:, 1:].astype(int).tolist()
     )
     assert list(limited.evaluate(without_parent, draws=0, workers=0)["levels"]) == ["2"]
-
-
-def test_below_parents_needs_a_hierarchy(model: Model, table: Path, records: Records) -> None:
-    for call in (
-        lambda: model.stream(list(records.paths), below_parents=True),
-        lambda: model.evaluate(table, below_parents=True),
-    ):
-        with pytest.raises(ValueError, match=r"`below_parents=True`"):
-            call()

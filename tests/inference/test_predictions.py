@@ -38,7 +38,7 @@ def test_csv_has_probabilities_and_decisions(tmp_path: Path) -> None:
     predictions.to_csv(tmp_path / "predictions.csv")
     with (tmp_path / "predictions.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert list(rows[0]) == ["path", "error", *NAMES, *(f"{name}:decision" for name in NAMES)]
+    assert list(rows[0]) == ["path", "error", "uncertainty", *NAMES, *(f"{name}:decision" for name in NAMES)]
     assert [row["path"] for row in rows] == ["a,b.jpg", "broken.jpg", "two\nlines.jpg"]
     assert [row["error"] for row in rows] == ["", "the file is empty", ""]
     assert set(rows[1].values()) == {"broken.jpg", "the file is empty", ""}
@@ -52,12 +52,14 @@ def test_json_has_null_for_unreadable_images(tmp_path: Path) -> None:
     predictions = block("a.jpg", "broken.jpg", broken=1)
     predictions.to_json(tmp_path / "predictions.json")
     content = json.loads((tmp_path / "predictions.json").read_text())
-    assert (content["names"], content["threshold"]) == (list(NAMES), 0.5)
+    assert (content["names"], content["thresholds"]) == (list(NAMES), dict.fromkeys(NAMES, 0.5))
     readable, broken = content["images"]
     assert (readable["path"], readable["error"]) == ("a.jpg", None)
     np.testing.assert_allclose([readable["probabilities"][name] for name in NAMES], predictions.scores[0], rtol=1e-5)
     assert [readable["decisions"][name] for name in NAMES] == predictions.labels[0].tolist()
-    assert broken == {"path": "broken.jpg", "error": "the file is empty", "probabilities": None, "decisions": None}
+    assert readable["uncertainty"] == pytest.approx(predictions.uncertainty[0], rel=1e-5)
+    nothing = dict.fromkeys(("uncertainty", "probabilities", "decisions"))
+    assert broken == {"path": "broken.jpg", "error": "the file is empty", **nothing}
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".json", ".CSV"])

@@ -100,7 +100,7 @@ def test_the_kept_candidate_is_the_best_on_validation(bce: Run) -> None:
 def test_the_saved_model_reproduces_saved_scores_and_metrics(bce: Run, records: Records) -> None:
     saved = np.load(bce.folder / "predictions" / "test.npz")
     assert saved["paths"].tolist() == [str(records.paths[row]) for row in records.rows("test")]
-    predicted = bce.model.predict([str(path) for path in saved["paths"]])
+    predicted = bce.model.predict([str(path) for path in saved["paths"]], raw=True)
     np.testing.assert_allclose(predicted.scores, saved["scores"], atol=1e-5)
     metrics = multilabel_metrics(saved["scores"], saved["labels"], saved["known"])
     evaluation = read(bce, "evaluation.json")
@@ -124,7 +124,7 @@ def test_only_the_kept_candidate_and_the_frozen_probe_are_tested(records: Record
     frozen = json.loads((run.folder / "frozen" / "evaluation.json").read_text())
     assert frozen == run.candidates[FROZEN_PROBE].test
     saved = np.load(run.folder / "predictions" / "test.npz")
-    predicted = run.model.predict(saved["paths"].tolist())
+    predicted = run.model.predict(saved["paths"].tolist(), raw=True)
     np.testing.assert_allclose(predicted.scores, saved["scores"], atol=2e-3)  # stored in half precision
 
 
@@ -148,7 +148,7 @@ def test_a_finished_run_has_no_cached_activations(records: Records, tmp_path: Pa
     run = train_run(records, settings("bce", tune="last"), tmp_path / "run", quiet())
     left = {path.name for path in (run.folder / "checkpoints").iterdir()}
     results = {f"{identity.key}.safetensors" for identity in run.candidates}
-    assert left == {"plan.json", "costs.json", "bce.outcome.json", *results}
+    assert left == {"plan.json", "costs.json", "calibration.json", "bce.outcome.json", *results}
 
 
 def test_training_does_not_change_the_random_state_of_the_caller(records: Records, tmp_path: Path) -> None:

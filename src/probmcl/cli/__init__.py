@@ -29,6 +29,7 @@ COMMANDS = {
     "compare": ("probmcl.cli.compare:compare", "Compare methods on your data."),
     "evaluate": ("probmcl.cli.evaluate:evaluate", "Evaluate a trained model on labeled images."),
     "predict": ("probmcl.cli.predict:predict", "Predict the classes of images."),
+    "calibrate": ("probmcl.cli.calibrate:calibrate", "Fit probabilities and thresholds again."),
     "methods": ("probmcl.cli.methods:methods", "List the methods, or show the settings of one."),
     "encoders": ("probmcl.cli.encoders:encoders", "List encoders with their sizes and licenses."),
     "cost": ("probmcl.cli.cost:cost", "Show the parameters and operations of methods."),
@@ -54,6 +55,8 @@ def spell_options(text: str) -> str:
     "choose one with --group 'Patient ID' or --group COLUMN"
     >>> spell_options('to resume: `probmcl.train(resume="runs/photos")`')
     'to resume: probmcl train --resume runs/photos'
+    >>> spell_options('first run `probmcl.load("runs/photos").calibrate()`')
+    'first run probmcl calibrate runs/photos'
     """
     text = CALL.sub(lambda call: _spell_call(call[1]), text)
     return OPTION.sub(lambda option: _spell_option(option[1], option[2]), text)
@@ -66,7 +69,9 @@ def _spell_call(text: str) -> str:
         return text
     assert isinstance(call, ast.Call)
     assert isinstance(call.func, ast.Attribute)
-    words = [str(ast.literal_eval(argument)) for argument in call.args]
+    loaded = call.func.value  # probmcl, or probmcl.load(RUN)
+    arguments = [*(loaded.args if isinstance(loaded, ast.Call) else ()), *call.args]
+    words = [str(ast.literal_eval(argument)) for argument in arguments]
     options = {str(option.arg): str(ast.literal_eval(option.value)) for option in call.keywords}
     return shlex.join(["probmcl", call.func.attr, *words, *option_words(options)])
 

@@ -28,9 +28,11 @@ def evaluate(
         str | None,
         Parameter(help="group=mean or group=max: evaluate groups by the mean or highest image score", group=SCORED),
     ] = None,
-    below_parents: Annotated[
-        bool, Parameter(help="limit the score of a class to its parent's score", negative="", group=SCORED)
-    ] = False,
+    raw: Annotated[bool, Parameter(help="evaluate the scores before calibration", negative="", group=SCORED)] = False,
+    abstain: Annotated[
+        float | None,
+        Parameter(help="also evaluate yes, no and not sure with this largest error rate, such as 0.05", group=SCORED),
+    ] = None,
     draws: Annotated[int, Parameter(help="bootstrap resamples for intervals; 0 for no intervals", group=SCORED)] = 1000,
     seed: Annotated[int, Parameter(help="random seed for the bootstrap", group=SCORED)] = 0,
     json: Annotated[Path | None, Parameter(help="new file for all results, as fractions", group=SCORED)] = None,
@@ -55,6 +57,8 @@ def evaluate(
     Example: probmcl evaluate runs/chest new.csv --rename names.csv --by site
 
     Example: probmcl evaluate runs/chest new.csv --group patient --aggregate max
+
+    Example: probmcl evaluate runs/chest --abstain 0.05
     """
     from probmcl.files import write_json
     from probmcl.inference import load
@@ -74,7 +78,8 @@ def evaluate(
             rename=rename,
             by=by,
             aggregate=how,
-            below_parents=below_parents,
+            raw=raw,
+            abstain=abstain,
             skip_bad=skip_bad,
             draws=draws,
             seed=seed,
@@ -86,7 +91,7 @@ def evaluate(
     output.rich.print(to_rich(tables.decision_rules(result)))
     for line in tables.lines(result):
         output.print(line)
-    for table in (tables.by_class, *([tables.by_value] if "by" in result else [])):
+    for table in (tables.by_class, tables.probabilities_by_class, *([tables.by_value] if "by" in result else [])):
         output.rich.print(to_rich(table(result)))
     if json is not None:
         write_json(json, result)

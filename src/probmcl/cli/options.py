@@ -23,6 +23,7 @@ T = TypeVar("T")
 DATA = Group.create_ordered("Data")
 METHOD = Group.create_ordered("Method and encoder")
 TRAINING = Group.create_ordered("Training")
+DECISIONS = Group.create_ordered("Probabilities and decisions")
 COMPUTE = Group.create_ordered("Computing and files")
 
 SEVERAL = (1, None)  # the smallest and largest number of words after an option that takes several values
@@ -45,6 +46,7 @@ GROUPS: Mapping[Group, str] = {
     DATA: "data images",
     METHOD: "method methods loss preset recipe encoder weights image_size tune",
     TRAINING: "epochs budget seeds trials probe_epochs batch_size lr augment seed",
+    DECISIONS: "calibration thresholds",
     COMPUTE: "device workers cache out add resume",
 }
 """The parameters in each option group of a command's help."""

@@ -28,10 +28,14 @@ def predict(
     format: Annotated[  # noqa: A002
         Literal["full", "short"], Parameter(help="short: a CSV table with the columns path and labels only")
     ] = "full",
-    threshold: Annotated[float, Parameter(help="a class is predicted if its probability is above this value")] = 0.5,
-    below_parents: Annotated[
-        bool, Parameter(help="limit the score of a class to its parent's score", negative="")
-    ] = False,
+    threshold: Annotated[
+        float | None, Parameter(help="predict a class above this probability (default: the run's thresholds)")
+    ] = None,
+    raw: Annotated[bool, Parameter(help="give the scores before calibration", negative="")] = False,
+    abstain: Annotated[
+        float | None,
+        Parameter(help="leave decisions open so that at most this share of yes or no is wrong, such as 0.05"),
+    ] = None,
     device: Annotated[str, Parameter(help="auto, cpu, cuda or mps")] = "auto",
     workers: Annotated[
         int | None, Parameter(help="processes for decoding images (default: one per core, at most 8)")
@@ -41,13 +45,16 @@ def predict(
     """Predict the classes of images, with a probability and a decision for each class.
 
     A CSV file has the columns path and error and, for each class, a column NAME with its probability and a column
-    NAME:decision with 0 or 1. A JSON file has the path, error, probabilities and decisions of each image. If an image
-    cannot be read, its error is the reason. Memory use does not depend on the number of images.
+    NAME:decision with 1 (yes), 0 (no) or ? (not sure, with --abstain). The column uncertainty is between 0 (certain)
+    and 1. A JSON file has the same, with true, false and null. If an image cannot be read, its error is the reason.
+    Memory use does not depend on the number of images.
 
-    With --format short, the labels above the threshold are joined by | (or by ; if a class name contains |). Images
+    With --format short, the predicted labels are joined by | (or by ; if a class name contains |). Images
     that cannot be read are left out and named at the end.
 
     Example: probmcl predict runs/2026-11-15-photos new/ --out new.csv
+
+    Example: probmcl predict runs/2026-11-15-photos new/ --out new.csv --abstain 0.05
     """
     from rich.console import Console as RichConsole
 
@@ -57,10 +64,13 @@ def predict(
 
     if out is not None:
         refuse_output(out, format)
+    if format == "short" and abstain is not None:
+        raise ValueError(f"--abstain {abstain:g} cannot be combined with --format short, which has no place for ?")
     console, counts = command_console(stderr=True), _Counts()
-    blocks = load(run, device=device).stream(
-        images, threshold=threshold, below_parents=below_parents, batch_size=batch_size, workers=workers
-    )
+    model = load(run, device=device)
+    if model.calibration is None and not raw:
+        console.print(f"note: {run} is not calibrated, so these are raw scores; first run: probmcl calibrate {run}")
+    blocks = model.stream(images, threshold=threshold, raw=raw, abstain=abstain, batch_size=batch_size, workers=workers)
     if out is None:
         output, tallied = RichConsole(emoji=False, highlight=False, markup=False), counts.count(blocks)
         for line in short_lines(tallied) if format == "short" else itertools.chain.from_iterable(map(lines, tallied)):
@@ -89,7 +99,7 @@ def lines(block: "Predictions") -> Iterator[str]:
     """Yield one line per image: the predicted classes by descending probability; if none, the most probable class."""
     from probmcl.inference.prediction_display import line
 
-    return (line(image, none=f"nothing above {block.threshold:g}", most=len(block.names)) for image in block)
+    return (line(image, most=len(block.names)) for image in block)
 
 
 def short_lines(blocks: Iterator["Predictions"]) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """Execution of a comparison: for each seed one run with all methods, then a summary of the results."""
 
-import math
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,20 +8,25 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import msgspec
+import numpy as np
+import torch
 
+from probmcl.calibration import fit_calibration
 from probmcl.console import Console
+from probmcl.data.hierarchy import parents_of
 from probmcl.data.options import DataSource
-from probmcl.data.records import Records
+from probmcl.data.records import LabelSpace, Records
 from probmcl.errors import RunWarning
-from probmcl.evaluation.decisions import best_thresholds
-from probmcl.evaluation.metrics import multilabel_metrics
+from probmcl.evaluation.decisions import decisions_at
+from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.retrieval import retrieval
+from probmcl.evaluation.stored_scores import read_scores, scores_file
 from probmcl.experiments import protocol
 from probmcl.experiments.measure import Measurements, measure
 from probmcl.experiments.protocol import ComparisonSpec
 from probmcl.experiments.results import RESULTS, Comparison, Result, merge_results, read_results, write_results
-from probmcl.experiments.statistics import DRAWS, read_predictions, summarize
-from probmcl.files import read_json, write_json
+from probmcl.experiments.statistics import DRAWS, summarize
+from probmcl.files import nan_to_none, read_json, write_json
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
 from probmcl.run.budget import Planner
@@ -30,7 +34,7 @@ from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.state import read_plan
 from probmcl.run.train import all_candidates, train_run
 from probmcl.run.workspace import Workspace, build_encoder
-from probmcl.run_folder import METADATA, PREDICTIONS, RETRIEVAL, RunFolder
+from probmcl.run_folder import EVALUATION, METADATA, RETRIEVAL, RunFolder
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
 from probmcl.settings import MethodSpec, TrainingJob
 
@@ -155,18 +159,14 @@ class ComparisonRunner:
         self, seed: int, run: Run, identity: CandidateId, fingerprint: dict[str, str], job: TrainingJob | None
     ) -> Result:
         candidate, folder = run.candidates[identity], RunFolder(run.folder)
-        files = folder.results(identity.key) / PREDICTIONS
-        val, test = (read_predictions(files / f"{split}.npz") for split in ("val", "test"))
+        files = folder.results(identity.key)
+        val, test = (read_scores(scores_file(files, split)).rows for split in ("val", "test"))
         probe = identity if job is None else identity._replace(head="re-probed")
         name, method = (FROZEN_PROBE.name, None) if job is None else (job.name, self.methods[job.name])
         origin = method and find_method(method.method).origin
         cost, predictor = self.measured.expenses[name], find_method(candidate.method)
         prediction = cost.own_head if identity.head == "own head" and cost.own_head else cost.probe
         emits_set = issubclass(predictor, Classifier) and predictor.emits_set
-        # Macro F1 uses thresholds chosen on validation. A predicted set has none; its scores are above or below 0.5.
-        threshold = 0.5 if emits_set else best_thresholds(*val)
-        macro_f1 = multilabel_metrics(*test, threshold=threshold, f1="per_class")["CF1"]
-        assert candidate.test is not None
         return Result(
             name=name,
             head=identity.head,
@@ -185,14 +185,15 @@ class ComparisonRunner:
             emits_set=emits_set,
             seed=seed,
             validation=candidate.validation_map,
-            test=dict(candidate.test),
-            macro_F1=None if math.isnan(macro_f1) else macro_f1,
+            test=read_json(files / EVALUATION),
+            # A predicted set has no probabilities to calibrate; its scores are above or below 0.5.
+            macro_F1=_macro_f1(val, test, self.records.label_space, calibrate=not emits_set),
             by_embedding=read_json(folder.results(probe.key) / RETRIEVAL),
-            by_probabilities=dict(retrieval(test.scores, test.labels, test.known)),
+            by_probabilities=dict(retrieval(*map(torch.from_numpy, (test.scores, test.labels, test.known)))),
             trials=self.spec.trials,
             seconds=candidate.seconds,
             fingerprint=fingerprint,
-            predictions=(files / "test.npz").relative_to(self.folder).as_posix(),
+            predictions=scores_file(files, "test").relative_to(self.folder).as_posix(),
             folder=self.folder,
         )
 
@@ -215,3 +216,13 @@ class ComparisonRunner:
             draws=DRAWS,
             chance=next((chance for result in results if (chance := result.test.get("chance")) is not None), None),
         )
+
+
+def _macro_f1(val: ScoredRows, test: ScoredRows, labels: LabelSpace, *, calibrate: bool) -> float | None:
+    """Return the macro F1 on test, by default with the calibration and thresholds that `train` would fit."""
+    scores, thresholds = test.scores, np.full(len(labels), 0.5)
+    if calibrate:
+        parents = parents_of(labels.names, labels.hierarchy)
+        calibration = fit_calibration(val, labels.names, parents=parents)
+        scores, thresholds = calibration.probabilities(test.scores, parents), calibration.threshold
+    return nan_to_none(decisions_at(scores, test.labels, test.known, thresholds).macro_f1)

@@ -2,37 +2,20 @@
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from jaxtyping import Bool, Float, Float64
+from jaxtyping import Float64
 from numpy import ndarray
-from torch import Tensor
 
 from probmcl.evaluation.bootstrap import bootstrapped_map, centered, holm, interval, p_value, resamples
+from probmcl.evaluation.stored_scores import read_scores
 from probmcl.experiments.results import ComparedClassifier, Result, Row
 
 DRAWS = 2000  # resamples of the test images; enough for p < 0.05 after correction for 50 methods
 Samples = Float64[ndarray, " B"]
 Advance = Callable[[], object]
-
-
-class Predictions(NamedTuple):
-    """Scores, labels and the mask of known labels of a split."""
-
-    scores: Float[Tensor, "N C"]
-    labels: Float[Tensor, "N C"]
-    known: Bool[Tensor, "N C"]
-
-
-def read_predictions(path: Path) -> Predictions:
-    """Read the predictions that a run has written for a split."""
-    with np.load(path) as file:
-        scores, labels, known = (torch.from_numpy(file[key]) for key in ("scores", "labels", "known"))
-    return Predictions(scores, labels.float(), known)
 
 
 class _Seeds(NamedTuple):
@@ -91,10 +74,11 @@ def _by_title(results: Sequence[Result], groups: Sequence[str] | None, advance: 
         seeds, path = classifiers[result.title], result.folder / result.predictions
         seeds.results[result.seed] = result
         if path.is_file():
-            predictions = read_predictions(path)
+            rows = read_scores(path).rows
             if weights is None:
-                weights = resamples(len(predictions.scores), groups, draws=DRAWS)
-            seeds.samples[result.seed] = centered(bootstrapped_map(*predictions, weights), result.test_map)
+                weights = resamples(len(rows), groups, draws=DRAWS)
+            samples = bootstrapped_map(rows.scores, rows.labels, rows.known, weights)
+            seeds.samples[result.seed] = centered(samples, result.test_map)
         advance()
     return classifiers
 

@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from probmcl.calibration import Calibration
 from probmcl.data.hierarchy import parents_of
 from probmcl.data.images import Preprocessing
 from probmcl.data.options import DataSource
@@ -20,7 +21,7 @@ from probmcl.inference.model import Model
 from probmcl.legacy import upgrade_tensor_names
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier
-from probmcl.run_folder import CONFIG, LABELS, METADATA, MODEL, PREPROCESSING, RunFolder
+from probmcl.run_folder import CALIBRATION, CONFIG, LABELS, METADATA, MODEL, PREPROCESSING, RunFolder
 from probmcl.runtime.machine import find_device
 from probmcl.settings import method_settings
 
@@ -79,6 +80,7 @@ def load(run: Path | str, *, device: str = "auto") -> Model:
         device=torch.device(find_device(device)),
         folder=folder.path,
         source=None if metadata.data is None else DataSource.parse(metadata.data),
+        calibration=_read_calibration(folder, labels.names) if folder.has(CALIBRATION) else None,
     )
 
 
@@ -88,6 +90,13 @@ def _read(folder: RunFolder, name: str, schema: type[T]) -> T:
         return msgspec.convert(content, schema)
     except ValueError as error:
         raise RunError(f"{folder.path / name}: {error}; the file is damaged or was edited") from error
+
+
+def _read_calibration(folder: RunFolder, names: tuple[str, ...]) -> Calibration:
+    calibration = _read(folder, CALIBRATION, Calibration)
+    if tuple(calibration.classes) != names:
+        raise RunError(f"{folder.path / CALIBRATION} does not match the classes in {LABELS}; calibrate the run again")
+    return calibration
 
 
 def _load_classifier(folder: RunFolder, kept: _KeptModel, encoder: Encoder, labels: _Labels) -> Classifier:

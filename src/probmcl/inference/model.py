@@ -3,29 +3,36 @@
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar, final, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Float64
 from numpy import ndarray
 from torch import Tensor
 
+from probmcl.calibration import Calibration, ThresholdRule, abstention_limits
+from probmcl.calibration.maps import Kind
 from probmcl.console import Console
 from probmcl.data.findings import BadImage, without_bad
-from probmcl.data.hierarchy import cap_at_parents, levels_of, parents_of
+from probmcl.data.hierarchy import levels_of, parents_of
 from probmcl.data.images import Preprocessing
 from probmcl.data.options import DataSource, ReadOptions, refuse_share
 from probmcl.data.read import read_source
 from probmcl.data.records import SPLITS, Records, Split
 from probmcl.data.stream import Decoded, Source, decode, decode_files, find
-from probmcl.errors import DataError, ImageError, OptionError, counted
+from probmcl.errors import DataError, ImageError, OptionError, calibrate_call, counted
+from probmcl.evaluation.decisions import DEFAULT_THRESHOLD
 from probmcl.evaluation.groups import Aggregate, EvaluationOptions, ScoredRows, evaluate_rows
+from probmcl.evaluation.stored_scores import StoredScores, read_scores, scores_file
 from probmcl.inference.class_mapping import match_classes, read_renames
 from probmcl.inference.predictions import Predictions
-from probmcl.inference.splits import count_trained_on, read_run_splits, select_split
+from probmcl.inference.splits import count_calibrated_on, count_trained_on, read_run_splits, select_split
 from probmcl.methods.base import Classifier
 from probmcl.runtime.machine import CPU_PIXELS, GPU_PIXELS
+
+DecisionRule = tuple[float | Float64[ndarray, " C"], Float64[ndarray, " C"] | None]
+"""The threshold of yes decisions, for all classes or per class, and that of no decisions if the model may abstain."""
 
 
 @final
@@ -48,6 +55,7 @@ class Model:
         names: the classes, in the order of the scores.
         hierarchy: the parent of each class that has one.
         preprocessing: the transform from an image to the network's input.
+        calibration: calibrated probabilities and thresholds; None for a run of version 0.1, which has raw scores.
     """
 
     def __init__(
@@ -60,53 +68,71 @@ class Model:
         folder: Path,
         source: DataSource | None,
         hierarchy: Mapping[str, str] | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         # Images have the same memory format, which makes convolutions faster.
         moved = classifier.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.classifier: Classifier = moved.eval()
         self.names, self.preprocessing, self.device = names, preprocessing, device
-        self.folder, self.hierarchy, self._source = folder, hierarchy, source
+        self.folder, self.hierarchy, self._source, self.calibration = folder, hierarchy, source, calibration
+        self._parents = parents_of(names, hierarchy)
 
     def __repr__(self) -> str:
         classes = counted(len(self.names), "class", "classes")
         summary = f"{classes}, {self.preprocessing.size} px, {self.device}"
+        summary += ", not calibrated" if self.calibration is None else ""
         return f"Model({str(self.folder)!r}, {summary})"
 
     def predict(
         self,
         images: Source | Sequence[Source],
         *,
-        threshold: float = 0.5,
-        below_parents: bool = False,
+        threshold: float | None = None,
+        raw: bool = False,
+        abstain: float | None = None,
         batch_size: int | None = None,
         workers: int | None = None,
         console: Console | None = None,
     ) -> Predictions:
-        """Return a probability and a decision for each image and class; unreadable images are in `errors`.
+        """Return a calibrated probability and a decision for each image and class; unreadable images are in `errors`.
 
-        `below_parents` limits the score of each class to its parent's score.
+        Args:
+            images: files, folders or images in memory; see `Model`.
+            threshold: a class is predicted above this probability (default: the thresholds of the run).
+            raw: return the scores before calibration; their default threshold is 0.5.
+            abstain: largest error rate, such as 0.05, among the yes and among the no decisions of each class. With
+                probability 0.9, the rates stay below it; other decisions are left open. Thresholds are not used.
+            batch_size: images in a forward pass; see `Model`.
+            workers: processes that decode images; see `Model`.
+            console: prints progress; see `Model`.
         """
-        blocks = self.stream(
-            images, threshold=threshold, below_parents=below_parents, batch_size=batch_size, workers=workers
-        )
-        shown = _with_progress(blocks, "predicting", images, console)
-        return Predictions.concatenate(self.names, threshold, shown)
+        rule = self._decision_rule(threshold, raw, abstain)
+        blocks = self._stream(images, rule, raw, batch_size, workers)
+        return Predictions.concatenate(self.names, rule[0], _with_progress(blocks, "predicting", images, console))
 
     def stream(
         self,
         images: Source | Sequence[Source],
         *,
-        threshold: float = 0.5,
-        below_parents: bool = False,
+        threshold: float | None = None,
+        raw: bool = False,
+        abstain: float | None = None,
         batch_size: int | None = None,
         workers: int | None = None,
     ) -> Iterator[Predictions]:
         """Yield the predictions in blocks, so memory use does not grow with the number of images."""
-        if not isinstance(threshold, int | float) or not 0 <= threshold <= 1:
-            raise OptionError("threshold", threshold, "must be a probability between 0 and 1")
-        parents, size = self._parents(below_parents), self._batch_size(batch_size)
-        batches = decode(images, self.preprocessing, batch_size=size, workers=workers)
-        return (self._predict_batch(batch, threshold, parents) for batch in batches)
+        return self._stream(images, self._decision_rule(threshold, raw, abstain), raw, batch_size, workers)
+
+    def _stream(
+        self,
+        images: Source | Sequence[Source],
+        rule: DecisionRule,
+        raw: bool,
+        batch_size: int | None,
+        workers: int | None,
+    ) -> Iterator[Predictions]:
+        batches = decode(images, self.preprocessing, batch_size=self._batch_size(batch_size), workers=workers)
+        return (self._predict_batch(batch, rule, raw) for batch in batches)
 
     @torch.inference_mode()
     def embed(
@@ -138,7 +164,8 @@ class Model:
         rename: Path | str | Mapping[str, str] | None = None,
         by: str | None = None,
         aggregate: Aggregate | None = None,
-        below_parents: bool = False,
+        raw: bool = False,
+        abstain: float | None = None,
         skip_bad: float | None = None,
         draws: int = 1000,
         seed: int = 0,
@@ -151,7 +178,7 @@ class Model:
         Images of the run keep the split that they had there. New images have their split in the data; if the data have
         only train images, new images count as `split`. Classes are matched by name. The result also lists the classes
         that only the model or only the data have, the `skipped` images, and the number of images that the run was
-        `trained_on`.
+        `trained_on` and `calibrated_on`.
 
         Args:
             data: the data to evaluate on; None for the data of the run.
@@ -161,7 +188,8 @@ class Model:
             rename: mapping from class names in the data to class names in the model, or a file that contains it.
             by: a column whose values are also evaluated separately.
             aggregate: evaluate groups instead of images, by the mean or the maximum of their images' scores.
-            below_parents: limit the score of each class to its parent's score.
+            raw: evaluate the scores before calibration.
+            abstain: also evaluate decisions that are yes, no or not sure; see `predict`.
             skip_bad: largest fraction of unreadable images to skip; by default, unreadable images are an error.
             draws: number of bootstrap resamples of groups, or of images if there are no groups; 0 for no intervals.
             seed: random seed for the resamples.
@@ -173,7 +201,7 @@ class Model:
             raise OptionError("split", split, f"must be one of {', '.join(SPLITS)}")
         refuse_share(skip_bad)
         options = EvaluationOptions(by=by, aggregate=aggregate, draws=draws, seed=seed)
-        parents, console = self._parents(below_parents), console or Console.delayed()
+        (yes, no), console = self._decision_rule(None, raw, abstain), console or Console.delayed()
         records = read_source(self._evaluation_source(data, images, read), keep=() if by is None else (by,))
         renames = read_renames(rename, model=self.names, data=records.label_space.names)
         mapping = match_classes(self.names, records.label_space.names, renames)
@@ -181,12 +209,26 @@ class Model:
         records = select_split(records, split, run_splits)
         options.values(records)  # raises errors before images are scored
         trained_on = count_trained_on(records.paths, run_splits, split)
-        records, scores, bad = self._score(records, skip_bad, batch_size, workers, console)
-        scores = cap_at_parents(scores, parents)[:, mapping.in_model]
-        levels = levels_of(parents_of(self.names, self.hierarchy))[mapping.in_model].tolist() if self.hierarchy else ()
-        rows, values = ScoredRows(scores, *mapping.labels(records.states), records.group), options.values(records)
+        calibration, columns = None if raw else self.calibration, mapping.in_model
+        calibrated_on = 0 if calibration is None else count_calibrated_on(records.paths, self._held_out().paths)
+        records, scores, bad = self.score(records, skip_bad, batch_size, workers, console)
+        rows = ScoredRows(
+            self._probabilities(scores, raw)[:, columns],
+            *mapping.labels(records.states),
+            records.group,
+            raw=None if calibration is None else scores[:, columns],
+        )
         result = evaluate_rows(
-            rows, options, values, console, names=mapping.common, split=split, note=self.classifier.note, levels=levels
+            rows,
+            options,
+            options.values(records),
+            console,
+            names=mapping.common,
+            split=split,
+            note=self.classifier.note,
+            levels=levels_of(self._parents)[columns].tolist() if self.hierarchy else (),
+            thresholds=None if calibration is None else calibration.threshold[columns],
+            limits=None if no is None else (no[columns], np.asarray(yes)[columns]),
         )
         return {
             **result,
@@ -194,8 +236,55 @@ class Model:
             "classes_only_in_data": mapping.only_in_data,
             "renamed": renames,
             "trained_on": trained_on,
+            "calibrated_on": calibrated_on,
+            "thresholds": calibration and calibration.thresholds,
             "skipped": [{"path": str(image.path), "reason": image.reason} for image in bad],
         }
+
+    def calibrate(
+        self,
+        data: Path | str | None = None,
+        *,
+        calibration: Kind = "sigmoid",
+        thresholds: str | float = "balanced",
+        images: Path | str | None = None,
+        read: ReadOptions = ReadOptions(),
+        rename: Path | str | Mapping[str, str] | None = None,
+        skip_bad: float | None = None,
+        batch_size: int | None = None,
+        workers: int | None = None,
+        console: Console | None = None,
+    ) -> Calibration:
+        """Fit the calibration and the thresholds again, use them from now on, and write them to the run folder.
+
+        Without data, they are fitted to the held-out scores of the run. With data from another site, they are fitted
+        to its validation images or, if the data have no splits, to all of its images. The scores of the run's test
+        images in evaluation.json are updated.
+
+        Args:
+            data: labeled images that the model was not trained on.
+            calibration: `sigmoid`, `isotonic` (for classes with at least 1,000 positives) or `none`.
+            thresholds: balanced, f1, precision:P, recall:R, cost:FN,FP or a number; see `ThresholdRule`.
+            images: folder that image paths are relative to.
+            read: reading options.
+            rename: mapping from class names in the data to class names in the model, or a file that contains it.
+            skip_bad: largest fraction of unreadable images to skip; by default, unreadable images are an error.
+            batch_size: images in a forward pass; see `Model`.
+            workers: processes that decode images; see `Model`.
+            console: prints progress; see `Model`.
+        """
+        from probmcl.inference import recalibration
+
+        if calibration not in get_args(Kind):
+            raise OptionError("calibration", calibration, f"must be one of {', '.join(get_args(Kind))}")
+        rule, console = ThresholdRule.parse(thresholds), console or Console.delayed()
+        refuse_share(skip_bad)
+        predictions = recalibration.stored_held_out_scores(self.folder)
+        if data is not None:
+            source = self._evaluation_source(data, images, read)
+            predictions = recalibration.score_other_images(self, source, rename, skip_bad, batch_size, workers, console)
+        self.calibration = recalibration.calibrate_run(self, predictions, calibration, rule, console)
+        return self.calibration
 
     def _evaluation_source(self, data: Path | str | None, images: Path | str | None, read: ReadOptions) -> DataSource:
         if data is not None:
@@ -204,7 +293,7 @@ class Model:
             raise DataError("the data of this run were not read from a file; specify the data to evaluate on")
         return self._source.with_changes(images, read)
 
-    def _score(
+    def score(
         self, records: Records, skip_bad: float | None, batch_size: int | None, workers: int | None, console: Console
     ) -> tuple[Records, Float[ndarray, "N C"], list[BadImage]]:
         """Score the readable images. If too many are unreadable, the rest are only decoded, to list all bad images."""
@@ -217,33 +306,54 @@ class Model:
                 for row, error in zip(unreadable, batch.errors, strict=True):
                     bad.append(BadImage(first + row, error.path, error.reason))
                 if batch.rows and len(bad) / len(records) <= (skip_bad or 0.0):
-                    scores.append(self._probabilities(batch.images))
+                    scores.append(self._scores(batch.images))
                 first += len(batch.paths)
                 bar.advance(len(batch.paths), steps=len(batch.paths))
         return without_bad(records, bad, share=skip_bad), np.concatenate(scores), bad
 
-    def _parents(self, below_parents: bool) -> Int[ndarray, "C"]:
-        """Return, for each class, the index of the parent that limits its score, or −1."""
-        if below_parents and not self.hierarchy:
-            raise OptionError(
-                "below_parents", True, f"needs a class hierarchy, but the classes of {self.folder} have no parents"
-            )
-        return parents_of(self.names, self.hierarchy if below_parents else None)
+    def _held_out(self) -> StoredScores:
+        """Read the scores that the calibration was fitted to."""
+        assert self.calibration is not None
+        return read_scores(scores_file(self.folder, self.calibration.predictions))
+
+    def _decision_rule(self, threshold: float | None, raw: bool, abstain: float | None) -> DecisionRule:
+        """Return the threshold of yes decisions and, if the model may abstain, that of no decisions."""
+        if threshold is not None and (not isinstance(threshold, int | float) or not 0 <= threshold <= 1):
+            raise OptionError("threshold", threshold, "must be a probability between 0 and 1")
+        if abstain is None:
+            chosen = DEFAULT_THRESHOLD if self.calibration is None or raw else self.calibration.threshold
+            return chosen if threshold is None else threshold, None
+        if threshold is not None or raw:
+            other = "raw" if raw else "threshold"
+            raise OptionError("abstain", abstain, f"cannot be combined with `{other}`")
+        if self.calibration is None:
+            raise OptionError("abstain", abstain, f"needs a calibration; first run {calibrate_call(self.folder)}")
+        rows = self._held_out().rows
+        limits = abstention_limits(abstain, self._probabilities(rows.scores, raw), rows.labels, rows.known)
+        return limits.yes, limits.no
 
     def _batch_size(self, batch_size: int | None) -> int:
         pixels = CPU_PIXELS if self.device.type == "cpu" else GPU_PIXELS
         return max(1, pixels // self.preprocessing.size**2) if batch_size is None else batch_size
 
-    def _predict_batch(self, batch: Decoded, threshold: float, parents: Int[ndarray, "C"]) -> Predictions:
-        scores = np.full((len(batch.paths), len(self.names)), np.nan, dtype=np.float32)
+    def _predict_batch(self, batch: Decoded, rule: DecisionRule, raw: bool) -> Predictions:
+        dtype = np.float32 if self.calibration is None or raw else np.float64
+        scores = np.full((len(batch.paths), len(self.names)), np.nan, dtype=dtype)
         if batch.rows:
-            scores[batch.rows] = cap_at_parents(self._probabilities(batch.images), parents)
+            scores[batch.rows] = self._probabilities(self._scores(batch.images), raw)
         errors = iter(batch.errors)
         reasons = tuple(None if row in batch.rows else next(errors).reason for row in range(len(batch.paths)))
-        return Predictions(self.names, tuple(batch.paths), scores, threshold, reasons)
+        threshold, no_up_to = rule
+        return Predictions(self.names, tuple(batch.paths), scores, threshold, reasons, no_up_to)
+
+    def _probabilities(self, scores: Float[ndarray, "N C"], raw: bool) -> Float[ndarray, "N C"]:
+        """Calibrate scores, unless raw scores are requested or the run has no calibration."""
+        if self.calibration is None or raw:
+            return scores
+        return self.calibration.probabilities(scores, self._parents)
 
     @torch.inference_mode()
-    def _probabilities(self, images: Float[Tensor, "N 3 S S"]) -> Float[ndarray, "N C"]:
+    def _scores(self, images: Float[Tensor, "N 3 S S"]) -> Float[ndarray, "N C"]:
         logits = self.classifier.logits(images.to(self.device, memory_format=torch.channels_last))
         return np.asarray(logits.float().sigmoid().cpu())
 

@@ -29,7 +29,10 @@ def line(image: Prediction, *, none: str = "no labels", most: int = LABELS) -> s
         return f"{printable(image.path)}: ERROR: {image.error}"
     ranked = [f"{name} {score:.2f}" for name, score in image.top(len(image.probabilities)) if name in image.labels]
     best, score = image.top(1)[0]
-    return f"{printable(image.path)}: {listing(ranked, most) or f'{none}; most probable: {best} {score:.2f}'}"
+    open_decisions = [f"{name} {p:.2f}" for name, p in image.top(len(image.probabilities)) if name in image.not_sure]
+    assigned = listing(ranked, most) or (none if open_decisions else f"{none}; most probable: {best} {score:.2f}")
+    rest = f"; not sure: {listing(open_decisions, most)}" if open_decisions else ""
+    return f"{printable(image.path)}: {assigned}{rest}"
 
 
 def text(predictions: Predictions) -> str:
@@ -65,4 +68,7 @@ def _summary(predictions: Predictions) -> str:
     unreadable = sum(reason is not None for reason in predictions.reasons)
     classes = counted(len(predictions.names), "class", "classes")
     counts = f"{counted(len(predictions), 'image')}, {classes}"
-    return f"{counts}, threshold {predictions.threshold:g}" + (f", {unreadable:,} unreadable" if unreadable else "")
+    threshold = predictions.threshold
+    rule = f"threshold {threshold:g}" if isinstance(threshold, float | int) else "a threshold per class"
+    rule = rule if predictions.no_up_to is None else "yes, no or not sure"
+    return f"{counts}, {rule}" + (f", {unreadable:,} unreadable" if unreadable else "")

@@ -5,9 +5,13 @@ from __future__ import annotations
 import csv
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TextIO, get_args
+
+import numpy as np
+from numpy import ndarray
 
 from probmcl.data.formats.table.lists import SEPARATORS
 from probmcl.errors import DataError, OptionError, keyword
@@ -15,7 +19,8 @@ from probmcl.errors import DataError, OptionError, keyword
 if TYPE_CHECKING:
     from probmcl.inference.predictions import Predictions
 
-PATH, ERROR, LABELS, DECISION = "path", "error", "labels", ":decision"
+PATH, ERROR, UNCERTAINTY, LABELS, DECISION = "path", "error", "uncertainty", "labels", ":decision"
+NOT_SURE = "?"
 DIGITS = 6
 
 Format = Literal["full", "short"]
@@ -91,7 +96,7 @@ def _refuse_unknown(layout: str) -> None:
 
 def refuse_ambiguous(names: Sequence[str], table: Path | str) -> None:
     """Raise an error if a class has the name of another column."""
-    columns = {PATH, ERROR, *(f"{name}{DECISION}" for name in names)}
+    columns = {PATH, ERROR, UNCERTAINTY, *(f"{name}{DECISION}" for name in names)}
     ambiguous = [name for name in names if name in columns]
     if ambiguous:
         raise ValueError(
@@ -129,12 +134,13 @@ def _write(
 
 def _write_csv(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
     table = csv.writer(file)
-    table.writerow([PATH, ERROR, *first.names, *(f"{name}{DECISION}" for name in first.names)])
-    for path, error, scores, labels in itertools.chain.from_iterable(map(_rows, blocks)):
+    table.writerow([PATH, ERROR, UNCERTAINTY, *first.names, *(f"{name}{DECISION}" for name in first.names)])
+    for path, error, uncertain, scores, decisions in itertools.chain.from_iterable(map(_rows, blocks)):
         if error is None:
-            table.writerow([path, "", *(f"{score:.{DIGITS}g}" for score in scores), *map(int, labels)])
+            texts = (NOT_SURE if decision is None else int(decision) for decision in decisions)
+            table.writerow([path, "", *(f"{x:.{DIGITS}g}" for x in (uncertain, *scores)), *texts])
         else:
-            table.writerow([path, error, *[""] * (2 * len(first.names))])
+            table.writerow([path, error, *[""] * (1 + 2 * len(first.names))])
 
 
 def _write_short(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
@@ -143,22 +149,46 @@ def _write_short(file: TextIO, first: Predictions, blocks: Iterator[Predictions]
 
 def _write_json(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
     """Write one line per image, so the predictions need not all be in memory at once."""
-    head = json.dumps({"names": first.names, "threshold": first.threshold})
+    head = json.dumps({"names": first.names, **_limits(first)})
     file.write(f'{head[:-1]}, "images": [')
     separator = "\n"
-    for path, error, scores, labels in itertools.chain.from_iterable(map(_rows, blocks)):
+    for path, error, uncertain, scores, decisions in itertools.chain.from_iterable(map(_rows, blocks)):
         rounded = [float(f"{score:.{DIGITS}g}") for score in scores]
-        by_name = [
-            None if error is not None else dict(zip(first.names, values, strict=True)) for values in (rounded, labels)
-        ]
-        row = {"path": str(path), "error": error, "probabilities": by_name[0], "decisions": by_name[1]}
+        row: dict[str, object] = {
+            "path": str(path),
+            "error": error,
+            "uncertainty": None,
+            "probabilities": None,
+            "decisions": None,
+        }
+        if error is None:
+            row["uncertainty"] = float(f"{uncertain:.{DIGITS}g}")
+            row["probabilities"] = dict(zip(first.names, rounded, strict=True))
+            row["decisions"] = dict(zip(first.names, decisions, strict=True))
         file.write(separator + json.dumps(row))
         separator = ",\n"
     file.write("\n]}\n")
 
 
-def _rows(block: Predictions) -> Iterator[tuple[Path, str | None, list[float], list[bool]]]:
-    yield from zip(block.paths, block.reasons, block.scores.tolist(), block.labels.tolist(), strict=True)
+def _limits(predictions: Predictions) -> dict[str, dict[str, float | None]]:
+    """Return the threshold of each class; with abstention, the limits of its no and yes decisions (null: never)."""
+
+    def by_name(limits: ndarray | float) -> dict[str, float | None]:
+        values = np.broadcast_to(limits, len(predictions.names)).tolist()
+        return {name: x if math.isfinite(x) else None for name, x in zip(predictions.names, values, strict=True)}
+
+    if predictions.no_up_to is None:
+        return {"thresholds": by_name(predictions.threshold)}
+    return {"no_up_to": by_name(predictions.no_up_to), "yes_above": by_name(predictions.threshold)}
+
+
+Row = tuple[Path, str | None, float, list[float], list[bool | None]]
+"""Path, error, uncertainty, probabilities and decisions of an image; an open decision is None."""
+
+
+def _rows(block: Predictions) -> Iterator[Row]:
+    columns = (block.uncertainty.tolist(), block.scores.tolist(), block.labels.tolist())
+    yield from zip(block.paths, block.reasons, *columns, strict=True)
 
 
 WRITERS = {".csv": _write_csv, ".json": _write_json}

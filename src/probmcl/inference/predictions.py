@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float64
 from numpy import ndarray
 
 from probmcl.errors import OptionError, ProbmclError
+from probmcl.evaluation.selective import uncertainty
 from probmcl.inference import prediction_display, prediction_files
 
 Rows = slice | Sequence[int] | Sequence[bool] | ndarray
@@ -33,6 +34,7 @@ class Prediction:
     probabilities: Mapping[str, float]  # by class name; empty if the image could not be read
     labels: tuple[str, ...] | None  # the assigned classes; None if the image could not be read
     error: str | None = None  # the reason why the image could not be read
+    not_sure: tuple[str, ...] = ()  # with abstention, the classes that are neither assigned nor ruled out
 
     def __repr__(self) -> str:
         return f"Prediction({prediction_display.line(self)})"
@@ -65,8 +67,9 @@ class Predictions:
     names: tuple[str, ...]
     paths: tuple[Path, ...]  # in the order of the images; an image in memory is named by its position
     scores: Float[ndarray, "N C"]  # probabilities; NaN for an unreadable image
-    threshold: float  # a class is predicted if its probability is above this value
+    threshold: float | Float64[ndarray, " C"]  # a class is predicted above this probability; one, or one per class
     reasons: tuple[str | None, ...]  # why each image could not be read; None for a readable image
+    no_up_to: Float64[ndarray, " C"] | None = None  # with abstention, decisions between this and `threshold` are open
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -90,17 +93,22 @@ class Predictions:
             return self._prediction(int(positions))
         paths = tuple(self.paths[row] for row in positions)
         reasons = tuple(self.reasons[row] for row in positions)
-        return Predictions(self.names, paths, self.scores[positions], self.threshold, reasons)
+        return replace(self, paths=paths, scores=self.scores[positions], reasons=reasons)
 
     def _prediction(self, row: int) -> Prediction:
         path, error = self.paths[row], self.reasons[row]
         if error is not None:
             return Prediction(path, {}, None, error)
-        labels = tuple(self.names[k] for k in np.flatnonzero(self._decide(self.scores[row])))
-        return Prediction(path, dict(zip(self.names, self.scores[row].tolist(), strict=True)), labels)
+        yes, open_decisions = self.scores[row] > self.threshold, self._open(self.scores[row])
+        labels, not_sure = (tuple(self.names[k] for k in np.flatnonzero(mask)) for mask in (yes, open_decisions))
+        probabilities = dict(zip(self.names, self.scores[row].tolist(), strict=True))
+        return Prediction(path, probabilities, labels, not_sure=not_sure)
 
-    def _decide(self, scores: Float[ndarray, "*N C"]) -> Bool[ndarray, "*N C"]:
-        return scores > self.threshold
+    def _open(self, scores: Float[ndarray, "*N C"]) -> Bool[ndarray, "*N C"]:
+        """Return which decisions are neither yes nor no."""
+        if self.no_up_to is None:
+            return np.zeros(scores.shape, dtype=bool)
+        return (scores > self.no_up_to) & ~(scores > self.threshold)
 
     def __repr__(self) -> str:
         return prediction_display.text(self)
@@ -109,12 +117,14 @@ class Predictions:
         return prediction_display.html(self)
 
     @classmethod
-    def concatenate(cls, names: Sequence[str], threshold: float, blocks: Iterable[Predictions]) -> Predictions:
+    def concatenate(
+        cls, names: Sequence[str], threshold: float | Float64[ndarray, " C"], blocks: Iterable[Predictions]
+    ) -> Predictions:
         """Concatenate blocks of predictions, possibly none."""
-        parts = [cls(tuple(names), (), np.empty((0, len(names)), dtype=np.float32), threshold, ()), *blocks]
+        parts = list(blocks) or [cls(tuple(names), (), np.empty((0, len(names)), dtype=np.float32), threshold, ())]
         paths = tuple(path for part in parts for path in part.paths)
         reasons = tuple(reason for part in parts for reason in part.reasons)
-        return cls(tuple(names), paths, np.concatenate([part.scores for part in parts]), threshold, reasons)
+        return replace(parts[0], paths=paths, scores=np.concatenate([part.scores for part in parts]), reasons=reasons)
 
     @property
     def errors(self) -> dict[Path, str]:
@@ -123,10 +133,17 @@ class Predictions:
 
     @property
     def labels(self) -> Bool[np.ma.MaskedArray, "N C"]:
-        """Decisions: True if the probability is above the threshold. Rows of unreadable images are masked."""
+        """Decisions: True if the probability is above the threshold.
+
+        Rows of unreadable images are masked and, with abstention, the decisions that are neither yes nor no.
+        """
         unreadable = np.array([reason is not None for reason in self.reasons], dtype=bool)
-        mask = np.repeat(unreadable[:, None], len(self.names), axis=1)
-        return np.ma.MaskedArray(self._decide(self.scores), mask=mask)
+        return np.ma.MaskedArray(self.scores > self.threshold, mask=unreadable[:, None] | self._open(self.scores))
+
+    @property
+    def uncertainty(self) -> Float64[ndarray, " N"]:
+        """The mean binary entropy of each image's probabilities, between 0 and 1; NaN for an unreadable image."""
+        return uncertainty(self.scores)
 
     def top(self, k: int) -> list[list[tuple[str, float]]]:
         """Return, for each image, the `k` most probable classes with their probabilities."""
@@ -135,20 +152,24 @@ class Predictions:
     def to_csv(self, path: Path | str, format: prediction_files.Format = "full") -> None:  # noqa: A002
         """Write a CSV file.
 
-        The `full` format has the columns path, error, the probability of each class, and `NAME:decision` (0 or 1). The
-        `short` format has the columns path and labels, with the assigned labels joined by `|` (or by another separator
-        if a class name contains it), and has no rows for unreadable images. `probmcl.data.read` reads it.
+        The `full` format has the columns path, error and uncertainty, the probability of each class, and
+        `NAME:decision` (1, 0 or, if abstention leaves it open, ?). The `short` format has the columns path and labels,
+        with the assigned labels joined by `|` (or by another separator if a class name contains it), and has no rows
+        for unreadable images. `probmcl.data.read` reads it.
         """
         prediction_files.write_csv(Path(path), self, format)
 
     def to_json(self, path: Path | str) -> None:
-        """Write JSON with names, threshold and, per image, its path, error, probabilities and decisions by name."""
+        """Write JSON with the threshold of each class and, per image, its uncertainty, probabilities and decisions.
+
+        A decision is true, false or, if abstention leaves it open, null.
+        """
         prediction_files.write_json(Path(path), self)
 
     def to_pandas(self) -> Any:
         """Return a pandas DataFrame with the columns of the CSV file; requires pandas.
 
-        Decisions are True, False, or missing for an unreadable image.
+        Decisions are True, False, or missing for an unreadable image and for a decision that abstention leaves open.
         """
         try:
             import pandas as pd
@@ -157,6 +178,7 @@ class Predictions:
         prediction_files.refuse_ambiguous(self.names, "the table")
         columns: dict[str, Any] = {prediction_files.PATH: list(map(str, self.paths))}
         columns[prediction_files.ERROR] = list(self.reasons)
+        columns[prediction_files.UNCERTAINTY] = self.uncertainty
         columns |= dict(zip(self.names, self.scores.T, strict=True))
         for name, decisions in zip(self.names, self.labels.T, strict=True):
             mask = np.ma.getmaskarray(decisions)

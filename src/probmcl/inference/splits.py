@@ -51,6 +51,18 @@ def count_trained_on(paths: Sequence[Path], run_splits: Mapping[str, Split], spl
     return sum(path in copied or run_splits.get(path) == "train" for path in resolved)
 
 
+def count_calibrated_on(paths: Sequence[Path], used: Sequence[str]) -> int:
+    """Return how many images the calibration was fitted to, judging by path or content, and warn about them."""
+    resolved, used_paths = [os.path.realpath(path) for path in paths], {os.path.realpath(path) for path in used}
+    copied = copies([path for path in resolved if path not in used_paths], sorted(used_paths))
+    count = sum(path in used_paths or path in copied for path in resolved)
+    if count:
+        was = "was" if count == 1 else "were"
+        problem = f"{was} used to fit the probabilities and thresholds, which look better on them than on new images"
+        warnings.warn(f"{count:,} of {counted(len(paths), 'image')} {problem}", stacklevel=2)
+    return count
+
+
 def copies(new: Iterable[str], old: Iterable[str]) -> dict[str, str]:
     """Map every new file that has the same content as an old file to the first such old file."""
     if not (new := list(new)):

@@ -4,12 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from probmcl.calibration import Calibration
 from probmcl.errors import counted
 from probmcl.headline import LEGEND, headline
-from probmcl.tables import MISSING, Column, Table, percent
+from probmcl.tables import MISSING, Column, Table, bracketed, percent, points
 
 MAX_NAMES = 5  # most names in a line of text
 MAX_ROWS = 20  # most classes or values in a table; the JSON file has all of them
+LOSSES = ("log loss", "Brier score")
 
 
 def summary(result: Mapping[str, Any]) -> str:
@@ -21,25 +23,55 @@ def summary(result: Mapping[str, Any]) -> str:
 
 def decision_rules(result: Mapping[str, Any]) -> Table:
     """Return the scores of a split for each decision rule."""
-    decisions = {f"probability > {threshold}": numbers for threshold, numbers in result["at"].items()}
+    at = dict(result["at"])
+    decisions = {f"thresholds: {result['thresholds']}": at.pop("chosen")} if "chosen" in at else {}
+    decisions |= {f"raw score > {threshold}": numbers for threshold, numbers in at.items()}
     decisions["… > 0.5, top 3"] = result["top3"]
     rows = [[name, *map(percent, numbers.values())] for name, numbers in decisions.items()]
-    return _table("", ("decision rule", "CP", "CR", "CF1", "OP", "OR", "OF1"), rows)
+    return _table("", ("decision rule", "CP", "CR", "CF1", "OP", "OR", "OF1", "macro F1"), rows)
 
 
 def by_class(result: Mapping[str, Any]) -> Table:
     """Return the classes in order of average precision, lowest first; classes without a positive are last."""
     ranked = sorted(result["ap"], key=lambda name: (result["ap"][name] is None, result["ap"][name] or 0.0))
     selection = "" if len(ranked) <= MAX_ROWS else f"{MAX_ROWS} of {len(ranked)} "
-    threshold = result["decisions"]["threshold"]
     rows = []
     for name in ranked[:MAX_ROWS]:
         rates = result["per_class"][name]
         shares = [rates[key] for key in ("sensitivity", "specificity", "ppv", "npv")]
         numbers = map(percent, (result["ap"][name], result["auroc"][name], *shares))
         rows.append([name, f"{rates['n']:,}", f"{rates['positives']:,}", *numbers])
-    title = f"{selection}classes, lowest AP first; sens., spec., PPV and NPV at probability > {threshold}"
+    title = f"{selection}classes, lowest AP first; rates at {_rule(result)}"
     return _table(title, ("class", "known", "positive", "AP", "AUROC", "sens.", "spec.", "PPV", "NPV"), rows)
+
+
+def probabilities_by_class(result: Mapping[str, Any]) -> Table:
+    """Return the thresholds and the reliability of each class before and after calibration, the worst class first."""
+    measures = [part["per_class"] for part in result["calibration"].values()]
+    errors = {name: numbers["calibration_error"] for name, numbers in measures[-1].items()}
+    ranked = sorted(errors, key=lambda name: (errors[name] is None, -(errors[name] or 0.0)))
+    selection = "" if len(ranked) <= MAX_ROWS else f"{MAX_ROWS} of {len(ranked)} "
+    rows = []
+    for name in ranked[:MAX_ROWS]:
+        parts = [part[name] for part in measures]
+        losses = [" → ".join(_decimal(part[key]) for part in parts) for key in ("log_loss", "brier")]
+        error = " → ".join(percent(part["calibration_error"]) for part in parts)
+        rows.append([name, f"{result['per_class'][name]['threshold']:.2f}", *losses, error])
+    change = "; before → after calibration" if len(measures) > 1 else ""
+    title = f"{selection}classes, highest calibration error first{change}"
+    return _table(title, ("class", "threshold", "log loss", "Brier score", "calibration error"), rows)
+
+
+def calibration_table(calibration: Calibration) -> Table:
+    """Return the held-out examples, the cross-validated log loss and the threshold of each class."""
+    rows = []
+    for name, fitted in list(calibration.classes.items())[:MAX_ROWS]:
+        losses = (_decimal(fitted.log_loss_before), _decimal(fitted.log_loss_after))
+        rows.append([name, f"{fitted.positives:,}", f"{fitted.negatives:,}", *losses, f"{fitted.threshold:.3f}"])
+    selection = "" if len(calibration.classes) <= MAX_ROWS else f"the first {MAX_ROWS} of "
+    title = f"{selection}{counted(len(calibration.classes), 'class', 'classes')} on held-out images"
+    headers = ("class", "positive", "negative", "log loss before", "after", "threshold")
+    return _table(title, headers, rows)
 
 
 def by_value(result: Mapping[str, Any]) -> Table:
@@ -65,7 +97,10 @@ def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) ->
 
 def lines(result: Mapping[str, Any]) -> list[str]:
     """Return the lines below the tables: notes, scores over all classes, levels, and classes that are not scored."""
-    texts = [LEGEND, *(f"note: {note}" for note in _notes(result)), decisions_line(result)]
+    texts = [LEGEND, *(f"note: {note}" for note in _notes(result)), decisions_line(result), probabilities_line(result)]
+    texts += [changes_line(result)] if result.get("ap_changes") else []
+    texts += [abstention_line(result["abstention"])] if "abstention" in result else []
+    texts.append(_risk_line(result["risk_coverage"]))
     if result.get("mAP_interval") is not None:
         resamples = counted(result["draws"], "resample")
         texts.append(f"intervals: 95 %, bootstrap with {resamples} of {result['resampled']}")
@@ -91,7 +126,53 @@ def decisions_line(result: Mapping[str, Any]) -> str:
     parts = [f"{name} {percent(decisions[key])}" for name, key in shares.items()]
     fully_known = f"({counted(decisions['images_fully_known'], 'image')} with all labels known)"
     parts.append(f"subset accuracy {percent(decisions['subset_accuracy'])} {fully_known}")
-    return f"at probability > {decisions['threshold']}: {', '.join(parts)}"
+    predicted, true = (f"{decisions[f'labels_{key}']:.2f}" for key in ("predicted", "true"))
+    return f"at {_rule(result)}: {', '.join(parts)}; {predicted} labels per image (true: {true})"
+
+
+def _rule(result: Mapping[str, Any]) -> str:
+    threshold = result["decisions"]["threshold"]
+    return "the chosen thresholds" if threshold == "chosen" else f"raw score > {threshold}"
+
+
+def probabilities_line(result: Mapping[str, Any]) -> str:
+    """Return one line with the log loss, Brier score and calibration error, before and after calibration."""
+    parts = list(result["calibration"].values())
+    losses = [" → ".join(_decimal(part[key]) for part in parts) for key in ("log_loss", "brier")]
+    base = [_decimal(parts[-1][f"base_rate_{key}"]) for key in ("log_loss", "brier")]
+    error = " → ".join(percent(part["calibration_error"]) for part in parts)
+    error += bracketed(parts[-1]["calibration_error_interval"])
+    change = "; before → after calibration" if len(parts) > 1 else ""
+    losses = [f"{name} {loss} (base rates: {rate})" for name, loss, rate in zip(LOSSES, losses, base, strict=True)]
+    return f"probabilities: {', '.join(losses)}, calibration error {error}{change}"
+
+
+def changes_line(result: Mapping[str, Any]) -> str:
+    """Return one line with the changes of AP by isotonic regression or a class hierarchy."""
+    changes = result["ap_changes"]
+    ranked = sorted(changes, key=lambda name: -abs(changes[name]))
+    names = [f"{name} {points(changes[name])}" for name in ranked[:MAX_NAMES]]
+    rest = f" and {len(ranked) - MAX_NAMES} more" if len(ranked) > MAX_NAMES else ""
+    mean = points(sum(changes.values()) / max(result["classes_scored"], 1))
+    return f"isotonic regression or the hierarchy changes the AP of {', '.join(names)}{rest} (mAP: {mean})"
+
+
+def abstention_line(abstention: Mapping[str, Any]) -> str:
+    """Return one line with the coverage of yes and no decisions, and their error rates."""
+    names = {"coverage": "decided", "yes_risk": "wrong among yes", "no_risk": "wrong among no"}
+    parts = [
+        f"{text} {percent(abstention[key])}{bracketed(abstention[f'{key}_interval'])}" for key, text in names.items()
+    ]
+    return f"yes, no or not sure: {', '.join(parts)}"
+
+
+def _risk_line(curve: Mapping[str, Sequence[float | None]]) -> str:
+    half, everything = (percent(curve["risk"][index]) for index in (len(curve["risk"]) // 2 - 1, -1))
+    return f"wrong decisions: {everything}, and {half} in the most certain half of the images"
+
+
+def _decimal(x: float | None) -> str:
+    return MISSING if x is None else f"{x:.3f}"
 
 
 def _notes(result: Mapping[str, Any]) -> list[str]:

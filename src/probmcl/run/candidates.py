@@ -13,9 +13,7 @@ from torch import Tensor
 from probmcl.data.records import Split
 from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.errors import RunWarning
-from probmcl.evaluation.bootstrap import affordable_draws
 from probmcl.evaluation.evaluate import evaluate_split, predict
-from probmcl.evaluation.groups import ScoredRows, with_interval
 from probmcl.evaluation.retrieval import retrieval
 from probmcl.files import load_tensors, save_tensors
 from probmcl.methods import find_method
@@ -186,18 +184,6 @@ def evaluate_on_test(workspace: Workspace, candidate: Candidate) -> Candidate:
         scores = _predict(w, title, classifier, "test")
     test = evaluate_split(w.records, "test", scores, candidate.note)
     return replace(candidate, scores={**candidate.scores, "test": scores}, test=test, retrieval=retrieved)
-
-
-def add_test_intervals(workspace: Workspace, candidate: Candidate) -> Candidate:
-    """Add bootstrap intervals to the test scores of a candidate."""
-    w, rows = workspace, workspace.records.rows("test")
-    group = w.records.group and tuple(w.records.group[row] for row in rows)
-    labels, known = w.records.states.labels_and_known(rows)
-    scored, draws = ScoredRows(candidate.scores["test"].numpy(), labels, known, group), affordable_draws(*labels.shape)
-    with w.console.progress("resampling the test images", labels.shape[1]) as bar:
-        resampled = with_interval(scored, draws=draws, seed=0, advance=functools.partial(bar.advance, 0))
-    intervals = {key: resampled[key] for key in ("mAP_interval", "macro_auroc_interval")}
-    return replace(candidate, test={**(candidate.test or {}), **intervals, "draws": draws})
 
 
 def _predict(workspace: Workspace, title: str, classifier: Classifier, split: Split) -> Float[Tensor, "N C"]:

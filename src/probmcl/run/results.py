@@ -110,7 +110,8 @@ class Run:
 
     Attributes:
         candidates: every classifier of the run, the frozen probe first.
-        kept: the candidate that scored best on validation, which is the model of the run.
+        kept: the candidate that scored best on validation, which is the model of the run; its test scores are those of
+            the calibrated model, as in evaluation.json.
         warnings: warnings that are stored with the run.
         seconds: duration, including interrupted attempts.
     """

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy import ndarray
@@ -26,6 +25,8 @@ from probmcl.data.options import DataSource, ReadOptions
 from probmcl.data.records import Records, Split
 from probmcl.errors import RunWarning
 from probmcl.evaluation.evaluate import evaluate_split
+from probmcl.evaluation.groups import ScoredRows
+from probmcl.evaluation.stored_scores import scores_file, write_scores
 from probmcl.files import load_tensors, read_json, save_tensors, write_json
 from probmcl.headline import headline
 from probmcl.run.budget import Plan
@@ -270,12 +271,7 @@ def records_digest(records: Records) -> str:
 
 
 def write_predictions(folder: Path, records: Records, split: Split, scores: Float[Tensor, "N C"]) -> None:
-    """Write the paths, scores and labels of a split."""
+    """Write the paths, raw scores and labels of a split."""
     rows = records.rows(split)
-    arrays = {
-        "paths": np.array([str(records.paths[row]) for row in rows]),
-        "scores": scores.numpy(),
-        "labels": records.labels[rows],
-        "known": records.known[rows],
-    }
-    run_folder.write_arrays(folder / run_folder.PREDICTIONS / f"{split}.npz", arrays)
+    paths = [str(records.paths[row]) for row in rows]
+    write_scores(scores_file(folder, split), paths, ScoredRows.of(records, rows, scores.numpy()))

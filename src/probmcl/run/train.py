@@ -12,15 +12,19 @@ from jaxtyping import Int
 from numpy import ndarray
 
 from probmcl import run_folder
+from probmcl.calibration import Calibration
+from probmcl.calibration.evaluation import evaluate_test
 from probmcl.console import Console
 from probmcl.data.audit import refuse_empty_splits
 from probmcl.data.options import DataSource
 from probmcl.data.records import Records
 from probmcl.errors import RunError, RunWarning
+from probmcl.evaluation.groups import ScoredRows
 from probmcl.files import atomic_write, read_json, write_json
 from probmcl.headline import chance_warning, headline
 from probmcl.run.budget import Costs, Plan, Planner, measure_costs, plan_epochs
-from probmcl.run.candidates import add_test_intervals, candidate_ids, evaluate_on_test, fit_frozen_probe, train_job
+from probmcl.run.calibrate import calibrate_candidate
+from probmcl.run.candidates import candidate_ids, evaluate_on_test, fit_frozen_probe, train_job
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.state import RunState, create_run, json_format, load_candidate, records_digest, write_predictions
 from probmcl.run.view_sheet import views_sheet
@@ -114,14 +118,14 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: C
     tested = [FROZEN_PROBE, *test(state.candidates)]
     for identity in dict.fromkeys([state.best().id, *tested]):
         state.candidates[identity] = evaluate_on_test(workspace, state.candidates[identity])
-    kept = state.candidates[state.best().id] = add_test_intervals(workspace, state.best())
     _write_results(state, tested)
+    kept, calibration = _calibrate(state, workspace)
     _warn_about_chance(state, kept)
     state.record("finished")
     barrier()
     state.tidy_up()
-    _print_summary(state)
-    return Run(state.folder.path, state.candidates, state.best(), state.log.warnings, state.seconds())
+    _print_summary(state, kept, calibration)
+    return Run(state.folder.path, state.candidates, kept, state.log.warnings, state.seconds())
 
 
 # Opening and closing a run.
@@ -184,12 +188,12 @@ def read_run(folder: RunFolder) -> Run:
     for entry in metadata["candidates"]:
         identity = CandidateId(entry["method"], entry["head"], entry["trial"])
         candidate = load_candidate(folder, identity)
-        is_kept = entry["name"] == metadata["kept"]
-        evaluation = (folder.path if is_kept else folder.results(identity.key)) / run_folder.EVALUATION
+        evaluation = folder.results(identity.key) / run_folder.EVALUATION
         if evaluation.exists():
             candidate = replace(candidate, test=read_json(evaluation))
         candidates[identity] = candidate
-        kept = candidate if is_kept else kept
+        if entry["name"] == metadata["kept"]:
+            kept = replace(candidate, test=read_json(folder.path / run_folder.EVALUATION))
     assert kept is not None
     warnings_of_run = [RunWarning(**warning) for warning in metadata["warnings"]]
     return Run(folder.path, candidates, kept, warnings_of_run, metadata["seconds"])
@@ -218,6 +222,29 @@ def _write_results(state: RunState, tested: Sequence[CandidateId]) -> None:
                 write_json(folder / run_folder.RETRIEVAL, candidate.retrieval)
 
 
+def _calibrate(state: RunState, workspace: Workspace) -> tuple[Candidate, Calibration]:
+    """Calibrate the kept candidate, and return it with the test scores of the model that users will load."""
+    kept, folder = state.best(), state.folder
+
+    def fit() -> Calibration:
+        return calibrate_candidate(workspace, kept, folder.path)
+
+    calibration = state.once("calibration", fit, json_format(Calibration))
+    space, test_rows = state.records.label_space, state.records.rows("test")
+    test = evaluate_test(
+        ScoredRows.of(state.records, test_rows, kept.scores["test"].numpy()),
+        calibration,
+        names=space.names,
+        hierarchy=space.hierarchy,
+        note=kept.note,
+        console=state.console,
+    )
+    if is_main_process():
+        folder.write(run_folder.CALIBRATION, calibration)
+        folder.write(run_folder.EVALUATION, test)
+    return replace(kept, test=test), calibration
+
+
 def _warn_about_chance(state: RunState, kept: Candidate) -> None:
     """Store a warning if the kept model is not clearly better than chance; it replaces that of an interrupted run."""
     warnings_of_run, message = state.log.warnings, chance_warning(kept.test or {})
@@ -225,13 +252,15 @@ def _warn_about_chance(state: RunState, kept: Candidate) -> None:
     warnings_of_run += [RunWarning("chance", message)] if message else []
 
 
-def _print_summary(state: RunState) -> None:
-    kept, console = state.best(), state.console
-    others = sorted((c for c in state.candidates.values() if c is not kept), key=lambda c: -c.validation_map)
+def _print_summary(state: RunState, kept: Candidate, calibration: Calibration) -> None:
+    console = state.console
+    others = sorted((c for c in state.candidates.values() if c.id != kept.id), key=lambda c: -c.validation_map)
     gain, frozen = state.gain(kept), state.metadata["test_mAP"][FROZEN_PROBE.name]
     noise = f" (its gain of {gain} on validation may be noise)" if gain and gain.is_noise else ""
     compared = "" if gain is None or frozen is None else f"; frozen probe: mAP {percent(frozen)}"
     scores = headline({**(kept.test or {}), "macro_auroc_interval": None})  # one interval fits on a terminal
     console.print(f"kept: {kept.name}{noise}; test {scores}{compared}")
     state.print_notes(kept, *others)
+    for line in calibration.summary():
+        console.print(line)
     console.print(f"finished in {rough_duration(state.seconds())}; all files are in {state.folder.path}")

@@ -1,0 +1,76 @@
+"""`probmcl calibrate`: fit the probabilities and thresholds of a trained model again."""
+
+import warnings
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from probmcl.cli import command_console, options
+from probmcl.data.options import ReadOptions
+
+
+def calibrate(
+    run: Annotated[Path, Parameter(help="run folder of the model")],
+    data: Annotated[
+        Path | None, Parameter(help="labeled images from another site (default: the held-out images of the run)")
+    ] = None,
+    /,
+    *,
+    calibration: Annotated[
+        Literal["sigmoid", "isotonic", "none"],
+        Parameter(help="isotonic is for classes with at least 1,000 positives", group=options.DECISIONS),
+    ] = "sigmoid",
+    thresholds: Annotated[
+        str,
+        Parameter(
+            help="balanced, f1, precision:P, recall:R, cost:FN,FP or a number between 0 and 1", group=options.DECISIONS
+        ),
+    ] = "balanced",
+    rename: Annotated[
+        Path | None, Parameter(help="CSV (columns data,model) or JSON file that maps class names", group=options.DATA)
+    ] = None,
+    images: options.Images = None,
+    read: options.Read = ReadOptions(),
+    skip_bad: options.SkipBad = None,
+    device: Annotated[str, Parameter(help="auto, cpu, cuda or mps", group=options.COMPUTE)] = "auto",
+    workers: options.Workers = None,
+    batch_size: Annotated[
+        int | None, Parameter(help="images per batch (default: the fastest size)", group=options.COMPUTE)
+    ] = None,
+) -> None:
+    """Fit the probabilities and thresholds of a trained model again, and store them in its run folder.
+
+    Use it for a run of version 0.1, for other thresholds, or for images from another site, where the classes may be
+    more or less frequent. Only the validation images of DATA are used; without splits, all of its images are. Images
+    that the model was trained on are left out. The ranking of images, and therefore mAP, does not change.
+
+    Example: probmcl calibrate runs/chest --thresholds recall:0.95
+
+    Example: probmcl calibrate runs/chest other_hospital.csv --group patient
+
+    Example: probmcl calibrate runs/chest --thresholds cost:10,1
+    """
+    from probmcl.inference import load
+    from probmcl.report.evaluation_tables import calibration_table
+    from probmcl.tables import to_rich
+
+    console = command_console()
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_: console.print(f"note: {message}")
+        fitted = load(run, device=device).calibrate(
+            data,
+            calibration=calibration,
+            thresholds=thresholds,
+            rename=rename,
+            images=images,
+            read=read,
+            skip_bad=skip_bad,
+            workers=workers,
+            batch_size=batch_size,
+            console=console,
+        )
+    console.rich.print(to_rich(calibration_table(fitted)))
+    for line in fitted.summary():
+        console.print(line)
+    console.print(f"probmcl predict {run} and probmcl evaluate {run} now use these probabilities and thresholds")

@@ -1,0 +1,80 @@
+"""Calibration of the kept candidate, on images that it was not trained on."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float32, Int
+from numpy import ndarray
+
+from probmcl.calibration import Calibration, ThresholdRule, fit_calibration
+from probmcl.calibration.fit import FOLDS, assign_folds
+from probmcl.data.hierarchy import parents_of
+from probmcl.evaluation.groups import ScoredRows
+from probmcl.evaluation.stored_scores import scores_file, write_scores
+from probmcl.run.probe import LabeledFeatures, fit_grid
+from probmcl.run.results import FROZEN_PROBE, Candidate
+from probmcl.run.workspace import Workspace
+from probmcl.run_folder import OUT_OF_FOLD
+from probmcl.runtime.distributed import is_main_process
+from probmcl.training.features import extract
+
+
+def calibrate_candidate(workspace: Workspace, candidate: Candidate, folder: Path) -> Calibration:
+    """Fit the calibration and the thresholds of a candidate, as the settings specify.
+
+    They are fitted to validation scores. The frozen probe can be fitted again in seconds, so it has out-of-fold scores
+    of all training and validation images instead, which are written to the folder.
+    """
+    w, records = workspace, workspace.records
+    rows = np.concatenate([records.rows("train"), records.rows("val")])
+    fold = assign_folds(len(rows), records.group and [records.group[row] for row in rows])
+    if candidate.id == FROZEN_PROBE and fold.max() > 0:
+        name, held_out = OUT_OF_FOLD, ScoredRows.of(records, rows, out_of_fold_scores(w, candidate, rows, fold))
+        if is_main_process():
+            write_scores(scores_file(folder, name), [records.paths[row] for row in rows], held_out)
+    else:
+        name, held_out = "val", ScoredRows.of(records, records.rows("val"), candidate.scores["val"].numpy())
+    with w.console.progress("calibrating", FOLDS) as bar:
+        return fit_calibration(
+            held_out,
+            records.label_space.names,
+            kind=w.settings.calibration,
+            rule=ThresholdRule.parse(w.settings.thresholds),
+            parents=parents_of(records.label_space.names, records.label_space.hierarchy),
+            predictions=name,
+            advance=bar.advance,
+        )
+
+
+def out_of_fold_scores(
+    workspace: Workspace, candidate: Candidate, rows: Int[ndarray, "N"], fold: Int[ndarray, "N"]
+) -> Float32[ndarray, "N C"]:
+    """Score each fold of the training and validation images with a frozen probe that is fitted to the other folds.
+
+    `rows` are the training images followed by the validation images.
+    """
+    w, n_views = workspace, workspace.settings.probe.frozen_views
+    assert candidate.weight_decay is not None
+    settings = replace(w.settings.probe, weight_decays=(candidate.weight_decay,))
+    cache, network = w.feature_source(candidate.id.key, w.backbone.tail)
+    with w.console.progress("features for calibration", 2) as bar:
+        train = extract(network, cache.probing(n_augmented=n_views), device=w.settings.device)
+        bar.advance()
+        val = extract(network, cache.plain("val"), device=w.settings.device)
+        bar.advance()
+    features = torch.cat([train, val.expand(len(train), -1, -1)], dim=1)  # (V, N, D)
+    targets, known = (torch.from_numpy(part) for part in w.records.states.targets_and_known(rows))
+    scores = torch.empty(len(rows), len(w.records.label_space))
+    with w.console.progress("out-of-fold scores", int(fold.max()) + 1) as bar:
+        for number in range(int(fold.max()) + 1):
+            fitted_on = np.flatnonzero(fold != number)
+            weights = None if w.records.weight is None else w.records.weight[rows[fitted_on]]
+            data = LabeledFeatures(features[:, fitted_on], targets[fitted_on], known[fitted_on], weights)
+            probe = fit_grid(data, w.records.label_space, settings, seed=w.settings.seed)[candidate.weight_decay]
+            held_out = np.flatnonzero(fold == number)
+            with torch.inference_mode():
+                scores[held_out] = probe.logits(features[0, held_out]).sigmoid()
+            bar.advance()
+    return scores.numpy()
