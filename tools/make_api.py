@@ -33,6 +33,7 @@ PAGES: dict[str, Sequence[str]] = {
     "probmcl.losses": (),
     "probmcl.methods": ("METHODS", "find_method", *BASE_CLASSES),
     "probmcl.evaluation": (),
+    "probmcl.calibration": (),
 }
 """The names on the page of each package; an empty tuple means its `__all__`."""
 

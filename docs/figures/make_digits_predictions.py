@@ -19,6 +19,7 @@ from PIL import Image
 import probmcl
 from probmcl.data import read
 from probmcl.data.formats.digits import write_digits
+from probmcl.inference import Predictions
 
 PICTURE = Path(__file__).with_name("digits_predictions.png")
 PRESENT, ABSENT, INK = "#1b62a5", "#c4ccd4", "#222222"
@@ -36,25 +37,25 @@ def main(folder: Path) -> None:
     # The first test scenes with two to four digits.
     rows = [row for row in records.rows("test") if 2 <= records.labels[row].sum() <= 4][:SCENES]
     paths = [records.paths[row] for row in rows]
-    scores = model.predict(paths).scores
-    draw(paths, model.names, scores, records.labels[rows]).savefig(PICTURE, dpi=144)
+    draw(paths, model.predict(paths), records.labels[rows]).savefig(PICTURE, dpi=144)
 
 
-def draw(paths: list[Path], names: tuple[str, ...], scores: NDArray[np.float32], labels: NDArray[np.float32]) -> Figure:
-    """Draw each scene above a bar per class; the bars of the digits in the scene are blue."""
+def draw(paths: list[Path], predictions: Predictions, labels: NDArray[np.float32]) -> Figure:
+    """Draw each scene above a bar and a threshold per class; the bars of the digits in the scene are blue."""
+    threshold, positions = np.broadcast_to(predictions.threshold, len(predictions.names)), range(len(predictions.names))
     figure = Figure(figsize=(9, 4.6), layout="constrained")
     for column, axes in enumerate(figure.subplots(2, len(paths), height_ratios=(1, 1.25)).T):
         scene, bars = axes
         scene.imshow(Image.open(paths[column]), interpolation="nearest")
         scene.axis("off")
         present = labels[column] > 0
-        bars.barh(names, scores[column], color=np.where(present, PRESENT, ABSENT))
-        bars.axvline(0.5, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
+        bars.barh(predictions.names, predictions.scores[column], color=np.where(present, PRESENT, ABSENT))
+        bars.scatter(threshold, positions, marker="|", s=60, color=INK, linewidth=1.2)
         bars.set(xlim=(0, 1), xticks=(0, 0.5, 1))
         bars.tick_params(length=0, labelsize=9, labelcolor=INK, labelleft=column == 0)
         bars.invert_yaxis()
         bars.spines[["top", "right", "left"]].set_visible(False)
-    figure.supxlabel("predicted probability (blue: the digit is in the scene; dashed: decision threshold)", fontsize=10)
+    figure.supxlabel("predicted probability (blue: the digit is in the scene; |: decision threshold)", fontsize=10)
     return figure
 
 
