@@ -87,7 +87,7 @@ def test_the_command_prints_data_settings_and_result(photographs: Path, tmp_path
         "weights: random",
         "32 × 32 pixels",
         "note: random weights",
-        "plan: probmcl, 1 epoch of 2 views",
+        "plan: probmcl 1 epoch (2 views)",
         "learning rates: probmcl 0.0003",
         "kept: ",
         "test mAP ",

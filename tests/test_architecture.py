@@ -74,7 +74,6 @@ PLURAL = re.compile(r" (images|classes|cells|columns|groups|copies|epochs|seeds)
 ALWAYS_PLURAL = {
     "{' and '.join(sorted(first))} images": "two kinds of images",
     "{comparison.seeds:,} seeds": "more than the seeds of another method",
-    "{MIN_IMAGES:,} images": "a constant",
     "{len(values):,} images": "as many as distinct values, which exceed a limit",
     "{total_views:,} images": "whole batches",
 }

@@ -44,5 +44,5 @@ def _limits(risk: float, p: Float[np.ndarray, " K"], positive: Bool[np.ndarray, 
     middle = balanced_threshold(p)
     yes, no = accepted_cuts(p, ~positive, risk), accepted_cuts(1 - p, positive, risk)
     upper = np.inf if yes is None else float(np.clip(middle, *yes))
-    lower = -np.inf if no is None else 1 - float(np.clip(1 - middle, *no))
+    lower = -np.inf if no is None else float(np.clip(middle, 1 - no[1], 1 - no[0]))
     return lower, upper if lower <= upper else np.inf

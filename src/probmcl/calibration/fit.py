@@ -151,7 +151,9 @@ def _fit_classes(
             if isotonic[columns.start + column]:
                 mask = known[:, column]
                 points = fit_isotonic(z[mask, column].numpy(), positive[mask, column].numpy())
-                fitted = replace(fitted, kind="isotonic", logits=tuple(points[0]), probabilities=tuple(points[1]))
+                fitted = replace(
+                    fitted, kind="isotonic", logits=tuple(points[0].tolist()), probabilities=tuple(points[1].tolist())
+                )
             elif kind != "none":
                 fitted = replace(fitted, slope=slope[column].item(), intercept=intercept[column].item())
             yield fitted

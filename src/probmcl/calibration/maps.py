@@ -19,6 +19,9 @@ MIN_IMAGES = 50
 MIN_POSITIVES = 10
 """Classes with fewer held-out positives are flagged, because their thresholds are uncertain."""
 
+STEEPEST = 20.0
+"""Logits above it are compressed, since a sigmoid of more than 37 would be exactly 1."""
+
 Kind = Literal["sigmoid", "isotonic", "none"]
 
 
@@ -87,7 +90,8 @@ class Calibration:
     ) -> Float64[np.ndarray, "N C"]:
         """Return the calibrated probabilities; that of a class is capped by its parent's (−1: it has no parent).
 
-        They are in double precision. In single precision, probabilities close to 1 would become equal.
+        They are in double precision, and above 1 − 2e-9 they approach 1 more slowly than a sigmoid. Otherwise,
+        different scores could get the same probability.
 
         >>> cat = ClassCalibration("sigmoid", 10, 90, 0.5, 0.2, slope=2.0, intercept=-1.0)
         >>> calibration = Calibration("sigmoid", "balanced", "val", 100, 1.0, {"cat": cat})
@@ -96,7 +100,7 @@ class Calibration:
         """
         z = logits(scores)
         slope, intercept = self._parameters
-        probabilities = expit(z * slope + intercept)
+        probabilities = _sigmoid(z * slope + intercept)
         for column, fitted in enumerate(self.classes.values()):
             if fitted.kind == "isotonic":
                 probabilities[:, column] = np.interp(z[:, column], fitted.logits, fitted.probabilities)
@@ -126,11 +130,11 @@ class Calibration:
     def summary(self) -> list[str]:
         """Return lines that describe the calibration and the thresholds."""
         before, after = self.log_loss
-        change = "" if before is None or after is None else f": log loss {before:.3f} → {after:.3f}"
         what = "not calibrated; thresholds fitted" if self.kind == "none" else "calibrated"
-        lines = [f"{what} on {counted(self.images, 'image')}{change}; thresholds: {self.thresholds}"]
+        result = "" if before is None or after is None else f": log loss {before:.3f} → {after:.3f}"
+        lines = [f"{what} on {counted(self.images, 'image')}{result}; thresholds: {self.thresholds}"]
         if self.kind != "none" and self.images < MIN_IMAGES:
-            lines.append(f"warning: fewer than {MIN_IMAGES:,} images to calibrate with, so all classes share one curve")
+            lines = [f"warning: calibrated on {counted(self.images, 'image')}, too few for a curve per class"]
         if self.not_promised:
             classes = counted(len(self.not_promised), "class has", "classes have")
             lines.append(
@@ -152,3 +156,9 @@ class Calibration:
             terms = [(loss, total) for loss, total in zip(losses, totals, strict=True) if loss is not None]
             means.append(sum(loss * n for loss, n in terms) / sum(n for _, n in terms) if terms else None)
         return means[0], means[1]
+
+
+def _sigmoid(x: Float64[np.ndarray, "N C"]) -> Float64[np.ndarray, "N C"]:
+    """Return 1 / (1 + e⁻ˣ); beyond `STEEPEST`, x is replaced by a slowly growing function of it."""
+    beyond = np.maximum(x - STEEPEST, 0)
+    return np.asarray(expit(np.minimum(x, STEEPEST) + np.log1p(beyond)))

@@ -34,10 +34,11 @@ def cuts_of(scores: Float[np.ndarray, " N"]) -> Cuts:
     """
     distinct, counts = np.unique(scores, return_counts=True)
     edges = np.concatenate([[0.0], distinct, [1.0]])
-    threshold = ((edges[:-1] + edges[1:]) / 2)[::-1]
-    count = np.concatenate([[0], np.cumsum(counts[::-1])])
-    possible = threshold < np.concatenate([[np.inf], distinct[::-1]])  # nothing is between 0 and 0, for example
-    return Cuts(threshold[possible], count[possible])
+    lower, upper, middle = edges[:-1], edges[1:], (edges[:-1] + edges[1:]) / 2
+    threshold = np.where(middle < upper, middle, lower)[::-1]  # there may be no number in between
+    above = np.concatenate([[0], np.cumsum(counts[::-1])])
+    possible = threshold < np.concatenate([[np.inf], distinct[::-1]])  # no threshold is below a score of 0
+    return Cuts(threshold[possible], above[possible])
 
 
 def cut_with_bounded_error(
@@ -94,8 +95,8 @@ def cut_with_expected_recall(
     """Return the highest threshold at which the expected recall on new images is at least `recall`.
 
     Conformal risk control over the n positives: at most ⌊(1 − recall)(n + 1)⌋ − 1 of them may be missed. For a new
-    positive, the probability to score above the threshold is then between recall and recall + 1 / (n + 1). None means
-    that n is too small: 90 % needs 9 positives.
+    positive, the probability to score above the threshold is then at least recall and, if the scores are dense, at
+    most recall + 1 / (n + 1). None means that n is too small: 90 % needs 9 positives.
 
     Reference: Angelopoulos et al., Conformal Risk Control, 2022.
 

@@ -13,7 +13,7 @@ MIN_SLOPE = 0.01
 LOWEST, HIGHEST = 2.0**-150, 1 - 2.0**-25
 """Scores are clipped to this range, which contains every float32 number strictly between 0 and 1."""
 
-MAX_STEPS, MAX_HALVINGS, TOLERANCE = 100, 30, 1e-8
+MAX_STEPS, MAX_HALVINGS, TOLERANCE = 200, 60, 1e-8
 
 
 class Sigmoid(NamedTuple):
@@ -39,7 +39,8 @@ def fit_platt(
     """Fit the slope and intercept of one sigmoid to K entries, and return both.
 
     The targets are (P + 1) / (P + 2) for P positives and 1 / (Q + 2) for Q negatives, so the fit is finite even if all
-    labels are equal or the classes are separable. Entries where `known` is False are ignored.
+    labels are equal or the classes are separable. The slope is at least `MIN_SLOPE`. Entries where `known` is False are
+    ignored.
 
     Reference: Platt, Probabilistic Outputs for Support Vector Machines, 1999.
     """
@@ -112,7 +113,8 @@ def _minimize(
             if not worse.any():
                 break
             step = torch.where(worse, step / 2, step)
-        parameters, current = trial, after
+        parameters = torch.where(worse, parameters, trial)
+        current = _Objective(*(torch.where(worse, old, new) for old, new in zip(current, after, strict=True)))
         if (decrement < tolerance).all():  # convergence is quadratic, so the error is now far smaller
             break
     return parameters
@@ -141,8 +143,9 @@ def _objective(
 def _newton_step(current: _Objective, slope: Float64[Tensor, " C"]) -> Float64[Tensor, "2 C"]:
     """Return the Newton step. A slope at its bound, with a gradient that would lower it, stays there."""
     (g_slope, g_intercept), (ss, si, ii) = current.gradient, current.hessian
-    ss, ii = ss + 1e-12, ii + 1e-12  # without known entries and without a prior, the Hessian is 0
-    determinant = (ss * ii - si**2).clamp(min=1e-12 * ss * ii)
+    # The Hessian is singular if all scores are equal, and 0 without known entries and without a prior.
+    ss, ii = ss * (1 + 1e-9) + 1e-12, ii * (1 + 1e-9) + 1e-12
+    determinant = ss * ii - si**2
     full = torch.stack([si * g_intercept - ii * g_slope, si * g_slope - ss * g_intercept]) / determinant
     at_bound = torch.stack([torch.zeros_like(g_slope), -g_intercept / ii])
     return torch.where((slope <= MIN_SLOPE) & (g_slope > 0), at_bound, full)

@@ -39,7 +39,7 @@ class ThresholdRule:
         kind, colon, rest = str(text).strip().partition(":")
         try:
             values = tuple(float(part) for part in rest.split(",")) if colon else ()
-            rule = cls(kind, values) if kind in RULES else cls("fixed", (float(kind), *values))
+            rule = cls(kind, values) if kind in RULES and kind != "fixed" else cls("fixed", (float(kind), *values))
         except ValueError:
             raise OptionError("thresholds", text, f"must be {SYNTAX}") from None
         expected, is_valid = RULES[rule.kind]
@@ -48,7 +48,7 @@ class ThresholdRule:
         return rule
 
     def __str__(self) -> str:
-        values = ",".join(f"{value:g}" for value in self.values)
+        values = ",".join(repr(value).removesuffix(".0") for value in self.values)
         return values if self.kind == "fixed" else ":".join(filter(None, (self.kind, values)))
 
 
@@ -114,7 +114,7 @@ def f1_threshold(probabilities: Float[np.ndarray, " N"]) -> float:
     """
     cuts = cuts_of(probabilities)
     hits = np.concatenate([[0.0], np.cumsum(np.sort(probabilities)[::-1])])
-    return float(cuts.threshold[(hits[cuts.above] / (cuts.above + hits[-1])).argmax()])
+    return float(cuts.threshold[(hits[cuts.above] / np.maximum(cuts.above + hits[-1], 1e-300)).argmax()])
 
 
 def _guaranteed(rule: ThresholdRule, p: Float[np.ndarray, " K"], positive: Bool[np.ndarray, " K"]) -> float | None:

@@ -61,16 +61,17 @@ def reliability(probabilities: Array, labels: Array, known: Array | None = None)
     (0.025, 0.164, 0.15)
     """
     columns = class_columns(checked(probabilities, labels, known))
-    return Reliability(*np.array([_measure(column) for column in columns]).T)
+    number, *measures = np.array([_measure(column) for column in columns]).T
+    return Reliability(number.astype(np.int64), *measures)
 
 
 def _measure(column: Column) -> tuple[float, ...]:
     p, y = _known(column)
     if not len(p):
-        return (0, *[np.nan] * 5)
+        return (0.0, *[np.nan] * 5)
     error = np.abs(np.bincount(bin_of(p), weights=p - y)).sum() / len(p)
     rate = np.full(len(y), y.mean())
-    return len(p), ((p - y) ** 2).mean(), _log_loss(p, y), error, ((rate - y) ** 2).mean(), _log_loss(rate, y)
+    return float(len(p)), ((p - y) ** 2).mean(), _log_loss(p, y), error, ((rate - y) ** 2).mean(), _log_loss(rate, y)
 
 
 def _known(column: Column) -> tuple[Float64[ndarray, " K"], Float64[ndarray, " K"]]:
@@ -143,8 +144,8 @@ def summarize_reliability(
     means = ("brier", "log_loss", "base_rate_brier", "base_rate_log_loss")
     overall = {key: float(np.nansum(share * getattr(measures, key))) if share.any() else None for key in means}
     error = measures.calibration_error
-    mean = float(np.nanmean(error)) if np.isfinite(error).any() else np.nan
-    samples = None if resampled is None else np.nanmean(resampled[:, measures.known > 0], axis=1)
+    mean = float(_mean_over_classes(error[None])[0])
+    samples = None if resampled is None else _mean_over_classes(resampled)
     per_class = {}
     for c, (name, bins) in enumerate(zip(names, reliability_bins(probabilities, labels, known), strict=True)):
         numbers = {
@@ -158,3 +159,11 @@ def summarize_reliability(
         "calibration_error_interval": interval,
         "per_class": per_class,
     }
+
+
+def _mean_over_classes(errors: Float64[ndarray, "B C"]) -> Float64[ndarray, " B"]:
+    """Return the mean of each row without NaN; NaN for a row of NaN."""
+    defined = ~np.isnan(errors)
+    with np.errstate(invalid="ignore"):
+        mean: Float64[ndarray, " B"] = np.where(defined, errors, 0).sum(1) / defined.sum(1)
+    return mean

@@ -1,6 +1,7 @@
 """Raw scores of a run with their labels, stored as one .npz file per split."""
 
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,6 +11,9 @@ import numpy as np
 from probmcl.errors import RunError
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.run_folder import PREDICTIONS, write_arrays
+
+UNREADABLE = (OSError, EOFError, KeyError, TypeError, ValueError, NotImplementedError, zlib.error, zipfile.BadZipFile)
+"""Errors that NumPy raises for damaged files."""
 
 
 class StoredScores(NamedTuple):
@@ -34,12 +38,12 @@ def write_scores(path: Path, paths: Sequence[Path | str], rows: ScoredRows) -> N
 def read_scores(path: Path) -> StoredScores:
     """Read the scores of images. Files of version 0.1 have no groups."""
     try:
-        with np.load(path) as file:
+        with path.open("rb") as opened, np.load(opened) as file:
             arrays = {key: file[key] for key in ("paths", "scores", "labels", "known", "group") if key in file}
         shapes = {arrays[key].shape for key in ("scores", "labels", "known")}
         if len(shapes) > 1 or {len(array) for array in arrays.values()} != {len(arrays["paths"])}:
             raise ValueError("its arrays have different lengths")
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    except UNREADABLE as error:
         raise RunError(f"{path} cannot be read ({error}); copy the file again, or train again") from error
     group = tuple(arrays["group"].tolist()) if "group" in arrays else None
     rows = ScoredRows(arrays["scores"], arrays["labels"].astype(np.float32), arrays["known"], group)

@@ -77,7 +77,7 @@ def plan_epochs(costs: Costs, spent: float, budget: float | None) -> Plan:
 
     >>> costs = Costs(30.0, (JobCost("bce", "bce", 10.0, 5.0, 1, 12), JobCost("probmcl", "probmcl", 20.0, 5.0, 2, 6)))
     >>> plan_epochs(costs, spent=60.0, budget=None).messages[0]
-    'plan: bce, 12 epochs of 1 view (2 min); probmcl, 6 epochs of 2 views (2 min); about 5 min with probes and test'
+    'plan: bce 12 epochs, 2 min; probmcl 6 epochs (2 views), 2 min; total 5 min'
     >>> plan_epochs(costs, spent=60.0, budget=300.0).epochs
     {'bce': 10, 'probmcl': 5}
     """
@@ -100,12 +100,12 @@ def plan_epochs(costs: Costs, spent: float, budget: float | None) -> Plan:
 
 def _plan(shared: float, jobs: Sequence[JobCost], epochs: Mapping[str, int]) -> Plan:
     parts = [
-        f"{job.title}, {counted(epochs[job.key], 'epoch')} of {counted(job.n_views, 'view')} "
-        f"({rough_duration(epochs[job.key] * job.epoch)})"
+        f"{job.title} {counted(epochs[job.key], 'epoch')}{f' ({job.n_views} views)' if job.n_views > 1 else ''}, "
+        f"{rough_duration(epochs[job.key] * job.epoch)}"
         for job in jobs
     ]
     total = shared + sum(epochs[job.key] * job.epoch + job.once for job in jobs)
-    return Plan(epochs, (f"plan: {'; '.join(parts)}; about {rough_duration(total)} with probes and test",))
+    return Plan(epochs, (f"plan: {'; '.join(parts)}; total {rough_duration(total)}",))
 
 
 def _left_out(jobs: Sequence[JobCost], budget: float) -> tuple[str, ...]:

@@ -191,9 +191,9 @@ def read_run(folder: RunFolder) -> Run:
         evaluation = folder.results(identity.key) / run_folder.EVALUATION
         if evaluation.exists():
             candidate = replace(candidate, test=read_json(evaluation))
-        candidates[identity] = candidate
         if entry["name"] == metadata["kept"]:
             kept = replace(candidate, test=read_json(folder.path / run_folder.EVALUATION))
+        candidates[identity] = candidate if candidate.test or kept is None or kept.id != identity else kept
     assert kept is not None
     warnings_of_run = [RunWarning(**warning) for warning in metadata["warnings"]]
     return Run(folder.path, candidates, kept, warnings_of_run, metadata["seconds"])

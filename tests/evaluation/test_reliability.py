@@ -1,0 +1,180 @@
+import json
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from scipy.special import xlogy
+from sklearn import metrics as reference
+
+from helpers.half_hidden import Entry, Table, tables
+from helpers.scores import flip_unknown, simulated_rows
+from probmcl.evaluation import resamples
+from probmcl.evaluation.bootstrap import fraction_interval
+from probmcl.evaluation.groups import ScoredRows
+from probmcl.evaluation.reliability import (
+    BINS,
+    bin_of,
+    bootstrapped_calibration_error,
+    reliability,
+    reliability_bins,
+    summarize_reliability,
+)
+
+Array = npt.NDArray[Any]
+
+
+def arrays(rows: ScoredRows) -> tuple[Array, Array, Array]:
+    return rows.scores, rows.labels, rows.known
+
+
+def slow_bins(entries: list[Entry]) -> list[list[Entry]]:
+    """Divide the known entries of a class; the bin depends on the number of entries with a lower probability."""
+    bins: list[list[Entry]] = [[] for _ in range(BINS)]
+    for p, label in entries:
+        lower = sum(other < p for other, _ in entries)
+        bins[BINS * lower // len(entries)].append((p, label))
+    return [part for part in bins if part]
+
+
+def slow_error(bins: list[list[Entry]]) -> float:
+    total = sum(map(len, bins))
+    return sum(abs(sum(p for p, _ in part) - sum(label for _, label in part)) for part in bins) / (total or np.nan)
+
+
+def test_brier_score_and_log_loss_match_scikit_learn() -> None:
+    rows = simulated_rows(300, unknown=0.3)
+    measures = reliability(*arrays(rows))
+    for column, known in enumerate(rows.known.T):
+        p, labels = rows.scores[known, column].astype(np.float64), rows.labels[known, column]
+        rate = np.full(len(labels), labels.mean())
+        assert measures.known[column] == known.sum()
+        assert measures.brier[column] == pytest.approx(reference.brier_score_loss(labels, p), abs=1e-12)
+        assert measures.log_loss[column] == pytest.approx(reference.log_loss(labels, p), abs=1e-12)
+        assert measures.base_rate_brier[column] == pytest.approx(reference.brier_score_loss(labels, rate), abs=1e-7)
+        assert measures.base_rate_log_loss[column] == pytest.approx(reference.log_loss(labels, rate), abs=1e-7)
+
+
+@given(tables())
+def test_measures_match_a_slow_loop(table: Table) -> None:
+    measures = reliability(*table)
+    for column, entries in enumerate(table.classes):
+        assert measures.known[column] == len(entries)
+        assert measures.calibration_error[column] == pytest.approx(slow_error(slow_bins(entries)), nan_ok=True)
+        brier = sum((p - label) ** 2 for p, label in entries) / (len(entries) or np.nan)
+        assert measures.brier[column] == pytest.approx(brier, nan_ok=True)
+        rate = sum(label for _, label in entries) / (len(entries) or np.nan)
+        assert measures.base_rate_brier[column] == pytest.approx(rate * (1 - rate), nan_ok=True)
+        entropy = -xlogy(rate, rate) - xlogy(1 - rate, 1 - rate)
+        assert measures.base_rate_log_loss[column] == pytest.approx(entropy, abs=1e-12, nan_ok=True)
+
+
+def test_log_loss_of_a_wrong_certainty_is_finite() -> None:
+    assert reliability(np.array([[0.0, 1.0]]), np.array([[1, 0]])).log_loss.tolist() == pytest.approx(
+        [53 * np.log(2)] * 2
+    )
+    assert reliability(np.array([[0.0, 1.0]]), np.array([[0, 1]])).log_loss == pytest.approx([0, 0], abs=1e-15)
+
+
+@given(tables())
+def test_bins_match_a_slow_loop_and_contain_all_known_entries(table: Table) -> None:
+    for entries, bins in zip(table.classes, reliability_bins(*table), strict=True):
+        parts = slow_bins(entries)
+        assert bins.images == [len(part) for part in parts]
+        assert sum(bins.images) == len(entries)
+        assert bins.probability == pytest.approx([np.mean([p for p, _ in part]) for part in parts])
+        assert bins.frequency == pytest.approx([np.mean([label for _, label in part]) for part in parts])
+
+
+def test_bins_have_equal_size_without_ties_and_equal_probabilities_share_a_bin() -> None:
+    p = np.random.default_rng(0).permutation(150) / 150
+    assert np.bincount(bin_of(p)).tolist() == [10] * BINS
+    assert set(bin_of(p.round(1))[p.round(1) == 0.5]) == {bin_of(p.round(1))[p.round(1) == 0.5][0]}
+    assert bin_of(p.round(1)).max() < BINS
+
+
+def test_calibration_error_is_0_for_frequencies_and_large_for_shifted_scores() -> None:
+    p = np.repeat([0.25, 0.5, 0.75], 40)
+    labels = np.concatenate([np.arange(40) < 40 * rate for rate in (0.25, 0.5, 0.75)])
+    measures = reliability(np.stack([p, p + 0.25], axis=1), np.stack([labels, labels], axis=1))
+    assert measures.calibration_error.tolist() == pytest.approx([0, 0.25], abs=1e-12)
+
+
+@pytest.mark.parametrize("wrong", [-0.01, 1.01, np.inf])
+def test_values_that_are_not_probabilities_are_refused(wrong: float) -> None:
+    p = np.array([[0.5], [wrong]])
+    for measure in (reliability, lambda *parts: list(reliability_bins(*parts))):
+        with pytest.raises(ValueError, match="between 0 and 1"):
+            measure(p, np.ones((2, 1)))
+        measure(p, np.ones((2, 1)), np.array([[True], [False]]))  # its label is not known
+
+
+@settings(max_examples=50)
+@given(tables())
+def test_bootstrapped_errors_match_repeated_images(table: Table) -> None:
+    weights = np.vstack([np.ones(len(table.scores), dtype=np.int32), resamples(len(table.scores), None, draws=4)])
+    result = bootstrapped_calibration_error(*table, weights)
+    assert result.shape == (5, table.scores.shape[1])
+    for column, known in enumerate(table.known.T):
+        rows = np.flatnonzero(known)
+        members = dict(zip(rows.tolist(), bin_of(table.scores[rows, column]).tolist(), strict=True))
+        for draw, times in enumerate(weights):
+            bins: list[list[Entry]] = [[] for _ in range(BINS)]  # of the original images
+            for row in np.repeat(np.arange(len(times)), times).tolist():
+                if known[row]:
+                    bins[members[row]].append(table.entry(row, column))
+            assert result[draw, column] == pytest.approx(slow_error(bins), abs=1e-6, nan_ok=True)
+    np.testing.assert_allclose(result[0], reliability(*table).calibration_error, atol=1e-6)
+
+
+def test_summary_has_means_over_entries_and_the_mean_error_of_the_classes() -> None:
+    rows = simulated_rows(90, 3, intercept=[-3.0, 0.0, 0.0])
+    rows.known[:, 2] = False
+    rows.known[:60, 1] = False
+    measures, summary = reliability(*arrays(rows)), summarize_reliability(*arrays(rows), ["a", "b", "c"])
+    p, labels = rows.scores[rows.known].astype(np.float64), rows.labels[rows.known]
+    assert summary["brier"] == pytest.approx(((p - labels) ** 2).mean())
+    assert summary["log_loss"] == pytest.approx(reference.log_loss(labels, p))
+    assert summary["base_rate_brier"] == pytest.approx(
+        measures.known[:2] @ measures.base_rate_brier[:2] / rows.known.sum()
+    )
+    assert summary["calibration_error"] == pytest.approx(measures.calibration_error[:2].mean())
+    assert summary["calibration_error_interval"] is None
+    assert summary["per_class"]["b"]["log_loss"] == measures.log_loss[1]
+    unknown = {"brier": None, "log_loss": None, "calibration_error": None, "calibration_error_interval": None}
+    assert summary["per_class"]["c"] == unknown | {"reliability": {"probability": [], "frequency": [], "images": []}}
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert summarize_reliability(*arrays(flip_unknown(rows)), ["a", "b", "c"]) == summary
+
+
+def test_intervals_of_the_calibration_error_are_centered() -> None:
+    rows = simulated_rows(90, 2)
+    samples = bootstrapped_calibration_error(*arrays(rows), resamples(90, None, draws=100))
+    summary = summarize_reliability(*arrays(rows), ["a", "b"], samples)
+    error = reliability(*arrays(rows)).calibration_error
+    assert summary["per_class"]["b"]["calibration_error_interval"] == fraction_interval(samples[:, 1], error[1])
+    assert summary["calibration_error_interval"] == fraction_interval(samples.mean(1), error.mean())
+    low, high = summary["calibration_error_interval"]
+    assert 0 <= low < summary["calibration_error"] < high
+
+
+@pytest.mark.parametrize("known_images", [0, 1])
+def test_intervals_are_none_if_many_resamples_have_no_known_label(known_images: int) -> None:
+    rows = simulated_rows(4, 1)
+    rows.known[:] = np.arange(4)[:, None] < known_images
+    samples = bootstrapped_calibration_error(*arrays(rows), resamples(4, None, draws=50))
+    summary = summarize_reliability(*arrays(rows), ["a"], samples)
+    assert summary["calibration_error_interval"] is None
+    assert summary["per_class"]["a"]["calibration_error_interval"] is None
+    assert (summary["calibration_error"] is None) == (known_images == 0)
+
+
+def test_fraction_interval_is_none_if_undefined_or_unreliable() -> None:
+    samples = np.linspace(0.4, 0.6, 20)
+    assert fraction_interval(samples, 0.5) == pytest.approx([0.405, 0.595])
+    assert fraction_interval(samples, 0.9) == pytest.approx([0.805, 0.995])  # centered on the estimate
+    assert fraction_interval(samples, 0.99) == pytest.approx([0.895, 1.0])
+    assert fraction_interval(samples, None) is None
+    assert fraction_interval(samples, np.nan) is None
+    assert fraction_interval(np.where(np.arange(20) < 3, np.nan, samples), 0.5) is None
