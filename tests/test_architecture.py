@@ -34,6 +34,7 @@ PACKAGES = (
     "calibration",
     "settings",
     "cost",
+    "explain",
     "inference",
     "run",
     "experiments",
@@ -60,7 +61,7 @@ HEAVY_LIBRARIES = {"torch", "timm", "sklearn", "scipy", "numpy", "PIL", "jaxtypi
 VAGUE_NAMES = {"utils", "util", "common", "core", "helpers", "misc", "base_utils"}
 
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
-COMMAND = re.compile(r"\bprobmcl (train|compare|check|evaluate|predict|calibrate|demo)\b")
+COMMAND = re.compile(r"\bprobmcl (train|compare|check|evaluate|predict|explain|calibrate|demo)\b")
 UNQUOTED = re.compile(r"`[a-z][a-z_]*=(?!True|False|share)[a-z'/.][^`\"]*`")
 RUN_FILES = re.compile(
     r"(config|labels|preprocessing|run|evaluation|calibration|retrieval|spec)\.json|(split|folds)\.csv|metrics\.jsonl|views\.png"

@@ -34,6 +34,7 @@ PAGES: dict[str, Sequence[str]] = {
     "probmcl.methods": ("METHODS", "find_method", *BASE_CLASSES),
     "probmcl.evaluation": (),
     "probmcl.calibration": (),
+    "probmcl.explain": (),
 }
 """The names on the page of each package; an empty tuple means its `__all__`."""
 

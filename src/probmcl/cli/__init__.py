@@ -29,6 +29,7 @@ COMMANDS = {
     "compare": ("probmcl.cli.compare:compare", "Compare methods on your data."),
     "evaluate": ("probmcl.cli.evaluate:evaluate", "Evaluate a trained model on labeled images."),
     "predict": ("probmcl.cli.predict:predict", "Predict the classes of images."),
+    "explain": ("probmcl.cli.explain:explain", "Show which parts of images labels were predicted from."),
     "calibrate": ("probmcl.cli.calibrate:calibrate", "Fit probabilities and thresholds again."),
     "methods": ("probmcl.cli.methods:methods", "List the methods, or show the settings of one."),
     "encoders": ("probmcl.cli.encoders:encoders", "List encoders with their sizes and licenses."),

@@ -1,4 +1,4 @@
-"""The model of a run: prediction, embedding and evaluation."""
+"""The model of a run: prediction, explanation, embedding and evaluation."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any, TypeVar, final, get_args
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Bool, Float, Float64
 from numpy import ndarray
 from torch import Tensor
 
@@ -25,7 +25,9 @@ from probmcl.errors import DataError, ImageError, OptionError, calibrate_call, c
 from probmcl.evaluation.decisions import DEFAULT_THRESHOLD
 from probmcl.evaluation.groups import Aggregate, EvaluationOptions, ScoredRows, evaluate_rows
 from probmcl.evaluation.stored_scores import StoredScores, read_scores, scores_file
+from probmcl.explain import Explanation, Explanations
 from probmcl.inference.class_mapping import match_classes, read_renames
+from probmcl.inference.explaining import Labels, explain_batch, label_columns
 from probmcl.inference.predictions import Predictions
 from probmcl.inference.splits import count_calibrated_on, count_trained_on, read_run_splits, select_split
 from probmcl.methods.base import Classifier
@@ -153,6 +155,39 @@ class Model:
                 rows = self.classifier.encoder(batch.images.to(self.device, memory_format=torch.channels_last))
                 features.append(np.asarray(rows.float().cpu()))
         return np.concatenate(features)
+
+    def explain(
+        self,
+        images: Source | Sequence[Source],
+        *,
+        labels: Labels = "decided",
+        threshold: float | None = None,
+        batch_size: int | None = None,
+        workers: int | None = None,
+        console: Console | None = None,
+    ) -> Explanations:
+        """Return a Grad-CAM heat map for each image and label; unreadable images are in `errors`.
+
+        Args:
+            images: files, folders or images in memory; see `Model`.
+            labels: `decided` for the labels that the model assigns to the image, `all`, or a list of class names.
+            threshold: a class is assigned above this probability (default: the thresholds of the run).
+            batch_size: images in a forward pass; see `Model`.
+            workers: processes that decode images; see `Model`.
+            console: prints progress; see `Model`.
+        """
+        columns, (yes, _) = label_columns(labels, self.names), self._decision_rule(threshold, False, None)
+
+        def decide(scores: Float[ndarray, "K C"]) -> tuple[Float[ndarray, "K C"], Bool[ndarray, "K C"]]:
+            probabilities = self._probabilities(scores, raw=False)
+            return probabilities, probabilities > yes
+
+        batches = decode(images, self.preprocessing, batch_size=self._batch_size(batch_size), workers=workers)
+        explained: list[Explanation] = []
+        with contextlib.closing(batches):
+            for batch in _with_progress(batches, "explaining", images, console):
+                explained += explain_batch(self.classifier, batch, self.names, decide, columns)
+        return Explanations(self.names, tuple(explained))
 
     def evaluate(
         self,

@@ -160,6 +160,18 @@ def write_digits(
     return Records.from_labels(NAMES, [path for path, _, _ in rows], [split for _, split, _ in rows], labels)
 
 
+def digit_boxes(
+    *, train: int = 0, val: int = 0, test: int = 0, size: int = 64, seed: int = 0
+) -> dict[str, tuple[PlacedDigit, ...]]:
+    """Return the digits and boxes of the scenes that `write_digits` writes with these arguments, by file name.
+
+    >>> [(NAMES[item.digit], item.box) for item in digit_boxes(test=1)["test_00000.png"]]
+    [('three', Box(left=24, top=31, side=25))]
+    """
+    counts: dict[Split, int] = {"train": train, "val": val, "test": test}
+    return {name: scene.placed for _, name, scene in _scenes(counts, size, seed)}
+
+
 def _refuse_invalid_arguments(folder: Path, counts: Mapping[Split, int], size: int) -> None:
     if size < MIN_SIZE:
         raise ValueError(f"digits are not legible in scenes of {size} pixels; size must be at least {MIN_SIZE}")

@@ -1,0 +1,139 @@
+"""`probmcl explain`: show which parts of images labels were predicted from."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from probmcl.cli import command_console, options
+from probmcl.errors import counted, listed
+
+if TYPE_CHECKING:
+    from probmcl.explain import Explanations
+    from probmcl.inference import Model
+    from probmcl.inference.explaining import Labels
+
+MAPS, MAPS_AGAINST = "maps.npz", "maps-against.npz"
+
+
+def explain(
+    run: Annotated[Path, Parameter(help="run folder of the model")],
+    images: Annotated[
+        list[str], Parameter(help="image files, folders, patterns such as 'photos/**/*.jpg', or .txt files with paths")
+    ],
+    /,
+    *,
+    out: Annotated[Path, Parameter(help="new or empty folder for the pictures and maps")],
+    labels: Annotated[
+        list[str] | None,
+        Parameter(
+            help="decided (the labels that the model assigns), all, or class names (default: decided)",
+            consume_multiple=options.SEVERAL,
+            negative="",
+        ),
+    ] = None,
+    against: Annotated[Path | None, Parameter(help="second run, shown below the first for the same labels")] = None,
+    threshold: Annotated[
+        float | None, Parameter(help="assign a class above this probability (default: the run's thresholds)")
+    ] = None,
+    device: Annotated[str, Parameter(help="auto, cpu, cuda or mps")] = "auto",
+    workers: Annotated[
+        int | None, Parameter(help="processes for decoding images (default: one per core, at most 8)")
+    ] = None,
+    batch_size: Annotated[int | None, Parameter(help="images per batch (default: the fastest size)")] = None,
+) -> None:
+    """Show which parts of images labels were predicted from, as Grad-CAM heat maps.
+
+    The folder gets a PNG file for each image: the photograph and, for each label, its heat map and probability. Labels
+    in bold are assigned by the model. Of more than 24 labels, the most probable are drawn. The file maps.npz has all
+    maps as numbers, one row per map, in the arrays path, label, probability and maps. A map usually has 1/32 of the
+    width and height of the model's input.
+
+    With --against, a second row has the maps of another run for the same labels, as in Figure 3 of the paper. By
+    default, these are the labels that at least one of the two runs assigns.
+
+    A heat map shows what a score depends on, not where an object ends. Its largest value is always shown in the same
+    color, so colors cannot be compared between maps; use maps.npz for that.
+
+    Example: probmcl explain runs/2026-11-15-photos new/a.jpg new/b.jpg --out explained
+
+    Example: probmcl explain runs/2026-11-15-photos new/ --labels dog person --out explained
+
+    Example: probmcl explain runs/asl new/ --against runs/probmcl --out figure_3
+    """
+    from probmcl.explain.sheet import write_sheets
+    from probmcl.inference import load
+    from probmcl.run.view_sheet import drawable
+    from probmcl.run_folder import refuse_used
+
+    refuse_used(out)
+    labels = labels or ["decided"]
+    console = command_console(stderr=True)
+    models = {caption: load(path, device=device) for caption, path in _captions(run, against).items()}
+    explained = {
+        caption: model.explain(
+            images,
+            labels=_labels(labels, list(models.values())),
+            threshold=threshold,
+            batch_size=batch_size,
+            workers=workers,
+            console=console,
+        )
+        for caption, model in models.items()
+    }
+    if labels == ["decided"]:
+        explained = _only_decided(explained)
+    captions = {name: drawable(name, number) for number, name in enumerate(next(iter(models.values())).names)}
+    count = len(next(iter(explained.values())))
+    with console.progress("drawing", count) as bar:
+        errors = write_sheets(out, explained, captions, lambda: bar.advance(1))
+    for name, explanations in zip((MAPS, MAPS_AGAINST), explained.values(), strict=False):
+        explanations.to_npz(out / name)
+    console.print(f"pictures of {counted(count - len(errors), 'image')} and {MAPS}: {out}")
+    if errors:
+        reasons = "\n".join(listed([f"{path}: {reason}" for path, reason in errors.items()]))
+        message = f"{len(errors):,} of {counted(count, 'image')} could not be read:\n{reasons}"
+        if len(errors) == count:
+            raise ValueError(message)
+        console.print(message)
+
+
+def _captions(run: Path, against: Path | None) -> dict[str, Path]:
+    """Return the run folders by their captions, which are the names of the folders if they differ."""
+    if against is None:
+        return {run.name: run}
+    if run.resolve() == against.resolve():
+        raise ValueError(f"--against {against} is the same run; choose another one")
+    names = [path.resolve().name for path in (run, against)]
+    captions = names if names[0] != names[1] else [str(run), str(against)]
+    return dict(zip(captions, (run, against), strict=True))
+
+
+def _labels(labels: list[str], models: "list[Model]") -> "Labels":
+    """Return the labels to explain; for two runs, the classes of both are needed to compare decisions."""
+    if labels not in (["decided"], ["all"]):
+        return labels
+    if len(models) == 1:
+        return "decided" if labels == ["decided"] else "all"
+    shared = [name for name in models[0].names if name in models[1].names]
+    if not shared:
+        raise ValueError("the two runs have no class in common")
+    return shared
+
+
+def _only_decided(runs: "dict[str, Explanations]") -> "dict[str, Explanations]":
+    """Keep the maps of the labels that at least one of the runs assigns to an image."""
+    from probmcl.explain import Explanations
+
+    rows = list(zip(*runs.values(), strict=True))
+    decided = [{label for explanation in row for label in explanation.decided} for row in rows]
+    return {
+        caption: Explanations(
+            explanations.names,
+            tuple(
+                image.only([label for label in image.maps if label in chosen])
+                for image, chosen in zip(explanations, decided, strict=True)
+            ),
+        )
+        for caption, explanations in runs.items()
+    }
