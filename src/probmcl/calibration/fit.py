@@ -50,19 +50,17 @@ def fit_calibration(
     """
     entries = checked(rows.scores, rows.labels, rows.known)
     fold = assign_folds(len(rows), rows.group)
-    strengths = STRENGTHS if len(rows) >= MIN_IMAGES and fold.max() > 0 else STRENGTHS[:1]
-    isotonic = ((entries.labels == 1) & entries.known).sum(0).numpy() >= (
-        MIN_ISOTONIC if kind == "isotonic" else np.inf
-    )
+    is_validated = kind != "none" and fold.max() > 0
+    strengths = STRENGTHS if is_validated and len(rows) >= MIN_IMAGES else STRENGTHS[:1]
+    positives = ((entries.labels == 1) & entries.known).sum(0).numpy()
+    isotonic = positives >= MIN_ISOTONIC if kind == "isotonic" else np.zeros(len(names), dtype=bool)
     losses = _Losses(np.zeros((len(strengths), len(names))), np.zeros(len(names)))
     for number in range(FOLDS):
-        if number <= fold.max() and fold.max() > 0 and kind != "none":
+        if is_validated and number <= fold.max():
             losses.add(entries, torch.from_numpy(fold == number), strengths, isotonic)
         advance()
     best = int(losses.sigmoid.sum(1).argmin())
-    cross_validated = np.where(isotonic, losses.isotonic, losses.sigmoid[best])
-    if fold.max() == 0 or kind == "none":
-        cross_validated[:] = np.nan
+    cross_validated = np.where(isotonic, losses.isotonic, losses.sigmoid[best] if is_validated else np.nan)
     classes = list(_fit_classes(entries, kind, strengths[best], isotonic, cross_validated))
     strength = None if strengths[best] == float("inf") or kind == "none" else strengths[best]
     fitted = Calibration(kind, str(rule), predictions, len(rows), strength, dict(zip(names, classes, strict=True)))
@@ -84,7 +82,7 @@ def assign_folds(images: int, groups: Sequence[str] | None, *, seed: int = 0) ->
     """Return a random fold for each image; images of one group are in the same fold.
 
     >>> assign_folds(6, ["a", "a", "b", "b", "c", "c"]).tolist()
-    [2, 2, 0, 0, 1, 1]
+    [1, 1, 2, 2, 0, 0]
     """
     member = np.arange(images) if groups is None else np.unique(np.array(groups), return_inverse=True)[1]
     count = int(member.max()) + 1

@@ -60,7 +60,7 @@ def cut_with_bounded_error(
 
     >>> scores = np.linspace(0.99, 0.01, 99)
     >>> round(cut_with_bounded_error(scores, scores < 0.5, 0.2), 3)
-    0.455
+    0.445
     """
     accepted = accepted_cuts(scores, wrong, limit, confidence=confidence)
     return None if accepted is None else accepted[0]

@@ -202,7 +202,7 @@ def fraction_interval(samples: Float[np.ndarray, " B"], estimate: float | None) 
     """Return the 95 % interval of a fraction, centered on its estimate; None if it is not reliable or undefined.
 
     >>> fraction_interval(np.array([0.9, 1.0, 1.0, 1.0]), 0.95)
-    [0.88, 0.975]
+    [0.8825, 0.975]
     """
     if estimate is None or np.isnan(estimate):
         return None
