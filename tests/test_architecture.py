@@ -32,6 +32,7 @@ PACKAGES = (
     "training",
     "evaluation",
     "calibration",
+    "neighbors",
     "settings",
     "cost",
     "explain",
@@ -61,11 +62,11 @@ HEAVY_LIBRARIES = {"torch", "timm", "sklearn", "scipy", "numpy", "PIL", "jaxtypi
 VAGUE_NAMES = {"utils", "util", "common", "core", "helpers", "misc", "base_utils"}
 
 OPTION = re.compile(r"(?<![\w-])--[a-z]")
-COMMAND = re.compile(r"\bprobmcl (train|compare|check|evaluate|predict|explain|calibrate|demo)\b")
+COMMAND = re.compile(r"\bprobmcl (train|compare|check|evaluate|predict|explain|calibrate|report|demo)\b")
 UNQUOTED = re.compile(r"`[a-z][a-z_]*=(?!True|False|share)[a-z'/.][^`\"]*`")
 RUN_FILES = re.compile(
-    r"(config|labels|preprocessing|run|evaluation|calibration|retrieval|spec)\.json|(split|folds)\.csv|metrics\.jsonl|views\.png"
-    r"|model\.safetensors"
+    r"(config|labels|preprocessing|run|evaluation|calibration|retrieval|spec)\.json|(split|folds)\.csv|metrics\.jsonl"
+    r"|views\.png|(model|neighbors)\.safetensors|report\.(html|json)"
 )
 CLONE_ONLY = re.compile(  # `make the splits` is not a target
     r"\b(docs|examples|recipes|benchmarks|tools)/|\w\.md\b|\bREADME|decisions? 0\d|\bmake (check|test|demo|format|lint)"

@@ -68,6 +68,8 @@ def train(
     seed: int | None = None,
     calibration: Literal["sigmoid", "isotonic", "none"] | None = None,
     thresholds: str | None = None,
+    neighbors: bool = True,
+    report: bool = True,
     device: str | None = None,
     workers: int | None = None,
     cache: Path | str | None = None,
@@ -104,6 +106,8 @@ def train(
         seed: random seed (default: 0)
         calibration: sigmoid (default), isotonic for classes with at least 1,000 positives, or none
         thresholds: balanced (default), f1, precision:P, recall:R, cost:FN,FP or a number between 0 and 1
+        neighbors: keep the features of the training images, to show the images nearest to a new one
+        report: write a page about the model, with photographs, at the end
         device: auto, cpu, cuda or mps
         workers: processes for decoding images (default: one per core)
         cache: folder in which decoded images are kept for the next run, or auto
@@ -115,7 +119,7 @@ def train(
     options |= {"settings": settings, "recipe": recipe, "encoder": encoder, "weights": weights}
     options |= {"image_size": image_size, "tune": tune, "epochs": epochs, "budget": budget}
     options |= {"probe_epochs": probe_epochs, "batch_size": batch_size, "lr": lr, "augment": augment, "seed": seed}
-    options |= {"calibration": calibration, "thresholds": thresholds}
+    options |= {"calibration": calibration, "thresholds": thresholds, "neighbors": None if neighbors else False}
     options |= {"device": device, "workers": workers, "cache": cache, "out": out}
     with _processes(device, console) as console:
         if resume is not None:
@@ -125,10 +129,26 @@ def train(
             raise _missing_data("train")
         else:
             run = _start_run(options, read, checks, console)
+        if report:
+            _write_report(run.folder, device or "auto", console)
         for warning in run.warnings:
             if warning.kind == "chance":
                 console.print_last(f"warning: {warning.message}")
         return run
+
+
+def _write_report(folder: Path, device: str, console: Console) -> None:
+    """Write the report of a finished run on rank 0, and print its verdict. A failure is only a note: the run is done."""
+    from probmcl.report.write_report import write_report
+    from probmcl.runtime.distributed import is_main_process
+
+    if is_main_process():
+        try:
+            page, decision = write_report([folder], device=device, console=console)
+        except (ProbmclError, OSError) as error:
+            console.print(f"note: the run is finished, but its report could not be written: {error}")
+        else:
+            console.print(f"report: {decision}; {page}")
 
 
 def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console: Console) -> Run:
@@ -154,6 +174,7 @@ def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console:
             source=prepared.source,
             data_warnings=[*prepared.warnings, *reused],
             fold_of=prepared.fold_of,
+            duplicates=prepared.duplicates,
         )
 
 
@@ -182,6 +203,7 @@ def _run_settings(options: Options) -> Settings:
 
     keys = _shared_keys(options)
     keys |= _drop_none({name: options[name] for name in ("preset", "budget", "seed", "calibration", "thresholds")})
+    keys |= _drop_none({"neighbors": options["neighbors"]})
     training = {"epochs": options["epochs"], "batch_size": options["batch_size"], "learning_rate": options["lr"]}
     method, changes = _method_or_loss(options["method"], options["loss"]), dict(options["settings"] or {})
     keys |= _drop_none({"method": method, "settings": changes, "training": _drop_none(training)})
@@ -256,6 +278,7 @@ def compare(
     cache: Path | str | None = None,
     out: Path | str | None = None,
     add: Sequence[Path] | Path | None = None,
+    report: bool = True,
     resume: Path | str | None = None,
     console: Console | None = None,
 ) -> Comparison:
@@ -286,6 +309,7 @@ def compare(
         cache: folder in which decoded images are kept for the next run, or auto
         out: new or empty folder for the comparison (default: runs/DATE-NAME-comparison)
         add: other comparisons with the same protocol to include, as folders or results.jsonl files
+        report: write a page with the tables, the plot and the verdict at the end
         resume: interrupted comparison; only `device`, `workers`, `add` and `methods` can be combined with it
         console: where messages and progress are printed (default: stdout)
     """
@@ -299,14 +323,20 @@ def compare(
         if resume is not None:
             _refuse_with_resume(options, read, checks, allowed=("device", "workers", "add", "methods"))
             changes = _drop_none({"device": device, "workers": workers})
-            return _resume_comparison(Path(resume), methods, changes, added, console, started)
+            return _resume_comparison(Path(resume), methods, changes, added, console, started, report)
         if data is None:
             raise _missing_data("compare")
-        return _start_comparison(options, read, checks, added, console, started)
+        return _start_comparison(options, read, checks, added, console, started, report)
 
 
 def _start_comparison(
-    options: Options, read: ReadOptions, checks: DataChecks, add: list[Path], console: Console, started: float
+    options: Options,
+    read: ReadOptions,
+    checks: DataChecks,
+    add: list[Path],
+    console: Console,
+    started: float,
+    report: bool,
 ) -> Comparison:
     from probmcl.data.audit import prepare_data, refuse_unscorable
     from probmcl.experiments.runner import ComparisonRunner
@@ -330,7 +360,7 @@ def _start_comparison(
         runner = ComparisonRunner(
             records, spec, folder, console, name, source=source, warnings=warnings, started=started
         )
-        return _run_comparison(runner, add)
+        return _run_comparison(runner, add, report)
 
 
 def _comparison_spec(options: Options) -> ComparisonSpec:
@@ -348,6 +378,7 @@ def _comparison_spec(options: Options) -> ComparisonSpec:
     if options["budget"] is not None and "epochs" in numbers:
         raise SettingsError("`budget` and `epochs` cannot be combined: a budget determines the number of epochs")
     settings = replace(make_settings(_merge({}, _shared_keys(options)) | {"method": "probe"}), method="comparison")
+    settings = replace(settings, neighbors=False)  # the runs of a comparison are only scored
     settings = replace(settings, probe=replace(settings.probe, frozen_views=settings.probe.views))
     describe_encoder(settings.encoder.name)
     names = _method_names("all" if options["methods"] is None else options["methods"])
@@ -368,6 +399,7 @@ def _resume_comparison(
     add: list[Path],
     console: Console,
     started: float,
+    report: bool,
 ) -> Comparison:
     from probmcl import legacy
     from probmcl.data.audit import read_again
@@ -403,11 +435,12 @@ def _resume_comparison(
     runner = ComparisonRunner(
         records, spec, folder, console, stored["name"], source=source, warnings=warnings, started=started
     )
-    return _run_comparison(runner, [Path(path) for path in added])
+    return _run_comparison(runner, [Path(path) for path in added], report)
 
 
-def _run_comparison(runner: ComparisonRunner, add: Sequence[Path]) -> Comparison:
+def _run_comparison(runner: ComparisonRunner, add: Sequence[Path], report: bool) -> Comparison:
     from probmcl.report.comparison import print_comparison, write_comparison
+    from probmcl.report.write_report import write_comparison_report
     from probmcl.runtime.distributed import barrier, is_main_process
 
     _print_warnings(runner.warnings, runner.console)
@@ -415,6 +448,8 @@ def _run_comparison(runner: ComparisonRunner, add: Sequence[Path]) -> Comparison
         comparison = runner.run(add)
         if is_main_process():
             write_comparison(comparison, runner.folder, runner.warnings)
+            if report:
+                write_comparison_report(comparison, runner.folder)
         barrier()
     print_comparison(comparison, runner.folder, runner.warnings, runner.console)
     return comparison

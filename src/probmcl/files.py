@@ -58,6 +58,16 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
         return {key: file.get_tensor(key) for key in file.keys()}, json.loads(header.get("facts", "null"))  # noqa: SIM118
 
 
+def read_metadata(path: Path) -> Any:
+    """Return the metadata from a file written by `save_tensors`, without its tensors; None if there is no file."""
+    from safetensors import safe_open
+
+    if not path.is_file():
+        return None
+    with safe_open(path, framework="pt") as file:
+        return json.loads((file.metadata() or {}).get("facts", "null"))
+
+
 def nan_to_none(x: float | int) -> float | int | None:
     """Return None for NaN, which is not valid JSON, and other numbers unchanged."""
     return None if x != x else x

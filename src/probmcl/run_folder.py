@@ -29,6 +29,7 @@ SPLIT, FOLDS = "split.csv", "folds.csv"
 MODEL, VIEWS, METRICS = "model.safetensors", "views.png", "metrics.jsonl"
 EVALUATION, RETRIEVAL = "evaluation.json", "retrieval.json"
 PREDICTIONS, CHECKPOINTS, CALIBRATION = "predictions", "checkpoints", "calibration.json"
+NEIGHBORS, REPORT, REPORT_DATA = "neighbors.safetensors", "report.html", "report.json"
 OUT_OF_FOLD, OTHER_IMAGES = "out_of_fold", "calibration"
 """Predictions that are not of a split: out-of-fold scores of the frozen probe, and images from outside of the run."""
 

@@ -198,6 +198,7 @@ class Settings:
         device: `auto` uses a CUDA device if there is one, otherwise the CPU.
         calibration: how scores become probabilities; see `probmcl.calibration.fit_calibration`.
         thresholds: how the threshold of each class is chosen; see `probmcl.calibration.ThresholdRule`.
+        neighbors: whether the features of the training images are stored, to show the images nearest to a new one.
     """
 
     method: str
@@ -215,6 +216,7 @@ class Settings:
     device: str = "auto"
     calibration: Kind = "sigmoid"
     thresholds: str = "balanced"
+    neighbors: bool = True
 
     def __post_init__(self) -> None:
         ThresholdRule.parse(self.thresholds)  # raises an error if it is not a rule

@@ -31,6 +31,7 @@ COMMANDS = {
     "predict": ("probmcl.cli.predict:predict", "Predict the classes of images."),
     "explain": ("probmcl.cli.explain:explain", "Show which parts of images labels were predicted from."),
     "calibrate": ("probmcl.cli.calibrate:calibrate", "Fit probabilities and thresholds again."),
+    "report": ("probmcl.cli.report:report", "Write a page about a trained model."),
     "methods": ("probmcl.cli.methods:methods", "List the methods, or show the settings of one."),
     "encoders": ("probmcl.cli.encoders:encoders", "List encoders with their sizes and licenses."),
     "cost": ("probmcl.cli.cost:cost", "Show the parameters and operations of methods."),

@@ -7,18 +7,21 @@ from cyclopts import Parameter
 
 
 def demo(
-    *, out: Annotated[Path | None, Parameter(help="new or empty folder (default: runs/DATE-demo)")] = None
+    *,
+    out: Annotated[Path | None, Parameter(help="new or empty folder (default: runs/DATE-demo)")] = None,
+    report: Annotated[bool, Parameter(help="write a page about the kept model", negative="--no-report")] = True,
 ) -> None:
     """Train three methods on generated scenes of handwritten digits and compare their test scores.
 
-    It takes about three minutes on two cores and downloads nothing. The folder then contains the images, a run and the
-    scores.
+    It takes about three minutes on two cores and downloads nothing. The folder then contains the images, a run, the
+    scores and a report: a page that shows what the kept model learned.
 
     Example: probmcl demo --out digits-demo
     """
     from probmcl import files, run_folder
     from probmcl.console import Console
     from probmcl.demo import comparison, run_demo, table
+    from probmcl.report.write_report import write_report
 
     console = Console()
     folder = out or run_folder.new_folder(Path("runs"), "demo")
@@ -26,3 +29,6 @@ def demo(
     files.write_json(folder / "comparison.json", rows)
     console.rich.print(table(rows))
     console.print(f"images: {folder / 'data'}; run: {folder / 'run'}; scores: {folder / 'comparison.json'}")
+    if report:
+        page, decision = write_report([folder / "run"], console=console)
+        console.print(f"report: {decision}; {page}")

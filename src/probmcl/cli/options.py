@@ -88,10 +88,14 @@ COMMA_LIST = Parameter(
 SET = Parameter(
     name="--set", converter=key_values, n_tokens=-1, consume_multiple=SEVERAL, accepts_keys=False, group=METHOD
 )
+REPORT = Parameter(negative="--no-report", group=COMPUTE, show_default=False)
+NEIGHBORS = Parameter(negative="--no-neighbors", group=COMPUTE, show_default=False)
 SPECIAL: Mapping[str, Any] = {
     "read": Read,
     "checks": Checks,
     "settings": Annotated[Mapping[str, Any] | None, SET],
+    "report": Annotated[bool, REPORT],
+    "neighbors": Annotated[bool, NEIGHBORS],
     "methods": Annotated[tuple[str, ...] | None, COMMA_LIST, Parameter(group=METHOD)],
 }
 """Parameters with a type or converter of their own."""

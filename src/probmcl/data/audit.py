@@ -37,6 +37,7 @@ class PreparedData:
     intensity: IntensityRange | None  # for 16-bit and float images; None if there are none
     fold_of: Int[ndarray, "N"] | None  # numbered from 1; None without folds
     warnings: list[RunWarning]  # about leaks that were allowed
+    duplicates: dict[str, int]  # number of exact and near duplicates, whose copies may be in the same split
 
 
 def prepare_data(
@@ -67,7 +68,8 @@ def prepare_data(
     if intensity:
         console.print(str(intensity))
     fold_of = None if result["fold_of"] is None else np.array(result["fold_of"])
-    return PreparedData(records, source, intensity, fold_of, [RunWarning("leak", text) for text in result["leaks"]])
+    leaks = [RunWarning("leak", text) for text in result["leaks"]]
+    return PreparedData(records, source, intensity, fold_of, leaks, result["duplicates"])
 
 
 def check(
@@ -183,6 +185,10 @@ def _accept(audit: _Audit, console: Console) -> dict[str, Any]:
         "intensity": audit.intensity and asdict(audit.intensity),
         "fold_of": None if fold_of is None else fold_of.tolist(),
         "leaks": [f"allowed by `allow_leaks`:\n{text}" for text in leaks],
+        "duplicates": {
+            "exact": sum(len(rows) - 1 for rows in audit.duplicates.exact),
+            "near": sum(pair.confirmed for pair in audit.duplicates.near),
+        },
     }
 
 

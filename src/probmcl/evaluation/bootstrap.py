@@ -132,6 +132,21 @@ def bootstrapped_areas(
     return Areas(*np.divide(total, classes, out=np.full_like(total, np.nan), where=classes > 0))
 
 
+def bootstrapped_precisions(
+    scores: Array, labels: Array, known: Array | None, weights: Int[np.ndarray, "B _"]
+) -> Float64[np.ndarray, "B C"]:
+    """Return the average precision of each class in each resample; NaN if the class cannot be scored there.
+
+    >>> scores, labels = torch.tensor([[0.9], [0.6], [0.1]]), torch.tensor([[1], [0], [1]])
+    >>> bootstrapped_precisions(scores, labels, None, np.array([[0, 2, 1]])).round(3)
+    array([[0.333]])
+    """
+    part = torch.from_numpy(weights.T.astype(np.int32, order="C"))
+    columns = class_columns(checked(scores, labels, known))
+    undefined = np.full(len(weights), np.nan)
+    return np.stack([_areas_of_class(c, [part])[0] if c.is_scored else undefined for c in columns], axis=1)
+
+
 def _areas_of_class(column: Column, parts: Sequence[Int32[Tensor, "N _"]]) -> Float64[np.ndarray, "2 B"]:
     """Return AP and AUROC of one class in each resample; NaN without a positive or without a negative."""
     distinct, hits = np.unique(column.scores[column.positive]), np.flatnonzero(column.positive)

@@ -22,6 +22,7 @@ from probmcl.methods.contrast import STATISTICS
 from probmcl.methods.custom_loss import CustomLoss
 from probmcl.methods.probe import Config as ProbeConfig
 from probmcl.methods.probe import Probe
+from probmcl.neighbors.training_images import TrainingImages, image_root, relative_path
 from probmcl.run.batches import labels_of, targets_of, weights_of
 from probmcl.run.probe import LabeledFeatures, fit_probe
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId
@@ -184,6 +185,18 @@ def evaluate_on_test(workspace: Workspace, candidate: Candidate) -> Candidate:
         scores = _predict(w, title, classifier, "test")
     test = evaluate_split(w.records, "test", scores, candidate.note)
     return replace(candidate, scores={**candidate.scores, "test": scores}, test=test, retrieval=retrieved)
+
+
+def training_images(workspace: Workspace, candidate: Candidate) -> TrainingImages:
+    """Return the features that a candidate's encoder computes from the plain views of the training images."""
+    w, rows = workspace, workspace.records.rows("train")
+    classifier = w.backbone.classifier(candidate, w.records.label_space)
+    cache, network = w.feature_source(candidate.id.key, classifier.encoder)
+    features = extract(network, cache.plain("train"), device=w.settings.device)[0]
+    labels, known = labels_of(w.records, "train")
+    root = image_root(w.records.paths)
+    paths = tuple(relative_path(w.records.paths[row], root) for row in rows)
+    return TrainingImages(paths, features.half(), labels == 1, known)
 
 
 def _predict(workspace: Workspace, title: str, classifier: Classifier, split: Split) -> Float[Tensor, "N C"]:

@@ -7,7 +7,7 @@ import hashlib
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -225,6 +225,7 @@ def create_run(
     source: DataSource | None,
     warnings: Sequence[RunWarning],
     fold_of: Int[ndarray, "N"] | None,
+    duplicates: Mapping[str, int] | None = None,
 ) -> None:
     """Write the inputs of a run to a new or empty folder. run.json comes last because it marks the folder as a run."""
     run_folder.refuse_used(folder.path)
@@ -233,6 +234,7 @@ def create_run(
     write_split(folder.path, records, fold_of)
     metadata = run_folder.environment(settings.seed)
     metadata |= {"data": source and source.to_json(), "records": records_digest(records)}
+    metadata |= {"duplicates": duplicates}
     metadata |= {"status": "running", "seconds": 0.0, "warnings": [vars(warning) for warning in warnings]}
     folder.write(run_folder.METADATA, metadata | {"candidates": [], "kept": None, "model": None})
 

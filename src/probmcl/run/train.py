@@ -24,7 +24,7 @@ from probmcl.files import atomic_write, read_json, write_json
 from probmcl.headline import chance_warning, headline
 from probmcl.run.budget import Costs, Plan, Planner, measure_costs, plan_epochs
 from probmcl.run.calibrate import calibrate_candidate
-from probmcl.run.candidates import candidate_ids, evaluate_on_test, fit_frozen_probe, train_job
+from probmcl.run.candidates import candidate_ids, evaluate_on_test, fit_frozen_probe, train_job, training_images
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.state import RunState, create_run, json_format, load_candidate, records_digest, write_predictions
 from probmcl.run.view_sheet import views_sheet
@@ -53,6 +53,7 @@ def train_run(
     source: DataSource | None = None,
     data_warnings: Sequence[RunWarning] = (),
     fold_of: Int[ndarray, "N"] | None = None,
+    duplicates: Mapping[str, int] | None = None,
     test: CandidateFilter = lambda candidates: (),
     planner: Planner | None = None,
 ) -> Run:
@@ -70,6 +71,7 @@ def train_run(
         source: how the records were read; stored so that a resumed run can read them again.
         data_warnings: warnings about the records, stored with the run.
         fold_of: the fold of each image, if there are folds.
+        duplicates: the number of exact and near duplicates among the images, stored with the run.
         test: returns candidates to test in addition to the kept one and the frozen probe.
         planner: sets the epochs of each method (default: `plan_epochs` with the budget in the settings).
     """
@@ -86,7 +88,7 @@ def train_run(
         refuse_empty_splits(records)
         encoder = build_encoder(settings, console)  # before anything is written: its weights may be missing
         refuse_unbuildable(settings, encoder, records.label_space)
-        create = functools.partial(create_run, run, records, settings, source, data_warnings, fold_of)
+        create = functools.partial(create_run, run, records, settings, source, data_warnings, fold_of, duplicates)
         with _interrupt_noted(run):
             _on_main_process(create)
     with _recorded_status(run, records, settings, console) as state:
@@ -120,6 +122,8 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: C
         state.candidates[identity] = evaluate_on_test(workspace, state.candidates[identity])
     _write_results(state, tested)
     kept, calibration = _calibrate(state, workspace)
+    if workspace.settings.neighbors:
+        _write_neighbors(state, workspace)
     _warn_about_chance(state, kept)
     state.record("finished")
     barrier()
@@ -243,6 +247,13 @@ def _calibrate(state: RunState, workspace: Workspace) -> tuple[Candidate, Calibr
         folder.write(run_folder.CALIBRATION, calibration)
         folder.write(run_folder.EVALUATION, test)
     return replace(kept, test=test), calibration
+
+
+def _write_neighbors(state: RunState, workspace: Workspace) -> None:
+    """Write the features of the training images, computed by the kept model."""
+    images = training_images(workspace, state.best())
+    if is_main_process():
+        images.save(state.folder.path / run_folder.NEIGHBORS)
 
 
 def _warn_about_chance(state: RunState, kept: Candidate) -> None:

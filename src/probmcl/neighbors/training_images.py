@@ -1,0 +1,98 @@
+"""Features, labels and paths of the training images of a run, stored in half precision."""
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float32, Int64
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from probmcl.errors import RunError
+from probmcl.files import load_tensors, save_tensors
+
+BLOCK = 16_384
+"""Training images per matrix product, which limits memory."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingImages:
+    """The training images of a run, as the model sees their plain views.
+
+    Attributes:
+        paths: paths relative to `image_root` of all images of the run.
+        features: the features of the kept model's encoder, in half precision.
+        labels: 0/1 labels; only known entries count.
+        known: mask of known labels.
+    """
+
+    paths: tuple[str, ...]
+    features: Float[Tensor, "N D"]
+    labels: Bool[Tensor, "N C"]
+    known: Bool[Tensor, "N C"]
+
+    def save(self, path: Path) -> None:
+        """Write a safetensors file. The paths are JSON, encoded as bytes."""
+        names = torch.frombuffer(bytearray(json.dumps(self.paths).encode()), dtype=torch.uint8)
+        tensors = {"features": self.features.half(), "labels": self.labels, "known": self.known, "paths": names}
+        save_tensors(path, tensors)
+
+    @classmethod
+    def load(cls, path: Path) -> "TrainingImages":
+        """Read the file that `save` wrote."""
+        try:
+            tensors, _ = load_tensors(path)
+            paths = tuple(json.loads(bytes(tensors["paths"].tolist())))
+            images = cls(paths, tensors["features"], tensors["labels"], tensors["known"])
+            if not len(paths) == len(images.features) == len(images.labels) == len(images.known):
+                raise ValueError("its tensors have different lengths")
+        except Exception as error:  # safetensors raises its own exceptions for a damaged file
+            raise RunError(f"{path} cannot be read ({error}); copy the file again, or train again") from error
+        return images
+
+    def nearest(self, features: Float[Tensor, "Q D"], k: int) -> tuple[Int64[Tensor, "Q K"], Float32[Tensor, "Q K"]]:
+        """Return the training images with the highest cosine similarity to each feature, and the similarities.
+
+        >>> images = TrainingImages(("a", "b"), torch.eye(2).half(), torch.ones(2, 1) > 0, torch.ones(2, 1) > 0)
+        >>> images.nearest(torch.tensor([[0.1, 2.0]]), k=1)[0].tolist()
+        [[1]]
+        """
+        queries = normalize(features.float(), dim=1)
+        parts = [queries @ normalize(block.float(), dim=1).T for block in torch.split(self.features, BLOCK)]
+        similarity = torch.cat(parts, dim=1)
+        # A stable sort makes the order of ties, such as duplicates, independent of the machine.
+        order = similarity.sort(dim=1, descending=True, stable=True).indices[:, : min(k, len(self.paths))]
+        return order, similarity.gather(1, order)
+
+
+def image_root(paths: Sequence[str | Path]) -> Path:
+    """Return the folder that contains all images.
+
+    >>> image_root(["photos/a/1.jpg", "photos/b/2.jpg"]).as_posix()
+    'photos'
+    """
+    return Path(os.path.commonpath([os.path.dirname(str(path)) or "." for path in paths]))  # noqa: PTH120
+
+
+def relative_path(path: str | Path, root: Path) -> str:
+    """Return a path relative to the folder of all images, with forward slashes.
+
+    >>> relative_path("photos/a/1.jpg", Path("photos"))
+    'a/1.jpg'
+    """
+    return Path(os.path.relpath(path, root)).as_posix()
+
+
+def cooccurrence(labels: Bool[Tensor, "N C"], known: Bool[Tensor, "N C"]) -> Int64[np.ndarray, "C C"]:
+    """Return how many images have both labels of each pair.
+
+    >>> cooccurrence(torch.tensor([[True, True], [True, False]]), torch.ones(2, 2, dtype=torch.bool)).tolist()
+    [[2, 1], [1, 1]]
+    """
+    present = (labels & known).double()
+    counts: Int64[np.ndarray, "C C"] = (present.T @ present).round().long().numpy()
+    return counts

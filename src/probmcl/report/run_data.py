@@ -1,0 +1,144 @@
+"""Everything that the report of a run needs from its folder."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool, Float64
+from numpy import ndarray
+
+from probmcl import run_folder
+from probmcl.calibration import Calibration
+from probmcl.console import Console
+from probmcl.data.hierarchy import levels_of, parents_of
+from probmcl.errors import RunError
+from probmcl.evaluation.bootstrap import affordable_draws
+from probmcl.evaluation.decisions import DEFAULT_THRESHOLD
+from probmcl.evaluation.groups import EvaluationOptions, ScoredRows, evaluate_rows
+from probmcl.evaluation.stored_scores import read_scores, scores_file
+from probmcl.inference import Model
+from probmcl.neighbors import TrainingImages
+from probmcl.neighbors.training_images import image_root
+from probmcl.run.results import FROZEN_PROBE
+from probmcl.run_folder import RunFolder
+from probmcl.training import MetricsLog
+
+
+@dataclass(frozen=True, eq=False)
+class SplitScores:
+    """Probabilities and labels of a split; `positive` implies `known`."""
+
+    paths: tuple[str, ...]
+    probabilities: Float64[ndarray, "N C"]
+    positive: Bool[ndarray, "N C"]
+    known: Bool[ndarray, "N C"]
+    group: tuple[str, ...] | None
+
+    @property
+    def entries(self) -> tuple[Float64[ndarray, "N C"], Float64[ndarray, "N C"], Bool[ndarray, "N C"]]:
+        """Probabilities, 0/1 labels and the mask of known labels, as the metrics expect them."""
+        return self.probabilities, self.positive.astype(np.float64), self.known
+
+
+@dataclass(frozen=True, eq=False)
+class RunData:
+    """The stored results of a run.
+
+    Attributes:
+        names: the classes.
+        thresholds: the threshold of each class.
+        evaluation: metrics on the test split, with intervals.
+        root: folder that contains all images.
+        images: number of images in each split.
+        val: probabilities of the validation images.
+        test: probabilities of the test images.
+        frozen: scores of the frozen probe on the test images; None if it was kept or was not tested.
+        training: features of the training images; None if the run does not keep them.
+    """
+
+    folder: RunFolder
+    metadata: Mapping[str, Any]
+    config: Mapping[str, Any]
+    label_file: Mapping[str, Any]
+    names: tuple[str, ...]
+    thresholds: Float64[ndarray, " C"]
+    calibration: Calibration | None
+    evaluation: Mapping[str, Any]
+    root: Path
+    images: Mapping[str, int]
+    val: SplitScores
+    test: SplitScores
+    frozen: SplitScores | None
+    training: TrainingImages | None
+
+    @property
+    def name(self) -> str:
+        """The name of the run folder."""
+        return self.folder.path.resolve().name
+
+    @property
+    def decisions(self) -> Bool[ndarray, "N C"]:
+        """The predicted labels of the test images."""
+        return self.test.probabilities > self.thresholds
+
+    @property
+    def frozen_kept(self) -> bool:
+        """True if the model of the run is the probe on the frozen encoder."""
+        return bool(self.metadata["kept"] == FROZEN_PROBE.name)
+
+    def log(self) -> list[dict[str, Any]]:
+        """Return the rows of the training log."""
+        return MetricsLog(self.folder.path / run_folder.METRICS).rows()
+
+
+def read_run_data(model: Model, console: Console) -> RunData:
+    """Read the stored results of the run that a model comes from."""
+    folder = RunFolder(model.folder)
+    metadata = folder.read(run_folder.METADATA)
+    if metadata.get("status") != "finished":
+        raise RunError(f"{folder.path} is not finished, so it has no test scores to report; resume it first")
+    calibration, parents = model.calibration, parents_of(model.names, model.hierarchy)
+
+    def read(path: Path, calibrated: Calibration | None) -> SplitScores:
+        paths, rows = read_scores(path)
+        scores = rows.scores.astype(np.float64)
+        probabilities = scores if calibrated is None else calibrated.probabilities(rows.scores, parents)
+        return SplitScores(paths, probabilities, (rows.labels == 1) & rows.known, rows.known, rows.group)
+
+    frozen = scores_file(folder.results(run_folder.FROZEN), "test")
+    has_other = metadata["kept"] != FROZEN_PROBE.name and frozen.is_file()
+    test, splits = read(scores_file(folder.path, "test"), calibration), folder.read_split()
+    default = np.full(len(model.names), DEFAULT_THRESHOLD)
+    training = folder.path / run_folder.NEIGHBORS
+    return RunData(
+        folder,
+        metadata,
+        config=folder.read(run_folder.CONFIG),
+        label_file=folder.read(run_folder.LABELS),
+        names=model.names,
+        thresholds=default if calibration is None else calibration.threshold,
+        calibration=calibration,
+        evaluation=_evaluation(folder, model, test, console),
+        root=image_root(list(splits)),
+        images=Counter(splits.values()),
+        val=read(scores_file(folder.path, "val"), calibration),
+        test=test,
+        frozen=read(frozen, None) if has_other else None,
+        training=TrainingImages.load(training) if training.is_file() else None,
+    )
+
+
+def _evaluation(folder: RunFolder, model: Model, test: SplitScores, console: Console) -> dict[str, Any]:
+    """Read the evaluation of the test split. That of an older run has no intervals and is computed again."""
+    stored: dict[str, Any] = folder.read(run_folder.EVALUATION)
+    if {"mAP_interval", "risk_coverage", "calibration"} <= stored.keys():
+        return stored
+    rows = ScoredRows(*test.entries, test.group)
+    options = EvaluationOptions(draws=affordable_draws(*rows.scores.shape))
+    levels = levels_of(parents_of(model.names, model.hierarchy)).tolist() if model.hierarchy else ()
+    return evaluate_rows(
+        rows, options, None, console, names=model.names, split="test", note=model.classifier.note, levels=levels
+    )

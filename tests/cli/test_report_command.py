@@ -1,0 +1,70 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from helpers.commands import main
+from helpers.images import folder_of_photographs
+from helpers.reports import finished_run
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return finished_run(tmp_path_factory.mktemp("command") / "run")
+
+
+def test_the_page_is_written_to_the_run_folder(run: Path) -> None:
+    done = main("report", run, "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("report: do not use; ")
+    assert done.stdout.strip().endswith("report.html")
+    assert (run / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert json.loads((run / "report.json").read_text(encoding="utf-8"))["photographs"] > 0
+
+
+def test_out_and_no_images(run: Path, tmp_path: Path) -> None:
+    done = main("report", run, "--out", tmp_path / "private.html", "--no-images", "--device", "cpu")
+    assert done.returncode == 0, done.stderr
+    assert "data:image/jpeg" not in (tmp_path / "private.html").read_text(encoding="utf-8")
+    assert json.loads((tmp_path / "private.json").read_text(encoding="utf-8"))["photographs"] == 0
+
+
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
+    done = main("report", tmp_path)
+    assert done.returncode == 1
+    assert "is not a run folder" in done.stderr
+
+
+def test_a_comparison_is_refused_with_the_remedy(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text("{}")
+    done = main("report", tmp_path)
+    assert done.returncode == 1
+    assert "pass one of its runs" in done.stderr
+
+
+@pytest.mark.slow
+def test_train_writes_the_report_and_the_features_unless_they_are_turned_off(tmp_path: Path) -> None:
+    data = folder_of_photographs(tmp_path / "data")
+    options = [
+        "--method",
+        "probe",
+        "--encoder",
+        "test_resnet",
+        "--weights",
+        "none",
+        "--image-size",
+        "32",
+        "--probe-epochs",
+        "3",
+        "--workers",
+        "0",
+    ]
+    done = main("train", data, *options, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "report: " in done.stdout
+    assert all((tmp_path / "run" / name).is_file() for name in ("report.html", "report.json", "neighbors.safetensors"))
+    done = main("train", data, *options, "--no-report", "--no-neighbors", "--out", tmp_path / "plain")
+    assert done.returncode == 0, done.stderr
+    assert "report: " not in done.stdout
+    assert not list((tmp_path / "plain").glob("report.*"))
+    assert not (tmp_path / "plain" / "neighbors.safetensors").exists()

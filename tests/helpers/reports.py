@@ -1,0 +1,106 @@
+"""Finished runs with made-up scores, for tests of the report."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from helpers.run_folders import made_run
+from probmcl.evaluation.groups import ScoredRows
+from probmcl.evaluation.stored_scores import scores_file, write_scores
+from probmcl.files import save_tensors
+from probmcl.neighbors import TrainingImages
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(2)>',
+    "</script><b>bold",
+    "{{ 7 * 7 }} & 'quoted'",
+    "$x_1$ %s",
+)
+HOSTILE_FILE = "\"><img src=x onerror=alert(3)> & 'q'.png"
+COUNTS = {"train": 30, "val": 30, "test": 60}
+
+
+def finished_run(
+    folder: Path,
+    *,
+    names: Sequence[str] = ("cat", "dog", "bird", "fish"),
+    pixels: int = 32,
+    neighbors: bool = True,
+    images: bool = True,
+) -> Path:
+    """Write a finished run: images of noise, scores that follow the labels, and a random classifier."""
+    generator = np.random.default_rng(0)
+    photos = folder.parent / f"{folder.name}-photos"
+    photos.mkdir(parents=True)
+    paths = {split: [photos / f"{split}{number}.png" for number in range(n)] for split, n in COUNTS.items()}
+    paths["test"] = [photos / f"{number}{HOSTILE_FILE}" for number in range(COUNTS["test"])]
+    for path in (path for split in paths.values() for path in split if images):
+        Image.fromarray(generator.integers(0, 255, (pixels, pixels, 3), dtype=np.uint8)).save(path)
+    model = made_run(folder, names=names, split=[(p, split) for split, part in paths.items() for p in part])
+    labels = {split: _labels(generator, n, len(names)) for split, n in COUNTS.items()}
+    for split in ("val", "test"):
+        for place, noise in ((folder, 1.0), (folder / "frozen", 2.0)):
+            logits = 4 * labels[split] - 2 + noise * generator.normal(size=labels[split].shape)
+            scores = (1 / (1 + np.exp(-logits))).astype(np.float32)
+            known = generator.random(scores.shape) < 0.95 if split == "test" else np.ones(scores.shape, dtype=bool)
+            write_scores(scores_file(place, split), paths[split], ScoredRows(scores, labels[split], known))
+    if neighbors:
+        relative = tuple(path.name for path in paths["train"])
+        features = torch.from_numpy(generator.normal(size=(len(relative), model.encoder.features))).half()
+        truth = torch.from_numpy(labels["train"] == 1)
+        TrainingImages(relative, features, truth, torch.ones_like(truth)).save(folder / "neighbors.safetensors")
+    _write_metadata(folder, names, labels["train"])
+    state = {f"state.{key}": value for key, value in model.state_dict().items()} | {"scores": torch.zeros(1)}
+    facts = {"method": "probe", "settings": {}, "validation": {"mAP": 0.5}, "seconds": 1.5}
+    save_tensors(folder / "checkpoints" / "frozen.safetensors", state, facts)
+    return folder
+
+
+def _labels(generator: np.random.Generator, images: int, classes: int) -> np.ndarray:
+    labels = (generator.random((images, classes)) < min(0.4, 4 / classes)).astype(np.float32)
+    labels[: classes % images, 0] = 1
+    return labels
+
+
+def _write_metadata(folder: Path, names: Sequence[str], labels: np.ndarray) -> None:
+    counts = labels.sum(0).astype(int).tolist()
+    (folder / "labels.json").write_text(json.dumps({"names": list(names), "counts": counts, "policy": None}))
+    candidates = [
+        {"method": "", "head": "frozen", "trial": 1, "name": "frozen probe", "validation_mAP": 0.5},
+        {"method": "bce", "head": "own head", "trial": 1, "name": "bce, own head", "validation_mAP": 0.8, "gain": 0.3},
+    ]
+    metadata = json.loads((folder / "run.json").read_text()) | {
+        "status": "finished",
+        "command": ["probmcl", "train", "<b>photos</b>"],
+        "seed": 0,
+        "versions": {"python": "3.11", "probmcl": "0.1.0"},
+        "commit": None,
+        "started": "2026-11-18T07:06:17+00:00",
+        "records": "0123456789abcdef",
+        "seconds": 12.0,
+        "warnings": [{"kind": "leak", "message": "allowed: <i>leak</i>"}],
+        "candidates": candidates,
+        "kept": "bce, own head",
+        "test_mAP": {"bce, own head": 0.8, "frozen probe": 0.5},
+        "duplicates": {"exact": 1, "near": 2},
+    }
+    (folder / "run.json").write_text(json.dumps(metadata))
+    (folder / "evaluation.json").write_text("{}")  # without intervals, as in an old run
+    rows = [
+        {
+            "stage": stage,
+            "epoch": 1,
+            "step": step,
+            "loss": 1 / step,
+            "similarity_positive": 0.5,
+            "similarity_negative": 0.1,
+        }
+        for stage in ("bce", "probmcl")
+        for step in (10, 20, 30)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
