@@ -138,7 +138,7 @@ def train(
 
 
 def _write_report(folder: Path, device: str, console: Console) -> None:
-    """Write the report of a finished run on rank 0, and print its verdict. A failure is only a note: the run is done."""
+    """Write the report of a finished run on rank 0, and print its verdict; if that fails, the run is still finished."""
     from probmcl.report.write_report import write_report
     from probmcl.runtime.distributed import is_main_process
 
