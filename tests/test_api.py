@@ -234,7 +234,7 @@ def test_images_that_an_earlier_run_was_trained_on_are_a_warning(
     options = {"weights": run.folder, "method": "probe", "probe_epochs": 1, "workers": 0}
     other = probmcl.train(photographs, **options, seed=5, out=tmp_path / "other")  # type: ignore[arg-type]
     assert "were used for training in" in capsys.readouterr().out
-    assert [warning.kind for warning in other.warnings] == ["seen_before"] * len(other.warnings) != []
+    assert {warning.kind for warning in other.warnings} == {"seen_before", "calibration"}  # few images to calibrate
     probmcl.train(photographs, **options, out=tmp_path / "same")  # type: ignore[arg-type]
     assert "used for training in" not in capsys.readouterr().out
 
@@ -301,7 +301,8 @@ def test_an_allowed_leak_is_stored_and_the_run_can_be_resumed(tmp_path: Path) ->
     run = probmcl.train(table, **SMALL, method="probe", out=tmp_path / "run", checks=DataChecks(allow_leaks=True))
     metadata = json.loads((run.folder / "run.json").read_text())
     kinds = [warning["kind"] for warning in metadata["warnings"]]
-    assert [kind for kind in kinds if kind != "chance"] == ["leak"]  # six test images may be scored at chance
+    assert kinds[0] == "leak"
+    assert set(kinds[1:]) <= {"chance", "calibration"}  # there are few images
     assert "28.jpg" in metadata["warnings"][0]["message"]
     assert metadata["data"]["leaks_allowed"] == [metadata["warnings"][0]["message"]]
     assert probmcl.train(resume=run.folder).kept.name == "frozen probe"

@@ -34,7 +34,8 @@ def test_the_command_writes_images_a_run_and_scores(tmp_path: Path, capsys: pyte
     ]
     output = capsys.readouterr().out
     assert all(f"{100 * row['mAP']:.1f}" in output for row in rows)
-    assert str(tmp_path / "out" / "comparison.json") in output.splitlines()[-1]
+    assert str(tmp_path / "out" / "comparison.json") in output
+    assert output.splitlines()[-1].endswith(str(tmp_path / "out" / "run" / "report.html"))
     # The run has stored the path of its data, so that it can be evaluated.
     app()(["evaluate", str(tmp_path / "out" / "run"), "--device", "cpu", "--workers", "0", "--draws", "0"])
     (kept,) = (row for row in rows if row["kept"])

@@ -144,11 +144,11 @@ def _write_report(folder: Path, device: str, console: Console) -> None:
 
     if is_main_process():
         try:
-            page, decision = write_report([folder], device=device, console=console)
+            _, decision = write_report([folder], device=device, console=console)
         except (ProbmclError, OSError) as error:
             console.print(f"note: the run is finished, but its report could not be written: {error}")
         else:
-            console.print(f"report: {decision}; {page}")
+            console.print(f"report: {decision}; open {run_folder.REPORT} in the run folder")
 
 
 def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console: Console) -> Run:

@@ -103,7 +103,7 @@ class ImageError(ProbmclError):
         return f"{name if name.isprintable() else repr(name)}: {self.reason}"
 
 
-WarningKind = Literal["collapse", "diverged", "leak", "seen_before", "chance"]
+WarningKind = Literal["collapse", "diverged", "leak", "seen_before", "chance", "calibration"]
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ def test_limits_match_a_slow_loop(risk: float) -> None:
         p, positive = rows.scores[known, column], rows.labels[known, column] == 1
         middle = balanced_threshold(p)
         yes, no = accepted_cuts(p, ~positive, risk), accepted_cuts(1 - p, positive, risk)
-        upper = np.inf if yes is None else min(max(yes[0], middle), yes[1])
-        lower = -np.inf if no is None else min(max(1 - no[1], middle), 1 - no[0])
+        upper = np.inf if yes is None or middle > yes[1] else max(yes[0], middle)
+        lower = -np.inf if no is None or 1 - middle > no[1] else min(1 - no[0], middle)
         assert (result.no[column], result.yes[column]) == (lower, upper)
         kinds.add((yes is None, no is None, lower < upper))
     assert len(kinds) > 1

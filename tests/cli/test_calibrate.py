@@ -39,14 +39,15 @@ def test_thresholds_are_shown_and_stored(run: Path, capsys: pytest.CaptureFixtur
 def test_classes_without_a_guarantee_are_named(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command("calibrate", run, "--thresholds", "precision:0.99")
     shown = " ".join(capsys.readouterr().out.split())
-    assert "note: 3 classes have too few examples for precision:0.99: red, green, blue" in shown
+    assert "note: precision:0.99 cannot be promised for 3 classes" in shown
+    assert "so it is balanced for red, green, blue" in shown
 
 
 def test_other_images_can_be_used(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     site = write_labels(colored_records(tmp_path / "site", train=20, val=0, test=0, seed=1))
     command("calibrate", run, site, "--calibration", "none")
     shown = " ".join(capsys.readouterr().out.split())
-    assert "not calibrated; thresholds fitted on 20 images; thresholds: balanced" in shown
+    assert "not calibrated; thresholds: balanced, fitted on 20 images" in shown
 
 
 def test_an_unknown_rule_is_an_error(run: Path) -> None:
@@ -89,7 +90,7 @@ def test_evaluate_shows_probabilities_and_abstention(
     command("evaluate", run, write_labels(records), "--abstain", "0.3", "--draws", "20")
     shown = " ".join(capsys.readouterr().out.split())
     for part in (
-        "thresholds: balanced",
+        "chosen: balanced",
         "raw score > 0.5",
         "macro F1",
         "probabilities: log loss",

@@ -225,6 +225,7 @@ def test_no_label_gives_no_map() -> None:
         assert forward_pass(build(name), images()).maps(COLUMNS[:, :0]).shape == (2, 0, 3, 3)
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_an_encoder_without_maps_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     classifier = build("bce")
     assert isinstance(classifier.encoder, Encoder)

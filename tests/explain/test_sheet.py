@@ -66,8 +66,10 @@ def test_files_have_different_names_and_unreadable_images_are_returned(tmp_path:
 
 def test_of_many_labels_the_most_probable_are_drawn(tmp_path: Path) -> None:
     labels = tuple(f"label {k}" for k in range(MAX_LABELS + 300))
-    one = replace(explanation(Path("猫.png"), labels), probabilities={label: k for k, label in enumerate(labels)})
-    other = replace(one, probabilities={label: 500 if k == 0 else 0 for k, label in enumerate(labels)})
+    one = replace(
+        explanation(Path("猫.png"), labels), probabilities={label: float(k) for k, label in enumerate(labels)}
+    )
+    other = replace(one, probabilities={label: 500.0 if k == 0 else 0.0 for k, label in enumerate(labels)})
     captions = {label: label for label in ("label 0", *labels[-MAX_LABELS + 1 :])}  # no other label is drawn
     draw_sheet(Image.new("RGB", (9, 9)), {"one": one, "other 猫": other}, captions)(tmp_path / "a.png")
     assert (tmp_path / "a.png").exists()

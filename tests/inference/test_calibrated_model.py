@@ -9,6 +9,7 @@ import pytest
 
 from helpers.images import NAMES, colored_records, write_labels
 from helpers.run_folders import made_run, write_held_out
+from probmcl.console import Console
 from probmcl.data import Records
 from probmcl.errors import OptionError, RunError
 from probmcl.evaluation import average_precision
@@ -107,7 +108,7 @@ def test_abstention_needs_a_calibration(model: Model) -> None:
         model.predict("a.jpg", abstain=0.1)
     model.calibrate()
     with pytest.raises(OptionError, match="`abstain=2` must be an error rate"):
-        model.predict("a.jpg", abstain=2)
+        model.predict("a.jpg", abstain=2.0)
 
 
 def test_evaluation_reports_raw_and_calibrated_scores(model: Model, records: Records) -> None:
@@ -144,14 +145,49 @@ def test_another_site_is_calibrated_with_its_own_images(model: Model, records: R
 
 
 @pytest.mark.filterwarnings("ignore:.*have the same file name")
-def test_classes_that_another_site_lacks_get_the_pooled_sigmoid(model: Model, tmp_path: Path) -> None:
+def test_classes_that_another_site_lacks_keep_their_calibration(
+    model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = model.calibrate()
     table = write_labels(colored_records(tmp_path / "site", train=70, val=0, test=0, seed=1)) / "labels.csv"
     table.write_text(table.read_text().replace("blue", "azure"))
-    calibration = model.calibrate(tmp_path / "site", workers=0)
-    assert (calibration.classes["blue"].positives, calibration.classes["blue"].negatives) == (0, 0)
-    assert calibration.classes["red"].positives > 0
+    after = model.calibrate(tmp_path / "site", workers=0, console=Console())
+    assert after.classes["blue"] == before.classes["blue"]
+    assert after.classes["red"] != before.classes["red"]
+    shown = capsys.readouterr().out
+    assert "1 class is not in the data, so unchanged: blue" in shown
+    assert "1 class is ignored: azure" in shown
     renamed = model.calibrate(tmp_path / "site", rename={"azure": "blue"}, workers=0)
-    assert renamed.classes["blue"].positives > 0
+    assert renamed.classes["blue"].positives + renamed.classes["blue"].negatives == 70
+
+
+def test_options_that_are_not_given_stay_as_they_are(model: Model, tmp_path: Path) -> None:
+    model.calibrate(calibration="none", thresholds="recall:0.8")
+    again = model.calibrate(thresholds="0.3")
+    assert (again.kind, again.thresholds, again.predictions) == ("none", "0.3", "val")
+    site = write_labels(colored_records(tmp_path / "site", train=70, val=0, test=0, seed=1))
+    with pytest.warns(UserWarning, match="have the same file name"):
+        model.calibrate(site, workers=0)
+    last = model.calibrate(calibration="sigmoid")
+    assert (last.kind, last.thresholds, last.predictions, last.images) == ("sigmoid", "0.3", "calibration", 70)
+
+
+@pytest.mark.parametrize("status", ["running", "interrupted", "failed"])
+def test_an_unfinished_run_is_not_calibrated(model: Model, status: str) -> None:
+    path = model.folder / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"status": status}))
+    with pytest.raises(RunError, match=r"is not finished; resume it first: `probmcl\.train\(resume="):
+        model.calibrate()
+
+
+def test_evaluation_works_without_the_held_out_scores(model: Model, records: Records) -> None:
+    model.calibrate()
+    (model.folder / "predictions" / "val.npz").unlink()
+    with pytest.warns(UserWarning, match="cannot be recognized"):
+        result = load(model.folder).evaluate(write_labels(records), draws=0, workers=0)
+    assert result["calibrated_on"] is None
+    with pytest.raises(OptionError, match="needs the held-out scores of the run"):
+        model.predict("a.jpg", abstain=0.1)
 
 
 def test_out_of_fold_scores_are_preferred(model: Model, records: Records) -> None:
@@ -168,6 +204,7 @@ def test_the_test_scores_of_the_run_are_updated(model: Model, records: Records) 
     assert {rates["threshold"] for rates in evaluation["per_class"].values()} == {0.25}
 
 
+@pytest.mark.usefixtures("without_type_checks")
 def test_invalid_options_are_refused_before_anything_is_written(model: Model) -> None:
     for options in ({"calibration": "platt"}, {"thresholds": "recall:2"}, {"skip_bad": 3.0}):
         with pytest.raises(OptionError, match=next(iter(options))):

@@ -1,5 +1,10 @@
-"""The report in a browser: Debian's Chromium, driven by Playwright."""
+"""The report in a browser: Debian's Chromium, driven by Playwright.
 
+The environment variable PROBMCL_REPORT names a report to open instead of the generated one with hostile names, for
+example that of a run on photographs.
+"""
+
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +20,8 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 ARGUMENTS = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking"
 ARGUMENTS += " --disable-component-update --disable-sync"
 
+REPORT = os.environ.get("PROBMCL_REPORT")
+
 playwright_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
 pytestmark = [
     pytest.mark.slow,
@@ -25,6 +32,8 @@ widths = pytest.mark.parametrize("width", [1440, 390])
 
 @pytest.fixture(scope="module")
 def page_file(hostile_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if REPORT is not None:
+        return Path(REPORT).resolve()
     out = tmp_path_factory.mktemp("browser") / "report.html"
     return write_report([hostile_run], out, device="cpu", console=Console.quiet())[0]
 
@@ -86,7 +95,7 @@ def test_the_table_sorts_and_filters_by_keyboard(opened: Opened) -> None:
     ascending = opened.names()
     opened.page.keyboard.press("Enter")
     assert opened.names() == ascending[::-1]
-    assert sorted(ascending) == sorted(HOSTILE)
+    assert len(ascending) > 1
     header = opened.page.get_by_role("button", name="AP (%)")
     header.focus()
     opened.page.keyboard.press("Space")
@@ -98,9 +107,10 @@ def test_the_table_sorts_and_filters_by_keyboard(opened: Opened) -> None:
     ]
     assert values == sorted(values, reverse=opened.page.locator("[aria-sort=descending]").count() == 1)
     opened.page.get_by_label("Search a class").first.focus()
-    opened.page.keyboard.type("<SCRIPT>")
-    assert opened.names() == ["<script>alert(1)</script>"]
-    assert opened.page.locator("#class-table-count").inner_text() == "1 of 5 classes"
+    wanted = ascending[-1]
+    opened.page.keyboard.type(wanted.upper())
+    assert opened.names() == [name for name in ascending[::-1] if wanted.lower() in name.lower()]
+    assert opened.page.locator("#class-table-count").inner_text() == f"1 of {len(ascending)} classes"
 
 
 @both_widths
@@ -122,9 +132,13 @@ def test_the_slider_changes_the_numbers(opened: Opened) -> None:
 
 
 @both_widths
+@pytest.mark.skipif(REPORT is not None, reason="PROBMCL_REPORT names another report")
 def test_hostile_names_stay_text(opened: Opened) -> None:
     assert opened.page.locator("img[src=x], main b:not(.tiles b), main script").count() == 0
-    assert set(HOSTILE) <= set(opened.names())
+    assert sorted(opened.names()) == sorted(HOSTILE)
+    opened.page.get_by_label("Search a class").first.focus()
+    opened.page.keyboard.type("<SCRIPT>")
+    assert opened.names() == ["<script>alert(1)</script>"]
     assert not opened.problems
 
 

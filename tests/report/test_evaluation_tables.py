@@ -76,7 +76,7 @@ def test_counts_of_one() -> None:
     assert tables.summary(result).startswith("1 group by the max of 1 test image: mAP ")
     assert any(line.endswith("with 1 resample of groups") for line in tables.lines(result))
     result["decisions"]["images_fully_known"] = 1
-    assert "(1 image with all labels known)" in tables.decisions_line(result)
+    assert "(1 group with all labels known)" in tables.decisions_line(result)
 
 
 def test_decisions_are_one_line() -> None:

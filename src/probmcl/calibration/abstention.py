@@ -29,8 +29,8 @@ def abstention_limits(
     """Return limits that bound the error rates of each class, given probabilities and labels of held-out images.
 
     For each class, the rate of errors among its yes decisions is at most `risk` with probability 0.9, and so is the
-    rate among its no decisions; see `cut_with_bounded_error`. Within these bounds, the limits are as near as possible
-    to the balanced threshold: otherwise, every image would be a no for a class that is rarer than `risk`.
+    rate among its no decisions; see `cut_with_bounded_error`. A yes is never below the balanced threshold, and a no is
+    never above it: otherwise, every image would be a no for a class that is rarer than `risk`.
     """
     if not 0 < risk < 1:
         raise OptionError("abstain", risk, "must be an error rate between 0 and 1, such as 0.05")
@@ -43,6 +43,6 @@ def _limits(risk: float, p: Float[np.ndarray, " K"], positive: Bool[np.ndarray, 
         return -np.inf, np.inf
     middle = balanced_threshold(p)
     yes, no = accepted_cuts(p, ~positive, risk), accepted_cuts(1 - p, positive, risk)
-    upper = np.inf if yes is None else float(np.clip(middle, *yes))
-    lower = -np.inf if no is None else float(np.clip(middle, 1 - no[1], 1 - no[0]))
-    return lower, upper if lower <= upper else np.inf
+    upper = np.inf if yes is None or middle > yes[1] else max(middle, yes[0])
+    lower = -np.inf if no is None or middle < 1 - no[1] else min(middle, 1 - no[0])
+    return lower, upper

@@ -25,8 +25,9 @@ def evaluate_test(
     The number of bootstrap resamples depends on the size of the test split; see `affordable_draws`.
     """
     parents = parents_of(names, hierarchy)
+    unchanged = calibration.kind == "none" and not hierarchy
     return evaluate_rows(
-        replace(raw, scores=calibration.probabilities(raw.scores, parents), raw=raw.scores),
+        replace(raw, scores=calibration.probabilities(raw.scores, parents), raw=None if unchanged else raw.scores),
         EvaluationOptions(draws=affordable_draws(*raw.scores.shape)),
         None,
         console,

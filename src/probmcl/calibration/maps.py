@@ -130,21 +130,37 @@ class Calibration:
     def summary(self) -> list[str]:
         """Return lines that describe the calibration and the thresholds."""
         before, after = self.log_loss
-        what = "not calibrated; thresholds fitted" if self.kind == "none" else "calibrated"
-        result = "" if before is None or after is None else f": log loss {before:.3f} → {after:.3f}"
-        lines = [f"{what} on {counted(self.images, 'image')}{result}; thresholds: {self.thresholds}"]
-        if self.kind != "none" and self.images < MIN_IMAGES:
-            lines = [f"warning: calibrated on {counted(self.images, 'image')}, too few for a curve per class"]
+        change = "" if before is None or after is None else f": log loss {before:.3f} → {after:.3f}"
+        lines = [f"calibrated on {counted(self.images, 'image')}{change}; thresholds: {self.thresholds}"]
+        if self.kind == "none":
+            lines = [f"not calibrated; thresholds: {self.thresholds}, fitted on {counted(self.images, 'image')}"]
+        elif self.warning:
+            lines = [f"warning: {self.warning}"]
+        return [*lines, *self._notes()]
+
+    @property
+    def warning(self) -> str:
+        """A warning if there are too few images to calibrate each class, otherwise ''."""
+        few = self.kind != "none" and self.images < MIN_IMAGES
+        return f"calibrated on {counted(self.images, 'image')}, too few for a curve per class" if few else ""
+
+    def _notes(self) -> list[str]:
+        notes, few = [], [name for name in self.few_positives if name not in self.not_promised]
         if self.not_promised:
-            classes = counted(len(self.not_promised), "class has", "classes have")
-            lines.append(
-                f"note: {classes} too few examples for {self.thresholds}: {listing(self.not_promised, LISTED)}"
+            reason = "too few examples, or scores that are not good enough"
+            classes = f"{counted(len(self.not_promised), 'class', 'classes')} ({reason})"
+            names = listing(self.not_promised, LISTED)
+            notes.append(f"note: {self.thresholds} cannot be promised for {classes}, so it is balanced for {names}")
+        if few:
+            classes = counted(len(few), "class has", "classes have")
+            notes.append(
+                f"note: {classes} fewer than {MIN_POSITIVES} positives for a threshold: {listing(few, LISTED)}"
             )
-        elif self.few_positives:
-            classes = counted(len(self.few_positives), "class has", "classes have")
-            few = f"fewer than {MIN_POSITIVES} positives for a threshold: {listing(self.few_positives, LISTED)}"
-            lines.append(f"note: {classes} {few}")
-        return lines
+        if self.kind == "isotonic" and all(fitted.kind == "sigmoid" for fitted in self.classes.values()):
+            notes.append("note: no class has enough positives for isotonic regression, so all have a sigmoid")
+        if self.kind == "none" and self.thresholds in ("balanced", "f1"):
+            notes.append(f"note: {self.thresholds} thresholds need calibrated probabilities; these may be far off")
+        return notes
 
     @property
     def log_loss(self) -> tuple[float | None, float | None]:

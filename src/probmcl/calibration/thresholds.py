@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float, Float64, Shaped
 from probmcl.calibration.risk_control import cut_with_bounded_error, cut_with_expected_recall, cuts_of
 from probmcl.errors import OptionError
 
-SYNTAX = "balanced, f1, precision:P, recall:R, cost:FN,FP or a number between 0 and 1"
+SYNTAX = "balanced, f1, precision:P or recall:R (between 0 and 1), cost:FN,FP (above 0), or a number from 0 to 1"
 
 
 @dataclass(frozen=True)

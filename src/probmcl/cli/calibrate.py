@@ -13,20 +13,21 @@ from probmcl.data.options import ReadOptions
 def calibrate(
     run: Annotated[Path, Parameter(help="run folder of the model")],
     data: Annotated[
-        Path | None, Parameter(help="labeled images from another site (default: the held-out images of the run)")
+        Path | None, Parameter(help="labeled images from another site (default: the same held-out images as before)")
     ] = None,
     /,
     *,
     calibration: Annotated[
-        Literal["sigmoid", "isotonic", "none"],
-        Parameter(help="isotonic is for classes with at least 1,000 positives", group=options.DECISIONS),
-    ] = "sigmoid",
+        Literal["sigmoid", "isotonic", "none"] | None,
+        Parameter(help="kind of curve (default: as before); isotonic needs 1,000 positives", group=options.DECISIONS),
+    ] = None,
     thresholds: Annotated[
-        str,
+        str | None,
         Parameter(
-            help="balanced, f1, precision:P, recall:R, cost:FN,FP or a number between 0 and 1", group=options.DECISIONS
+            help="balanced, f1, precision:P, recall:R, cost:FN,FP or a number (default: as before)",
+            group=options.DECISIONS,
         ),
-    ] = "balanced",
+    ] = None,
     rename: Annotated[
         Path | None, Parameter(help="CSV (columns data,model) or JSON file that maps class names", group=options.DATA)
     ] = None,
@@ -43,7 +44,8 @@ def calibrate(
 
     Use it for a run of version 0.1, for other thresholds, or for images from another site, where the classes may be
     more or less frequent. Only the validation images of DATA are used; without splits, all of its images are. Images
-    that the model was trained on are left out. The ranking of images, and therefore mAP, does not change.
+    that the model was trained on are left out, and classes that DATA lacks keep their curves. The ranking of images,
+    and therefore mAP, does not change.
 
     Example: probmcl calibrate runs/chest --thresholds recall:0.95
 

@@ -1,6 +1,7 @@
 """The model of a run: prediction, explanation, embedding and evaluation."""
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, final, get_args
@@ -24,7 +25,7 @@ from probmcl.data.stream import Decoded, Source, decode, decode_files, find
 from probmcl.errors import DataError, ImageError, OptionError, calibrate_call, counted
 from probmcl.evaluation.decisions import DEFAULT_THRESHOLD
 from probmcl.evaluation.groups import Aggregate, EvaluationOptions, ScoredRows, evaluate_rows
-from probmcl.evaluation.stored_scores import StoredScores, read_scores, scores_file
+from probmcl.evaluation.stored_scores import read_scores, scores_file
 from probmcl.explain import Explanation, Explanations
 from probmcl.inference.class_mapping import match_classes, read_renames
 from probmcl.inference.explaining import Labels, explain_batch, label_columns
@@ -245,13 +246,14 @@ class Model:
         options.values(records)  # raises errors before images are scored
         trained_on = count_trained_on(records.paths, run_splits, split)
         calibration, columns = None if raw else self.calibration, mapping.in_model
-        calibrated_on = 0 if calibration is None else count_calibrated_on(records.paths, self._held_out().paths)
+        unchanged = calibration is None or (calibration.kind == "none" and not self.hierarchy)
+        calibrated_on = 0 if calibration is None else self._count_calibrated_on(records.paths, calibration)
         records, scores, bad = self.score(records, skip_bad, batch_size, workers, console)
         rows = ScoredRows(
             self._probabilities(scores, raw)[:, columns],
             *mapping.labels(records.states),
             records.group,
-            raw=None if calibration is None else scores[:, columns],
+            raw=None if unchanged else scores[:, columns],
         )
         result = evaluate_rows(
             rows,
@@ -273,6 +275,7 @@ class Model:
             "trained_on": trained_on,
             "calibrated_on": calibrated_on,
             "thresholds": calibration and calibration.thresholds,
+            "not_promised": [name for name in mapping.common if calibration and name in calibration.not_promised],
             "skipped": [{"path": str(image.path), "reason": image.reason} for image in bad],
         }
 
@@ -280,8 +283,8 @@ class Model:
         self,
         data: Path | str | None = None,
         *,
-        calibration: Kind = "sigmoid",
-        thresholds: str | float = "balanced",
+        calibration: Kind | None = None,
+        thresholds: str | float | None = None,
         images: Path | str | None = None,
         read: ReadOptions = ReadOptions(),
         rename: Path | str | Mapping[str, str] | None = None,
@@ -292,14 +295,16 @@ class Model:
     ) -> Calibration:
         """Fit the calibration and the thresholds again, use them from now on, and write them to the run folder.
 
-        Without data, they are fitted to the held-out scores of the run. With data from another site, they are fitted
-        to its validation images or, if the data have no splits, to all of its images. The scores of the run's test
-        images in evaluation.json are updated.
+        Without data, they are fitted to the same held-out scores as before. With data from another site, they are
+        fitted to its validation images or, if the data have no splits, to all of its images; classes that the data
+        lack keep their calibration. The scores of the run's test images in evaluation.json are updated.
 
         Args:
             data: labeled images that the model was not trained on.
-            calibration: `sigmoid`, `isotonic` (for classes with at least 1,000 positives) or `none`.
-            thresholds: balanced, f1, precision:P, recall:R, cost:FN,FP or a number; see `ThresholdRule`.
+            calibration: `sigmoid`, `isotonic` (for classes with at least 1,000 positives) or `none` (default: as
+                before, or sigmoid).
+            thresholds: balanced, f1, precision:P, recall:R, cost:FN,FP or a number; see `ThresholdRule` (default: as
+                before, or balanced).
             images: folder that image paths are relative to.
             read: reading options.
             rename: mapping from class names in the data to class names in the model, or a file that contains it.
@@ -310,15 +315,19 @@ class Model:
         """
         from probmcl.inference import recalibration
 
-        if calibration not in get_args(Kind):
+        if calibration not in (None, *get_args(Kind)):
             raise OptionError("calibration", calibration, f"must be one of {', '.join(get_args(Kind))}")
-        rule, console = ThresholdRule.parse(thresholds), console or Console.delayed()
+        before, console = self.calibration, console or Console.delayed()
+        kind = calibration or (before.kind if before else "sigmoid")
+        rule = ThresholdRule.parse((before.thresholds if before else "balanced") if thresholds is None else thresholds)
         refuse_share(skip_bad)
-        predictions = recalibration.stored_held_out_scores(self.folder)
-        if data is not None:
+        recalibration.refuse_unfinished(self.folder)
+        if data is None:
+            held_out = recalibration.stored_held_out_scores(self)
+        else:
             source = self._evaluation_source(data, images, read)
-            predictions = recalibration.score_other_images(self, source, rename, skip_bad, batch_size, workers, console)
-        self.calibration = recalibration.calibrate_run(self, predictions, calibration, rule, console)
+            held_out = recalibration.score_other_images(self, source, rename, skip_bad, batch_size, workers, console)
+        self.calibration = recalibration.calibrate_run(self, held_out, kind, rule, console)
         return self.calibration
 
     def _evaluation_source(self, data: Path | str | None, images: Path | str | None, read: ReadOptions) -> DataSource:
@@ -346,10 +355,14 @@ class Model:
                 bar.advance(len(batch.paths), steps=len(batch.paths))
         return without_bad(records, bad, share=skip_bad), np.concatenate(scores), bad
 
-    def _held_out(self) -> StoredScores:
-        """Read the scores that the calibration was fitted to."""
-        assert self.calibration is not None
-        return read_scores(scores_file(self.folder, self.calibration.predictions))
+    def _count_calibrated_on(self, paths: Sequence[Path], calibration: Calibration) -> int | None:
+        """Return how many images the calibration was fitted to; None if its images are not stored with the run."""
+        file = scores_file(self.folder, calibration.predictions)
+        if not file.is_file():
+            problem = f"{file} does not exist, so images that the calibration was fitted to cannot be recognized"
+            warnings.warn(problem, stacklevel=3)
+            return None
+        return count_calibrated_on(paths, read_scores(file).paths)
 
     def _decision_rule(self, threshold: float | None, raw: bool, abstain: float | None) -> DecisionRule:
         """Return the threshold of yes decisions and, if the model may abstain, that of no decisions."""
@@ -363,7 +376,10 @@ class Model:
             raise OptionError("abstain", abstain, f"cannot be combined with `{other}`")
         if self.calibration is None:
             raise OptionError("abstain", abstain, f"needs a calibration; first run {calibrate_call(self.folder)}")
-        rows = self._held_out().rows
+        file = scores_file(self.folder, self.calibration.predictions)
+        if not file.is_file():
+            raise OptionError("abstain", abstain, f"needs the held-out scores of the run, but {file} does not exist")
+        rows = read_scores(file).rows
         limits = abstention_limits(abstain, self._probabilities(rows.scores, raw), rows.labels, rows.known)
         return limits.yes, limits.no
 

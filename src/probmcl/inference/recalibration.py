@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -16,31 +17,55 @@ from probmcl.console import Console
 from probmcl.data.hierarchy import parents_of
 from probmcl.data.options import DataSource
 from probmcl.data.read import read_source
+from probmcl.errors import RunError, call, counted, listing
 from probmcl.evaluation.groups import ScoredRows
-from probmcl.evaluation.stored_scores import read_scores, scores_file, write_scores
+from probmcl.evaluation.stored_scores import StoredScores, read_scores, scores_file, write_scores
 from probmcl.inference.class_mapping import match_classes, read_renames
 from probmcl.inference.splits import count_trained_on, read_run_splits, select_split
-from probmcl.run_folder import CALIBRATION, EVALUATION, OTHER_IMAGES, OUT_OF_FOLD, RunFolder
+from probmcl.run_folder import CALIBRATION, EVALUATION, METADATA, OTHER_IMAGES, OUT_OF_FOLD, RunFolder
 
 if TYPE_CHECKING:
     from probmcl.inference.model import Model
 
 
-def calibrate_run(model: Model, predictions: str, kind: Kind, rule: ThresholdRule, console: Console) -> Calibration:
-    """Fit a calibration to stored scores and write it to the run, with a new evaluation of its test split."""
-    folder, test = RunFolder(model.folder), scores_file(model.folder, "test")
-    rows = read_scores(scores_file(model.folder, predictions)).rows
+class HeldOut(NamedTuple):
+    """Held-out scores, and their name in the predictions of the run."""
+
+    name: str
+    scores: StoredScores
+
+
+def refuse_unfinished(folder: Path) -> None:
+    """Raise an error for a run in progress: its model may still change, and training calibrates it at the end."""
+    if RunFolder(folder).read(METADATA).get("status") in ("running", "interrupted", "failed"):
+        raise RunError(f"{folder} is not finished; resume it first: {call('train', 'resume', folder)}")
+
+
+def calibrate_run(model: Model, held_out: HeldOut, kind: Kind, rule: ThresholdRule, console: Console) -> Calibration:
+    """Fit a calibration to held-out scores and write it to the run, with a new evaluation of its test split.
+
+    Classes without any known label keep their calibration and threshold.
+    """
     with console.progress("calibrating", FOLDS) as bar:
         calibration = fit_calibration(
-            rows,
+            held_out.scores.rows,
             model.names,
             kind=kind,
             rule=rule,
             parents=parents_of(model.names, model.hierarchy),
-            predictions=predictions,
+            predictions=held_out.name,
             advance=bar.advance,
         )
-    evaluation = None
+    if model.calibration is not None:
+        before, fitted = model.calibration.classes, calibration.classes
+        kept = {name: before[name] for name, new in fitted.items() if new.positives + new.negatives == 0}
+        calibration = replace(calibration, classes={**fitted, **kept})
+    _write(model, held_out, calibration, console)
+    return calibration
+
+
+def _write(model: Model, held_out: HeldOut, calibration: Calibration, console: Console) -> None:
+    folder, test, evaluation = RunFolder(model.folder), scores_file(model.folder, "test"), None
     if test.is_file():
         evaluation = evaluate_test(
             read_scores(test).rows,
@@ -50,15 +75,18 @@ def calibrate_run(model: Model, predictions: str, kind: Kind, rule: ThresholdRul
             note=model.classifier.note,
             console=console,
         )
+    if held_out.name == OTHER_IMAGES:
+        write_scores(scores_file(model.folder, OTHER_IMAGES), *held_out.scores)
     folder.write(CALIBRATION, calibration)
     if evaluation is not None:
         folder.write(EVALUATION, evaluation)
-    return calibration
 
 
-def stored_held_out_scores(folder: Path) -> str:
-    """Return the name of the held-out scores that training has stored: out-of-fold if there are any, otherwise val."""
-    return OUT_OF_FOLD if scores_file(folder, OUT_OF_FOLD).is_file() else "val"
+def stored_held_out_scores(model: Model) -> HeldOut:
+    """Return the scores of the present calibration or, without one, those that training has stored."""
+    out_of_fold = scores_file(model.folder, OUT_OF_FOLD).is_file()
+    name = model.calibration.predictions if model.calibration else OUT_OF_FOLD if out_of_fold else "val"
+    return HeldOut(name, read_scores(scores_file(model.folder, name)))
 
 
 def score_other_images(
@@ -69,8 +97,8 @@ def score_other_images(
     batch_size: int | None,
     workers: int | None,
     console: Console,
-) -> str:
-    """Score the validation images of other data, store the raw scores in the run, and return their name.
+) -> HeldOut:
+    """Score the validation images of other data.
 
     Data without a val or test split are used completely, except for images of the run's other splits. Classes are
     matched by name; the labels of classes that the data do not have are unknown.
@@ -78,11 +106,13 @@ def score_other_images(
     records = read_source(source)
     renames = read_renames(rename, model=model.names, data=records.label_space.names)
     mapping, run_splits = match_classes(model.names, records.label_space.names, renames), read_run_splits(model.folder)
-    records = select_split(records, "val", run_splits)
+    for names, meaning in ((mapping.only_in_model, "not in the data, so unchanged"), (mapping.only_in_data, "ignored")):
+        if names:
+            console.print(f"note: {counted(len(names), 'class is', 'classes are')} {meaning}: {listing(names)}")
+    records = select_split(records, "val", run_splits, remedy="all images are in other splits of the run; use others")
     count_trained_on(records.paths, run_splits, "val")  # warns about copies of training images
     records, scores, _ = model.score(records, skip_bad, batch_size, workers, console)
     labels, known = np.zeros(scores.shape, dtype=np.float32), np.zeros(scores.shape, dtype=bool)
     labels[:, mapping.in_model], known[:, mapping.in_model] = mapping.labels(records.states)
     rows = ScoredRows(scores, labels, known, records.group)
-    write_scores(scores_file(model.folder, OTHER_IMAGES), [str(path.resolve()) for path in records.paths], rows)
-    return OTHER_IMAGES
+    return HeldOut(OTHER_IMAGES, StoredScores(tuple(str(path.resolve()) for path in records.paths), rows))

@@ -20,8 +20,14 @@ def read_run_splits(folder: Path) -> dict[str, Split]:
     return {os.path.realpath(path): cast(Split, split) for path, split in RunFolder(folder).read_split().items()}
 
 
-def select_split(records: Records, split: Split, run_splits: Mapping[str, Split]) -> Records:
-    """Return the images in a split.
+def select_split(
+    records: Records,
+    split: Split,
+    run_splits: Mapping[str, Split],
+    *,
+    remedy: str = "choose another one with `split`",
+) -> Records:
+    """Return the images in a split. If there are none, the error ends with `remedy`.
 
     Images of the run keep the split that they had there, so training images are never used as test images. New images
     have their split in the data; if the data have only train images, new images count as the requested split.
@@ -32,7 +38,7 @@ def select_split(records: Records, split: Split, run_splits: Mapping[str, Split]
     rows = np.flatnonzero(np.array(splits, dtype=str) == split)
     if len(rows) == 0:
         counts = ", ".join(f"{other} {splits.count(other)}" for other in SPLITS)
-        raise DataError(f"the {split} split is empty ({counts}); choose another one with `split`")
+        raise DataError(f"the {split} split is empty ({counts}); {remedy}")
     return dataclasses.replace(records.take(rows), split=(split,) * len(rows))
 
 

@@ -24,7 +24,7 @@ def summary(result: Mapping[str, Any]) -> str:
 def decision_rules(result: Mapping[str, Any]) -> Table:
     """Return the scores of a split for each decision rule."""
     at = dict(result["at"])
-    decisions = {f"thresholds: {result['thresholds']}": at.pop("chosen")} if "chosen" in at else {}
+    decisions = {f"chosen: {result['thresholds']}": at.pop("chosen")} if "chosen" in at else {}
     decisions |= {f"raw score > {threshold}": numbers for threshold, numbers in at.items()}
     decisions["… > 0.5, top 3"] = result["top3"]
     rows = [[name, *map(percent, numbers.values())] for name, numbers in decisions.items()]
@@ -124,10 +124,14 @@ def decisions_line(result: Mapping[str, Any]) -> str:
     decisions = result["decisions"]
     shares = {"macro F1": "macro_F1", "micro F1": "micro_F1", "sample F1": "sample_F1", "Hamming loss": "hamming_loss"}
     parts = [f"{name} {percent(decisions[key])}" for name, key in shares.items()]
-    fully_known = f"({counted(decisions['images_fully_known'], 'image')} with all labels known)"
+    fully_known = f"({counted(decisions['images_fully_known'], _unit(result))} with all labels known)"
     parts.append(f"subset accuracy {percent(decisions['subset_accuracy'])} {fully_known}")
     predicted, true = (f"{decisions[f'labels_{key}']:.2f}" for key in ("predicted", "true"))
-    return f"at {_rule(result)}: {', '.join(parts)}; {predicted} labels per image (true: {true})"
+    return f"at {_rule(result)}: {', '.join(parts)}; {predicted} labels per {_unit(result)} (true: {true})"
+
+
+def _unit(result: Mapping[str, Any]) -> str:
+    return "group" if result.get("aggregate") else "image"
 
 
 def _rule(result: Mapping[str, Any]) -> str:
@@ -163,7 +167,10 @@ def abstention_line(abstention: Mapping[str, Any]) -> str:
     parts = [
         f"{text} {percent(abstention[key])}{bracketed(abstention[f'{key}_interval'])}" for key, text in names.items()
     ]
-    return f"yes, no or not sure: {', '.join(parts)}"
+    rates = abstention["per_class"].values()
+    never_yes, never_no = (sum(rate[f"{decision}_risk"] is None for rate in rates) for decision in ("yes", "no"))
+    never = f"{counted(never_yes, 'class is', 'classes are')} never yes, {never_no:,} never no"
+    return f"yes, no or not sure: {', '.join(parts)}; {never}"
 
 
 def _risk_line(curve: Mapping[str, Sequence[float | None]]) -> str:
@@ -183,6 +190,11 @@ def _notes(result: Mapping[str, Any]) -> list[str]:
         if names:
             classes = counted(len(names), "class", "classes")
             notes.append(f"not scored: {classes} without a known {kind} ({_first(names)})")
+    if result.get("not_promised"):
+        names = _first(result["not_promised"])
+        notes.append(f"{result['thresholds']} is not promised for some classes, which are balanced instead: {names}")
+    if result.get("aggregate") and result["decisions"]["threshold"] == "chosen":
+        notes.append("thresholds and probabilities were fitted to images, not to groups")
     skipped = [f"{image['path']} ({image['reason']})" for image in result.get("skipped", ())]
     if skipped:
         notes.append(f"skipped {counted(len(skipped), 'unreadable image')}: {_first(skipped)}")

@@ -124,7 +124,7 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: C
     kept, calibration = _calibrate(state, workspace)
     if workspace.settings.neighbors:
         _write_neighbors(state, workspace)
-    _warn_about_chance(state, kept)
+    _replace_warning(state, RunWarning("chance", chance_warning(kept.test or {})))
     state.record("finished")
     barrier()
     state.tidy_up()
@@ -246,6 +246,7 @@ def _calibrate(state: RunState, workspace: Workspace) -> tuple[Candidate, Calibr
     if is_main_process():
         folder.write(run_folder.CALIBRATION, calibration)
         folder.write(run_folder.EVALUATION, test)
+    _replace_warning(state, RunWarning("calibration", calibration.warning))
     return replace(kept, test=test), calibration
 
 
@@ -256,11 +257,10 @@ def _write_neighbors(state: RunState, workspace: Workspace) -> None:
         images.save(state.folder.path / run_folder.NEIGHBORS)
 
 
-def _warn_about_chance(state: RunState, kept: Candidate) -> None:
-    """Store a warning if the kept model is not clearly better than chance; it replaces that of an interrupted run."""
-    warnings_of_run, message = state.log.warnings, chance_warning(kept.test or {})
-    warnings_of_run[:] = [warning for warning in warnings_of_run if warning.kind != "chance"]
-    warnings_of_run += [RunWarning("chance", message)] if message else []
+def _replace_warning(state: RunState, warning: RunWarning) -> None:
+    """Store a warning, unless its message is empty, in place of those of the same kind from an interrupted run."""
+    stored = state.log.warnings
+    stored[:] = [other for other in stored if other.kind != warning.kind] + ([warning] if warning.message else [])
 
 
 def _print_summary(state: RunState, kept: Candidate, calibration: Calibration) -> None:
@@ -274,4 +274,4 @@ def _print_summary(state: RunState, kept: Candidate, calibration: Calibration) -
     state.print_notes(kept, *others)
     for line in calibration.summary():
         console.print(line)
-    console.print(f"finished in {rough_duration(state.seconds())}; all files are in {state.folder.path}")
+    console.print(f"finished in {rough_duration(state.seconds())}")
