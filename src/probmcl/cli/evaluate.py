@@ -39,11 +39,9 @@ def evaluate(
     images: options.Images = None,
     read: options.Read = ReadOptions(),
     skip_bad: options.SkipBad = None,
-    device: Annotated[str, Parameter(help="auto, cpu, cuda or mps", group=options.COMPUTE)] = "auto",
+    device: options.Device = "auto",
     workers: options.Workers = None,
-    batch_size: Annotated[
-        int | None, Parameter(help="images per batch (default: the fastest size)", group=options.COMPUTE)
-    ] = None,
+    batch_size: options.BatchSize = None,
 ) -> None:
     """Evaluate a trained model on one split of labeled images.
 

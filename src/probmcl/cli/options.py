@@ -40,6 +40,8 @@ SkipBad = Annotated[
     float | None,
     Parameter(help="largest share of missing and unreadable images to skip (default: any is an error)", group=DATA),
 ]
+Device = Annotated[str, Parameter(help="auto, cpu, cuda or mps", group=COMPUTE)]
+BatchSize = Annotated[int | None, Parameter(help="images per batch (default: the fastest size)", group=COMPUTE)]
 Workers = Annotated[int | None, Parameter(help="processes for decoding images (default: one per core)", group=COMPUTE)]
 
 GROUPS: Mapping[Group, str] = {

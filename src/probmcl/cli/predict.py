@@ -65,7 +65,9 @@ def predict(
     if out is not None:
         refuse_output(out, format)
     if format == "short" and abstain is not None:
-        raise ValueError(f"--abstain {abstain:g} cannot be combined with --format short, which has no place for ?")
+        raise ValueError(
+            f"--abstain {abstain:g} cannot be combined with --format short, which lists only assigned labels"
+        )
     console, counts = command_console(stderr=True), _Counts()
     model = load(run, device=device)
     if model.calibration is None and not raw:

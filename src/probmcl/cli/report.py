@@ -16,7 +16,7 @@ def report(
     images: Annotated[
         bool, Parameter(help="include photographs, or leave them out if they are private", negative="--no-images")
     ] = True,
-    device: Annotated[str, Parameter(help="auto, cpu, cuda or mps", group=options.COMPUTE)] = "auto",
+    device: options.Device = "auto",
 ) -> None:
     """Write a page that shows what a model learned, where it fails, and whether to use it.
 
