@@ -147,7 +147,7 @@ def test_the_test_score_has_an_interval_and_the_chance_level(records: Records, t
     scores = f"mAP {percent(result['mAP'])} [{percent(low)}, {percent(high)}] (chance {percent(result['chance'])})"
     assert f"kept: frozen probe; test {scores}, AUROC {percent(result['macro_auroc'])}" in lines
     assert result["macro_auroc_interval"][0] < result["macro_auroc"]
-    assert run.warnings == []
+    assert {warning.kind for warning in run.warnings} == {"calibration"}  # there are few images
     assert lines[-1].startswith("finished in ")
     assert repr(run) == f"Run({str(run.folder)!r}, kept {run.kept!r})"
     assert re.fullmatch(r"Candidate\('frozen probe', validation mAP [^\n]+; test mAP [^\n]+\)", repr(run.kept))
@@ -162,10 +162,12 @@ def test_a_useless_model_is_warned_about_once(records: Records, tmp_path: Path) 
     with pytest.raises(KeyboardInterrupt):
         train_run(useless, settings(), tmp_path / "run", _InterruptedConsole())
     run, lines = train(useless, tmp_path / "run")
-    (warning,) = run.warnings  # although the interrupted run had stored it too
+    (warning,) = [
+        warning for warning in run.warnings if warning.kind == "chance"
+    ]  # although the interrupted run had stored it too
     assert warning.kind == "chance"
     assert re.match(r"test (mAP|AUROC) \S+ \[.*\] is not clearly above chance", warning.message)
-    assert read(run, "run.json")["warnings"] == [vars(warning)]
+    assert read(run, "run.json")["warnings"] == [vars(warning) for warning in run.warnings]
     assert lines[-1].startswith("finished in ")  # `probmcl.train` prints the warning
 
 
@@ -189,5 +191,6 @@ def test_a_test_split_without_negatives_has_no_map(records: Records, tmp_path: P
     )
     run, lines = train(always, tmp_path / "run")
     assert "kept: frozen probe; test mAP undefined: no class has both a positive and a negative" in lines
-    assert run.warnings[0].message.startswith("the model could not be scored on the test split: no class has both")
+    message = run.warnings[-1].message
+    assert message.startswith("the model could not be scored on the test split: no class has both")
     assert read(run, "evaluation.json")["mAP"] is None

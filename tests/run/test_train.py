@@ -304,7 +304,8 @@ def test_a_method_that_diverges_is_left_out(records: Records, tmp_path: Path) ->
     config = settings("bce", jobs=(wild, *settings("bce").jobs))
     run = train_run(records, config, tmp_path / "run", quiet())
     assert [c.name for c in run.candidates.values()] == ["frozen probe", "bce, own head", "bce, re-probed"]
-    assert [(w.kind, w.message.split()[0]) for w in run.warnings] == [("diverged", "wild")]
+    assert [(w.kind, w.message.split()[0]) for w in run.warnings[:1]] == [("diverged", "wild")]
+    assert {w.kind for w in run.warnings[1:]} == {"calibration"}  # there are few images
     assert read(run, "run.json")["status"] == "finished"
 
 
