@@ -1,3 +1,4 @@
+import errno
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,6 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from probmcl import files
+from probmcl.errors import RunError
 
 
 @dataclass
@@ -45,14 +47,74 @@ def test_metadata_is_none_by_default(tmp_path: Path) -> None:
     assert files.load_tensors(tmp_path / "x.safetensors")[1] is None
 
 
-def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.txt"
     path.write_text("old")
 
-    def write_part(temporary: Path) -> None:
-        temporary.write_text("ne")
-        raise OSError("disk full")
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(OSError, match="disk full"):
-        files.atomic_write(path, write_part)
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match=r"x\.txt: no space left on the disk \(3 bytes needed, [0-9,]+ bytes free\)"):
+        files.atomic_write(path, b"new")
     assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["x.txt"]
+
+
+def test_links_below_the_root_are_not_followed(tmp_path: Path) -> None:
+    outside, root = tmp_path / "outside", tmp_path / "run"
+    outside.mkdir()
+    root.mkdir()
+    (root / "inside").symlink_to(outside)
+    (root / ".a.part").symlink_to(outside / "victim")
+    with pytest.raises(RunError, match=r"inside is a symlink"):
+        files.atomic_write(root / "inside" / "x", b"", root=root)
+    files.atomic_write(root / "a", b"new", root=root)
+    assert (root / "a").read_bytes() == b"new"
+    assert list(outside.iterdir()) == []
+    (root / "b").symlink_to(root / "a")
+    with pytest.raises(RunError, match=r"b is a symlink"), files.open_file(root / "b"):
+        pass
+    with pytest.raises(RunError, match="is a symlink"):
+        files.refuse_links(root)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "nested more than 64 levels"),
+        ("[" * 65 + "]" * 65, "nested more than 64 levels"),
+        ('{"a": 1', "line 1, column 8"),
+        (b"\xff\xfe\xfa", "not UTF-8"),
+    ],
+)
+def test_invalid_json_names_the_file(tmp_path: Path, content: str | bytes, problem: str) -> None:
+    (tmp_path / "a.json").write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(RunError, match=rf"a\.json.*{problem}"):
+        files.read_json(tmp_path / "a.json")
+
+
+def test_deepest_allowed_json_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[" * 64 + "]" * 64)
+    assert isinstance(files.read_json(tmp_path / "a.json"), list)
+
+
+@pytest.mark.parametrize("position", [9, 60, -1])
+def test_damaged_tensors_are_noticed(tmp_path: Path, position: int) -> None:
+    path = tmp_path / "x.safetensors"
+    files.save_tensors(path, {"a": torch.ones(2), "b": torch.tensor(3)}, {"step": 7})
+    assert files.load_tensors(path)[1] == files.read_metadata(path) == {"step": 7}
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=r"x\.safetensors"):
+        files.load_tensors(path)
+    path.write_bytes(content[:20])
+    with pytest.raises(RunError, match=r"x\.safetensors"):
+        files.load_tensors(path)
+
+
+def test_files_with_equal_tensors_are_equal(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        files.save_tensors(tmp_path / name, {"a": torch.ones(2), "b": torch.zeros(1)}, {"x": 1, "y": 2})
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()

@@ -26,9 +26,10 @@ def test_environment_has_versions_but_no_local_path() -> None:
 def test_interrupt_is_recorded_only_if_the_run_has_started(tmp_path: Path) -> None:
     RunFolder(tmp_path).note_interrupt()
     assert not list(tmp_path.iterdir())
-    (tmp_path / "run.json").write_text('{"status": "running", "seed": 3}')
-    RunFolder(tmp_path).note_interrupt()
-    assert json.loads((tmp_path / "run.json").read_text()) == {"status": "interrupted", "seed": 3}
+    folder = run(tmp_path)
+    folder.write(METADATA, {"status": "running", "seed": 3})
+    folder.note_interrupt()
+    assert folder.read(METADATA) == {"status": "interrupted", "seed": 3}
 
 
 def run(folder: Path, schema: object = SCHEMA) -> RunFolder:
@@ -48,7 +49,7 @@ def test_error_names_a_missing_or_damaged_file(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"labels\.json"):
         folder.read("labels.json")
     (tmp_path / METADATA).write_text("{oops")
-    with pytest.raises(RunError, match=r"run\.json: .*damaged"):
+    with pytest.raises(RunError, match=r"run\.json, line 1.*damaged"):
         folder.read(METADATA)
     with pytest.raises(RunError, match="is not a folder"):
         RunFolder.existing(tmp_path / "nowhere")

@@ -7,7 +7,9 @@ values; a placeholder in capitals, as in `images=FOLDER`, is not quoted.
 
 import difflib
 import json
+import math
 import operator
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,13 +86,17 @@ class RunError(ProbmclError):
     """A folder that does not hold a run, or a run that cannot be used."""
 
 
+class WorkerError(ProbmclError):
+    """A worker process that ended unexpectedly, for example because memory ran out."""
+
+
 class ImageError(ProbmclError):
     """An image file that cannot be read, with its path and the reason.
 
     >>> str(ImageError(Path("photos/7.jpg"), "the file is empty"))
     'photos/7.jpg: the file is empty'
     >>> str(ImageError(Path("two\\nlines.jpg"), "the file is empty"))
-    "'two\\\\nlines.jpg': the file is empty"
+    'two\\\\nlines.jpg: the file is empty'
     """
 
     def __init__(self, path: Path, reason: str) -> None:
@@ -98,21 +104,19 @@ class ImageError(ProbmclError):
         self.path, self.reason = path, reason
 
     def __str__(self) -> str:
-        name = str(self.path)
-        # A file name may contain line breaks or undecodable bytes.
-        return f"{name if name.isprintable() else repr(name)}: {self.reason}"
+        return f"{one_line(self.path)}: {self.reason}"
 
 
-WarningKind = Literal["collapse", "diverged", "leak", "seen_before", "chance", "calibration"]
+WarningKind = Literal["collapse", "diverged", "skipped", "leak", "seen_before", "data_changed", "chance", "calibration"]
 
 
 @dataclass(frozen=True)
 class RunWarning:
     """A problem that does not stop a run and is stored with it.
 
-    `kind` names the problem: the features collapsed, a method diverged and was left out, a leak between splits was
-    allowed, the run that provides the weights was trained on images that are held out here, or the kept model is not
-    clearly better than chance.
+    `kind` names the problem: the features collapsed, a method diverged and was left out, some of its batches were
+    skipped, a leak between splits was allowed, the run that provides the weights was trained on images that are held
+    out here, images changed while the run was interrupted, or the kept model is not clearly better than chance.
     """
 
     kind: WarningKind
@@ -127,7 +131,7 @@ LISTED = 5  # number of entries that a message shows of a long list
 def check_range(
     *, at_least: Number = None, above: Number = None, at_most: Number = None, below: Number = None, **values: Number
 ) -> None:
-    """Raise `ValueError` if a number is outside a range; None is always allowed.
+    """Raise `ValueError` if a number is outside a range, NaN or infinite; None is always allowed.
 
     >>> check_range(at_least=0, below=1, dropout=0.1, clip=1.5)
     Traceback (most recent call last):
@@ -137,10 +141,15 @@ def check_range(
     bounds += [("at most", operator.le, at_most), ("below", operator.lt, below)]
     limits = [(word, holds, limit) for word, holds, limit in bounds if limit is not None]
     numbers = {name: value for name, value in values.items() if value is not None}
-    invalid = [f"{name}={x}" for name, x in numbers.items() if not all(holds(x, limit) for _, holds, limit in limits)]
+    infinite = [x for x in numbers.values() if isinstance(x, float) and not math.isfinite(x)]
+    invalid = [
+        f"{name}={x}"
+        for name, x in numbers.items()
+        if x in infinite or not all(holds(x, limit) for _, holds, limit in limits)
+    ]
     if invalid:
         allowed = " and ".join(f"{word} {limit}" for word, _, limit in limits)
-        raise ValueError(f"{', '.join(invalid)} must be {allowed}")
+        raise ValueError(f"{', '.join(invalid)} must be {'a finite number ' if infinite else ''}{allowed}")
 
 
 def keyword(name: str, value: object) -> str:
@@ -177,6 +186,37 @@ def _spelled(value: object) -> str:
         return f"[{', '.join(map(_spelled, value))}]"
     short = f"{value:g}" if isinstance(value, float) else ""
     return short if short and float(short) == value else repr(value)
+
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters except tabs and line feeds, characters that change the writing direction, and lone surrogates."""
+
+
+def printable(text: str) -> str:
+    r"""Escape control characters, with which a name could control the terminal; line feeds and tabs are kept.
+
+    An undecodable byte of a file name, which Python represents as a surrogate, is shown as the byte.
+
+    >>> print(printable("\x1b[2Jcat\r\ndog \u202egpj.exe \udcff"))
+    \x1b[2Jcat\r
+    dog \u202egpj.exe \xff
+    """
+    return CONTROL.sub(lambda found: _escape(found[0]), text)
+
+
+def one_line(text: object) -> str:
+    r"""Escape control characters including line feeds and tabs.
+
+    >>> print(one_line(Path("two\nlines.jpg")))
+    two\nlines.jpg
+    """
+    return printable(str(text)).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def _escape(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return repr(character)[1:-1]
 
 
 def quoted(values: Iterable[str]) -> str:

@@ -1,71 +1,276 @@
-"""Atomic file output: an interrupted write leaves the old file unchanged."""
+"""Durable, atomic file output, and safe reading of files in folders that may come from a stranger.
+
+After a crash, a file has either its old or its new content. Below the folder `root` of a run, symlinks are not
+followed: each folder is opened relative to its parent, so a link cannot redirect a write or a read to another place.
+"""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import errno
+import hashlib
+import io
 import json
-from collections.abc import Callable, Mapping
+import os
+import shutil
+import stat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from probmcl.errors import RunError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+MAX_DEPTH = 64
+"""Largest nesting depth of JSON that is read."""
 
-def atomic_write(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file atomically: `write` fills a temporary file in the same folder, which is then renamed."""
-    temporary = path.with_name(f".{path.name}.part")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write(temporary)
-    temporary.replace(path)
+MAX_HEADER = 100_000_000
+"""Largest size of the JSON header of a safetensors file, in bytes."""
 
-
-def write_text(path: Path, text: str) -> None:
-    """Write text as UTF-8, without translating line endings."""
-    atomic_write(path, lambda temporary: temporary.write_text(text, encoding="utf-8", newline=""))
+HEADER = "probmcl"  # the key of our metadata in the header of a safetensors file
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def write_json(path: Path, content: object) -> None:
-    """Write indented JSON; dataclasses become objects and paths become strings."""
-    write_text(path, json.dumps(content, indent=2, default=_to_json) + "\n")
+def atomic_write(path: Path, content: bytes | memoryview, *, root: Path | None = None) -> None:
+    """Write a file atomically: fill a temporary file in the same folder, then rename it.
+
+    File and folder are flushed to disk, so a power failure cannot leave an empty file. Missing folders are created.
+
+    Args:
+        path: the final file. If it is a symlink, the link is replaced, not its target.
+        content: the complete content of the file.
+        root: the folder below which symlinks are not followed (default: the folder of the file).
+    """
+    root, temporary = path.parent if root is None else root, f".{path.name}.part"
+    root.mkdir(parents=True, exist_ok=True)
+    with explained_no_space(path, len(content)), _open_folder(root, path.parent, create=True) as folder:
+        with suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=folder)  # a leftover of a crash, or a planted symlink
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        try:
+            with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary, dir_fd=folder)
+            raise
+        os.fsync(folder)  # the rename itself is durable only once the folder is flushed
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append text to a file, which is created if it does not exist and must not be a symlink."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
+    content = text.encode()
+    with explained_no_space(path, len(content)), os.fdopen(os.open(path, flags, 0o666), "ab") as file:
+        file.write(content)
+
+
+@contextmanager
+def explained_no_space(path: Path, needed: int) -> Iterator[None]:
+    """Turn the error of a full disk, a quota or a file size limit into a message with the file and the space."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        folder = next(parent for parent in path.absolute().parents if parent.is_dir())
+        space = f"{needed:,} bytes needed, {shutil.disk_usage(folder).free:,} bytes free"
+        limit = "the file is larger than the limit of this process or disk" if error.errno == errno.EFBIG else None
+        problem = limit or "no space left on the disk"
+        raise OSError(f"{path}: {problem} ({space}); free some space, then run or resume the command again") from error
+
+
+@contextmanager
+def _open_folder(root: Path, folder: Path, *, create: bool = False) -> Iterator[int]:
+    """Open a folder without following symlinks below `root`, and yield its descriptor."""
+    flags = os.O_RDONLY | os.O_DIRECTORY
+    descriptor, path = os.open(root, flags), root
+    try:
+        for part in folder.relative_to(root).parts:
+            path = path / part
+            if create:
+                with suppress(FileExistsError):
+                    os.mkdir(part, dir_fd=descriptor)
+            inner = _open_unlinked(path, flags, descriptor)
+            os.close(descriptor)
+            descriptor = inner
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open_unlinked(path: Path, flags: int, folder: int) -> int:
+    try:
+        return os.open(path.name, flags | os.O_NOFOLLOW, dir_fd=folder)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink():
+            raise RunError(link_problem(path)) from error
+        raise
+
+
+def link_problem(path: Path) -> str:
+    """Return the message for a symlink in a run folder."""
+    return f"{path} is a symlink, and links inside a run folder are not followed; replace it with the file or folder"
+
+
+def refuse_links(root: Path) -> None:
+    """Raise `RunError` if there is a symlink anywhere below a folder; the folder itself may be one."""
+    pending = [root]
+    while pending:
+        with os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    raise RunError(link_problem(Path(entry.path)))
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(Path(entry.path))
+
+
+@contextmanager
+def open_file(path: Path, *, root: Path | None = None) -> Iterator[io.BufferedReader]:
+    """Open a regular file for reading, without following symlinks below `root` (default: the folder of the file)."""
+    with _open_folder(path.parent if root is None else root, path.parent) as folder:
+        # Without O_NONBLOCK, opening a named pipe would wait for a writer.
+        descriptor = _open_unlinked(path, os.O_RDONLY | os.O_NONBLOCK, folder)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise RunError(f"{path} is not a regular file")
+        yield file
+
+
+def write_text(path: Path, text: str, *, root: Path | None = None) -> None:
+    """Write text as UTF-8, without translating line endings; undecodable bytes of file names stay unchanged."""
+    atomic_write(path, text.encode("utf-8", "surrogateescape"), root=root)
+
+
+def write_json(path: Path, content: object, *, root: Path | None = None) -> None:
+    """Write indented JSON; dataclasses become objects and paths become strings. NaN and infinity are rejected."""
+    atomic_write(path, json_bytes(content), root=root)
+
+
+def json_bytes(content: object) -> bytes:
+    """Return indented JSON as it is stored in a file."""
+    return (json.dumps(content, indent=2, default=_to_json, allow_nan=False) + "\n").encode()
 
 
 def json_line(content: object) -> str:
     """Return JSON on one line. Keys are sorted, so equal content gives equal text."""
-    return json.dumps(content, default=_to_json, sort_keys=True)
+    return json.dumps(content, default=_to_json, sort_keys=True, allow_nan=False)
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file."""
-    return json.loads(path.read_text(encoding="utf-8"))
+def read_json(path: Path, *, root: Path | None = None) -> Any:
+    """Read a JSON file. Invalid or too deeply nested content raises `RunError` with the file and the position."""
+    with open_file(path, root=root) as file:
+        return _parse(file.read(), path)
 
 
-def save_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: object = None) -> None:
-    """Write tensors to a safetensors file, with metadata as JSON in its header."""
-    from safetensors.torch import save_file
+def _parse(text: bytes, path: Path) -> Any:
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        position = f"line {error.lineno}, column {error.colno}: {error.msg}"
+        raise RunError(f"{path}, {position}; the file is damaged or was edited") from error
+    except UnicodeDecodeError as error:
+        raise RunError(f"{path}: is not UTF-8 text; the file is damaged") from error
+    except RecursionError as error:
+        raise RunError(f"{path}: JSON is nested more than {MAX_DEPTH} levels deep") from error
+    level = [content]
+    for _ in range(MAX_DEPTH):
+        inner = [list(value.values()) if isinstance(value, dict) else value for value in level]
+        level = [item for values in inner if isinstance(values, list) for item in values]
+        if not level:
+            return content
+    raise RunError(f"{path}: JSON is nested more than {MAX_DEPTH} levels deep")
+
+
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: object = None, *, root: Path | None = None
+) -> None:
+    """Write tensors to a safetensors file, with metadata as JSON and a checksum of both in its header."""
+    from safetensors.torch import save
 
     state = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
-    header = {"facts": json.dumps(metadata, default=_to_json)}
-    atomic_write(path, lambda temporary: save_file(state, temporary, metadata=header))
+    facts = json.dumps(metadata, default=_to_json, allow_nan=False)
+    header = {"checksum": _checksum(state, facts), "facts": facts}
+    # A single entry, because safetensors writes several in random order.
+    atomic_write(path, save(state, metadata={HEADER: json.dumps(header)}), root=root)
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], Any]:
-    """Return the tensors and metadata from a file written by `save_tensors`; the metadata may be None."""
-    from safetensors import safe_open
+def load_tensors(path: Path, *, root: Path | None = None) -> tuple[dict[str, Tensor], Any]:
+    """Return the tensors and metadata from a file written by `save_tensors`; the metadata may be None.
 
-    with safe_open(path, framework="pt") as file:
-        header = file.metadata() or {}
-        return {key: file.get_tensor(key) for key in file.keys()}, json.loads(header.get("facts", "null"))  # noqa: SIM118
+    A file that is truncated, damaged or does not match its checksum raises `RunError`. Files from elsewhere and from
+    version 0.1 have no checksum.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    with open_file(path, root=root) as file:
+        header = _read_header(file, path)
+        file.seek(0)
+        try:
+            tensors = load(file.read())
+        except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+            raise RunError(f"{path}: is damaged or is not a safetensors file ({error})") from error
+    if "checksum" in header and header["checksum"] != _checksum(tensors, header["facts"]):
+        raise RunError(f"{path}: is damaged: its content does not match its checksum")
+    return tensors, _parse(header["facts"].encode(), path)
 
 
-def read_metadata(path: Path) -> Any:
+def read_metadata(path: Path, *, root: Path | None = None) -> Any:
     """Return the metadata from a file written by `save_tensors`, without its tensors; None if there is no file."""
-    from safetensors import safe_open
-
     if not path.is_file():
         return None
-    with safe_open(path, framework="pt") as file:
-        return json.loads((file.metadata() or {}).get("facts", "null"))
+    with open_file(path, root=root) as file:
+        return _parse(_read_header(file, path)["facts"].encode(), path)
+
+
+def _read_header(file: io.BufferedReader, path: Path) -> dict[str, str]:
+    """Return the checksum and the metadata in the header of a safetensors file, whose size comes first."""
+    size = int.from_bytes(file.read(8), "little")
+    if size > MAX_HEADER:
+        raise RunError(f"{path}: its header has {size:,} bytes, more than {MAX_HEADER:,}; the file is damaged")
+    header = _parse(file.read(size), path)
+    stored = header.get("__metadata__", {}) if isinstance(header, dict) else None
+    if isinstance(stored, dict) and isinstance(stored.get(HEADER), str):
+        stored = _parse(stored[HEADER].encode(), path)
+    if not isinstance(stored, dict) or not all(isinstance(value, str) for value in stored.values()):
+        raise RunError(f"{path}: its header is damaged")
+    return {"facts": "null"} | stored  # version 0.1 wrote `facts` without a checksum
+
+
+def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
+    import torch
+
+    digest = hashlib.sha256(facts.encode())
+    for key, value in sorted(tensors.items()):
+        digest.update(f"{key} {value.dtype} {list(value.shape)}".encode())
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def csv_content(header: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:
+    """Return the content of a CSV file; undecodable bytes of file names stay unchanged."""
+    text = io.StringIO(newline="")
+    table = csv.writer(text)
+    table.writerow(header)
+    table.writerows(rows)
+    return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def arrays_file(arrays: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a compressed .npz file."""
+    import numpy as np
+
+    file = io.BytesIO()
+    np.savez_compressed(file, allow_pickle=False, **arrays)
+    return file.getvalue()
 
 
 def nan_to_none(x: float | int) -> float | int | None:

@@ -5,7 +5,6 @@ files. config.json is rewritten last, so an interrupted upgrade starts over.
 """
 
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,7 +67,8 @@ def upgrade_folder(folder: Path, schema: int) -> None:
         _write_outcome(path, {"seconds": 0.0, "error": read_json(path)["error"]})
         path.unlink()
     # Version 0.1 named cached activations after its progress bars. Recomputing them is safer than mapping old names.
-    shutil.rmtree(checkpoints / "activations", ignore_errors=True)
+    for path in (checkpoints / "activations").glob("*.*"):
+        path.unlink()
     for path in sorted((folder / "candidates").glob("*, *")):
         path.rename(path.with_name(_state_key(path.name)))
     if (checkpoints / "plan.json").exists():
@@ -78,7 +78,7 @@ def upgrade_folder(folder: Path, schema: int) -> None:
     for name in ("preprocessing.json", "run.json", "config.json"):
         if (folder / name).exists():
             content = upgrade(name, read_json(folder / name))
-            write_json(folder / name, content | ({"schema": schema} if name == "config.json" else {}))
+            write_json(folder / name, {**content, "schema": schema})
 
 
 def _upgrade_tensors(old: Path, new: Path) -> None:

@@ -5,6 +5,7 @@ The names of these files are defined only here. `probmcl.legacy` upgrades files 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import datetime
 import importlib.metadata
@@ -12,20 +13,28 @@ import io
 import platform
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from probmcl import __version__, legacy
-from probmcl.errors import RunError
-from probmcl.files import atomic_write, read_json, write_json, write_text
+import msgspec
 
-SCHEMA = 2
-"""Version of the files below. Version 0.1 of the package wrote schema 1 and did not store the number."""
+from probmcl import __version__, legacy, manifest
+from probmcl.errors import RunError, suggestion
+from probmcl.files import atomic_write, csv_content, json_bytes, open_file, read_json, refuse_links, write_json
+from probmcl.manifest import MANIFEST
+from probmcl.runtime.lock import LOCK
+
+SCHEMA = 3
+"""Version of the JSON files below. Version 0.1 of the package wrote schema 1 and did not store the number."""
+
+MAX_CLASSES = 100_000
+"""Largest number of classes of a run. Loading a model with more would take minutes or exhaust the memory."""
 
 CONFIG, LABELS, PREPROCESSING, METADATA = "config.json", "labels.json", "preprocessing.json", "run.json"
-SPLIT, FOLDS = "split.csv", "folds.csv"
+SPLIT, FOLDS, IMAGES = "split.csv", "folds.csv", "images.csv"
 MODEL, VIEWS, METRICS = "model.safetensors", "views.png", "metrics.jsonl"
 EVALUATION, RETRIEVAL = "evaluation.json", "retrieval.json"
 PREDICTIONS, CHECKPOINTS, CALIBRATION = "predictions", "checkpoints", "calibration.json"
@@ -37,6 +46,16 @@ FROZEN, CANDIDATES, CONTRASTIVE = "frozen", "candidates", "contrastive"
 COMPARISON = "spec.json"
 """The file that identifies a folder as a comparison."""
 
+OPTIONAL = (CONTRASTIVE, CANDIDATES, VIEWS, Path(METRICS).stem, Path(REPORT).stem)
+"""Start of the names of files that no command needs; they may be deleted, but not changed."""
+
+KEYS = {
+    METADATA: "command seed versions commit started data records duplicates status seconds warnings candidates kept "
+    "model test_mAP",
+    LABELS: "names counts hierarchy policy",
+}
+"""All keys of the files that are not read into a dataclass as a whole; others are refused."""
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -46,12 +65,24 @@ class RunFolder:
 
     @classmethod
     def existing(cls, path: Path | str) -> RunFolder:
-        """Return a run folder. Raise `RunError` if it does not hold a run or was written by a newer version."""
+        """Return a run folder whose files match its manifest.
+
+        Raise `RunError` if the folder does not hold a run, contains a symlink, was written by a newer version, or has a
+        file that was changed. A run without a manifest, written by an older version, gives a warning.
+        """
         folder = cls(Path(path))
         if not folder.path.is_dir():
             raise RunError(f"{path} is not a folder; pass a run folder written by `probmcl.train()`")
+        refuse_links(folder.path)
+        folder.read(CONFIG, missing_hint=METADATA)
+        if folder.has(MANIFEST):
+            manifest.verify(folder.path, optional=OPTIONAL)
+        elif folder.schema < SCHEMA:
+            problem = f"{path} has no {MANIFEST}, because an older version wrote it"
+            warnings.warn(f"{problem}; files that were damaged since then cannot be detected", stacklevel=3)
+        else:
+            raise RunError(f"{path} has no {MANIFEST}, without which damaged files are not detected; {manifest.REMEDY}")
         folder.read(METADATA)
-        folder.read(CONFIG)
         return folder
 
     @property
@@ -66,28 +97,84 @@ class RunFolder:
     @property
     def schema(self) -> int:
         """The schema version that the run was written with."""
-        config = _read_object(self.path / CONFIG) if self.has(CONFIG) else {}
-        schema = config.get("schema", 1)
-        if not isinstance(schema, int) or schema > SCHEMA:
-            newest = f"{SCHEMA}, the newest version that probmcl {__version__} can read; update probmcl"
-            raise RunError(f"{self.path / CONFIG}: schema version {schema!r} is newer than {newest}")
+        if not self.has(CONFIG):
+            return 1
+        schema: int = self._read_object(self.path / CONFIG).get("schema", 1)
         return schema
 
-    def read(self, name: str) -> Any:
-        """Read one of the run's JSON files and upgrade it to the current schema version."""
-        if not self.has(name):
-            raise RunError(f"{self.path} is not a run folder: it has no {name}; pass one written by `probmcl.train()`")
-        content = _read_object(self.path / name)
-        return legacy.upgrade(name, content) if self.schema == 1 else content
+    def read(self, name: str, *, missing_hint: str = "") -> Any:
+        """Read one of the run's JSON files and upgrade it to the current schema version.
+
+        An unknown key or a newer schema version raises `RunError`.
+        """
+        for required in filter(None, (missing_hint, name)):
+            if not self.has(required):
+                hint = "pass one written by `probmcl.train()`"
+                raise RunError(f"{self.path} is not a run folder: it has no {required}; {hint}")
+        content = self._read_object(self.path / name)
+        content = legacy.upgrade(name, content) if self.schema == 1 else content
+        return {key: value for key, value in content.items() if key != "schema"}
+
+    def _read_object(self, path: Path) -> dict[str, Any]:
+        """Read a JSON object below the folder; refuse a newer schema version and unknown keys."""
+        content = read_json(path, root=self.path)
+        if not isinstance(content, dict):
+            raise RunError(f"{path}: expected a JSON object; the file is damaged or was edited")
+        schema = content.get("schema", 1)
+        if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
+            raise RunError(f"{path}: schema version {schema!r} is not valid; the file is damaged or was edited")
+        if schema > SCHEMA:
+            newest = f"{SCHEMA}, the newest version that probmcl {__version__} can read"
+            raise RunError(f"{path}: schema version {schema} is newer than {newest}; {self._update_hint()}")
+        known = KEYS.get(path.name, "").split()
+        if schema == SCHEMA and known and (unknown := sorted(content.keys() - {*known, "schema"})):
+            raise RunError(f"{path}: unknown key {unknown[0]!r}; {suggestion(unknown[0], known)}")
+        return content
+
+    def _update_hint(self) -> str:
+        """Return how to read a run of a newer version, with the version that wrote it if the run names it."""
+        with contextlib.suppress(RunError, OSError, KeyError, TypeError):
+            version = read_json(self.path / METADATA, root=self.path)["versions"]["probmcl"]
+            if isinstance(version, str) and len(version) < 30:
+                return f"it was written by probmcl {version}, so update to that version"
+        return "update probmcl"
+
+    def read_results(self, path: Path) -> Any:
+        """Read a JSON file of results below the folder, such as the evaluation of a candidate."""
+        return {key: value for key, value in self._read_object(path).items() if key != "schema"}
 
     def write(self, name: str, content: object) -> None:
-        """Write one of the run's JSON files atomically."""
-        write_json(self.path / name, content)
+        """Write one of the run's JSON files atomically, with the schema version."""
+        write_json(self.path / name, with_schema(content), root=self.path)
+
+    def update(self, contents: Mapping[str, bytes]) -> None:
+        """Replace or add files of a finished run, together with their entries in the manifest."""
+        listed = self.has(MANIFEST)
+        if listed:
+            manifest.announce(self.path, contents)
+        for name, content in contents.items():
+            atomic_write(self.path / name, content, root=self.path)
+        if listed:
+            manifest.confirm(self.path)
+
+    def seal(self, *, leave_out: Iterable[str] = ()) -> None:
+        """Write the manifest of the files that the run has now."""
+        manifest.write_manifest(self.path, leave_out=leave_out)
+
+    def complete_manifest(self) -> None:
+        """Write the manifest of a finished run if it is missing or if a killed process left it incomplete."""
+        if not self.has(MANIFEST) or METADATA not in manifest.read_manifest(self.path).files:
+            self.seal()
+
+    def delete_inputs(self) -> None:
+        """Delete the files of a run that was interrupted while it was being created."""
+        for name in (CONFIG, LABELS, SPLIT, FOLDS, IMAGES, MANIFEST):
+            (self.path / name).unlink(missing_ok=True)
 
     def note_interrupt(self) -> None:
         """Record that the run was interrupted, if it had started."""
         if self.has(METADATA):
-            write_json(self.path / METADATA, read_json(self.path / METADATA) | {"status": "interrupted"})
+            self.write(METADATA, self.read(METADATA) | {"status": "interrupted"})
 
     def upgrade(self) -> None:
         """Upgrade the files of a run to the current schema version so that it can be resumed."""
@@ -105,22 +192,34 @@ class RunFolder:
             raise RunError(
                 f"{self.path} has no {SPLIT}; without it, training images cannot be excluded from the scores"
             )
-        with path.open(encoding="utf-8", errors="surrogateescape", newline="") as file:
-            rows = list(csv.DictReader(file))
+        with open_file(path, root=self.path) as file:
+            text = file.read().decode("utf-8", "surrogateescape")
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
         for number, row in enumerate(rows, start=2):
             if not row.get("path") or row.get("split") not in ("train", "val", "test"):
                 raise RunError(f"{path}, row {number}: expected a path and a split (train, val or test), got {row}")
+        if not rows:
+            raise RunError(f"{path} is empty; without it, training images cannot be excluded from the scores")
         return {row["path"]: row["split"] for row in rows}
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        content = read_json(path)
-    except ValueError as error:
-        raise RunError(f"{path}: {error}; the file is damaged or was edited") from error
-    if not isinstance(content, dict):
-        raise RunError(f"{path}: expected a JSON object; the file is damaged or was edited")
-    return content
+def with_schema(content: object) -> dict[str, Any]:
+    """Return the content of a JSON file of a run as an object with the schema version first."""
+    return {"schema": SCHEMA, **msgspec.to_builtins(content, enc_hook=str)}
+
+
+def json_file(content: object) -> bytes:
+    """Return the bytes of a JSON file of a run, for `RunFolder.update`."""
+    return json_bytes(with_schema(content))
+
+
+def delete_cache(folder: Path) -> None:
+    """Delete the files of an activation cache, and its folder unless it has other files."""
+    for path in folder.iterdir():
+        if path.suffix in (".npy", ".json", ".part") and not path.is_dir():
+            path.unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()
 
 
 def is_run(folder: Path) -> bool:
@@ -134,7 +233,7 @@ def refuse_used(folder: Path | str | None) -> None:
         return
     if not Path(folder).is_dir():
         raise FileExistsError(f"{folder} is a file, not a folder; choose another name")
-    if any(Path(folder).iterdir()):
+    if any(path.name != LOCK for path in Path(folder).iterdir()):
         raise FileExistsError(f"{folder} is not empty, and existing files are never overwritten; choose another folder")
 
 
@@ -153,22 +252,7 @@ def new_folder(parent: Path, name: str) -> Path:
 
 def write_rows(path: Path, header: tuple[str, ...], rows: Iterable[tuple[object, ...]]) -> None:
     """Write a CSV file atomically."""
-    text = io.StringIO(newline="")
-    table = csv.writer(text)
-    table.writerow(header)
-    table.writerows(rows)
-    write_text(path, text.getvalue())
-
-
-def write_arrays(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays to a compressed .npz file atomically."""
-    import numpy as np
-
-    def write(temporary: Path) -> None:
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, **arrays)
-
-    atomic_write(path, write)
+    atomic_write(path, csv_content(header, rows))
 
 
 def environment(seed: int) -> dict[str, Any]:

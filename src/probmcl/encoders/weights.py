@@ -4,13 +4,14 @@ import http.client
 import threading
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from huggingface_hub import constants, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from probmcl.errors import WeightsError
 from probmcl.run_folder import MODEL
@@ -57,7 +58,17 @@ def load(model: nn.Module, path: Path, cfg: dict[str, Any]) -> None:
             f"missing, unexpected or {have} a different shape ({', '.join(differing[:3])} …); use weights for this "
             "model at this image size"
         )
+    refuse_non_finite(path, state)
     model.load_state_dict(state, strict=True)
+
+
+def refuse_non_finite(path: Path, state: Mapping[str, Tensor]) -> None:
+    """Raise an error if a tensor has NaN or infinite values: all outputs of the model would be NaN."""
+    for name, tensor in state.items():
+        if not tensor.isfinite().all():
+            raise WeightsError(
+                f"{path}: tensor {name!r} has NaN or infinite values; copy the file again, or train again"
+            )
 
 
 def _fetch(name: str, cfg: dict[str, Any]) -> Path:

@@ -10,7 +10,8 @@ import numpy as np
 
 from probmcl.errors import RunError
 from probmcl.evaluation.groups import ScoredRows
-from probmcl.run_folder import PREDICTIONS, write_arrays
+from probmcl.files import arrays_file, atomic_write, open_file
+from probmcl.run_folder import PREDICTIONS
 
 UNREADABLE = (OSError, EOFError, KeyError, TypeError, ValueError, NotImplementedError, zlib.error, zipfile.BadZipFile)
 """Errors that NumPy raises for damaged files."""
@@ -28,17 +29,22 @@ def scores_file(folder: Path, name: str) -> Path:
     return folder / PREDICTIONS / f"{name}.npz"
 
 
-def write_scores(path: Path, paths: Sequence[Path | str], rows: ScoredRows) -> None:
-    """Write the scores, labels and groups of images."""
+def write_scores(path: Path, paths: Sequence[Path | str], rows: ScoredRows, *, root: Path | None = None) -> None:
+    """Write the scores, labels and groups of images; `root` is the run folder."""
+    atomic_write(path, scores_content(paths, rows), root=root)
+
+
+def scores_content(paths: Sequence[Path | str], rows: ScoredRows) -> bytes:
+    """Return the bytes of a file with the scores, labels and groups of images."""
     arrays = {"paths": np.array(list(map(str, paths))), "scores": rows.scores, "labels": rows.labels}
     arrays |= {"known": rows.known} | ({} if rows.group is None else {"group": np.array(rows.group)})
-    write_arrays(path, arrays)
+    return arrays_file(arrays)
 
 
 def read_scores(path: Path) -> StoredScores:
     """Read the scores of images. Files of version 0.1 have no groups."""
     try:
-        with path.open("rb") as opened, np.load(opened) as file:
+        with open_file(path) as opened, np.load(opened) as file:
             arrays = {key: file[key] for key in ("paths", "scores", "labels", "known", "group") if key in file}
         shapes = {arrays[key].shape for key in ("scores", "labels", "known")}
         if len(shapes) > 1 or {len(array) for array in arrays.values()} != {len(arrays["paths"])}:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from probmcl.errors import counted
-from probmcl.files import atomic_write
+from probmcl.files import arrays_file, atomic_write
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -106,12 +106,7 @@ class Explanations:
             "probability": np.array([image.probabilities[label] for image, label in rows], dtype=np.float64),
             "maps": np.stack(maps) if maps else np.empty((0, 0, 0), dtype=np.float32),
         }
-
-        def write(temporary: Path) -> None:
-            with temporary.open("wb") as file:  # given a path, NumPy would append .npz
-                np.savez_compressed(file, allow_pickle=False, **arrays)
-
-        atomic_write(Path(path), write)
+        atomic_write(Path(path), arrays_file(arrays))
 
 
 def enlarge(heat: Float[ndarray, "h w"], *, width: int, height: int) -> Float[ndarray, "height width"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -49,8 +50,8 @@ def write_sheets(
         try:
             if error is not None:
                 raise ImageError(path, error)
-            draw = draw_sheet(read_image(path, SIDE), dict(zip(runs, explanations, strict=True)), captions)
-            atomic_write(folder / f"{_new_stem(path.stem, stems)}.png", draw)
+            sheet = draw_sheet(read_image(path, SIDE), dict(zip(runs, explanations, strict=True)), captions)
+            atomic_write(folder / f"{_new_stem(path.stem, stems)}.png", sheet)
         except ImageError as problem:
             errors[path] = problem.reason
         advance()
@@ -66,10 +67,8 @@ def _new_stem(stem: str, used: set[str]) -> str:
     return name
 
 
-def draw_sheet(
-    photo: Image.Image, runs: Mapping[str, Explanation], captions: Mapping[str, str]
-) -> Callable[[Path], None]:
-    """Draw a photograph and the heat maps of its labels, one row per run; return the function that saves it as PNG."""
+def draw_sheet(photo: Image.Image, runs: Mapping[str, Explanation], captions: Mapping[str, str]) -> bytes:
+    """Draw a photograph and the heat maps of its labels, one row per run, as a PNG file."""
     from matplotlib.figure import Figure
 
     scale = SIDE / max(photo.size)
@@ -91,7 +90,9 @@ def draw_sheet(
             axes[0].set_ylabel(_drawable(run), parse_math=False, fontsize=11)
         if number == 0:
             axes[0].set_title(_title(explanation, len(labels)), parse_math=False, fontsize=10)
-    return lambda path: figure.savefig(path, format="png", metadata={"Software": None})
+    png = io.BytesIO()
+    figure.savefig(png, format="png", metadata={"Software": None})
+    return png.getvalue()
 
 
 def _draw_row(

@@ -1,14 +1,13 @@
 """Loading a model from an untrusted run folder: files are validated, and no code is downloaded or run."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from probmcl.calibration import Calibration
 from probmcl.data.hierarchy import parents_of
@@ -16,26 +15,27 @@ from probmcl.data.images import Preprocessing
 from probmcl.data.options import DataSource
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder
+from probmcl.encoders.weights import refuse_non_finite
 from probmcl.errors import RunError, counted, suggestion
+from probmcl.files import load_tensors
 from probmcl.inference.model import Model
 from probmcl.legacy import upgrade_tensor_names
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier
-from probmcl.run_folder import CALIBRATION, CONFIG, LABELS, METADATA, MODEL, PREPROCESSING, RunFolder
+from probmcl.run_folder import (
+    CALIBRATION,
+    CONFIG,
+    LABELS,
+    MAX_CLASSES,
+    METADATA,
+    MODEL,
+    PREPROCESSING,
+    RunFolder,
+)
 from probmcl.runtime.machine import find_device
-from probmcl.settings import method_settings
+from probmcl.settings import EncoderSettings, Settings, method_settings
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class _EncoderName:
-    name: str
-
-
-@dataclass(frozen=True)
-class _Config:
-    encoder: _EncoderName
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,11 @@ class _Labels:
     names: tuple[str, ...]
     counts: tuple[int, ...]
     hierarchy: dict[str, str] | None = None
+    policy: Any = None
 
     def __post_init__(self) -> None:
+        if len(self.names) > MAX_CLASSES:
+            raise ValueError(f"{len(self.names):,} classes are more than the limit of {MAX_CLASSES:,}")
         if not self.names or len(set(self.names)) < len(self.names) or len(self.counts) != len(self.names):
             names, counts = counted(len(self.names), "name"), counted(len(self.counts), "count")
             raise ValueError(f"{names} and {counts}; expected one of each per class")
@@ -66,12 +69,12 @@ class _Metadata:
 def load(run: Path | str, *, device: str = "auto") -> Model:
     """Load the model of a run; device `auto` means a CUDA device if there is one, otherwise the CPU."""
     folder = RunFolder.existing(run)
-    metadata = _read(folder, METADATA, _Metadata)
+    metadata = _read(folder, METADATA, _Metadata, keys=("model", "data"))
     if metadata.model is None or not folder.has(MODEL):
         problem = f"the run has no model yet ({MODEL} does not exist)"
         raise RunError(f"{folder.path}: {problem}; see the status in {METADATA}")
     labels, preprocessing = _read(folder, LABELS, _Labels), _read(folder, PREPROCESSING, Preprocessing)
-    encoder = Encoder(_read(folder, CONFIG, _Config).encoder.name, image_size=preprocessing.size)
+    encoder = Encoder(_read_encoder(folder).name, image_size=preprocessing.size)
     return Model(
         _load_classifier(folder, metadata.model, encoder, labels),
         names=labels.names,
@@ -84,12 +87,40 @@ def load(run: Path | str, *, device: str = "auto") -> Model:
     )
 
 
-def _read(folder: RunFolder, name: str, schema: type[T]) -> T:
+def _read(folder: RunFolder, name: str, schema: type[T], keys: Sequence[str] = ()) -> T:
+    """Read a file into a dataclass, or only these keys of it; unknown keys are refused."""
     content = folder.read(name)
+    content = {key: content.get(key) for key in keys} if keys else content
     try:
-        return msgspec.convert(content, schema)
+        converted = msgspec.convert(content, schema)
     except ValueError as error:
         raise RunError(f"{folder.path / name}: {error}; the file is damaged or was edited") from error
+    _refuse_unknown_keys(content, msgspec.to_builtins(converted), folder.path / name)
+    return converted
+
+
+def _refuse_unknown_keys(content: Any, known: Any, path: Path) -> None:
+    """Raise an error if an object in a file has a key that was ignored when it was read."""
+    if not isinstance(content, dict):
+        return
+    for key, value in content.items():
+        if key not in known:
+            raise RunError(f"{path}: unknown key {key!r}; {suggestion(key, known)}")
+        _refuse_unknown_keys(value, known[key], path)
+
+
+def _read_encoder(folder: RunFolder) -> EncoderSettings:
+    """Read the encoder of a run. Its other settings, which need not be valid to predict, are only checked by name."""
+    content = folder.read(CONFIG)
+    settings = [field.name for field in fields(Settings)]
+    if unknown := sorted(content.keys() - set(settings)):
+        raise RunError(f"{folder.path / CONFIG}: unknown key {unknown[0]!r}; {suggestion(unknown[0], settings)}")
+    try:
+        encoder = msgspec.convert(content.get("encoder"), EncoderSettings)
+    except msgspec.ValidationError as error:
+        raise RunError(f"{folder.path / CONFIG}: encoder: {error}; the file is damaged or was edited") from error
+    _refuse_unknown_keys(content["encoder"], vars(encoder), folder.path / CONFIG)
+    return encoder
 
 
 def _read_calibration(folder: RunFolder, names: tuple[str, ...]) -> Calibration:
@@ -106,7 +137,7 @@ def _load_classifier(folder: RunFolder, kept: _KeptModel, encoder: Encoder, labe
         hint = suggestion(kept.method, METHODS)
         raise RunError(f"{path}: method {kept.method!r} is not part of this package and cannot be loaded; {hint}")
     method, classes = find_method(kept.method), len(labels.names)
-    cooccurrence = np.zeros((classes, classes), dtype=np.int64)
+    cooccurrence = np.broadcast_to(np.int64(0), (classes, classes))  # without the memory of a full matrix
     label_space = LabelSpace(labels.names, np.array(labels.counts), cooccurrence, labels.hierarchy)
     # Files named in the settings are not read: the state has their content, and the folder may be untrusted.
     changes = kept.settings | dict.fromkeys(method.files)
@@ -124,10 +155,11 @@ def _load_classifier(folder: RunFolder, kept: _KeptModel, encoder: Encoder, labe
 def _load_state(classifier: Classifier, folder: RunFolder) -> None:
     path = folder.path / MODEL
     try:
-        state = load_file(path)
+        state, _ = load_tensors(path, root=folder.path)
         classifier.load_state_dict(upgrade_tensor_names(state) if folder.schema == 1 else state, strict=True)
-    except (OSError, SafetensorError) as error:
+    except (OSError, RunError) as error:
         raise RunError(f"{path} cannot be read ({error}); copy the file again, or train again") from error
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
         raise RunError(f"{path} does not match {CONFIG}, {LABELS} and {METADATA}: {first}") from error
+    refuse_non_finite(path, classifier.state_dict())

@@ -19,10 +19,11 @@ from probmcl.data.options import DataSource
 from probmcl.data.read import read_source
 from probmcl.errors import RunError, call, counted, listing
 from probmcl.evaluation.groups import ScoredRows
-from probmcl.evaluation.stored_scores import StoredScores, read_scores, scores_file, write_scores
+from probmcl.evaluation.stored_scores import StoredScores, read_scores, scores_content, scores_file
 from probmcl.inference.class_mapping import match_classes, read_renames
 from probmcl.inference.splits import count_trained_on, read_run_splits, select_split
-from probmcl.run_folder import CALIBRATION, EVALUATION, METADATA, OTHER_IMAGES, OUT_OF_FOLD, RunFolder
+from probmcl.run_folder import CALIBRATION, EVALUATION, METADATA, OTHER_IMAGES, OUT_OF_FOLD, RunFolder, json_file
+from probmcl.runtime.lock import locked
 
 if TYPE_CHECKING:
     from probmcl.inference.model import Model
@@ -75,11 +76,14 @@ def _write(model: Model, held_out: HeldOut, calibration: Calibration, console: C
             note=model.classifier.note,
             console=console,
         )
-    if held_out.name == OTHER_IMAGES:
-        write_scores(scores_file(model.folder, OTHER_IMAGES), *held_out.scores)
-    folder.write(CALIBRATION, calibration)
+    contents = {CALIBRATION: json_file(calibration)}
     if evaluation is not None:
-        folder.write(EVALUATION, evaluation)
+        contents[EVALUATION] = json_file(evaluation)
+    if held_out.name == OTHER_IMAGES:
+        other = scores_file(model.folder, OTHER_IMAGES).relative_to(model.folder).as_posix()
+        contents[other] = scores_content(*held_out.scores)
+    with locked(folder.path):
+        folder.update(contents)
 
 
 def stored_held_out_scores(model: Model) -> HeldOut:
@@ -103,7 +107,8 @@ def score_other_images(
     Data without a val or test split are used completely, except for images of the run's other splits. Classes are
     matched by name; the labels of classes that the data do not have are unknown.
     """
-    records = read_source(source)
+    with console.working("reading the data"):
+        records = read_source(source)
     renames = read_renames(rename, model=model.names, data=records.label_space.names)
     mapping, run_splits = match_classes(model.names, records.label_space.names, renames), read_run_splits(model.folder)
     for names, meaning in ((mapping.only_in_model, "not in the data, so unchanged"), (mapping.only_in_data, "ignored")):

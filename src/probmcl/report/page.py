@@ -127,10 +127,10 @@ def script_data(content: Mapping[str, Any]) -> Markup:
     data = {"classes": classes, "images": content["headline"]["images"], "embedding": None}
     if content["embedding"] is not None:
         data["embedding"] = {key: content["embedding"][key] for key in ("labels", "wrong", "uncertainty")}
-    text = json.dumps(data, separators=(",", ":"))
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 
 
 def report_json(report: RunReport) -> str:
     """Return the content as JSON, the twin of the page."""
-    return json.dumps({"probmcl": __version__, **report.content}, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps({"probmcl": __version__, **report.content}, indent=1, ensure_ascii=False, allow_nan=False) + "\n"

@@ -1,7 +1,7 @@
 """Everything that the report of a run needs from its folder."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from probmcl import run_folder
 from probmcl.calibration import Calibration
 from probmcl.console import Console
 from probmcl.data.hierarchy import levels_of, parents_of
+from probmcl.data.options import DataSource
 from probmcl.errors import RunError
 from probmcl.evaluation.bootstrap import affordable_draws
 from probmcl.evaluation.decisions import DEFAULT_THRESHOLD
@@ -111,6 +112,7 @@ def read_run_data(model: Model, console: Console) -> RunData:
     frozen = scores_file(folder.results(run_folder.FROZEN), "test")
     has_other = metadata["kept"] != FROZEN_PROBE.name and frozen.is_file()
     test, splits = read(scores_file(folder.path, "test"), calibration), folder.read_split()
+    _refuse_outside(metadata["data"], [*splits, *test.paths], console)
     default = np.full(len(model.names), DEFAULT_THRESHOLD)
     training = folder.path / run_folder.NEIGHBORS
     return RunData(
@@ -129,6 +131,15 @@ def read_run_data(model: Model, console: Console) -> RunData:
         frozen=read(frozen, None) if has_other else None,
         training=TrainingImages.load(training) if training.is_file() else None,
     )
+
+
+def _refuse_outside(data: Any, paths: Sequence[str], console: Console) -> None:
+    """Raise an error if an image is outside the folders that the run names as those of its data, and print them."""
+    if data is not None:
+        source = DataSource.parse(data)
+        source.refuse_outside(paths)
+        if source.roots:
+            console.print(f"images of the run: reading below {', '.join(map(str, source.roots))}")
 
 
 def _evaluation(folder: RunFolder, model: Model, test: SplitScores, console: Console) -> dict[str, Any]:

@@ -8,12 +8,13 @@ from probmcl import __version__, run_folder
 from probmcl.console import Console
 from probmcl.errors import OptionError, RunError
 from probmcl.experiments.results import Comparison
-from probmcl.files import write_text
+from probmcl.files import atomic_write, write_text
 from probmcl.report import comparison_plot, comparison_tables
 from probmcl.report.comparison import verdict as comparison_verdict
 from probmcl.report.page import comparison_content, render_comparison, render_page, report_json
 from probmcl.report.run_report import run_report
 from probmcl.report.verdict import Decision
+from probmcl.run_folder import RunFolder
 
 
 def write_report(
@@ -40,8 +41,12 @@ def write_report(
         if (Path(folder) / run_folder.COMPARISON).is_file():
             raise RunError(f"{folder} is a comparison, whose report is written with it; pass one of its runs")
     report = run_report(runs, images=images, device=device, console=console)
-    write_text(page, render_page(report))
-    write_text(page.with_suffix(".json"), report_json(report))
+    contents = {page.name: render_page(report).encode(), page.with_suffix(".json").name: report_json(report).encode()}
+    if out is None:
+        RunFolder(Path(runs[0])).update(contents)
+    else:
+        for name, content in contents.items():
+            atomic_write(page.with_name(name), content)
     decision: Decision = report.content["verdict"]["decision"]
     return page, decision
 
@@ -52,5 +57,7 @@ def write_comparison_report(comparison: Comparison, folder: Path) -> Path:
     tables = list(comparison_tables.comparison_tables(comparison).values())
     write_text(page, render_comparison(comparison, verdict, comparison_plot.to_svg(comparison), tables))
     content = {"probmcl": __version__, **comparison_content(comparison, verdict)}
-    write_text(folder / run_folder.REPORT_DATA, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    write_text(
+        folder / run_folder.REPORT_DATA, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    )
     return page

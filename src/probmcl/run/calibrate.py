@@ -33,7 +33,8 @@ def calibrate_candidate(workspace: Workspace, candidate: Candidate, folder: Path
     if candidate.id == FROZEN_PROBE and fold.max() > 0:
         name, held_out = OUT_OF_FOLD, ScoredRows.of(records, rows, out_of_fold_scores(w, candidate, rows, fold))
         if is_main_process():
-            write_scores(scores_file(folder, name), [records.paths[row] for row in rows], held_out)
+            paths = [records.paths[row] for row in rows]
+            write_scores(scores_file(folder, name), paths, held_out, root=folder)
     else:
         name, held_out = "val", ScoredRows.of(records, records.rows("val"), candidate.scores["val"].numpy())
     with w.console.progress("calibrating", FOLDS) as bar:

@@ -1,0 +1,115 @@
+"""The manifest of a run: name, size and SHA-256 of its files, so that a damaged or missing file is noticed.
+
+A file that a command replaces has two accepted contents until the command has written the manifest again. A process
+that is killed in between leaves a valid folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from probmcl.errors import RunError
+from probmcl.files import open_file, read_json, write_json
+
+MANIFEST = "manifest.json"
+SCHEMA = 1
+NOT_COVERED = ("checkpoints", MANIFEST)
+"""Checkpoints have checksums of their own, since they change while the run is in progress."""
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The size and SHA-256 of a file."""
+
+    size: int
+    sha256: str
+
+    @classmethod
+    def of(cls, content: bytes) -> Entry:
+        """Return the entry of a file with this content."""
+        return cls(len(content), hashlib.sha256(content).hexdigest())
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The files of a folder by name; `replacing` has the new contents of files that are being replaced."""
+
+    schema: int
+    files: dict[str, Entry]
+    replacing: dict[str, Entry] = {}
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of a folder; the error names the file if it is damaged."""
+    content = read_json(folder / MANIFEST)
+    version: Any = content.get("schema") if isinstance(content, dict) else None
+    if isinstance(version, int) and version > SCHEMA:
+        raise RunError(f"{folder / MANIFEST}: schema version {version} is newer than {SCHEMA}; update probmcl")
+    try:
+        return msgspec.convert(content, Manifest)
+    except msgspec.ValidationError as error:
+        raise RunError(f"{folder / MANIFEST}: {error}; the file is damaged or was edited") from error
+
+
+def write_manifest(folder: Path, *, leave_out: Iterable[str] = ()) -> None:
+    """Write the manifest of all files in a folder, except those named in `leave_out`."""
+    names = sorted(set(_names(folder)) - set(leave_out))
+    _write(folder, Manifest(SCHEMA, {name: _entry(folder, name) for name in names}))
+
+
+def announce(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Accept new contents of files, in addition to the present ones, before they are written."""
+    before = read_manifest(folder)
+    _write(folder, Manifest(SCHEMA, before.files, {name: Entry.of(content) for name, content in contents.items()}))
+
+
+def confirm(folder: Path) -> None:
+    """Accept only the contents that were announced, after they are written."""
+    before = read_manifest(folder)
+    _write(folder, Manifest(SCHEMA, dict(sorted({**before.files, **before.replacing}.items()))))
+
+
+def verify(folder: Path, *, optional: tuple[str, ...] = ()) -> None:
+    """Raise `RunError` if a file does not match the manifest; the message names the file.
+
+    Files whose names start with one of `optional` may be missing.
+    """
+    manifest = read_manifest(folder)
+    for name, expected in manifest.files.items():
+        path = folder / name
+        if not path.is_file():
+            if name.startswith(optional) or name in manifest.replacing:
+                continue
+            raise RunError(f"{path} is missing, but {MANIFEST} lists it; {REMEDY}")
+        if path.stat().st_size != expected.size and name not in manifest.replacing:
+            sizes = f"{path.stat().st_size:,} bytes instead of {expected.size:,}"
+            raise RunError(f"{path} was changed or damaged ({sizes}, according to {MANIFEST}); {REMEDY}")
+        if _entry(folder, name) not in (expected, manifest.replacing.get(name)):
+            raise RunError(f"{path} was changed or damaged (its SHA-256 is not the one in {MANIFEST}); {REMEDY}")
+
+
+REMEDY = "restore the file, copy the folder again, or train again"
+
+
+def _names(folder: Path) -> Iterable[str]:
+    for parent, folders, names in os.walk(folder):
+        prefix = Path(parent).relative_to(folder)
+        folders[:] = [name for name in folders if (prefix / name).as_posix() not in NOT_COVERED]
+        for name in names:
+            relative = (prefix / name).as_posix()
+            if not name.startswith(".") and relative not in NOT_COVERED:
+                yield relative
+
+
+def _entry(folder: Path, name: str) -> Entry:
+    with open_file(folder / name, root=folder) as file:
+        digest = hashlib.file_digest(file, "sha256")
+        return Entry(file.tell(), digest.hexdigest())
+
+
+def _write(folder: Path, manifest: Manifest) -> None:
+    write_json(folder / MANIFEST, msgspec.to_builtins(manifest))
