@@ -13,13 +13,13 @@ from PIL import Image
 
 from helpers.images import colored_records
 from probmcl.augment import AUGMENTATIONS, light
-from probmcl.data import loader
 from probmcl.data.images import Preprocessing
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.loader import Batch, ImageBatches, Order, in_order
 from probmcl.data.records import Paths, Records, Split
 from probmcl.errors import ImageError
 from probmcl.run.batches import ImageBatchSource
+from probmcl.runtime import workers
 
 PLAIN = Preprocessing(16, (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), "bilinear")
 
@@ -171,7 +171,7 @@ def test_spawned_workers_produce_the_same_views(tmp_path: Path) -> None:
 
 
 def test_workers_use_the_configured_start_method(records: Records, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader, "start_method", lambda: "backwards")
+    monkeypatch.setattr(workers, "start_method", lambda: "backwards")
     assert len(list(batch_source(records).plain("test"))) == 1  # no worker is started
     with pytest.raises(ValueError, match="backwards"):
         list(batch_source(records, workers=1).plain("test"))

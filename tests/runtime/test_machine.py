@@ -1,16 +1,13 @@
-import multiprocessing
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 
 import pytest
 import torch
 
 from helpers.commands import HANGS
 from probmcl.errors import OptionError
-from probmcl.runtime.machine import default_workers, find_device, ignore_interrupts, map_in_order, start_method
+from probmcl.runtime.machine import default_workers, find_device
 
 
 class FakeMachine:
@@ -51,39 +48,6 @@ def test_only_the_cpu_is_available_without_a_gpu(monkeypatch: pytest.MonkeyPatch
         find_device(name)
 
 
-@pytest.fixture
-def python(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Fake the platform, the start methods (the default first) and the chosen start method of Python."""
-
-    def pretend(platform: str, methods: list[str], chosen: str | None) -> None:
-        monkeypatch.setattr(sys, "platform", platform)
-        monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: methods)
-        monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: chosen)
-
-    return pretend
-
-
-@pytest.mark.parametrize(
-    ("platform", "methods", "chosen", "expected"),
-    [
-        ("linux", ["fork", "spawn", "forkserver"], None, "fork"),
-        ("linux", ["fork", "spawn", "forkserver"], "spawn", "spawn"),
-        ("linux", ["fork", "spawn", "forkserver"], "forkserver", "forkserver"),
-        ("linux", ["forkserver", "fork", "spawn"], None, "fork"),  # Python 3.14
-        ("linux", ["forkserver", "fork", "spawn"], "forkserver", "fork"),  # not a choice: creating a lock sets it
-        ("linux", ["forkserver", "fork", "spawn"], "spawn", "spawn"),
-        ("darwin", ["spawn", "fork", "forkserver"], None, "spawn"),
-        ("darwin", ["spawn", "fork", "forkserver"], "fork", "fork"),
-        ("win32", ["spawn"], None, "spawn"),
-    ],
-)
-def test_workers_are_forked_on_linux_unless_the_user_chose_otherwise(
-    python: Callable[..., None], platform: str, methods: list[str], chosen: str | None, expected: str
-) -> None:
-    python(platform, methods, chosen)
-    assert start_method() == expected
-
-
 @pytest.mark.parametrize(("cores", "workers"), [({0}, 1), ({3, 5}, 2), (set(range(64)), 8)])
 def test_default_is_one_worker_per_core_up_to_eight(
     monkeypatch: pytest.MonkeyPatch, cores: set[int], workers: int
@@ -97,40 +61,6 @@ def test_default_is_no_workers_on_other_platforms(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.delattr(os, "sched_getaffinity")  # these platforms do not have it
     assert default_workers() == 0
-
-
-def test_start_method_does_not_set_it() -> None:
-    code = (
-        "import multiprocessing\n"
-        "from probmcl.runtime.machine import start_method\n"
-        "assert start_method() == 'fork'\n"
-        "assert multiprocessing.get_start_method(allow_none=True) is None\n"
-        "multiprocessing.set_start_method('spawn')\n"
-        "assert start_method() == 'spawn'\n"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_worker_ignores_interrupts() -> None:
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        ignore_interrupts()
-        signal.raise_signal(signal.SIGINT)
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_results_are_in_order(workers: int) -> None:
-    assert list(map_in_order(abs, list(range(-30, 0)), workers)) == list(range(30, 0, -1))
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_errors_of_workers_are_raised(workers: int) -> None:
-    results = map_in_order(int, ["1", "x", "3"], workers)
-    assert next(results) == 1
-    with pytest.raises(ValueError, match="'x'"):
-        list(results)
 
 
 CODE = """

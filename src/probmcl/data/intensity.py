@@ -16,7 +16,7 @@ from jaxtyping import Float, Shaped, UInt8
 from numpy import ndarray
 
 from probmcl.errors import DataError, ImageError, OptionError, counted, keyword
-from probmcl.runtime.machine import map_in_order
+from probmcl.runtime.workers import map_in_order
 
 Kind = Literal["16-bit", "float", "DICOM"]  # of a deep image; DICOM only without a window
 PERCENTILES = (0.5, 99.5)  # robust against dead pixels and burnt-in marks
@@ -96,7 +96,7 @@ def find_intensity_range(
     deep images to be of one kind. A fixed range is returned; its source notes if no sampled image needs it.
     """
     files = _sample(paths, seed, sample)
-    with closing(map_in_order(partial(_pixels_of, seed), files, workers)) as results:
+    with closing(map_in_order(partial(_pixels_of, seed), files, workers, files=lambda file: [file])) as results:
         deep = (image for image in results if image is not None)
         if isinstance(rule, IntensityRange):
             unused = replace(rule, source=f"{rule.source}; not needed by any of the sampled images")

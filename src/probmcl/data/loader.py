@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -10,14 +11,13 @@ from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from probmcl.data.cache import ImageCache
 from probmcl.data.images import Preprocessing, read_image
 from probmcl.data.labels import sample_labels
 from probmcl.data.records import Records
-from probmcl.errors import ImageError, counted
-from probmcl.runtime.machine import ignore_interrupts, start_method
+from probmcl.errors import counted
+from probmcl.runtime.workers import worker_pool
 
 MakeView = Callable[[Image.Image, int, int, int], Image.Image]  # arguments: image, epoch, row, view number
 DECODE_SCALE = 1.5  # images are decoded larger than the encoder's input, so a crop of half the area stays sharp
@@ -122,21 +122,10 @@ class ImageBatches:
     def starting(self, step: int) -> Iterator[Batch]:
         """Yield the batches starting at a given step, without decoding earlier ones."""
         order = self.order
-        loader = DataLoader(
-            self.views,
-            batch_sampler=order.starting(step) if isinstance(order, Order) else order[step:],  # type: ignore[arg-type]
-            collate_fn=_collate,
-            num_workers=self.workers,
-            worker_init_fn=ignore_interrupts,
-            multiprocessing_context=start_method() if self.workers else None,
-            pin_memory=torch.cuda.is_available(),
-            # Unused by the views. The default, torch's global generator, would advance differently in a resumed run.
-            generator=torch.Generator().manual_seed(0),
-        )
-        for batch in loader:
-            if isinstance(batch, ImageError):
-                raise batch
-            yield batch
+        batches = order.starting(step) if isinstance(order, Order) else order[step:]
+        with worker_pool(self.views.batch, self.workers, files=self.views.files) as map_batches:
+            for batch in map_batches(batches):
+                yield Batch(*(x.pin_memory() for x in batch)) if torch.cuda.is_available() else batch
 
 
 def in_order(rows: Int[ndarray, "K"], batch_size: int) -> list[list[tuple[int, int]]]:
@@ -157,7 +146,7 @@ def _by_weight(weights: Float[ndarray, "K"], start: float) -> Int[ndarray, "K"]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Views(Dataset[Batch | ImageError]):
+class _Views:
     records: Records
     preprocessing: Preprocessing
     n_plain: int
@@ -166,12 +155,17 @@ class _Views(Dataset[Batch | ImageError]):
     seed: int
     cache: ImageCache | None
 
-    def __getitem__(self, key: tuple[int, int]) -> Batch | ImageError:
-        epoch, row = key
-        try:
-            views = torch.stack(list(self._views(epoch, row)))
-        except ImageError as error:
-            return error  # raised in the main process; DataLoader would change the type of a worker's exception
+    def batch(self, keys: Sequence[tuple[int, int]]) -> Batch:
+        """Return the batch of these epochs and rows."""
+        views, labels, known, rows = zip(*(self._image_views(epoch, row) for epoch, row in keys), strict=True)
+        return Batch(torch.stack(views, dim=1), torch.stack(labels), torch.stack(known), torch.stack(rows))
+
+    def files(self, keys: Sequence[tuple[int, int]]) -> list[Path]:
+        """Return the files of a batch."""
+        return [self.records.paths[row] for _, row in keys]
+
+    def _image_views(self, epoch: int, row: int) -> Batch:
+        views = torch.stack(list(self._views(epoch, row)))
         targets, known = self.records.states.targets_and_known(np.array([row]))
         labels = torch.from_numpy(sample_labels(targets[0], self.seed, epoch, row))
         return Batch(views, labels, torch.from_numpy(known[0]), torch.tensor(row))
@@ -187,11 +181,3 @@ class _Views(Dataset[Batch | ImageError]):
     def _image(self, row: int, size: int) -> Image.Image:
         read = read_image if self.cache is None else self.cache.read
         return read(self.records.paths[row], size, intensity=self.preprocessing.intensity)
-
-
-def _collate(items: list[Batch | ImageError]) -> Batch | ImageError:
-    for item in items:
-        if isinstance(item, ImageError):
-            return item
-    views, labels, known, rows = zip(*(item for item in items if isinstance(item, Batch)), strict=True)
-    return Batch(torch.stack(views, dim=1), torch.stack(labels), torch.stack(known), torch.stack(rows))

@@ -1,7 +1,7 @@
 """Streams of unlabeled images from files, folders, patterns, lists and memory, decoded by worker processes."""
 
 import itertools
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, cast
@@ -9,13 +9,13 @@ from typing import NamedTuple, cast
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from probmcl.data.image_files import expand, is_one_image, refuse_without_image
 from probmcl.data.images import Preprocessing, decode_image, read_image
 from probmcl.data.in_memory import InMemory, refuse_invalid, to_pillow
 from probmcl.errors import DataError, ImageError, OptionError
-from probmcl.runtime.machine import default_workers, ignore_interrupts, kept_memory, short_spinning, start_method
+from probmcl.runtime.machine import default_workers, kept_memory, short_spinning
+from probmcl.runtime.workers import worker_pool
 
 Source = str | Path | InMemory
 """An image file, a folder, a pattern such as `photos/*.jpg`, a `.txt` list with one path per line, or an image."""
@@ -35,6 +35,14 @@ class Decoded(NamedTuple):
     rows: list[int]
     images: Float[Tensor, "K 3 S S"]
     errors: list[ImageError]
+
+    def without(self, failed: Mapping[int, str]) -> "Decoded":
+        """Return the batch without images that cannot be used; `failed` has their rows and the reasons."""
+        errors = dict(zip(sorted({*range(len(self.paths))} - {*self.rows}), self.errors, strict=True))
+        errors |= {row: ImageError(self.paths[row], reason) for row, reason in failed.items()}
+        kept = [row not in failed for row in self.rows]
+        rows = [row for row in self.rows if row not in failed]
+        return Decoded(self.paths, rows, self.images[kept], [errors[row] for row in sorted(errors)])
 
 
 def find(images: Source | Sequence[Source]) -> Iterator[Item]:
@@ -101,44 +109,41 @@ def _batches(
     if workers is not None and workers < 0:
         raise OptionError("workers", workers, "must be at least 0 (0 decodes in the main process)")
     workers = default_workers() if workers is None else workers
-    loader = DataLoader(
-        _PlainImages(preprocessing),
-        batch_sampler=iter(lambda: list(itertools.islice(items, batch_size)), []),
-        collate_fn=_collate,
-        num_workers=workers,
-        worker_init_fn=ignore_interrupts,
-        multiprocessing_context=(start or start_method()) if workers else None,
-        generator=torch.Generator().manual_seed(0),  # unused; the default would advance the global generator
-    )
-    return _start_lazily(loader)
+    batches = iter(lambda: list(itertools.islice(items, batch_size)), [])
+    return _start_lazily(_Decoder(preprocessing), batches, workers, start)
 
 
-def _start_lazily(loader: Iterable[Decoded]) -> Generator[Decoded, None, None]:
+def _start_lazily(
+    decoder: "_Decoder", batches: Iterable[list[Item]], workers: int, start: str | None
+) -> Generator[Decoded, None, None]:
     """Defer the start of the workers until the first batch is requested, and use the cores well until the last one."""
-    with kept_memory():
-        batches = iter(loader)  # starts the workers, before the process has more threads
-        with short_spinning():
-            yield from batches
+    # The workers start before the process has more threads.
+    with kept_memory(), worker_pool(decoder, workers, files=_files, start=start) as map_batches, short_spinning():
+        yield from map_batches(batches)
+
+
+def _files(items: list[Item]) -> list[Path]:
+    return [item.path for item in items]
 
 
 @dataclass(frozen=True)
-class _PlainImages(Dataset[tuple[Path, Tensor | ImageError]]):
+class _Decoder:
     preprocessing: Preprocessing
 
-    def __getitem__(self, item: Item) -> tuple[Path, Tensor | ImageError]:
+    def __call__(self, items: list[Item]) -> Decoded:
+        decoded = [self._image(item) for item in items]
+        tensors = {row: image for row, image in enumerate(decoded) if isinstance(image, Tensor)}
+        errors = [error for error in decoded if isinstance(error, ImageError)]
+        images = torch.stack(list(tensors.values())) if tensors else torch.empty(0, 3, 0, 0)
+        return Decoded(_files(items), list(tensors), images, errors)
+
+    def _image(self, item: Item) -> Tensor | ImageError:
         size, intensity = self.preprocessing.size, self.preprocessing.intensity
         try:
             if item.image is None:
                 image = read_image(item.path, size, intensity=intensity)
             else:
                 image = decode_image(to_pillow(item.image), size, intensity=intensity, name=item.path)
-            return item.path, self.preprocessing(image)
+            return self.preprocessing(image)
         except ImageError as error:
-            return item.path, error
-
-
-def _collate(decoded: list[tuple[Path, Tensor | ImageError]]) -> Decoded:
-    tensors = {row: image for row, (_, image) in enumerate(decoded) if isinstance(image, Tensor)}
-    errors = [error for _, error in decoded if isinstance(error, ImageError)]
-    images = torch.stack(list(tensors.values())) if tensors else torch.empty(0, 3, 0, 0)
-    return Decoded([path for path, _ in decoded], list(tensors), images, errors)
+            return error

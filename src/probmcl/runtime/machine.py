@@ -1,14 +1,11 @@
-"""Devices, worker processes and memory allocation."""
+"""Devices, the default number of worker processes, and memory allocation."""
 
 import ctypes
-import multiprocessing
 import os
-import signal
 import sys
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TypeVar
 
 from probmcl.errors import OptionError
 
@@ -17,9 +14,6 @@ TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4
 
 GLIBC_STATE = {MMAP_THRESHOLD: 2**25, TRIM_THRESHOLD: 2**26, MMAP_MAX: 2**16}
 """The state that glibc adapts to by itself once a program has freed a block of 32 MB."""
-
-Part = TypeVar("Part")
-Result = TypeVar("Result")
 
 MAX_WORKERS = 8
 
@@ -55,49 +49,6 @@ def default_workers() -> int:
     On macOS and Windows a worker runs the user's script again, endlessly if it lacks `if __name__ == "__main__"`.
     """
     return min(len(os.sched_getaffinity(0)), MAX_WORKERS) if sys.platform == "linux" else 0
-
-
-def start_method() -> str:
-    """Return the start method of workers: the user's choice, otherwise fork on Linux and Python's default elsewhere.
-
-    A choice that equals Python's default is ignored, because creating a lock in a library also sets it.
-    """
-    default = multiprocessing.get_all_start_methods()[0]
-    chosen = multiprocessing.get_start_method(allow_none=True)
-    if chosen not in (None, default):
-        return chosen
-    return "fork" if sys.platform == "linux" else default
-
-
-def ignore_interrupts(_: int = 0) -> None:
-    """Ignore Ctrl-C in a worker: a terminal sends it to all processes, and only the parent should handle it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # If the parent stops while receiving a batch, the sending thread would print a traceback.
-    sys.excepthook = lambda cls, error, traceback: (
-        None if isinstance(error, ConnectionError | EOFError) else sys.__excepthook__(cls, error, traceback)
-    )
-
-
-def map_in_order(work: Callable[[Part], Result], parts: Sequence[Part], workers: int) -> Generator[Result, None, None]:
-    """Yield `work(part)` for each part in order, computed by `workers` processes, or in this process if `workers` is 0.
-
-    Wrap it in `contextlib.closing` so that stopping early, for example on Ctrl-C, does not wait for the other parts.
-
-    >>> list(map_in_order(len, ["a", "bc"], workers=0))
-    [1, 2]
-    """
-    if workers == 0:
-        yield from map(work, parts)
-        return
-    from concurrent.futures import ProcessPoolExecutor  # imported here to keep the start of commands fast
-
-    context = multiprocessing.get_context(start_method())
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=ignore_interrupts) as pool:
-        try:
-            yield from pool.map(work, parts)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
 def keep_freed_memory() -> bool:

@@ -15,7 +15,7 @@ from probmcl.data.duplicates.hashing import IMAGES_AT_ONCE, TILE, cached_tile, r
 from probmcl.data.duplicates.registration import MIN_SIMILARITY, Correlations, registered_correlation
 from probmcl.data.duplicates.result_cache import ResultCache
 from probmcl.data.intensity import IntensityRange
-from probmcl.runtime.machine import map_in_order
+from probmcl.runtime.workers import map_in_order
 
 PAIRS_AT_ONCE = 256
 FEW_BATCHES = 4  # compared in this process, because starting the workers would take longer
@@ -45,7 +45,7 @@ def write_tiles(
                 missing.append(row)
     batches = [missing[start : start + IMAGES_AT_ONCE] for start in range(0, len(missing), IMAGES_AT_ONCE)]
     parts = [[paths[row] for row in rows] for rows in batches]
-    with closing(map_in_order(partial(_read_tiles, intensity), parts, workers)) as results:
+    with closing(map_in_order(partial(_read_tiles, intensity), parts, workers, files=list)) as results:
         for rows, batch in zip(batches, results, strict=True):
             tiles[rows] = batch
     tiles.flush()

@@ -18,7 +18,7 @@ from probmcl.data.duplicates.result_cache import NO_CACHE, ResultCache
 from probmcl.data.images import read_image
 from probmcl.data.intensity import IntensityRange
 from probmcl.errors import ImageError
-from probmcl.runtime.machine import map_in_order
+from probmcl.runtime.workers import map_in_order
 
 SIZE, TILE = 32, 64
 """Side in pixels of the images that are hashed and of those that are compared. Large JPEGs are decoded at 1/8 of their
@@ -87,7 +87,7 @@ def fingerprints(
     batches = [paths[start : start + IMAGES_AT_ONCE] for start in range(0, len(paths), IMAGES_AT_ONCE)]
     prints: list[Fingerprint] = []
     new: dict[bytes, bytes] = {}
-    with closing(map_in_order(partial(_batch, intensity, cache), batches, workers)) as results:
+    with closing(map_in_order(partial(_batch, intensity, cache), batches, workers, files=list)) as results:
         for batch in results:
             prints += (image for image, _ in batch)
             new |= {cache.key(image.content): _packed(image, tile) for image, tile in batch if tile}
@@ -120,7 +120,7 @@ def _batch(
     intensity: IntensityRange | None, cache: ResultCache, paths: Sequence[Path]
 ) -> list[tuple[Fingerprint, bytes]]:
     """Return the fingerprints, with the tiles of the images that were decoded, not read from the cache."""
-    contents = [_content(path) if cache.file else b"" for path in paths]
+    contents = [file_digest(path) if cache.file else b"" for path in paths]
     cached = cache.get([cache.key(content) for content in contents if content])
     values = [cached.get(cache.key(content)) for content in contents]
     return [
@@ -129,7 +129,7 @@ def _batch(
     ]
 
 
-def _content(path: Path) -> bytes:
+def file_digest(path: Path) -> bytes:
     """Return the digest of a file, or b"" if it cannot be read."""
     try:
         return blake2b(path.read_bytes(), digest_size=16).digest() if path.is_file() else b""
@@ -145,7 +145,7 @@ def _decode(path: Path, intensity: IntensityRange | None, content: bytes = b"") 
         return Fingerprint(error.reason), b""
     gray = image.convert("L")
     pixels = small_gray(gray, SIZE)
-    content = content or _content(path)
+    content = content or file_digest(path)
     return Fingerprint(None, *_header(path, image), float(pixels.std()), content, *_hashes(pixels)), _tile(gray)
 
 

@@ -1,0 +1,135 @@
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+
+import numpy as np
+import pytest
+import torch
+
+from probmcl.errors import WorkerError
+from probmcl.runtime.workers import map_in_order, start_method
+
+
+@pytest.fixture
+def python(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Fake the platform, the start methods (the default first) and the chosen start method of Python."""
+
+    def pretend(platform: str, methods: list[str], chosen: str | None) -> None:
+        monkeypatch.setattr(sys, "platform", platform)
+        monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: methods)
+        monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: chosen)
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("platform", "methods", "chosen", "expected"),
+    [
+        ("linux", ["fork", "spawn", "forkserver"], None, "fork"),
+        ("linux", ["fork", "spawn", "forkserver"], "spawn", "spawn"),
+        ("linux", ["fork", "spawn", "forkserver"], "forkserver", "forkserver"),
+        ("linux", ["forkserver", "fork", "spawn"], None, "fork"),  # Python 3.14
+        ("linux", ["forkserver", "fork", "spawn"], "forkserver", "fork"),  # not a choice: creating a lock sets it
+        ("linux", ["forkserver", "fork", "spawn"], "spawn", "spawn"),
+        ("darwin", ["spawn", "fork", "forkserver"], None, "spawn"),
+        ("darwin", ["spawn", "fork", "forkserver"], "fork", "fork"),
+        ("win32", ["spawn"], None, "spawn"),
+    ],
+)
+def test_workers_are_forked_on_linux_unless_the_user_chose_otherwise(
+    python: Callable[..., None], platform: str, methods: list[str], chosen: str | None, expected: str
+) -> None:
+    python(platform, methods, chosen)
+    assert start_method() == expected
+
+
+def test_start_method_does_not_set_it() -> None:
+    code = (
+        "import multiprocessing\n"
+        "from probmcl.runtime.workers import start_method\n"
+        "assert start_method() == 'fork'\n"
+        "assert multiprocessing.get_start_method(allow_none=True) is None\n"
+        "multiprocessing.set_start_method('spawn')\n"
+        "assert start_method() == 'spawn'\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_results_are_in_order(workers: int) -> None:
+    assert list(map_in_order(abs, list(range(-30, 0)), workers)) == list(range(30, 0, -1))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_errors_of_workers_are_raised(workers: int) -> None:
+    results = map_in_order(int, ["1", "x", "3"], workers)
+    assert next(results) == 1
+    with pytest.raises(ValueError, match="'x'"):
+        list(results)
+
+
+def large(number: int) -> tuple[torch.Tensor, np.ndarray]:
+    return torch.full((3, 50_001), float(number)), np.arange(7, dtype=np.float64) + number
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_large_results_arrive_unchanged(limited: bool) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if limited:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with closing(map_in_order(large, range(9), 2)) as results:
+            for number, (tensor, array) in enumerate(results):
+                assert torch.equal(tensor, large(number)[0])
+                np.testing.assert_array_equal(array, large(number)[1])
+                tensor += 1  # its memory is writable
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_large_part_and_a_large_result_do_not_wait_for_each_other() -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        parts = [bytes([number]) * 2_000_000 for number in range(9)]
+        assert list(map_in_order(bytes, parts, 2)) == parts
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def die(number: int) -> int:
+    if number == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+def test_a_killed_worker_is_reported_with_its_files() -> None:
+    with pytest.raises(WorkerError, match=r"(?s)SIGKILL, probably because memory ran out.*`workers=0`.*:\n  5.jpg$"):
+        list(map_in_order(die, range(9), 2, files=lambda number: [f"{number}.jpg"]))
+
+
+def test_no_worker_is_left_if_the_caller_stops_early() -> None:
+    results = map_in_order(abs, range(100), 2)
+    next(results)
+    assert len(multiprocessing.active_children()) == 2
+    results.close()
+    assert multiprocessing.active_children() == []
+
+
+class OddError(Exception):
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def odd(number: int) -> int:
+    raise OddError(number, number)
+
+
+def test_an_exception_that_cannot_be_pickled_is_raised_with_its_message() -> None:
+    with pytest.raises(RuntimeError, match="OddError: 1 and 1"):
+        list(map_in_order(odd, [1], 1))
