@@ -1,0 +1,101 @@
+"""A lock that lets only one process at a time change a run folder."""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from probmcl.errors import RunError
+
+LOCK = ".lock"
+"""Name of the lock file, which exists while a process changes the folder, and after a process was killed."""
+
+
+class Holder(msgspec.Struct):
+    """The process that holds a lock. `ticks` is its start time in clock ticks since boot; process ids are reused."""
+
+    host: str
+    pid: int
+    ticks: int | None
+    since: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host} since {self.since}"
+
+    @classmethod
+    def this_process(cls) -> Holder:
+        """Return this process."""
+        now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+        return cls(socket.gethostname(), os.getpid(), _start_ticks(os.getpid()), now)
+
+    def is_running(self) -> bool:
+        """True if the process exists on this host."""
+        try:
+            os.kill(self.pid, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+        except PermissionError:
+            pass
+        return self.pid > 0 and (self.ticks is None or _start_ticks(self.pid) in (None, self.ticks))
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, or raise `RunError` if another process holds it. A stale lock is taken over.
+
+    The kernel lock decides between processes of one host. It ends with its process, unlike the file, which also tells
+    about processes on other hosts.
+    """
+    path = folder / LOCK
+    folder.mkdir(parents=True, exist_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+    with os.fdopen(os.open(path, flags, 0o666), "r+b") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise _in_use(folder, _read(file)) from None
+        holder = _read(file)
+        if holder is not None:
+            if holder.host != socket.gethostname():
+                problem = f"{folder} is locked by {holder}, which cannot be checked from this host"
+                raise RunError(f"{problem}; if that process has ended, delete {path}")
+            if holder.is_running():
+                raise _in_use(folder, holder)
+        file.seek(0)
+        file.truncate()
+        file.write(msgspec.json.encode(Holder.this_process()))
+        file.flush()
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def _in_use(folder: Path, holder: Holder | None) -> RunError:
+    return RunError(f"{folder} is in use by {holder or 'another process'}; wait until it has ended, or stop it")
+
+
+def _read(file: IO[bytes]) -> Holder | None:
+    """Return the holder that a lock file names; None if it is empty or damaged."""
+    file.seek(0)
+    try:
+        return msgspec.json.decode(file.read(10_000), type=Holder)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _start_ticks(pid: int) -> int | None:
+    """Return the start time of a process from /proc; None if it is not available."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
