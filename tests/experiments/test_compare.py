@@ -153,13 +153,13 @@ def test_resumed_comparison_gives_the_same_scores(
     assert {r.title: r.mAP for r in again.rows} == {r.title: r.mAP for r in comparison.rows}
 
 
-def interrupted_after(times: int, fit: Callable[..., None]) -> Callable[..., None]:
+def interrupted_after(times: int, fit: Callable[..., list[int]]) -> Callable[..., list[int]]:
     count: Iterator[int] = iter(range(times))
 
-    def limited(*args: Any, **kwargs: Any) -> None:
+    def limited(*args: Any, **kwargs: Any) -> list[int]:
         if next(count, None) is None:
             raise KeyboardInterrupt
-        fit(*args, **kwargs)
+        return fit(*args, **kwargs)
 
     return limited
 

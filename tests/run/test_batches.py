@@ -1,8 +1,11 @@
 import copy
 import json
+import os
 import shutil
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from probmcl.data.images import Preprocessing
 from probmcl.data.records import Records
 from probmcl.encoders import Encoder, split_encoder
 from probmcl.methods import METHODS, find_method
+from probmcl.run.array_file import ArrayFile
 from probmcl.run.batches import ActivationCache, ImageBatchSource
 
 SIZE = 32
@@ -107,9 +111,10 @@ def test_filling_continues_after_an_interrupt(records: Records, tmp_path: Path) 
     complete = in_order(open_cache(records, encoder(), tmp_path / "complete").plain("train"))
     open_cache(records, encoder(), tmp_path / "part").plain("train")
     (manifest,) = (tmp_path / "part").glob("*.json")
-    entry = json.loads(manifest.read_text())["plain"]
-    assert (entry["done"], entry["batches"]) == (4, [4, 3])
-    manifest.write_text(json.dumps({"plain": {"done": 2, "batches": [4, 3]}}))
+    content = json.loads(manifest.read_text())
+    assert (content["plain"]["batch_size"], len(content["plain"]["checksums"])) == (3, 4)
+    content["plain"]["checksums"][2:] = [None, None]
+    manifest.write_text(json.dumps(content))
     array = np.load(tmp_path / "part" / "train.npy", mmap_mode="r+")
     array[0, 6:] = 0  # lost in a kill
     array.flush()
@@ -124,24 +129,86 @@ def test_filling_restarts_if_the_batch_size_changes(records: Records, tmp_path: 
     complete = in_order(open_cache(records, encoder(), tmp_path / "complete").plain("train"))
     open_cache(records, encoder(), tmp_path / "part").plain("train")
     (manifest,) = (tmp_path / "part").glob("*.json")
-    manifest.write_text(json.dumps({"plain": {"done": 1, "batches": [2, 5]}}))
+    manifest.write_text(json.dumps({"plain": {"batch_size": 5, "checksums": [1, None]}}))
     array = np.load(tmp_path / "part" / "train.npy", mmap_mode="r+")
     array[0, 5:] = 0
     array.flush()
     assert torch.equal(in_order(open_cache(records, encoder(), tmp_path / "part").plain("train")), complete)
 
 
-def test_a_manifest_without_its_file_is_ignored(records: Records, tmp_path: Path) -> None:
+def flip(path: Path, position: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str, int]] = {
+    "flipped": (lambda folder: flip(folder / "train.npy", -5), "activations of 1 image were", 1),
+    "truncated": (lambda folder: os.truncate(folder / "train.npy", 128 + 4 * 96 * 4), "of 7 images were", 3),
+    "emptied": (lambda folder: os.truncate(folder / "train.npy", 0), "of 10 images were", 4),
+    "longer": (lambda folder: os.truncate(folder / "train.npy", 100_000), "", 0),
+    "header": (lambda folder: flip(folder / "train.npy", 30), "", 0),
+    "checksum": (lambda folder: change_checksum(folder / "train.0-of-1.json"), "of 3 images were", 1),
+    "manifest emptied": (lambda folder: os.truncate(folder / "train.0-of-1.json", 0), "json is damaged", 4),
+    "manifest deleted": (lambda folder: (folder / "train.0-of-1.json").unlink(), "", 4),
+    "manifest of another kind": (
+        lambda folder: (folder / "train.0-of-1.json").write_text('{"plain": {"checksums": 3}}'),
+        "json is damaged",
+        4,
+    ),
+    "manifest of another version": (
+        lambda folder: (folder / "train.0-of-1.json").write_text('{"plain": {"batches": [4, 3], "done": 4}}'),
+        "json is damaged",
+        4,
+    ),
+}
+
+
+def change_checksum(path: Path) -> None:
+    content = json.loads(path.read_text())
+    content["plain"]["checksums"][1] += 1
+    path.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_batches_are_computed_again(records: Records, tmp_path: Path, damage: str) -> None:
+    apply, note, batches = DAMAGES[damage]
+    network = encoder()
+    cache = ActivationCache(image_source(records), network, tmp_path, 0, torch.float32, "cpu", Counting().progress)
+    complete = in_order(cache.plain("train"))
+    apply(tmp_path)
+    counting = Counting()
+    again = replace(cache, progress=counting.progress)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert torch.equal(in_order(again.plain("train")), complete)
+    assert counting.stages == ({"plain views of train": batches} if batches else {})
+    assert [note in str(warning.message) for warning in caught] == ([True] if note else [])
+    assert np.array_equal(np.load(tmp_path / "train.npy")[0], complete[0].numpy())
+
+
+def test_a_file_is_verified_once(records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = open_cache(records, encoder(), tmp_path)
+    cache.plain("train")
+    again = open_cache(records, encoder(), tmp_path)
+    again.plain("train")
+    monkeypatch.setattr(ArrayFile, "checksums", lambda self, blocks: 1 / 0)
+    again.plain("train")
+
+
+def test_a_deleted_file_is_computed_again(records: Records, tmp_path: Path) -> None:
     complete = in_order(open_cache(records, encoder(), tmp_path).plain("val"))
     (tmp_path / "val.npy").unlink()
-    assert torch.equal(in_order(open_cache(records, encoder(), tmp_path).plain("val")), complete)
+    with pytest.warns(UserWarning, match="of 5 images were damaged"):
+        again = open_cache(records, encoder(), tmp_path).plain("val")
+    assert torch.equal(in_order(again), complete)
 
 
 def test_a_full_disk_is_an_error_before_anything_is_written(
     records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 9, 1))
-    with pytest.raises(OSError, match="MB are free"):
+    with pytest.raises(OSError, match="bytes are free"):
         open_cache(records, encoder(), tmp_path).plain("val")
     assert not list(tmp_path.glob("*.npy"))
 

@@ -304,8 +304,9 @@ def test_a_method_that_diverges_is_left_out(records: Records, tmp_path: Path) ->
     config = settings("bce", jobs=(wild, *settings("bce").jobs))
     run = train_run(records, config, tmp_path / "run", quiet())
     assert [c.name for c in run.candidates.values()] == ["frozen probe", "bce, own head", "bce, re-probed"]
-    assert [(w.kind, w.message.split()[0]) for w in run.warnings[:1]] == [("diverged", "wild")]
-    assert {w.kind for w in run.warnings[1:]} == {"calibration"}  # there are few images
+    warnings = [w for w in run.warnings if w.kind != "calibration"]  # there are few images
+    assert {w.message.split()[0].rstrip(",") for w in warnings} == {"wild"}
+    assert "diverged" in {w.kind for w in warnings}
     assert read(run, "run.json")["status"] == "finished"
 
 

@@ -1,3 +1,4 @@
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.methods.bce import BCE
 from probmcl.methods.probe import Probe
 from probmcl.training import Checkpoint, FeatureBatches, StepEvent, Training, fit
-from probmcl.training.fit import check_weights
+from probmcl.training.fit import DivergedError, check_weights
 
 
 def separable(images: int = 64, *, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -154,7 +155,7 @@ def test_resumed_training_matches_uninterrupted_training(tmp_path: Path, ema: fl
     resumed, events = method(), list[StepEvent]()
     torch.manual_seed(99)
     fit(resumed, batches(), training, callbacks=(events.append,), checkpoint=Checkpoint(tmp_path / "x.safetensors"))
-    assert events[0].step == 34
+    assert events[0].step == 33  # the killed step is repeated
     assert torch.equal(resumed.linear.weight, full.linear.weight)
 
 
@@ -179,12 +180,119 @@ def test_checkpoint_is_a_safetensors_file(tmp_path: Path) -> None:
     assert "optimizer.0.exp_avg" in load_file(path)
 
 
-def test_nan_loss_stops_training() -> None:
+def with_nan(images: int, *, epochs: int, batch_size: int = 16) -> FeatureBatches:
+    """Return batches of 64 images, the first of which are NaN."""
     features, labels, known = separable()
-    features[0, 3] = float("nan")
-    broken = FeatureBatches(features, labels, known, batch_size=64, epochs=30, seed=0)
-    with pytest.raises(FloatingPointError, match=r"step 10; .*learning rate"):
-        fit(BCE(PrecomputedFeatures(8), label_space()), broken, Training())
+    features[0, :images] = float("nan")
+    return FeatureBatches(features, labels, known, batch_size=batch_size, epochs=epochs, seed=0)
+
+
+def test_a_method_without_a_finite_batch_stops_unchanged() -> None:
+    method = BCE(PrecomputedFeatures(8), label_space())
+    before = {key: value.clone() for key, value in method.state_dict().items()}
+    with pytest.raises(DivergedError, match=r"5 batches is NaN or inf, the last at step 5; .*learning rate") as stopped:
+        fit(method, with_nan(1, epochs=30, batch_size=64), Training())
+    assert stopped.value.steps == 0
+    assert all(torch.equal(value, before[key]) for key, value in method.state_dict().items())
+
+
+class NormalizedFeatures(PrecomputedFeatures):
+    """Features with batch normalization, whose statistics a forward pass changes."""
+
+    def __init__(self) -> None:
+        super().__init__(8)
+        self.norm = torch.nn.BatchNorm1d(8)
+
+    def forward(self, features: Tensor) -> Tensor:
+        normalized: Tensor = self.norm(features)
+        return normalized
+
+
+@pytest.mark.parametrize("ema", [0.0, 0.9997])
+def test_a_batch_with_nan_is_skipped_and_named(ema: float) -> None:
+    method, events = BCE(NormalizedFeatures(), label_space()), list[StepEvent]()
+    rows = np.arange(100, 164)
+    stored = with_nan(1, epochs=4)
+    named = FeatureBatches(stored.features, stored.labels, stored.known, batch_size=16, epochs=4, seed=0, rows=rows)
+    skipped = fit(method, named, Training(learning_rate=0.05, ema=ema), callbacks=(events.append,))
+    assert len(skipped) == 4  # one in each epoch
+    assert [event.step for event in events if event.skipped is not None] == skipped
+    assert all(100 in event.skipped.tolist() for event in events if event.skipped is not None)
+    assert [event.step for event in events] == list(range(1, 17))
+    check_weights(method)
+
+
+def test_training_stops_after_five_skipped_batches_with_the_last_good_weights() -> None:
+    method, events = BCE(NormalizedFeatures(), label_space()), list[StepEvent]()
+    start = method.linear.weight.detach().clone()
+    with pytest.raises(DivergedError) as stopped:
+        fit(method, with_nan(1, epochs=40), Training(learning_rate=0.05), callbacks=(events.append,))
+    assert sum(event.skipped is not None for event in events) == 5
+    assert stopped.value.steps == len(events) - 5 > 10
+    check_weights(method)
+    assert not torch.equal(method.linear.weight, start)
+
+
+def test_skipped_batches_before_a_kill_count(tmp_path: Path) -> None:
+    def method() -> BCE:
+        torch.manual_seed(5)
+        return BCE(NormalizedFeatures(), label_space())
+
+    full, events = method(), list[StepEvent]()
+    with pytest.raises(DivergedError):
+        fit(full, with_nan(1, epochs=40), Training(learning_rate=0.05), callbacks=(events.append,))
+
+    def kill(event: StepEvent) -> None:
+        if event.step == 13:
+            raise Killed
+
+    resumed, path = method(), tmp_path / "x.safetensors"
+    checkpoint = Checkpoint(path, seconds_apart=0.0)
+    with pytest.raises(Killed):
+        fit(method(), with_nan(1, epochs=40), Training(learning_rate=0.05), callbacks=(kill,), checkpoint=checkpoint)
+    for _ in range(2):  # the second time, training has already stopped
+        checkpoint = Checkpoint(path, seconds_apart=0.0)
+        with pytest.raises(DivergedError, match=f"the last at step {len(events)};"):
+            fit(resumed, with_nan(1, epochs=40), Training(learning_rate=0.05), checkpoint=checkpoint)
+        assert all(torch.equal(value, full.state_dict()[key]) for key, value in resumed.state_dict().items())
+
+
+def interrupted_checkpoint(path: Path) -> None:
+    """Train for a while with a checkpoint after every step."""
+
+    def kill(event: StepEvent) -> None:
+        if event.step == 33:
+            raise Killed
+
+    torch.manual_seed(5)
+    checkpoint = Checkpoint(path, seconds_apart=0.0)
+    with pytest.raises(Killed):
+        fit(BCE(DropoutFeatures(), label_space()), batches(), Training(), callbacks=(kill,), checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("damaged", "first", "note"),
+    [(("",), 32, "previous checkpoint, step 31"), (("", "previous."), 1, "training starts over")],
+)
+def test_a_damaged_checkpoint_falls_back_to_the_previous_one(
+    tmp_path: Path, damaged: tuple[str, ...], first: int, note: str
+) -> None:
+    torch.manual_seed(5)
+    full = BCE(DropoutFeatures(), label_space())
+    fit(full, batches(), Training())
+    interrupted_checkpoint(tmp_path / "x.safetensors")
+    for prefix in damaged:
+        os.truncate(tmp_path / f"{prefix}x.safetensors", 500)
+    torch.manual_seed(5)
+    resumed, events = BCE(DropoutFeatures(), label_space()), list[StepEvent]()
+    checkpoint = Checkpoint(tmp_path / "x.safetensors")
+    with pytest.warns(UserWarning, match=note) as caught:
+        fit(resumed, batches(), Training(), callbacks=(events.append,), checkpoint=checkpoint)
+    assert events[0].step == first
+    assert str(tmp_path / "x.safetensors") in str(caught[0].message)
+    assert torch.equal(resumed.linear.weight, full.linear.weight)
+    checkpoint.delete()
+    assert not list(tmp_path.iterdir())
 
 
 def test_nan_weights_raise() -> None:

@@ -87,3 +87,41 @@ def test_truncated_row_is_removed_on_resume(tmp_path: Path) -> None:
     again(event(2))
     again(event(3))
     assert [row["step"] for row in rows(tmp_path)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("killed", range(1, 20))
+def test_a_restored_stage_has_the_rows_and_warnings_of_an_uninterrupted_one(tmp_path: Path, killed: int) -> None:
+    def events() -> list[StepEvent]:
+        changing = [COLLAPSED | {"lonely": float("nan")} if step > 12 else HEALTHY for step in range(1, 21)]
+        return [event(step, terms, loss=0.1 * step) for step, terms in enumerate(changing, start=1)]
+
+    full = MetricsLog(tmp_path / "full.jsonl", every=3)
+    stage = full.stage("contrast")
+    for one in events():
+        stage(one)
+    path = tmp_path / "metrics.jsonl"
+    before = MetricsLog(path, every=3).stage("contrast")
+    for one in events()[:killed]:
+        before(one)
+    tensors, header = before.state()
+    for one in events()[killed : killed + 4]:  # after the checkpoint
+        before(one)
+    path.write_text(path.read_text()[:-7])  # a damaged log is also restored
+    resumed = MetricsLog(path, every=3)
+    stage = resumed.stage("contrast")
+    stage.restore(tensors, json.loads(json.dumps(header, allow_nan=False)))
+    for one in events()[killed:]:
+        stage(one)
+    assert without_speed(resumed.rows()) == without_speed(full.rows())
+    assert resumed.warnings == full.warnings != []
+
+
+def without_speed(rows: list[dict[str, object]]) -> list[dict[str, object]]:
+    return [{key: value for key, value in row.items() if key != "images_per_second"} for row in rows]
+
+
+def test_skipped_batches_are_not_averaged(tmp_path: Path) -> None:
+    stage = MetricsLog(tmp_path / "metrics.jsonl", every=2).stage("one")
+    stage(event(1, loss=float("inf"))._replace(skipped=torch.tensor([3, 4])))
+    stage(event(2, loss=2.0))
+    assert [(row["step"], row["loss"]) for row in rows(tmp_path)] == [(2, 2.0)]

@@ -1,6 +1,5 @@
 """Execution of a comparison: for each seed one run with all methods, then a summary of the results."""
 
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -16,6 +15,7 @@ from probmcl.console import Console
 from probmcl.data.hierarchy import parents_of
 from probmcl.data.options import DataSource
 from probmcl.data.records import LabelSpace, Records
+from probmcl.data.signatures import Signature
 from probmcl.errors import RunWarning
 from probmcl.evaluation.decisions import decisions_at
 from probmcl.evaluation.groups import ScoredRows
@@ -26,7 +26,7 @@ from probmcl.experiments.measure import Measurements, measure
 from probmcl.experiments.protocol import ComparisonSpec
 from probmcl.experiments.results import RESULTS, Comparison, Result, merge_results, read_results, write_results
 from probmcl.experiments.statistics import DRAWS, summarize
-from probmcl.files import nan_to_none, read_json, write_json
+from probmcl.files import nan_to_none
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
 from probmcl.run.budget import Planner
@@ -51,6 +51,8 @@ class ComparisonRunner:
     _: KW_ONLY
     source: DataSource | None = None  # how the records were read, stored with each run
     warnings: Sequence[RunWarning] = ()  # known problems with the records
+    signatures: Sequence[Signature] | None = None  # of the image files, stored with each run
+    accept_data_change: bool = False  # resume an interrupted run even if image files have changed
     started: float = field(default_factory=time.perf_counter)
 
     @cached_property
@@ -80,7 +82,7 @@ class ComparisonRunner:
     def measured(self) -> Measurements:
         """The cost of every method, and the reasons why some methods cannot run here; stored in the folder."""
         path = self.folder / "measured.json"
-        stored = broadcast(read_json(path) if is_main_process() and path.exists() else None)
+        stored = broadcast(RunFolder(self.folder).read_results(path) if is_main_process() and path.exists() else None)
         if stored is not None:
             return msgspec.convert(stored, Measurements)
         self.console.print("measuring the cost of each method …")
@@ -93,7 +95,7 @@ class ComparisonRunner:
         for name, problem in measured.cannot.items():
             self.console.print(f"  note: {name} cannot run here: {problem}")
         if is_main_process():
-            write_json(path, measured)
+            RunFolder(self.folder).write(path.name, measured)
         return measured
 
     def _run(self, seed: int, trials: Mapping[str, int]) -> Run:
@@ -106,10 +108,11 @@ class ComparisonRunner:
         folder = RunFolder(self.folder / f"seed-{seed}")
         if not folder.has(METADATA):  # missing, or incomplete because it was interrupted while being created
             if is_main_process():
-                shutil.rmtree(folder.path, ignore_errors=True)
+                folder.delete_inputs()
             barrier()
         train = partial(train_run, self.records, settings, folder.path, self.console)
-        train = partial(train, source=self.source, data_warnings=self.warnings)
+        train = partial(train, source=self.source, data_warnings=self.warnings, signatures=self.signatures)
+        train = partial(train, accept_data_change=self.accept_data_change)
         return train(test=self._chosen_heads, planner=self._planner()) if first else train(test=all_candidates)
 
     def _jobs(self, methods: Iterable[MethodSpec], views: int) -> tuple[TrainingJob, ...]:
@@ -185,10 +188,10 @@ class ComparisonRunner:
             emits_set=emits_set,
             seed=seed,
             validation=candidate.validation_map,
-            test=read_json(files / EVALUATION),
+            test=folder.read_results(files / EVALUATION),
             # A predicted set has no probabilities to calibrate; its scores are above or below 0.5.
             macro_F1=_macro_f1(val, test, self.records.label_space, calibrate=not emits_set),
-            by_embedding=read_json(folder.results(probe.key) / RETRIEVAL),
+            by_embedding=folder.read_results(folder.results(probe.key) / RETRIEVAL),
             by_probabilities=dict(retrieval(*map(torch.from_numpy, (test.scores, test.labels, test.known)))),
             trials=self.spec.trials,
             seconds=candidate.seconds,

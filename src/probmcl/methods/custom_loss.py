@@ -132,7 +132,12 @@ def _module(path: Path) -> ModuleType:
 
 
 def _call_loss(function: Loss, *arguments: Tensor) -> Float[Tensor, ""]:
-    loss = function(*arguments)
+    try:
+        loss = function(*arguments)
+    except SystemExit as end:
+        if end.code:  # also the exit after a signal
+            raise
+        raise ValueError(f"the loss {function.__name__} called sys.exit") from end  # or the run would seem to succeed
     if not isinstance(loss, Tensor) or loss.ndim:
         value = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
         raise ValueError(f"the loss {function.__name__} must return a scalar tensor of shape (), got {value}")

@@ -4,19 +4,20 @@ The outputs of a frozen network are computed once for every view and cached on d
 minutes instead of hours. `ActivationCache` provides the same batches as `ImageBatchSource`.
 """
 
-import shutil
+import copy
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
+import msgspec
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Shaped
 from numpy import ndarray
-from numpy.lib.format import open_memmap
 from PIL import Image
 from torch import Tensor, nn
 
@@ -26,8 +27,10 @@ from probmcl.data.cache import ImageCache
 from probmcl.data.images import Preprocessing
 from probmcl.data.loader import ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
-from probmcl.files import atomic_write, read_json, write_json
-from probmcl.runtime.distributed import barrier, is_main_process, rank, shard, world_size
+from probmcl.errors import counted
+from probmcl.files import read_json, write_json
+from probmcl.run.array_file import ArrayFile, Block
+from probmcl.runtime.distributed import barrier, gather_unequal, is_main_process, rank, shard, world_size
 from probmcl.runtime.machine import CPU_PIXELS
 from probmcl.training.features import FeatureBatches, StoredViews
 
@@ -91,12 +94,28 @@ class ImageBatchSource:
         )
 
 
+Part = Literal["plain", "augmented"]
+
+
+@dataclass
+class _Finished:
+    """The finished batches of one part of a file: the largest batch, the checksum of each, and the measured time."""
+
+    batch_size: int
+    checksums: list[int | None]  # None: not finished
+    seconds_per_view: float = 0.0
+
+    def missing(self) -> list[int]:
+        return [number for number, checksum in enumerate(self.checksums) if checksum is None]
+
+
 @dataclass(eq=False)
 class ActivationCache:
     """Outputs of a frozen network for the plain view and `n_augmented` augmented views of each image.
 
-    The outputs are computed when they are first needed. Files are filled in order, and a manifest per split and process
-    stores the number of finished batches so that an interrupted process can continue.
+    The outputs are computed when they are first needed. A manifest per split and process stores the checksum of each
+    finished batch, so that an interrupted process can continue. When a resumed run first uses the outputs of an earlier
+    process, it verifies them and computes damaged batches again.
     """
 
     images: ImageBatchSource
@@ -112,6 +131,7 @@ class ActivationCache:
         with torch.inference_mode():
             output = self.network.to(self.device).eval()(torch.zeros(1, 3, size, size, device=self.device))
         self.shape = tuple(output.shape[1:])
+        self.complete: set[tuple[Split, Part]] = set()  # computed or verified by this process
 
     def bytes(self) -> int:
         """Return the size on disk of the complete cache."""
@@ -120,7 +140,8 @@ class ActivationCache:
 
     def seconds_per_view(self) -> float:
         """Return the measured time to decode and encode a plain training view; 0 if none is cached yet."""
-        return float(self._entries("train").get("plain", {}).get("seconds_per_view", 0.0))
+        plain = self._read_manifest("train").get("plain")
+        return plain.seconds_per_view if plain else 0.0
 
     def training(self, *, n_views: int, batch_size: int, epochs: int, images: int | None = None) -> FeatureBatches:
         """Return shuffled training batches with `n_views` views per image, up to `images` images in total."""
@@ -135,6 +156,7 @@ class ActivationCache:
             seed=self.images.seed,
             images=images,
             weights=weights_of(self.images.records, "train"),
+            rows=self.images.records.rows("train"),
         )
 
     def probing(self, *, n_augmented: int) -> StoredViews:
@@ -151,74 +173,98 @@ class ActivationCache:
 
     def _views(self, split: Split, n_views: int) -> Shaped[Tensor, "V N *output"]:
         """Return the first `n_views` views of a split; missing views are computed."""
-        array = self._open(split)
-        self._fill(array[:1], split, "plain", self.images.plain(split), f"plain views of {split}")
+        file = self._open(split)
+        self._fill(file, split, "plain", self.images.plain(split))
         if n_views > 1:
-            batches = self.images.augmented(split, n_views=self.n_augmented)
-            self._fill(array[1:], split, "augmented", batches, f"augmented views of {split}")
+            self._fill(file, split, "augmented", self.images.augmented(split, n_views=self.n_augmented))
         barrier()
-        return torch.from_numpy(array)[:n_views]
+        return torch.from_numpy(file.mapped())[:n_views]
+
+    def _open(self, split: Split) -> ArrayFile:
+        """Open the file of a split, which is created or repaired if necessary."""
+        views, rows = 1 + (self.n_augmented if split == "train" else 0), len(self.images.records.rows(split))
+        dtypes: dict[torch.dtype, type[np.generic]] = {torch.float16: np.float16, torch.float32: np.float32}
+        file = ArrayFile(self.folder / f"{split}.npy", (views, rows, *self.shape), dtypes[self.dtype])
+        if is_main_process():
+            file.prepare()
+        barrier()
+        return file
 
     def _manifest(self, split: Split) -> Path:
         return self.folder / f"{split}.{rank()}-of-{world_size()}.json"
 
-    def _entries(self, split: Split) -> dict[str, dict[str, Any]]:
-        """Return how much of a split's file this process has filled, for plain and augmented views."""
-        return read_json(self._manifest(split)) if self._manifest(split).exists() else {}
+    def _read_manifest(self, split: Split) -> dict[Part, _Finished]:
+        path = self._manifest(split)
+        try:
+            return msgspec.convert(read_json(path), dict[Part, _Finished]) if path.exists() else {}
+        except (ValueError, msgspec.ValidationError):
+            warnings.warn(f"{path} is damaged; its activations are computed again", stacklevel=2)
+            return {}
 
-    def _open(self, split: Split) -> Any:
-        """Open the file of a split. It is created at its full size, as a sparse file on most file systems."""
-        path, views = self.folder / f"{split}.npy", 1 + (self.n_augmented if split == "train" else 0)
-        if is_main_process() and not path.exists():
-            self._create(path, (views, len(self.images.records.rows(split)), *self.shape))
-        barrier()
-        return open_memmap(path, mode="r+")
-
-    def _create(self, path: Path, shape: tuple[int, ...]) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        for manifest in self.folder.glob(f"{path.stem}.*.json"):  # left over from a deleted file
-            manifest.unlink()
-        needed, free = int(np.prod(shape)) * self.dtype.itemsize, shutil.disk_usage(self.folder).free
-        if needed > free:  # writing to a memory-mapped file on a full disk raises a signal, not an exception
-            raise OSError(
-                f"{self.folder}: the activation cache needs {needed / 1e6:,.0f} MB, but {free / 1e6:,.0f} MB are free; "
-                'choose another folder with `out`, or use `tune="all"`, which needs less space'
-            )
-        dtype = {torch.float16: np.float16, torch.float32: np.float32}[self.dtype]
-        atomic_write(path, lambda part: open_memmap(part, mode="w+", dtype=dtype, shape=shape).flush())
-
-    def _fill(self, array: Any, split: Split, part: str, batches: ImageBatches, title: str) -> None:
-        """Compute and store views of all images; each process handles its shard of the batches."""
-        entries = self._entries(split)
-        # Progress is valid only for the same batch size, which depends on the device.
-        layout = [len(batches), max((len(batch) for batch in batches.order), default=0)]
-        done = entries[part]["done"] if entries.get(part, {}).get("batches") == layout else 0
-        if done == len(batches):
+    def _fill(self, file: ArrayFile, split: Split, part: Part, batches: ImageBatches) -> None:
+        """Compute the views that are missing or damaged; each process handles its shard of the batches."""
+        if (split, part) in self.complete:
             return
-        rows = self.images.records.rows(split)
-        with self.progress(title, len(batches) - done) as bar:
-            start = saved = time.perf_counter()
-            for number, batch in enumerate(batches.starting(done), start=done + 1):
-                array[: len(batch.views), np.searchsorted(rows, batch.rows.numpy())] = self._output(batch.views)
-                bar.advance(batch.views.shape[0] * batch.views.shape[1])
-                if time.perf_counter() - saved > SECONDS_APART or number == len(batches):
-                    array.flush()
-                    saved = time.perf_counter()
-                    entry = {"batches": layout, "seconds_per_view": (saved - start) / max(bar.images, 1)}
-                    write_json(self._manifest(split), entries | {part: entry | {"done": number}})
+        blocks, manifest = self._blocks(split, part, batches), self._read_manifest(split)
+        batch_size = max((len(block.rows) for block in blocks), default=0)
+        finished = manifest.get(part)
+        # Checksums belong to batches of the same size, which depends on the device.
+        if finished is None or (finished.batch_size, len(finished.checksums)) != (batch_size, len(blocks)):
+            finished = _Finished(batch_size, [None] * len(blocks))
+        manifest[part] = finished
+        _forget_damaged(file, blocks, finished)
+        missing = finished.missing()
+        if missing:
+            with self.progress(f"{part} views of {split}", len(missing)) as bar:
+                start = saved = time.perf_counter()
+                for number, batch in zip(missing, _selected(batches, missing), strict=True):
+                    finished.checksums[number] = file.write(blocks[number], self._output(batch.views))
+                    bar.advance(batch.views.shape[0] * batch.views.shape[1])
+                    now = time.perf_counter()
+                    finished.seconds_per_view = (now - start) / max(bar.images, 1)
+                    if now - saved > SECONDS_APART or number == missing[-1]:
+                        write_json(self._manifest(split), manifest)
+                        saved = now
+        self.complete.add((split, part))
+
+    def _blocks(self, split: Split, part: Part, batches: ImageBatches) -> list[Block]:
+        """Return the part of the file that each batch fills. The rows of a batch are consecutive in their split."""
+        views, rows = range(1) if part == "plain" else range(1, 1 + self.n_augmented), self.images.records.rows(split)
+        starts = [int(np.searchsorted(rows, batch[0][1])) for batch in batches.order]
+        return [Block(views, range(n, n + len(batch))) for n, batch in zip(starts, batches.order, strict=True)]
 
     @torch.inference_mode()
     def _output(self, views: Float[Tensor, "V N *image"]) -> Shaped[ndarray, "V N *output"]:
         output = self.network.eval()(views.flatten(0, 1).to(self.device, memory_format=torch.channels_last))
         stored = output.to(self.dtype).cpu()
-        if not stored.isfinite().all():
-            raise ValueError(
-                'an activation is too large for half precision; use `tune="all"`'
-                if output.isfinite().all()
-                else "the encoder produced NaN or inf; its weights are damaged or its training diverged"
+        if not output.isfinite().all():
+            raise FloatingPointError(
+                "the encoder produced NaN or inf; its weights are damaged or its training diverged"
             )
+        if not stored.isfinite().all():
+            raise ValueError('an activation is too large for half precision; use `tune="all"`')
         array: ndarray = stored.reshape(*views.shape[:2], *stored.shape[1:]).numpy()
         return array
+
+
+def _forget_damaged(file: ArrayFile, blocks: list[Block], finished: _Finished) -> None:
+    """Remove the checksums of the blocks that do not match them, and report the number of images."""
+    stored = [number for number, checksum in enumerate(finished.checksums) if checksum is not None]
+    found = file.checksums([blocks[number] for number in stored])
+    damaged = [n for n, checksum in zip(stored, found, strict=True) if checksum != finished.checksums[n]]
+    for number in damaged:
+        finished.checksums[number] = None
+    images = int(gather_unequal(torch.tensor([sum(len(blocks[number].rows) for number in damaged)])).sum())
+    if images:
+        message = f"{file.path}: the activations of {counted(images, 'image')} were damaged and are computed again"
+        warnings.warn(message, stacklevel=2)
+
+
+def _selected(batches: ImageBatches, numbers: list[int]) -> ImageBatches:
+    """Return the batches with the given numbers."""
+    order, selected = list(batches.order), copy.copy(batches)
+    selected.order = [order[number] for number in numbers]
+    return selected
 
 
 def labels_of(records: Records, split: Split) -> tuple[Float[Tensor, "N C"], Bool[Tensor, "N C"]]:

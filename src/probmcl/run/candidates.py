@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from probmcl.data.records import Split
 from probmcl.encoders import Encoder, PrecomputedFeatures
-from probmcl.errors import RunWarning
+from probmcl.errors import RunError, RunWarning, counted
 from probmcl.evaluation.evaluate import evaluate_split, predict
 from probmcl.evaluation.retrieval import retrieval
 from probmcl.files import load_tensors, save_tensors
@@ -31,9 +32,10 @@ from probmcl.run.workspace import Workspace, warm_start
 from probmcl.run_folder import CONTRASTIVE, MODEL
 from probmcl.runtime.distributed import is_main_process
 from probmcl.settings import TrainingJob
-from probmcl.training import Callback, Checkpoint, fit
+from probmcl.training import Callback, Checkpoint, StepEvent, fit
 from probmcl.training.features import StoredViews, extract
-from probmcl.training.fit import check_weights
+from probmcl.training.fit import Batches, DivergedError, check_weights
+from probmcl.training.metrics_log import StageLog
 
 
 def candidate_ids(job: TrainingJob) -> list[CandidateId]:
@@ -51,22 +53,28 @@ def fit_frozen_probe(state: RunState, workspace: Workspace) -> Candidate:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The duration of a training job, and the error if it diverged."""
+    """The duration of a training job, its warnings, and the error if it diverged and has no usable weights."""
 
     seconds: float
     error: str | None = None
+    warnings: tuple[RunWarning, ...] = ()
 
 
 def train_job(state: RunState, workspace: Workspace, job: TrainingJob) -> None:
-    """Train a method and add its candidates. A method that diverges is left out with a warning."""
+    """Train a method and add its candidates. A method or candidate that diverges is left out with a warning."""
     training = _JobTraining(state, workspace, job)
     outcome = state.once(f"{job.key}.outcome", training.run, json_format(Outcome))
+    for warning in outcome.warnings:
+        state.warn(warning)
     if outcome.error is not None:
         state.warn(RunWarning("diverged", f"{job.title} is left out: {outcome.error}"))
         return
     for identity in candidate_ids(job):
         compute = training.own_head if identity.head == "own head" else training.probe
-        state.candidate(identity, functools.partial(compute, identity, outcome.seconds))
+        try:
+            state.candidate(identity, functools.partial(compute, identity, outcome.seconds))
+        except FloatingPointError as error:
+            state.warn(RunWarning("diverged", f"{identity.name} is left out: {error}"))
 
 
 class _JobTraining:
@@ -79,7 +87,12 @@ class _JobTraining:
     @functools.cached_property
     def method(self) -> Method:
         method = self._build()
-        method.load_state_dict(load_tensors(self.trained)[0])
+        try:
+            method.load_state_dict(load_tensors(self.trained, root=self.state.folder.path)[0])
+        except (OSError, RunError) as error:
+            self.state.console.print(f"note: {self.trained} is damaged ({error}); {self.job.title} is trained again")
+            self.run()
+            return self.method
         return method.to(self.workspace.settings.device).eval()
 
     def _build(self) -> Method:
@@ -96,32 +109,58 @@ class _JobTraining:
         batches = w.batches.training(
             n_views=method.n_views, batch_size=job.training.batch_size, epochs=job.training.epochs, images=images
         )
-        checkpoint = Checkpoint(self.state.folder.checkpoints / f"{job.key}{TRAINING}")
+        stage = self.state.log.stage(job.title) if is_main_process() else None
+        run = self.state.folder
+        checkpoint = Checkpoint(run.checkpoints / f"{job.key}{TRAINING}", stage, run.path)
         try:
-            with w.console.progress(f"training {job.title}", len(batches), hidden_terms=STATISTICS) as bar:
-                callbacks: list[Callback] = [self.state.log.stage(job.title), bar] if is_main_process() else []
-                fit(method, batches, job.training, device=w.settings.device, callbacks=callbacks, checkpoint=checkpoint)
+            problem = self._fit(method, batches, stage, checkpoint)
             check_weights(method)
         except FloatingPointError as error:
             return Outcome(checkpoint.seconds(), str(error))
         seconds = checkpoint.seconds()
         if is_main_process():
             self._save(method)
-            checkpoint.path.unlink(missing_ok=True)
+        checkpoint.delete()
         self.method = method
-        return Outcome(seconds)
+        collapse = RunWarning("collapse", (stage and stage.warning) or "")
+        return Outcome(seconds, warnings=tuple(w for w in (collapse, RunWarning("skipped", problem)) if w.message))
+
+    def _fit(self, method: Method, batches: Batches, stage: StageLog | None, checkpoint: Checkpoint) -> str:
+        """Train the method and return a message about skipped batches, which is empty if there are none."""
+        job, device = self.job, self.workspace.settings.device
+        with self.workspace.console.progress(f"training {job.title}", len(batches), hidden_terms=STATISTICS) as bar:
+            callbacks: list[Callback] = [stage, bar, self._name_skipped] if stage else []
+            try:
+                skipped = fit(method, batches, job.training, device=device, callbacks=callbacks, checkpoint=checkpoint)
+            except DivergedError as error:
+                if not error.steps:
+                    raise
+                return f"{job.title} stopped early with its last weights before that: {error}"
+        count = counted(len(skipped), "batch was", "batches were")
+        return f"{job.title}: {count} skipped because the loss or the gradient is NaN or inf" if skipped else ""
+
+    def _name_skipped(self, event: StepEvent) -> None:
+        if event.skipped is not None:
+            paths, loss = self.workspace.records.paths, float(event.loss)
+            problem = "the gradient is NaN or inf" if math.isfinite(loss) else f"the loss is {loss}"
+            names = ", ".join(relative_path(paths[row], image_root(paths)) for row in event.skipped.tolist())
+            self.state.console.print(f"warning: {self.job.title}, step {event.step}: {problem}; skipped {names}")
 
     def _save(self, method: Method) -> None:
+        run = self.state.folder
         if len(candidate_ids(self.job)) == 1:  # no head of its own, so no candidate contains the complete method
             name = MODEL if self.job.key == self.job.method else f"{self.job.key}.safetensors"
-            save_tensors(self.state.folder.path / CONTRASTIVE / name, self.workspace.backbone.full_state(method))
-        save_tensors(self.trained, method.state_dict())
+            state = self.workspace.backbone.full_state(method)
+            save_tensors(run.path / CONTRASTIVE / name, state, root=run.path)
+        save_tensors(self.trained, method.state_dict(), root=run.path)
 
     def own_head(self, identity: CandidateId, seconds: float) -> Candidate:
         """Score the method's own head on validation and return it as a candidate."""
         w, method = self.workspace, self.method
         assert isinstance(method, Classifier)
         scores = _predict(w, f"scoring {identity.name} on val", method, "val")
+        if not scores.isfinite().all():
+            raise FloatingPointError("its scores are NaN or inf; try a lower learning rate")
         name, settings = self.job.method, self.job.settings
         if isinstance(method, CustomLoss):  # saved as a plain linear layer: loading a run must not need the loss file
             name, settings = "probe", ProbeConfig()
@@ -152,6 +191,8 @@ def _fit_probe(
         features = {
             split: extract(network, batches, device=s.device, done=bar.advance) for split, batches in splits.items()
         }
+    if not all(bool(values.isfinite().all()) for values in features.values()):
+        raise FloatingPointError("its features are NaN or inf; try a lower learning rate")
     train = LabeledFeatures(features["train"], *targets_of(w.records, "train"), weights_of(w.records, "train"))
     val = LabeledFeatures(features["val"], *labels_of(w.records, "val"))
     with w.console.progress(f"fitting {identity.name}", s.probe.steps(len(train.labels))) as bar:

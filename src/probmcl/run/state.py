@@ -4,11 +4,10 @@ Every phase goes through `RunState.once`, which skips phases that an interrupted
 """
 
 import hashlib
-import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -23,18 +22,19 @@ from probmcl.console import Console
 from probmcl.data.labels import State
 from probmcl.data.options import DataSource, ReadOptions
 from probmcl.data.records import Records, Split
-from probmcl.errors import RunWarning
+from probmcl.data.signatures import Signature, write_signatures
+from probmcl.errors import RunError, RunWarning
 from probmcl.evaluation.evaluate import evaluate_split
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.stored_scores import scores_file, write_scores
-from probmcl.files import load_tensors, read_json, save_tensors, write_json
+from probmcl.files import load_tensors, save_tensors
 from probmcl.headline import headline
 from probmcl.run.budget import Plan
 from probmcl.run.gains import Gain, ValidationGains
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId
-from probmcl.run_folder import RunFolder
+from probmcl.run_folder import RunFolder, delete_cache
 from probmcl.runtime.distributed import broadcast, is_main_process
-from probmcl.settings import Settings, method_settings
+from probmcl.settings import Settings, method_settings, refuse_unnamed
 from probmcl.training import MetricsLog
 
 T = TypeVar("T")
@@ -48,8 +48,8 @@ class Format(Generic[T]):
     """How the result of a phase is stored; `synchronize` replaces results that may differ with the result of rank 0."""
 
     suffix: str
-    save: Callable[[Path, T], None]
-    load: Callable[[Path], T]
+    save: Callable[[RunFolder, str, T], None]
+    load: Callable[[RunFolder, str], T]
     synchronize: Callable[[T], T] = lambda result: result
 
 
@@ -62,20 +62,27 @@ def json_format(kind: type[T]) -> Format[T]:
     def synchronize(result: T) -> T:
         return decode(broadcast(msgspec.to_builtins(result)))
 
-    return Format(".json", write_json, lambda path: decode(read_json(path)), synchronize)
+    def load(folder: RunFolder, name: str) -> T:
+        try:
+            return decode(folder.read_results(folder.path / name))
+        except msgspec.ValidationError as error:
+            raise RunError(f"{folder.path / name}: {error}; the file is damaged or was edited") from error
+
+    return Format(".json", RunFolder.write, load, synchronize)
 
 
 def candidate_format(identity: CandidateId) -> Format[Candidate]:
     """Return the format that stores a candidate, with its parameters and validation scores, as safetensors."""
 
-    def save(path: Path, candidate: Candidate) -> None:
+    def save(folder: RunFolder, name: str, candidate: Candidate) -> None:
         tensors = {f"state.{key}": value for key, value in candidate.state.items()}
         fields = ("method", "settings", "validation", "seconds", "fit_seconds", "weight_decay")
-        metadata = {name: getattr(candidate, name) for name in fields}
-        save_tensors(path, tensors | {"scores": candidate.scores["val"]}, metadata)
+        metadata = {field: getattr(candidate, field) for field in fields}
+        save_tensors(folder.path / name, tensors | {"scores": candidate.scores["val"]}, metadata, root=folder.path)
 
-    def load(path: Path) -> Candidate:
-        tensors, metadata = load_tensors(path)
+    def load(folder: RunFolder, name: str) -> Candidate:
+        tensors, metadata = load_tensors(folder.path / name, root=folder.path)
+        refuse_unnamed(metadata["method"], '`loss="{method}"`')  # the folder may come from a stranger
         scores: dict[Split, Tensor] = {"val": tensors.pop("scores")}
         state = {key.removeprefix("state."): value for key, value in tensors.items()}
         settings = method_settings(metadata["method"], changes=metadata["settings"])
@@ -87,7 +94,12 @@ def candidate_format(identity: CandidateId) -> Format[Candidate]:
 def load_candidate(folder: RunFolder, identity: CandidateId) -> Candidate:
     """Load a candidate from a run folder."""
     storage = candidate_format(identity)
-    return storage.load(folder.checkpoints / f"{identity.key}{storage.suffix}")
+    return storage.load(folder, checkpoint_name(identity.key, storage))
+
+
+def checkpoint_name(key: str, storage: Format[Any]) -> str:
+    """Return the name of the file with the result of a phase, relative to the run folder."""
+    return f"{run_folder.CHECKPOINTS}/{key}{storage.suffix}"
 
 
 class RunState:
@@ -106,13 +118,19 @@ class RunState:
         self.completed: set[str] = set(broadcast(files))
 
     def once(self, key: str, compute: Callable[[], T], storage: Format[T]) -> T:
-        """Return the result of a phase: load it if the phase is complete, otherwise compute and store it."""
-        path = self.folder.checkpoints / f"{key}{storage.suffix}"
-        if path.name in self.completed:
-            return storage.load(path)
+        """Return the result of a phase: load it if the phase is complete, otherwise compute and store it.
+
+        A phase whose file is damaged is computed again.
+        """
+        name = checkpoint_name(key, storage)
+        if Path(name).name in self.completed:
+            try:
+                return storage.load(self.folder, name)
+            except RunError as error:
+                self.console.print(f"note: {error}; it is computed again")
         result = storage.synchronize(compute())
         if is_main_process():
-            storage.save(path, result)
+            storage.save(self.folder, name, result)
         return result
 
     def candidate(self, identity: CandidateId, compute: Callable[[], Candidate]) -> Candidate:
@@ -127,8 +145,14 @@ class RunState:
     def restore(self, identities: Iterable[CandidateId]) -> None:
         """Load all candidates of an interrupted run so that the best of them remains the saved model."""
         for identity in identities:
-            if f"{identity.key}.safetensors" in self.completed:
-                self.candidates[identity] = self._with_chance(load_candidate(self.folder, identity))
+            name = f"{identity.key}.safetensors"
+            if name in self.completed:
+                try:
+                    self.candidates[identity] = self._with_chance(load_candidate(self.folder, identity))
+                except RunError as error:
+                    self.completed.remove(name)
+                    self.console.print(f"note: {error}; it is computed again")
+                    continue
                 self._print_candidate(self.candidates[identity], "; already done")
         if self.candidates:
             self.publish_best()
@@ -158,8 +182,8 @@ class RunState:
         """Save the best candidate so far as the model of the run."""
         best = self.best()
         if is_main_process():
-            save_tensors(self.folder.path / run_folder.MODEL, best.state)
-            write_predictions(self.folder.path, self.records, "val", best.scores["val"])
+            save_tensors(self.folder.path / run_folder.MODEL, best.state, root=self.folder.path)
+            write_predictions(self.folder, self.folder.path, self.records, "val", best.scores["val"])
         self.record("running")
 
     def record(self, status: str) -> None:
@@ -202,14 +226,15 @@ class RunState:
         """Delete the files that only an unfinished run needs."""
         for path in self.folder.checkpoints.iterdir() if is_main_process() else ():
             if path.is_dir():
-                shutil.rmtree(path)
+                delete_cache(path)
             elif path.name.endswith((TRAINED, TRAINING)):
                 path.unlink()
 
 
 def read_plan(folder: RunFolder) -> Plan:
     """Read the plan of a run."""
-    return json_format(Plan).load(folder.checkpoints / "plan.json")
+    storage = json_format(Plan)
+    return storage.load(folder, checkpoint_name("plan", storage))
 
 
 def _candidate_entry(candidate: Candidate, gain: Gain | None) -> dict[str, Any]:
@@ -225,13 +250,16 @@ def create_run(
     source: DataSource | None,
     warnings: Sequence[RunWarning],
     fold_of: Int[ndarray, "N"] | None,
-    duplicates: Mapping[str, int] | None = None,
+    duplicates: Mapping[str, int] | None,
+    signatures: Sequence[Signature],
 ) -> None:
     """Write the inputs of a run to a new or empty folder. run.json comes last because it marks the folder as a run."""
     run_folder.refuse_used(folder.path)
-    folder.write(run_folder.CONFIG, {"schema": run_folder.SCHEMA} | msgspec.to_builtins(settings))
+    folder.write(run_folder.CONFIG, asdict(settings))
     folder.write(run_folder.LABELS, labels_metadata(records, source.options if source else ReadOptions()))
     write_split(folder.path, records, fold_of)
+    write_signatures(folder.path, records.paths, signatures)
+    folder.seal()
     metadata = run_folder.environment(settings.seed)
     metadata |= {"data": source and source.to_json(), "records": records_digest(records)}
     metadata |= {"duplicates": duplicates}
@@ -272,8 +300,10 @@ def records_digest(records: Records) -> str:
     return digest.hexdigest()
 
 
-def write_predictions(folder: Path, records: Records, split: Split, scores: Float[Tensor, "N C"]) -> None:
-    """Write the paths, raw scores and labels of a split."""
+def write_predictions(
+    run: RunFolder, folder: Path, records: Records, split: Split, scores: Float[Tensor, "N C"]
+) -> None:
+    """Write the paths, raw scores and labels of a split to the folder of a run or of one of its candidates."""
     rows = records.rows(split)
     paths = [str(records.paths[row]) for row in rows]
-    write_scores(scores_file(folder, split), paths, ScoredRows.of(records, rows, scores.numpy()))
+    write_scores(scores_file(folder, split), paths, ScoredRows.of(records, rows, scores.numpy()), root=run.path)

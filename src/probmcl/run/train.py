@@ -1,9 +1,10 @@
 """One training run, from prepared data to a finished run folder."""
 
 import functools
+import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +19,11 @@ from probmcl.console import Console
 from probmcl.data.audit import refuse_empty_splits
 from probmcl.data.options import DataSource
 from probmcl.data.records import Records
-from probmcl.errors import RunError, RunWarning
+from probmcl.data.signatures import Signature, accepted_changes, read_all, signatures_content
+from probmcl.encoders import Encoder
+from probmcl.errors import ProbmclError, RunError, RunWarning
 from probmcl.evaluation.groups import ScoredRows
-from probmcl.files import atomic_write, read_json, write_json
+from probmcl.files import atomic_write
 from probmcl.headline import chance_warning, headline
 from probmcl.run.budget import Costs, Plan, Planner, measure_costs, plan_epochs
 from probmcl.run.calibrate import calibrate_candidate
@@ -31,6 +34,7 @@ from probmcl.run.view_sheet import views_sheet
 from probmcl.run.workspace import Workspace, build_encoder, refuse_unbuildable
 from probmcl.run_folder import RunFolder
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
+from probmcl.runtime.lock import locked
 from probmcl.runtime.machine import find_device
 from probmcl.settings import Settings, load_settings
 from probmcl.tables import percent, rough_duration
@@ -54,6 +58,8 @@ def train_run(
     data_warnings: Sequence[RunWarning] = (),
     fold_of: Int[ndarray, "N"] | None = None,
     duplicates: Mapping[str, int] | None = None,
+    signatures: Sequence[Signature] | None = None,
+    accept_data_change: bool = False,
     test: CandidateFilter = lambda candidates: (),
     planner: Planner | None = None,
 ) -> Run:
@@ -72,28 +78,59 @@ def train_run(
         data_warnings: warnings about the records, stored with the run.
         fold_of: the fold of each image, if there are folds.
         duplicates: the number of exact and near duplicates among the images, stored with the run.
+        signatures: signatures of the image files, stored to detect changes (default: computed by reading every file).
+        accept_data_change: resume an interrupted run even if image files have changed.
         test: returns candidates to test in addition to the kept one and the frozen probe.
         planner: sets the epochs of each method (default: `plan_epochs` with the budget in the settings).
     """
     run, console = RunFolder(folder), console or Console()
     settings = replace(settings, device=find_device(settings.device))
+    planner = planner or functools.partial(plan_epochs, budget=settings.budget)
     if run.has(run_folder.METADATA):
-        _refuse_other_run(run, records, settings)
-        if run.read(run_folder.METADATA)["status"] == "finished":
-            RunState(run, records, settings.seed, console).tidy_up()
-            console.print(f"{folder} is already finished")
-            return read_run(run)
-        encoder = build_encoder(settings, console)
-    else:
-        refuse_empty_splits(records)
-        encoder = build_encoder(settings, console)  # before anything is written: its weights may be missing
-        refuse_unbuildable(settings, encoder, records.label_space)
-        create = functools.partial(create_run, run, records, settings, source, data_warnings, fold_of, duplicates)
+        with _locked(run):
+            run = RunFolder.existing(folder)
+            _refuse_other_run(run, records, settings)
+            if run.read(run_folder.METADATA)["status"] == "finished":
+                RunState(run, records, settings.seed, console).tidy_up()
+                on_main_process(run.complete_manifest)
+                console.print(f"{folder} is already finished")
+                return read_run(run)
+            on_main_process(functools.partial(_check_images, run, records, console, accept_data_change))
+            return _train(run, records, settings, build_encoder(settings, console), console, planner, test)
+    refuse_empty_splits(records)
+    encoder = build_encoder(settings, console)  # before anything is written: its weights may be missing
+    refuse_unbuildable(settings, encoder, records.label_space)
+
+    def create() -> None:
+        signed = read_all(records.paths, console) if signatures is None else signatures
+        create_run(run, records, settings, source, data_warnings, fold_of, duplicates, signed)
+
+    with _locked(run):
         with _interrupt_noted(run):
-            _on_main_process(create)
+            on_main_process(create)
+        return _train(run, records, settings, encoder, console, planner, test)
+
+
+def _train(
+    run: RunFolder,
+    records: Records,
+    settings: Settings,
+    encoder: Encoder,
+    console: Console,
+    planner: Planner,
+    test: CandidateFilter,
+) -> Run:
     with _recorded_status(run, records, settings, console) as state:
         workspace = Workspace.open(records, settings, encoder, run.checkpoints, console)
-        return _run_phases(state, workspace, planner or functools.partial(plan_epochs, budget=settings.budget), test)
+        return _run_phases(state, workspace, planner, test)
+
+
+@contextmanager
+def _locked(run: RunFolder) -> Iterator[None]:
+    """Hold the lock of the run on rank 0, so that no other command changes the folder."""
+    with ExitStack() as stack:
+        on_main_process(lambda: stack.enter_context(locked(run.path)))
+        yield
 
 
 def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: CandidateFilter) -> Run:
@@ -125,7 +162,9 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: C
     if workspace.settings.neighbors:
         _write_neighbors(state, workspace)
     _replace_warning(state, RunWarning("chance", chance_warning(kept.test or {})))
+    on_main_process(functools.partial(state.folder.seal, leave_out=(run_folder.METADATA,)))
     state.record("finished")
+    on_main_process(state.folder.seal)
     barrier()
     state.tidy_up()
     _print_summary(state, kept, calibration)
@@ -140,22 +179,41 @@ def _refuse_other_run(run: RunFolder, records: Records, settings: Settings) -> N
         problem = "the images, labels or splits have changed since the run started; restore them or start a new run"
         raise RunError(f"{run.path}: {problem}")
     before = load_settings(run.read(run_folder.CONFIG))
-    if replace(before, device=settings.device, workers=settings.workers) != settings:
+    if replace(before, device=settings.device, workers=settings.workers, cache=settings.cache) != settings:
         raise RunError(f"{run.path} is a run with different settings; choose another folder")
-    _on_main_process(run.upgrade)
+    on_main_process(run.upgrade)
 
 
-def _on_main_process(work: Callable[[], None]) -> None:
+def _check_images(run: RunFolder, records: Records, console: Console, accept: bool) -> None:
+    """Refuse changed images, or accept them and delete the activations and features cached from the old ones.
+
+    The signatures are written last, so that a run that is interrupted here finds the changes again.
+    """
+    changes = accepted_changes(run.path, records.paths, console, accept=accept)
+    if changes is None:
+        return
+    if changes.changed:
+        for path in run.checkpoints.iterdir():
+            if path.is_dir():
+                run_folder.delete_cache(path)
+        metadata = run.read(run_folder.METADATA)
+        metadata["warnings"].append(vars(changes.warning()))
+        run.write(run_folder.METADATA, metadata)
+        console.print(f"warning: {changes.warning().message}")
+    run.update({run_folder.IMAGES: signatures_content(records.paths, changes.signatures)})
+
+
+def on_main_process(work: Callable[[], None]) -> None:
     """Call a function on rank 0 while the other processes wait. If it fails, every process raises the error."""
-    problem = None
+    failure: Exception | None = None
     if is_main_process():
         try:
             work()
-        except OSError as error:
-            problem = str(error)
-    problem = broadcast(problem)
+        except (OSError, ProbmclError) as error:
+            failure = error
+    problem = broadcast(None if failure is None else str(failure))
     if problem is not None:
-        raise OSError(problem)
+        raise failure or RunError(problem)
 
 
 @contextmanager
@@ -181,7 +239,8 @@ def _recorded_status(run: RunFolder, records: Records, settings: Settings, conso
             state.record("running")
             yield state
     except BaseException as error:
-        state.record("interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed")
+        with suppress(OSError):  # the disk may be full, and a second error must not hide the first
+            state.record("interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed")
         raise
 
 
@@ -194,9 +253,9 @@ def read_run(folder: RunFolder) -> Run:
         candidate = load_candidate(folder, identity)
         evaluation = folder.results(identity.key) / run_folder.EVALUATION
         if evaluation.exists():
-            candidate = replace(candidate, test=read_json(evaluation))
+            candidate = replace(candidate, test=folder.read_results(evaluation))
         if entry["name"] == metadata["kept"]:
-            kept = replace(candidate, test=read_json(folder.path / run_folder.EVALUATION))
+            kept = replace(candidate, test=folder.read(run_folder.EVALUATION))
         candidates[identity] = candidate if candidate.test or kept is None or kept.id != identity else kept
     assert kept is not None
     warnings_of_run = [RunWarning(**warning) for warning in metadata["warnings"]]
@@ -210,7 +269,9 @@ def _write_preprocessing(state: RunState, workspace: Workspace) -> None:
     if is_main_process():
         state.folder.write(run_folder.PREPROCESSING, workspace.images.preprocessing)
         sheet = views_sheet(workspace.images)
-        atomic_write(state.folder.path / run_folder.VIEWS, lambda part: sheet.save(part, format="PNG"))
+        picture = io.BytesIO()
+        sheet.save(picture, format="PNG")
+        atomic_write(state.folder.path / run_folder.VIEWS, picture.getvalue())
 
 
 def _write_results(state: RunState, tested: Sequence[CandidateId]) -> None:
@@ -220,10 +281,11 @@ def _write_results(state: RunState, tested: Sequence[CandidateId]) -> None:
         folders += [(state.candidates[identity], state.folder.results(identity.key)) for identity in tested]
         for candidate, folder in folders:
             for split, scores in candidate.scores.items():
-                write_predictions(folder, state.records, split, scores)
-            write_json(folder / run_folder.EVALUATION, candidate.test)
+                write_predictions(state.folder, folder, state.records, split, scores)
+            results = folder.relative_to(state.folder.path)
+            state.folder.write(str(results / run_folder.EVALUATION), candidate.test)
             if candidate.retrieval is not None:
-                write_json(folder / run_folder.RETRIEVAL, candidate.retrieval)
+                state.folder.write(str(results / run_folder.RETRIEVAL), candidate.retrieval)
 
 
 def _calibrate(state: RunState, workspace: Workspace) -> tuple[Candidate, Calibration]:

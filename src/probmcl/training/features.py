@@ -48,7 +48,8 @@ class FeatureBatches:
     """Training batches of stored views (features or activations): each image once per epoch, with `n_views` views.
 
     The seed and the epoch determine the order and the views; an image's views in one step are all different. With
-    `weights`, images occur in proportion to their weights (see `Order`).
+    `weights`, images occur in proportion to their weights (see `Order`). `rows` are the rows of the images in the
+    records (default: 0, 1, …).
     """
 
     def __init__(
@@ -63,10 +64,12 @@ class FeatureBatches:
         n_views: int = 1,
         images: int | None = None,
         weights: Float[ndarray, "N"] | None = None,
+        rows: Int[ndarray, "N"] | None = None,
     ) -> None:
         if n_views > len(features):
             raise ValueError(f"views per image: {n_views} required, but only {len(features)} stored")
         self.features, self.labels, self.known, self.seed, self.n_views = features, labels, known, seed, n_views
+        self.rows = torch.arange(features.shape[1]) if rows is None else torch.from_numpy(rows)
         self.order = Order(
             np.arange(features.shape[1]),
             batch_size=batch_size,
@@ -93,7 +96,7 @@ class FeatureBatches:
                 labels = torch.from_numpy(sample_labels(self.labels.numpy(), self.seed, epoch, 2))
             rows = torch.tensor([row for _, row in batch])
             chosen = torch.from_numpy(views[:, rows.numpy()])
-            yield Batch(self.features[chosen, rows].float(), labels[rows], self.known[rows], rows)
+            yield Batch(self.features[chosen, rows].float(), labels[rows], self.known[rows], self.rows[rows])
 
 
 class StoredViews:

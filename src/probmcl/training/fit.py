@@ -1,49 +1,70 @@
 """The training loop for any `Method`, and checkpoints that make a resumed run identical to an uninterrupted one."""
 
 import gc
-import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.amp import GradScaler
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from probmcl.data.loader import Batch
+from probmcl.errors import RunError
 from probmcl.files import load_tensors, save_tensors
 from probmcl.methods.base import Method
-from probmcl.runtime.distributed import all_reduce_mean, is_main_process, world_size
+from probmcl.runtime.distributed import all_reduce_mean, gather_unequal, is_main_process, world_size
 from probmcl.training.optimizer import EMA, Training, build_optimizer, one_cycle
-
-STEPS_BETWEEN_CHECKS = 10
-"""Interval, in steps, at which the loss is checked for NaN and inf. Each check synchronizes with the device."""
 
 SECONDS_APART = 30.0
 """Seconds between checkpoints: the most training time that a killed process can lose."""
 
+MAX_SKIPPED = 5
+"""Number of batches with a loss or gradient of NaN or inf after which training stops."""
+
 
 @dataclass(frozen=True, eq=False)
 class TrainingState:
-    """Everything that changes during training."""
+    """Everything that changes during training; `skipped` lists the steps whose batch was skipped."""
 
     method: Method
     optimizer: Optimizer
     schedule: LRScheduler
     ema: EMA
     scaler: GradScaler
+    skipped: list[int] = field(default_factory=list)
+
+
+class Monitor(Protocol):
+    """A callback whose state is part of a checkpoint, so that it continues as if there had been no interrupt."""
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the state as tensors and JSON."""
+        ...
+
+    def restore(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        """Continue from the state in a checkpoint."""
+        ...
 
 
 @dataclass(eq=False)
 class Checkpoint:
-    """Checkpoint of a training stage: a safetensors file with JSON in its header."""
+    """Checkpoint of a training stage: a safetensors file with JSON in its header.
+
+    The previous checkpoint is kept, and is used if the last one is damaged.
+    """
 
     path: Path
+    monitor: Monitor | None = None
+    root: Path | None = None  # the run folder, below which symlinks are not followed
     seconds_apart: float = SECONDS_APART
     started: float = field(default_factory=time.perf_counter)
     saved: float = field(default_factory=time.perf_counter)
@@ -53,11 +74,17 @@ class Checkpoint:
         """Return the training time of the stage in seconds, including the time before a resume."""
         return self.seconds_before + time.perf_counter() - self.started
 
+    @property
+    def previous(self) -> Path:
+        """The file of the previous checkpoint."""
+        return self.path.with_name(f"previous.{self.path.name}")
+
     def restore(self, state: TrainingState) -> int:
-        """Load the state and return the number of completed steps, or 0 if the file does not exist."""
-        if not self.path.exists():
+        """Load the state and return the number of completed steps, or 0 if there is no checkpoint."""
+        loaded = self._load()
+        if loaded is None:
             return 0
-        tensors, header = load_tensors(self.path)
+        tensors, header = loaded
         self.seconds_before = header.get("seconds", 0.0)
         state.method.load_state_dict(_part("method", tensors))
         moments: dict[int, dict[str, Tensor]] = {}
@@ -68,10 +95,41 @@ class Checkpoint:
         state.schedule.last_epoch = header["step"]
         state.scaler.load_state_dict(header["scaler"])
         state.ema.restore(_part("average", tensors), header["step"])
+        state.skipped[:] = header.get("skipped", [])
+        if self.monitor and "monitor" in header:  # version 0.1 did not store it
+            self.monitor.restore(_part("monitor", tensors), header["monitor"])
         torch.set_rng_state(tensors["generator.cpu"])
         if "generator.cuda" in tensors and torch.cuda.is_available():
             torch.cuda.set_rng_state(tensors["generator.cuda"])
         return int(header["step"])
+
+    def _load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+        """Return the content of the last checkpoint or, if it is damaged, of the previous one."""
+        damaged = False
+        for path in (self.path, self.previous):
+            try:
+                loaded = load_tensors(path, root=self.root)
+            except FileNotFoundError:
+                continue
+            except (OSError, RunError) as error:
+                warnings.warn(f"the checkpoint {path} is damaged ({error})", stacklevel=4)
+                damaged = True
+                if is_main_process():
+                    path.unlink(missing_ok=True)  # otherwise the next save would keep it as the previous checkpoint
+                continue
+            if damaged:
+                warnings.warn(
+                    f"training continues from the previous checkpoint, step {loaded[1]['step']}", stacklevel=4
+                )
+            return loaded
+        if damaged:
+            warnings.warn("no checkpoint can be used; training starts over", stacklevel=4)
+        return None
+
+    def delete(self) -> None:
+        """Delete the checkpoints (on rank 0)."""
+        for path in (self.path, self.previous) if is_main_process() else ():
+            path.unlink(missing_ok=True)
 
     def after(self, step: int, state: TrainingState) -> None:
         """Save if `seconds_apart` have passed since the last save."""
@@ -91,10 +149,14 @@ class Checkpoint:
             "generator": {"cpu": torch.get_rng_state(), **cuda},
         }
         header = {"step": step, "seconds": self.seconds(), "groups": optimizer["param_groups"]}
-        header["scaler"] = state.scaler.state_dict()
+        header |= {"scaler": state.scaler.state_dict(), "skipped": state.skipped}
+        if self.monitor:
+            parts["monitor"], header["monitor"] = self.monitor.state()
         if is_main_process():
+            if self.path.exists():
+                self.path.replace(self.previous)
             tensors = {f"{part}.{key}": value for part, content in parts.items() for key, value in content.items()}
-            save_tensors(self.path, tensors, header)
+            save_tensors(self.path, tensors, header, root=self.root)
 
 
 def _part(part: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -115,7 +177,11 @@ class Batches(Protocol):
 
 
 class StepEvent(NamedTuple):
-    """A completed training step. `images` is the number of views across all processes."""
+    """A completed training step.
+
+    `images` is the number of views across all processes. If the batch was skipped because its loss or gradient is NaN
+    or inf, `skipped` has its rows in the records, also across all processes.
+    """
 
     step: int
     steps: int
@@ -123,10 +189,22 @@ class StepEvent(NamedTuple):
     images: int
     loss: Tensor
     terms: dict[str, Tensor]
+    skipped: Int[Tensor, "N"] | None = None
 
 
 Callback = Callable[[StepEvent], None]
 """Function called after every step, for example a log or a progress bar."""
+
+
+class DivergedError(FloatingPointError):
+    """Training that stopped because too many losses or gradients are NaN or inf.
+
+    `steps` is the number of batches that were applied; the method has the weights after the last of them.
+    """
+
+    def __init__(self, message: str, steps: int) -> None:
+        super().__init__(message)
+        self.steps = steps
 
 
 def fit(
@@ -138,12 +216,15 @@ def fit(
     callbacks: Sequence[Callback] = (),
     checkpoint: Checkpoint | None = None,
     make_optimizer: Callable[[Method, Training], Optimizer] = build_optimizer,
-) -> None:
-    """Train a method in place. Afterward, it is in eval mode with its EMA weights.
+) -> list[int]:
+    """Train a method in place and return the steps that were skipped. It ends in eval mode with its EMA weights.
 
     With a checkpoint, training resumes from the last saved step. If training is interrupted, the method also receives
     its EMA weights before the exception propagates. With several processes, each trains on its shard of every batch,
     and all end with the same weights.
+
+    A batch whose loss or gradient is NaN or inf is skipped; after `MAX_SKIPPED` of them, `DivergedError` is raised. On
+    a GPU, this check waits for the device in every step.
     """
     device = torch.device(device)
     method.to(device).train()
@@ -151,22 +232,27 @@ def fit(
     done = checkpoint.restore(state) if checkpoint else 0
     model, half = DistributedDataParallel(method) if world_size() > 1 else method, _half_dtype(device, training)
     try:
+        _refuse_diverged(state, done)
         for step, batch in enumerate(batches.starting(done), start=done + 1):
             views, labels, known = (x.to(device, non_blocking=True) for x in batch[:3])
+            buffers = [buffer.clone() for buffer in method.buffers()]
             with torch.autocast(device.type, dtype=half, enabled=half is not None):
                 loss, terms = model(views, labels, known)
-            _update(state, loss)
             mean_loss = all_reduce_mean(loss.detach())
-            if step % STEPS_BETWEEN_CHECKS == 0 or step == len(batches):
-                check_finite(float(mean_loss), step)
-            if checkpoint:
-                checkpoint.after(step, state)
+            applied = _update(state, loss, mean_loss, buffers)
+            if not applied:
+                state.skipped.append(step)
             epoch = (step - 1) // batches.steps_per_epoch
             terms = {name: value.detach() for name, value in terms.items()}
             images = views.shape[0] * views.shape[1] * world_size()
-            event = StepEvent(step, len(batches), epoch, images, mean_loss, terms)
+            rows = None if applied else gather_unequal(batch.rows)
+            event = StepEvent(step, len(batches), epoch, images, mean_loss, terms, rows)
             for callback in callbacks:
                 callback(event)
+            if checkpoint:
+                checkpoint.after(step, state)
+            _refuse_diverged(state, step)
+        return state.skipped
     finally:
         state.ema.copy_to()
         method.eval()
@@ -183,13 +269,38 @@ def _initial_state(
     return TrainingState(method, optimizer, schedule, EMA(method, training.ema), scaler)
 
 
-def _update(state: TrainingState, loss: Tensor) -> None:
+def _update(state: TrainingState, loss: Tensor, mean_loss: Tensor, buffers: list[Tensor]) -> bool:
+    """Apply a step and return True, unless the loss or the gradient is NaN or inf.
+
+    All processes decide alike, since the mean loss and the gradients, which DDP averages, are the same in all of them.
+    `buffers` has the values before the forward pass, which a skipped batch must not change.
+    """
     state.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-    state.scaler.step(state.optimizer)
-    state.scaler.update()
+    finite = mean_loss.isfinite()
+    if not state.scaler.is_enabled():  # the scaler itself skips steps with infinite gradients, which are normal there
+        gradients = [p.grad for p in state.method.parameters() if p.grad is not None]
+        finite = finite & get_total_norm(gradients).isfinite()
+    applied = bool(finite)
+    if applied:
+        state.scaler.step(state.optimizer)
+        state.scaler.update()
+        state.schedule.step()
+    else:
+        for buffer, before in zip(state.method.buffers(), buffers, strict=True):
+            buffer.copy_(before)
+        with warnings.catch_warnings():  # torch expects that the optimizer was called before the schedule
+            warnings.simplefilter("ignore")
+            state.schedule.step()
     state.optimizer.zero_grad()
-    state.schedule.step()
     state.ema.update()
+    return applied
+
+
+def _refuse_diverged(state: TrainingState, step: int) -> None:
+    count = len(state.skipped)
+    if count >= MAX_SKIPPED:
+        problem = f"the loss or the gradient of {count} batches is NaN or inf, the last at step {state.skipped[-1]}"
+        raise DivergedError(f"{problem}; try a lower learning rate", step - count)
 
 
 def _half_dtype(device: torch.device, training: Training) -> torch.dtype | None:
@@ -200,13 +311,7 @@ def _half_dtype(device: torch.device, training: Training) -> torch.dtype | None:
 
 
 def check_weights(method: Method) -> None:
-    """Raise FloatingPointError if a weight is NaN or inf, which can happen in the steps after the last loss check."""
+    """Raise FloatingPointError if a weight is NaN or inf, which a finite gradient and a very high rate can cause."""
     weights = (value for value in method.state_dict().values() if value.is_floating_point())
     if not all(bool(value.isfinite().all()) for value in weights):
         raise FloatingPointError("a weight is NaN or inf after the last step; try a lower learning rate")
-
-
-def check_finite(loss: float, step: int) -> None:
-    """Raise FloatingPointError if the loss is NaN or inf."""
-    if not math.isfinite(loss):
-        raise FloatingPointError(f"the loss is {loss} at step {step}; try a lower learning rate")

@@ -5,14 +5,15 @@ import io
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from probmcl.errors import RunWarning
-from probmcl.files import write_text
+from probmcl.files import append_text, write_text
 from probmcl.methods.contrast import collapse_warning
 from probmcl.training.fit import StepEvent
 
@@ -39,15 +40,26 @@ class MetricsLog:
 
     def write(self, row: Mapping[str, object]) -> None:
         """Append a row."""
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        append_text(self.path, json.dumps(row) + "\n")
 
     def forget(self, stage: str, step: int) -> None:
         """Remove a stage's rows from `step` onward, which a killed run wrote after its last checkpoint."""
-        kept = [row for row in self.rows() if row["stage"] != stage or int(str(row["step"])) < step]
-        text = "".join(json.dumps(row) + "\n" for row in kept)
-        if self.path.exists() and text != self.path.read_text(encoding="utf-8"):
+        self._rewrite([row for row in self.rows() if row["stage"] != stage or int(str(row["step"])) < step])
+
+    def replace(self, stage: str, rows: Sequence[Mapping[str, object]]) -> None:
+        """Replace the rows of the last stage."""
+        self._rewrite([*(row for row in self.rows() if row["stage"] != stage), *rows])
+
+    def _rewrite(self, rows: Sequence[Mapping[str, object]]) -> None:
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        if text != (self.path.read_text(encoding="utf-8") if self.path.exists() else ""):
             write_text(self.path, text)
+
+    def warn(self, warning: RunWarning) -> None:
+        """Add a warning, once."""
+        if warning not in self.warnings:
+            self.warnings.append(warning)
+            self.on_warning(warning)
 
     def rows(self) -> list[dict[str, object]]:
         """Return all complete rows. The last line of a killed run may be truncated."""
@@ -71,11 +83,14 @@ class MetricsLog:
 
 
 class StageLog:
-    """Callback that averages the steps of one stage into rows of a metrics log."""
+    """Callback that averages the steps of one stage into rows of a metrics log. Skipped batches are left out.
+
+    Its state is part of a checkpoint, so a resumed stage has the rows and warnings of an uninterrupted one.
+    """
 
     def __init__(self, log: MetricsLog, name: str) -> None:
         self.log, self.name = log, name
-        self.warned = False
+        self.warning: str | None = None
         self.started = False
         self._reset()
 
@@ -83,12 +98,31 @@ class StageLog:
         self.steps, self.images, self.since = 0, 0, time.perf_counter()
         self.values: dict[str, list[Tensor]] = {}
 
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the steps since the last row, and the earlier rows and warning."""
+        rows = [row for row in self.log.rows() if row["stage"] == self.name]
+        counts = {"steps": self.steps, "images": self.images, "seconds": time.perf_counter() - self.since}
+        values = {key: torch.stack(values) for key, values in self.values.items()}
+        return values, counts | {"rows": rows, "warning": self.warning}
+
+    def restore(self, tensors: dict[str, Tensor], header: dict[str, Any]) -> None:
+        """Continue from the state in a checkpoint, with its rows instead of those in the log."""
+        self.values = {key: list(values) for key, values in tensors.items()}
+        self.steps, self.images, self.since = (
+            header["steps"],
+            header["images"],
+            time.perf_counter() - header["seconds"],
+        )
+        self.started = True
+        self.log.replace(self.name, header["rows"])
+        self._warn(header["warning"])
+
     def __call__(self, event: StepEvent) -> None:
         """Record a step, and write a row after every `log.every` steps and after the last step."""
         if not self.started:
             self.started = True
             self.log.forget(self.name, event.step)
-        for key, value in {"loss": event.loss, **event.terms}.items():
+        for key, value in {"loss": event.loss, **event.terms}.items() if event.skipped is None else ():
             self.values.setdefault(key, []).append(value)
         self.steps += 1
         self.images += event.images
@@ -103,10 +137,10 @@ class StageLog:
         row: dict[str, object] = {"stage": self.name, "epoch": event.epoch, "step": event.step}
         row |= {key: value if math.isfinite(value) else None for key, value in means.items()}
         self.log.write(row | {"images_per_second": round(speed, 1)})
-        if not self.warned and event.step > WARN_AFTER * event.steps:
-            message = collapse_warning(means)
-            self.warned = message is not None
-            warning = message and RunWarning("collapse", message)
-            if warning and warning not in self.log.warnings:
-                self.log.warnings.append(warning)
-                self.log.on_warning(warning)
+        if self.warning is None and event.step > WARN_AFTER * event.steps:
+            self._warn(collapse_warning(means))
+
+    def _warn(self, message: str | None) -> None:
+        self.warning = message
+        if message is not None:
+            self.log.warn(RunWarning("collapse", message))
