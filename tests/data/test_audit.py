@@ -119,7 +119,7 @@ def test_split_file_of_a_run_can_be_reused(tmp_path: Path) -> None:
     (table.parent / "7.jpg").write_bytes(b"")
     data = prepared(table, seed=3, skip_bad=0.1)
     write_split(tmp_path, data.records)
-    again = read_again(data.source, tmp_path / "split.csv")
+    again = read_again(data.source, tmp_path / "split.csv", Console.quiet())
     assert again.paths == data.records.paths
     assert again.split == data.records.split
     assert np.array_equal(again.labels, data.records.labels)

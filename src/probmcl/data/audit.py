@@ -19,8 +19,9 @@ from probmcl.data.formats.table.entries import RepeatedRowsError
 from probmcl.data.images import MISSING
 from probmcl.data.intensity import IntensityRange, find_intensity_range, parse_range
 from probmcl.data.options import DataChecks, DataSource, SkippedImage
-from probmcl.data.read import read_source
+from probmcl.data.read import read_recorded, read_source
 from probmcl.data.records import SPLITS, Records, describe
+from probmcl.data.signatures import Signature, sign, stamps
 from probmcl.data.split import MIN_TO_SPLIT, NOT_SPLIT, SplitRecords, TooFewImagesError, split_records, units_of
 from probmcl.data.split_file import read_splits
 from probmcl.data.statistics import statistics
@@ -38,6 +39,7 @@ class PreparedData:
     fold_of: Int[ndarray, "N"] | None  # numbered from 1; None without folds
     warnings: list[RunWarning]  # about leaks that were allowed
     duplicates: dict[str, int]  # number of exact and near duplicates, whose copies may be in the same split
+    signatures: list[Signature]  # of every image, on rank 0; empty elsewhere
 
 
 def prepare_data(
@@ -47,12 +49,20 @@ def prepare_data(
 
     With several processes, rank 0 runs the audit and broadcasts the result.
     """
-    records = read_source(source)
+    with console.working("reading the data"):
+        records = read_source(source)
     result: dict[str, Any] = {}
+    signatures: list[Signature] = []
     failure: Exception | None = None
     if is_main_process():
         try:
-            result = _accept(_audit(records, checks, seed, workers, console), console)
+            stamp_of = dict(zip(records.paths.texts, stamps(records.paths), strict=True))
+            audit = _audit(records, checks, seed, workers, console)
+            result = _accept(audit, console)
+            used = audit.splits.records.paths.texts
+            signatures = sign(
+                map(stamp_of.__getitem__, used), (image.content for image in audit.duplicates.fingerprints)
+            )
         except (ValueError, OSError) as error:  # raised after the broadcast, which the other processes wait for
             failure, result = error, {"error": str(error)}
     result = broadcast(result)
@@ -61,6 +71,7 @@ def prepare_data(
     skipped = tuple(SkippedImage(**image) for image in result["skipped"])
     unlabeled = records.origin.unlabeled if records.origin else ()
     source = replace(source, skipped=skipped, leaks_allowed=tuple(result["leaks"]), unlabeled=unlabeled)
+    source = source.with_roots(records.paths)
     records = records.without([image.path for image in skipped])
     records = records.with_split(np.array(result["split"])).with_note(result["note"])
     intensity = result["intensity"] and IntensityRange(**result["intensity"])
@@ -69,7 +80,7 @@ def prepare_data(
         console.print(str(intensity))
     fold_of = None if result["fold_of"] is None else np.array(result["fold_of"])
     leaks = [RunWarning("leak", text) for text in result["leaks"]]
-    return PreparedData(records, source, intensity, fold_of, leaks, result["duplicates"])
+    return PreparedData(records, source, intensity, fold_of, leaks, result["duplicates"], signatures)
 
 
 def check(
@@ -82,7 +93,9 @@ def check(
     """
     data = str(source.data)
     try:
-        audit = _audit(read_source(source), checks, seed, workers, console)
+        with console.working("reading the data"):
+            records = read_source(source)
+        audit = _audit(records, checks, seed, workers, console)
     except Question as question:
         finding = Finding("blocked", "question", question.problem, readings=question.readings)
         return DataAudit(data, (finding,), {})
@@ -104,9 +117,9 @@ def check(
     return DataAudit(data, problems, overview | content)
 
 
-def read_again(source: DataSource, split_file: Path) -> Records:
+def read_again(source: DataSource, split_file: Path, console: Console) -> Records:
     """Read the data of an earlier run, with the splits that it saved."""
-    return read_splits(read_source(source), split_file)
+    return read_splits(read_recorded(source, console), split_file)
 
 
 def refuse_empty_splits(records: Records) -> None:
@@ -149,7 +162,8 @@ def _audit(records: Records, checks: DataChecks, seed: int, workers: int, consol
     bad = bad_images(records, duplicates.fingerprints)
     rows = usable_rows(records, bad)
     readable, duplicates = records.take(rows), duplicates.take(rows)
-    splits, problems = _split(readable, checks, seed, duplicates.together(), [image.path for image in bad])
+    with console.working("splitting the images"):
+        splits, problems = _split(readable, checks, seed, duplicates.together(), [image.path for image in bad])
     problems = [*unusable(records, bad, checks.skip_bad), *problems]
     if len(readable):
         split, group = splits.records.split, splits.records.group

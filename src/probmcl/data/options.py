@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from probmcl.errors import DataError, OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from probmcl.data.label_policy import LabelPolicy
 
@@ -166,6 +167,8 @@ class DataSource:
         skipped: unreadable images.
         leaks_allowed: descriptions of leaks that were allowed.
         unlabeled: folders of images without labels.
+        roots: the folders that contain the table and the images. If the data are read again only because a run names
+            them, nothing outside these folders is read.
     """
 
     data: Path
@@ -174,6 +177,7 @@ class DataSource:
     skipped: tuple[SkippedImage, ...] = ()
     leaks_allowed: tuple[str, ...] = ()
     unlabeled: tuple[str, ...] = ()
+    roots: tuple[Path, ...] = ()
 
     @classmethod
     def of(cls, data: Path | str, images: Path | str | None, options: ReadOptions) -> DataSource:
@@ -184,7 +188,32 @@ class DataSource:
     def with_changes(self, images: Path | str | None, options: ReadOptions) -> DataSource:
         """Return a copy with another image folder, if given, and with the options that are set in `options`."""
         changed = replace(self.options, **options.set_options())
-        return replace(self, images=self.images if images is None else Path(images), options=changed)
+        if images is None:
+            return replace(self, options=changed)
+        return replace(self, images=Path(images), options=changed, roots=())  # the user has named the folder
+
+    def with_roots(self, paths: Iterable[Path]) -> DataSource:
+        """Return a copy with the folders that contain the table, the hierarchy and these images."""
+        files = [path for path in (self.data, self.options.hierarchy) if path is not None]
+        folders = [path if path.is_dir() else path.parent for path in files]
+        images = {os.path.dirname(os.path.abspath(path)) for path in paths}  # noqa: PTH100, PTH120 (a million paths)
+        return replace(self, roots=tuple(dict.fromkeys([*folders, Path(os.path.commonpath(images))])))
+
+    def refuse_outside(self, paths: Iterable[Path | str]) -> None:
+        """Raise `DataError` if a path is outside `roots`; if there are none, every path is accepted.
+
+        >>> source = DataSource(Path("/data/labels.csv"), roots=(Path("/data"),))
+        >>> source.refuse_outside(["/data/a.jpg", "/etc/passwd"])  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        probmcl.errors.DataError: /etc/passwd is outside the data of the run (/data), so it is not read; specify ...
+        """
+        roots = [os.path.join(os.path.abspath(root), "") for root in self.roots]  # noqa: PTH100, PTH118
+        for path in paths if roots else ():
+            if not os.path.join(os.path.abspath(path), "").startswith(tuple(roots)):  # noqa: PTH100, PTH118
+                folders = ", ".join(map(str, self.roots))
+                problem = f"{path} is outside the data of the run ({folders}), so it is not read"
+                raise DataError(f"{problem}; specify `data` or `images`")
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict that can be written as JSON and read with `parse`."""

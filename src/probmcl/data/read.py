@@ -12,6 +12,7 @@ from probmcl.data.options import DataSource, ReadOptions
 from probmcl.errors import DataError, OptionError, keyword, suggestion
 
 if TYPE_CHECKING:
+    from probmcl.console import Console
     from probmcl.data.records import Missing, Records
 
 FORMATS: Mapping[str, str] = {
@@ -94,6 +95,19 @@ def read_source(source: DataSource, *, keep: Sequence[str] = ()) -> Records:
     """
     records = read(source.data, source.images, source.options, keep=keep, seed=None, missing="keep")
     return records.without([image.path for image in source.skipped])
+
+
+def read_recorded(source: DataSource, console: Console, *, keep: Sequence[str] = ()) -> Records:
+    """Read data that only a run folder names, which may come from a stranger.
+
+    The folders that the data come from are printed, and nothing outside of them is read.
+    """
+    source.refuse_outside(path for path in (source.data, source.images, source.options.hierarchy) if path is not None)
+    if source.roots:
+        console.print(f"data of the run: {source.data}; reading below {', '.join(map(str, source.roots))}")
+    records = read_source(source, keep=keep)
+    source.refuse_outside(records.paths)
+    return records
 
 
 def _format(data: Path, name: str | None) -> str:
