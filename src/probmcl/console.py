@@ -1,25 +1,36 @@
 """Messages and progress bars.
 
-A terminal or a notebook shows a bar during each stage; a file gets one line when the stage is done.
+A terminal or a notebook shows a bar during each stage. A file gets one line when the stage is done and, while it takes
+long, a line every 30 seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import signal
+import sys
 import textwrap
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol, SupportsFloat, runtime_checkable
 
 from rich.console import Console as RichConsole
-from rich.progress import BarColumn, Progress, TaskID, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from probmcl.errors import one_line, printable
+from probmcl.tables import rough_duration
 
 REFRESH_SECONDS = 0.5
 """Time between updates of the displayed loss. Updates are rare because reading the loss synchronizes the device."""
 
 DELAY_SECONDS = 3.0
 """Time until the progress of a Python call is shown."""
+
+SILENT_SECONDS = 30.0
+"""Longest time without a line if the output is not a terminal, so that a log shows that a command still works."""
 
 
 @runtime_checkable
@@ -70,6 +81,13 @@ class ProgressBar:
         self.show()
         self.progress.update(self.task, advance=steps, speed=f"{speed:,.0f} images/s" if self.images else "")
 
+    def status(self) -> str:
+        """Return a line with the progress and the estimated remaining time."""
+        [task] = self.progress.tasks
+        done, total = int(task.completed), int(task.total or 0)
+        left = f", {rough_duration(self.seconds / done * (total - done))} left" if 0 < done < total else ""
+        return f"{task.description}: {100 * done / max(total, 1):.0f} %, {done:,} of {total:,}{left}"
+
     def show(self) -> None:
         """Show the bar if the stage has lasted for the delay."""
         if not self.progress.live.is_started and self.seconds >= self.delay:
@@ -99,6 +117,8 @@ class Console:
         self.rich, self.rewrite, self.delay, self.clock = output or RichConsole(), rewrite, delay, clock
         self.holds_last = holds_last
         self.held: list[str] = []
+        self.printed = clock()
+        self.stages: list[Callable[[], str]] = []
 
     @classmethod
     def delayed(cls) -> Console:
@@ -112,9 +132,17 @@ class Console:
 
     def print(self, text: str) -> None:
         """Print a message as plain text; on a terminal, its lines are wrapped between words."""
-        text = self.rewrite(text)
+        text = printable(self.rewrite(text))
         if self.rich.is_terminal:
             text = "\n".join(_wrap(line, self.rich.width) for line in text.split("\n"))
+        self._write(text)
+
+    def print_line(self, text: str) -> None:
+        """Print a line of data or a command, which is neither rewritten nor wrapped."""
+        self._write(one_line(text))
+
+    def _write(self, text: str) -> None:
+        self.printed = self.clock()
         self.rich.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def print_last(self, text: str) -> None:
@@ -131,20 +159,60 @@ class Console:
     @contextmanager
     def progress(self, name: str, total: int, *, hidden_terms: Collection[str] = ()) -> Iterator[ProgressBar]:
         """Show a bar for a stage of `total` steps; if the output is a file, print the time and speed at the end."""
+        name = one_line(name)
         measured = "{task.fields[speed]} {task.fields[terms]}"
-        columns = ("{task.description}", BarColumn(24), "{task.percentage:>3.0f} %", TimeRemainingColumn(), measured)
+        title = TextColumn("{task.description}", markup=False)
+        columns = (title, BarColumn(24), "{task.percentage:>3.0f} %", TimeRemainingColumn(), measured)
         progress = Progress(*columns, console=self.rich, transient=True, disable=not self._shows_bars())
         task = progress.add_task(name, total=total, speed="", terms="")
         bar = ProgressBar(progress, task, hidden_terms, delay=self.delay, clock=self.clock)
         bar.show()
         try:
-            yield bar
+            with self._never_silent(bar.status):
+                yield bar
         finally:
             if progress.live.is_started:
                 progress.stop()
         if not self._shows_bars() and bar.seconds >= self.delay:
             speed = f", {bar.images / bar.seconds:,.0f} images/s" if bar.images else ""
             self.print(f"  {name}: {bar.seconds:.1f} s{speed}")
+
+    @contextmanager
+    def working(self, name: str = "still working") -> Iterator[None]:
+        """Print the time so far during a stage without steps, unless a stage inside it has a line of its own."""
+        start = self.clock()
+        with self._never_silent(lambda: f"{name}: {rough_duration(self.clock() - start)} so far"):
+            yield
+
+    @contextmanager
+    def _never_silent(self, status: Callable[[], str]) -> Iterator[None]:
+        """Print the status of the innermost stage whenever nothing has been printed for a while, except on a terminal.
+
+        A thread does this, because a single step may take long.
+        """
+        if self._shows_bars() or self.rich.quiet:
+            yield
+            return
+        ended = threading.Event()
+        self.stages.append(status)
+        if len(self.stages) == 1:  # the outermost stage
+            threading.Thread(target=self._print_status, args=[ended], daemon=True).start()
+        try:
+            yield
+        finally:
+            self.stages.remove(status)
+            ended.set()
+
+    def _print_status(self, ended: threading.Event) -> None:
+        if sys.platform != "win32":
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a signal must wake the main thread
+        silent = 0.0
+        while not ended.wait(SILENT_SECONDS - silent):
+            silent = self.clock() - self.printed
+            if silent >= SILENT_SECONDS:
+                silent = 0.0
+                with contextlib.suppress(OSError, ValueError, IndexError):  # closed output, or the stage has just ended
+                    self.print(f"  {self.stages[-1]()}")
 
     def _shows_bars(self) -> bool:
         # In a notebook, rich draws bars with ipywidgets.

@@ -5,7 +5,7 @@ import io
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import rich.table
@@ -13,6 +13,8 @@ from rich.box import HEAVY_HEAD, SIMPLE_HEAD
 from rich.console import Console, ConsoleOptions
 from rich.measure import Measurement
 from rich.text import Text
+
+from probmcl.errors import printable
 
 MISSING = "–"  # shown for a missing number
 
@@ -66,21 +68,22 @@ class Table:
 def to_rich(table: Table) -> rich.table.Table:
     """Return a table for the terminal. Text may wrap; numbers do not."""
     shown = rich.table.Table(
-        title=Text(table.title, style="bold") if table.title else None,
+        title=Text(printable(table.title), style="bold") if table.title else None,
         title_justify="left",
-        caption=Text("\n".join(table.below)) if table.below else None,
+        caption=Text(printable("\n".join(table.below))) if table.below else None,
         caption_justify="left",
         box=HEAVY_HEAD if table.framed else SIMPLE_HEAD,
         show_edge=table.framed,
         pad_edge=table.framed,
         collapse_padding=not table.framed,
     )
-    rows = list(table.cells())
+    rows = [[(column, replace(cell, text=printable(cell.text))) for column, cell in row] for row in table.cells()]
     for number, column in enumerate(table.columns):
-        parts = [*column.header.split(), *(row[number][1].text for row in rows)]
+        header = printable(column.header)
+        parts = [*header.split(), *(row[number][1].text for row in rows)]
         width = None if column.words or table.framed else max(map(len, parts))
         no_wrap = table.framed and not column.words
-        shown.add_column(column.header, justify=column.align, overflow="fold", no_wrap=no_wrap, width=width)
+        shown.add_column(Text(header), justify=column.align, overflow="fold", no_wrap=no_wrap, width=width)
     for row in rows:
         texts = ((column, Text(cell.text, "bold" if cell.bold else "")) for column, cell in row)
         shown.add_row(*(_Wrapped(text) if column.words else text for column, text in texts))
@@ -160,12 +163,35 @@ def latex_text(text: str) -> str:
 
 
 def to_csv(records: Sequence[Mapping[str, object]]) -> str:
-    """Return CSV with a header. All records must have the same keys."""
+    """Return CSV with a header; texts are never formulas. All records must have the same keys."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(records)
+    for record in records:
+        writer.writerow({key: plain_cell(x) if isinstance(x, str) else x for key, x in record.items()})
     return text.getvalue()
+
+
+FORMULA = re.compile(r"[\s']*[=+\-@]")
+NUMBER = re.compile(r"[+-]?[0-9]+(\.[0-9]*)?(e[+-]?[0-9]+)?", re.IGNORECASE)
+
+
+def plain_cell(text: str) -> str:
+    """Return the text of a CSV cell, with a leading ' if a spreadsheet would take it for a formula.
+
+    >>> [plain_cell(text) for text in ("=1+2", "@cat", "-0.5", "'=1", "it's")]
+    ["'=1+2", "'@cat", '-0.5', "''=1", "it's"]
+    """
+    return f"'{text}" if FORMULA.match(text) and not NUMBER.fullmatch(text) else text
+
+
+def original_cell(text: str) -> str:
+    """Return the text of a cell before `plain_cell`.
+
+    >>> [original_cell(text) for text in ("'=1+2", "'@cat", "-0.5", "''=1", "it's", "'quoted'")]
+    ['=1+2', '@cat', '-0.5', "'=1", "it's", "'quoted'"]
+    """
+    return text[1:] if text.startswith("'") and FORMULA.match(text, 1) else text
 
 
 def percent(fraction: float | None) -> str:

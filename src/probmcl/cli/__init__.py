@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -20,7 +21,7 @@ from typing import NoReturn
 import cyclopts
 
 from probmcl.console import Console
-from probmcl.errors import Question, Reading
+from probmcl.errors import Question, Reading, printable
 from probmcl.runtime.machine import keep_freed_memory
 
 COMMANDS = {
@@ -39,7 +40,8 @@ COMMANDS = {
 }
 """The function of each command, and its summary in `probmcl --help`."""
 
-INTERRUPTED, TERMINATED = 130, 143
+INTERRUPTED = 128 + signal.SIGINT
+"""As in a shell, exit codes are 128 plus the number of the signal: 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM."""
 
 SPELLING = {"data": "DATA", "settings": "--set"}
 """Parameters whose option is not just the Python name with dashes."""
@@ -202,13 +204,18 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     keep_freed_memory()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(TERMINATED))
+    _exit_on_signals()
     sys.unraisablehook = _resend_signal
+    warnings.formatwarning = _format_warning
     try:
         app()()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of the output has ended, as in `probmcl predict … | head`
+        _discard_output([1])
+        sys.exit(1)  # like rich
     except KeyboardInterrupt as interrupt:
         if _is_main_process():
-            print("; ".join(["interrupted", *map(str, interrupt.args)]), file=sys.stderr)  # noqa: T201
+            print(printable("; ".join(["interrupted", *map(str, interrupt.args)])), file=sys.stderr)  # noqa: T201
         sys.exit(INTERRUPTED)
     except Question as question:
         _fail("\n".join([spell_options(question.problem), *reading_lines(question.readings, sys.argv[1:])]))
@@ -221,14 +228,41 @@ def main() -> None:
         _fail("out of memory; use a smaller --batch-size or --image-size")
 
 
+def _exit_on_signals() -> None:
+    """Exit on SIGTERM and SIGHUP like on Ctrl-C, so that a run records its status. `nohup` ignores SIGHUP."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    if sys.platform == "win32" or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return
+    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
+
+    def hang_up(number: int, frame: object) -> NoReturn:
+        _discard_output(terminals)  # printing to a closed terminal would raise another error
+        sys.exit(128 + number)
+
+    signal.signal(signal.SIGHUP, hang_up)
+
+
+def _discard_output(descriptors: Iterable[int]) -> None:
+    null = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in descriptors:
+        os.dup2(null, descriptor)
+
+
 def _fail(message: str) -> NoReturn:
     """Print a message and exit. Under torchrun, only rank 0 prints; other ranks write it for torchrun's summary."""
     summary = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if _is_main_process():
-        print(f"probmcl: {message}", file=sys.stderr)  # noqa: T201
+        print(f"probmcl: {printable(message)}", file=sys.stderr)  # noqa: T201
     elif summary:  # rank 0 may have no error to print
         Path(summary).write_text(json.dumps({"message": message, "timestamp": int(time.time())}), encoding="utf-8")
     sys.exit(1)
+
+
+def _format_warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Return a warning as Python prints it, with control characters escaped."""
+    return printable(f"{filename}:{lineno}: {category.__name__}: {message}\n")
 
 
 def _is_main_process() -> bool:
@@ -237,9 +271,12 @@ def _is_main_process() -> bool:
 
 def _resend_signal(lost: "sys.UnraisableHookArgs") -> None:
     """Resend a signal whose exception was lost: Python drops exceptions that a handler raises during a fork."""
-    number = {KeyboardInterrupt: signal.SIGINT, SystemExit: signal.SIGTERM}.get(lost.exc_type)
-    if number is None:
-        sys.__unraisablehook__(lost)
+    if isinstance(lost.exc_value, KeyboardInterrupt):
+        number: int = signal.SIGINT
+    elif isinstance(lost.exc_value, SystemExit) and isinstance(lost.exc_value.code, int):
+        number = lost.exc_value.code - 128
     else:
-        main_thread = threading.main_thread().ident  # a signal to the timer thread would not wake it
-        threading.Timer(0.2, signal.pthread_kill, [main_thread, number]).start()
+        sys.__unraisablehook__(lost)
+        return
+    main_thread = threading.main_thread().ident  # a signal to the timer thread would not wake it
+    threading.Timer(0.2, signal.pthread_kill, [main_thread, number]).start()

@@ -56,7 +56,7 @@ def calibrate(
     from probmcl.tables import to_rich
 
     console = command_console()
-    with warnings.catch_warnings():
+    with console.working(), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: console.print(f"note: {message}")
         fitted = load(run, device=device).calibrate(
             data,

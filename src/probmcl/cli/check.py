@@ -60,12 +60,13 @@ def check(
     if out.exists() and (not out.is_file() or REPORT_KEY not in out.read_text(encoding="utf-8", errors="replace")):
         raise FileExistsError(f"{out} exists and is not the report of an earlier check; choose another file with --out")
     console = command_console()
-    audit = api.check(data, images=images, read=read, checks=checks, seed=seed, workers=workers, console=console)
+    with console.working():
+        audit = api.check(data, images=images, read=read, checks=checks, seed=seed, workers=workers, console=console)
     show(audit, console)
     audit.to_json(out)
     console.print(f"complete report: {out}")
     for line in next_steps(audit.findings, ["train", *without_option(sys.argv[2:], "--out")]):
-        console.rich.print(line, highlight=False, markup=False, soft_wrap=True)  # a wrapped command cannot be copied
+        console.print_line(line)  # a wrapped command cannot be copied
     sys.exit(EXIT[audit.verdict])
 
 

@@ -135,7 +135,7 @@ def _show(
     if out is not None:
         texts = {
             ".csv": lambda: to_csv(records),
-            ".json": lambda: json.dumps(records, indent=2, ensure_ascii=False) + "\n",
+            ".json": lambda: json.dumps(records, indent=2, ensure_ascii=False, allow_nan=False) + "\n",
             ".md": lambda: "\n".join(map(to_markdown, tables)),
         }
         write_text(out, texts[out.suffix.lower()]())

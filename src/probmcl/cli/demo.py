@@ -25,7 +25,8 @@ def demo(
 
     console = Console()
     folder = out or run_folder.new_folder(Path("runs"), "demo")
-    rows = comparison(run_demo(folder, console))
+    with console.working():
+        rows = comparison(run_demo(folder, console))
     files.write_json(folder / "comparison.json", rows)
     console.rich.print(table(rows))
     console.print(f"images: {folder / 'data'}; run: {folder / 'run'}; scores: {folder / 'comparison.json'}")

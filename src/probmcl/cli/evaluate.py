@@ -66,7 +66,7 @@ def evaluate(
     if json is not None and json.exists():
         raise FileExistsError(f"--json {json}: the file already exists; choose another name or delete it")
     progress, output, how = command_console(stderr=True), command_console(), parse_aggregate(aggregate, read.group)
-    with warnings.catch_warnings():
+    with progress.working(), warnings.catch_warnings():
         warnings.showwarning = lambda message, *_: progress.print(f"note: {message}")
         result = load(run, device=device).evaluate(
             data,

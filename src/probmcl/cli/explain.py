@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from probmcl.cli import command_console, options
-from probmcl.errors import counted, listed
+from probmcl.errors import counted, listed, one_line
 
 if TYPE_CHECKING:
     from probmcl.explain import Explanations
@@ -91,7 +91,7 @@ def explain(
         explanations.to_npz(out / name)
     console.print(f"pictures of {counted(count - len(errors), 'image')} and {MAPS}: {out}")
     if errors:
-        reasons = "\n".join(listed([f"{path}: {reason}" for path, reason in errors.items()]))
+        reasons = "\n".join(listed([f"{one_line(path)}: {reason}" for path, reason in errors.items()]))
         message = f"{len(errors):,} of {counted(count, 'image')} could not be read:\n{reasons}"
         if len(errors) == count:
             raise ValueError(message)

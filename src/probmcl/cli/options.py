@@ -17,6 +17,7 @@ from rich.panel import Panel
 
 from probmcl.console import Console
 from probmcl.data.options import DataChecks, ReadOptions
+from probmcl.errors import printable
 
 T = TypeVar("T")
 
@@ -49,7 +50,7 @@ GROUPS: Mapping[Group, str] = {
     METHOD: "method methods loss preset recipe encoder weights image_size tune",
     TRAINING: "epochs budget seeds trials probe_epochs batch_size lr augment seed",
     DECISIONS: "calibration thresholds",
-    COMPUTE: "device workers cache out add resume",
+    COMPUTE: "device workers cache out add resume accept_data_change",
 }
 """The parameters in each option group of a command's help."""
 
@@ -134,7 +135,9 @@ def as_command(
         if not arguments and options.get("resume") is None:
             _refuse_data_as_value(options)
         console = command_console(holds_last=True)
-        finish(function(*arguments, **options, console=console), console)
+        with console.working():
+            result = function(*arguments, **options, console=console)
+        finish(result, console)
         console.print_held()
 
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -158,6 +161,7 @@ def _refuse_data_as_value(options: Mapping[str, Any]) -> None:
 def format_error(error: CycloptsError) -> Panel:
     """Return the message for an invalid command line."""
     argument = error.argument if isinstance(error, MissingArgumentError) else None
-    if argument is None or argument.name != "DATA":
-        return CycloptsPanel(error)
-    return CycloptsPanel(f"{error}\nHint: {PUT_FIRST}")
+    if argument is not None and argument.name == "DATA":
+        return CycloptsPanel(f"{error}\nHint: {PUT_FIRST}")
+    text = printable(str(error))
+    return CycloptsPanel(error if text == str(error) else text)  # the error itself is shown in color

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from probmcl.cli import command_console
-from probmcl.errors import LISTED, counted
+from probmcl.errors import LISTED, counted, one_line
 
 if TYPE_CHECKING:
     from probmcl.inference import Predictions
@@ -41,6 +41,9 @@ def predict(
         int | None, Parameter(help="processes for decoding images (default: one per core, at most 8)")
     ] = None,
     batch_size: Annotated[int | None, Parameter(help="images per batch (default: the fastest size)")] = None,
+    raw_cells: Annotated[
+        bool, Parameter(help="CSV: write paths and names unchanged, even if a spreadsheet runs them", negative="")
+    ] = False,
 ) -> None:
     """Predict the classes of images, with a probability and a decision for each class.
 
@@ -52,12 +55,13 @@ def predict(
     With --format short, the predicted labels are joined by | (or by ; if a class name contains |). Images
     that cannot be read are left out and named at the end.
 
+    A spreadsheet takes text that starts with =, +, - or @ for a formula. In a CSV file, such a path or name has a
+    leading ', which probmcl removes when it reads the file as a table. With --raw-cells, it is written unchanged.
+
     Example: probmcl predict runs/2026-11-15-photos new/ --out new.csv
 
     Example: probmcl predict runs/2026-11-15-photos new/ --out new.csv --abstain 0.05
     """
-    from rich.console import Console as RichConsole
-
     from probmcl.data.stream import find
     from probmcl.inference import load
     from probmcl.inference.prediction_files import partial_path, refuse_output, write_predictions
@@ -74,14 +78,17 @@ def predict(
         console.print(f"note: {run} is not calibrated, so these are raw scores; first run: probmcl calibrate {run}")
     blocks = model.stream(images, threshold=threshold, raw=raw, abstain=abstain, batch_size=batch_size, workers=workers)
     if out is None:
-        output, tallied = RichConsole(emoji=False, highlight=False, markup=False), counts.count(blocks)
-        for line in short_lines(tallied) if format == "short" else itertools.chain.from_iterable(map(lines, tallied)):
-            output.print(line, soft_wrap=True)
+        output, tallied = command_console(), counts.count(blocks)
+        full = itertools.chain.from_iterable(map(lines, tallied))
+        for line in short_lines(tallied, raw_cells=raw_cells) if format == "short" else full:
+            output.print_line(line)
     else:
         try:
-            with console.progress("predicting", sum(1 for _ in find(images))) as bar:
+            with console.working("listing the images"):
+                count = sum(1 for _ in find(images))
+            with console.progress("predicting", count) as bar:
                 tallied = counts.count(blocks, lambda count: bar.advance(count, steps=count))
-                write_predictions(out, tallied, format)
+                write_predictions(out, tallied, format, raw_cells=raw_cells)
         except BaseException:
             if partial_path(out).exists():
                 done = counted(counts.images, "image; its prediction is", "images; their predictions are")
@@ -104,14 +111,13 @@ def lines(block: "Predictions") -> Iterator[str]:
     return (line(image, most=len(block.names)) for image in block)
 
 
-def short_lines(blocks: Iterator["Predictions"]) -> Iterator[str]:
+def short_lines(blocks: Iterator["Predictions"], *, raw_cells: bool = False) -> Iterator[str]:
     """Yield the lines of the short CSV table."""
-    from probmcl.inference.prediction_display import printable
     from probmcl.inference.prediction_files import short_rows
 
-    for path, labels in short_rows(blocks):
+    for row in short_rows(blocks, raw_cells=raw_cells):
         text = io.StringIO()
-        csv.writer(text, lineterminator="").writerow([printable(Path(path)), labels])
+        csv.writer(text, lineterminator="").writerow(row)
         yield text.getvalue()
 
 
@@ -137,7 +143,5 @@ class _Counts:
         return f"{self.errors:,} of {counted(self.images, 'image')} could not be read; {reasons}"
 
     def named(self) -> str:
-        from probmcl.inference.prediction_display import printable
-
         rest = self.errors - len(self.first)
-        return ", ".join(map(printable, self.first)) + (f" and {rest:,} more" if rest else "")
+        return ", ".join(map(one_line, self.first)) + (f" and {rest:,} more" if rest else "")

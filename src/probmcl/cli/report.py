@@ -33,5 +33,6 @@ def report(
     from probmcl.report.write_report import write_report
 
     console = command_console(stderr=True)
-    page, decision = write_report([run, *others], out, images=images, device=device, console=console)
+    with console.working():
+        page, decision = write_report([run, *others], out, images=images, device=device, console=console)
     command_console().print(f"report: {decision}; {page}")

@@ -57,6 +57,15 @@ def explain_batch(
     ]
 
 
+NOT_FINITE = "the model produced NaN or inf"
+
+
+def failed_rows(batch: Decoded, outputs: Float[Tensor, "K *D"]) -> dict[int, str]:
+    """Return the rows of the batch whose outputs are not all finite, with the reason."""
+    finite = outputs.isfinite().flatten(1).all(1).tolist()
+    return {row: NOT_FINITE for row, is_finite in zip(batch.rows, finite, strict=True) if not is_finite}
+
+
 def _explain_images(
     classifier: Classifier,
     batch: Decoded,
@@ -66,6 +75,7 @@ def _explain_images(
 ) -> list[Explanation]:
     device = next(classifier.parameters()).device
     result = forward_pass(classifier, batch.images.to(device, memory_format=torch.channels_last))
+    failed = failed_rows(batch, result.logits.detach())
     probabilities, decisions = decide(np.asarray(result.logits.detach().sigmoid().cpu()))
     decided = [np.flatnonzero(row).tolist() for row in decisions]
     explained = decided if columns is None else [list(columns)] * len(decided)
@@ -77,6 +87,8 @@ def _explain_images(
             dict(zip(names, probabilities[i].tolist(), strict=True)),
             tuple(names[k] for k in decided[i]),
         )
+        if row not in failed
+        else Explanation(batch.paths[row], {}, {}, error=failed[row])
         for i, row in enumerate(batch.rows)
     ]
 

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Float64
 from numpy import ndarray
-from torch import Tensor
 
 from probmcl.calibration import Calibration, ThresholdRule, abstention_limits
 from probmcl.calibration.maps import Kind
@@ -19,7 +18,7 @@ from probmcl.data.findings import BadImage, without_bad
 from probmcl.data.hierarchy import levels_of, parents_of
 from probmcl.data.images import Preprocessing
 from probmcl.data.options import DataSource, ReadOptions, refuse_share
-from probmcl.data.read import read_source
+from probmcl.data.read import read_recorded, read_source
 from probmcl.data.records import SPLITS, Records, Split
 from probmcl.data.stream import Decoded, Source, decode, decode_files, find
 from probmcl.errors import DataError, ImageError, OptionError, calibrate_call, counted
@@ -28,7 +27,7 @@ from probmcl.evaluation.groups import Aggregate, EvaluationOptions, ScoredRows, 
 from probmcl.evaluation.stored_scores import read_scores, scores_file
 from probmcl.explain import Explanation, Explanations
 from probmcl.inference.class_mapping import match_classes, read_renames
-from probmcl.inference.explaining import Labels, explain_batch, label_columns
+from probmcl.inference.explaining import NOT_FINITE, Labels, explain_batch, failed_rows, label_columns
 from probmcl.inference.predictions import Predictions
 from probmcl.inference.splits import count_calibrated_on, count_trained_on, read_run_splits, select_split
 from probmcl.methods.base import Classifier
@@ -154,6 +153,8 @@ class Model:
                 if batch.errors:
                     raise ImageError(batch.errors[0].path, f"{batch.errors[0].reason}; repair or remove it")
                 rows = self.classifier.encoder(batch.images.to(self.device, memory_format=torch.channels_last))
+                if failed := failed_rows(batch, rows):
+                    raise ImageError(batch.paths[min(failed)], f"{NOT_FINITE}; remove it, or train again")
                 features.append(np.asarray(rows.float().cpu()))
         return np.concatenate(features)
 
@@ -238,7 +239,9 @@ class Model:
         refuse_share(skip_bad)
         options = EvaluationOptions(by=by, aggregate=aggregate, draws=draws, seed=seed)
         (yes, no), console = self._decision_rule(None, raw, abstain), console or Console.delayed()
-        records = read_source(self._evaluation_source(data, images, read), keep=() if by is None else (by,))
+        source, keep = self._evaluation_source(data, images, read), () if by is None else (by,)
+        with console.working("reading the data"):
+            records = read_recorded(source, console, keep=keep) if data is None else read_source(source, keep=keep)
         renames = read_renames(rename, model=self.names, data=records.label_space.names)
         mapping = match_classes(self.names, records.label_space.names, renames)
         run_splits = read_run_splits(self.folder)
@@ -346,11 +349,12 @@ class Model:
         size, first = self._batch_size(batch_size), 0
         with console.progress("scoring", len(records)) as bar:
             for batch in decode_files(records.paths, self.preprocessing, batch_size=size, workers=workers):
+                if len(bad) / len(records) <= (skip_bad or 0.0):
+                    batch, block = self._scores(batch)
+                    scores.append(block)
                 unreadable = sorted(set(range(len(batch.paths))) - set(batch.rows))
                 for row, error in zip(unreadable, batch.errors, strict=True):
                     bad.append(BadImage(first + row, error.path, error.reason))
-                if batch.rows and len(bad) / len(records) <= (skip_bad or 0.0):
-                    scores.append(self._scores(batch.images))
                 first += len(batch.paths)
                 bar.advance(len(batch.paths), steps=len(batch.paths))
         return without_bad(records, bad, share=skip_bad), np.concatenate(scores), bad
@@ -390,8 +394,9 @@ class Model:
     def _predict_batch(self, batch: Decoded, rule: DecisionRule, raw: bool) -> Predictions:
         dtype = np.float32 if self.calibration is None or raw else np.float64
         scores = np.full((len(batch.paths), len(self.names)), np.nan, dtype=dtype)
+        batch, readable = self._scores(batch)
         if batch.rows:
-            scores[batch.rows] = self._probabilities(self._scores(batch.images), raw)
+            scores[batch.rows] = self._probabilities(readable, raw)
         errors = iter(batch.errors)
         reasons = tuple(None if row in batch.rows else next(errors).reason for row in range(len(batch.paths)))
         threshold, no_up_to = rule
@@ -404,9 +409,14 @@ class Model:
         return self.calibration.probabilities(scores, self._parents)
 
     @torch.inference_mode()
-    def _scores(self, images: Float[Tensor, "N 3 S S"]) -> Float[ndarray, "N C"]:
-        logits = self.classifier.logits(images.to(self.device, memory_format=torch.channels_last))
-        return np.asarray(logits.float().sigmoid().cpu())
+    def _scores(self, batch: Decoded) -> tuple[Decoded, Float[ndarray, "K C"]]:
+        """Return the scores of the readable images, and the batch without images whose scores are not finite."""
+        if not batch.rows:
+            return batch, np.empty((0, len(self.names)), dtype=np.float32)
+        logits = self.classifier.logits(batch.images.to(self.device, memory_format=torch.channels_last)).float()
+        failed = failed_rows(batch, logits)
+        finite = [row not in failed for row in batch.rows]
+        return batch.without(failed) if failed else batch, np.asarray(logits.sigmoid().cpu())[finite]
 
 
 Block = TypeVar("Block", Predictions, Decoded)
@@ -415,7 +425,10 @@ Block = TypeVar("Block", Predictions, Decoded)
 def _with_progress(
     blocks: Iterator[Block], name: str, images: Source | Sequence[Source], console: Console | None
 ) -> Iterator[Block]:
-    with (console or Console.delayed()).progress(name, sum(1 for _ in find(images))) as bar:
+    console = console or Console.delayed()
+    with console.working("listing the images"):
+        count = sum(1 for _ in find(images))
+    with console.progress(name, count) as bar:
         for block in blocks:
             yield block
             bar.advance(len(block.paths), steps=len(block.paths))

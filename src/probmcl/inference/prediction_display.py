@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from probmcl.errors import counted, listing
+from probmcl.errors import counted, listing, one_line
 
 if TYPE_CHECKING:
     from probmcl.inference.predictions import Prediction, Predictions
@@ -18,21 +16,16 @@ OTHER = "color: gray; padding: 1px 5px"
 CELL = "text-align: left; vertical-align: top"
 
 
-def printable(path: Path) -> str:
-    """Return a path as text; bytes of a file name that are not valid Unicode are escaped."""
-    return os.fsencode(path).decode(errors="backslashreplace")
-
-
 def line(image: Prediction, *, none: str = "no labels", most: int = LABELS) -> str:
     """Return the path and the assigned labels by descending probability; if there are none, the most probable class."""
     if image.labels is None:
-        return f"{printable(image.path)}: ERROR: {image.error}"
+        return one_line(f"{image.path}: ERROR: {image.error}")
     ranked = [f"{name} {score:.2f}" for name, score in image.top(len(image.probabilities)) if name in image.labels]
     best, score = image.top(1)[0]
     open_decisions = [f"{name} {p:.2f}" for name, p in image.top(len(image.probabilities)) if name in image.not_sure]
     assigned = listing(ranked, most) or (none if open_decisions else f"{none}; most probable: {best} {score:.2f}")
     rest = f"; not sure: {listing(open_decisions, most)}" if open_decisions else ""
-    return f"{printable(image.path)}: {assigned}{rest}"
+    return one_line(f"{image.path}: {assigned}{rest}")
 
 
 def text(predictions: Predictions) -> str:
@@ -55,13 +48,13 @@ def _html_row(image: Prediction) -> str:
     labels = image.labels or ()
     shown = image.top(LABELS)
     cells = [
-        f"<span style='{ASSIGNED if name in labels else OTHER}'>{escape(name)}&nbsp;{score:.2f}</span>"
+        f"<span style='{ASSIGNED if name in labels else OTHER}'>{escape(one_line(name))}&nbsp;{score:.2f}</span>"
         for name, score in shown
     ]
     hidden = len(labels) - sum(name in labels for name, _ in shown)
     cells += [f"and {hidden} more"] if hidden > 0 else []
-    content = " ".join(cells) if image.error is None else f"<em>{escape(image.error)}</em>"
-    return f"<tr><td style='{CELL}'>{escape(printable(image.path))}</td><td style='{CELL}'>{content}</td></tr>"
+    content = " ".join(cells) if image.error is None else f"<em>{escape(one_line(image.error))}</em>"
+    return f"<tr><td style='{CELL}'>{escape(one_line(image.path))}</td><td style='{CELL}'>{content}</td></tr>"
 
 
 def _summary(predictions: Predictions) -> str:

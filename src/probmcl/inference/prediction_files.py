@@ -15,6 +15,7 @@ from numpy import ndarray
 
 from probmcl.data.formats.table.lists import SEPARATORS
 from probmcl.errors import DataError, OptionError, keyword
+from probmcl.tables import plain_cell
 
 if TYPE_CHECKING:
     from probmcl.inference.predictions import Predictions
@@ -27,19 +28,22 @@ Format = Literal["full", "short"]
 """`full` has the probability and decision of every class; `short` has the assigned labels of each readable image."""
 
 
-def write_predictions(path: Path, blocks: Iterable[Predictions], layout: Format = "full") -> None:
+def write_predictions(
+    path: Path, blocks: Iterable[Predictions], layout: Format = "full", *, raw_cells: bool = False
+) -> None:
     """Write blocks of predictions as they are computed, as CSV or JSON depending on the suffix.
 
     They are written to `partial_path(path)`, which is renamed at the end. After an error, the partial file remains.
+    With `raw_cells`, the cells of a CSV file may be formulas.
     """
     refuse_output(path, layout)
-    _write(path, WRITERS[path.suffix.lower()] if layout == "full" else _write_short, iter(blocks))
+    _write(path, WRITERS[path.suffix.lower()] if layout == "full" else _write_short, iter(blocks), raw_cells)
 
 
-def write_csv(path: Path, predictions: Predictions, layout: Format = "full") -> None:
+def write_csv(path: Path, predictions: Predictions, layout: Format = "full", *, raw_cells: bool = False) -> None:
     """Write a CSV file, whatever its suffix."""
     _refuse_unknown(layout)
-    _write(path, _write_csv if layout == "full" else _write_short, iter([predictions]))
+    _write(path, _write_csv if layout == "full" else _write_short, iter([predictions]), raw_cells)
 
 
 def write_json(path: Path, predictions: Predictions) -> None:
@@ -47,14 +51,15 @@ def write_json(path: Path, predictions: Predictions) -> None:
     _write(path, _write_json, iter([predictions]))
 
 
-def short_rows(blocks: Iterable[Predictions]) -> Iterator[list[str]]:
+def short_rows(blocks: Iterable[Predictions], *, raw_cells: bool = False) -> Iterator[list[str]]:
     """Yield the header and, for each readable image, its path and its labels, joined by a separator."""
+    cell = str if raw_cells else plain_cell
     yield [PATH, LABELS]
     for block in blocks:
         separator = label_separator(block.names)
         for image in block:
             if image.labels is not None:
-                yield [str(image.path), separator.join(image.labels)]
+                yield [cell(str(image.path)), cell(separator.join(image.labels))]
 
 
 def label_separator(names: Sequence[str]) -> str:
@@ -115,7 +120,10 @@ def _refuse_existing(path: Path) -> None:
 
 
 def _write(
-    path: Path, write: Callable[[TextIO, Predictions, Iterator[Predictions]], None], blocks: Iterator[Predictions]
+    path: Path,
+    write: Callable[[TextIO, Predictions, Iterator[Predictions], bool], None],
+    blocks: Iterator[Predictions],
+    raw_cells: bool = False,
 ) -> None:
     _refuse_existing(path)
     first = next(blocks)  # an error in the first block leaves no file
@@ -126,30 +134,31 @@ def _write(
     path.parent.mkdir(parents=True, exist_ok=True)
     # Undecodable bytes in a file name are written unchanged.
     with partial_path(path).open("x", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        write(file, first, itertools.chain([first], blocks))
+        write(file, first, itertools.chain([first], blocks), raw_cells)
     if path.exists():
         raise FileExistsError(f"{path} was created by another process; the predictions are in {partial_path(path)}")
     partial_path(path).replace(path)
 
 
-def _write_csv(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
-    table = csv.writer(file)
-    table.writerow([PATH, ERROR, UNCERTAINTY, *first.names, *(f"{name}{DECISION}" for name in first.names)])
+def _write_csv(file: TextIO, first: Predictions, blocks: Iterator[Predictions], raw_cells: bool) -> None:
+    table, cell = csv.writer(file), str if raw_cells else plain_cell
+    names = [*first.names, *(f"{name}{DECISION}" for name in first.names)]
+    table.writerow([PATH, ERROR, UNCERTAINTY, *map(cell, names)])
     for path, error, uncertain, scores, decisions in itertools.chain.from_iterable(map(_rows, blocks)):
         if error is None:
             texts = (NOT_SURE if decision is None else int(decision) for decision in decisions)
-            table.writerow([path, "", *(f"{x:.{DIGITS}g}" for x in (uncertain, *scores)), *texts])
+            table.writerow([cell(str(path)), "", *(f"{x:.{DIGITS}g}" for x in (uncertain, *scores)), *texts])
         else:
-            table.writerow([path, error, *[""] * (1 + 2 * len(first.names))])
+            table.writerow([cell(str(path)), cell(error), *[""] * (1 + 2 * len(first.names))])
 
 
-def _write_short(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
-    csv.writer(file).writerows(short_rows(blocks))
+def _write_short(file: TextIO, first: Predictions, blocks: Iterator[Predictions], raw_cells: bool) -> None:
+    csv.writer(file).writerows(short_rows(blocks, raw_cells=raw_cells))
 
 
-def _write_json(file: TextIO, first: Predictions, blocks: Iterator[Predictions]) -> None:
+def _write_json(file: TextIO, first: Predictions, blocks: Iterator[Predictions], _: bool) -> None:
     """Write one line per image, so the predictions need not all be in memory at once."""
-    head = json.dumps({"names": first.names, **_limits(first)})
+    head = json.dumps({"names": first.names, **_limits(first)}, allow_nan=False)
     file.write(f'{head[:-1]}, "images": [')
     separator = "\n"
     for path, error, uncertain, scores, decisions in itertools.chain.from_iterable(map(_rows, blocks)):
@@ -165,7 +174,7 @@ def _write_json(file: TextIO, first: Predictions, blocks: Iterator[Predictions])
             row["uncertainty"] = float(f"{uncertain:.{DIGITS}g}")
             row["probabilities"] = dict(zip(first.names, rounded, strict=True))
             row["decisions"] = dict(zip(first.names, decisions, strict=True))
-        file.write(separator + json.dumps(row))
+        file.write(separator + json.dumps(row, allow_nan=False))
         separator = ",\n"
     file.write("\n]}\n")
 

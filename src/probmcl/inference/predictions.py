@@ -149,15 +149,24 @@ class Predictions:
         """Return, for each image, the `k` most probable classes with their probabilities."""
         return [prediction.top(k) for prediction in self]
 
-    def to_csv(self, path: Path | str, format: prediction_files.Format = "full") -> None:  # noqa: A002
+    def to_csv(
+        self,
+        path: Path | str,
+        format: prediction_files.Format = "full",  # noqa: A002
+        *,
+        raw_cells: bool = False,
+    ) -> None:
         """Write a CSV file.
 
         The `full` format has the columns path, error and uncertainty, the probability of each class, and
         `NAME:decision` (1, 0 or, if abstention leaves it open, ?). The `short` format has the columns path and labels,
         with the assigned labels joined by `|` (or by another separator if a class name contains it), and has no rows
         for unreadable images. `probmcl.data.read` reads it.
+
+        A spreadsheet takes text that starts with =, +, - or @ for a formula. Such a path or name is written with a
+        leading ', which `probmcl.data.read` removes; `raw_cells` writes it unchanged.
         """
-        prediction_files.write_csv(Path(path), self, format)
+        prediction_files.write_csv(Path(path), self, format, raw_cells=raw_cells)
 
     def to_json(self, path: Path | str) -> None:
         """Write JSON with the threshold of each class and, per image, its uncertainty, probabilities and decisions.

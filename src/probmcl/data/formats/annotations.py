@@ -95,7 +95,7 @@ def read_json(path: Path, content: Callable[..., Content]) -> Content:
     try:
         # `type` may be a generic alias such as list[Task], which is callable but not a class.
         return msgspec.json.decode(_json_bytes(path), type=content)  # type: ignore[no-any-return]
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise DataError(f"{path}: {error}; download or export the file again, or correct it") from error
 
 
@@ -122,7 +122,7 @@ def json_keys(path: Path) -> tuple[str, frozenset[str]]:
         if isinstance(content, dict):
             return "{", frozenset(content)
         return "[", frozenset(msgspec.json.decode(content[0], type=dict[str, msgspec.Raw]))
-    except (OSError, IndexError, msgspec.DecodeError):
+    except (OSError, IndexError, UnicodeDecodeError, RecursionError, msgspec.DecodeError):
         return "", frozenset()
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from helpers.excel import workbook
 from helpers.tables import Write, labels_of, refused, states_of
+from probmcl.data.formats.table.sheet import load
 from probmcl.data.read import read
 from probmcl.errors import DataError
 
@@ -272,6 +273,17 @@ def test_lines_above_the_header_are_skipped(write: Write, top: str) -> None:
     records = read(write(f"{top}file,labels\n1.jpg,cat|dog\n2.jpg,dog\n"), seed=None)
     assert labels_of(records) == [{"cat", "dog"}, {"dog"}]
     assert f", row {top.count(chr(10)) + 3}: " in records.where(1)
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_header_may_contain_line_ends(write: Write, end: str) -> None:
+    table = load(write(f'"file{end}name","lab{end}els"{end}0.jpg,cat{end}'), lambda columns: True)
+    assert table.columns == (f"file{end}name", f"lab{end}els")
+    assert table.data == (["0.jpg"], ["cat"])
+
+
+def test_quotation_mark_in_a_title_does_not_hide_the_header(write: Write) -> None:
+    assert load(write('Tiles of 5"\nfile,label\n0.jpg,cat\n'), lambda columns: True).columns == ("file", "label")
 
 
 def test_header_may_start_with_a_number_sign(write: Write) -> None:

@@ -31,7 +31,7 @@ MIN_SHARE = 0.5  # of the sampled texts that must match files, if the name of th
 EXCEL_CELL = re.compile(  # such as 1.2E+15, 2024-03-01, 1-Mar and Mar-01
     r"\d+([.,]\d+)?E[+-]?\d+|\d{1,4}[-./]\d{1,2}[-./]\d{1,4}( \d.*)?|\d{1,2}-[A-Z][a-z]{2}(-\d+)?|[A-Z][a-z]{2}-\d{2}"
 )
-URL = re.compile(r"\w+://[^?#]*/([^/?#]+).*")  # the last part is the name of the file
+URL = re.compile(r"\b\w+://[^?#]*/([^/?#]+).*")  # the last part is the name; without \b, long cells take minutes
 
 
 class Place(NamedTuple):
@@ -118,8 +118,9 @@ class FileIndex:
     def _search(self, text: str, place: Place, dropped: int) -> Found:
         text = URL.sub(r"\1", text.replace("\\", "/") if place.backslashes else text)
         *folders, name = os.path.normpath(text).split("/")
-        number = re.fullmatch(r"0*(\d+?)(\.0)?", name)
-        for how, key in (("", name), (SUFFIX, name), (CASE, name.casefold()), (NUMBER, number[1] if number else "")):
+        match = re.fullmatch(r"(\d+)(\.0)?", name)
+        number = match[1].lstrip("0") or "0" if match else ""
+        for how, key in (("", name), (SUFFIX, name), (CASE, name.casefold()), (NUMBER, number)):
             wanted = _inside_out(folders, how == CASE)
             found = self._below(wanted, how, key)
             tails = [wanted[:end] for end in range(max(0, len(wanted) - dropped), len(wanted))]

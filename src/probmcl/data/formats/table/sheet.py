@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from probmcl.errors import DataError, OptionError, counted, quoted, suggestion
+from probmcl.tables import original_cell
 
 DELIMITERS: Mapping[str, tuple[str, ...]] = {".csv": (",", ";", "\t"), ".tsv": ("\t",), ".txt": ("\t", ";", ",", "|")}
 LIST_ITEM = "\x01"  # prefix of each item in a cell that contains a list; it does not occur in ordinary text
@@ -22,6 +23,7 @@ IMAGE_NAME = re.compile(r".+\.(jpe?g|png|tiff?|bmp|webp|gif|dcm)", re.IGNORECASE
 EXCEL_ROWS = 1_048_576
 SAMPLE = 1 << 16  # characters from which the delimiter is detected
 TITLES = 6  # lines in which the header is looked for
+OPEN_CELL = re.compile(r'(?:^|[,;|\t])\s*"(?:[^"]|"")*\Z')  # a quoted cell that continues on the next line
 BLOCK = 2_000  # rows that are converted at once
 csv.field_size_limit(1 << 30)  # a cell may contain the pixels of a mask
 
@@ -96,8 +98,14 @@ def refuse_missing_file(path: Path) -> None:
         raise DataError(f"{path} does not exist" if not path.exists() else f"{path} is not a file")
 
 
-def _table(path: Path, names: Sequence[str], blocks: Iterable[tuple[Iterable[int], Rows]]) -> Table:
+def _table(
+    path: Path,
+    names: Sequence[str],
+    blocks: Iterable[tuple[Iterable[int], Rows]],
+    clean: Callable[[str], str] = str.strip,
+) -> Table:
     """Build a table from blocks of rows with their line numbers. Columns without a name are dropped."""
+    names = [clean(name) for name in names]
     if names and IMAGE_NAME.fullmatch(names[0]):
         raise DataError(f"{path}, row 1: {names[0]!r} is an image; add a first row with the names of the columns")
     kept = [index for index, name in enumerate(names) if name]
@@ -109,10 +117,15 @@ def _table(path: Path, names: Sequence[str], blocks: Iterable[tuple[Iterable[int
         for column, index in zip(columns, kept if rows else (), strict=False):
             texts = by_column[index]
             if len({*texts[:1000]}) > 900:
-                column.extend(map(str.strip, texts))
+                column.extend(map(clean, texts))
             else:  # equal cells become one string
-                column.extend(map({text: text.strip() for text in {*texts}}.__getitem__, texts))
+                column.extend(map({text: clean(text) for text in {*texts}}.__getitem__, texts))
     return Table(path, tuple(names[index] for index in kept), tuple(columns), lines)
+
+
+def _clean_cell(text: str) -> str:
+    """Strip a cell that a spreadsheet may have edited, and remove a ' that keeps it from being a formula."""
+    return original_cell(text.strip())
 
 
 def _load_text(path: Path, fits: Fits, most: int | None) -> Table:
@@ -120,15 +133,14 @@ def _load_text(path: Path, fits: Fits, most: int | None) -> Table:
         delimiter, names = _header(path, file.readline() + file.read(SAMPLE), fits)
         file.seek(0)
         blocks = _blocks(path, csv.reader(file, delimiter=delimiter, strict=True), names, delimiter)
-        return _table(path, names, islice(blocks, most and -(-most // BLOCK)))
+        return _table(path, names, islice(blocks, most and -(-most // BLOCK)), _clean_cell)
 
 
 def _encoding(path: Path) -> str:
     """Return the encoding of a text file: UTF-16 by its byte order mark, UTF-8, or Windows-1252."""
     with path.open("rb") as file:
-        if file.read(2) in (b"\xff\xfe", b"\xfe\xff"):
-            return "utf-16"
-    for encoding in ("utf-8-sig", "cp1252"):
+        marked = file.read(2) in (b"\xff\xfe", b"\xfe\xff")
+    for encoding in ("utf-16",) if marked else ("utf-8-sig", "cp1252"):
         try:
             with path.open(encoding=encoding, newline="") as text:
                 while text.read(1 << 20):
@@ -137,7 +149,8 @@ def _encoding(path: Path) -> str:
             byte = f"byte 0x{error.object[error.start]:02x}"
         else:
             return encoding
-    raise DataError(f"{path} is neither UTF-8 nor Windows-1252 ({byte}); save it as UTF-8")
+    tried = "not valid UTF-16" if marked else "neither UTF-8 nor Windows-1252"
+    raise DataError(f"{path} is {tried} ({byte}); save it as UTF-8")
 
 
 def _header(path: Path, sample: str, fits: Fits) -> tuple[str, list[str]]:
@@ -146,7 +159,7 @@ def _header(path: Path, sample: str, fits: Fits) -> tuple[str, list[str]]:
     If several delimiters occur in the header, the names of one must fit, or one must divide all rows equally.
     """
     marks = DELIMITERS[path.suffix.lower()]
-    lines = [line.strip("\r\n") for line in io.StringIO(sample, newline="") if line.strip()]
+    lines = [line.strip("\r\n") for line in _records(sample) if line.strip()]
     comments = next((number for number, line in enumerate(lines) if line[0] != "#"), 0)
     lines = lines[comments if comments > 1 else 0 :]  # a single one may be the header
     first = next((line for line in lines[:TITLES] if {*line} & {*marks}), lines[0] if lines else "")
@@ -159,6 +172,16 @@ def _header(path: Path, sample: str, fits: Fits) -> tuple[str, list[str]]:
         raise DataError(f"{path}, row 1: the header contains {quoted(readings)}; use only one of them as a delimiter")
     mark, rows = next(iter((chosen or readings).items()), (marks[0], [[first.strip().strip('"')]]))
     return mark, rows[0]
+
+
+def _records(sample: str) -> Iterator[str]:
+    """Yield the lines of a text. Lines that a quoted cell spans are joined, unless it spans more than `TITLES`."""
+    lines, start = list(io.StringIO(sample, newline="")), 0
+    while start < len(lines):
+        ends = range(start + 1, min(start + TITLES, len(lines)) + 1)
+        end = next((end for end in ends if not OPEN_CELL.search("".join(lines[start:end]))), start + 1)
+        yield "".join(lines[start:end])
+        start = end
 
 
 def _first_rows(sample: str, delimiter: str) -> list[list[str]]:
@@ -234,7 +257,7 @@ def _load_excel(path: Path, fits: Fits) -> Table:
     name, rows = next(iter(fitting.items()), ("", [[]]))
     start = starts.get(name, 0)
     lines = [line for line, row in enumerate(rows, start=1) if any(row) and line > start + 1]
-    return _table(path, rows[start], [(lines, [rows[line - 1] for line in lines])])
+    return _table(path, rows[start], [(lines, [rows[line - 1] for line in lines])], _clean_cell)
 
 
 def _load_json(path: Path, fits: Fits) -> Table:
@@ -244,7 +267,7 @@ def _load_json(path: Path, fits: Fits) -> Table:
     for line, text in enumerate(data.splitlines() if one_per_line else [data], start=1):
         try:
             by_line |= {line: msgspec.json.decode(text)} if text.strip() else {}
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             where = f"{path}, row {line}" if one_per_line else str(path)
             raise DataError(f"{where}: not valid JSON ({error}); correct the file") from error
     content: Any = by_line.get(1)
