@@ -134,6 +134,31 @@ def test_settings_round_trip_through_json(tmp_path: Path, options: dict[str, obj
     assert load_settings(read_json(tmp_path / "config.json")) == settings
 
 
+def test_origin_of_every_setting_is_known() -> None:
+    options = {"method": "probmcl", "preset": "paper", "settings": {"threshold": 0.5}, "training": {"epochs": 2}}
+    origins = make_settings(options | {"device": "auto", "encoder": {"weights": "none"}}).origins
+    job = "jobs.probmcl."
+    assert {key for key, origin in origins.items() if origin == "auto"} == {
+        *("encoder.name", "tune", "intensity", "device")
+    }
+    user = {key.removeprefix(job) for key, origin in origins.items() if origin == "user"}
+    assert user > {"method", "encoder.weights", "settings.threshold", "settings.temperature", "training.epochs"}
+    assert origins[f"{job}training.batch_size"] == origins["probe.epochs"] == origins["seed"] == "default"
+
+
+def test_budget_determines_the_epochs() -> None:
+    origins = make_settings({"method": "bce", "budget": "9m"}).origins
+    assert (origins["budget"], origins["jobs.bce.training.epochs"]) == ("user", "auto")
+
+
+def test_origins_do_not_distinguish_settings_and_cannot_be_set() -> None:
+    settings = make_settings({"seed": 0})
+    assert settings == make_settings({})
+    assert settings.origins != make_settings({}).origins
+    with pytest.raises(SettingsError, match="unknown key 'origins'"):
+        make_settings({"origins": {}})
+
+
 def test_run_folder_cannot_import_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "evil_method.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,24 +21,29 @@ from probmcl.errors import (
     RunError,
     RunWarning,
     SettingsError,
+    WorkerError,
     call,
     counted,
     keyword,
     suggestion,
 )
-from probmcl.files import read_json, write_json
+from probmcl.files import refuse_links, write_json
 from probmcl.run_folder import RunFolder
 
 if TYPE_CHECKING:
+    from probmcl.data.audit import PreparedData
     from probmcl.data.audit_result import DataAudit
     from probmcl.data.records import Records
     from probmcl.experiments.protocol import ComparisonSpec
     from probmcl.experiments.results import Comparison
     from probmcl.experiments.runner import ComparisonRunner
     from probmcl.run.results import Run
-    from probmcl.settings import Settings
+    from probmcl.settings import Settings, ValueOrigin
 
 NAMED_WEIGHTS = ("pretrained", "none")
+
+RESUMABLE = ("device", "workers", "cache", "loss", "weights", "settings")
+"""Options of `train` that can be combined with `resume`."""
 
 Options = dict[str, Any]
 """The options of a function by name; None for an option that is not set."""
@@ -75,6 +80,7 @@ def train(
     cache: Path | str | None = None,
     out: Path | str | None = None,
     resume: Path | str | None = None,
+    accept_data_change: bool = False,
     console: Console | None = None,
 ) -> Run:
     """Train a model on labeled images and keep it only if it beats a linear probe.
@@ -112,7 +118,9 @@ def train(
         workers: processes for decoding images (default: one per core)
         cache: folder in which decoded images are kept for the next run, or auto
         out: new or empty folder for the run (default: runs/DATE-NAME)
-        resume: interrupted run to continue; only `device`, `workers` and `loss` can be combined with it
+        resume: interrupted run to continue; only `device`, `workers`, `cache` and the files that the run was started
+            with (`loss`, `weights` and those in `settings`) can be combined with it
+        accept_data_change: with `resume`, continue even if image files have changed since the run started
         console: where messages and progress are printed (default: stdout)
     """
     options: Options = {"data": data, "images": images, "method": method, "loss": loss, "preset": preset}
@@ -121,10 +129,11 @@ def train(
     options |= {"probe_epochs": probe_epochs, "batch_size": batch_size, "lr": lr, "augment": augment, "seed": seed}
     options |= {"calibration": calibration, "thresholds": thresholds, "neighbors": None if neighbors else False}
     options |= {"device": device, "workers": workers, "cache": cache, "out": out}
+    _refuse_without_resume(accept_data_change, resume)
     with _processes(device, console) as console:
         if resume is not None:
-            _refuse_with_resume(options, read, checks, allowed=("device", "workers", "loss"))
-            run = _resume_run(Path(resume), loss, _drop_none({"device": device, "workers": workers}), console)
+            _refuse_with_resume(options, read, checks, allowed=RESUMABLE)
+            run = _resume_run(Path(resume), options, accept_data_change, console)
         elif data is None:
             raise _missing_data("train")
         else:
@@ -162,7 +171,7 @@ def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console:
     run_folder.refuse_used(options["out"])
     source = DataSource.of(data, images, read)
     prepared = prepare_data(source, checks, seed=settings.seed, workers=settings.workers, console=console)
-    settings = replace(settings, intensity=prepared.intensity)
+    settings = _with_intensity(settings, prepared, checks)
     reused = _reused_images(prepared.records, settings.encoder.weights)
     _print_warnings(reused, console)
     with _new_folder(options["out"], _data_name(data)) as folder, _resume_hint("train", folder, console):
@@ -175,26 +184,47 @@ def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console:
             data_warnings=[*prepared.warnings, *reused],
             fold_of=prepared.fold_of,
             duplicates=prepared.duplicates,
+            signatures=prepared.signatures,
         )
 
 
-def _resume_run(folder: Path, loss: str | None, changes: Options, console: Console) -> Run:
+def _resume_run(folder: Path, options: Options, accept_data_change: bool, console: Console) -> Run:
     from probmcl.data.audit import read_again
     from probmcl.methods import find_method
     from probmcl.run.train import train_run
     from probmcl.settings import load_settings
 
-    if loss is not None:
-        find_method(loss)  # the user has named it, so it may be imported
+    if options["loss"] is not None:
+        find_method(options["loss"])  # the user has named it, so it may be imported
     if not folder.is_dir():
         raise OptionError("resume", folder, "is not a folder")
-    run = RunFolder(folder)
-    settings = replace(load_settings(run.read(run_folder.CONFIG)), **changes)
+    run = RunFolder.existing(folder)
+    settings = load_settings(run.read(run_folder.CONFIG))
+    _refuse_unnamed_files(settings, options)
+    settings = replace(settings, **_drop_none({"device": options["device"], "workers": options["workers"]}))
+    # A folder that only the run names is not written to. Without a cache, results are the same.
+    settings = replace(settings, cache=_cache_folder(options["cache"]))
     source = run.read(run_folder.METADATA)["data"]
     if source is None:
         raise RunError(f"{folder} was trained on in-memory records; use probmcl.run.train.train_run to resume it")
     with _resume_hint("train", folder, console):
-        return train_run(read_again(DataSource.parse(source), folder / run_folder.SPLIT), settings, folder, console)
+        records = read_again(DataSource.parse(source), folder / run_folder.SPLIT, console)
+        return train_run(records, settings, folder, console, accept_data_change=accept_data_change)
+
+
+def _refuse_unnamed_files(settings: Settings, options: Options) -> None:
+    """Raise an error if a run names a file that the user has not named in this call; only data may be read again."""
+    from probmcl.methods import find_method
+
+    weights, why = settings.encoder.weights, "files that only a run folder names are not read"
+    if weights not in (None, *NAMED_WEIGHTS) and _weights(options["weights"]) != weights:
+        raise ProbmclError(f"the run starts from the weights {weights}, but {why}; add {keyword('weights', weights)}")
+    for job in settings.jobs:
+        for name in find_method(job.method).files:
+            file = getattr(job.settings, name)
+            if file is not None and (options.get("settings") or {}).get(name) != file:
+                example = keyword("settings", f"{name}={file}")
+                raise ProbmclError(f"the run uses {name} from {file}, but {why}; add {example}")
 
 
 def _run_settings(options: Options) -> Settings:
@@ -205,36 +235,53 @@ def _run_settings(options: Options) -> Settings:
     keys |= _drop_none({name: options[name] for name in ("preset", "budget", "seed", "calibration", "thresholds")})
     keys |= _drop_none({"neighbors": options["neighbors"]})
     training = {"epochs": options["epochs"], "batch_size": options["batch_size"], "learning_rate": options["lr"]}
-    method, changes = _method_or_loss(options["method"], options["loss"]), dict(options["settings"] or {})
+    method, changes = _method_or_loss(options["method"], options["loss"]), dict(options.get("settings") or {})
     keys |= _drop_none({"method": method, "settings": changes, "training": _drop_none(training)})
     recipe = read_recipe(find_recipe(options["recipe"])) if options["recipe"] else {}
-    return make_settings(_merge(recipe, keys))
+    return make_settings(*_merge(recipe, keys))
 
 
 def _shared_keys(options: Options) -> dict[str, Any]:
     """Return the settings that `train` and `compare` have in common."""
-    from probmcl.data.cache import default_folder
-
     keys = {name: options[name] for name in ("tune", "augment", "device", "workers")}
     encoder = {"name": options["encoder"], "image_size": options["image_size"], "weights": _weights(options["weights"])}
-    probe, cache = {"epochs": options["probe_epochs"]}, options["cache"]
-    if cache is not None:
-        cache = str(default_folder() if str(cache) == "auto" else Path(cache).resolve())
+    probe, cache = {"epochs": options["probe_epochs"]}, _cache_folder(options["cache"])
     return _drop_none(keys | {"encoder": _drop_none(encoder), "probe": _drop_none(probe), "cache": cache})
 
 
-def _merge(recipe: dict[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
-    """Return a recipe updated with options; nested tables are merged key by key."""
-    from probmcl.runtime.machine import default_workers
+def _cache_folder(cache: Path | str | None) -> str | None:
+    from probmcl.data.cache import default_folder
 
-    base: dict[str, Any] = {"workers": default_workers()} | recipe
+    if cache is None:
+        return None
+    return str(default_folder() if str(cache) == "auto" else Path(cache).resolve())
+
+
+def _merge(recipe: dict[str, Any], keys: dict[str, Any]) -> tuple[dict[str, Any], dict[str, ValueOrigin]]:
+    """Return a recipe updated with options, and where each value came from; nested tables are merged key by key."""
+    from probmcl.runtime.machine import default_workers
+    from probmcl.settings import option_keys
+
+    derived: dict[str, Any] = {"workers": default_workers()}
     earlier = RunFolder(Path(str(keys.get("encoder", {}).get("weights"))))
     if earlier.has(run_folder.CONFIG):  # default to the encoder of the run that the weights come from
         name = earlier.read(run_folder.CONFIG)["encoder"]["name"]
         size = earlier.read(run_folder.PREPROCESSING)["size"]
-        base["encoder"] = {"name": name, "image_size": size} | base.get("encoder", {})
-    tables = {key: {**base.get(key, {}), **value} for key, value in keys.items() if isinstance(value, dict)}
-    return base | keys | tables
+        derived["encoder"] = {"name": name, "image_size": size}
+    layers: dict[ValueOrigin, dict[str, Any]] = {"auto": derived, "recipe": recipe, "user": keys}
+    merged: dict[str, Any] = {}
+    origins: dict[str, ValueOrigin] = {}
+    for origin, layer in layers.items():
+        origins |= dict.fromkeys(option_keys(layer), origin)
+        for key, value in layer.items():
+            tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
+            merged[key] = merged[key] | value if tables else value
+    return merged, origins
+
+
+def _with_intensity(settings: Settings, prepared: PreparedData, checks: DataChecks) -> Settings:
+    origin: ValueOrigin = "auto" if checks.range == "auto" else "user"
+    return replace(settings, intensity=prepared.intensity, origins={**settings.origins, "intensity": origin})
 
 
 def _method_or_loss(method: str | None, loss: str | None) -> str | None:
@@ -252,6 +299,8 @@ def _weights(weights: Path | str | None) -> str | None:
         return None if weights is None else str(weights)
     if not Path(weights).exists():
         raise OptionError("weights", weights, f"does not exist; {suggestion(str(weights), NAMED_WEIGHTS)}")
+    if Path(weights).is_dir():
+        RunFolder.existing(weights)  # refuses a run with damaged files
     return str(Path(weights).resolve())
 
 
@@ -280,6 +329,7 @@ def compare(
     add: Sequence[Path] | Path | None = None,
     report: bool = True,
     resume: Path | str | None = None,
+    accept_data_change: bool = False,
     console: Console | None = None,
 ) -> Comparison:
     """Compare methods using the same encoder, evaluation and number of training images seen.
@@ -310,7 +360,9 @@ def compare(
         out: new or empty folder for the comparison (default: runs/DATE-NAME-comparison)
         add: other comparisons with the same protocol to include, as folders or results.jsonl files
         report: write a page with the tables, the plot and the verdict at the end
-        resume: interrupted comparison; only `device`, `workers`, `add` and `methods` can be combined with it
+        resume: interrupted comparison; only `device`, `workers`, `cache`, `weights`, `add` and `methods` can be
+            combined with it
+        accept_data_change: with `resume`, continue even if image files have changed since the comparison started
         console: where messages and progress are printed (default: stdout)
     """
     started = time.perf_counter()
@@ -319,11 +371,15 @@ def compare(
     options |= {"trials": trials, "probe_epochs": probe_epochs, "batch_size": batch_size, "augment": augment}
     options |= {"device": device, "workers": workers, "cache": cache, "out": out, "add": add}
     added = [Path(path).resolve() for path in ([add] if isinstance(add, Path | str) else add or ())]
+    _refuse_without_resume(accept_data_change, resume)
     with _processes(device, console) as console:
         if resume is not None:
-            _refuse_with_resume(options, read, checks, allowed=("device", "workers", "add", "methods"))
-            changes = _drop_none({"device": device, "workers": workers})
-            return _resume_comparison(Path(resume), methods, changes, added, console, started, report)
+            _refuse_with_resume(
+                options, read, checks, allowed=("device", "workers", "cache", "weights", "add", "methods")
+            )
+            return _resume_comparison(
+                Path(resume), options, added, console, started, report, accept_data_change=accept_data_change
+            )
         if data is None:
             raise _missing_data("compare")
         return _start_comparison(options, read, checks, added, console, started, report)
@@ -339,6 +395,7 @@ def _start_comparison(
     report: bool,
 ) -> Comparison:
     from probmcl.data.audit import prepare_data, refuse_unscorable
+    from probmcl.data.signatures import write_signatures
     from probmcl.experiments.runner import ComparisonRunner
     from probmcl.run.state import write_split
     from probmcl.runtime.distributed import is_main_process
@@ -349,16 +406,25 @@ def _start_comparison(
     prepared = prepare_data(source, checks, workers=spec.settings.workers, console=console)
     records, source, name = prepared.records, prepared.source, _data_name(data)
     refuse_unscorable(records)
-    spec = replace(spec, settings=replace(spec.settings, intensity=prepared.intensity))
+    spec = replace(spec, settings=_with_intensity(spec.settings, prepared, checks))
     warnings = [*prepared.warnings, *_reused_images(records, spec.settings.encoder.weights)]
     stored = {"source": source.to_json(), "name": name, "spec": spec, "warnings": warnings, "add": add}
     with _new_folder(options["out"], f"{name}-comparison") as folder:
         if is_main_process():
             folder.mkdir(parents=True, exist_ok=True)
             write_split(folder, records, prepared.fold_of)
-            write_json(folder / run_folder.COMPARISON, stored)
+            write_signatures(folder, records.paths, prepared.signatures)
+            write_json(folder / run_folder.COMPARISON, run_folder.with_schema(stored))
         runner = ComparisonRunner(
-            records, spec, folder, console, name, source=source, warnings=warnings, started=started
+            records,
+            spec,
+            folder,
+            console,
+            name,
+            source=source,
+            warnings=warnings,
+            signatures=prepared.signatures,
+            started=started,
         )
         return _run_comparison(runner, add, report)
 
@@ -377,7 +443,8 @@ def _comparison_spec(options: Options) -> ComparisonSpec:
         raise OptionError("trials", numbers["trials"], f"must be at most {len(TRIALS)}")
     if options["budget"] is not None and "epochs" in numbers:
         raise SettingsError("`budget` and `epochs` cannot be combined: a budget determines the number of epochs")
-    settings = replace(make_settings(_merge({}, _shared_keys(options)) | {"method": "probe"}), method="comparison")
+    merged, origins = _merge({}, _shared_keys(options))
+    settings = replace(make_settings(merged | {"method": "probe"}, origins), method="comparison")
     settings = replace(settings, neighbors=False)  # the runs of a comparison are only scored
     settings = replace(settings, probe=replace(settings.probe, frozen_views=settings.probe.views))
     describe_encoder(settings.encoder.name)
@@ -394,31 +461,37 @@ def _method_names(methods: Sequence[str] | str) -> list[str]:
 
 def _resume_comparison(
     folder: Path,
-    methods: Sequence[str] | str | None,
-    changes: Options,
+    options: Options,
     add: list[Path],
     console: Console,
     started: float,
     report: bool,
+    *,
+    accept_data_change: bool,
 ) -> Comparison:
     from probmcl import legacy
     from probmcl.data.audit import read_again
+    from probmcl.data.signatures import accepted_changes, read_signatures, write_signatures
     from probmcl.experiments.protocol import ComparisonSpec, parse_methods
     from probmcl.experiments.runner import ComparisonRunner
+    from probmcl.run.train import on_main_process
     from probmcl.runtime.distributed import barrier, is_main_process
     from probmcl.runtime.machine import find_device
     from probmcl.settings import MethodSpec, load_settings, refuse_unnamed
 
-    path = folder / run_folder.COMPARISON
+    path, methods = folder / run_folder.COMPARISON, options["methods"]
+    changes = _drop_none({"device": options["device"], "workers": options["workers"]})
     if is_main_process():
         legacy.upgrade_comparison(folder, path)
     barrier()
     if not path.is_file():
         raise RunError(f"{folder} is not a comparison: {path.name} does not exist")
-    stored = read_json(path)
+    refuse_links(folder)
+    stored = RunFolder(folder).read_results(path)
     fields = dict(stored["spec"])
     settings = replace(load_settings(fields.pop("settings")), **changes)
-    settings = replace(settings, device=find_device(settings.device))
+    _refuse_unnamed_files(settings, options)
+    settings = replace(settings, device=find_device(settings.device), cache=_cache_folder(options["cache"]))
     compared = tuple(MethodSpec(**method) for method in fields.pop("methods"))
     if methods and tuple(parse_methods(_method_names(methods))) != compared:
         names = ",".join(method.name for method in compared)
@@ -426,14 +499,31 @@ def _resume_comparison(
     for method in compared:
         refuse_unnamed(method.method, "the same `methods` again, with {method}")
     source = DataSource.parse(stored["source"])
-    records = read_again(source, folder / run_folder.SPLIT)
+    records = read_again(source, folder / run_folder.SPLIT, console)
     added = list(dict.fromkeys([*stored["add"], *map(str, add)]))
     barrier()
-    if is_main_process():
-        write_json(path, stored | {"add": added})
     spec, warnings = ComparisonSpec(settings, compared, **fields), [RunWarning(**w) for w in stored["warnings"]]
+
+    def update() -> None:
+        changes = accepted_changes(folder, records.paths, console, accept=accept_data_change)
+        if changes is not None and changes.changed:
+            warnings.append(changes.warning())
+        write_json(path, run_folder.with_schema(stored | {"add": added, "warnings": warnings}))
+        if changes is not None:
+            write_signatures(folder, records.paths, changes.signatures)
+
+    on_main_process(update)
     runner = ComparisonRunner(
-        records, spec, folder, console, stored["name"], source=source, warnings=warnings, started=started
+        records,
+        spec,
+        folder,
+        console,
+        stored["name"],
+        source=source,
+        warnings=warnings,
+        signatures=read_signatures(folder, records.paths),
+        accept_data_change=accept_data_change,
+        started=started,
     )
     return _run_comparison(runner, [Path(path) for path in added], report)
 
@@ -442,9 +532,11 @@ def _run_comparison(runner: ComparisonRunner, add: Sequence[Path], report: bool)
     from probmcl.report.comparison import print_comparison, write_comparison
     from probmcl.report.write_report import write_comparison_report
     from probmcl.runtime.distributed import barrier, is_main_process
+    from probmcl.runtime.lock import locked
 
     _print_warnings(runner.warnings, runner.console)
-    with _resume_hint("compare", runner.folder, runner.console):
+    lock = locked(runner.folder) if is_main_process() else nullcontext()
+    with _resume_hint("compare", runner.folder, runner.console), lock:
         comparison = runner.run(add)
         if is_main_process():
             write_comparison(comparison, runner.folder, runner.warnings)
@@ -517,6 +609,11 @@ def _refuse_with_resume(options: Options, read: ReadOptions, checks: DataChecks,
         )
 
 
+def _refuse_without_resume(accept_data_change: bool, resume: Path | str | None) -> None:
+    if accept_data_change and resume is None:
+        raise OptionError("accept_data_change", True, "needs `resume`, the interrupted run to continue")
+
+
 def _reused_images(records: Records, weights: str | None) -> list[RunWarning]:
     """Return warnings about val and test images that the run providing the weights was trained on."""
     if weights in (None, *NAMED_WEIGHTS) or not RunFolder(Path(weights)).has(run_folder.SPLIT):
@@ -559,10 +656,10 @@ def _new_folder(out: Path | str | None, name: str) -> Iterator[Path]:
 
 @contextmanager
 def _resume_hint(function: str, folder: Path, console: Console) -> Iterator[None]:
-    """If a run is interrupted, print the call that resumes it."""
+    """If a run is interrupted, or one of its workers is killed, print the call that resumes it."""
     try:
         yield
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, WorkerError):
         if run_folder.is_run(folder):
             console.print(f"to resume: {call(function, 'resume', folder)}")
         raise

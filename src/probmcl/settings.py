@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 import sys
 import tomllib
@@ -33,6 +34,12 @@ DEFAULT_VIEWS = 12
 """Number of views of each image that a method is trained on by default."""
 
 Tune = Literal["all", "last", "none"]
+
+ValueOrigin = Literal["default", "recipe", "auto", "user"]
+"""Where a setting came from; `auto` is determined from the device, the machine, the data or an earlier run."""
+
+AUTO_KEYS = ("encoder.name", "tune", "intensity", "device")
+"""Settings that are determined automatically unless they are set."""
 
 T = TypeVar("T")
 
@@ -199,6 +206,7 @@ class Settings:
         calibration: how scores become probabilities; see `probmcl.calibration.fit_calibration`.
         thresholds: how the threshold of each class is chosen; see `probmcl.calibration.ThresholdRule`.
         neighbors: whether the features of the training images are stored, to show the images nearest to a new one.
+        origins: where each setting came from; the keys are paths such as `encoder.name` or `jobs.bce.training.epochs`.
     """
 
     method: str
@@ -217,6 +225,7 @@ class Settings:
     calibration: Kind = "sigmoid"
     thresholds: str = "balanced"
     neighbors: bool = True
+    origins: Mapping[str, ValueOrigin] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         ThresholdRule.parse(self.thresholds)  # raises an error if it is not a rule
@@ -289,12 +298,23 @@ def read_recipe(path: Path) -> dict[str, Any]:
             raise SettingsError(f"{path}: {error}") from error
 
 
-def make_settings(options: Mapping[str, Any]) -> Settings:
+def option_keys(options: Mapping[str, Any]) -> list[str]:
+    """Return the keys of options; those in a table are preceded by its name.
+
+    >>> option_keys({"method": "bce", "training": {"epochs": 3}})
+    ['method', 'training.epochs']
+    """
+    tables = {key: value if isinstance(value, dict) else {"": None} for key, value in options.items()}
+    return [f"{key}.{name}".removesuffix(".") for key, table in tables.items() for name in table]
+
+
+def make_settings(options: Mapping[str, Any], origins: Mapping[str, ValueOrigin] | None = None) -> Settings:
     """Return the settings of a run, given options or the content of a recipe.
 
     The keys are those of `Settings`, except that `jobs` is built from `method`, `preset`, a `settings` table with
     changes to the preset, and a `training` table. Missing keys get defaults that depend on the method and the device.
-    Unknown keys, including settings of other methods, raise an error.
+    Unknown keys, including settings of other methods, raise an error. `origins` tells where each option came from, by
+    its key in `option_keys` (default: from the user).
 
     >>> make_settings({"method": "bce", "training": {"epochs": 3}}).jobs[0].training.epochs
     3
@@ -307,12 +327,17 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
         raise SettingsError(
             "method and preset must be strings, and [settings], [training], [encoder] and [probe] must be tables"
         )
-    if "jobs" in keys:
-        raise SettingsError("unknown key 'jobs'; set a method, its [settings] and its [training]")
+    for key in {"jobs", "origins"} & keys.keys():
+        raise SettingsError(f"unknown key {key!r}; set a method, its [settings] and its [training]")
     if keys.get("budget") is not None and "epochs" in training:
         raise SettingsError("a budget and epochs cannot be combined: the budget determines the number of epochs")
     if isinstance(keys.get("budget"), str):
         keys["budget"] = parse_duration(keys["budget"])
+    if origins is None:
+        origins = dict.fromkeys(option_keys(options), "user")
+    given = dict(origins)
+    if keys.get("device") == "auto":
+        given.pop("device", None)
     keys["device"] = find_device(keys.get("device", "auto"))
     on_cpu = keys["device"] == "cpu"
     keys.setdefault("tune", "last" if on_cpu else "all")
@@ -325,7 +350,28 @@ def make_settings(options: Mapping[str, Any]) -> Settings:
     if method == "probe":
         keys["probe"]["loss"] = method_settings("probe", preset, changes).loss
     jobs = tuple(_jobs(method, preset, changes, training, keys["tune"]))
-    return _convert({**keys, "method": method, "jobs": jobs}, Settings, where="settings")
+    settings = _convert({**keys, "method": method, "jobs": jobs}, Settings, where="settings")
+    return replace(settings, origins=_origins(settings, given))
+
+
+def _origins(settings: Settings, given: Mapping[str, ValueOrigin]) -> dict[str, ValueOrigin]:
+    """Return the origin of every setting, given the origins of the options that were set."""
+    values = dataclasses.asdict(replace(settings, intensity=None))
+    del values["jobs"], values["origins"]
+    origins: dict[str, ValueOrigin] = {}
+    for key in option_keys(values):
+        origins[key] = given.get(key, "auto" if key in AUTO_KEYS else "default")
+    preset = given.get("preset", "default")
+    if settings.method == "probe":
+        origins["probe.loss"] = given.get("settings.loss", preset)
+    for job in settings.jobs:
+        for key in option_keys({"training": dataclasses.asdict(job.training)}):
+            origins[f"jobs.{job.name}.{key}"] = given.get(key, "default")
+        for key in option_keys({"settings": dataclasses.asdict(job.settings)}):
+            origins[f"jobs.{job.name}.{key}"] = given.get(key, preset)
+        if settings.budget is not None:
+            origins[f"jobs.{job.name}.training.epochs"] = "auto"
+    return origins
 
 
 def load_settings(config: Mapping[str, Any]) -> Settings:
@@ -370,10 +416,14 @@ def _jobs(
 def _convert(values: dict[str, Any], cls: type[T], where: str) -> T:
     _check_keys(values, cls, where)
     try:
-        return msgspec.convert(values, cls)
+        settings = msgspec.convert(values, cls)
     except msgspec.ValidationError as error:
         message = str(error)
         raise SettingsError(message if message.startswith(f"{where}: ") else f"{where}: {message}") from error
+    for name, value in vars(settings).items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SettingsError(f"{where}: {name}={value} must be a finite number")
+    return settings
 
 
 def _check_keys(values: dict[str, Any], cls: type[Any], where: str) -> None:
