@@ -15,8 +15,9 @@ SOURCE = Path(__file__).parent.parent / "src" / "probmcl"
 PACKAGES = (
     "errors",
     "files",
-    "console",
+    "manifest",
     "tables",
+    "console",
     "headline",
     "runtime",
     "legacy",
@@ -65,7 +66,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-z]")
 COMMAND = re.compile(r"\bprobmcl (train|compare|check|evaluate|predict|explain|calibrate|report|demo)\b")
 UNQUOTED = re.compile(r"`[a-z][a-z_]*=(?!True|False|share)[a-z'/.][^`\"]*`")
 RUN_FILES = re.compile(
-    r"(config|labels|preprocessing|run|evaluation|calibration|retrieval|spec)\.json|(split|folds)\.csv|metrics\.jsonl"
+    r"(config|labels|preprocessing|run|evaluation|calibration|retrieval|spec)\.json|(split|folds|images)\.csv|metrics\.jsonl"
     r"|views\.png|(model|neighbors)\.safetensors|report\.(html|json)"
 )
 CLONE_ONLY = re.compile(  # `make the splits` is not a target

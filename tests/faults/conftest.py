@@ -1,0 +1,70 @@
+"""Commands that start fast, a small dataset, and runs on it that tests copy and damage."""
+
+import inspect
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import probmcl
+from helpers import photographs
+from helpers.faults import Commands, open_commands
+
+NO_REPORT = ["--no-report"] if "report" in inspect.signature(probmcl.train).parameters else []  # not in version 0.1
+SMALL = [
+    *("--encoder", "test_convnext", "--weights", "none", "--image-size", "32", "--workers", "0", "--method", "bce"),
+    *("--probe-epochs", "3", "--epochs", "2", "--batch-size", "8"),
+    *NO_REPORT,
+]
+"""Options of a training that takes about a second."""
+
+SPLITS = ["train"] * 24 + ["val"] * 12 + ["test"] * 12
+
+CopyRun = Callable[[], Path]
+
+
+@pytest.fixture(scope="session")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    """Runs `probmcl` in a process of its own."""
+    with open_commands(tmp_path_factory.mktemp("commands")) as commands:
+        yield commands
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 48 photographs with a table; read only."""
+    return photographs.folder(tmp_path_factory.mktemp("data") / "photos", count=48, splits=SPLITS).parent
+
+
+@pytest.fixture(scope="session")
+def finished_run(command: Commands, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run on the photographs; read only."""
+    run = tmp_path_factory.mktemp("runs") / "finished"
+    ended = command("train", photos, *SMALL, "--out", run)
+    assert ended.code == 0, ended.text
+    return run
+
+
+@pytest.fixture(scope="session")
+def interrupted_run(command: Commands, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was killed after the frozen probe; read only."""
+    run = tmp_path_factory.mktemp("runs") / "interrupted"
+    process = command.start("train", photos, *SMALL, "--out", run)
+    process.wait_until(run / "checkpoints" / "frozen*.safetensors")
+    process.signal(signal.SIGKILL)
+    assert process.wait().code == -signal.SIGKILL
+    return run
+
+
+@pytest.fixture
+def run(finished_run: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run."""
+    return Path(shutil.copytree(finished_run, tmp_path / "run", symlinks=True))
+
+
+@pytest.fixture
+def unfinished(interrupted_run: Path, tmp_path: Path) -> Path:
+    """A copy of the interrupted run."""
+    return Path(shutil.copytree(interrupted_run, tmp_path / "unfinished", symlinks=True))

@@ -1,0 +1,283 @@
+"""A run folder from a stranger cannot run code, write or delete elsewhere, or exhaust the machine."""
+
+import json
+import os
+import shutil
+import signal
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from faults.conftest import NO_REPORT, SMALL
+from helpers.faults import Commands, Ended
+
+pytestmark = pytest.mark.slow
+
+
+def refused(ended: Ended, *parts: str) -> None:
+    """Check that a command was refused with one message that has these parts."""
+    assert ended.code == 1, ended.text
+    assert "Traceback" not in ended.text
+    for part in parts:
+        assert part in ended.stderr
+
+
+def edit(path: Path, **changes: Any) -> None:
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, **changes}))
+
+
+def unlist(run: Path) -> None:
+    """Remove the manifest entries of all files, as a stranger would after changing them."""
+    if (run / "manifest.json").exists():
+        edit(run / "manifest.json", files={})
+
+
+def edit_header(path: Path, old: str, new: str) -> None:
+    """Replace text in the header of a safetensors file, including its checksum if it has one."""
+    content = path.read_bytes()
+    (size,) = struct.unpack("<Q", content[:8])
+    header = json.loads(content[8 : 8 + size])
+    metadata = header["__metadata__"]
+    if "probmcl" in metadata:
+        own = json.loads(metadata["probmcl"])
+        metadata["probmcl"] = json.dumps({"facts": own["facts"].replace(old, new)})
+    else:
+        metadata["facts"] = metadata["facts"].replace(old, new)
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + content[8 + size :])
+
+
+def write_code(run: Path) -> None:
+    """Write a Python file that leaves a trace when it is imported."""
+    trace = str(run / "executed")
+    (run / "notes.py").write_text(f"open({trace!r}, 'w')\ndef f(logits, labels, known): return logits\n")
+
+
+@pytest.mark.parametrize("state", ["run", "unfinished"])
+def test_resume_does_not_import_a_file_that_a_checkpoint_names(
+    command: Commands, request: pytest.FixtureRequest, state: str
+) -> None:
+    run = request.getfixturevalue(state)
+    write_code(run)
+    (checkpoint,) = (run / "checkpoints").glob("frozen*.safetensors")
+    edit_header(checkpoint, '"method": "probe"', f'"method": "{run}/notes.py:f"')
+    ended = command("train", "--resume", run, *NO_REPORT)
+    assert not (run / "executed").exists()
+    refused(ended, "notes.py", "is not part of probmcl")
+
+
+@pytest.mark.parametrize("words", [["evaluate"], ["predict"], ["train", "--resume"]], ids=lambda words: words[0])
+def test_no_command_imports_a_file_that_the_run_names(
+    command: Commands, run: Path, photos: Path, words: list[str]
+) -> None:
+    write_code(run)
+    edit(run / "run.json", model={"method": f"{run}/notes.py:f", "settings": {}})
+    config = json.loads((run / "config.json").read_text())
+    key = "jobs" if "jobs" in config else "contenders"
+    edit(run / "config.json", **{key: [{**config[key][0], "method": f"{run}/notes.py:f"}]})
+    unlist(run)
+    ended = command(*words, run, *([photos] if words == ["predict"] else []))
+    assert not (run / "executed").exists()
+    refused(ended, "notes.py")
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "predictions", "frozen", "contrastive"])
+@pytest.mark.parametrize("state", ["run", "unfinished"])
+def test_folder_behind_a_link_is_not_touched(
+    command: Commands, request: pytest.FixtureRequest, tmp_path: Path, state: str, name: str
+) -> None:
+    run, victim = request.getfixturevalue(state), tmp_path / "victim"
+    if (run / name).exists():
+        shutil.move(run / name, victim)
+    (victim / "precious").mkdir(parents=True)
+    (victim / "precious" / "thesis.tex").write_text("years of work")
+    (run / name).symlink_to(victim)
+    before = {path: path.stat().st_mtime_ns for path in victim.rglob("*")}
+    ended = command("train", "--resume", run, *NO_REPORT)
+    assert {path: path.stat().st_mtime_ns for path in victim.rglob("*")} == before
+    refused(ended, name, "symlink")
+
+
+@pytest.mark.parametrize("name", [".run.json.part", ".metrics.csv.part", "metrics.jsonl", "model.safetensors"])
+def test_file_behind_a_link_is_not_overwritten(command: Commands, unfinished: Path, tmp_path: Path, name: str) -> None:
+    victim = tmp_path / "thesis.tex"
+    victim.write_text("years of work")
+    (unfinished / name).unlink(missing_ok=True)
+    (unfinished / name).symlink_to(victim)
+    ended = command("train", "--resume", unfinished, *NO_REPORT)
+    assert victim.read_text() == "years of work"
+    refused(ended, name, "symlink")
+
+
+def test_only_files_of_the_run_are_deleted(command: Commands, run: Path) -> None:
+    for path in ("checkpoints/mine/thesis.tex", "checkpoints/activations/thesis.tex"):
+        (run / path).parent.mkdir(parents=True, exist_ok=True)
+        (run / path).write_text("years of work")
+    assert command("train", "--resume", run, *NO_REPORT).code == 0
+    assert (run / "checkpoints/mine/thesis.tex").exists()
+    assert (run / "checkpoints/activations/thesis.tex").exists()
+
+
+@pytest.mark.parametrize("name", ["config.json", "labels.json", "run.json", "preprocessing.json", "calibration.json"])
+def test_deeply_nested_json_is_refused(command: Commands, run: Path, photos: Path, name: str) -> None:
+    (run / name).write_text('{"a": ' * 100_000 + "1" + "}" * 100_000)
+    unlist(run)
+    refused(command("predict", run, photos), name, "nested more than 64 levels deep")
+
+
+def test_too_many_classes_are_refused(command: Commands, run: Path, photos: Path) -> None:
+    names = [f"class {number}" for number in range(200_000)]
+    edit(run / "labels.json", names=names, counts=[1] * len(names))
+    unlist(run)
+    refused(command("predict", run, photos, timeout=60.0), "labels.json", "200,000 classes", "100,000")
+
+
+def test_huge_header_is_refused(command: Commands, run: Path, photos: Path) -> None:
+    with (run / "model.safetensors").open("r+b") as file:
+        file.write(struct.pack("<Q", 200_000_000))
+    unlist(run)
+    refused(command("predict", run, photos), "model.safetensors", "200,000,000", "100,000,000")
+
+
+@pytest.mark.parametrize("name", ["labels.json", "split.csv", "model.safetensors"])
+def test_named_pipe_does_not_hang(command: Commands, run: Path, name: str) -> None:
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    unlist(run)
+    refused(command("evaluate", run, timeout=60.0), name)
+
+
+# Paths.
+
+
+def test_evaluate_prints_the_data_folder_and_reads_nothing_outside(
+    command: Commands, run: Path, photos: Path, tmp_path: Path
+) -> None:
+    ended = command("evaluate", run)
+    assert ended.code == 0, ended.text
+    assert str(photos) in ended.text
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    shutil.copy(photos / "0.jpg", secret / "private.jpg")
+    table = tmp_path / "labels.csv"
+    table.write_text((photos / "labels.csv").read_text().replace("47.jpg", str(secret / "private.jpg")))
+    metadata = json.loads((run / "run.json").read_text())
+    edit(run / "run.json", data={**metadata["data"], "data": str(table), "images": str(photos)})
+    unlist(run)
+    refused(command("evaluate", run), str(table), "outside the data of the run")
+    assert command("evaluate", run, table, "--images", photos).code == 0  # the user's own table may name any file
+
+
+def test_resume_reads_no_weights_that_only_the_run_names(command: Commands, unfinished: Path, tmp_path: Path) -> None:
+    config = json.loads((unfinished / "config.json").read_text())
+    weights = str(tmp_path / "weights.safetensors")
+    edit(unfinished / "config.json", encoder={**config["encoder"], "weights": weights})
+    unlist(unfinished)
+    refused(command("train", "--resume", unfinished, *NO_REPORT), weights, "files that only a run folder names are not")
+
+
+def test_resume_does_not_write_to_a_cache_that_only_the_run_names(
+    command: Commands, unfinished: Path, tmp_path: Path
+) -> None:
+    edit(unfinished / "config.json", cache=str(tmp_path / "cache"))
+    unlist(unfinished)
+    assert command("train", "--resume", unfinished, *NO_REPORT).code == 0
+    assert not (tmp_path / "cache").exists()
+
+
+# Formats.
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("config.json", "encode"),
+        ("labels.json", "nams"),
+        ("run.json", "seeed"),
+        ("preprocessing.json", "crop"),
+        ("calibration.json", "kin"),
+    ],
+)
+def test_unknown_key_is_refused(command: Commands, run: Path, photos: Path, name: str, key: str) -> None:
+    edit(run / name, **{key: "center"})
+    unlist(run)
+    refused(command("predict", run, photos), name, key)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "labels.json", "run.json", "preprocessing.json", "calibration.json", "manifest.json"]
+)
+def test_newer_schema_is_refused(command: Commands, run: Path, photos: Path, name: str) -> None:
+    if name != "manifest.json":
+        unlist(run)
+    edit(run / name, schema=99)
+    refused(command("predict", run, photos), name, "schema version 99 is newer", "update")
+
+
+def test_every_json_file_has_a_schema_version(finished_run: Path) -> None:
+    for path in finished_run.rglob("*.json"):
+        assert "schema" in json.loads(path.read_text()), path
+
+
+# Manifest.
+
+
+@pytest.mark.parametrize("damage", ["truncate", "empty", "delete", "flip"])
+@pytest.mark.parametrize("name", ["split.csv", "labels.json", "model.safetensors", "preprocessing.json"])
+def test_damaged_file_is_refused_by_name(command: Commands, run: Path, name: str, damage: str) -> None:
+    path = run / name
+    content = path.read_bytes()
+    if damage == "truncate" and name == "split.csv":
+        path.write_bytes(b"".join(content.splitlines(keepends=True)[:10]))
+    elif damage == "truncate":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "empty":
+        path.write_bytes(content.splitlines(keepends=True)[0] if name == "split.csv" else b"")
+    elif damage == "delete":
+        path.unlink()
+    else:
+        path.write_bytes(content[:-20] + bytes([content[-20] ^ 1]) + content[-19:])
+    refused(command("evaluate", run), name)
+
+
+def test_missing_manifest_is_refused(command: Commands, run: Path, photos: Path) -> None:
+    (run / "manifest.json").unlink()
+    refused(command("predict", run, photos), "manifest.json")
+
+
+def test_commands_that_add_files_update_the_manifest(command: Commands, run: Path, photos: Path) -> None:
+    assert command("calibrate", run, "--thresholds", "f1").code == 0
+    assert command("report", run).code == 0
+    assert command("predict", run, photos).code == 0
+    listed = json.loads((run / "manifest.json").read_text())["files"]
+    assert {"report.html", "calibration.json", "run.json"} <= listed.keys()
+    edit(run / "calibration.json", kind="none")
+    refused(command("predict", run, photos), "calibration.json")
+
+
+# Locks.
+
+
+def test_running_run_cannot_be_resumed(command: Commands, photos: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    slow = "import probmcl.run.train as t; import time; t.evaluate_on_test = lambda *_: time.sleep(1000)"
+    process = command.start("train", photos, *SMALL, "--out", run, prepare=slow)
+    process.wait_until(run / "checkpoints" / "bce.own_head.safetensors")
+    ended = command("train", "--resume", run, *NO_REPORT)
+    process.signal(signal.SIGKILL)
+    process.wait()
+    refused(ended, str(run), f"in use by process {process.pid}")
+    assert command("train", "--resume", run, *NO_REPORT).code == 0  # the lock of a killed process is stale
+    assert not list(run.glob(".*"))
+
+
+def test_lock_of_another_host_is_not_taken_over(command: Commands, unfinished: Path) -> None:
+    holder = {"host": "elsewhere", "pid": 1, "ticks": None, "since": "2026-11-18T10:00:00+00:00"}
+    (unfinished / ".lock").write_text(json.dumps(holder))
+    refused(command("train", "--resume", unfinished, *NO_REPORT), "process 1 on elsewhere", "delete", ".lock")
+    (unfinished / ".lock").unlink()
+    assert command("train", "--resume", unfinished, *NO_REPORT).code == 0
