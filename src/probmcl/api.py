@@ -42,8 +42,10 @@ if TYPE_CHECKING:
 
 NAMED_WEIGHTS = ("pretrained", "none")
 
-RESUMABLE = ("device", "workers", "cache", "loss", "weights", "settings")
-"""Options of `train` that can be combined with `resume`."""
+RESUMABLE = ("data", "images", "device", "workers", "cache", "weights")
+"""Options that can be combined with `resume`: those of the machine, and files that only the folder would name."""
+
+UNNAMED = "files that only a run folder names are not read"
 
 Options = dict[str, Any]
 """The options of a function by name; None for an option that is not set."""
@@ -119,7 +121,7 @@ def train(
         cache: folder in which decoded images are kept for the next run, or auto
         out: new or empty folder for the run (default: runs/DATE-NAME)
         resume: interrupted run to continue; only `device`, `workers`, `cache` and the files that the run was started
-            with (`loss`, `weights` and those in `settings`) can be combined with it
+            with (`data`, `images`, `loss`, `weights` and those in `settings`) can be combined with it
         accept_data_change: with `resume`, continue even if image files have changed since the run started
         console: where messages and progress are printed (default: stdout)
     """
@@ -132,7 +134,7 @@ def train(
     _refuse_without_resume(accept_data_change, resume)
     with _processes(device, console) as console:
         if resume is not None:
-            _refuse_with_resume(options, read, checks, allowed=RESUMABLE)
+            _refuse_with_resume(options, read, checks, allowed=(*RESUMABLE, "loss", "settings"))
             run = _resume_run(Path(resume), options, accept_data_change, console)
         elif data is None:
             raise _missing_data("train")
@@ -208,7 +210,8 @@ def _resume_run(folder: Path, options: Options, accept_data_change: bool, consol
     if source is None:
         raise RunError(f"{folder} was trained on in-memory records; use probmcl.run.train.train_run to resume it")
     with _resume_hint("train", folder, console):
-        records = read_again(DataSource.parse(source), folder / run_folder.SPLIT, console)
+        source, named = DataSource.parse(source), (options["data"], options["images"])
+        records = read_again(source, folder / run_folder.SPLIT, console, *named)
         return train_run(records, settings, folder, console, accept_data_change=accept_data_change)
 
 
@@ -216,15 +219,17 @@ def _refuse_unnamed_files(settings: Settings, options: Options) -> None:
     """Raise an error if a run names a file that the user has not named in this call; only data may be read again."""
     from probmcl.methods import find_method
 
-    weights, why = settings.encoder.weights, "files that only a run folder names are not read"
+    weights = settings.encoder.weights
     if weights not in (None, *NAMED_WEIGHTS) and _weights(options["weights"]) != weights:
-        raise ProbmclError(f"the run starts from the weights {weights}, but {why}; add {keyword('weights', weights)}")
+        raise ProbmclError(
+            f"the run starts from the weights {weights}, but {UNNAMED}; add {keyword('weights', weights)}"
+        )
     for job in settings.jobs:
         for name in find_method(job.method).files:
             file = getattr(job.settings, name)
             if file is not None and (options.get("settings") or {}).get(name) != file:
                 example = keyword("settings", f"{name}={file}")
-                raise ProbmclError(f"the run uses {name} from {file}, but {why}; add {example}")
+                raise ProbmclError(f"the run uses {name} from {file}, but {UNNAMED}; add {example}")
 
 
 def _run_settings(options: Options) -> Settings:
@@ -360,8 +365,8 @@ def compare(
         out: new or empty folder for the comparison (default: runs/DATE-NAME-comparison)
         add: other comparisons with the same protocol to include, as folders or results.jsonl files
         report: write a page with the tables, the plot and the verdict at the end
-        resume: interrupted comparison; only `device`, `workers`, `cache`, `weights`, `add` and `methods` can be
-            combined with it
+        resume: interrupted comparison; only `device`, `workers`, `cache` and the files that it was started with
+            (`data`, `images`, `weights`, `add` and those in `methods`) can be combined with it
         accept_data_change: with `resume`, continue even if image files have changed since the comparison started
         console: where messages and progress are printed (default: stdout)
     """
@@ -374,9 +379,7 @@ def compare(
     _refuse_without_resume(accept_data_change, resume)
     with _processes(device, console) as console:
         if resume is not None:
-            _refuse_with_resume(
-                options, read, checks, allowed=("device", "workers", "cache", "weights", "add", "methods")
-            )
+            _refuse_with_resume(options, read, checks, allowed=(*RESUMABLE, "add", "methods"))
             return _resume_comparison(
                 Path(resume), options, added, console, started, report, accept_data_change=accept_data_change
             )
@@ -481,12 +484,14 @@ def _resume_comparison(
 
     path, methods = folder / run_folder.COMPARISON, options["methods"]
     changes = _drop_none({"device": options["device"], "workers": options["workers"]})
+    if not folder.is_dir():
+        raise OptionError("resume", folder, "is not a folder")
+    refuse_links(folder)
     if is_main_process():
         legacy.upgrade_comparison(folder, path)
     barrier()
     if not path.is_file():
         raise RunError(f"{folder} is not a comparison: {path.name} does not exist")
-    refuse_links(folder)
     stored = RunFolder(folder).read_results(path)
     fields = dict(stored["spec"])
     settings = replace(load_settings(fields.pop("settings")), **changes)
@@ -499,8 +504,10 @@ def _resume_comparison(
     for method in compared:
         refuse_unnamed(method.method, "the same `methods` again, with {method}")
     source = DataSource.parse(stored["source"])
-    records = read_again(source, folder / run_folder.SPLIT, console)
-    added = list(dict.fromkeys([*stored["add"], *map(str, add)]))
+    records = read_again(source, folder / run_folder.SPLIT, console, options["data"], options["images"])
+    added = list(dict.fromkeys(map(str, add)))
+    if unnamed := [path for path in stored["add"] if path not in added]:
+        raise ProbmclError(f"the comparison includes {unnamed[0]}, but {UNNAMED}; add {keyword('add', unnamed)}")
     barrier()
     spec, warnings = ComparisonSpec(settings, compared, **fields), [RunWarning(**w) for w in stored["warnings"]]
 

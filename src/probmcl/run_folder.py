@@ -11,6 +11,7 @@ import datetime
 import importlib.metadata
 import io
 import platform
+import re
 import subprocess
 import sys
 import warnings
@@ -48,6 +49,9 @@ COMPARISON = "spec.json"
 
 OPTIONAL = (CONTRASTIVE, CANDIDATES, VIEWS, Path(METRICS).stem, Path(REPORT).stem)
 """Start of the names of files that no command needs; they may be deleted, but not changed."""
+
+CACHE_FILE = re.compile(r"\.?(train|val|test)(\.\d+-of-\d+)?\.(npy|json)(\.part)?")
+"""Names of the files in an activation cache: the outputs for a split, and the progress of a process."""
 
 KEYS = {
     METADATA: "command seed versions commit started data records duplicates status seconds warnings candidates kept "
@@ -216,7 +220,7 @@ def json_file(content: object) -> bytes:
 def delete_cache(folder: Path) -> None:
     """Delete the files of an activation cache, and its folder unless it has other files."""
     for path in folder.iterdir():
-        if path.suffix in (".npy", ".json", ".part") and not path.is_dir():
+        if CACHE_FILE.fullmatch(path.name) and not path.is_dir():
             path.unlink()
     with contextlib.suppress(OSError):
         folder.rmdir()

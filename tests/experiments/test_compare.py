@@ -247,7 +247,7 @@ def test_method_that_diverges_is_left_out(photographs: Path, tmp_path: Path) -> 
     options = {**SMALL, "epochs": 1, "seeds": 2}
     result = probmcl.compare(photographs, **options, methods=f"bce,{tmp_path}/bad.py:bad", out=tmp_path / "one")
     assert {row.name for row in result.rows} == {"frozen probe", "bce"}
-    assert any("bad " in message and "nan" in message for message in result.left_out)
+    assert any("bad " in message and "NaN" in message for message in result.left_out)
     alone = probmcl.compare(photographs, **options, methods=f"{tmp_path}/bad.py:bad", out=tmp_path / "alone")
     assert [row.name for row in alone.rows] == ["frozen probe"]
 
@@ -256,7 +256,9 @@ def test_added_rows_are_kept_on_resume(comparison: Comparison, folder: Path, pho
     options = {**SMALL, "methods": "bce", "seeds": 1, "epochs": 2}
     alone = probmcl.compare(photographs, **options, out=tmp_path / "bce")
     added = probmcl.compare(resume=tmp_path / "bce", add=[folder / "results.jsonl"], workers=0)
-    again = probmcl.compare(resume=tmp_path / "bce", workers=0)
+    with pytest.raises(ValueError, match=r"includes .*results\.jsonl, but files that only a run folder names are not"):
+        probmcl.compare(resume=tmp_path / "bce", workers=0)
+    again = probmcl.compare(resume=tmp_path / "bce", add=folder / "results.jsonl", workers=0)
     assert len(alone.rows) < len(added.rows) == len(again.rows)
 
 

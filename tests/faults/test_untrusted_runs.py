@@ -160,16 +160,44 @@ def test_evaluate_prints_the_data_folder_and_reads_nothing_outside(
     ended = command("evaluate", run)
     assert ended.code == 0, ended.text
     assert str(photos) in ended.text
-    secret = tmp_path / "secret"
-    secret.mkdir()
+    secret, table = tmp_path / "secret", tmp_path / "tables" / "labels.csv"
+    for folder in (secret, table.parent):
+        folder.mkdir()
     shutil.copy(photos / "0.jpg", secret / "private.jpg")
-    table = tmp_path / "labels.csv"
     table.write_text((photos / "labels.csv").read_text().replace("47.jpg", str(secret / "private.jpg")))
     metadata = json.loads((run / "run.json").read_text())
     edit(run / "run.json", data={**metadata["data"], "data": str(table), "images": str(photos)})
     unlist(run)
     refused(command("evaluate", run), str(table), "outside the data of the run")
+    edit(run / "run.json", data={"data": str(table), "images": str(photos)})  # as in version 0.1
+    refused(command("evaluate", run), str(secret), "outside the data of the run")
     assert command("evaluate", run, table, "--images", photos).code == 0  # the user's own table may name any file
+
+
+@pytest.mark.skipif(not NO_REPORT, reason="version 0.1 has no report")
+@pytest.mark.parametrize("data", ["null", "elsewhere"])
+def test_report_shows_no_image_outside_the_data(
+    command: Commands, run: Path, photos: Path, tmp_path: Path, data: str
+) -> None:
+    metadata = json.loads((run / "run.json").read_text())
+    elsewhere = {**metadata["data"], "data": str(tmp_path), "images": None, "roots": [str(tmp_path / "photos")]}
+    edit(run / "run.json", data=None if data == "null" else elsewhere)
+    unlist(run)
+    ended = command("report", run)
+    if data == "elsewhere":
+        refused(ended, str(photos), "outside the data of the run")
+        return
+    assert ended.code == 0, ended.text
+    assert "does not name the folder of its images" in ended.stderr
+    assert "data:image/jpeg" not in (run / "report.html").read_text()
+
+
+def test_resume_reads_the_data_that_the_user_names(command: Commands, unfinished: Path, photos: Path) -> None:
+    metadata = json.loads((unfinished / "run.json").read_text())
+    edit(unfinished / "run.json", data={**metadata["data"], "roots": [str(photos / "elsewhere")]})
+    unlist(unfinished)
+    refused(command("train", "--resume", unfinished, *NO_REPORT), str(photos), "outside the data of the run")
+    assert command("train", photos, "--resume", unfinished, *NO_REPORT).code == 0
 
 
 def test_resume_reads_no_weights_that_only_the_run_names(command: Commands, unfinished: Path, tmp_path: Path) -> None:

@@ -41,7 +41,12 @@ def finished_run(
     paths["test"] = [photos / f"{number}{HOSTILE_FILE}" for number in range(COUNTS["test"])]
     for path in (path for split in paths.values() for path in split if images):
         Image.fromarray(generator.integers(0, 255, (pixels, pixels, 3), dtype=np.uint8)).save(path)
-    model = made_run(folder, names=names, split=[(p, split) for split, part in paths.items() for p in part])
+    model = made_run(
+        folder,
+        names=names,
+        split=[(p, split) for split, part in paths.items() for p in part],
+        data={"data": str(photos)},
+    )
     labels = {split: _labels(generator, n, len(names)) for split, n in COUNTS.items()}
     for split in ("val", "test"):
         for place, noise in ((folder, 1.0), (folder / "frozen", 2.0)):

@@ -60,6 +60,6 @@ def made_run(
     for name, content in contents.items():
         (folder / name).write_text(json.dumps(content))
     with (folder / "split.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("path", "split"), *split])
+        csv.writer(file).writerows([("path", "split"), *(split or [("elsewhere.jpg", "train")])])
     save_tensors(folder / "model.safetensors", model.state_dict())
     return model

@@ -187,11 +187,13 @@ def with_nan(images: int, *, epochs: int, batch_size: int = 16) -> FeatureBatche
     return FeatureBatches(features, labels, known, batch_size=batch_size, epochs=epochs, seed=0)
 
 
-def test_a_method_without_a_finite_batch_stops_unchanged() -> None:
+@pytest.mark.parametrize(("epochs", "count"), [(30, "5 batches"), (2, "2 batches"), (1, "1 batch")])
+def test_a_method_without_a_finite_batch_stops_unchanged(epochs: int, count: str) -> None:
     method = BCE(PrecomputedFeatures(8), label_space())
     before = {key: value.clone() for key, value in method.state_dict().items()}
-    with pytest.raises(DivergedError, match=r"5 batches is NaN or inf, the last at step 5; .*learning rate") as stopped:
-        fit(method, with_nan(1, epochs=30, batch_size=64), Training())
+    message = rf"{count} is NaN or inf, the last at step {count[0]}; .*learning rate"
+    with pytest.raises(DivergedError, match=message) as stopped:
+        fit(method, with_nan(1, epochs=epochs, batch_size=64), Training())
     assert stopped.value.steps == 0
     assert all(torch.equal(value, before[key]) for key, value in method.state_dict().items())
 

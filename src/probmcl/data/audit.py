@@ -18,7 +18,7 @@ from probmcl.data.findings import BadImage, Finding, bad_images, findings, unusa
 from probmcl.data.formats.table.entries import RepeatedRowsError
 from probmcl.data.images import MISSING
 from probmcl.data.intensity import IntensityRange, find_intensity_range, parse_range
-from probmcl.data.options import DataChecks, DataSource, SkippedImage
+from probmcl.data.options import DataChecks, DataSource, ReadOptions, SkippedImage
 from probmcl.data.read import read_recorded, read_source
 from probmcl.data.records import SPLITS, Records, describe
 from probmcl.data.signatures import Signature, sign, stamps
@@ -117,9 +117,19 @@ def check(
     return DataAudit(data, problems, overview | content)
 
 
-def read_again(source: DataSource, split_file: Path, console: Console) -> Records:
-    """Read the data of an earlier run, with the splits that it saved."""
-    return read_splits(read_recorded(source, console), split_file)
+def read_again(
+    source: DataSource,
+    split_file: Path,
+    console: Console,
+    data: Path | str | None = None,
+    images: Path | str | None = None,
+) -> Records:
+    """Read the data of an earlier run, with the splits that it saved, from where it names them or the user does."""
+    if data is None:
+        records = read_recorded(source.with_changes(images, ReadOptions()), console)
+    else:
+        records = read_source(replace(DataSource.of(data, images, source.options), skipped=source.skipped))
+    return read_splits(records, split_file)
 
 
 def refuse_empty_splits(records: Records) -> None:

@@ -167,8 +167,7 @@ class DataSource:
         skipped: unreadable images.
         leaks_allowed: descriptions of leaks that were allowed.
         unlabeled: folders of images without labels.
-        roots: the folders that contain the table and the images. If the data are read again only because a run names
-            them, nothing outside these folders is read.
+        roots: the folders that contain the table and the images; see `folders`.
     """
 
     data: Path
@@ -186,11 +185,14 @@ class DataSource:
         return cls(Path(data).resolve(), None if images is None else Path(images).resolve(), options)
 
     def with_changes(self, images: Path | str | None, options: ReadOptions) -> DataSource:
-        """Return a copy with another image folder, if given, and with the options that are set in `options`."""
+        """Return a copy with another image folder, if given, and with the options that are set in `options`.
+
+        The user names these files and folders, so they may be read.
+        """
+        named = [Path(path).resolve() for path in (images, options.hierarchy) if path is not None]
         changed = replace(self.options, **options.set_options())
-        if images is None:
-            return replace(self, options=changed)
-        return replace(self, images=Path(images), options=changed, roots=())  # the user has named the folder
+        folder = self.images if images is None else Path(images).resolve()
+        return replace(self, images=folder, options=changed, roots=(*self.folders, *named))
 
     def with_roots(self, paths: Iterable[Path]) -> DataSource:
         """Return a copy with the folders that contain the table, the hierarchy and these images."""
@@ -199,8 +201,20 @@ class DataSource:
         images = {os.path.dirname(os.path.abspath(path)) for path in paths}  # noqa: PTH100, PTH120 (a million paths)
         return replace(self, roots=tuple(dict.fromkeys([*folders, Path(os.path.commonpath(images))])))
 
+    @property
+    def folders(self) -> tuple[Path, ...]:
+        """The folders outside of which nothing is read if only a run names the data.
+
+        >>> [str(folder) for folder in DataSource(Path("/data/labels.csv"), images=Path("/photos")).folders]
+        ['/data', '/photos']
+        """
+        if self.roots:
+            return self.roots
+        named = [path for path in (self.data, self.images, self.options.hierarchy) if path is not None]
+        return tuple(dict.fromkeys(path.parent if path.suffix and not path.is_dir() else path for path in named))
+
     def refuse_outside(self, paths: Iterable[Path | str]) -> None:
-        """Raise `DataError` if a path is outside `roots`; if there are none, every path is accepted.
+        """Raise `DataError` if a path is outside `folders`.
 
         >>> source = DataSource(Path("/data/labels.csv"), roots=(Path("/data"),))
         >>> source.refuse_outside(["/data/a.jpg", "/etc/passwd"])  # doctest: +ELLIPSIS
@@ -208,10 +222,10 @@ class DataSource:
         ...
         probmcl.errors.DataError: /etc/passwd is outside the data of the run (/data), so it is not read; specify ...
         """
-        roots = [os.path.join(os.path.abspath(root), "") for root in self.roots]  # noqa: PTH100, PTH118
-        for path in paths if roots else ():
-            if not os.path.join(os.path.abspath(path), "").startswith(tuple(roots)):  # noqa: PTH100, PTH118
-                folders = ", ".join(map(str, self.roots))
+        roots = tuple(os.path.join(os.path.abspath(folder), "") for folder in self.folders)  # noqa: PTH100, PTH118
+        for path in paths:
+            if not os.path.join(os.path.abspath(path), "").startswith(roots):  # noqa: PTH100, PTH118
+                folders = ", ".join(map(str, self.folders))
                 problem = f"{path} is outside the data of the run ({folders}), so it is not read"
                 raise DataError(f"{problem}; specify `data` or `images`")
 

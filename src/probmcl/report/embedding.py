@@ -45,7 +45,7 @@ def embed_test_images(run: RunData, model: Model, shown: Sequence[int], console:
     """Compute features of the shown images and of a random sample; None if no image file can be found."""
     sample = np.random.default_rng(0).permutation(len(run.test.paths))[:MAX_POINTS]
     rows = np.union1d(sample, np.array(shown, dtype=int)).astype(int)
-    rows = rows[[Path(run.test.paths[row]).is_file() for row in rows]]
+    rows = rows[[run.reads_images and Path(run.test.paths[row]).is_file() for row in rows]]
     if not len(rows):
         return None
     files: list[Any] = [Path(run.test.paths[row]) for row in rows]

@@ -1,7 +1,7 @@
 """Everything that the report of a run needs from its folder."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,7 @@ class RunData:
         thresholds: the threshold of each class.
         evaluation: metrics on the test split, with intervals.
         root: folder that contains all images.
+        reads_images: whether image files may be read: the run names the folders of its data, and all are in them.
         images: number of images in each split.
         val: probabilities of the validation images.
         test: probabilities of the test images.
@@ -69,6 +70,7 @@ class RunData:
     calibration: Calibration | None
     evaluation: Mapping[str, Any]
     root: Path
+    reads_images: bool
     images: Mapping[str, int]
     val: SplitScores
     test: SplitScores
@@ -112,9 +114,11 @@ def read_run_data(model: Model, console: Console) -> RunData:
     frozen = scores_file(folder.results(run_folder.FROZEN), "test")
     has_other = metadata["kept"] != FROZEN_PROBE.name and frozen.is_file()
     test, splits = read(scores_file(folder.path, "test"), calibration), folder.read_split()
-    _refuse_outside(metadata["data"], [*splits, *test.paths], console)
     default = np.full(len(model.names), DEFAULT_THRESHOLD)
-    training = folder.path / run_folder.NEIGHBORS
+    root, source, neighbors = image_root(list(splits)), source_of(folder), folder.path / run_folder.NEIGHBORS
+    training = TrainingImages.load(neighbors) if neighbors.is_file() else None
+    if source is not None:
+        source.refuse_outside([*test.paths, *(root / path for path in (training.paths if training else ()))])
     return RunData(
         folder,
         metadata,
@@ -124,22 +128,20 @@ def read_run_data(model: Model, console: Console) -> RunData:
         thresholds=default if calibration is None else calibration.threshold,
         calibration=calibration,
         evaluation=_evaluation(folder, model, test, console),
-        root=image_root(list(splits)),
+        root=root,
+        reads_images=source is not None,
         images=Counter(splits.values()),
         val=read(scores_file(folder.path, "val"), calibration),
         test=test,
         frozen=read(frozen, None) if has_other else None,
-        training=TrainingImages.load(training) if training.is_file() else None,
+        training=training,
     )
 
 
-def _refuse_outside(data: Any, paths: Sequence[str], console: Console) -> None:
-    """Raise an error if an image is outside the folders that the run names as those of its data, and print them."""
-    if data is not None:
-        source = DataSource.parse(data)
-        source.refuse_outside(paths)
-        if source.roots:
-            console.print(f"images of the run: reading below {', '.join(map(str, source.roots))}")
+def source_of(folder: RunFolder) -> DataSource | None:
+    """Return the data of a run. If it does not name any, its images are not read."""
+    data = folder.read(run_folder.METADATA)["data"]
+    return None if data is None else DataSource.parse(data)
 
 
 def _evaluation(folder: RunFolder, model: Model, test: SplitScores, console: Console) -> dict[str, Any]:

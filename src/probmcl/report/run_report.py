@@ -103,7 +103,7 @@ def _gather(run: RunData, model: Model, images: bool, bar: ProgressBar) -> RunRe
         "reproduction": training.reproduction(run),
     }
     bar.advance()
-    report = _add_pictures(run, model, groups, content, bar) if images else RunReport(content)
+    report = _add_pictures(run, model, groups, content, bar) if images and run.reads_images else RunReport(content)
     content["photographs"] = report.pictures
     return report
 

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from probmcl.data.loader import Batch
-from probmcl.errors import RunError
+from probmcl.errors import RunError, counted
 from probmcl.files import load_tensors, save_tensors
 from probmcl.methods.base import Method
 from probmcl.runtime.distributed import all_reduce_mean, gather_unequal, is_main_process, world_size
@@ -105,26 +105,22 @@ class Checkpoint:
 
     def _load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """Return the content of the last checkpoint or, if it is damaged, of the previous one."""
-        damaged = False
+        loaded, problems, consequence = None, list[str](), "training starts over"
         for path in (self.path, self.previous):
             try:
                 loaded = load_tensors(path, root=self.root)
             except FileNotFoundError:
                 continue
             except (OSError, RunError) as error:
-                warnings.warn(f"the checkpoint {path} is damaged ({error})", stacklevel=4)
-                damaged = True
+                problems.append(str(error))
                 if is_main_process():
                     path.unlink(missing_ok=True)  # otherwise the next save would keep it as the previous checkpoint
                 continue
-            if damaged:
-                warnings.warn(
-                    f"training continues from the previous checkpoint, step {loaded[1]['step']}", stacklevel=4
-                )
-            return loaded
-        if damaged:
-            warnings.warn("no checkpoint can be used; training starts over", stacklevel=4)
-        return None
+            consequence = f"training continues from the previous checkpoint, step {loaded[1]['step']}"
+            break
+        if problems:
+            warnings.warn(f"damaged checkpoint: {'; '.join(problems)}; {consequence}", stacklevel=4)
+        return loaded
 
     def delete(self) -> None:
         """Delete the checkpoints (on rank 0)."""
@@ -223,8 +219,8 @@ def fit(
     its EMA weights before the exception propagates. With several processes, each trains on its shard of every batch,
     and all end with the same weights.
 
-    A batch whose loss or gradient is NaN or inf is skipped; after `MAX_SKIPPED` of them, `DivergedError` is raised. On
-    a GPU, this check waits for the device in every step.
+    A batch whose loss or gradient is NaN or inf is skipped. After `MAX_SKIPPED` of them, or if all are skipped,
+    `DivergedError` is raised. On a GPU, this check waits for the device in every step.
     """
     device = torch.device(device)
     method.to(device).train()
@@ -232,7 +228,7 @@ def fit(
     done = checkpoint.restore(state) if checkpoint else 0
     model, half = DistributedDataParallel(method) if world_size() > 1 else method, _half_dtype(device, training)
     try:
-        _refuse_diverged(state, done)
+        _refuse_diverged(state, done, len(batches))
         for step, batch in enumerate(batches.starting(done), start=done + 1):
             views, labels, known = (x.to(device, non_blocking=True) for x in batch[:3])
             buffers = [buffer.clone() for buffer in method.buffers()]
@@ -251,7 +247,7 @@ def fit(
                 callback(event)
             if checkpoint:
                 checkpoint.after(step, state)
-            _refuse_diverged(state, step)
+            _refuse_diverged(state, step, len(batches))
         return state.skipped
     finally:
         state.ema.copy_to()
@@ -296,10 +292,11 @@ def _update(state: TrainingState, loss: Tensor, mean_loss: Tensor, buffers: list
     return applied
 
 
-def _refuse_diverged(state: TrainingState, step: int) -> None:
+def _refuse_diverged(state: TrainingState, step: int, steps: int) -> None:
     count = len(state.skipped)
-    if count >= MAX_SKIPPED:
-        problem = f"the loss or the gradient of {count} batches is NaN or inf, the last at step {state.skipped[-1]}"
+    if count >= MAX_SKIPPED or count == steps > 0:
+        which = counted(count, "batch", "batches")
+        problem = f"the loss or the gradient of {which} is NaN or inf, the last at step {state.skipped[-1]}"
         raise DivergedError(f"{problem}; try a lower learning rate", step - count)
 
 
