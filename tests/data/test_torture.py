@@ -243,4 +243,4 @@ def test_file_name_with_a_newline_is_escaped_in_messages(tmp_path: Path) -> None
         read_image(path)
     assert "\n" not in str(caught.value)
     assert str(caught.value).encode()  # can be printed
-    assert "two\\nlines \\udce9.png': the file is empty" in str(caught.value)
+    assert "two\\nlines \\xe9.png: the file is empty" in str(caught.value)

@@ -1,5 +1,7 @@
 """A killed run resumes with the same result as one that was never interrupted."""
 
+import json
+import shutil
 import signal
 from pathlib import Path
 
@@ -10,6 +12,30 @@ from faults.conftest import NO_REPORT, SMALL
 from helpers.faults import Commands
 
 pytestmark = pytest.mark.slow
+
+KILL_AT_RENAME = """
+import os, signal
+replace, renamed = os.replace, []
+def kill(*args, **kwargs):
+    renamed.append(args)
+    if len(renamed) == {number}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(*args, **kwargs)
+os.replace = kill
+"""
+"""Code that kills the process just before it gives a file its final name, for the given time."""
+
+RENAMES, SAMPLED = 48, (6, 20, 37, 46, 48)
+"""Files that a small run writes, and the numbers of those before which it is killed in every test run."""
+
+FILES = ("model.safetensors", "evaluation.json", "calibration.json", "split.csv", "labels.json", "preprocessing.json")
+
+
+def assert_same(run: Path, other: Path) -> None:
+    for name in FILES:
+        assert (run / name).read_bytes() == (other / name).read_bytes(), name
+    with np.load(run / "predictions/test.npz") as ours, np.load(other / "predictions/test.npz") as theirs:
+        np.testing.assert_array_equal(ours["scores"], theirs["scores"])
 
 
 @pytest.mark.parametrize("moment", ["plan*", "bce*trained*", "bce*own?head*"])
@@ -22,7 +48,67 @@ def test_killed_run_resumes_bit_identical(
     process.signal(signal.SIGKILL)
     process.wait()
     assert command("train", "--resume", run, *NO_REPORT).code == 0
-    for name in ("model.safetensors", "evaluation.json"):
-        assert (run / name).read_bytes() == (finished_run / name).read_bytes()
-    with np.load(run / "predictions/test.npz") as ours, np.load(finished_run / "predictions/test.npz") as theirs:
-        np.testing.assert_array_equal(ours["scores"], theirs["scores"])
+    assert_same(run, finished_run)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [n if n in SAMPLED else pytest.param(n, marks=pytest.mark.exhaustive) for n in range(1, RENAMES + 1)],
+)
+def test_run_killed_before_any_rename_resumes_bit_identical(
+    command: Commands, photos: Path, finished_run: Path, tmp_path: Path, number: int
+) -> None:
+    run = tmp_path / "run"
+    ended = command("train", photos, *SMALL, "--out", run, prepare=KILL_AT_RENAME.format(number=number))
+    assert ended.code == -signal.SIGKILL, ended.text
+    if not (run / "run.json").exists():  # the run had not started, so there is nothing to resume
+        shutil.rmtree(run)
+        assert command("train", photos, *SMALL, "--out", run).code == 0
+    else:
+        again = command("train", "--resume", run, *NO_REPORT)
+        assert again.code == 0, again.text
+    assert_same(run, finished_run)
+
+
+@pytest.mark.parametrize("words", [["calibrate", "--thresholds", "f1"], ["report"]], ids=lambda words: words[0])
+def test_killed_update_of_a_finished_run_leaves_it_valid(
+    command: Commands, run: Path, photos: Path, words: list[str]
+) -> None:
+    name, *options = words
+    backup = Path(shutil.copytree(run, run.with_name("backup")))
+    for number in range(1, 20):
+        ended = command(name, run, *options, prepare=KILL_AT_RENAME.format(number=number))
+        if ended.code == 0:
+            break
+        assert ended.code == -signal.SIGKILL, ended.text
+        predicted = command("predict", run, photos / "0.jpg", "--workers", "0")
+        assert predicted.code == 0, predicted.text
+        shutil.rmtree(run)
+        shutil.copytree(backup, run)
+    assert number > 2
+    assert not list(run.glob(".*"))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", range(3, 90, 12))
+def test_killed_comparison_resumes_with_the_same_results(
+    command: Commands, photos: Path, tmp_path: Path, number: int
+) -> None:
+    words = [*SMALL[: SMALL.index("--method")], "--methods", "bce", "--seeds", "2", "--epochs", "2"]
+    words += ["--batch-size", "8", "--probe-epochs", "3", *NO_REPORT]
+    full, folder = tmp_path / "full", tmp_path / "killed"
+    assert command("compare", photos, *words, "--out", full).code == 0
+    ended = command("compare", photos, *words, "--out", folder, prepare=KILL_AT_RENAME.format(number=number))
+    assert ended.code == -signal.SIGKILL, ended.text
+    if not (folder / "spec.json").exists():
+        shutil.rmtree(folder)
+        again = command("compare", photos, *words, "--out", folder)
+    else:
+        again = command("compare", "--resume", folder, *NO_REPORT)
+    assert again.code == 0, again.text
+    assert scores(folder) == scores(full)
+
+
+def scores(folder: Path) -> list[tuple[str, int, float]]:
+    lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+    return [(line["name"], line["seed"], line["test"]["mAP"]) for line in lines]

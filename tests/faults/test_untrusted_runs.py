@@ -133,7 +133,7 @@ def test_too_many_classes_are_refused(command: Commands, run: Path, photos: Path
     names = [f"class {number}" for number in range(200_000)]
     edit(run / "labels.json", names=names, counts=[1] * len(names))
     unlist(run)
-    refused(command("predict", run, photos, timeout=60.0), "labels.json", "200,000 classes", "100,000")
+    refused(command("predict", run, photos, timeout=60.0), "labels.json", "200,000 classes; the limit is 100,000")
 
 
 def test_huge_header_is_refused(command: Commands, run: Path, photos: Path) -> None:

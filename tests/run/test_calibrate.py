@@ -20,6 +20,7 @@ from probmcl.run import train
 from probmcl.run.results import FROZEN_PROBE, Run
 from probmcl.run.state import RunState
 from probmcl.run.train import train_run
+from probmcl.run_folder import SCHEMA
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob
 from probmcl.training.optimizer import Training
 
@@ -86,7 +87,7 @@ def test_a_trained_method_is_calibrated_on_validation(
 
 def test_the_evaluation_is_that_of_the_loaded_model(frozen: Run, records: Records) -> None:
     evaluation = json.loads((frozen.folder / "evaluation.json").read_text())
-    assert evaluation == frozen.kept.test
+    assert evaluation == {"schema": SCHEMA, **(frozen.kept.test or {})}
     paths = [str(records.paths[row]) for row in records.rows("test")]
     model = load(frozen.folder)
     assert model.calibration is not None

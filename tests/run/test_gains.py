@@ -20,6 +20,7 @@ from probmcl.evaluation import bootstrapped_map, centered, interval, resamples
 from probmcl.evaluation.evaluate import evaluate
 from probmcl.run.gains import Gain, ValidationGains
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
+from probmcl.run.state import RunState
 from probmcl.run.train import train_run
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, method_settings
 from probmcl.tables import percent, points
@@ -154,13 +155,24 @@ def test_the_test_score_has_an_interval_and_the_chance_level(records: Records, t
 
 
 @pytest.mark.slow
-def test_a_useless_model_is_warned_about_once(records: Records, tmp_path: Path) -> None:
+def test_a_useless_model_is_warned_about_once(
+    records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shuffled = records.states.dense()[np.random.default_rng(1).permutation(len(records))]
     useless = Records.from_labels(
         records.label_space.names, records.paths, records.split, LabelStates.from_states(shuffled)
     )
+    record = RunState.record
+
+    def interrupt(state: RunState, status: str) -> None:
+        if status == "finished":
+            raise KeyboardInterrupt
+        record(state, status)
+
+    monkeypatch.setattr(RunState, "record", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        train_run(useless, settings(), tmp_path / "run", _InterruptedConsole())
+        train_run(useless, settings(), tmp_path / "run", Console(RichConsole(quiet=True)))
+    monkeypatch.setattr(RunState, "record", record)
     run, lines = train(useless, tmp_path / "run")
     (warning,) = [
         warning for warning in run.warnings if warning.kind == "chance"
@@ -169,17 +181,6 @@ def test_a_useless_model_is_warned_about_once(records: Records, tmp_path: Path) 
     assert re.match(r"test (mAP|AUROC) \S+ \[.*\] is not clearly above chance", warning.message)
     assert read(run, "run.json")["warnings"] == [vars(warning) for warning in run.warnings]
     assert lines[-1].startswith("finished in ")  # `probmcl.train` prints the warning
-
-
-class _InterruptedConsole(Console):
-    """A console that is interrupted at the end of a run."""
-
-    def __init__(self) -> None:
-        super().__init__(RichConsole(quiet=True))
-
-    def print(self, text: str) -> None:
-        if text.startswith("finished"):
-            raise KeyboardInterrupt
 
 
 @pytest.mark.slow

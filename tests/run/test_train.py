@@ -24,10 +24,10 @@ from probmcl.evaluation import multilabel_metrics
 from probmcl.inference import load
 from probmcl.methods.kssnet import KSSNet
 from probmcl.methods.pla import PLA
-from probmcl.run import batches, candidates, workspace
+from probmcl.run import batches, candidates, train, workspace
 from probmcl.run.results import FROZEN_PROBE, CandidateId, Run
 from probmcl.run.train import all_candidates, read_run, train_run
-from probmcl.run_folder import RunFolder
+from probmcl.run_folder import SCHEMA, RunFolder
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, Tune, method_settings
 from probmcl.training import Checkpoint, Training, features
 
@@ -122,7 +122,7 @@ def test_only_the_kept_candidate_and_the_frozen_probe_are_tested(records: Record
     assert {c.name for c in run.candidates.values() if c.test} == {run.kept.name, "frozen probe"}
     assert read(run, "run.json")["test_mAP"].keys() == {run.kept.name, "frozen probe"}  # type: ignore[attr-defined]
     frozen = json.loads((run.folder / "frozen" / "evaluation.json").read_text())
-    assert frozen == run.candidates[FROZEN_PROBE].test
+    assert frozen == {"schema": SCHEMA, **(run.candidates[FROZEN_PROBE].test or {})}
     saved = np.load(run.folder / "predictions" / "test.npz")
     predicted = run.model.predict(saved["paths"].tolist(), raw=True)
     np.testing.assert_allclose(predicted.scores, saved["scores"], atol=2e-3)  # stored in half precision
@@ -149,6 +149,20 @@ def test_a_finished_run_has_no_cached_activations(records: Records, tmp_path: Pa
     left = {path.name for path in (run.folder / "checkpoints").iterdir()}
     results = {f"{identity.key}.safetensors" for identity in run.candidates}
     assert left == {"plan.json", "costs.json", "calibration.json", "bce.outcome.json", *results}
+
+
+def test_an_interrupt_after_the_last_file_leaves_a_finished_run(
+    records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(train, "_print_summary", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        train_run(records, settings(), tmp_path / "run", quiet())
+    run = read_run(RunFolder.existing(tmp_path / "run"))
+    assert read(run, "run.json")["status"] == "finished"
+    assert run.kept.name == "frozen probe"
 
 
 def test_training_does_not_change_the_random_state_of_the_caller(records: Records, tmp_path: Path) -> None:

@@ -199,7 +199,9 @@ class DataSource:
         files = [path for path in (self.data, self.options.hierarchy) if path is not None]
         folders = [path if path.is_dir() else path.parent for path in files]
         images = {os.path.dirname(os.path.abspath(path)) for path in paths}  # noqa: PTH100, PTH120 (a million paths)
-        return replace(self, roots=tuple(dict.fromkeys([*folders, Path(os.path.commonpath(images))])))
+        folders.append(Path(os.path.commonpath(images)))
+        inner = {folder for folder in folders if any(other in folder.parents for other in folders)}
+        return replace(self, roots=tuple(dict.fromkeys(folder for folder in folders if folder not in inner)))
 
     @property
     def folders(self) -> tuple[Path, ...]:

@@ -47,7 +47,7 @@ class _Labels:
 
     def __post_init__(self) -> None:
         if len(self.names) > MAX_CLASSES:
-            raise ValueError(f"{len(self.names):,} classes are more than the limit of {MAX_CLASSES:,}")
+            raise ValueError(f"{counted(len(self.names), 'class', 'classes')}; the limit is {MAX_CLASSES:,}")
         if not self.names or len(set(self.names)) < len(self.names) or len(self.counts) != len(self.names):
             names, counts = counted(len(self.names), "name"), counted(len(self.counts), "count")
             raise ValueError(f"{names} and {counts}; expected one of each per class")

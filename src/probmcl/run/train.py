@@ -229,7 +229,7 @@ def _interrupt_noted(run: RunFolder) -> Iterator[None]:
 
 @contextmanager
 def _recorded_status(run: RunFolder, records: Records, settings: Settings, console: Console) -> Iterator[RunState]:
-    """Open the state of a run. If an exception is raised, the status in run.json records it."""
+    """Open the state of a run. If an exception is raised before the run is finished, the status records it."""
     with _interrupt_noted(run):
         state = RunState(run, records, settings.seed, console)
     try:
@@ -240,7 +240,8 @@ def _recorded_status(run: RunFolder, records: Records, settings: Settings, conso
             yield state
     except BaseException as error:
         with suppress(OSError):  # the disk may be full, and a second error must not hide the first
-            state.record("interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed")
+            if run.read(run_folder.METADATA)["status"] != "finished":
+                state.record("interrupted" if isinstance(error, KeyboardInterrupt | SystemExit) else "failed")
         raise
 
 
