@@ -76,7 +76,7 @@ def test_links_below_the_root_are_not_followed(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"b is a symlink"), files.open_file(root / "b"):
         pass
     with pytest.raises(RunError, match="is a symlink"):
-        files.refuse_links(root)
+        files.refuse_special_files(root)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from probmcl.errors import (
     keyword,
     suggestion,
 )
-from probmcl.files import refuse_links, write_json
+from probmcl.files import refuse_special_files, write_json
 from probmcl.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -478,7 +478,8 @@ def _resume_comparison(
     from probmcl.experiments.protocol import ComparisonSpec, parse_methods
     from probmcl.experiments.runner import ComparisonRunner
     from probmcl.run.train import on_main_process
-    from probmcl.runtime.distributed import barrier, is_main_process
+    from probmcl.runtime.distributed import barrier
+    from probmcl.runtime.lock import locked
     from probmcl.runtime.machine import find_device
     from probmcl.settings import MethodSpec, load_settings, refuse_unnamed
 
@@ -486,10 +487,13 @@ def _resume_comparison(
     changes = _drop_none({"device": options["device"], "workers": options["workers"]})
     if not folder.is_dir():
         raise OptionError("resume", folder, "is not a folder")
-    refuse_links(folder)
-    if is_main_process():
-        legacy.upgrade_comparison(folder, path)
-    barrier()
+    refuse_special_files(folder)
+
+    def upgrade() -> None:
+        with locked(folder):
+            legacy.upgrade_comparison(folder, path)
+
+    on_main_process(upgrade)
     if not path.is_file():
         raise RunError(f"{folder} is not a comparison: {path.name} does not exist")
     stored = RunFolder(folder).read_results(path)
@@ -512,12 +516,13 @@ def _resume_comparison(
     spec, warnings = ComparisonSpec(settings, compared, **fields), [RunWarning(**w) for w in stored["warnings"]]
 
     def update() -> None:
-        changes = accepted_changes(folder, records.paths, console, accept=accept_data_change)
-        if changes is not None and changes.changed:
-            warnings.append(changes.warning())
-        write_json(path, run_folder.with_schema(stored | {"add": added, "warnings": warnings}))
-        if changes is not None:
-            write_signatures(folder, records.paths, changes.signatures)
+        with locked(folder):
+            changes = accepted_changes(folder, records.paths, console, accept=accept_data_change)
+            if changes is not None and changes.changed:
+                warnings.append(changes.warning())
+            write_json(path, run_folder.with_schema(stored | {"add": added, "warnings": warnings}))
+            if changes is not None:
+                write_signatures(folder, records.paths, changes.signatures)
 
     on_main_process(update)
     runner = ComparisonRunner(

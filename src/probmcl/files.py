@@ -18,7 +18,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from probmcl.errors import RunError
 
@@ -90,6 +90,8 @@ def explained_no_space(path: Path, needed: int) -> Iterator[None]:
 @contextmanager
 def _open_folder(root: Path, folder: Path, *, create: bool = False) -> Iterator[int]:
     """Open a folder without following symlinks below `root`, and yield its descriptor."""
+    if not folder.is_relative_to(root) or ".." in folder.relative_to(root).parts:
+        raise RunError(f"{folder} is outside {root}; a file of the folder was edited")
     flags = os.O_RDONLY | os.O_DIRECTORY
     descriptor, path = os.open(root, flags), root
     try:
@@ -108,7 +110,7 @@ def _open_folder(root: Path, folder: Path, *, create: bool = False) -> Iterator[
 
 def _open_unlinked(path: Path, flags: int, folder: int) -> int:
     try:
-        return os.open(path.name, flags | os.O_NOFOLLOW, dir_fd=folder)
+        return os.open(path.name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink():
             raise RunError(link_problem(path)) from error
@@ -120,16 +122,30 @@ def link_problem(path: Path) -> str:
     return f"{path} is a symlink, and links inside a run folder are not followed; replace it with the file or folder"
 
 
-def refuse_links(root: Path) -> None:
-    """Raise `RunError` if there is a symlink anywhere below a folder; the folder itself may be one."""
+def refuse_special_files(root: Path) -> None:
+    """Raise `RunError` if anything below a folder is not a regular file or a folder, for example a symlink or a pipe.
+
+    The folder itself may be a symlink.
+    """
     pending = [root]
     while pending:
         with os.scandir(pending.pop()) as entries:
             for entry in entries:
                 if entry.is_symlink():
                     raise RunError(link_problem(Path(entry.path)))
-                if entry.is_dir(follow_symlinks=False):
+                if entry.is_dir():
                     pending.append(Path(entry.path))
+                elif not entry.is_file():
+                    raise RunError(f"{entry.path} is not a regular file; delete it")
+
+
+@contextmanager
+def open_for_update(path: Path, *, root: Path) -> Iterator[IO[bytes]]:
+    """Open a file for reading and writing, without following symlinks below `root`; it is created if it is missing."""
+    with _open_folder(root, path.parent, create=True) as folder:
+        descriptor = _open_unlinked(path, os.O_RDWR | os.O_CREAT, folder)
+    with os.fdopen(descriptor, "r+b") as file:
+        yield file
 
 
 @contextmanager

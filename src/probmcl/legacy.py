@@ -68,7 +68,8 @@ def upgrade_folder(folder: Path, schema: int) -> None:
         path.unlink()
     # Version 0.1 named cached activations after its progress bars. Recomputing them is safer than mapping old names.
     for path in (checkpoints / "activations").glob("*.*"):
-        path.unlink()
+        if path.suffix in (".npy", ".json"):
+            path.unlink()
     for path in sorted((folder / "candidates").glob("*, *")):
         path.rename(path.with_name(_state_key(path.name)))
     if (checkpoints / "plan.json").exists():

@@ -50,21 +50,28 @@ def read_manifest(folder: Path) -> Manifest:
     if isinstance(version, int) and version > SCHEMA:
         raise RunError(f"{folder / MANIFEST}: schema version {version} is newer than {SCHEMA}; update probmcl")
     try:
-        return msgspec.convert(content, Manifest)
+        manifest = msgspec.convert(content, Manifest)
     except msgspec.ValidationError as error:
         raise RunError(f"{folder / MANIFEST}: {error}; the file is damaged or was edited") from error
+    for name in (*manifest.files, *manifest.replacing):
+        if name.startswith("/") or ".." in name.split("/"):
+            raise RunError(f"{folder / MANIFEST}: {name!r} is outside the folder; the file was edited")
+    return manifest
 
 
-def write_manifest(folder: Path, *, leave_out: Iterable[str] = ()) -> None:
-    """Write the manifest of all files in a folder, except those named in `leave_out`."""
-    names = sorted(set(_names(folder)) - set(leave_out))
-    _write(folder, Manifest(SCHEMA, {name: _entry(folder, name) for name in names}))
+def write_manifest(folder: Path, *, only: Iterable[str] = (), leave_out: Iterable[str] = ()) -> None:
+    """Write the manifest of all files in a folder or only of some, except those named in `leave_out`."""
+    names = set(_names(folder)).intersection(only) if only else set(_names(folder))
+    _write(folder, Manifest(SCHEMA, {name: _entry(folder, name) for name in sorted(names.difference(leave_out))}))
 
 
 def announce(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Accept new contents of files, in addition to the present ones, before they are written."""
     before = read_manifest(folder)
-    _write(folder, Manifest(SCHEMA, before.files, {name: Entry.of(content) for name, content in contents.items()}))
+    # A process that was killed between `announce` and `confirm` leaves files with either content.
+    settled = {name: _entry(folder, name) for name in before.replacing if (folder / name).is_file()}
+    new = {name: Entry.of(content) for name, content in contents.items()}
+    _write(folder, Manifest(SCHEMA, {**before.files, **settled}, new))
 
 
 def confirm(folder: Path) -> None:
@@ -73,22 +80,30 @@ def confirm(folder: Path) -> None:
     _write(folder, Manifest(SCHEMA, dict(sorted({**before.files, **before.replacing}.items()))))
 
 
-def verify(folder: Path, *, optional: tuple[str, ...] = ()) -> None:
+def verify(folder: Path, *, required: Iterable[str] = (), optional: tuple[str, ...] = ()) -> None:
     """Raise `RunError` if a file does not match the manifest; the message names the file.
 
-    Files whose names start with one of `optional` may be missing.
+    Args:
+        folder: the folder with the manifest.
+        required: files that must be listed if they exist.
+        optional: starts of the names of files that may be missing.
     """
     manifest = read_manifest(folder)
-    for name, expected in manifest.files.items():
+    for name in required:
+        if name not in manifest.files and (folder / name).exists():
+            raise RunError(f"{folder / name} is not listed in {MANIFEST}, so damage cannot be detected; {REMEDY}")
+    for name in {**manifest.files, **manifest.replacing}:
         path = folder / name
+        accepted = [entries[name] for entries in (manifest.files, manifest.replacing) if name in entries]
         if not path.is_file():
-            if name.startswith(optional) or name in manifest.replacing:
-                continue
-            raise RunError(f"{path} is missing, but {MANIFEST} lists it; {REMEDY}")
-        if path.stat().st_size != expected.size and name not in manifest.replacing:
-            sizes = f"{path.stat().st_size:,} bytes instead of {expected.size:,}"
+            if name in manifest.files and not name.startswith(optional):
+                raise RunError(f"{path} is missing, but {MANIFEST} lists it; {REMEDY}")
+            continue
+        size = path.stat().st_size
+        if size not in [entry.size for entry in accepted]:
+            sizes = f"{size:,} bytes instead of {accepted[0].size:,}"
             raise RunError(f"{path} was changed or damaged ({sizes}, according to {MANIFEST}); {REMEDY}")
-        if _entry(folder, name) not in (expected, manifest.replacing.get(name)):
+        if _entry(folder, name) not in accepted:
             raise RunError(f"{path} was changed or damaged (its SHA-256 is not the one in {MANIFEST}); {REMEDY}")
 
 

@@ -24,7 +24,7 @@ import msgspec
 
 from probmcl import __version__, legacy, manifest
 from probmcl.errors import RunError, suggestion
-from probmcl.files import atomic_write, csv_content, json_bytes, open_file, read_json, refuse_links, write_json
+from probmcl.files import atomic_write, csv_content, json_bytes, open_file, read_json, refuse_special_files, write_json
 from probmcl.manifest import MANIFEST
 from probmcl.runtime.lock import LOCK
 
@@ -49,6 +49,12 @@ COMPARISON = "spec.json"
 
 OPTIONAL = (CONTRASTIVE, CANDIDATES, VIEWS, Path(METRICS).stem, Path(REPORT).stem)
 """Start of the names of files that no command needs; they may be deleted, but not changed."""
+
+INPUTS = (CONFIG, LABELS, SPLIT, FOLDS, IMAGES)
+"""Files that are written before training and do not change."""
+
+DECISIVE = (*INPUTS, PREPROCESSING, MODEL, CALIBRATION, EVALUATION)
+"""Files that decide what a finished run predicts and reports; its manifest must list them."""
 
 CACHE_FILE = re.compile(r"\.?(train|val|test)(\.\d+-of-\d+)?\.(npy|json)(\.part)?")
 """Names of the files in an activation cache: the outputs for a split, and the progress of a process."""
@@ -77,10 +83,11 @@ class RunFolder:
         folder = cls(Path(path))
         if not folder.path.is_dir():
             raise RunError(f"{path} is not a folder; pass a run folder written by `probmcl.train()`")
-        refuse_links(folder.path)
+        refuse_special_files(folder.path)
         folder.read(CONFIG, missing_hint=METADATA)
         if folder.has(MANIFEST):
-            manifest.verify(folder.path, optional=OPTIONAL)
+            finished = folder.read(METADATA).get("status") == "finished"
+            manifest.verify(folder.path, required=DECISIVE if finished else (), optional=OPTIONAL)
         elif folder.schema < SCHEMA:
             problem = f"{path} has no {MANIFEST}, because an older version wrote it"
             warnings.warn(f"{problem}; files that were damaged since then cannot be detected", stacklevel=3)
@@ -161,8 +168,12 @@ class RunFolder:
         if listed:
             manifest.confirm(self.path)
 
+    def seal_inputs(self) -> None:
+        """Write the manifest of the files that do not change during training."""
+        manifest.write_manifest(self.path, only=INPUTS)
+
     def seal(self, *, leave_out: Iterable[str] = ()) -> None:
-        """Write the manifest of the files that the run has now."""
+        """Write the manifest of all files that the run has now."""
         manifest.write_manifest(self.path, leave_out=leave_out)
 
     def complete_manifest(self) -> None:
@@ -172,7 +183,7 @@ class RunFolder:
 
     def delete_inputs(self) -> None:
         """Delete the files of a run that was interrupted while it was being created."""
-        for name in (CONFIG, LABELS, SPLIT, FOLDS, IMAGES, MANIFEST):
+        for name in (*INPUTS, MANIFEST):
             (self.path / name).unlink(missing_ok=True)
 
     def note_interrupt(self) -> None:
@@ -183,6 +194,8 @@ class RunFolder:
     def upgrade(self) -> None:
         """Upgrade the files of a run to the current schema version so that it can be resumed."""
         if self.schema < SCHEMA:
+            # config.json, which is written last, requires a manifest.
+            manifest.write_manifest(self.path, only=INPUTS, leave_out=[CONFIG])
             legacy.upgrade_folder(self.path, SCHEMA)
 
     def results(self, candidate: str) -> Path:

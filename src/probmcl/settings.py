@@ -122,6 +122,8 @@ class TrainingJob:
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", short_name(self.method))
+        if not re.fullmatch(r"\w[\w:+-]{0,99}", self.name) or self.trial < 1:  # they are parts of file names
+            raise SettingsError(f"name={self.name!r}, trial={self.trial} is not valid for a training job")
 
     @property
     def title(self) -> str:
@@ -392,12 +394,19 @@ def load_settings(config: Mapping[str, Any]) -> Settings:
 
 def refuse_unnamed(method: str, option: str) -> None:
     """Raise an error if an external method is named only by a run folder; `option` tells the user how to name it."""
-    module = method.partition(":")[0]
-    if method not in METHODS and module not in sys.modules:
+    module, _, attribute = method.partition(":")
+    loaded = vars(sys.modules[module]).get(attribute) if module in sys.modules else None
+    if method not in METHODS and (loaded is None or not (module.endswith(".py") or _is_method(loaded))):
         remedy = f"pass {option.format(method=method)}" if module.endswith(".py") else "import it first"
         raise SettingsError(
             f"method {method!r} is not part of probmcl and is not loaded just because a folder names it; {remedy}"
         )
+
+
+def _is_method(loaded: object) -> bool:
+    from probmcl.methods.base import Method
+
+    return isinstance(loaded, type) and issubclass(loaded, Method)
 
 
 def _jobs(

@@ -423,7 +423,8 @@ assert libc.unshare(0x00020000) == 0  # CLONE_NEWNS
 assert libc.mount(b"none", b"/", None, 0x44000, None) == 0  # MS_REC | MS_PRIVATE
 assert libc.mount(b"tmpfs", {str(folder)!r}.encode(), b"tmpfs", 0, b"size=8m") == 0
 def fill(event, args):
-    if event == "open" and str(args[0]).endswith(".npy") and os.path.exists(args[0]) and os.path.getsize(args[0]) > 999:
+    cache = {str(folder / "run" / "checkpoints" / "activations" / "train.npy")!r}
+    if event == "open" and str(args[0]).endswith(".npy") and os.path.exists(cache) and os.path.getsize(cache) > 999:
         other = os.open({str(folder / "other")!r}, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         try:
             while os.write(other, bytes(4096)):

@@ -1,5 +1,6 @@
 """A run folder from a stranger cannot run code, write or delete elsewhere, or exhaust the machine."""
 
+import hashlib
 import json
 import os
 import shutil
@@ -29,10 +30,16 @@ def edit(path: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**content, **changes}))
 
 
-def unlist(run: Path) -> None:
-    """Remove the manifest entries of all files, as a stranger would after changing them."""
-    if (run / "manifest.json").exists():
-        edit(run / "manifest.json", files={})
+def relist(run: Path) -> None:
+    """Correct the manifest entries of changed files, as a stranger would."""
+    if not (run / "manifest.json").exists():  # written by version 0.1
+        return
+    files = json.loads((run / "manifest.json").read_text())["files"]
+    for name in files:
+        if (run / name).is_file():
+            content = (run / name).read_bytes()
+            files[name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    edit(run / "manifest.json", files=files)
 
 
 def edit_header(path: Path, old: str, new: str) -> None:
@@ -79,7 +86,7 @@ def test_no_command_imports_a_file_that_the_run_names(
     config = json.loads((run / "config.json").read_text())
     key = "jobs" if "jobs" in config else "contenders"
     edit(run / "config.json", **{key: [{**config[key][0], "method": f"{run}/notes.py:f"}]})
-    unlist(run)
+    relist(run)
     ended = command(*words, run, *([photos] if words == ["predict"] else []))
     assert not (run / "executed").exists()
     refused(ended, "notes.py")
@@ -125,21 +132,21 @@ def test_only_files_of_the_run_are_deleted(command: Commands, run: Path) -> None
 @pytest.mark.parametrize("name", ["config.json", "labels.json", "run.json", "preprocessing.json", "calibration.json"])
 def test_deeply_nested_json_is_refused(command: Commands, run: Path, photos: Path, name: str) -> None:
     (run / name).write_text('{"a": ' * 100_000 + "1" + "}" * 100_000)
-    unlist(run)
+    relist(run)
     refused(command("predict", run, photos), name, "nested more than 64 levels deep")
 
 
 def test_too_many_classes_are_refused(command: Commands, run: Path, photos: Path) -> None:
     names = [f"class {number}" for number in range(200_000)]
     edit(run / "labels.json", names=names, counts=[1] * len(names))
-    unlist(run)
+    relist(run)
     refused(command("predict", run, photos, timeout=60.0), "labels.json", "200,000 classes; the limit is 100,000")
 
 
 def test_huge_header_is_refused(command: Commands, run: Path, photos: Path) -> None:
     with (run / "model.safetensors").open("r+b") as file:
         file.write(struct.pack("<Q", 200_000_000))
-    unlist(run)
+    relist(run)
     refused(command("predict", run, photos), "model.safetensors", "200,000,000", "100,000,000")
 
 
@@ -147,7 +154,7 @@ def test_huge_header_is_refused(command: Commands, run: Path, photos: Path) -> N
 def test_named_pipe_does_not_hang(command: Commands, run: Path, name: str) -> None:
     (run / name).unlink()
     os.mkfifo(run / name)
-    unlist(run)
+    relist(run)
     refused(command("evaluate", run, timeout=60.0), name)
 
 
@@ -167,9 +174,10 @@ def test_evaluate_prints_the_data_folder_and_reads_nothing_outside(
     table.write_text((photos / "labels.csv").read_text().replace("47.jpg", str(secret / "private.jpg")))
     metadata = json.loads((run / "run.json").read_text())
     edit(run / "run.json", data={**metadata["data"], "data": str(table), "images": str(photos)})
-    unlist(run)
+    relist(run)
     refused(command("evaluate", run), str(table), "outside the data of the run")
     edit(run / "run.json", data={"data": str(table), "images": str(photos)})  # as in version 0.1
+    relist(run)
     refused(command("evaluate", run), str(secret), "outside the data of the run")
     assert command("evaluate", run, table, "--images", photos).code == 0  # the user's own table may name any file
 
@@ -182,7 +190,7 @@ def test_report_shows_no_image_outside_the_data(
     metadata = json.loads((run / "run.json").read_text())
     elsewhere = {**metadata["data"], "data": str(tmp_path), "images": None, "roots": [str(tmp_path / "photos")]}
     edit(run / "run.json", data=None if data == "null" else elsewhere)
-    unlist(run)
+    relist(run)
     ended = command("report", run)
     if data == "elsewhere":
         refused(ended, str(photos), "outside the data of the run")
@@ -195,7 +203,7 @@ def test_report_shows_no_image_outside_the_data(
 def test_resume_reads_the_data_that_the_user_names(command: Commands, unfinished: Path, photos: Path) -> None:
     metadata = json.loads((unfinished / "run.json").read_text())
     edit(unfinished / "run.json", data={**metadata["data"], "roots": [str(photos / "elsewhere")]})
-    unlist(unfinished)
+    relist(unfinished)
     refused(command("train", "--resume", unfinished, *NO_REPORT), str(photos), "outside the data of the run")
     assert command("train", photos, "--resume", unfinished, *NO_REPORT).code == 0
 
@@ -204,7 +212,7 @@ def test_resume_reads_no_weights_that_only_the_run_names(command: Commands, unfi
     config = json.loads((unfinished / "config.json").read_text())
     weights = str(tmp_path / "weights.safetensors")
     edit(unfinished / "config.json", encoder={**config["encoder"], "weights": weights})
-    unlist(unfinished)
+    relist(unfinished)
     refused(command("train", "--resume", unfinished, *NO_REPORT), weights, "files that only a run folder names are not")
 
 
@@ -212,9 +220,38 @@ def test_resume_does_not_write_to_a_cache_that_only_the_run_names(
     command: Commands, unfinished: Path, tmp_path: Path
 ) -> None:
     edit(unfinished / "config.json", cache=str(tmp_path / "cache"))
-    unlist(unfinished)
+    relist(unfinished)
     assert command("train", "--resume", unfinished, *NO_REPORT).code == 0
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("name", ["../../victim", "/tmp/victim", "a/../../../victim", "victim/x", ""])
+def test_name_of_a_job_is_not_a_path(command: Commands, unfinished: Path, tmp_path: Path, name: str) -> None:
+    config = json.loads((unfinished / "config.json").read_text())
+    key = "jobs" if "jobs" in config else "contenders"
+    edit(unfinished / "config.json", **{key: [{**config[key][0], "name": name or "x" * 300}]})
+    for file in ("plan.json", "costs.json"):
+        (unfinished / "checkpoints" / file).unlink(missing_ok=True)
+    relist(unfinished)
+    before = set(tmp_path.rglob("*")) | set(unfinished.parents[1].glob("*"))
+    refused(command("train", "--resume", unfinished, *NO_REPORT), "name")
+    assert set(tmp_path.rglob("*")) | set(unfinished.parents[1].glob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["../secret.csv", "/etc/passwd", "a/../../secret.csv"])
+def test_manifest_names_nothing_outside_the_folder(command: Commands, run: Path, photos: Path, name: str) -> None:
+    listed = json.loads((run / "manifest.json").read_text())
+    edit(run / "manifest.json", files={**listed["files"], name: {"size": 1, "sha256": "0" * 64}})
+    refused(command("predict", run, photos), "manifest.json", "is outside the folder")
+
+
+@pytest.mark.parametrize("method", ["os:system", "builtins:exec", "probmcl.files:write_json"])
+def test_loaded_modules_are_no_methods(command: Commands, unfinished: Path, method: str) -> None:
+    config = json.loads((unfinished / "config.json").read_text())
+    key = "jobs" if "jobs" in config else "contenders"
+    edit(unfinished / "config.json", **{key: [{**config[key][0], "method": method}]})
+    relist(unfinished)
+    refused(command("train", "--resume", unfinished, *NO_REPORT), method)
 
 
 # Formats.
@@ -232,7 +269,7 @@ def test_resume_does_not_write_to_a_cache_that_only_the_run_names(
 )
 def test_unknown_key_is_refused(command: Commands, run: Path, photos: Path, name: str, key: str) -> None:
     edit(run / name, **{key: "center"})
-    unlist(run)
+    relist(run)
     refused(command("predict", run, photos), name, key)
 
 
@@ -240,9 +277,9 @@ def test_unknown_key_is_refused(command: Commands, run: Path, photos: Path, name
     "name", ["config.json", "labels.json", "run.json", "preprocessing.json", "calibration.json", "manifest.json"]
 )
 def test_newer_schema_is_refused(command: Commands, run: Path, photos: Path, name: str) -> None:
-    if name != "manifest.json":
-        unlist(run)
     edit(run / name, schema=99)
+    if name != "manifest.json":
+        relist(run)
     refused(command("predict", run, photos), name, "schema version 99 is newer", "update")
 
 
@@ -285,6 +322,29 @@ def test_commands_that_add_files_update_the_manifest(command: Commands, run: Pat
     assert {"report.html", "calibration.json", "run.json"} <= listed.keys()
     edit(run / "calibration.json", kind="none")
     refused(command("predict", run, photos), "calibration.json")
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "labels.json", "calibration.json"])
+def test_file_that_the_manifest_does_not_list_is_refused(command: Commands, run: Path, photos: Path, name: str) -> None:
+    listed = json.loads((run / "manifest.json").read_text())["files"]
+    edit(run / "manifest.json", files={key: value for key, value in listed.items() if key != name})
+    refused(command("predict", run, photos), name, "is not listed in manifest.json")
+
+
+@pytest.mark.parametrize(("name", "change"), [("plan", {"epochs": {"bce": 3}}), ("bce.outcome", {"error": "a lie"})])
+def test_edited_checkpoint_is_computed_again(
+    command: Commands, photos: Path, finished_run: Path, tmp_path: Path, name: str, change: dict[str, Any]
+) -> None:
+    run = tmp_path / "run"
+    process = command.start("train", photos, *SMALL, "--out", run)
+    process.wait_until(run / "checkpoints" / "bce.outcome.json")
+    process.signal(signal.SIGKILL)
+    process.wait()
+    edit(run / "checkpoints" / f"{name}.json", **change)
+    ended = command("train", "--resume", run, *NO_REPORT)
+    assert ended.code == 0, ended.text
+    assert f"{name}.json: is damaged: its content does not match its checksum; it is computed again" in ended.stdout
+    assert (run / "model.safetensors").read_bytes() == (finished_run / "model.safetensors").read_bytes()
 
 
 # Locks.

@@ -43,6 +43,8 @@ COMMANDS = {
 INTERRUPTED = 128 + signal.SIGINT
 """As in a shell, exit codes are 128 plus the number of the signal: 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM."""
 
+OUT_OF_MEMORY = "out of memory; use a smaller --batch-size or --image-size"
+
 SPELLING = {"data": "DATA", "settings": "--set"}
 """Parameters whose option is not just the Python name with dashes."""
 
@@ -225,7 +227,9 @@ def main() -> None:
         # torch is not imported here: if it is not loaded yet, the error cannot come from it.
         if not isinstance(error, getattr(sys.modules.get("torch"), "OutOfMemoryError", ())):
             raise
-        _fail("out of memory; use a smaller --batch-size or --image-size")
+        _fail(OUT_OF_MEMORY)
+    except MemoryError:
+        _fail(OUT_OF_MEMORY)
 
 
 def _exit_on_signals() -> None:

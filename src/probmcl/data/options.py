@@ -195,13 +195,11 @@ class DataSource:
         return replace(self, images=folder, options=changed, roots=(*self.folders, *named))
 
     def with_roots(self, paths: Iterable[Path]) -> DataSource:
-        """Return a copy with the folders that contain the table, the hierarchy and these images."""
-        files = [path for path in (self.data, self.options.hierarchy) if path is not None]
-        folders = [path if path.is_dir() else path.parent for path in files]
-        images = {os.path.dirname(os.path.abspath(path)) for path in paths}  # noqa: PTH100, PTH120 (a million paths)
-        folders.append(Path(os.path.commonpath(images)))
-        inner = {folder for folder in folders if any(other in folder.parents for other in folders)}
-        return replace(self, roots=tuple(dict.fromkeys(folder for folder in folders if folder not in inner)))
+        """Return a copy with the folders that contain the table, the hierarchy and these images, behind any links."""
+        roots, known = tuple(_prefix(os.path.realpath(folder)) for folder in self.folders), dict[str, str]()
+        images = {os.path.dirname(_real_path(path, known)) for path in paths}  # noqa: PTH120
+        others = [folder for folder in images if not _prefix(folder).startswith(roots)]
+        return replace(self, roots=(*self.folders, *([Path(os.path.commonpath(others))] if others else [])))
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -224,9 +222,9 @@ class DataSource:
         ...
         probmcl.errors.DataError: /etc/passwd is outside the data of the run (/data), so it is not read; specify ...
         """
-        roots = tuple(os.path.join(os.path.abspath(folder), "") for folder in self.folders)  # noqa: PTH100, PTH118
+        roots, known = tuple(_prefix(os.path.realpath(folder)) for folder in self.folders), dict[str, str]()
         for path in paths:
-            if not os.path.join(os.path.abspath(path), "").startswith(roots):  # noqa: PTH100, PTH118
+            if not _prefix(_real_path(path, known)).startswith(roots):
                 folders = ", ".join(map(str, self.folders))
                 problem = f"{path} is outside the data of the run ({folders}), so it is not read"
                 raise DataError(f"{problem}; specify `data` or `images`")
@@ -256,3 +254,19 @@ class DataSource:
             if unknown:
                 raise DataError(f"the stored data source has an unknown key {unknown[0]!r}")
         return source
+
+
+def _prefix(folder: str) -> str:
+    """Return what the paths inside of a folder start with."""
+    return os.path.join(folder, "")  # noqa: PTH118
+
+
+def _real_path(path: Path | str, known: dict[str, str]) -> str:
+    """Return the path behind links. `known` caches folders, since there may be a million files."""
+    text = os.path.abspath(path)  # noqa: PTH100
+    if os.path.islink(text):  # noqa: PTH114
+        return os.path.realpath(text)
+    folder, name = os.path.split(text)
+    if folder not in known:
+        known[folder] = os.path.realpath(folder)
+    return os.path.join(known[folder], name)  # noqa: PTH118

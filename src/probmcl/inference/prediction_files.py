@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 import json
 import math
@@ -15,6 +16,7 @@ from numpy import ndarray
 
 from probmcl.data.formats.table.lists import SEPARATORS
 from probmcl.errors import DataError, OptionError, keyword
+from probmcl.files import explained_no_space
 from probmcl.tables import plain_cell
 
 if TYPE_CHECKING:
@@ -132,12 +134,16 @@ def _write(
     if write is _write_short:
         label_separator(first.names)
     path.parent.mkdir(parents=True, exist_ok=True)
+    partial = partial_path(path)
     # Undecodable bytes in a file name are written unchanged.
-    with partial_path(path).open("x", encoding="utf-8", errors="surrogateescape", newline="") as file:
+    with (
+        explained_no_space(partial, io.DEFAULT_BUFFER_SIZE),
+        partial.open("x", encoding="utf-8", errors="surrogateescape", newline="") as file,
+    ):
         write(file, first, itertools.chain([first], blocks), raw_cells)
     if path.exists():
-        raise FileExistsError(f"{path} was created by another process; the predictions are in {partial_path(path)}")
-    partial_path(path).replace(path)
+        raise FileExistsError(f"{path} was created by another process; the predictions are in {partial}")
+    partial.replace(path)
 
 
 def _write_csv(file: TextIO, first: Predictions, blocks: Iterator[Predictions], raw_cells: bool) -> None:

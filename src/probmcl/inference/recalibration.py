@@ -76,12 +76,13 @@ def _write(model: Model, held_out: HeldOut, calibration: Calibration, console: C
             note=model.classifier.note,
             console=console,
         )
-    contents = {CALIBRATION: json_file(calibration)}
-    if evaluation is not None:
-        contents[EVALUATION] = json_file(evaluation)
-    if held_out.name == OTHER_IMAGES:
+    contents: dict[str, bytes] = {}
+    if held_out.name == OTHER_IMAGES:  # written before the calibration that refers to it
         other = scores_file(model.folder, OTHER_IMAGES).relative_to(model.folder).as_posix()
         contents[other] = scores_content(*held_out.scores)
+    contents[CALIBRATION] = json_file(calibration)
+    if evaluation is not None:
+        contents[EVALUATION] = json_file(evaluation)
     with locked(folder.path):
         folder.update(contents)
 

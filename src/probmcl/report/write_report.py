@@ -15,6 +15,7 @@ from probmcl.report.page import comparison_content, render_comparison, render_pa
 from probmcl.report.run_report import run_report
 from probmcl.report.verdict import Decision
 from probmcl.run_folder import RunFolder
+from probmcl.runtime.lock import locked
 
 
 def write_report(
@@ -43,7 +44,8 @@ def write_report(
     report = run_report(runs, images=images, device=device, console=console)
     contents = {page.name: render_page(report).encode(), page.with_suffix(".json").name: report_json(report).encode()}
     if out is None:
-        RunFolder(Path(runs[0])).update(contents)
+        with locked(Path(runs[0])):
+            RunFolder(Path(runs[0])).update(contents)
     else:
         for name, content in contents.items():
             atomic_write(page.with_name(name), content)

@@ -16,7 +16,7 @@ from jaxtyping import Shaped
 from numpy import ndarray
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
-from probmcl.files import explained_no_space
+from probmcl.files import explained_no_space, open_file, open_for_update
 
 
 class Block(NamedTuple):
@@ -28,9 +28,10 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class ArrayFile:
-    """A .npy file with an array of shape (views, rows, ...)."""
+    """A .npy file with an array of shape (views, rows, ...); below the folder `root`, symlinks are not followed."""
 
     path: Path
+    root: Path
     shape: tuple[int, ...]
     dtype: type[np.generic]
 
@@ -40,11 +41,9 @@ class ArrayFile:
         If an existing file has a damaged header or was truncated, both are repaired; checksums show what was lost.
         """
         header, size = self._header(), self._offset(self.shape[0], 0)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        existing = self.path.stat().st_size if self.path.exists() else 0
+        existing = self.path.stat().st_size if self.path.is_file() else 0
         self._refuse_small_disk(size - existing)
-        self.path.touch()
-        with explained_no_space(self.path, size), self.path.open("r+b") as file:
+        with explained_no_space(self.path, size), open_for_update(self.path, root=self.root) as file:
             if file.read(len(header)) != header:
                 file.seek(0)
                 file.write(header)
@@ -54,7 +53,7 @@ class ArrayFile:
     def write(self, block: Block, values: Shaped[ndarray, "V n *rest"]) -> int:
         """Write a block and return its checksum."""
         checksum = 0
-        with explained_no_space(self.path, values.nbytes), self.path.open("r+b") as file:
+        with explained_no_space(self.path, values.nbytes), open_for_update(self.path, root=self.root) as file:
             for view, rows in zip(block.views, values, strict=True):
                 content = np.ascontiguousarray(rows, dtype=self.dtype).data.cast("B")
                 file.seek(self._offset(view, block.rows.start))
@@ -64,7 +63,7 @@ class ArrayFile:
 
     def checksums(self, blocks: list[Block]) -> list[int]:
         """Return the checksum of each block in the file."""
-        with self.path.open("rb") as file:
+        with open_file(self.path, root=self.root) as file:
             return [self._checksum(file, block) for block in blocks]
 
     def mapped(self) -> Shaped[ndarray, "V N *rest"]:
@@ -91,7 +90,7 @@ class ArrayFile:
 
     def _refuse_small_disk(self, needed: int) -> None:
         """Raise an error now if the disk has too little space, instead of after computing a part of the array."""
-        free = shutil.disk_usage(self.path.parent).free
+        free = shutil.disk_usage(self.root).free
         if needed > free:
             raise OSError(
                 f"{self.path}: the activation cache needs {needed:,} bytes, but {free:,} bytes are free; "

@@ -27,9 +27,9 @@ from probmcl.data.cache import ImageCache
 from probmcl.data.images import Preprocessing
 from probmcl.data.loader import ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
-from probmcl.errors import counted
-from probmcl.files import read_json, write_json
+from probmcl.errors import RunError, counted
 from probmcl.run.array_file import ArrayFile, Block
+from probmcl.run_folder import RunFolder
 from probmcl.runtime.distributed import barrier, gather_unequal, is_main_process, rank, shard, world_size
 from probmcl.runtime.machine import CPU_PIXELS
 from probmcl.training.features import FeatureBatches, StoredViews
@@ -125,8 +125,10 @@ class ActivationCache:
     dtype: torch.dtype
     device: str
     progress: Progress
+    root: Path | None = None  # the run folder, below which symlinks are not followed (default: the parent folder)
 
     def __post_init__(self) -> None:
+        self.run = RunFolder(self.root or self.folder.parent)
         size = self.images.preprocessing.size
         with torch.inference_mode():
             output = self.network.to(self.device).eval()(torch.zeros(1, 3, size, size, device=self.device))
@@ -184,7 +186,7 @@ class ActivationCache:
         """Open the file of a split, which is created or repaired if necessary."""
         views, rows = 1 + (self.n_augmented if split == "train" else 0), len(self.images.records.rows(split))
         dtypes: dict[torch.dtype, type[np.generic]] = {torch.float16: np.float16, torch.float32: np.float32}
-        file = ArrayFile(self.folder / f"{split}.npy", (views, rows, *self.shape), dtypes[self.dtype])
+        file = ArrayFile(self.folder / f"{split}.npy", self.run.path, (views, rows, *self.shape), dtypes[self.dtype])
         if is_main_process():
             file.prepare()
         barrier()
@@ -196,8 +198,8 @@ class ActivationCache:
     def _read_manifest(self, split: Split) -> dict[Part, _Finished]:
         path = self._manifest(split)
         try:
-            return msgspec.convert(read_json(path), dict[Part, _Finished]) if path.exists() else {}
-        except (ValueError, msgspec.ValidationError):
+            return msgspec.convert(self.run.read_results(path), dict[Part, _Finished]) if path.exists() else {}
+        except (RunError, msgspec.ValidationError):
             warnings.warn(f"{path} is damaged; its activations are computed again", stacklevel=2)
             return {}
 
@@ -223,7 +225,7 @@ class ActivationCache:
                     now = time.perf_counter()
                     finished.seconds_per_view = (now - start) / max(bar.images, 1)
                     if now - saved > SECONDS_APART or number == missing[-1]:
-                        write_json(self._manifest(split), manifest)
+                        self.run.write(str(self._manifest(split).relative_to(self.run.path)), manifest)
                         saved = now
         self.complete.add((split, part))
 

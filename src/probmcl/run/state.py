@@ -27,7 +27,7 @@ from probmcl.errors import RunError, RunWarning
 from probmcl.evaluation.evaluate import evaluate_split
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.stored_scores import scores_file, write_scores
-from probmcl.files import load_tensors, save_tensors
+from probmcl.files import json_line, load_tensors, save_tensors
 from probmcl.headline import headline
 from probmcl.run.budget import Plan
 from probmcl.run.gains import Gain, ValidationGains
@@ -62,13 +62,25 @@ def json_format(kind: type[T]) -> Format[T]:
     def synchronize(result: T) -> T:
         return decode(broadcast(msgspec.to_builtins(result)))
 
+    def save(folder: RunFolder, name: str, result: T) -> None:
+        content = msgspec.to_builtins(result, enc_hook=str)
+        folder.write(name, {"checksum": _checksum(content), **content})
+
     def load(folder: RunFolder, name: str) -> T:
+        content = folder.read_results(folder.path / name)
+        checksum = content.pop("checksum", None)
+        if checksum not in (None, _checksum(content)):  # version 0.1 did not store it
+            raise RunError(f"{folder.path / name}: is damaged: its content does not match its checksum")
         try:
-            return decode(folder.read_results(folder.path / name))
+            return decode(content)
         except msgspec.ValidationError as error:
             raise RunError(f"{folder.path / name}: {error}; the file is damaged or was edited") from error
 
-    return Format(".json", RunFolder.write, load, synchronize)
+    return Format(".json", save, load, synchronize)
+
+
+def _checksum(content: object) -> str:
+    return hashlib.sha256(json_line(content).encode()).hexdigest()
 
 
 def candidate_format(identity: CandidateId) -> Format[Candidate]:
@@ -259,7 +271,7 @@ def create_run(
     folder.write(run_folder.LABELS, labels_metadata(records, source.options if source else ReadOptions()))
     write_split(folder.path, records, fold_of)
     write_signatures(folder.path, records.paths, signatures)
-    folder.seal()
+    folder.seal_inputs()
     metadata = run_folder.environment(settings.seed)
     metadata |= {"data": source and source.to_json(), "records": records_digest(records)}
     metadata |= {"duplicates": duplicates}
@@ -295,7 +307,7 @@ def records_digest(records: Records) -> str:
     """Return a hash of the image paths, labels and splits."""
     digest = hashlib.sha256()
     for part in (map(str, records.paths), records.split, records.label_space.names):
-        digest.update("\n".join(part).encode())
+        digest.update("\n".join(part).encode("utf-8", "surrogateescape"))
     digest.update(records.states.digest())
     return digest.hexdigest()
 

@@ -96,6 +96,7 @@ def train_run(
                 console.print(f"{folder} is already finished")
                 return read_run(run)
             on_main_process(functools.partial(_check_images, run, records, console, accept_data_change))
+            on_main_process(run.seal_inputs)  # results that were listed just before a kill are written again
             return _train(run, records, settings, build_encoder(settings, console), console, planner, test)
     refuse_empty_splits(records)
     encoder = build_encoder(settings, console)  # before anything is written: its weights may be missing

@@ -120,8 +120,8 @@ class Workspace:
 
     def cache(self, name: str, network: nn.Module, dtype: torch.dtype, n_augmented: int) -> ActivationCache:
         """Return a cache of a network's outputs for the views of every image."""
-        folder, device = self.cache_folder / name, self.settings.device
-        return ActivationCache(self.images, network, folder, n_augmented, dtype, device, self.console.progress)
+        folder, root, device = self.cache_folder / name, self.cache_folder.parent, self.settings.device
+        return ActivationCache(self.images, network, folder, n_augmented, dtype, device, self.console.progress, root)
 
     def feature_source(
         self, key: str, part: Encoder | PrecomputedFeatures

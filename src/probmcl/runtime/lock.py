@@ -14,6 +14,7 @@ from typing import IO
 import msgspec
 
 from probmcl.errors import RunError
+from probmcl.files import explained_no_space
 
 LOCK = ".lock"
 """Name of the lock file, which exists while a process changes the folder, and after a process was killed."""
@@ -51,17 +52,12 @@ class Holder(msgspec.Struct):
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a folder, or raise `RunError` if another process holds it. A stale lock is taken over.
 
-    The kernel lock decides between processes of one host. It ends with its process, unlike the file, which also tells
-    about processes on other hosts.
+    The kernel lock decides between processes of one host, and ends with its process. The content of the file also
+    protects against processes on other hosts.
     """
     path = folder / LOCK
     folder.mkdir(parents=True, exist_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
-    with os.fdopen(os.open(path, flags, 0o666), "r+b") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise _in_use(folder, _read(file)) from None
+    with _lock_file(path) as file:
         holder = _read(file)
         if holder is not None:
             if holder.host != socket.gethostname():
@@ -69,14 +65,38 @@ def locked(folder: Path) -> Iterator[None]:
                 raise RunError(f"{problem}; if that process has ended, delete {path}")
             if holder.is_running():
                 raise _in_use(folder, holder)
-        file.seek(0)
-        file.truncate()
-        file.write(msgspec.json.encode(Holder.this_process()))
-        file.flush()
+        content = msgspec.json.encode(Holder.this_process())
+        with explained_no_space(path, len(content)):
+            file.seek(0)
+            file.truncate()
+            file.write(content)
+            file.flush()
         try:
             yield
         finally:
             path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _lock_file(path: Path) -> Iterator[IO[bytes]]:
+    """Open the lock file and lock it, or raise `RunError` if another process has done so."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    while True:
+        with os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0) as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise _in_use(path.parent, _read(file)) from None
+            if _is_at(path, file):  # otherwise the process that held the lock has just deleted the file
+                yield file
+                return
+
+
+def _is_at(path: Path, file: IO[bytes]) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
 
 
 def _in_use(folder: Path, holder: Holder | None) -> RunError:
