@@ -15,13 +15,14 @@ PYTEST = $(BIN)/python -m pytest -n $(CORES) --dist loadgroup --no-loadscope-reo
   $(if $(HOOK),--jaxtyping-packages=probmcl$(,)beartype.beartype)
 , := ,
 
-.PHONY: help demo test test-fast test-exhaustive check lint types doctest format clean
+.PHONY: help demo test test-fast test-exhaustive fuzz check lint types doctest format clean
 
 help:
 	@echo "make demo             train and compare three methods on generated images (about 2 minutes)"
 	@echo "make test             run the tests (about 7 minutes on two cores)"
 	@echo "make test-fast        run the tests that do not train or start processes (about 100 seconds)"
 	@echo "make test-exhaustive  test complete grids, exports and large networks"
+	@echo "make fuzz             read 2,000 random tables, run folders and images each"
 	@echo "make check            check lint, format, types and doctests, and run the tests with run-time type checks"
 	@echo "make format           format the source code"
 
@@ -36,6 +37,9 @@ test-fast: .venv/installed-dev
 
 test-exhaustive: .venv/installed-dev
 	$(PYTEST) -m exhaustive tests
+
+fuzz: .venv/installed-dev
+	$(PYTEST) -m fuzz tests
 
 check: HOOK = 1
 check: lint types doctest test

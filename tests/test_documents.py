@@ -23,6 +23,7 @@ PAGES = [
     ROOT / "benchmarks" / "README.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "CHANGELOG.md",
+    ROOT / "SECURITY.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 EXAMPLES = ROOT / "docs" / "your_data.md"  # its blocks show output only; test_your_data.py checks them
@@ -124,6 +125,13 @@ def test_machine_dependent_output_is_not_compared() -> None:
     printed = "kept: b (mAP 0.40)\n│ one │ 200 │ 23.0 │\n│ two │ 200 │ 22.6 │\n  training: 12 min, 8 images/s\n"
     assert console_blocks.comparable(shown) == console_blocks.comparable(printed)
     assert console_blocks.comparable(shown) != console_blocks.comparable(printed.replace("200", "201"))
+
+
+def test_the_tests_on_the_reliability_page_exist() -> None:
+    named = set(re.findall(r"`(test_\w+)`", read(ROOT / "docs" / "reliability.md")))
+    sources = "".join(read(path) for path in (ROOT / "tests" / "faults").glob("test_*.py"))
+    assert named
+    assert named <= set(re.findall(r"^def (test_\w+)\(", sources, re.MULTILINE))
 
 
 def test_the_api_pages_are_up_to_date() -> None:

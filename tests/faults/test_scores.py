@@ -1,17 +1,21 @@
-"""Results that can be repeated, the origin of every setting, and outputs without private metadata."""
+"""Results that can be repeated and are right, the origin of settings, and outputs without private metadata."""
 
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import ExifTags, Image
+from sklearn.metrics import average_precision_score
 
+import probmcl
 from faults.conftest import NO_REPORT, SMALL
 from helpers.faults import Commands
+from probmcl.errors import ProbmclError
 
 pytestmark = pytest.mark.slow
 
@@ -92,6 +96,40 @@ def tensors(path: Path) -> bytes:
     """Return the content of a safetensors file without its header."""
     content = path.read_bytes()
     return content[8 + int.from_bytes(content[:8], "little") :]
+
+
+def test_stored_metrics_are_those_of_scikit_learn(command: Commands, finished_run: Path, tmp_path: Path) -> None:
+    ended = command("evaluate", finished_run, "--workers", "0", "--json", tmp_path / "evaluation.json")
+    assert ended.code == 0, ended.text
+    names = json.loads((finished_run / "labels.json").read_text())["names"]
+    with np.load(finished_run / "predictions" / "test.npz") as stored:
+        scores, labels = stored["scores"], stored["labels"]
+    expected = {
+        name: average_precision_score(labels[:, k], scores[:, k])
+        for k, name in enumerate(names)
+        if 0 < labels[:, k].sum() < len(labels)
+    }
+    for path in (finished_run / "evaluation.json", tmp_path / "evaluation.json"):
+        evaluation = json.loads(path.read_text())
+        assert {name: value for name, value in evaluation["ap"].items() if value is not None} == pytest.approx(expected)
+        assert evaluation["mAP"] == pytest.approx(np.mean(list(expected.values())))
+
+
+# Python calls (row "API").
+
+
+@pytest.mark.parametrize("images", [5, None, [5], object(), []], ids=repr)
+def test_wrong_types_in_python_are_errors_with_the_remedy(finished_run: Path, images: object) -> None:
+    with pytest.raises(ProbmclError, match="expected"):
+        probmcl.load(finished_run).predict(images, workers=0)  # type: ignore[arg-type]
+
+
+def test_two_threads_predict_the_same(finished_run: Path, photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = probmcl.load(finished_run)
+    with ThreadPoolExecutor(2) as threads:
+        predicted = list(threads.map(lambda _: model.predict(photos, workers=0).scores, range(6)))
+    assert all(np.array_equal(scores, predicted[0]) for scores in predicted)
+    assert capsys.readouterr().out == ""
 
 
 def test_outputs_have_no_metadata_of_the_photographs(command: Commands, photos: Path, tmp_path: Path) -> None:

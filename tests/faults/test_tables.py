@@ -110,6 +110,20 @@ def test_thousands_of_classes_claim_no_undefined_score(command: Commands, photos
     assert "over 1,596 of 6,384 classes" in kept
 
 
+@pytest.mark.parametrize("count", [300, pytest.param(20_000, marks=pytest.mark.exhaustive)])
+def test_thousands_of_bad_files_give_a_short_message(command: Commands, tmp_path: Path, count: int) -> None:
+    rows = [["filename", "labels"], *([f"{number}.jpg", NAMES[number % 3]] for number in range(count))]
+    with (tmp_path / "labels.csv").open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+    for row in rows[1:]:
+        (tmp_path / row[0]).touch()
+    ended = command("train", tmp_path, *SMALL, "--out", tmp_path / "run")
+    assert ended.code == 1, ended.text
+    assert f"{count:,} of {count:,} images" in ended.stderr
+    assert len(ended.stderr) < 2_000
+    assert ended.peak < 600_000_000
+
+
 # Copies of a training image in the test split.
 
 
