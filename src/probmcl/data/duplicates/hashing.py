@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import Image
 
 from probmcl.data.duplicates.result_cache import NO_CACHE, ResultCache
-from probmcl.data.images import read_image
+from probmcl.data.images import read_image, stored_size_and_mode
 from probmcl.data.intensity import IntensityRange
 from probmcl.errors import ImageError
 from probmcl.runtime.workers import map_in_order
@@ -141,12 +141,13 @@ def _decode(path: Path, intensity: IntensityRange | None, content: bytes = b"") 
     """Return the fingerprint and the tile, which is empty if the file cannot be decoded."""
     try:
         image = read_image(path, TILE, intensity=intensity)
+        size, mode = stored_size_and_mode(path, image)
     except ImageError as error:
         return Fingerprint(error.reason), b""
     gray = image.convert("L")
     pixels = small_gray(gray, SIZE)
     content = content or file_digest(path)
-    return Fingerprint(None, *_header(path, image), float(pixels.std()), content, *_hashes(pixels)), _tile(gray)
+    return Fingerprint(None, size, mode, float(pixels.std()), content, *_hashes(pixels)), _tile(gray)
 
 
 def _tile(image: Image.Image) -> bytes:
@@ -160,16 +161,6 @@ def _packed(image: Fingerprint, tile: bytes) -> bytes:
 def _unpacked(content: bytes, value: bytes) -> Fingerprint:
     width, height, mode, spread, phash, inner_phash = PACKED.unpack_from(value)
     return Fingerprint(None, (width, height), mode.rstrip(b"\0").decode(), spread, content, phash, inner_phash)
-
-
-def _header(path: Path, decoded: Image.Image) -> tuple[tuple[int, int], str]:
-    """Return the stored size and mode, which differ from those of the reduced RGB image."""
-    try:
-        with Image.open(path) as image:
-            transposed = image.getexif().get(ExifTags.Base.Orientation, 1) in range(5, 9)
-            return (image.size[::-1] if transposed else image.size), image.mode
-    except UnidentifiedImageError:  # formats unknown to Pillow, such as DICOM, are always decoded at full size
-        return decoded.size, decoded.mode
 
 
 def _hashes(pixels: Float[ndarray, "S S"]) -> tuple[int, int]:
