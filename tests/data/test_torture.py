@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from numpy import ndarray
 from PIL import Image
 
 from probmcl.data import upright
@@ -296,7 +297,11 @@ def test_conversion_in_strips_gives_the_same_image(tmp_path: Path, monkeypatch: 
     path, exif = tmp_path / "a.tif", Image.Exif()
     exif[0x0112] = 6
     gray = np.asarray(noise().convert("L"))
-    deep = {"I;16": gray.astype(np.uint16) * 200, "I": gray.astype(np.int32) * 200, "F": gray.astype(np.float32)}
+    deep: dict[str, ndarray] = {
+        "I;16": gray.astype(np.uint16) * 200,
+        "I": gray.astype(np.int32) * 200,
+        "F": gray.astype(np.float32),
+    }
     image = Image.fromarray(deep[mode]) if mode in deep else noise().convert(mode)
     image.save(path, exif=exif)
     intensity = IntensityRange(10.0, 200.0) if mode == "F" else None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, get_args
+from typing import IO, TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Float, Shaped, UInt8
@@ -19,6 +19,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from probmcl.data.dicom import HEAD, dicom_values, is_dicom, read_dicom
 from probmcl.data.image_files import FORMATS
 from probmcl.data.intensity import IntensityRange, Kind
+from probmcl.data.jpeg_damage import jpeg_damage
 from probmcl.data.upright import is_deep, orientation, to_rgb, turned
 from probmcl.errors import ImageError
 
@@ -98,13 +99,23 @@ def gray_values(path: Path) -> tuple[Kind, Shaped[ndarray, "H W"]] | None:
             return "float" if image.mode == "F" else "16-bit", np.asarray(image)
 
 
-def stored_size_and_mode(path: Path, decoded: Image.Image) -> tuple[tuple[int, int], str]:
-    """Return the size of the upright image as stored in the file, and its mode; those of a DICOM file as decoded."""
+class StoredImage(NamedTuple):
+    """Properties of an image file: the size of the upright image, the mode, and the reason if its data are damaged."""
+
+    size: tuple[int, int]
+    mode: str
+    damage: str | None
+
+
+def stored_image(path: Path, decoded: Image.Image) -> StoredImage:
+    """Return the properties of an image file that was decoded, at any size, without an error, or raise `ImageError`."""
     with _open(path) as (file, head):
-        if is_dicom(head):
-            return decoded.size, decoded.mode
+        if is_dicom(head):  # always decoded at its full size
+            return StoredImage(decoded.size, decoded.mode, None)
+        damage = jpeg_damage(file.read()) if head.startswith(START_OF_JPEG) else None
+        file.seek(0)
         with open_image(file, head) as image:
-            return (image.size if orientation(image) < 5 else image.size[::-1]), image.mode
+            return StoredImage(image.size if orientation(image) < 5 else image.size[::-1], image.mode, damage)
 
 
 @dataclass(frozen=True)
