@@ -15,6 +15,7 @@ from jaxtyping import Float, Shaped, UInt8
 from numpy import ndarray
 from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 
 from probmcl.data.dicom import HEAD, dicom_values, is_dicom, read_dicom
 from probmcl.data.image_files import FORMATS
@@ -276,8 +277,10 @@ def _jpeg(data: bytes) -> JpegImageFile:
 
 def _refuse_huge(image: Image.Image) -> None:
     """Raise an error if decoding would take too much memory, judging by the header."""
-    share = min(1.0, MAX_BYTES_PER_PIXEL / BYTES_PER_PIXEL.get(image.format or "", MAX_BYTES_PER_PIXEL))
+    share = MAX_BYTES_PER_PIXEL / BYTES_PER_PIXEL.get(image.format or "", MAX_BYTES_PER_PIXEL)
     _refuse_pixels(image.width * image.height, share)
+    if isinstance(image, TiffImageFile):  # a tile may be larger than the image
+        _refuse_pixels(image.tag_v2.get(TILEWIDTH, 1) * image.tag_v2.get(TILELENGTH, 1), share)
 
 
 def _refuse_huge_jpeg(image: JpegImageFile, components_in_scan: int) -> None:
