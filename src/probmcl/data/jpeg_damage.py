@@ -24,7 +24,7 @@ REASONS = (TOO_SHORT, TOO_LONG, RESTARTS, INCOMPLETE, INCONSISTENT)
 
 SEQUENTIAL, PROGRESSIVE = (0xC0, 0xC1), 0xC2  # frames with Huffman coding
 START, END, SCAN, INTERVAL, RESTART = 0xD8, 0xD9, 0xDA, 0xDD, range(0xD0, 0xD8)
-MARKER = re.compile(rb"\xff+([^\x00\xff])")
+MARKER = re.compile(rb"\xff([^\x00\xff])")
 BIT_BUFFER = 8  # bytes that libjpeg may read ahead
 UNWRITTEN, LATE = 7, 248  # values of pixels that the decoder has not written
 PADDING = b"\x35\xa6\x1b\x92\x4d\x68\xc7\x59" * 4  # bits that decode to something other than zeros
@@ -110,13 +110,13 @@ def _structural_damage(found: Structure) -> str | None:
 
 def _is_complete(found: Structure) -> bool:
     """Return whether the scans contain all bits of all 64 coefficients of each component."""
-    missing = {(component, k): True for component in found.frame[6::3] for k in range(64)}
+    missing = {component: [True] * 64 for component in found.frame[6::3]}
     for scan in found.scans:
         count = scan.header[0]
         first, last, bits = scan.header[1 + 2 * count : 4 + 2 * count]
         for component in scan.header[1 : 1 + 2 * count : 2]:
-            missing |= {(component, k): bits % 16 > 0 for k in range(first, last + 1)}
-    return not any(missing.values())
+            missing[component][first : last + 1] = [bits % 16 > 0] * (last + 1 - first)
+    return not any(map(any, missing.values()))
 
 
 def _units(found: Structure, scan: Scan) -> tuple[int, int]:
@@ -152,7 +152,8 @@ def _last_rows(found: Structure) -> list[int]:
     across, down = _units(found, scan)
     interval = scan.interval or across * down
     rows = max(factor[1] for factor in factors.values())
-    if found.kind == PROGRESSIVE or len(found.scans) > 1 or interval % across or rows > scan.header[0]:
+    unusual = rows > scan.header[0]  # libjpeg completes several rows of blocks at once if there is one component
+    if found.kind == PROGRESSIVE or len(found.scans) > 1 or interval % across or unusual:
         return []
     return [(piece + 1) * interval // across * rows - 1 for piece in range(len(scan.ends))]
 
