@@ -5,6 +5,7 @@ The command line calls the same functions. Importing this module does not import
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -631,11 +632,11 @@ def _reused_images(records: Records, weights: str | None) -> list[RunWarning]:
     if weights in (None, *NAMED_WEIGHTS) or not RunFolder(Path(weights)).has(run_folder.SPLIT):
         return []
     splits = RunFolder(Path(weights)).read_split()
-    trained = {str(Path(path).resolve()) for path, split in splits.items() if split == "train"}
+    trained = {os.path.realpath(path) for path, split in splits.items() if split == "train"}
     warnings = []
     for split in ("val", "test"):
         rows = records.rows(split)
-        reused = sum(str(records.paths[row].resolve()) in trained for row in rows)
+        reused = sum(os.path.realpath(records.paths[row]) in trained for row in rows)
         if reused:
             was, them = ("was", "it") if reused == 1 else ("were", "them")
             share = f"{reused:,} of {counted(len(rows), f'{split} image')}"

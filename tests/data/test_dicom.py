@@ -18,7 +18,14 @@ pytest.importorskip("pydicom", reason="DICOM files are made with pydicom: pip in
 from pydicom import Dataset, FileMetaDataset
 from pydicom.encaps import encapsulate
 from pydicom.pixels.processing import apply_windowing
-from pydicom.uid import UID, ExplicitVRLittleEndian, JPEGBaseline8Bit, JPEGLSLossless, generate_uid
+from pydicom.uid import (
+    UID,
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRLittleEndian,
+    JPEGBaseline8Bit,
+    JPEGLSLossless,
+    generate_uid,
+)
 
 RAMP = np.arange(0, 4096, 273, dtype=np.uint16)[None]  # 0 to 4095 in sixteen steps
 
@@ -231,3 +238,23 @@ def test_files_with_a_window_are_ignored_for_the_range(tmp_path: Path) -> None:
     Image.fromarray(RAMP).save(tmp_path / "c.png")
     with pytest.raises(DataError, match="16-bit and DICOM images"):
         find_intensity_range([bare, tmp_path / "c.png"], "full")
+
+
+def test_deflated_file_is_decoded_unless_it_inflates_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = dicom(tmp_path / "a.dcm", RAMP.repeat(500, axis=0), syntax=DeflatedExplicitVRLittleEndian)
+    expected = gray(dicom(tmp_path / "b.dcm", RAMP.repeat(500, axis=0)))
+    assert np.array_equal(gray(path), expected)
+    hidden = dicom(tmp_path / "c.dcm", RAMP, syntax=DeflatedExplicitVRLittleEndian, EncapsulatedDocument=bytes(60_000))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 8_000)
+    assert np.array_equal(gray(path), expected)
+    assert hidden.stat().st_size < 2_000
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5_000)
+    with pytest.raises(ImageError, match="decodes to more than 5,000 pixels"):
+        read_image(hidden)
+
+
+def test_conversion_in_strips_gives_the_same_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = dicom(tmp_path / "a.dcm", RAMP.repeat(50, axis=0), WindowCenter=2000, WindowWidth=900)
+    expected = gray(path)
+    monkeypatch.setattr("probmcl.data.dicom.PIXELS_PER_STRIP", 100)
+    assert np.array_equal(gray(path), expected)

@@ -190,7 +190,7 @@ def test_unreadable_images_are_reported_and_others_keep_their_rows(photos: Path,
     assert torch.equal(first.images, torch.stack([expected(str(photos / name)) for name in ("6.png", "a.png")]))
     assert {error.path.name: error.reason for error in first.errors} == {
         "7.png": "the file is empty",
-        "8.png": "is not an image, or Pillow cannot read its format",
+        "8.png": "is not an image in a supported format (JPEG, PNG, WEBP, TIFF, BMP, GIF, PPM, JPEG2000, AVIF, DICOM)",
     }
     assert second.rows == [0, 1, 3]
     assert [error.reason for error in second.errors] == ["does not exist"]

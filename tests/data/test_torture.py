@@ -14,10 +14,14 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from numpy import ndarray
 from PIL import Image
 
+from probmcl.data import upright
 from probmcl.data.findings import find_bad_images, without_bad
+from probmcl.data.image_files import FORMATS, IMAGE_SUFFIXES
 from probmcl.data.images import Preprocessing, read_image
+from probmcl.data.intensity import IntensityRange
 from probmcl.data.records import Records
 from probmcl.data.stream import decode
 from probmcl.errors import DataError, ImageError
@@ -206,8 +210,8 @@ def test_pixel_limit_applies_to_the_decoded_size(tmp_path: Path, monkeypatch: py
         read_image(tmp_path / "a.jpg")
     with pytest.raises(ImageError, match="more than 80,000 pixels"):
         read_image(tmp_path / "a.png", 100)  # a PNG cannot be decoded at a reduced size
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 50_000)
-    with pytest.raises(ImageError, match="more than 50,000 pixels"):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 39_000)
+    with pytest.raises(ImageError, match="more than 117,000 pixels"):
         read_image(tmp_path / "a.jpg", 100)
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", None)
     assert read_image(tmp_path / "a.png").size == (400, 300)
@@ -244,3 +248,65 @@ def test_file_name_with_a_newline_is_escaped_in_messages(tmp_path: Path) -> None
     assert "\n" not in str(caught.value)
     assert str(caught.value).encode()  # can be printed
     assert "two\\nlines \\xe9.png: the file is empty" in str(caught.value)
+
+
+def test_formats_correspond_to_the_suffixes() -> None:
+    registered = Image.registered_extensions()
+    formats = {registered.get(suffix) for suffix in IMAGE_SUFFIXES if suffix not in (".dcm", ".dicom")}
+    assert formats == set(FORMATS)
+
+
+@pytest.mark.parametrize("kind", ["EPS", "ICO", "PDF", "TGA", "PCX", "SGI", "DDS", "XBM"])
+def test_other_formats_are_not_opened(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "a.jpg"
+    (plain().convert("1") if kind == "XBM" else plain()).save(path, kind)
+    with pytest.raises(ImageError, match="not an image in a supported format"):
+        read_image(path)
+
+
+@pytest.mark.parametrize(("kind", "share"), [("PNG", 1.0), ("WEBP", 12 / 18), ("AVIF", 12 / 14), ("JPEG2000", 12 / 26)])
+def test_pixel_limit_depends_on_the_memory_of_the_decoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, share: float
+) -> None:
+    plain().save(tmp_path / "a", kind)
+    pixels = 64 * 48
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", int(pixels / share) + 1)
+    assert read_image(tmp_path / "a").size == (64, 48)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", int(pixels / share) - 1)
+    with pytest.raises(ImageError, match=r"decodes to more than [0-9,]+ pixels; resize it"):
+        read_image(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    ("mode", "progressive", "times"), [("RGB", False, 3), ("L", True, 3), ("RGB", True, 2), ("CMYK", True, 1.5)]
+)
+def test_stored_size_of_a_jpeg_is_limited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, progressive: bool, times: float
+) -> None:
+    path, pixels = tmp_path / "a.jpg", 400 * 300
+    plain(RED, (400, 300)).convert(mode).save(path, progressive=progressive)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", int(pixels / times) + 1)
+    assert read_image(path, 30).size == (50, 38)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", int(pixels / times) - 1)
+    with pytest.raises(ImageError, match="decodes to more than"):
+        read_image(path, 30)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16", "I", "F"])
+def test_conversion_in_strips_gives_the_same_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    path, exif = tmp_path / "a.tif", Image.Exif()
+    exif[0x0112] = 6
+    gray = np.asarray(noise().convert("L"))
+    deep: dict[str, ndarray] = {
+        "I;16": gray.astype(np.uint16) * 200,
+        "I": gray.astype(np.int32) * 200,
+        "F": gray.astype(np.float32),
+    }
+    image = Image.fromarray(deep[mode]) if mode in deep else noise().convert(mode)
+    image.save(path, exif=exif)
+    intensity = IntensityRange(10.0, 200.0) if mode == "F" else None
+    expected = read_image(path, intensity=intensity)
+    monkeypatch.setattr(upright, "PIXELS_PER_STRIP", 500)
+    strips = read_image(path, intensity=intensity)
+    assert strips.size == (96, 128)
+    assert strips.tobytes() == expected.tobytes()

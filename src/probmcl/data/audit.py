@@ -14,7 +14,7 @@ from numpy import ndarray
 from probmcl.console import Console
 from probmcl.data.audit_result import DataAudit
 from probmcl.data.duplicates.search import REMEDY, Duplicates, Leaks, find_duplicates, find_leaks, leak_lines
-from probmcl.data.findings import BadImage, Finding, bad_images, findings, unusable, usable_rows
+from probmcl.data.findings import BadImage, Finding, bad_images, damaged, findings, unusable, usable_rows
 from probmcl.data.formats.table.entries import RepeatedRowsError
 from probmcl.data.images import MISSING
 from probmcl.data.intensity import IntensityRange, find_intensity_range, parse_range
@@ -174,7 +174,8 @@ def _audit(records: Records, checks: DataChecks, seed: int, workers: int, consol
     readable, duplicates = records.take(rows), duplicates.take(rows)
     with console.working("splitting the images"):
         splits, problems = _split(readable, checks, seed, duplicates.together(), [image.path for image in bad])
-    problems = [*unusable(records, bad, checks.skip_bad), *problems]
+    damages = damaged(readable, duplicates.fingerprints)
+    problems = [*unusable(records, bad, checks.skip_bad), *damages, *problems]
     if len(readable):
         split, group = splits.records.split, splits.records.group
         problems += _leak_findings(readable, find_leaks(split, group, *duplicates[1:]), checks.allow_leaks)

@@ -7,6 +7,8 @@ C.11.2). Without a VOI LUT or window, the given intensity range is used or, by d
 from __future__ import annotations
 
 import math
+import zlib
+from collections.abc import Callable
 from typing import IO, TYPE_CHECKING
 
 import numpy as np
@@ -15,11 +17,14 @@ from numpy import ndarray
 from PIL import Image
 
 from probmcl.data.intensity import IntensityRange
+from probmcl.data.upright import PIXELS_PER_STRIP
 
 if TYPE_CHECKING:
     from pydicom import Dataset
 
 HEAD = 132  # bytes: a 128-byte preamble and the prefix DICM
+DEFLATED = b"1.2.840.10008.1.2.1.99"  # the transfer syntax of a file that is compressed as a whole
+MAX_FRAME_BYTES = 6  # per pixel: 16-bit RGB
 COLORS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420", "YBR_PARTIAL_422")
 
 
@@ -39,14 +44,21 @@ def read_dicom(file: IO[bytes], intensity: IntensityRange | None = None) -> Imag
     if interpretation == "PALETTE COLOR":
         from pydicom.pixels.processing import apply_color_lut
 
-        colors = apply_color_lut(stored, data)
-        return Image.fromarray(_eight_bits(colors[..., :3], 8 * colors.dtype.itemsize))
+        return Image.fromarray(_in_strips(stored, lambda part: _color_bytes(apply_color_lut(part, data))))
     if interpretation in COLORS:
-        return Image.fromarray(_eight_bits(stored, data.BitsStored))
+        return Image.fromarray(_in_strips(stored, lambda part: _eight_bits(part, data.BitsStored)))
     if not interpretation.startswith("MONOCHROME"):
         raise ValueError(f"photometric interpretation {interpretation} is not supported; use MONOCHROME2 or RGB")
-    gray = _gray(data, stored, intensity)
+    gray = _in_strips(stored, lambda part: _gray(data, part, intensity))
     return Image.fromarray(255 - gray if interpretation == "MONOCHROME1" else gray).convert("RGB")
+
+
+def _in_strips(
+    stored: Shaped[ndarray, "*frame"], convert: Callable[[Shaped[ndarray, "*strip"]], UInt8[ndarray, "*converted"]]
+) -> UInt8[ndarray, "*image"]:
+    """Convert a frame in strips, so that the memory of intermediate results does not depend on its size."""
+    rows = max(1, PIXELS_PER_STRIP // stored.shape[1])
+    return np.concatenate([convert(stored[top : top + rows]) for top in range(0, len(stored), rows)])
 
 
 def dicom_values(file: IO[bytes]) -> Shaped[ndarray, "H W"] | None:
@@ -63,6 +75,7 @@ def _read(file: IO[bytes]) -> tuple[Dataset, Shaped[ndarray, "*frame"]]:
         from pydicom.pixels.utils import pixel_array
     except ImportError as error:
         raise ValueError("is a DICOM file, which requires pydicom; run pip install 'probmcl[dicom]'") from error
+    _refuse_inflated(file)
     data = pydicom.dcmread(file)
     if "PixelData" not in data:
         raise ValueError("is a DICOM file without an image; remove it")
@@ -75,6 +88,19 @@ def _read(file: IO[bytes]) -> tuple[Dataset, Shaped[ndarray, "*frame"]]:
         name = data.file_meta.TransferSyntaxUID.name
         remedy = "run pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg, or save it uncompressed"
         raise ValueError(f"is compressed as {name}, which pydicom cannot decode by itself; {remedy}") from error
+
+
+def _refuse_inflated(file: IO[bytes]) -> None:
+    """Raise an error if a deflated file inflates to more than an image within the pixel limit; rewind the file."""
+    head = file.read(2048)
+    if DEFLATED in head and Image.MAX_IMAGE_PIXELS is not None:
+        file.seek(HEAD + 12 + int.from_bytes(head[HEAD + 8 : HEAD + 12], "little"))  # after the file meta information
+        inflate, size = zlib.decompressobj(-zlib.MAX_WBITS).decompress, 0
+        for chunk in iter(lambda: file.read(2**14), b""):
+            size += len(inflate(chunk))
+            if size > MAX_FRAME_BYTES * Image.MAX_IMAGE_PIXELS:
+                raise Image.DecompressionBombError(f"{size:,} bytes")
+    file.seek(0)
 
 
 def _copy_frame_attributes(data: Dataset) -> None:
@@ -137,6 +163,10 @@ def _full(data: Dataset) -> IntensityRange:
     slope, intercept = float(data.get("RescaleSlope", 1)), float(data.get("RescaleIntercept", 0))
     low, high = sorted(slope * end + intercept for end in ends)
     return IntensityRange(low, high)
+
+
+def _color_bytes(colors: Shaped[ndarray, "H W C"]) -> UInt8[ndarray, "H W 3"]:
+    return _eight_bits(colors[..., :3], 8 * colors.dtype.itemsize)
 
 
 def _eight_bits(values: Shaped[ndarray, "*shape"], bits: int) -> UInt8[ndarray, "*shape"]:

@@ -24,7 +24,7 @@ Kind = (
     Literal[
         "question", "data", "empty_split", "too_few_images", "missing", "unreadable", "leak", "doubtful_leak", "reading"
     ]
-    | Literal["nearly_constant", "conflicting_labels", "exact_duplicates", "near_duplicates", "imbalance"]
+    | Literal["damaged", "nearly_constant", "conflicting_labels", "exact_duplicates", "near_duplicates", "imbalance"]
     | Literal["no_positive", "no_train_positive", "few_train_positives", "no_test_positive", "nothing_known"]
     | Literal["no_negative", "no_train_negative", "few_train_negatives", "no_test_negative"]
 )
@@ -147,6 +147,26 @@ def unusable(records: Records, bad: Sequence[BadImage], share: float | None) -> 
         text = "\n".join([f"{title}{skipping.note}:", *listed(items), *remedy])
         findings.append(Finding(level, kind, text, tuple(items), skipping.readings))
     return [finding for finding in findings if finding.items]
+
+
+def damaged(records: Records, fingerprints: Sequence[Fingerprint]) -> list[Finding]:
+    """Return a warning about the images that can be decoded although their files are damaged, if there are any.
+
+    >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "train"], np.ones((2, 1)))
+    >>> damage = "the image data end before the last pixel"
+    >>> print(damaged(records, [Fingerprint(None), Fingerprint(None, damage=damage)])[0].text)
+    1 of 2 images is damaged, so a part of it is gray or wrong:
+      b.jpg: the image data end before the last pixel
+    look at it, and replace or remove it
+    """
+    damages = enumerate(fingerprint.damage for fingerprint in fingerprints)
+    items = [f"{records.where(row)}: {damage}" for row, damage in damages if damage is not None]
+    if not items:
+        return []
+    verb, part = ("is", "a part of it is") if len(items) == 1 else ("are", "parts of them are")
+    title = f"{len(items):,} of {counted(len(records), 'image')} {verb} damaged, so {part} gray or wrong:"
+    text = "\n".join([title, *listed(items), f"look at {_them(items)}, and replace or remove {_them(items)}"])
+    return [Finding("warning", "damaged", text, tuple(items))]
 
 
 def _described(records: Records, bad: Sequence[BadImage]) -> list[str]:

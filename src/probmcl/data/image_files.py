@@ -16,6 +16,10 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm", ".pbm"),
     *(".jp2", ".avif", ".dcm", ".dicom"),
 )
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "GIF", "PPM", "JPEG2000", "AVIF")
+"""Pillow's names of the formats that are opened, whatever the suffix of a file; DICOM is read separately. Other formats
+are refused, because Pillow starts Ghostscript for EPS, for example."""
+
 SPLIT_FOLDERS: Mapping[str, Split] = {
     "train": "train",
     "training": "train",

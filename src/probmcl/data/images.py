@@ -8,17 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, get_args
+from typing import IO, TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Float, Shaped, UInt8
 from numpy import ndarray
 from PIL import Image, ImageFile, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
+from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 
 from probmcl.data.dicom import HEAD, dicom_values, is_dicom, read_dicom
+from probmcl.data.image_files import FORMATS
 from probmcl.data.intensity import IntensityRange, Kind
-from probmcl.data.upright import is_deep, upright_rgb
+from probmcl.data.jpeg_damage import jpeg_damage
+from probmcl.data.upright import is_deep, orientation, to_rgb, turned
 from probmcl.errors import ImageError
 
 if TYPE_CHECKING:
@@ -29,6 +32,12 @@ Interpolation = Literal["bilinear", "bicubic"]
 MISSING = "does not exist"  # the reason if there is no file
 START_OF_JPEG, END_OF_JPEG = b"\xff\xd8\xff", b"\xff\xd9"
 
+BYTES_PER_PIXEL = {"WEBP": 18, "AVIF": 14, "JPEG2000": 26}
+MAX_BYTES_PER_PIXEL = 12
+"""Peak memory of reading an image, measured: Pillow's own image, the copy in RGB and the buffers of the decoder. In all
+other formats it is at most `MAX_BYTES_PER_PIXEL`, so no image takes more than that times the pixel limit (1.1 GB)."""
+MAX_REDUCTION = 3  # stored pixels of a JPEG, relative to the pixel limit; cameras of telephones have 200 megapixels
+
 
 def read_image(path: Path, size: int | None = None, *, intensity: IntensityRange | None = None) -> Image.Image:
     """Decode an image file into an upright RGB image, or raise `ImageError`.
@@ -38,8 +47,10 @@ def read_image(path: Path, size: int | None = None, *, intensity: IntensityRange
     arbitrary. Only the first frame is read. Metadata are removed so that no later step rotates the image again.
 
     `intensity` applies to gray images with more than 8 bits or with floats. Without it, the high byte of 16-bit values
-    is used, and images without a fixed range are an error. Pillow reduces 16-bit colors to their high byte. A decoded
-    image may have up to `PIL.Image.MAX_IMAGE_PIXELS` pixels, and a JPEG twice as many before it is reduced.
+    is used, and images without a fixed range are an error. Pillow reduces 16-bit colors to their high byte.
+
+    Only `FORMATS` and DICOM are opened. A decoded image may have up to `PIL.Image.MAX_IMAGE_PIXELS` pixels, fewer in
+    formats whose decoders need more memory (`BYTES_PER_PIXEL`), and a JPEG three times as many before it is reduced.
 
     >>> read_image(Path("nowhere.jpg"))
     Traceback (most recent call last):
@@ -65,7 +76,8 @@ def decode_image(
         content = _unread_content(image)
         if content is not None:
             return _decode(io.BytesIO(content), content[:HEAD], size, intensity)
-        rgb = upright_rgb(image, intensity)
+        image.load()
+        rgb = turned(to_rgb(image, intensity), orientation(image))
     except Exception as error:  # Pillow's decoders raise almost any exception for a damaged file
         raise ImageError(name, _reason(error)) from error
     rgb = rgb.copy() if rgb is image else rgb
@@ -81,11 +93,30 @@ def gray_values(path: Path) -> tuple[Kind, Shaped[ndarray, "H W"]] | None:
             return None if values is None else ("DICOM", values)
         if head.startswith(START_OF_JPEG):
             return None
-        with Image.open(file) as image:
+        with open_image(file, head) as image:
             if not is_deep(image):
                 return None
             _refuse_huge(image)
-            return "float" if image.mode == "F" else "16-bit", np.array(image)
+            return "float" if image.mode == "F" else "16-bit", np.asarray(image)
+
+
+class StoredImage(NamedTuple):
+    """Properties of an image file: the size of the upright image, the mode, and the reason if its data are damaged."""
+
+    size: tuple[int, int]
+    mode: str
+    damage: str | None
+
+
+def stored_image(path: Path, decoded: Image.Image) -> StoredImage:
+    """Return the properties of an image file that was decoded, at any size, without an error, or raise `ImageError`."""
+    with _open(path) as (file, head):
+        if is_dicom(head):  # always decoded at its full size
+            return StoredImage(decoded.size, decoded.mode, None)
+        damage = jpeg_damage(file.read()) if head.startswith(START_OF_JPEG) else None
+        file.seek(0)
+        with open_image(file, head) as image:
+            return StoredImage(image.size if orientation(image) < 5 else image.size[::-1], image.mode, damage)
 
 
 @dataclass(frozen=True)
@@ -190,7 +221,7 @@ def _refuse_non_file(path: Path) -> None:
 
 def _reason(error: Exception) -> str:
     if isinstance(error, UnidentifiedImageError):
-        return "is not an image, or Pillow cannot read its format"
+        return f"is not an image in a supported format ({', '.join(FORMATS)}, DICOM)"
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
         return f"decodes to more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels; resize it"
     return str(error) or type(error).__name__
@@ -199,13 +230,16 @@ def _reason(error: Exception) -> str:
 def _decode(
     file: IO[bytes] | io.BytesIO, head: bytes, size: int | None, intensity: IntensityRange | None
 ) -> Image.Image:
-    with _jpeg(file.read()) if head.startswith(START_OF_JPEG) else Image.open(file) as image:
+    with open_image(file, head) as image:
         if size is not None:
             image.draft("RGB", (size, size))
         _refuse_huge(image)
-        rgb = upright_rgb(image, intensity)
+        image.load()
+        stored = orientation(image)
+        rgb = to_rgb(image, intensity)
+    del image  # its memory, before the image is turned
     rgb.info = {}
-    return rgb
+    return turned(rgb, stored)
 
 
 def _unread_content(image: Image.Image) -> bytes | None:
@@ -222,6 +256,14 @@ def _unread_content(image: Image.Image) -> bytes | None:
         image.fp.seek(position)
 
 
+def open_image(file: IO[bytes] | io.BytesIO, head: bytes) -> ImageFile.ImageFile:
+    """Open an image in one of `FORMATS`, without decoding it; `head` are the first bytes of the file."""
+    if head.startswith(START_OF_JPEG):
+        return _jpeg(file.read())
+    Image.init()
+    return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])  # old versions have no AVIF
+
+
 def _jpeg(data: bytes) -> JpegImageFile:
     """Open a JPEG without `Image.open`, which would limit the stored size instead of the decoded size."""
     image = JpegImageFile(io.BytesIO(data))
@@ -229,11 +271,25 @@ def _jpeg(data: bytes) -> JpegImageFile:
     start_of_scan = image.fp.tell() if image.fp else 0  # after the thumbnail, which has an end marker too
     if data.rfind(END_OF_JPEG, start_of_scan) < 0:
         raise ValueError("image file is truncated (no end marker)")
-    _refuse_huge(image, times=2)  # like `Image.open`; a progressive JPEG is decoded at its full size first
+    _refuse_huge_jpeg(image, components_in_scan=data[data.rfind(b"\xff\xda", 0, start_of_scan) + 4])
     return image
 
 
-def _refuse_huge(image: Image.Image, times: int = 1) -> None:
-    limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None and image.width * image.height > times * limit:
-        raise Image.DecompressionBombError
+def _refuse_huge(image: Image.Image) -> None:
+    """Raise an error if decoding would take too much memory, judging by the header."""
+    share = MAX_BYTES_PER_PIXEL / BYTES_PER_PIXEL.get(image.format or "", MAX_BYTES_PER_PIXEL)
+    _refuse_pixels(image.width * image.height, share)
+    if isinstance(image, TiffImageFile):  # a tile may be larger than the image
+        _refuse_pixels(image.tag_v2.get(TILEWIDTH, 1) * image.tag_v2.get(TILELENGTH, 1), share)
+
+
+def _refuse_huge_jpeg(image: JpegImageFile, components_in_scan: int) -> None:
+    """Raise an error if a JPEG is huge before it is reduced; with several scans, all 16-bit coefficients are kept."""
+    several = "progressive" in image.info or components_in_scan < image.layers
+    reduction = MAX_BYTES_PER_PIXEL / (2 * image.layers) if several else MAX_REDUCTION
+    _refuse_pixels(image.width * image.height, min(reduction, MAX_REDUCTION))
+
+
+def _refuse_pixels(pixels: int, share: float) -> None:
+    if Image.MAX_IMAGE_PIXELS is not None and pixels > share * Image.MAX_IMAGE_PIXELS:
+        raise ValueError(f"decodes to more than {share * Image.MAX_IMAGE_PIXELS:,.0f} pixels; resize it")

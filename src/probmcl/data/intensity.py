@@ -132,12 +132,13 @@ def _pixels_of(seed: int, path: Path) -> DeepPixels | None:
         kind, values = gray_values(path) or ("16-bit", np.empty(0))
     except ImageError:
         return None
-    numbers = values[np.isfinite(values)].astype(np.float64)
+    finite = np.isfinite(values)
+    numbers = values.ravel() if finite.all() else values[finite]
     if len(numbers) == 0:
         return None
     indices = np.random.default_rng(seed).integers(len(numbers), size=PIXELS_PER_IMAGE)
     pixels = numbers if len(numbers) <= PIXELS_PER_IMAGE else numbers[indices]
-    return DeepPixels(path, kind, float(numbers.min()), float(numbers.max()), pixels)
+    return DeepPixels(path, kind, float(numbers.min()), float(numbers.max()), pixels.astype(np.float64))
 
 
 def _refuse_two_kinds(deep: Sequence[DeepPixels], rule: Literal["auto", "full"]) -> None:

@@ -12,11 +12,12 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import Image
 
 from probmcl.data.duplicates.result_cache import NO_CACHE, ResultCache
-from probmcl.data.images import read_image
+from probmcl.data.images import read_image, stored_image
 from probmcl.data.intensity import IntensityRange
+from probmcl.data.jpeg_damage import REASONS
 from probmcl.errors import ImageError
 from probmcl.runtime.workers import map_in_order
 
@@ -26,7 +27,8 @@ size, which still reads every byte."""
 
 IMAGES_AT_ONCE = 8  # small, so an interrupt does not have to wait long
 STORED_AT_ONCE = 1024
-PACKED = struct.Struct("<II8sdQQ")  # size, mode, spread and hashes of a cached image; the tile follows
+PACKED = struct.Struct("<II8sdQQB")  # size, mode, spread, hashes and damage of a cached image; the tile follows
+DAMAGES = (None, *REASONS)
 NEARLY_CONSTANT = 2.0
 """Standard deviation of gray levels below which an image counts as empty, such as a black frame or an empty slide."""
 
@@ -46,6 +48,7 @@ class Fingerprint(NamedTuple):
         content: digest of the file's bytes.
         phash: perceptual hash, the signs of the 64 lowest cosine frequencies.
         inner_phash: perceptual hash without the margins, which is close to the hash of a cropped copy.
+        damage: how the file is damaged although it can be decoded, or None.
     """
 
     reason: str | None
@@ -55,6 +58,7 @@ class Fingerprint(NamedTuple):
     content: bytes = b""
     phash: int = 0
     inner_phash: int = 0
+    damage: str | None = None
 
     @property
     def nearly_constant(self) -> bool:
@@ -141,12 +145,14 @@ def _decode(path: Path, intensity: IntensityRange | None, content: bytes = b"") 
     """Return the fingerprint and the tile, which is empty if the file cannot be decoded."""
     try:
         image = read_image(path, TILE, intensity=intensity)
+        stored = stored_image(path, image)
     except ImageError as error:
         return Fingerprint(error.reason), b""
     gray = image.convert("L")
     pixels = small_gray(gray, SIZE)
     content = content or file_digest(path)
-    return Fingerprint(None, *_header(path, image), float(pixels.std()), content, *_hashes(pixels)), _tile(gray)
+    spread, hashes = float(pixels.std()), _hashes(pixels)
+    return Fingerprint(None, stored.size, stored.mode, spread, content, *hashes, stored.damage), _tile(gray)
 
 
 def _tile(image: Image.Image) -> bytes:
@@ -154,22 +160,14 @@ def _tile(image: Image.Image) -> bytes:
 
 
 def _packed(image: Fingerprint, tile: bytes) -> bytes:
-    return PACKED.pack(*image.size, image.mode.encode(), image.spread, image.phash, image.inner_phash) + tile
+    hashes, damage = (image.phash, image.inner_phash), DAMAGES.index(image.damage)
+    return PACKED.pack(*image.size, image.mode.encode(), image.spread, *hashes, damage) + tile
 
 
 def _unpacked(content: bytes, value: bytes) -> Fingerprint:
-    width, height, mode, spread, phash, inner_phash = PACKED.unpack_from(value)
-    return Fingerprint(None, (width, height), mode.rstrip(b"\0").decode(), spread, content, phash, inner_phash)
-
-
-def _header(path: Path, decoded: Image.Image) -> tuple[tuple[int, int], str]:
-    """Return the stored size and mode, which differ from those of the reduced RGB image."""
-    try:
-        with Image.open(path) as image:
-            transposed = image.getexif().get(ExifTags.Base.Orientation, 1) in range(5, 9)
-            return (image.size[::-1] if transposed else image.size), image.mode
-    except UnidentifiedImageError:  # formats unknown to Pillow, such as DICOM, are always decoded at full size
-        return decoded.size, decoded.mode
+    width, height, mode, spread, phash, inner_phash, damage = PACKED.unpack_from(value)
+    size, mode = (width, height), mode.rstrip(b"\0").decode()
+    return Fingerprint(None, size, mode, spread, content, phash, inner_phash, DAMAGES[damage])
 
 
 def _hashes(pixels: Float[ndarray, "S S"]) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from probmcl.data.intensity import IntensityRange
 
 Result = TypeVar("Result")
 
-VERSION = 1
+VERSION = 2
 """Increase it if the same file would get another fingerprint, or the same pair another correlation."""
 
 MAX_BYTES = 2**30
