@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 import probmcl
 from probmcl.errors import ProbmclError
 from probmcl.inference.splits import read_run_splits
+from probmcl.manifest import write_manifest
 
 pytestmark = pytest.mark.fuzz
 
@@ -83,11 +84,11 @@ def test_damaged_run_gives_a_model_or_an_error(
 ) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         run = Path(shutil.copytree(finished_run, Path(temporary) / "run"))
-        if not listed:  # a stranger would write the manifest again
-            (run / "manifest.json").write_text('{"schema": 1, "files": {}}')
         for name, (kind, detail) in changes:
             if (run / name).exists():
                 apply(run / name, kind, detail)
+        if not listed:  # a stranger would write the manifest again
+            write_manifest(run)
         signal.alarm(SECONDS)
         with contextlib.suppress(ProbmclError, OSError):
             model = probmcl.load(run, device="cpu")
