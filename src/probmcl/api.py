@@ -270,9 +270,10 @@ def _merge(recipe: dict[str, Any], keys: dict[str, Any]) -> tuple[dict[str, Any]
     derived: dict[str, Any] = {"workers": default_workers()}
     earlier = RunFolder(Path(str(keys.get("encoder", {}).get("weights"))))
     if earlier.has(run_folder.CONFIG):  # default to the encoder of the run that the weights come from
-        name = earlier.read(run_folder.CONFIG)["encoder"]["name"]
-        size = earlier.read(run_folder.PREPROCESSING)["size"]
-        derived["encoder"] = {"name": name, "image_size": size}
+        from probmcl.inference.loading import read_encoder, read_preprocessing
+
+        size = read_preprocessing(earlier).size
+        derived["encoder"] = {"name": read_encoder(earlier).name, "image_size": size}
     layers: dict[ValueOrigin, dict[str, Any]] = {"auto": derived, "recipe": recipe, "user": keys}
     merged: dict[str, Any] = {}
     origins: dict[str, ValueOrigin] = {}

@@ -6,10 +6,8 @@ The names of these files are defined only here. `probmcl.legacy` upgrades files 
 from __future__ import annotations
 
 import contextlib
-import csv
 import datetime
 import importlib.metadata
-import io
 import platform
 import re
 import subprocess
@@ -24,7 +22,7 @@ import msgspec
 
 from probmcl import __version__, legacy, manifest
 from probmcl.errors import RunError, suggestion
-from probmcl.files import atomic_write, csv_content, json_bytes, open_file, read_json, refuse_links, write_json
+from probmcl.files import atomic_write, csv_content, json_bytes, read_json, read_table, refuse_links, write_json
 from probmcl.manifest import MANIFEST
 from probmcl.runtime.lock import LOCK
 
@@ -33,6 +31,9 @@ SCHEMA = 3
 
 MAX_CLASSES = 100_000
 """Largest number of classes of a run. Loading a model with more would take minutes or exhaust the memory."""
+
+MAX_IMAGE_SIZE = 4096
+"""Largest side of the square input of a model, in pixels."""
 
 CONFIG, LABELS, PREPROCESSING, METADATA = "config.json", "labels.json", "preprocessing.json", "run.json"
 SPLIT, FOLDS, IMAGES = "split.csv", "folds.csv", "images.csv"
@@ -196,15 +197,16 @@ class RunFolder:
             raise RunError(
                 f"{self.path} has no {SPLIT}; without it, training images cannot be excluded from the scores"
             )
-        with open_file(path, root=self.path) as file:
-            text = file.read().decode("utf-8", "surrogateescape")
-        rows = list(csv.DictReader(io.StringIO(text, newline="")))
+        splits, rows = dict[str, str](), read_table(path, root=self.path)
+        if next(rows, None) != ["path", "split"]:
+            raise RunError(f"{path}, row 1: expected the columns path and split; the file is damaged or was edited")
         for number, row in enumerate(rows, start=2):
-            if not row.get("path") or row.get("split") not in ("train", "val", "test"):
+            if len(row) != 2 or not row[0] or row[1] not in ("train", "val", "test"):
                 raise RunError(f"{path}, row {number}: expected a path and a split (train, val or test), got {row}")
-        if not rows:
+            splits[row[0]] = row[1]
+        if not splits:
             raise RunError(f"{path} is empty; without it, training images cannot be excluded from the scores")
-        return {row["path"]: row["split"] for row in rows}
+        return splits
 
 
 def with_schema(content: object) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from probmcl.augment import AUGMENTATIONS
 from probmcl.calibration.maps import Kind
 from probmcl.calibration.thresholds import ThresholdRule
 from probmcl.data.intensity import IntensityRange
-from probmcl.errors import OptionError, SettingsError, suggestion
+from probmcl.errors import OptionError, SettingsError, check_range, suggestion
 from probmcl.methods import METHODS, find_method, full_name
-from probmcl.run_folder import CONFIG
+from probmcl.run_folder import CONFIG, MAX_IMAGE_SIZE
 from probmcl.runtime.machine import find_device
 from probmcl.training.optimizer import Training
 
@@ -60,6 +60,9 @@ class EncoderSettings:
     weights: str | None = "pretrained"
     image_size: int | None = None
     statistics: Literal["fixed", "moving"] | None = None
+
+    def __post_init__(self) -> None:
+        check_range(at_most=MAX_IMAGE_SIZE, image_size=self.image_size)
 
 
 @dataclass(frozen=True)

@@ -6,33 +6,13 @@ import shutil
 import signal
 import struct
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from faults.conftest import NO_REPORT, SMALL
-from helpers.faults import Commands, Ended
+from helpers.faults import Commands, edit, refused, relist
 
 pytestmark = pytest.mark.slow
-
-
-def refused(ended: Ended, *parts: str) -> None:
-    """Check that a command was refused with one message that has these parts."""
-    assert ended.code == 1, ended.text
-    assert "Traceback" not in ended.text
-    for part in parts:
-        assert part in ended.stderr
-
-
-def edit(path: Path, **changes: Any) -> None:
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, **changes}))
-
-
-def unlist(run: Path) -> None:
-    """Remove the manifest entries of all files, as a stranger would after changing them."""
-    if (run / "manifest.json").exists():
-        edit(run / "manifest.json", files={})
 
 
 def edit_header(path: Path, old: str, new: str) -> None:
@@ -79,7 +59,7 @@ def test_no_command_imports_a_file_that_the_run_names(
     config = json.loads((run / "config.json").read_text())
     key = "jobs" if "jobs" in config else "contenders"
     edit(run / "config.json", **{key: [{**config[key][0], "method": f"{run}/notes.py:f"}]})
-    unlist(run)
+    relist(run)
     ended = command(*words, run, *([photos] if words == ["predict"] else []))
     assert not (run / "executed").exists()
     refused(ended, "notes.py")
@@ -125,21 +105,21 @@ def test_only_files_of_the_run_are_deleted(command: Commands, run: Path) -> None
 @pytest.mark.parametrize("name", ["config.json", "labels.json", "run.json", "preprocessing.json", "calibration.json"])
 def test_deeply_nested_json_is_refused(command: Commands, run: Path, photos: Path, name: str) -> None:
     (run / name).write_text('{"a": ' * 100_000 + "1" + "}" * 100_000)
-    unlist(run)
+    relist(run)
     refused(command("predict", run, photos), name, "nested more than 64 levels deep")
 
 
 def test_too_many_classes_are_refused(command: Commands, run: Path, photos: Path) -> None:
     names = [f"class {number}" for number in range(200_000)]
     edit(run / "labels.json", names=names, counts=[1] * len(names))
-    unlist(run)
+    relist(run)
     refused(command("predict", run, photos, timeout=60.0), "labels.json", "200,000 classes; the limit is 100,000")
 
 
 def test_huge_header_is_refused(command: Commands, run: Path, photos: Path) -> None:
     with (run / "model.safetensors").open("r+b") as file:
         file.write(struct.pack("<Q", 200_000_000))
-    unlist(run)
+    relist(run)
     refused(command("predict", run, photos), "model.safetensors", "200,000,000", "100,000,000")
 
 
@@ -147,7 +127,7 @@ def test_huge_header_is_refused(command: Commands, run: Path, photos: Path) -> N
 def test_named_pipe_does_not_hang(command: Commands, run: Path, name: str) -> None:
     (run / name).unlink()
     os.mkfifo(run / name)
-    unlist(run)
+    relist(run)
     refused(command("evaluate", run, timeout=60.0), name)
 
 
@@ -167,9 +147,10 @@ def test_evaluate_prints_the_data_folder_and_reads_nothing_outside(
     table.write_text((photos / "labels.csv").read_text().replace("47.jpg", str(secret / "private.jpg")))
     metadata = json.loads((run / "run.json").read_text())
     edit(run / "run.json", data={**metadata["data"], "data": str(table), "images": str(photos)})
-    unlist(run)
+    relist(run)
     refused(command("evaluate", run), str(table), "outside the data of the run")
     edit(run / "run.json", data={"data": str(table), "images": str(photos)})  # as in version 0.1
+    relist(run)
     refused(command("evaluate", run), str(secret), "outside the data of the run")
     assert command("evaluate", run, table, "--images", photos).code == 0  # the user's own table may name any file
 
@@ -182,7 +163,7 @@ def test_report_shows_no_image_outside_the_data(
     metadata = json.loads((run / "run.json").read_text())
     elsewhere = {**metadata["data"], "data": str(tmp_path), "images": None, "roots": [str(tmp_path / "photos")]}
     edit(run / "run.json", data=None if data == "null" else elsewhere)
-    unlist(run)
+    relist(run)
     ended = command("report", run)
     if data == "elsewhere":
         refused(ended, str(photos), "outside the data of the run")
@@ -195,7 +176,7 @@ def test_report_shows_no_image_outside_the_data(
 def test_resume_reads_the_data_that_the_user_names(command: Commands, unfinished: Path, photos: Path) -> None:
     metadata = json.loads((unfinished / "run.json").read_text())
     edit(unfinished / "run.json", data={**metadata["data"], "roots": [str(photos / "elsewhere")]})
-    unlist(unfinished)
+    relist(unfinished)
     refused(command("train", "--resume", unfinished, *NO_REPORT), str(photos), "outside the data of the run")
     assert command("train", photos, "--resume", unfinished, *NO_REPORT).code == 0
 
@@ -204,7 +185,7 @@ def test_resume_reads_no_weights_that_only_the_run_names(command: Commands, unfi
     config = json.loads((unfinished / "config.json").read_text())
     weights = str(tmp_path / "weights.safetensors")
     edit(unfinished / "config.json", encoder={**config["encoder"], "weights": weights})
-    unlist(unfinished)
+    relist(unfinished)
     refused(command("train", "--resume", unfinished, *NO_REPORT), weights, "files that only a run folder names are not")
 
 
@@ -212,7 +193,7 @@ def test_resume_does_not_write_to_a_cache_that_only_the_run_names(
     command: Commands, unfinished: Path, tmp_path: Path
 ) -> None:
     edit(unfinished / "config.json", cache=str(tmp_path / "cache"))
-    unlist(unfinished)
+    relist(unfinished)
     assert command("train", "--resume", unfinished, *NO_REPORT).code == 0
     assert not (tmp_path / "cache").exists()
 
@@ -232,7 +213,7 @@ def test_resume_does_not_write_to_a_cache_that_only_the_run_names(
 )
 def test_unknown_key_is_refused(command: Commands, run: Path, photos: Path, name: str, key: str) -> None:
     edit(run / name, **{key: "center"})
-    unlist(run)
+    relist(run)
     refused(command("predict", run, photos), name, key)
 
 
@@ -240,9 +221,9 @@ def test_unknown_key_is_refused(command: Commands, run: Path, photos: Path, name
     "name", ["config.json", "labels.json", "run.json", "preprocessing.json", "calibration.json", "manifest.json"]
 )
 def test_newer_schema_is_refused(command: Commands, run: Path, photos: Path, name: str) -> None:
-    if name != "manifest.json":
-        unlist(run)
     edit(run / name, schema=99)
+    if name != "manifest.json":
+        relist(run)
     refused(command("predict", run, photos), name, "schema version 99 is newer", "update")
 
 

@@ -1,6 +1,6 @@
 """Loading a model from an untrusted run folder: files are validated, and no code is downloaded or run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,9 +15,10 @@ from probmcl.data.images import Preprocessing
 from probmcl.data.options import DataSource
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder
+from probmcl.encoders.encoder import MODEL_ERRORS
 from probmcl.encoders.weights import refuse_non_finite
 from probmcl.errors import RunError, counted, suggestion
-from probmcl.files import load_tensors
+from probmcl.files import load_tensors, read_shapes
 from probmcl.inference.model import Model
 from probmcl.legacy import upgrade_tensor_names
 from probmcl.methods import METHODS, find_method
@@ -27,6 +28,7 @@ from probmcl.run_folder import (
     CONFIG,
     LABELS,
     MAX_CLASSES,
+    MAX_IMAGE_SIZE,
     METADATA,
     MODEL,
     PREPROCESSING,
@@ -39,7 +41,9 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class _Labels:
+class Labels:
+    """The content of labels.json: the classes, their training positives, their parents and the label policy."""
+
     names: tuple[str, ...]
     counts: tuple[int, ...]
     hierarchy: dict[str, str] | None = None
@@ -73,10 +77,9 @@ def load(run: Path | str, *, device: str = "auto") -> Model:
     if metadata.model is None or not folder.has(MODEL):
         problem = f"the run has no model yet ({MODEL} does not exist)"
         raise RunError(f"{folder.path}: {problem}; see the status in {METADATA}")
-    labels, preprocessing = _read(folder, LABELS, _Labels), _read(folder, PREPROCESSING, Preprocessing)
-    encoder = Encoder(_read_encoder(folder).name, image_size=preprocessing.size)
+    labels, preprocessing = read_labels(folder), read_preprocessing(folder)
     return Model(
-        _load_classifier(folder, metadata.model, encoder, labels),
+        _load_classifier(folder, metadata.model, preprocessing.size, labels),
         names=labels.names,
         hierarchy=labels.hierarchy,
         preprocessing=preprocessing,
@@ -109,7 +112,21 @@ def _refuse_unknown_keys(content: Any, known: Any, path: Path) -> None:
         _refuse_unknown_keys(value, known[key], path)
 
 
-def _read_encoder(folder: RunFolder) -> EncoderSettings:
+def read_labels(folder: RunFolder) -> Labels:
+    """Read the classes of a run."""
+    return _read(folder, LABELS, Labels)
+
+
+def read_preprocessing(folder: RunFolder) -> Preprocessing:
+    """Read the preprocessing of a run."""
+    preprocessing = _read(folder, PREPROCESSING, Preprocessing)
+    if preprocessing.size > MAX_IMAGE_SIZE:
+        problem = f"size={preprocessing.size} must be at most {MAX_IMAGE_SIZE}"
+        raise RunError(f"{folder.path / PREPROCESSING}: {problem}; the file is damaged or was edited")
+    return preprocessing
+
+
+def read_encoder(folder: RunFolder) -> EncoderSettings:
     """Read the encoder of a run. Its other settings, which need not be valid to predict, are only checked by name."""
     content = folder.read(CONFIG)
     settings = [field.name for field in fields(Settings)]
@@ -130,36 +147,54 @@ def _read_calibration(folder: RunFolder, names: tuple[str, ...]) -> Calibration:
     return calibration
 
 
-def _load_classifier(folder: RunFolder, kept: _KeptModel, encoder: Encoder, labels: _Labels) -> Classifier:
-    """Load the classifier. It must be a method of this package: a run folder must not cause other code to run."""
-    path = folder.path / METADATA
+def _load_classifier(folder: RunFolder, kept: _KeptModel, size: int, labels: Labels) -> Classifier:
+    """Load the classifier. It must be a method of this package: a run folder must not cause other code to run.
+
+    It is first built on the meta device, which needs no memory, and compared with the tensors in the file.
+    """
+    path = folder.path / MODEL
     if kept.method not in METHODS:
-        hint = suggestion(kept.method, METHODS)
-        raise RunError(f"{path}: method {kept.method!r} is not part of this package and cannot be loaded; {hint}")
+        problem = f"method {kept.method!r} is not part of this package and cannot be loaded"
+        raise RunError(f"{folder.path / METADATA}: {problem}; {suggestion(kept.method, METHODS)}")
+    with torch.device("meta"):
+        shapes = _readable(path, lambda: read_shapes(path, root=folder.path))
+        tensors = {name: torch.empty(shape) for name, shape in shapes.items()}
+        _load_state(_build_classifier(folder, kept, size, labels), tensors, folder)
+    classifier = _build_classifier(folder, kept, size, labels)
+    _load_state(classifier, _readable(path, lambda: load_tensors(path, root=folder.path))[0], folder)
+    refuse_non_finite(path, classifier.state_dict())
+    return classifier
+
+
+def _build_classifier(folder: RunFolder, kept: _KeptModel, size: int, labels: Labels) -> Classifier:
     method, classes = find_method(kept.method), len(labels.names)
     cooccurrence = np.broadcast_to(np.int64(0), (classes, classes))  # without the memory of a full matrix
     label_space = LabelSpace(labels.names, np.array(labels.counts), cooccurrence, labels.hierarchy)
     # Files named in the settings are not read: the state has their content, and the folder may be untrusted.
-    changes = kept.settings | dict.fromkeys(method.files)
+    changes, file = kept.settings | dict.fromkeys(method.files), CONFIG
     try:
+        encoder = Encoder(read_encoder(folder).name, image_size=size)
+        file = METADATA
         settings = method_settings(kept.method, changes=changes)
         if not issubclass(method, Classifier) or not method.has_own_head(settings):
             raise ValueError(f"method {kept.method!r} has no classifier; it needs a probe to predict")
-        classifier = method(encoder, label_space, settings)
-    except ValueError as error:
-        raise RunError(f"{path}: {error}") from error
-    _load_state(classifier, folder)
-    return classifier
+        return method(encoder, label_space, settings)
+    except RunError:
+        raise
+    except (*MODEL_ERRORS, MemoryError) as error:
+        raise RunError(f"{folder.path / file}: {str(error) or 'out of memory'}") from error
 
 
-def _load_state(classifier: Classifier, folder: RunFolder) -> None:
-    path = folder.path / MODEL
+def _load_state(classifier: Classifier, tensors: Mapping[str, torch.Tensor], folder: RunFolder) -> None:
     try:
-        state, _ = load_tensors(path, root=folder.path)
-        classifier.load_state_dict(upgrade_tensor_names(state) if folder.schema == 1 else state, strict=True)
-    except (OSError, RunError) as error:
-        raise RunError(f"{path} cannot be read ({error}); copy the file again, or train again") from error
+        classifier.load_state_dict(upgrade_tensor_names(tensors) if folder.schema == 1 else tensors, strict=True)
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
-        raise RunError(f"{path} does not match {CONFIG}, {LABELS} and {METADATA}: {first}") from error
-    refuse_non_finite(path, classifier.state_dict())
+        raise RunError(f"{folder.path / MODEL} does not match {CONFIG}, {LABELS} and {METADATA}: {first}") from error
+
+
+def _readable(path: Path, read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except (OSError, RunError) as error:
+        raise RunError(f"{path} cannot be read ({error}); copy the file again, or train again") from error
