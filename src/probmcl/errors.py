@@ -219,6 +219,15 @@ def _escape(character: str) -> str:
     return repr(character)[1:-1]
 
 
+def plain(error: Exception) -> str:
+    """Return the message of another library without backticks, which mark options and calls in our messages.
+
+    >>> plain(ValueError("Expected `int`, got `str` - at `$.seed`"))
+    "Expected 'int', got 'str' - at '$.seed'"
+    """
+    return str(error).replace("`", "'")
+
+
 def quoted(values: Iterable[str]) -> str:
     """Return quoted values joined by "and", for messages."""
     return " and ".join(repr(value) for value in values)

@@ -18,14 +18,16 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from probmcl.errors import RunError
+from probmcl.errors import RunError, plain, suggestion
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+T = TypeVar("T")
 
 MAX_DEPTH = 64
 """Largest nesting depth of JSON that is read."""
@@ -182,6 +184,41 @@ def read_json(path: Path, *, root: Path | None = None) -> Any:
     """Read a JSON file. Invalid or too deeply nested content raises `RunError` with the file and the position."""
     with open_file(path, root=root, limit=MAX_TEXT) as file:
         return _parse(file.read(), path)
+
+
+def convert_file(content: Any, kind: type[T], path: Path) -> T:
+    """Convert the content of a JSON file to a dataclass; see `convert`. Errors are `RunError` with the file."""
+    try:
+        return convert(content, kind)
+    except ValueError as error:
+        raise RunError(f"{path}: {error}; the file is damaged or was edited") from error
+
+
+def convert(content: Any, kind: type[T]) -> T:
+    """Convert JSON content to a dataclass.
+
+    A wrong type, an invalid value, a missing key and an unknown key raise `ValueError` with the key.
+    """
+    try:
+        value = msgspec.convert(content, kind, dec_hook=lambda cls, text: cls(text))
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise ValueError(plain(error)) from error
+    _refuse_unknown_keys(content, value)
+    return value
+
+
+def _refuse_unknown_keys(content: Any, value: Any) -> None:
+    """Raise `ValueError` if an object of the content has a key that was ignored in its conversion to `value`."""
+    if dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(content, dict) and isinstance(value, Mapping):
+        for key, inner in content.items():
+            if key not in value:
+                raise ValueError(f"unknown key {key!r}; {suggestion(str(key), value)}")
+            _refuse_unknown_keys(inner, value[key])
+    elif isinstance(content, list) and isinstance(value, list | tuple):
+        for inner, converted in zip(content, value, strict=True):
+            _refuse_unknown_keys(inner, converted)
 
 
 def read_text(path: Path, *, root: Path | None = None) -> str:

@@ -21,9 +21,19 @@ from typing import Any
 import msgspec
 
 from probmcl import __version__, legacy, manifest
-from probmcl.errors import RunError, suggestion
-from probmcl.files import atomic_write, csv_content, json_bytes, read_json, read_table, refuse_links, write_json
+from probmcl.errors import RunError
+from probmcl.files import (
+    atomic_write,
+    convert_file,
+    csv_content,
+    json_bytes,
+    read_json,
+    read_table,
+    refuse_links,
+    write_json,
+)
 from probmcl.manifest import MANIFEST
+from probmcl.run_metadata import RunMetadata
 from probmcl.runtime.lock import LOCK
 
 SCHEMA = 3
@@ -53,13 +63,6 @@ OPTIONAL = (CONTRASTIVE, CANDIDATES, VIEWS, Path(METRICS).stem, Path(REPORT).ste
 
 CACHE_FILE = re.compile(r"\.?(train|val|test)(\.\d+-of-\d+)?\.(npy|json)(\.part)?")
 """Names of the files in an activation cache: the outputs for a split, and the progress of a process."""
-
-KEYS = {
-    METADATA: "command seed versions commit started data records duplicates status seconds warnings candidates kept "
-    "model test_mAP",
-    LABELS: "names counts hierarchy policy",
-}
-"""All keys of the files that are not read into a dataclass as a whole; others are refused."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,11 @@ class RunFolder:
         """The folder with the checkpoints of an unfinished run."""
         return self.path / CHECKPOINTS
 
+    @property
+    def metadata(self) -> RunMetadata:
+        """The content of run.json."""
+        return convert_file(self.read(METADATA), RunMetadata, self.path / METADATA)
+
     def has(self, name: str) -> bool:
         """True if the run has a file with this name."""
         return (self.path / name).is_file()
@@ -110,18 +118,21 @@ class RunFolder:
     def read(self, name: str, *, missing_hint: str = "") -> Any:
         """Read one of the run's JSON files and upgrade it to the current schema version.
 
-        An unknown key or a newer schema version raises `RunError`.
+        A newer schema version and invalid content of run.json raise `RunError`.
         """
         for required in filter(None, (missing_hint, name)):
             if not self.has(required):
                 hint = "pass one written by `probmcl.train()`"
                 raise RunError(f"{self.path} is not a run folder: it has no {required}; {hint}")
-        content = self._read_object(self.path / name)
-        content = legacy.upgrade(name, content) if self.schema == 1 else content
-        return {key: value for key, value in content.items() if key != "schema"}
+        content, schema = self._read_object(self.path / name), self.schema
+        content = legacy.upgrade(self.path / name, content, schema) if schema < SCHEMA else content
+        content = {key: value for key, value in content.items() if key != "schema"}
+        if name == METADATA:
+            convert_file(content, RunMetadata, self.path / name)
+        return content
 
     def _read_object(self, path: Path) -> dict[str, Any]:
-        """Read a JSON object below the folder; refuse a newer schema version and unknown keys."""
+        """Read a JSON object below the folder; refuse a newer schema version."""
         content = read_json(path, root=self.path)
         if not isinstance(content, dict):
             raise RunError(f"{path}: expected a JSON object; the file is damaged or was edited")
@@ -131,9 +142,6 @@ class RunFolder:
         if schema > SCHEMA:
             newest = f"{SCHEMA}, the newest version that probmcl {__version__} can read"
             raise RunError(f"{path}: schema version {schema} is newer than {newest}; {self._update_hint()}")
-        known = KEYS.get(path.name, "").split()
-        if schema == SCHEMA and known and (unknown := sorted(content.keys() - {*known, "schema"})):
-            raise RunError(f"{path}: unknown key {unknown[0]!r}; {suggestion(unknown[0], known)}")
         return content
 
     def _update_hint(self) -> str:
