@@ -159,3 +159,30 @@ def test_shapes_are_read_without_tensors(tmp_path: Path) -> None:
         file.write(b"more")
     with pytest.raises(RunError, match="bytes instead of"):
         files.read_shapes(path)
+
+
+@dataclass
+class Inner:
+    number: int
+    items: tuple[Pair, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"number": "x"}, r"Expected 'int', got 'str' - at '\$.number'"),
+        ({}, "missing required field 'number'"),
+        ({"number": 1, "nmber": 2}, "unknown key 'nmber'; did you mean 'number'"),
+        ({"number": 1, "items": [{"first": 1, "second": "a", "third": 1}]}, "unknown key 'third'"),
+        ({"number": 1, "items": [{"first": 1, "second": 5}]}, "second"),
+    ],
+)
+def test_conversion_names_the_file_and_the_key(content: object, problem: str) -> None:
+    with pytest.raises(RunError, match=rf"x\.json: .*{problem}"):
+        files.convert_file(content, Inner, Path("x.json"))
+
+
+def test_conversion_accepts_missing_keys_with_defaults() -> None:
+    assert files.convert({"number": 1}, Inner) == Inner(1)
+    pair = files.convert({"number": 1, "items": [{"first": 1, "second": "a"}]}, Inner).items[0]
+    assert pair == Pair(1, Path("a"))

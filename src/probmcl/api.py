@@ -372,6 +372,8 @@ def compare(
         accept_data_change: with `resume`, continue even if image files have changed since the comparison started
         console: where messages and progress are printed (default: stdout)
     """
+    from probmcl.experiments.results import read_results
+
     started = time.perf_counter()
     options: Options = {"data": data, "images": images, "methods": methods, "encoder": encoder, "weights": weights}
     options |= {"image_size": image_size, "tune": tune, "epochs": epochs, "budget": budget, "seeds": seeds}
@@ -380,6 +382,8 @@ def compare(
     added = [Path(path).resolve() for path in ([add] if isinstance(add, Path | str) else add or ())]
     _refuse_without_resume(accept_data_change, resume)
     with _processes(device, console) as console:
+        for path in added:
+            read_results(path)  # raises an error before anything is computed or written
         if resume is not None:
             _refuse_with_resume(options, read, checks, allowed=(*RESUMABLE, "add", "methods"))
             return _resume_comparison(

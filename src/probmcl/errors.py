@@ -234,13 +234,13 @@ def quoted(values: Iterable[str]) -> str:
 
 
 def listing(values: Iterable[str], most: int = 8) -> str:
-    """Return the first values and the number of remaining ones, for messages.
+    """Return the first values, each on one line, and the number of remaining ones, for messages.
 
     >>> listing("abcdefghijk")
     'a, b, c, d, e, f, g, h and 3 more'
     """
     values = [value for value in values if value]
-    return ", ".join(values[:most]) + (f" and {len(values) - most:,} more" if len(values) > most else "")
+    return ", ".join(map(one_line, values[:most])) + (f" and {len(values) - most:,} more" if len(values) > most else "")
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -359,7 +359,7 @@ def _read_header(file: io.BufferedReader, path: Path) -> _Header:
             stored = msgspec.json.decode(stored[HEADER], type=dict[str, str])
         tensors = {name: msgspec.json.decode(entry, type=_Tensor) for name, entry in entries.items()}
     except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise RunError(f"{path}: its header is damaged ({error})") from error
+        raise RunError(f"{path}: its header is damaged ({plain(error)})") from error
     expected = 8 + size + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
     if (actual := os.fstat(file.fileno()).st_size) != expected:
         raise RunError(f"{path}: is damaged: it has {actual:,} bytes instead of {expected:,}")

@@ -10,6 +10,9 @@ from probmcl.errors import RunWarning, check_range
 Head = Literal["frozen", "own head", "re-probed"]
 """What a candidate predicts with: a probe on the frozen encoder, the method's own head, or a probe on its encoder."""
 
+MAX_LAYERS = 100
+"""Largest number of layers that a setting can list; building a model with millions would take hours."""
+
 
 @dataclass(frozen=True)
 class CandidateEntry:
@@ -36,6 +39,11 @@ class KeptModel:
 
     method: str
     settings: dict[str, Any]
+
+    def __post_init__(self) -> None:
+        for key, value in self.settings.items():
+            if isinstance(value, list) and len(value) > MAX_LAYERS:
+                raise ValueError(f"{key} has {len(value):,} values; the limit is {MAX_LAYERS}")
 
 
 @dataclass(frozen=True)

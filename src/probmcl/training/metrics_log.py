@@ -13,7 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from probmcl.errors import RunError, RunWarning
+from probmcl.errors import RunError, RunWarning, plain
 from probmcl.files import append_text, read_text, write_text
 from probmcl.methods.contrast import collapse_warning
 from probmcl.training.fit import StepEvent
@@ -81,7 +81,7 @@ class MetricsLog:
             row = msgspec.convert(json.loads(line), dict[str, object])
             msgspec.convert(row, _Row)
         except (ValueError, RecursionError) as error:
-            problem = f"{error}; the file is damaged or was edited"
+            problem = f"{plain(error)}; the file is damaged or was edited"
             raise RunError(f"{self.path}, line {number}: {problem}") from error
         return row
 
