@@ -21,6 +21,7 @@ PACKAGES = (
     "headline",
     "runtime",
     "legacy",
+    "run_metadata",
     "run_folder",
     "data",
     "augment",

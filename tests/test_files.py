@@ -118,3 +118,71 @@ def test_files_with_equal_tensors_are_equal(tmp_path: Path) -> None:
     for name in ("one", "two"):
         files.save_tensors(tmp_path / name, {"a": torch.ones(2), "b": torch.zeros(1)}, {"x": 1, "y": 2})
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
+
+
+def test_large_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "MAX_TEXT", 10)
+    monkeypatch.setattr(files, "MAX_TABLE", 10)
+    (tmp_path / "x").write_text('{"a": 12345}')
+    for read in (files.read_json, files.read_text, lambda path: list(files.read_table(path))):
+        with pytest.raises(RunError, match="x has 12 bytes; the limit is 10"):
+            read(tmp_path / "x")
+
+
+@pytest.mark.parametrize(
+    "text", ["a\0b,train\n", "a" * 2_000_000, '"' + "a,train\n" * 200_000], ids=["NUL", "long line", "quote"]
+)
+def test_damaged_table_is_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.csv").write_text(text)
+    with pytest.raises(RunError, match=r"x\.csv, line [0-9]+: .*damaged"):
+        list(files.read_table(tmp_path / "x.csv"))
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [("9" * 5000, "damaged"), ('{"a":' * 100_000, "nested"), (b"\xff", "not UTF-8")],
+    ids=["digits", "deep", "bytes"],
+)
+def test_json_that_cannot_be_parsed_is_refused_with_the_file(
+    tmp_path: Path, content: str | bytes, problem: str
+) -> None:
+    (tmp_path / "x.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(RunError, match=rf"x\.json.*{problem}"):
+        files.read_json(tmp_path / "x.json")
+
+
+def test_shapes_are_read_without_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "x.safetensors"
+    files.save_tensors(path, {"a": torch.ones(2, 3), "b": torch.ones(())})
+    assert files.read_shapes(path) == {"a": (2, 3), "b": ()}
+    with path.open("ab") as file:
+        file.write(b"more")
+    with pytest.raises(RunError, match="bytes instead of"):
+        files.read_shapes(path)
+
+
+@dataclass
+class Inner:
+    number: int
+    items: tuple[Pair, ...] = ()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"number": "x"}, r"Expected 'int', got 'str' - at '\$.number'"),
+        ({}, "missing required field 'number'"),
+        ({"number": 1, "nmber": 2}, "unknown key 'nmber'; did you mean 'number'"),
+        ({"number": 1, "items": [{"first": 1, "second": "a", "third": 1}]}, "unknown key 'third'"),
+        ({"number": 1, "items": [{"first": 1, "second": 5}]}, "second"),
+    ],
+)
+def test_conversion_names_the_file_and_the_key(content: object, problem: str) -> None:
+    with pytest.raises(RunError, match=rf"x\.json: .*{problem}"):
+        files.convert_file(content, Inner, Path("x.json"))
+
+
+def test_conversion_accepts_missing_keys_with_defaults() -> None:
+    assert files.convert({"number": 1}, Inner) == Inner(1)
+    pair = files.convert({"number": 1, "items": [{"first": 1, "second": "a"}]}, Inner).items[0]
+    assert pair == Pair(1, Path("a"))

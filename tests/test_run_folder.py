@@ -6,6 +6,7 @@ import torch
 
 from probmcl import run_folder
 from probmcl.errors import RunError
+from probmcl.legacy import RUN_DEFAULTS
 from probmcl.run_folder import CONFIG, METADATA, SCHEMA, RunFolder
 
 
@@ -27,21 +28,21 @@ def test_interrupt_is_recorded_only_if_the_run_has_started(tmp_path: Path) -> No
     RunFolder(tmp_path).note_interrupt()
     assert not list(tmp_path.iterdir())
     folder = run(tmp_path)
-    folder.write(METADATA, {"status": "running", "seed": 3})
+    folder.write(METADATA, {**RUN_DEFAULTS, "seed": 3})
     folder.note_interrupt()
-    assert folder.read(METADATA) == {"status": "interrupted", "seed": 3}
+    assert folder.read(METADATA) == {**RUN_DEFAULTS, "status": "interrupted", "seed": 3}
 
 
 def run(folder: Path, schema: object = SCHEMA) -> RunFolder:
     (folder / CONFIG).write_text(json.dumps({"schema": schema, "jobs": []}))
-    (folder / METADATA).write_text("{}")
+    (folder / METADATA).write_text(json.dumps(RUN_DEFAULTS))
     return RunFolder(folder)
 
 
 def test_newer_schema_version_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=f"schema version {SCHEMA + 1} is newer than {SCHEMA}.*update probmcl"):
         run(tmp_path, SCHEMA + 1).read(METADATA)
-    assert run(tmp_path).read(METADATA) == {}
+    assert run(tmp_path).read(METADATA) == RUN_DEFAULTS
 
 
 def test_error_names_a_missing_or_damaged_file(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from probmcl.errors import (
     keyword,
     suggestion,
 )
-from probmcl.files import refuse_special_files, write_json
+from probmcl.files import convert_file, refuse_special_files, write_json
 from probmcl.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -193,6 +193,7 @@ def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console:
 
 def _resume_run(folder: Path, options: Options, accept_data_change: bool, console: Console) -> Run:
     from probmcl.data.audit import read_again
+    from probmcl.inference.loading import read_source
     from probmcl.methods import find_method
     from probmcl.run.train import train_run
     from probmcl.settings import load_settings
@@ -207,12 +208,11 @@ def _resume_run(folder: Path, options: Options, accept_data_change: bool, consol
     settings = replace(settings, **_drop_none({"device": options["device"], "workers": options["workers"]}))
     # A folder that only the run names is not written to. Without a cache, results are the same.
     settings = replace(settings, cache=_cache_folder(options["cache"]))
-    source = run.read(run_folder.METADATA)["data"]
+    source = read_source(run)
     if source is None:
         raise RunError(f"{folder} was trained on in-memory records; use probmcl.run.train.train_run to resume it")
     with _resume_hint("train", folder, console):
-        source, named = DataSource.parse(source), (options["data"], options["images"])
-        records = read_again(source, folder / run_folder.SPLIT, console, *named)
+        records = read_again(source, folder / run_folder.SPLIT, console, options["data"], options["images"])
         return train_run(records, settings, folder, console, accept_data_change=accept_data_change)
 
 
@@ -271,9 +271,11 @@ def _merge(recipe: dict[str, Any], keys: dict[str, Any]) -> tuple[dict[str, Any]
     derived: dict[str, Any] = {"workers": default_workers()}
     earlier = RunFolder(Path(str(keys.get("encoder", {}).get("weights"))))
     if earlier.has(run_folder.CONFIG):  # default to the encoder of the run that the weights come from
-        name = earlier.read(run_folder.CONFIG)["encoder"]["name"]
-        size = earlier.read(run_folder.PREPROCESSING)["size"]
-        derived["encoder"] = {"name": name, "image_size": size}
+        from probmcl.inference.loading import read_encoder, read_labels, read_preprocessing
+
+        read_labels(earlier)  # raises an error before anything is computed
+        size = read_preprocessing(earlier).size
+        derived["encoder"] = {"name": read_encoder(earlier).name, "image_size": size}
     layers: dict[ValueOrigin, dict[str, Any]] = {"auto": derived, "recipe": recipe, "user": keys}
     merged: dict[str, Any] = {}
     origins: dict[str, ValueOrigin] = {}
@@ -371,6 +373,8 @@ def compare(
         accept_data_change: with `resume`, continue even if image files have changed since the comparison started
         console: where messages and progress are printed (default: stdout)
     """
+    from probmcl.experiments.results import read_results
+
     started = time.perf_counter()
     options: Options = {"data": data, "images": images, "methods": methods, "encoder": encoder, "weights": weights}
     options |= {"image_size": image_size, "tune": tune, "epochs": epochs, "budget": budget, "seeds": seeds}
@@ -379,6 +383,8 @@ def compare(
     added = [Path(path).resolve() for path in ([add] if isinstance(add, Path | str) else add or ())]
     _refuse_without_resume(accept_data_change, resume)
     with _processes(device, console) as console:
+        for path in added:
+            read_results(path)  # raises an error before anything is computed or written
         if resume is not None:
             _refuse_with_resume(options, read, checks, allowed=(*RESUMABLE, "add", "methods"))
             return _resume_comparison(
@@ -476,13 +482,13 @@ def _resume_comparison(
     from probmcl import legacy
     from probmcl.data.audit import read_again
     from probmcl.data.signatures import accepted_changes, read_signatures, write_signatures
-    from probmcl.experiments.protocol import ComparisonSpec, parse_methods
+    from probmcl.experiments.protocol import StoredComparison, parse_methods
     from probmcl.experiments.runner import ComparisonRunner
     from probmcl.run.train import on_main_process
     from probmcl.runtime.distributed import barrier
     from probmcl.runtime.lock import locked
     from probmcl.runtime.machine import find_device
-    from probmcl.settings import MethodSpec, load_settings, refuse_unnamed
+    from probmcl.settings import refuse_unnamed
 
     path, methods = folder / run_folder.COMPARISON, options["methods"]
     changes = _drop_none({"device": options["device"], "workers": options["workers"]})
@@ -497,31 +503,30 @@ def _resume_comparison(
     on_main_process(upgrade)
     if not path.is_file():
         raise RunError(f"{folder} is not a comparison: {path.name} does not exist")
-    stored = RunFolder(folder).read_results(path)
-    fields = dict(stored["spec"])
-    settings = replace(load_settings(fields.pop("settings")), **changes)
+    stored = convert_file(RunFolder(folder).read_results(path), StoredComparison, path)
+    settings = replace(stored.spec.settings, **changes)
     _refuse_unnamed_files(settings, options)
     settings = replace(settings, device=find_device(settings.device), cache=_cache_folder(options["cache"]))
-    compared = tuple(MethodSpec(**method) for method in fields.pop("methods"))
+    compared = stored.spec.methods
     if methods and tuple(parse_methods(_method_names(methods))) != compared:
         names = ",".join(method.name for method in compared)
         raise OptionError("methods", methods, f"must match the methods of {folder} ({names}); or leave it out")
     for method in compared:
         refuse_unnamed(method.method, "the same `methods` again, with {method}")
-    source = DataSource.parse(stored["source"])
+    source = DataSource.parse(stored.source)
     records = read_again(source, folder / run_folder.SPLIT, console, options["data"], options["images"])
     added = list(dict.fromkeys(map(str, add)))
-    if unnamed := [path for path in stored["add"] if path not in added]:
+    if unnamed := [path for path in stored.add if path not in added]:
         raise ProbmclError(f"the comparison includes {unnamed[0]}, but {UNNAMED}; add {keyword('add', unnamed)}")
     barrier()
-    spec, warnings = ComparisonSpec(settings, compared, **fields), [RunWarning(**w) for w in stored["warnings"]]
+    spec, warnings = replace(stored.spec, settings=settings), list(stored.warnings)
 
     def update() -> None:
         with locked(folder):
             changes = accepted_changes(folder, records.paths, console, accept=accept_data_change)
             if changes is not None and changes.changed:
                 warnings.append(changes.warning())
-            write_json(path, run_folder.with_schema(stored | {"add": added, "warnings": warnings}))
+            write_json(path, run_folder.with_schema(replace(stored, add=tuple(added), warnings=tuple(warnings))))
             if changes is not None:
                 write_signatures(folder, records.paths, changes.signatures)
 
@@ -531,7 +536,7 @@ def _resume_comparison(
         spec,
         folder,
         console,
-        stored["name"],
+        stored.name,
         source=source,
         warnings=warnings,
         signatures=read_signatures(folder, records.paths),

@@ -219,19 +219,28 @@ def _escape(character: str) -> str:
     return repr(character)[1:-1]
 
 
+def plain(error: Exception) -> str:
+    """Return the message of another library without backticks, which mark options and calls in our messages.
+
+    >>> plain(ValueError("Expected `int`, got `str` - at `$.seed`"))
+    "Expected 'int', got 'str' - at '$.seed'"
+    """
+    return str(error).replace("`", "'")
+
+
 def quoted(values: Iterable[str]) -> str:
     """Return quoted values joined by "and", for messages."""
     return " and ".join(repr(value) for value in values)
 
 
 def listing(values: Iterable[str], most: int = 8) -> str:
-    """Return the first values and the number of remaining ones, for messages.
+    """Return the first values, each on one line, and the number of remaining ones, for messages.
 
     >>> listing("abcdefghijk")
     'a, b, c, d, e, f, g, h and 3 more'
     """
     values = [value for value in values if value]
-    return ", ".join(values[:most]) + (f" and {len(values) - most:,} more" if len(values) > most else "")
+    return ", ".join(map(one_line, values[:most])) + (f" and {len(values) - most:,} more" if len(values) > most else "")
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

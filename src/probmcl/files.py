@@ -18,15 +18,25 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
 
-from probmcl.errors import RunError
+import msgspec
+
+from probmcl.errors import RunError, plain, suggestion
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+T = TypeVar("T")
+
 MAX_DEPTH = 64
 """Largest nesting depth of JSON that is read."""
+
+MAX_TEXT, MAX_TABLE = 500_000_000, 4_000_000_000
+"""Largest size of a JSON file and of a CSV file that are read, in bytes; a table is read row by row."""
+
+MAX_ROW = 1_000_000
+"""Largest length of a row of a CSV file, in characters; a file may be a single long line."""
 
 MAX_HEADER = 100_000_000
 """Largest size of the JSON header of a safetensors file, in bytes."""
@@ -149,14 +159,20 @@ def open_for_update(path: Path, *, root: Path) -> Iterator[IO[bytes]]:
 
 
 @contextmanager
-def open_file(path: Path, *, root: Path | None = None) -> Iterator[io.BufferedReader]:
-    """Open a regular file for reading, without following symlinks below `root` (default: the folder of the file)."""
+def open_file(path: Path, *, root: Path | None = None, limit: int | None = None) -> Iterator[io.BufferedReader]:
+    """Open a regular file for reading, without following symlinks below `root` (default: the folder of the file).
+
+    A file of more than `limit` bytes raises `RunError`, so that it cannot exhaust the memory.
+    """
     with _open_folder(path.parent if root is None else root, path.parent) as folder:
         # Without O_NONBLOCK, opening a named pipe would wait for a writer.
         descriptor = _open_unlinked(path, os.O_RDONLY | os.O_NONBLOCK, folder)
     with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise RunError(f"{path} is not a regular file")
+        if limit is not None and status.st_size > limit:
+            raise RunError(f"{path} has {status.st_size:,} bytes; the limit is {limit:,}")
         yield file
 
 
@@ -182,8 +198,82 @@ def json_line(content: object) -> str:
 
 def read_json(path: Path, *, root: Path | None = None) -> Any:
     """Read a JSON file. Invalid or too deeply nested content raises `RunError` with the file and the position."""
-    with open_file(path, root=root) as file:
+    with open_file(path, root=root, limit=MAX_TEXT) as file:
         return _parse(file.read(), path)
+
+
+def convert_file(content: Any, kind: type[T], path: Path) -> T:
+    """Convert the content of a JSON file to a dataclass; see `convert`. Errors are `RunError` with the file."""
+    try:
+        return convert(content, kind)
+    except ValueError as error:
+        raise RunError(f"{path}: {error}; the file is damaged or was edited") from error
+
+
+def convert(content: Any, kind: type[T]) -> T:
+    """Convert JSON content to a dataclass.
+
+    A wrong type, an invalid value, a missing key and an unknown key raise `ValueError` with the key.
+    """
+    try:
+        value = msgspec.convert(content, kind, dec_hook=lambda cls, text: cls(text))
+    except (ValueError, TypeError, ArithmeticError) as error:
+        raise ValueError(plain(error)) from error
+    _refuse_unknown_keys(content, value)
+    return value
+
+
+def _refuse_unknown_keys(content: Any, value: Any) -> None:
+    """Raise `ValueError` if an object of the content has a key that was ignored in its conversion to `value`."""
+    if dataclasses.is_dataclass(value):
+        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(content, dict) and isinstance(value, Mapping):
+        for key, inner in content.items():
+            if key not in value:
+                raise ValueError(f"unknown key {key!r}; {suggestion(str(key), value)}")
+            _refuse_unknown_keys(inner, value[key])
+    elif isinstance(content, list) and isinstance(value, list | tuple):
+        for inner, converted in zip(content, value, strict=True):
+            _refuse_unknown_keys(inner, converted)
+
+
+def read_text(path: Path, *, root: Path | None = None) -> str:
+    """Read a UTF-8 text file, such as a log with one JSON object per line."""
+    with open_file(path, root=root, limit=MAX_TEXT) as file:
+        try:
+            return file.read().decode()
+        except UnicodeDecodeError as error:
+            raise RunError(f"{path}: is not UTF-8 text; the file is damaged") from error
+
+
+def read_table(path: Path, *, root: Path | None = None) -> Iterator[list[str]]:
+    """Yield the rows of a CSV file; undecodable bytes of file names become surrogates."""
+    with open_file(path, root=root, limit=MAX_TABLE) as file:
+        text = io.TextIOWrapper(file, "utf-8", "surrogateescape", newline="")
+        lines = _Lines(text)
+        rows = csv.reader(lines)
+        try:
+            for row in rows:
+                lines.length = 0
+                yield row
+        except csv.Error as error:
+            raise RunError(f"{path}, line {rows.line_num}: {error}; the file is damaged or was edited") from error
+
+
+class _Lines(Iterator[str]):
+    """The lines of a CSV file. `length` is the length of the present row, which may have several lines."""
+
+    def __init__(self, text: io.TextIOWrapper) -> None:
+        self.text, self.length = text, 0
+
+    def __next__(self) -> str:
+        line = self.text.readline(MAX_ROW)
+        self.length += len(line)
+        if not line:
+            raise StopIteration
+        if self.length >= MAX_ROW or "\0" in line:
+            raise csv.Error("the row contains NUL" if "\0" in line else f"the row has {MAX_ROW:,} characters or more")
+        return line
 
 
 def _parse(text: bytes, path: Path) -> Any:
@@ -196,6 +286,8 @@ def _parse(text: bytes, path: Path) -> Any:
         raise RunError(f"{path}: is not UTF-8 text; the file is damaged") from error
     except RecursionError as error:
         raise RunError(f"{path}: JSON is nested more than {MAX_DEPTH} levels deep") from error
+    except ValueError as error:  # an integer with thousands of digits
+        raise RunError(f"{path}: {error}; the file is damaged or was edited") from error
     level = [content]
     for _ in range(MAX_DEPTH):
         inner = [list(value.values()) if isinstance(value, dict) else value for value in level]
@@ -218,6 +310,22 @@ def save_tensors(
     atomic_write(path, save(state, metadata={HEADER: json.dumps(header)}), root=root)
 
 
+class _Tensor(msgspec.Struct):
+    """The entry of a tensor in the header of a safetensors file."""
+
+    dtype: str
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0, lt=2**62)], ...]
+    data_offsets: tuple[int, int]
+
+
+class _Header(NamedTuple):
+    """The header of a safetensors file; `facts` is our metadata as JSON."""
+
+    tensors: dict[str, _Tensor]
+    facts: str
+    checksum: str | None
+
+
 def load_tensors(path: Path, *, root: Path | None = None) -> tuple[dict[str, Tensor], Any]:
     """Return the tensors and metadata from a file written by `save_tensors`; the metadata may be None.
 
@@ -234,9 +342,11 @@ def load_tensors(path: Path, *, root: Path | None = None) -> tuple[dict[str, Ten
             tensors = load(file.read())
         except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
             raise RunError(f"{path}: is damaged or is not a safetensors file ({error})") from error
-    if "checksum" in header and header["checksum"] != _checksum(tensors, header["facts"]):
+        except MemoryError as error:
+            raise RunError(f"{path}: does not fit in the memory") from error
+    if header.checksum is not None and header.checksum != _checksum(tensors, header.facts):
         raise RunError(f"{path}: is damaged: its content does not match its checksum")
-    return tensors, _parse(header["facts"].encode(), path)
+    return tensors, _parse(header.facts.encode(), path)
 
 
 def read_metadata(path: Path, *, root: Path | None = None) -> Any:
@@ -244,21 +354,32 @@ def read_metadata(path: Path, *, root: Path | None = None) -> Any:
     if not path.is_file():
         return None
     with open_file(path, root=root) as file:
-        return _parse(_read_header(file, path)["facts"].encode(), path)
+        return _parse(_read_header(file, path).facts.encode(), path)
 
 
-def _read_header(file: io.BufferedReader, path: Path) -> dict[str, str]:
-    """Return the checksum and the metadata in the header of a safetensors file, whose size comes first."""
+def read_shapes(path: Path, *, root: Path | None = None) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor in a safetensors file, without reading the tensors."""
+    with open_file(path, root=root) as file:
+        return {name: tensor.shape for name, tensor in _read_header(file, path).tensors.items()}
+
+
+def _read_header(file: io.BufferedReader, path: Path) -> _Header:
+    """Read the header of a safetensors file, whose size comes first; the tensors must fill the rest of the file."""
     size = int.from_bytes(file.read(8), "little")
     if size > MAX_HEADER:
         raise RunError(f"{path}: its header has {size:,} bytes, more than {MAX_HEADER:,}; the file is damaged")
-    header = _parse(file.read(size), path)
-    stored = header.get("__metadata__", {}) if isinstance(header, dict) else None
-    if isinstance(stored, dict) and isinstance(stored.get(HEADER), str):
-        stored = _parse(stored[HEADER].encode(), path)
-    if not isinstance(stored, dict) or not all(isinstance(value, str) for value in stored.values()):
-        raise RunError(f"{path}: its header is damaged")
-    return {"facts": "null"} | stored  # version 0.1 wrote `facts` without a checksum
+    try:
+        entries = msgspec.json.decode(file.read(size), type=dict[str, msgspec.Raw])
+        stored = msgspec.json.decode(entries.pop("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str])
+        if HEADER in stored:
+            stored = msgspec.json.decode(stored[HEADER], type=dict[str, str])
+        tensors = {name: msgspec.json.decode(entry, type=_Tensor) for name, entry in entries.items()}
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise RunError(f"{path}: its header is damaged ({plain(error)})") from error
+    expected = 8 + size + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
+    if (actual := os.fstat(file.fileno()).st_size) != expected:
+        raise RunError(f"{path}: is damaged: it has {actual:,} bytes instead of {expected:,}")
+    return _Header(tensors, stored.get("facts", "null"), stored.get("checksum"))  # version 0.1 wrote no checksum
 
 
 def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:

@@ -5,10 +5,12 @@ files. config.json is rewritten last, so an interrupted upgrade starts over.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from probmcl.errors import RunError
 from probmcl.files import load_tensors, read_json, save_tensors, write_json
 
 COMPARISON = "asked.json"
@@ -25,10 +27,40 @@ MODULES: Mapping[str, str] = {"optimiser": "optimizer", "regularisation": "regul
 """Parts of tensor names that were spelled differently in 0.1."""
 
 
-def upgrade(name: str, content: dict[str, Any]) -> dict[str, Any]:
+RUN_DEFAULTS: Mapping[str, Any] = {
+    "command": [],
+    "seed": 0,
+    "versions": {},
+    "commit": None,
+    "started": "",
+    "data": None,
+    "records": "",
+    "status": "running",
+    "seconds": 0.0,
+    "warnings": [],
+    "candidates": [],
+    "kept": None,
+    "model": None,
+}
+"""Values of the keys that run.json may lack in older versions."""
+
+
+@contextmanager
+def _damage_explained(path: Path) -> Iterator[None]:
+    """Turn the errors of converting content with missing keys or wrong types into `RunError`."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path} cannot be upgraded ({error!r}); the file is damaged or was edited") from error
+
+
+def upgrade(path: Path, content: dict[str, Any], schema: int) -> dict[str, Any]:
     """Convert the content of one of a run's JSON files to the current schema version."""
+    name = path.name
     upgrades = {"config.json": _upgrade_config, "run.json": _upgrade_run, "preprocessing.json": _upgrade_preprocessing}
-    return upgrades[name](content) if name in upgrades else content
+    with _damage_explained(path):
+        content = upgrades[name](content) if schema == 1 and name in upgrades else content
+    return {**RUN_DEFAULTS, **content} if name == "run.json" else content
 
 
 def upgrade_tensor_names(tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,7 +84,9 @@ def upgrade_spec(content: dict[str, Any]) -> dict[str, Any]:
 def upgrade_comparison(folder: Path, file: Path) -> None:
     """Upgrade the folder of a comparison written by 0.1 so that it can be resumed."""
     if not file.exists() and (folder / COMPARISON).exists():
-        write_json(file, upgrade_spec(read_json(folder / COMPARISON)))
+        with _damage_explained(folder / COMPARISON):
+            content = upgrade_spec(read_json(folder / COMPARISON))
+        write_json(file, content)
         (folder / COMPARISON).unlink()
 
 
@@ -61,10 +95,12 @@ def upgrade_folder(folder: Path, schema: int) -> None:
     checkpoints, model = folder / "checkpoints", folder / "model.safetensors"
     for path in sorted(checkpoints.glob("*.safetensors")):
         if path.stem.startswith("trained "):
-            _write_outcome(path, {"seconds": load_tensors(path)[1]["seconds"], "error": None})
+            with _damage_explained(path):
+                _write_outcome(path, {"seconds": load_tensors(path)[1]["seconds"], "error": None})
         _upgrade_tensors(path, path.with_name(f"{_state_key(path.stem)}.safetensors"))
     for path in sorted(checkpoints.glob("diverged *.json")):
-        _write_outcome(path, {"seconds": 0.0, "error": read_json(path)["error"]})
+        with _damage_explained(path):
+            _write_outcome(path, {"seconds": 0.0, "error": read_json(path)["error"]})
         path.unlink()
     # Version 0.1 named cached activations after its progress bars. Recomputing them is safer than mapping old names.
     for path in (checkpoints / "activations").glob("*.*"):
@@ -73,12 +109,14 @@ def upgrade_folder(folder: Path, schema: int) -> None:
     for path in sorted((folder / "candidates").glob("*, *")):
         path.rename(path.with_name(_state_key(path.name)))
     if (checkpoints / "plan.json").exists():
-        write_json(checkpoints / "plan.json", _upgrade_plan(read_json(checkpoints / "plan.json")))
+        with _damage_explained(checkpoints / "plan.json"):
+            plan = _upgrade_plan(read_json(checkpoints / "plan.json"))
+        write_json(checkpoints / "plan.json", plan)
     if model.exists():
         _upgrade_tensors(model, model)
     for name in ("preprocessing.json", "run.json", "config.json"):
         if (folder / name).exists():
-            content = upgrade(name, read_json(folder / name))
+            content = upgrade(folder / name, read_json(folder / name), 1)
             write_json(folder / name, {**content, "schema": schema})
 
 

@@ -6,10 +6,8 @@ The names of these files are defined only here. `probmcl.legacy` upgrades files 
 from __future__ import annotations
 
 import contextlib
-import csv
 import datetime
 import importlib.metadata
-import io
 import platform
 import re
 import subprocess
@@ -23,9 +21,19 @@ from typing import Any
 import msgspec
 
 from probmcl import __version__, legacy, manifest
-from probmcl.errors import RunError, suggestion
-from probmcl.files import atomic_write, csv_content, json_bytes, open_file, read_json, refuse_special_files, write_json
+from probmcl.errors import RunError
+from probmcl.files import (
+    atomic_write,
+    convert_file,
+    csv_content,
+    json_bytes,
+    read_json,
+    read_table,
+    refuse_special_files,
+    write_json,
+)
 from probmcl.manifest import MANIFEST
+from probmcl.run_metadata import RunMetadata
 from probmcl.runtime.lock import LOCK
 
 SCHEMA = 3
@@ -33,6 +41,9 @@ SCHEMA = 3
 
 MAX_CLASSES = 100_000
 """Largest number of classes of a run. Loading a model with more would take minutes or exhaust the memory."""
+
+MAX_IMAGE_SIZE = 4096
+"""Largest side of the square input of a model, in pixels."""
 
 CONFIG, LABELS, PREPROCESSING, METADATA = "config.json", "labels.json", "preprocessing.json", "run.json"
 SPLIT, FOLDS, IMAGES = "split.csv", "folds.csv", "images.csv"
@@ -58,13 +69,6 @@ DECISIVE = (*INPUTS, PREPROCESSING, MODEL, CALIBRATION, EVALUATION)
 
 CACHE_FILE = re.compile(r"\.?(train|val|test)(\.\d+-of-\d+)?\.(npy|json)(\.part)?")
 """Names of the files in an activation cache: the outputs for a split, and the progress of a process."""
-
-KEYS = {
-    METADATA: "command seed versions commit started data records duplicates status seconds warnings candidates kept "
-    "model test_mAP",
-    LABELS: "names counts hierarchy policy",
-}
-"""All keys of the files that are not read into a dataclass as a whole; others are refused."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,11 @@ class RunFolder:
         """The folder with the checkpoints of an unfinished run."""
         return self.path / CHECKPOINTS
 
+    @property
+    def metadata(self) -> RunMetadata:
+        """The content of run.json."""
+        return convert_file(self.read(METADATA), RunMetadata, self.path / METADATA)
+
     def has(self, name: str) -> bool:
         """True if the run has a file with this name."""
         return (self.path / name).is_file()
@@ -116,18 +125,21 @@ class RunFolder:
     def read(self, name: str, *, missing_hint: str = "") -> Any:
         """Read one of the run's JSON files and upgrade it to the current schema version.
 
-        An unknown key or a newer schema version raises `RunError`.
+        A newer schema version and invalid content of run.json raise `RunError`.
         """
         for required in filter(None, (missing_hint, name)):
             if not self.has(required):
                 hint = "pass one written by `probmcl.train()`"
                 raise RunError(f"{self.path} is not a run folder: it has no {required}; {hint}")
-        content = self._read_object(self.path / name)
-        content = legacy.upgrade(name, content) if self.schema == 1 else content
-        return {key: value for key, value in content.items() if key != "schema"}
+        content, schema = self._read_object(self.path / name), self.schema
+        content = legacy.upgrade(self.path / name, content, schema) if schema < SCHEMA else content
+        content = {key: value for key, value in content.items() if key != "schema"}
+        if name == METADATA:
+            convert_file(content, RunMetadata, self.path / name)
+        return content
 
     def _read_object(self, path: Path) -> dict[str, Any]:
-        """Read a JSON object below the folder; refuse a newer schema version and unknown keys."""
+        """Read a JSON object below the folder; refuse a newer schema version."""
         content = read_json(path, root=self.path)
         if not isinstance(content, dict):
             raise RunError(f"{path}: expected a JSON object; the file is damaged or was edited")
@@ -137,9 +149,6 @@ class RunFolder:
         if schema > SCHEMA:
             newest = f"{SCHEMA}, the newest version that probmcl {__version__} can read"
             raise RunError(f"{path}: schema version {schema} is newer than {newest}; {self._update_hint()}")
-        known = KEYS.get(path.name, "").split()
-        if schema == SCHEMA and known and (unknown := sorted(content.keys() - {*known, "schema"})):
-            raise RunError(f"{path}: unknown key {unknown[0]!r}; {suggestion(unknown[0], known)}")
         return content
 
     def _update_hint(self) -> str:
@@ -209,15 +218,16 @@ class RunFolder:
             raise RunError(
                 f"{self.path} has no {SPLIT}; without it, training images cannot be excluded from the scores"
             )
-        with open_file(path, root=self.path) as file:
-            text = file.read().decode("utf-8", "surrogateescape")
-        rows = list(csv.DictReader(io.StringIO(text, newline="")))
+        splits, rows = dict[str, str](), read_table(path, root=self.path)
+        if next(rows, None) != ["path", "split"]:
+            raise RunError(f"{path}, row 1: expected the columns path and split; the file is damaged or was edited")
         for number, row in enumerate(rows, start=2):
-            if not row.get("path") or row.get("split") not in ("train", "val", "test"):
+            if len(row) != 2 or not row[0] or row[1] not in ("train", "val", "test"):
                 raise RunError(f"{path}, row {number}: expected a path and a split (train, val or test), got {row}")
-        if not rows:
+            splits[row[0]] = row[1]
+        if not splits:
             raise RunError(f"{path} is empty; without it, training images cannot be excluded from the scores")
-        return {row["path"]: row["split"] for row in rows}
+        return splits
 
 
 def with_schema(content: object) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from probmcl.augment import AUGMENTATIONS
 from probmcl.calibration.maps import Kind
 from probmcl.calibration.thresholds import ThresholdRule
 from probmcl.data.intensity import IntensityRange
-from probmcl.errors import OptionError, SettingsError, suggestion
+from probmcl.errors import OptionError, SettingsError, check_range, plain, suggestion
 from probmcl.methods import METHODS, find_method, full_name
-from probmcl.run_folder import CONFIG
+from probmcl.run_folder import CONFIG, MAX_IMAGE_SIZE
 from probmcl.runtime.machine import find_device
 from probmcl.training.optimizer import Training
 
@@ -60,6 +60,9 @@ class EncoderSettings:
     weights: str | None = "pretrained"
     image_size: int | None = None
     statistics: Literal["fixed", "moving"] | None = None
+
+    def __post_init__(self) -> None:
+        check_range(at_most=MAX_IMAGE_SIZE, image_size=self.image_size)
 
 
 @dataclass(frozen=True)
@@ -122,8 +125,8 @@ class TrainingJob:
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", short_name(self.method))
-        if not re.fullmatch(r"\w[\w:+-]{0,99}", self.name) or self.trial < 1:  # they are parts of file names
-            raise SettingsError(f"name={self.name!r}, trial={self.trial} is not valid for a training job")
+        if set(self.name) & set("/\\\0") or len(self.name) > 100 or self.trial < 1:  # they are parts of file names
+            raise SettingsError(f"name={self.name!r} must be a short file name, and trial={self.trial} at least 1")
 
     @property
     def title(self) -> str:
@@ -381,15 +384,13 @@ def load_settings(config: Mapping[str, Any]) -> Settings:
 
     A method from outside this package must already be imported, since a run folder must not cause code to run.
     """
-    for job in config["jobs"]:
-        refuse_unnamed(job["method"], '`loss="{method}"`')
-    jobs = []
-    for job in config["jobs"]:
-        training = _convert(job["training"], Training, where=f"{CONFIG}, training")
-        settings = method_settings(job["method"], changes=job["settings"])
-        jobs.append(TrainingJob(job["method"], settings, training, job["name"], job["trial"]))
-    stored = {key: value for key, value in config.items() if key != "schema"}
-    return _convert({**stored, "jobs": tuple(jobs)}, Settings, where=CONFIG)
+    stored = _convert({key: value for key, value in config.items() if key != "schema"}, Settings, where=CONFIG)
+    for job in stored.jobs:
+        refuse_unnamed(job.method, '`loss="{method}"`')
+        if not isinstance(job.settings, dict):
+            raise SettingsError(f"{CONFIG}, jobs, {job.name}: settings={job.settings!r} must be an object")
+    jobs = [replace(job, settings=method_settings(job.method, changes=job.settings)) for job in stored.jobs]
+    return replace(stored, jobs=tuple(jobs))
 
 
 def refuse_unnamed(method: str, option: str) -> None:
@@ -427,7 +428,7 @@ def _convert(values: dict[str, Any], cls: type[T], where: str) -> T:
     try:
         settings = msgspec.convert(values, cls)
     except msgspec.ValidationError as error:
-        message = str(error)
+        message = plain(error)
         raise SettingsError(message if message.startswith(f"{where}: ") else f"{where}: {message}") from error
     for name, value in vars(settings).items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -440,8 +441,10 @@ def _check_keys(values: dict[str, Any], cls: type[Any], where: str) -> None:
     for key, value in values.items():
         if key not in hints:
             raise SettingsError(f"{where}: unknown key {key!r}; {suggestion(key, hints)}")
-        if isinstance(value, dict) and dataclasses.is_dataclass(hints[key]) and isinstance(hints[key], type):
-            _check_keys(value, hints[key], f"{where}, {key}")
+        for kind in (hints[key], *get_args(hints[key])):
+            for item in value if isinstance(value, list) else [value]:
+                if isinstance(item, dict) and isinstance(kind, type) and dataclasses.is_dataclass(kind):
+                    _check_keys(item, kind, f"{where}, {key}")
 
 
 # The folders of recipes in an installed package and in a source tree.

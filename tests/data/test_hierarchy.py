@@ -1,3 +1,4 @@
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,15 @@ def test_cycle_is_refused() -> None:
         parents_of(["a", "b"], {"a": "b", "b": "a"})
     with pytest.raises(ValueError, match="own ancestor"):
         parents_of(["a"], {"a": "a"})
+
+
+def test_long_chain_takes_few_operations() -> None:
+    names = [str(number) for number in range(50_000)]
+    parents = parents_of(names, dict(pairwise(names)))
+    assert parents.tolist() == [*range(1, 50_000), -1]
+    assert levels_of(parents).tolist() == [*range(50_000, 0, -1)]
+    with pytest.raises(ValueError, match="'0' is its own ancestor"):
+        parents_of(names, {**dict(pairwise(names)), names[-1]: names[30_000]})
 
 
 def test_score_is_capped_at_all_ancestors() -> None:

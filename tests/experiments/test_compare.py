@@ -21,7 +21,8 @@ from probmcl.methods import METHODS
 from probmcl.methods.custom_loss import custom_loss
 from probmcl.methods.pla import PLA
 from probmcl.run import candidates
-from probmcl.run.results import CandidateId, Head
+from probmcl.run.results import CandidateId
+from probmcl.run_metadata import Head
 from probmcl.training import fit
 
 pytestmark = pytest.mark.slow  # trains or starts processes

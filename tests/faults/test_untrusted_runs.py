@@ -1,6 +1,5 @@
 """A run folder from a stranger cannot run code, write or delete elsewhere, or exhaust the machine."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -12,34 +11,9 @@ from typing import Any
 import pytest
 
 from faults.conftest import NO_REPORT, SMALL
-from helpers.faults import Commands, Ended
+from helpers.faults import Commands, edit, refused, relist
 
 pytestmark = pytest.mark.slow
-
-
-def refused(ended: Ended, *parts: str) -> None:
-    """Check that a command was refused with one message that has these parts."""
-    assert ended.code == 1, ended.text
-    assert "Traceback" not in ended.text
-    for part in parts:
-        assert part in ended.stderr
-
-
-def edit(path: Path, **changes: Any) -> None:
-    content = json.loads(path.read_text())
-    path.write_text(json.dumps({**content, **changes}))
-
-
-def relist(run: Path) -> None:
-    """Correct the manifest entries of changed files, as a stranger would."""
-    if not (run / "manifest.json").exists():  # written by version 0.1
-        return
-    files = json.loads((run / "manifest.json").read_text())["files"]
-    for name in files:
-        if (run / name).is_file():
-            content = (run / name).read_bytes()
-            files[name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    edit(run / "manifest.json", files=files)
 
 
 def edit_header(path: Path, old: str, new: str) -> None:

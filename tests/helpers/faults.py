@@ -7,6 +7,7 @@ its resources or send it signals like any process. Tests use only the command li
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -132,6 +133,34 @@ def open_commands(folder: Path) -> Iterator[Commands]:
         yield commands
     finally:
         commands.close()
+
+
+def refused(ended: Ended, *parts: str) -> None:
+    """Check that a command was refused with one message that has these parts."""
+    assert ended.code == 1, ended.text
+    assert "Traceback" not in ended.text
+    assert ended.stderr.count("probmcl: ") == 1, ended.stderr
+    for part in parts:
+        assert part in ended.stderr
+
+
+def edit(path: Path, **changes: Any) -> None:
+    """Change keys of a JSON file."""
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, **changes}))
+
+
+def relist(run: Path) -> None:
+    """Update the manifest entries of changed files, as a stranger would."""
+    path = run / "manifest.json"
+    if not path.exists():
+        return
+    files = json.loads(path.read_text())["files"]
+    for name in files:
+        if (run / name).is_file():
+            content = (run / name).read_bytes()
+            files[name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    edit(path, files=files)
 
 
 # The server process.

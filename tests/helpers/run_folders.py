@@ -20,6 +20,8 @@ from probmcl.files import save_tensors
 from probmcl.methods.base import Classifier
 from probmcl.methods.bce import BCE
 
+FROZEN = {"method": "", "head": "frozen", "trial": 1, "name": "frozen probe", "validation_mAP": 0.5}
+MODEL = {"method": "bce", "settings": {}}
 PLAIN = Preprocessing(32, (0.4, 0.5, 0.6), (0.2, 0.3, 0.2), "bilinear")
 
 
@@ -54,7 +56,13 @@ def made_run(
         },
         "preprocessing.json": {"size": 32, "mean": PLAIN.mean, "std": PLAIN.std, "interpolation": "bilinear"},
         "labels.json": {"names": list(names), "counts": [1] * len(names), "policy": None},
-        "run.json": {"status": "done", "model": {"method": "bce", "settings": {}}, "data": data},
+        "run.json": {
+            "candidates": [FROZEN],
+            "kept": FROZEN["name"],
+            "model": MODEL,
+            "data": data,
+            "status": "finished",
+        },
     }
     folder.mkdir(parents=True)
     for name, content in contents.items():

@@ -118,8 +118,8 @@ def test_encoder_from_the_hub_is_rejected(run: Path) -> None:
     ("name", "text", "message"),
     [
         ("labels.json", "{", r"labels\.json, line 1, column 2: Expecting property name"),
-        ("labels.json", '{"names": ["a", 1], "counts": []}', r"labels\.json: Expected `str`, got `int`"),
-        ("config.json", '{"encoder": {}}', r"config\.json: encoder: Object missing required field `name`"),
+        ("labels.json", '{"names": ["a", 1], "counts": []}', r"labels\.json: Expected 'str', got 'int'"),
+        ("config.json", '{"encoder": {}}', r"config\.json: Object missing required field 'name' - at '\$.encoder'"),
         ("preprocessing.json", '{"size": 0, "mean": [0, 0, 0], "std": [1, 1, 1]}', r"preprocessing\.json: .*size"),
         ("run.json", '{"model": {"method": "bce", "settings": {"gama": 1}}}', r"run\.json: .*key 'gama'"),
         ("labels.json", '{"names": ["a"], "counts": [1, 2]}', r"labels\.json: 1 name and 2 counts;"),

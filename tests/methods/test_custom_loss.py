@@ -145,7 +145,9 @@ def test_relative_paths_are_resolved(file: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_loading_settings_does_not_execute_files(file: Path) -> None:
     name = f"{file.resolve()}:on_logits"
-    config = {"jobs": [{"method": name, "settings": {}, "training": {}, "name": "on_logits"}]}
+    training = {"epochs": 1, "batch_size": 8, "learning_rate": 0.1}
+    jobs = [{"method": name, "settings": {}, "training": training, "name": "on_logits"}]
+    config = {"method": name, "encoder": {"name": "resnet50"}, "jobs": jobs}
     with pytest.raises(SettingsError, match="`loss="):
         load_settings(config)
     assert str(file.resolve()) not in sys.modules

@@ -11,7 +11,7 @@ from scipy.special import expit
 
 from probmcl.calibration.sigmoid import logits
 from probmcl.data.hierarchy import cap_at_parents
-from probmcl.errors import LISTED, counted, listing
+from probmcl.errors import LISTED, check_range, counted, listing
 
 MIN_IMAGES = 50
 """With fewer images, all classes have the pooled sigmoid."""
@@ -21,6 +21,9 @@ MIN_POSITIVES = 10
 
 STEEPEST = 20.0
 """Logits above it are compressed, since a sigmoid of more than 37 would be exactly 1."""
+
+LARGEST = 1e100
+"""Largest slope and intercept; fitted ones are far smaller, and larger ones could overflow."""
 
 Kind = Literal["sigmoid", "isotonic", "none"]
 
@@ -56,13 +59,17 @@ class ClassCalibration:
     probabilities: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        numbers = (self.slope, self.intercept, self.threshold, *self.logits, *self.probabilities)
-        if not np.isfinite(numbers).all() or self.slope <= 0:
-            raise ValueError("the parameters of a calibration must be finite numbers, and its slope above 0")
+        check_range(above=0, at_most=LARGEST, slope=self.slope)
+        check_range(at_least=-LARGEST, at_most=LARGEST, intercept=self.intercept)
+        check_range(at_least=0, at_most=1, threshold=self.threshold)
+        if not np.isfinite((*self.logits, *self.probabilities)).all():
+            raise ValueError("the parameters of a calibration must be finite numbers")
         if len(self.logits) != len(self.probabilities) or (self.kind == "isotonic") != bool(self.logits):
             raise ValueError("an isotonic calibration needs as many logits as probabilities, and others have none")
         if (np.diff(self.logits) < 0).any() or (np.diff(self.probabilities) < 0).any():
             raise ValueError("the logits and probabilities of an isotonic calibration must be in ascending order")
+        if self.probabilities:
+            check_range(at_least=0, at_most=1, first=self.probabilities[0], last=self.probabilities[-1])
 
 
 @dataclass(frozen=True)

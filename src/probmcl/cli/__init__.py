@@ -50,6 +50,8 @@ SPELLING = {"data": "DATA", "settings": "--set"}
 
 OPTION = re.compile(r"`([a-z][a-z_]*)(?:=([^`]*))?`")
 CALL = re.compile(r"`(probmcl\.[a-z]+\([^`]*\))`")
+NOT_PYTHON = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
+"""Errors of parsing text in backticks, which may be a placeholder or come from a file."""
 
 
 def spell_options(text: str) -> str:
@@ -69,23 +71,26 @@ def spell_options(text: str) -> str:
 
 
 def _spell_call(text: str) -> str:
+    """Spell a call of the form `probmcl.COMMAND(…)` or `probmcl.load(RUN).COMMAND()`; other text is not changed."""
     try:
-        call = ast.parse(text, mode="eval").body
-    except ValueError:  # a file name that is not valid Unicode
+        match ast.parse(text, mode="eval").body:
+            case ast.Call(ast.Attribute(ast.Name("probmcl"), command), arguments, keywords) if command in COMMANDS:
+                pass
+            case ast.Call(ast.Attribute(ast.Call(ast.Attribute(ast.Name("probmcl"), "load"), arguments), command), []):
+                keywords = []
+            case _:
+                return text
+        words = [str(ast.literal_eval(argument)) for argument in arguments]
+        options = {str(option.arg): str(ast.literal_eval(option.value)) for option in keywords}
+    except NOT_PYTHON:
         return text
-    assert isinstance(call, ast.Call)
-    assert isinstance(call.func, ast.Attribute)
-    loaded = call.func.value  # probmcl, or probmcl.load(RUN)
-    arguments = [*(loaded.args if isinstance(loaded, ast.Call) else ()), *call.args]
-    words = [str(ast.literal_eval(argument)) for argument in arguments]
-    options = {str(option.arg): str(ast.literal_eval(option.value)) for option in call.keywords}
-    return shlex.join(["probmcl", call.func.attr, *words, *option_words(options)])
+    return shlex.join(["probmcl", command, *words, *option_words(options)])
 
 
 def _spell_option(name: str, text: str | None) -> str:
     try:
         value = None if text is None else ast.literal_eval(text)
-    except (ValueError, SyntaxError):  # a placeholder such as FOLDER
+    except NOT_PYTHON:  # a placeholder such as FOLDER
         return f"{_spelled(name)} {text}"
     if value is None or value is True:
         return _spelled(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from probmcl.console import Console
 from probmcl.data.duplicates.hashing import file_digest
 from probmcl.data.records import Paths
 from probmcl.errors import LISTED, RunError, RunWarning, counted, listing
-from probmcl.files import atomic_write, csv_content
+from probmcl.files import atomic_write, csv_content, read_table
 from probmcl.run_folder import IMAGES
 
 HEADER = ("path", "size", "mtime_ns", "digest")
@@ -60,8 +59,7 @@ def read_signatures(folder: Path, paths: Paths) -> list[Signature] | None:
     file = folder / IMAGES
     if not file.is_file():
         return None
-    with file.open(encoding="utf-8", errors="surrogateescape", newline="") as lines:
-        rows = list(csv.reader(lines))
+    rows = list(read_table(file))
     try:
         if tuple(rows[0]) != HEADER or [row[0] for row in rows[1:]] != list(paths.texts):
             raise ValueError("its columns or paths are not those of the run")

@@ -42,7 +42,7 @@ class Encoder(nn.Module):
         super().__init__()
         self.name = name
         cfg = _configuration(name)
-        if image_size is not None:
+        if image_size is not None and torch.get_default_device().type != "meta":  # there, only shapes matter
             _refuse_size(name, image_size, bool(cfg["fixed_input_size"]))
         self.model = _build(name, cfg, weights, image_size)
         self.fixed_statistics = False

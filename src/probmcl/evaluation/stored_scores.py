@@ -1,5 +1,6 @@
 """Raw scores of a run with their labels, stored as one .npz file per split."""
 
+import io
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -13,8 +14,17 @@ from probmcl.evaluation.groups import ScoredRows
 from probmcl.files import arrays_file, atomic_write, open_file
 from probmcl.run_folder import PREDICTIONS
 
-UNREADABLE = (OSError, EOFError, KeyError, TypeError, ValueError, NotImplementedError, zlib.error, zipfile.BadZipFile)
+UNREADABLE = (OSError, EOFError, KeyError, TypeError, ValueError, ArithmeticError, MemoryError, NotImplementedError)
 """Errors that NumPy raises for damaged files."""
+
+MAX_BYTES = 4_000_000_000
+"""Largest size of the arrays in a file, which are compressed."""
+
+KINDS = {"paths": "U", "scores": "f", "labels": "bif", "known": "b", "group": "U"}
+"""The kinds of NumPy data types that each array may have: text, booleans, integers or floating-point numbers."""
+
+DIMENSIONS = {"paths": 1, "group": 1}
+"""The number of dimensions of the arrays that are not matrices."""
 
 
 class StoredScores(NamedTuple):
@@ -41,16 +51,32 @@ def scores_content(paths: Sequence[Path | str], rows: ScoredRows) -> bytes:
     return arrays_file(arrays)
 
 
-def read_scores(path: Path) -> StoredScores:
-    """Read the scores of images. Files of version 0.1 have no groups."""
+def read_scores(path: Path, *, root: Path | None = None) -> StoredScores:
+    """Read the scores of images; `root` is the run folder. Files of version 0.1 have no groups."""
     try:
-        with open_file(path) as opened, np.load(opened) as file:
-            arrays = {key: file[key] for key in ("paths", "scores", "labels", "known", "group") if key in file}
+        with open_file(path, root=root) as opened:
+            _refuse_large(opened)
+            with np.load(opened) as file:
+                arrays = {key: file[key] for key in KINDS if key in file}
         shapes = {arrays[key].shape for key in ("scores", "labels", "known")}
         if len(shapes) > 1 or {len(array) for array in arrays.values()} != {len(arrays["paths"])}:
             raise ValueError("its arrays have different lengths")
-    except UNREADABLE as error:
+        for key, array in arrays.items():
+            if array.dtype.kind not in KINDS[key] or array.ndim != DIMENSIONS.get(key, 2):
+                raise ValueError(f"{key} has the data type {array.dtype} and the shape {array.shape}")
+        if np.isnan(arrays["scores"][arrays["known"]]).any():
+            raise ValueError("its scores are NaN")
+    except (*UNREADABLE, zlib.error, zipfile.BadZipFile) as error:
         raise RunError(f"{path} cannot be read ({error}); copy the file again, or train again") from error
     group = tuple(arrays["group"].tolist()) if "group" in arrays else None
     rows = ScoredRows(arrays["scores"], arrays["labels"].astype(np.float32), arrays["known"], group)
     return StoredScores(tuple(arrays["paths"].tolist()), rows)
+
+
+def _refuse_large(file: io.BufferedReader) -> None:
+    """Raise `ValueError` if the uncompressed arrays could exhaust the memory."""
+    with zipfile.ZipFile(file) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > MAX_BYTES:
+        raise ValueError(f"its arrays have {size:,} bytes; the limit is {MAX_BYTES:,}")
+    file.seek(0)

@@ -6,10 +6,11 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from probmcl.cost import rows as cost
 from probmcl.data.records import Records
-from probmcl.errors import OptionError, SettingsError, counted
+from probmcl.errors import OptionError, RunWarning, SettingsError, check_range, counted
 from probmcl.files import json_line, load_tensors
 from probmcl.methods import METHODS, find_method
 from probmcl.run.budget import MAX_VIEWS, Costs, Plan, Planner
@@ -42,6 +43,26 @@ class ComparisonSpec:
     epochs: int | None = None  # passes over the images, with two views of each; None if there is a budget
     budget: float | None = None  # seconds for the whole comparison; None if `epochs` is given
     batch_size: int | None = None  # images in a step; None for each method's default
+
+    def __post_init__(self) -> None:
+        check_range(at_least=1, seeds=self.seeds, epochs=self.epochs, batch_size=self.batch_size)
+        check_range(at_least=1, at_most=len(TRIALS), trials=self.trials)
+        check_range(above=0, budget=self.budget)
+
+
+@dataclass(frozen=True)
+class StoredComparison:
+    """The content of spec.json; `add` lists the results that were added to the comparison."""
+
+    source: dict[str, Any]
+    name: str
+    spec: ComparisonSpec
+    warnings: tuple[RunWarning, ...]
+    add: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.spec.settings.jobs or not self.spec.methods:
+            raise ValueError("the settings of a comparison have no jobs, and it has at least one method")
 
 
 def parse_methods(texts: Sequence[str]) -> tuple[MethodSpec, ...]:

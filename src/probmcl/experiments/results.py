@@ -1,19 +1,18 @@
 """Results of a comparison: one per classifier and run, their summary rows, and the results.jsonl file."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from probmcl.errors import OptionError, counted
-from probmcl.files import json_line, write_text
+from probmcl.errors import OptionError, RunError, counted, plain
+from probmcl.files import convert, json_line, read_text, refuse_special_files, write_text
+from probmcl.run_metadata import Head
 from probmcl.tables import bracketed, percent
 
 RESULTS = "results.jsonl"
-
-Head = Literal["frozen", "own head", "re-probed"]  # not imported from run.results, which loads torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,20 +170,55 @@ def write_results(path: Path, results: Sequence[Result]) -> None:
 
 def read_results(path: Path) -> list[Result]:
     """Read a results.jsonl file, given its path or the folder of the comparison."""
-    path = path / RESULTS if path.is_dir() else path
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        if path.is_dir():
+            refuse_special_files(path)
+            path = path / RESULTS
+        lines = read_text(path).splitlines()
+    except (OSError, RunError) as error:
         problem = f"cannot be read ({error}); pass the {RESULTS} file of a comparison"
         raise OptionError("add", str(path), problem) from error
-    results = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            content = {**msgspec.json.decode(line), "folder": path.parent}
-            results.append(msgspec.convert(content, Result, dec_hook=lambda cls, value: cls(value)))
-        except (msgspec.MsgspecError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: {error}; pass the {RESULTS} file of a comparison") from error
-    return results
+    return [_parse_result(line, path, number) for number, line in enumerate(lines, start=1)]
+
+
+def _parse_result(line: str, path: Path, number: int) -> Result:
+    try:
+        content = msgspec.json.decode(line, type=dict[str, Any])
+        result = convert(content | {"folder": path.parent}, Result)
+        _check_result(result)
+    except (ValueError, RecursionError) as error:
+        problem = f"{plain(error)}; pass the {RESULTS} file of a comparison"
+        raise RunError(f"{path}, line {number}: {problem}") from error
+    return result
+
+
+class _Decisions(msgspec.Struct):
+    CP: float | None
+    CR: float | None
+    CF1: float | None
+    OP: float | None
+    OR: float | None
+    OF1: float | None
+
+
+class _TestScores(msgspec.Struct):
+    """The part of `Result.test` that a comparison uses."""
+
+    mAP: float | None  # noqa: N815
+    macro_auroc: float | None
+    at: dict[str, _Decisions]
+    chance: float | None = None
+
+
+def _check_result(result: Result) -> None:
+    """Raise `ValueError` if a result from a file lacks a score, or names a file outside its folder."""
+    retrieval, test = {"mAP", "jaccard_at_10"}, msgspec.convert(result.test, _TestScores)
+    required: list[tuple[set[str], Mapping[str, object]]] = [({"0.5"}, test.at), ({"all"}, result.fingerprint)]
+    for keys, values in (*required, (retrieval, result.by_embedding), (retrieval, result.by_probabilities)):
+        if missing := sorted(keys - values.keys()):
+            raise ValueError(f"{missing[0]!r} is missing")
+    if Path(result.predictions).is_absolute() or ".." in Path(result.predictions).parts:
+        raise ValueError(f"predictions={result.predictions!r} is outside the folder of the comparison")
 
 
 def merge_results(results: Sequence[Result], others: Sequence[Result], path: Path) -> list[Result]:

@@ -6,7 +6,6 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
 
@@ -16,7 +15,7 @@ from probmcl.data.hierarchy import parents_of
 from probmcl.data.options import DataSource
 from probmcl.data.records import LabelSpace, Records
 from probmcl.data.signatures import Signature
-from probmcl.errors import RunWarning
+from probmcl.errors import RunError, RunWarning
 from probmcl.evaluation.decisions import decisions_at
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.retrieval import retrieval
@@ -26,7 +25,7 @@ from probmcl.experiments.measure import Measurements, measure
 from probmcl.experiments.protocol import ComparisonSpec
 from probmcl.experiments.results import RESULTS, Comparison, Result, merge_results, read_results, write_results
 from probmcl.experiments.statistics import DRAWS, summarize
-from probmcl.files import nan_to_none
+from probmcl.files import convert_file, nan_to_none
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
 from probmcl.run.budget import Planner
@@ -84,7 +83,7 @@ class ComparisonRunner:
         path = self.folder / "measured.json"
         stored = broadcast(RunFolder(self.folder).read_results(path) if is_main_process() and path.exists() else None)
         if stored is not None:
-            return msgspec.convert(stored, Measurements)
+            return self._check_measurements(convert_file(stored, Measurements, path), path)
         self.console.print("measuring the cost of each method …")
         jobs = self._jobs(self.spec.methods, self._first_views())
         settings = replace(self.spec.settings, jobs=jobs)
@@ -96,6 +95,12 @@ class ComparisonRunner:
             self.console.print(f"  note: {name} cannot run here: {problem}")
         if is_main_process():
             RunFolder(self.folder).write(path.name, measured)
+        return measured
+
+    def _check_measurements(self, measured: Measurements, path: Path) -> Measurements:
+        for name in (FROZEN_PROBE.name, *(method.name for method in self.spec.methods)):
+            if name not in measured.expenses and name not in measured.cannot:
+                raise RunError(f"{path}: has no cost of {name}; the file is damaged or was edited")
         return measured
 
     def _run(self, seed: int, trials: Mapping[str, int]) -> Run:
@@ -128,7 +133,11 @@ class ComparisonRunner:
     def _planned_views(self) -> int:
         """Return the number of views per image in the plan of the first run, which applies to all runs."""
         name, first = next(iter(self.methods.items()))
-        return read_plan(RunFolder(self.folder / "seed-0")).epochs[name] * find_method(first.method).n_views
+        folder = RunFolder(self.folder / "seed-0")
+        epochs = read_plan(folder).epochs.get(name)
+        if epochs is None:
+            raise RunError(f"{folder.path}: its plan has no epochs of {name}; the file is damaged or was edited")
+        return epochs * find_method(first.method).n_views
 
     def _planner(self) -> Planner | None:
         spec, methods = self.spec, list(self.methods.values())

@@ -74,7 +74,7 @@ def _by_title(results: Sequence[Result], groups: Sequence[str] | None, advance: 
         seeds, path = classifiers[result.title], result.folder / result.predictions
         seeds.results[result.seed] = result
         if path.is_file():
-            rows = read_scores(path).rows
+            rows = read_scores(path, root=result.folder).rows
             if weights is None:
                 weights = resamples(len(rows), groups, draws=DRAWS)
             samples = bootstrapped_map(rows.scores, rows.labels, rows.known, weights)

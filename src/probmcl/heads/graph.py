@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-import numpy as np
 import torch
 from jaxtyping import Float, Int
 from numpy import ndarray
@@ -47,18 +46,18 @@ def label_graph(
     Reference: Chen et al., ML-GCN, CVPR 2019. Columns are summed as in its code, which uses the weights p/(1−p) and 1
     instead; this makes no difference after `normalize_adjacency`.
 
+    >>> import numpy as np
     >>> label_graph(np.array([4, 2]), np.array([[0, 1], [1, 0]]), threshold=0.4, neighbor_share=0.2)
     tensor([[0.8000, 0.0000],
             [0.2000, 0.8000]])
     """
     check_range(above=0, at_most=1, threshold=threshold)
     check_range(at_least=0, below=1, neighbor_share=neighbor_share)
-    conditional = cooccurrence / np.maximum(counts, 1)[:, None]  # P(j|i), or 0 if i never occurs
-    edges = (conditional >= threshold).astype(np.float64)
-    np.fill_diagonal(edges, 0)
-    shares = edges / np.maximum(edges.sum(0), 1)
-    graph = neighbor_share * shares + (1 - neighbor_share) * np.eye(len(counts))
-    return torch.from_numpy(graph).to(torch.get_default_dtype())
+    conditional = _float64(cooccurrence) / _float64(counts).clamp(min=1)[:, None]  # P(j|i), or 0 if i never occurs
+    edges = (conditional >= threshold).double().fill_diagonal_(0)
+    shares = edges / edges.sum(0).clamp(min=1)
+    graph = neighbor_share * shares + (1 - neighbor_share) * torch.eye(len(counts), dtype=torch.float64)
+    return graph.to(torch.get_default_dtype())
 
 
 def superimposed_graph(
@@ -78,6 +77,7 @@ def superimposed_graph(
 
     Reference: Wang et al., KSSNet, AAAI 2020. Our choice of S is the geometric mean of P(j|i) and P(i|j).
 
+    >>> import numpy as np
     >>> settings = {"cooccurrence_weight": 0.5, "smallest_edge": 0.03, "neighbor_share": 0.4}
     >>> superimposed_graph(np.array([4, 1]), np.array([[0, 1], [1, 0]]), np.array([[0.0, 1.0], [1.0, 0.0]]), **settings)
     tensor([[0.6000, 0.3000],
@@ -85,13 +85,18 @@ def superimposed_graph(
     """
     check_range(at_least=0, at_most=1, cooccurrence_weight=cooccurrence_weight, smallest_edge=smallest_edge)
     check_range(at_least=0, below=1, neighbor_share=neighbor_share)
-    root = np.sqrt(np.maximum(counts, 1))  # avoids division by zero for absent classes
-    edges = cooccurrence / root / root[:, None]
+    root = _float64(counts).clamp(min=1).sqrt()  # avoids division by zero for absent classes
+    edges = _float64(cooccurrence) / root / root[:, None]
     if knowledge is not None:
-        edges = cooccurrence_weight * edges + (1 - cooccurrence_weight) * knowledge
-    edges = np.where(edges < smallest_edge, 0.0, edges)
-    graph = neighbor_share * edges + (1 - neighbor_share) * np.eye(len(counts))
-    return torch.from_numpy(graph).to(torch.get_default_dtype())
+        edges = cooccurrence_weight * edges + (1 - cooccurrence_weight) * _float64(knowledge)
+    edges = edges.where(edges >= smallest_edge, 0.0)
+    graph = neighbor_share * edges + (1 - neighbor_share) * torch.eye(len(counts), dtype=torch.float64)
+    return graph.to(torch.get_default_dtype())
+
+
+def _float64(values: ndarray) -> Tensor:
+    """Return a tensor in double precision; on the meta device, it has only a shape."""
+    return torch.tensor(values).double()
 
 
 def normalize_adjacency(adjacency: Float[Tensor, "C C"]) -> Float[Tensor, "C C"]:

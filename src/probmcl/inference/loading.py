@@ -1,11 +1,11 @@
 """Loading a model from an untrusted run folder: files are validated, and no code is downloaded or run."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import msgspec
 import numpy as np
 import torch
 
@@ -15,9 +15,10 @@ from probmcl.data.images import Preprocessing
 from probmcl.data.options import DataSource
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder
+from probmcl.encoders.encoder import MODEL_ERRORS
 from probmcl.encoders.weights import refuse_non_finite
-from probmcl.errors import RunError, counted, suggestion
-from probmcl.files import load_tensors
+from probmcl.errors import DataError, RunError, counted, plain, suggestion
+from probmcl.files import convert_file, load_tensors, read_shapes
 from probmcl.inference.model import Model
 from probmcl.legacy import upgrade_tensor_names
 from probmcl.methods import METHODS, find_method
@@ -27,25 +28,48 @@ from probmcl.run_folder import (
     CONFIG,
     LABELS,
     MAX_CLASSES,
+    MAX_IMAGE_SIZE,
     METADATA,
     MODEL,
+    OTHER_IMAGES,
+    OUT_OF_FOLD,
     PREPROCESSING,
     RunFolder,
 )
+from probmcl.run_metadata import KeptModel
 from probmcl.runtime.machine import find_device
 from probmcl.settings import EncoderSettings, Settings, method_settings
 
 T = TypeVar("T")
 
 
+UNPRINTABLE = re.compile(r"[\x00\ud800-\udfff]")
+"""Characters that files and figures cannot contain: NUL and lone surrogates."""
+
+
 @dataclass(frozen=True)
-class _Labels:
+class Policy:
+    """How the labels of a run were read, for the report."""
+
+    unknown: str = ""
+    blank: tuple[str, ...] | None = None
+    minus_one: tuple[str, ...] | None = None
+    chance_of_uncertain: dict[str, float] = field(default_factory=dict)
+    labels: dict[str, int] | None = None
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The content of labels.json: the classes, their training positives, their parents and the label policy."""
+
     names: tuple[str, ...]
     counts: tuple[int, ...]
     hierarchy: dict[str, str] | None = None
-    policy: Any = None
+    policy: Policy | None = None
 
     def __post_init__(self) -> None:
+        if unprintable := [name for name in self.names if UNPRINTABLE.search(name)]:
+            raise ValueError(f"the class name {unprintable[0]!r} has characters that cannot be written")
         if len(self.names) > MAX_CLASSES:
             raise ValueError(f"{counted(len(self.names), 'class', 'classes')}; the limit is {MAX_CLASSES:,}")
         if not self.names or len(set(self.names)) < len(self.names) or len(self.counts) != len(self.names):
@@ -55,111 +79,120 @@ class _Labels:
 
 
 @dataclass(frozen=True)
-class _KeptModel:
-    method: str
-    settings: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Metadata:
-    model: _KeptModel | None = None
-    data: dict[str, Any] | None = None
+class _Config:
+    encoder: EncoderSettings
 
 
 def load(run: Path | str, *, device: str = "auto") -> Model:
     """Load the model of a run; device `auto` means a CUDA device if there is one, otherwise the CPU."""
     folder = RunFolder.existing(run)
-    metadata = _read(folder, METADATA, _Metadata, keys=("model", "data"))
-    if metadata.model is None or not folder.has(MODEL):
+    model = folder.metadata.model
+    if model is None or not folder.has(MODEL):
         problem = f"the run has no model yet ({MODEL} does not exist)"
         raise RunError(f"{folder.path}: {problem}; see the status in {METADATA}")
-    labels, preprocessing = _read(folder, LABELS, _Labels), _read(folder, PREPROCESSING, Preprocessing)
-    encoder = Encoder(_read_encoder(folder).name, image_size=preprocessing.size)
+    labels, preprocessing = read_labels(folder), read_preprocessing(folder)
     return Model(
-        _load_classifier(folder, metadata.model, encoder, labels),
+        _load_classifier(folder, model, preprocessing.size, labels),
         names=labels.names,
         hierarchy=labels.hierarchy,
         preprocessing=preprocessing,
         device=torch.device(find_device(device)),
         folder=folder.path,
-        source=None if metadata.data is None else DataSource.parse(metadata.data),
+        source=read_source(folder),
         calibration=_read_calibration(folder, labels.names) if folder.has(CALIBRATION) else None,
     )
 
 
-def _read(folder: RunFolder, name: str, schema: type[T], keys: Sequence[str] = ()) -> T:
-    """Read a file into a dataclass, or only these keys of it; unknown keys are refused."""
-    content = folder.read(name)
-    content = {key: content.get(key) for key in keys} if keys else content
+def read_source(folder: RunFolder) -> DataSource | None:
+    """Read the data of a run; None if it was trained on records in memory."""
+    data = folder.read(METADATA)["data"]
     try:
-        converted = msgspec.convert(content, schema)
-    except ValueError as error:
-        raise RunError(f"{folder.path / name}: {error}; the file is damaged or was edited") from error
-    _refuse_unknown_keys(content, msgspec.to_builtins(converted), folder.path / name)
-    return converted
+        return None if data is None else DataSource.parse(data)
+    except DataError as error:
+        raise RunError(f"{folder.path / METADATA}, data: {plain(error)}; the file is damaged or was edited") from error
 
 
-def _refuse_unknown_keys(content: Any, known: Any, path: Path) -> None:
-    """Raise an error if an object in a file has a key that was ignored when it was read."""
-    if not isinstance(content, dict):
-        return
-    for key, value in content.items():
-        if key not in known:
-            raise RunError(f"{path}: unknown key {key!r}; {suggestion(key, known)}")
-        _refuse_unknown_keys(value, known[key], path)
+def read_labels(folder: RunFolder) -> Labels:
+    """Read the classes of a run."""
+    return convert_file(folder.read(LABELS), Labels, folder.path / LABELS)
 
 
-def _read_encoder(folder: RunFolder) -> EncoderSettings:
+def read_preprocessing(folder: RunFolder) -> Preprocessing:
+    """Read the preprocessing of a run."""
+    preprocessing = convert_file(folder.read(PREPROCESSING), Preprocessing, folder.path / PREPROCESSING)
+    if preprocessing.size > MAX_IMAGE_SIZE:
+        problem = f"size={preprocessing.size} must be at most {MAX_IMAGE_SIZE}"
+        raise RunError(f"{folder.path / PREPROCESSING}: {problem}; the file is damaged or was edited")
+    return preprocessing
+
+
+def read_encoder(folder: RunFolder) -> EncoderSettings:
     """Read the encoder of a run. Its other settings, which need not be valid to predict, are only checked by name."""
     content = folder.read(CONFIG)
-    settings = [field.name for field in fields(Settings)]
+    settings = [setting.name for setting in fields(Settings)]
     if unknown := sorted(content.keys() - set(settings)):
         raise RunError(f"{folder.path / CONFIG}: unknown key {unknown[0]!r}; {suggestion(unknown[0], settings)}")
-    try:
-        encoder = msgspec.convert(content.get("encoder"), EncoderSettings)
-    except msgspec.ValidationError as error:
-        raise RunError(f"{folder.path / CONFIG}: encoder: {error}; the file is damaged or was edited") from error
-    _refuse_unknown_keys(content["encoder"], vars(encoder), folder.path / CONFIG)
-    return encoder
+    return convert_file({"encoder": content.get("encoder")}, _Config, folder.path / CONFIG).encoder
 
 
 def _read_calibration(folder: RunFolder, names: tuple[str, ...]) -> Calibration:
-    calibration = _read(folder, CALIBRATION, Calibration)
+    calibration = convert_file(folder.read(CALIBRATION), Calibration, folder.path / CALIBRATION)
     if tuple(calibration.classes) != names:
         raise RunError(f"{folder.path / CALIBRATION} does not match the classes in {LABELS}; calibrate the run again")
+    if calibration.predictions not in (held_out := ("val", OUT_OF_FOLD, OTHER_IMAGES)):
+        problem = f"predictions={calibration.predictions!r} must be {', '.join(held_out)}"
+        raise RunError(f"{folder.path / CALIBRATION}: {problem}; the file is damaged or was edited")
     return calibration
 
 
-def _load_classifier(folder: RunFolder, kept: _KeptModel, encoder: Encoder, labels: _Labels) -> Classifier:
-    """Load the classifier. It must be a method of this package: a run folder must not cause other code to run."""
-    path = folder.path / METADATA
+def _load_classifier(folder: RunFolder, kept: KeptModel, size: int, labels: Labels) -> Classifier:
+    """Load the classifier. It must be a method of this package: a run folder must not cause other code to run.
+
+    It is first built on the meta device, which needs no memory, and compared with the tensors in the file.
+    """
+    path = folder.path / MODEL
     if kept.method not in METHODS:
-        hint = suggestion(kept.method, METHODS)
-        raise RunError(f"{path}: method {kept.method!r} is not part of this package and cannot be loaded; {hint}")
+        problem = f"method {kept.method!r} is not part of this package and cannot be loaded"
+        raise RunError(f"{folder.path / METADATA}: {problem}; {suggestion(kept.method, METHODS)}")
+    with torch.device("meta"):
+        shapes = _readable(path, lambda: read_shapes(path, root=folder.path))
+        tensors = {name: torch.empty(shape) for name, shape in shapes.items()}
+        _load_state(_build_classifier(folder, kept, size, labels), tensors, folder)
+    classifier = _build_classifier(folder, kept, size, labels)
+    _load_state(classifier, _readable(path, lambda: load_tensors(path, root=folder.path))[0], folder)
+    refuse_non_finite(path, classifier.state_dict())
+    return classifier
+
+
+def _build_classifier(folder: RunFolder, kept: KeptModel, size: int, labels: Labels) -> Classifier:
     method, classes = find_method(kept.method), len(labels.names)
     cooccurrence = np.broadcast_to(np.int64(0), (classes, classes))  # without the memory of a full matrix
     label_space = LabelSpace(labels.names, np.array(labels.counts), cooccurrence, labels.hierarchy)
     # Files named in the settings are not read: the state has their content, and the folder may be untrusted.
-    changes = kept.settings | dict.fromkeys(method.files)
+    changes, file = kept.settings | dict.fromkeys(method.files), CONFIG
     try:
+        encoder = Encoder(read_encoder(folder).name, image_size=size)
+        file = METADATA
         settings = method_settings(kept.method, changes=changes)
         if not issubclass(method, Classifier) or not method.has_own_head(settings):
             raise ValueError(f"method {kept.method!r} has no classifier; it needs a probe to predict")
-        classifier = method(encoder, label_space, settings)
-    except ValueError as error:
-        raise RunError(f"{path}: {error}") from error
-    _load_state(classifier, folder)
-    return classifier
+        return method(encoder, label_space, settings)
+    except RunError:
+        raise
+    except (*MODEL_ERRORS, MemoryError) as error:
+        raise RunError(f"{folder.path / file}: {str(error) or 'out of memory'}") from error
 
 
-def _load_state(classifier: Classifier, folder: RunFolder) -> None:
-    path = folder.path / MODEL
+def _load_state(classifier: Classifier, tensors: Mapping[str, torch.Tensor], folder: RunFolder) -> None:
     try:
-        state, _ = load_tensors(path, root=folder.path)
-        classifier.load_state_dict(upgrade_tensor_names(state) if folder.schema == 1 else state, strict=True)
-    except (OSError, RunError) as error:
-        raise RunError(f"{path} cannot be read ({error}); copy the file again, or train again") from error
+        classifier.load_state_dict(upgrade_tensor_names(tensors) if folder.schema == 1 else tensors, strict=True)
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
-        raise RunError(f"{path} does not match {CONFIG}, {LABELS} and {METADATA}: {first}") from error
-    refuse_non_finite(path, classifier.state_dict())
+        raise RunError(f"{folder.path / MODEL} does not match {CONFIG}, {LABELS} and {METADATA}: {first}") from error
+
+
+def _readable(path: Path, read: Callable[[], T]) -> T:
+    try:
+        return read()
+    except (OSError, RunError) as error:
+        raise RunError(f"{path} cannot be read ({error}); copy the file again, or train again") from error

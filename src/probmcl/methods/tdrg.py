@@ -41,7 +41,8 @@ class Config:
     batch_attention: bool = False
 
     def __post_init__(self) -> None:
-        check_range(at_least=1, heads=self.heads, width=self.width, layers=self.layers, feed_forward=self.feed_forward)
+        check_range(at_least=1, heads=self.heads, width=self.width, feed_forward=self.feed_forward)
+        check_range(at_least=1, at_most=100, layers=self.layers)
         check_range(at_least=0, at_most=1, structural_share=self.structural_share)
         check_range(above=0, at_most=1, top_share=self.top_share)
         if self.width % self.heads:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from probmcl.calibration import Calibration
-from probmcl.errors import counted
+from probmcl.errors import counted, listing, one_line
 from probmcl.headline import LEGEND, headline
 from probmcl.tables import MISSING, Column, Table, bracketed, percent, points
 
@@ -92,7 +92,8 @@ def by_value(result: Mapping[str, Any]) -> Table:
 
 def _table(title: str, headers: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     first, *numbers = headers
-    return Table(title, [Column.of_names(first), *map(Column, numbers)], rows, framed=True)
+    cells = [[one_line(name), *values] for name, *values in rows]  # a name must not look like other output
+    return Table(title, [Column.of_names(first), *map(Column, numbers)], cells, framed=True)
 
 
 def lines(result: Mapping[str, Any]) -> list[str]:
@@ -109,7 +110,7 @@ def lines(result: Mapping[str, Any]) -> list[str]:
     scored = {name: ap for name, ap in result["ap"].items() if ap is not None}
     if len(result["ap"]) > MAX_ROWS:
         best = sorted(scored, key=lambda name: -scored[name])[:MAX_NAMES]
-        texts.append(f"best: {', '.join(f'{name} {percent(scored[name])}' for name in best)}")
+        texts.append(f"best: {', '.join(f'{one_line(name)} {percent(scored[name])}' for name in best)}")
     if result.get("renamed"):
         texts.append(f"renamed: {_first([f'{data} → {model}' for data, model in result['renamed'].items()])}")
     for side in ("model", "data"):
@@ -155,7 +156,7 @@ def changes_line(result: Mapping[str, Any]) -> str:
     """Return one line with the changes of AP by isotonic regression or a class hierarchy."""
     changes = result["ap_changes"]
     ranked = sorted(changes, key=lambda name: -abs(changes[name]))
-    names = [f"{name} {points(changes[name])}" for name in ranked[:MAX_NAMES]]
+    names = [f"{one_line(name)} {points(changes[name])}" for name in ranked[:MAX_NAMES]]
     rest = f" and {len(ranked) - MAX_NAMES} more" if len(ranked) > MAX_NAMES else ""
     mean = points(sum(changes.values()) / max(result["classes_scored"], 1))
     return f"isotonic regression or the hierarchy changes the AP of {', '.join(names)}{rest} (mAP: {mean})"
@@ -206,4 +207,4 @@ def _interval(interval: Sequence[float] | None) -> str:
 
 
 def _first(names: Sequence[str]) -> str:
-    return ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else "")
+    return listing(names, MAX_NAMES)

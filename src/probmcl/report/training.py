@@ -6,11 +6,12 @@ from typing import Any
 
 from probmcl import run_folder
 from probmcl.data.options import DataSource
-from probmcl.files import read_metadata
+from probmcl.files import convert_file, read_metadata
 from probmcl.inference import Model
 from probmcl.methods.contrast import STATISTICS
 from probmcl.report.run_data import RunData
 from probmcl.run.results import CandidateId
+from probmcl.run.state import StoredCandidate
 
 MAX_STEPS = 60
 """Points of a learning curve."""
@@ -42,7 +43,8 @@ def candidates(run: RunData) -> list[dict[str, Any]]:
     rows = []
     for entry in run.metadata["candidates"]:
         identity = CandidateId(entry["method"], entry["head"], entry["trial"])
-        stored = read_metadata(run.folder.checkpoints / f"{identity.key}.safetensors") or {}
+        path = run.folder.checkpoints / f"{identity.key}.safetensors"
+        stored = convert_file(read_metadata(path), StoredCandidate, path) if path.is_file() else None
         rows.append(
             {
                 "name": entry["name"],
@@ -51,7 +53,7 @@ def candidates(run: RunData) -> list[dict[str, Any]]:
                 "gain": entry.get("gain"),
                 "gain_interval": entry.get("gain_interval"),
                 "test_mAP": tested.get(entry["name"]),
-                "seconds": None if "seconds" not in stored else round(float(stored["seconds"]), 1),
+                "seconds": None if stored is None else round(stored.seconds, 1),
                 "note": entry.get("note", ""),
             }
         )

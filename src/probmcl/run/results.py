@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from probmcl.data.records import Split
 from probmcl.errors import RunWarning
 from probmcl.headline import headline
 from probmcl.run_folder import FROZEN
+from probmcl.run_metadata import Head
 from probmcl.settings import job_key, job_name
 
 if TYPE_CHECKING:
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from probmcl.inference import Model
-
-Head = Literal["frozen", "own head", "re-probed"]
 
 
 class CandidateId(NamedTuple):

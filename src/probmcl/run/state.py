@@ -27,7 +27,7 @@ from probmcl.errors import RunError, RunWarning
 from probmcl.evaluation.evaluate import evaluate_split
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.stored_scores import scores_file, write_scores
-from probmcl.files import json_line, load_tensors, save_tensors
+from probmcl.files import convert_file, json_line, load_tensors, save_tensors
 from probmcl.headline import headline
 from probmcl.run.budget import Plan
 from probmcl.run.gains import Gain, ValidationGains
@@ -71,16 +71,29 @@ def json_format(kind: type[T]) -> Format[T]:
         checksum = content.pop("checksum", None)
         if checksum not in (None, _checksum(content)):  # version 0.1 did not store it
             raise RunError(f"{folder.path / name}: is damaged: its content does not match its checksum")
-        try:
-            return decode(content)
-        except msgspec.ValidationError as error:
-            raise RunError(f"{folder.path / name}: {error}; the file is damaged or was edited") from error
+        return convert_file(content, kind, folder.path / name)
 
     return Format(".json", save, load, synchronize)
 
 
 def _checksum(content: object) -> str:
     return hashlib.sha256(json_line(content).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class StoredCandidate:
+    """The metadata in the checkpoint of a candidate; see `Candidate`."""
+
+    method: str
+    settings: dict[str, Any]
+    validation: dict[str, Any]
+    seconds: float
+    fit_seconds: float = 0.0
+    weight_decay: float | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.validation.get("mAP", ""), float | None):
+            raise ValueError("validation has no mAP")
 
 
 def candidate_format(identity: CandidateId) -> Format[Candidate]:
@@ -93,12 +106,16 @@ def candidate_format(identity: CandidateId) -> Format[Candidate]:
         save_tensors(folder.path / name, tensors | {"scores": candidate.scores["val"]}, metadata, root=folder.path)
 
     def load(folder: RunFolder, name: str) -> Candidate:
-        tensors, metadata = load_tensors(folder.path / name, root=folder.path)
-        refuse_unnamed(metadata["method"], '`loss="{method}"`')  # the folder may come from a stranger
+        path = folder.path / name
+        tensors, metadata = load_tensors(path, root=folder.path)
+        stored = convert_file(metadata, StoredCandidate, path)
+        refuse_unnamed(stored.method, '`loss="{method}"`')  # the folder may come from a stranger
+        if "scores" not in tensors:
+            raise RunError(f"{path}: has no scores; the file is damaged or was edited")
         scores: dict[Split, Tensor] = {"val": tensors.pop("scores")}
         state = {key.removeprefix("state."): value for key, value in tensors.items()}
-        settings = method_settings(metadata["method"], changes=metadata["settings"])
-        return Candidate(identity, state=state, scores=scores, **(metadata | {"settings": settings}))
+        settings = method_settings(stored.method, changes=stored.settings)
+        return Candidate(identity, state=state, scores=scores, **(vars(stored) | {"settings": settings}))
 
     return Format(".safetensors", save, load)
 

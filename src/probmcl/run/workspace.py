@@ -18,13 +18,14 @@ from probmcl.data.cache import ImageCache, open_cache
 from probmcl.data.images import Preprocessing
 from probmcl.data.records import LabelSpace, Records, Split
 from probmcl.encoders import Encoder, PrecomputedFeatures, describe_encoder, split_encoder
-from probmcl.errors import counted
+from probmcl.errors import counted, one_line
 from probmcl.files import load_tensors
+from probmcl.inference.loading import read_labels
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, LinearClassifier, Method
 from probmcl.run.batches import ActivationCache, ImageBatchSource
 from probmcl.run.results import Candidate
-from probmcl.run_folder import LABELS, METADATA, MODEL, VIEWS, RunFolder
+from probmcl.run_folder import METADATA, MODEL, VIEWS, RunFolder
 from probmcl.runtime.machine import CPU_PIXELS, GPU_PIXELS
 from probmcl.settings import Settings, Tune
 
@@ -231,9 +232,9 @@ def _common_classes(weights: str | None, names: tuple[str, ...], console: Consol
     """Map the index of each common class to its index in the run that the weights come from."""
     if weights in (None, "pretrained") or not RunFolder(Path(weights)).has(METADATA):
         return {}
-    earlier: list[str] = RunFolder(Path(weights)).read(LABELS)["names"]
-    common = [name for name in names if name in earlier]
-    new = ", ".join(name for name in names if name not in earlier) or "none"
-    unused = ", ".join(name for name in earlier if name not in names) or "none"
+    earlier = {name: row for row, name in enumerate(read_labels(RunFolder(Path(weights))).names)}
+    common = {row: earlier[name] for row, name in enumerate(names) if name in earlier}
+    new = ", ".join(one_line(name) for name in names if name not in earlier) or "none"
+    unused = ", ".join(one_line(name) for name in earlier if name not in names) or "none"
     console.print(f"classes also in {weights}: {len(common)} of {len(names)}; new: {new}; not used: {unused}")
-    return {names.index(name): earlier.index(name) for name in common}
+    return common

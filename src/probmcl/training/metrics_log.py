@@ -9,16 +9,25 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
-from probmcl.errors import RunWarning
-from probmcl.files import append_text, write_text
+from probmcl.errors import RunError, RunWarning, plain
+from probmcl.files import append_text, read_text, write_text
 from probmcl.methods.contrast import collapse_warning
 from probmcl.training.fit import StepEvent
 
 WARN_AFTER = 0.5
 """Fraction of a stage after which a collapse is reported. Healthy runs also have similar features at the start."""
+
+
+class _Row(msgspec.Struct):
+    """The keys that every row of the log has; the others are the terms of the loss and statistics."""
+
+    stage: str
+    epoch: int
+    step: int
 
 
 class MetricsLog:
@@ -52,7 +61,7 @@ class MetricsLog:
 
     def _rewrite(self, rows: Sequence[Mapping[str, object]]) -> None:
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        if text != (self.path.read_text(encoding="utf-8") if self.path.exists() else ""):
+        if text != (read_text(self.path) if self.path.exists() else ""):
             write_text(self.path, text)
 
     def warn(self, warning: RunWarning) -> None:
@@ -63,13 +72,18 @@ class MetricsLog:
 
     def rows(self) -> list[dict[str, object]]:
         """Return all complete rows. The last line of a killed run may be truncated."""
-        rows: list[dict[str, object]] = []
-        for line in self.path.read_text(encoding="utf-8").splitlines() if self.path.exists() else ():
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-        return rows
+        lines = read_text(self.path).splitlines(keepends=True) if self.path.exists() else []
+        complete = [line for line in lines if line.endswith("\n")]
+        return [self._parse(line, number) for number, line in enumerate(complete, start=1)]
+
+    def _parse(self, line: str, number: int) -> dict[str, object]:
+        try:
+            row = msgspec.convert(json.loads(line), dict[str, object])
+            msgspec.convert(row, _Row)
+        except (ValueError, RecursionError) as error:
+            problem = f"{plain(error)}; the file is damaged or was edited"
+            raise RunError(f"{self.path}, line {number}: {problem}") from error
+        return row
 
     def close(self) -> None:
         """Write all rows to metrics.csv, whose columns are the union of their keys."""
