@@ -43,6 +43,7 @@ class TrainingState:
     skipped: list[int] = field(default_factory=list)
 
 
+@runtime_checkable
 class Monitor(Protocol):
     """A callback whose state is part of a checkpoint, so that it continues as if there had been no interrupt."""
 
