@@ -36,7 +36,7 @@ BYTES_PER_PIXEL = {"WEBP": 18, "AVIF": 14, "JPEG2000": 26}
 MAX_BYTES_PER_PIXEL = 12
 """Peak memory of reading an image, measured: Pillow's own image, the copy in RGB and the buffers of the decoder. In all
 other formats it is at most `MAX_BYTES_PER_PIXEL`, so no image takes more than that times the pixel limit (1.1 GB)."""
-MAX_REDUCTION = 3  # stored pixels of a JPEG, relative to the pixel limit; cameras of telephones have 200 megapixels
+MAX_REDUCTION = 3.0  # stored pixels of a JPEG, relative to the pixel limit; cameras of telephones have 200 megapixels
 
 
 def read_image(path: Path, size: int | None = None, *, intensity: IntensityRange | None = None) -> Image.Image:
