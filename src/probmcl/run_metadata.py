@@ -8,7 +8,7 @@ from typing import Any, Literal
 from probmcl.errors import RunWarning, check_range
 
 Head = Literal["frozen", "own head", "re-probed"]
-"""What a candidate predicts with: a probe on the frozen encoder, the method's own head, or a probe on its encoder."""
+"""The head of a candidate: a probe on the frozen encoder, the method's own head, or a probe on its encoder."""
 
 MAX_LAYERS = 100
 """Largest number of layers that a setting can list; building a model with millions would take hours."""

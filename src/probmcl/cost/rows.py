@@ -16,7 +16,7 @@ from probmcl.cost.operations import Operations, count_operations, count_paramete
 from probmcl.cost.speed import MeasureOptions, Speed, measure_speed, random_batch
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder, PrecomputedFeatures
-from probmcl.encoders.encoder import MODEL_ERRORS
+from probmcl.encoders.encoder import MODEL_ERRORS, refuse_size
 from probmcl.errors import OptionError, SettingsError
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier, Method
@@ -77,6 +77,7 @@ def meta_encoder(name: str, image_size: int | None = None) -> MetaEncoder:
     >>> meta_encoder("resnet18", 224).operations.products
     1813561344
     """
+    refuse_size(name, image_size)
     with torch.device("meta"), torch.random.fork_rng(devices=[]), torch.no_grad():
         encoder = Encoder(name, image_size=image_size).eval()
         image = torch.empty(1, 3, encoder.image_size, encoder.image_size)

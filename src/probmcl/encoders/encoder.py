@@ -42,8 +42,8 @@ class Encoder(nn.Module):
         super().__init__()
         self.name = name
         cfg = _configuration(name)
-        if image_size is not None and torch.get_default_device().type != "meta":  # there, only shapes matter
-            _refuse_size(name, image_size, bool(cfg["fixed_input_size"]))
+        if torch.get_default_device().type != "meta":  # there, the caller may need only the shapes of the parameters
+            refuse_size(name, image_size)
         self.model = _build(name, cfg, weights, image_size)
         self.fixed_statistics = False
         # In some models, there are more pooled features than `num_features`, the number of maps.
@@ -168,9 +168,11 @@ def _configuration(name: str) -> dict[str, Any]:
 
 
 @functools.lru_cache(maxsize=64)
-def _refuse_size(name: str, image_size: int, fixed: bool) -> None:
+def refuse_size(name: str, image_size: int | None) -> None:
     """Raise `SettingsError` if a model does not support an image size; it runs on the meta device if possible."""
-    size: dict[str, Any] = {"img_size": image_size} if fixed else {}
+    if image_size is None:
+        return
+    size: dict[str, Any] = {"img_size": image_size} if _configuration(name)["fixed_input_size"] else {}
     problem: Exception | None = None
     for device in ("meta", "cpu"):  # a few models cannot run on the meta device
         try:
