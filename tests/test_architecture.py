@@ -15,6 +15,7 @@ SOURCE = Path(__file__).parent.parent / "src" / "probmcl"
 PACKAGES = (
     "errors",
     "files",
+    "tensor_files",
     "manifest",
     "tables",
     "console",

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from probmcl import files
 from probmcl.errors import RunError
@@ -24,27 +22,6 @@ def test_content_that_is_not_json_leaves_the_old_file(tmp_path: Path) -> None:
         files.write_json(path, {"a": object()})
     assert json.loads(path.read_text()) == {"a": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["config.json"]
-
-
-def test_tensors_that_share_memory_are_saved_separately(tmp_path: Path) -> None:
-    tensor = torch.arange(6.0)
-    files.save_tensors(tmp_path / "deep" / "model.safetensors", {"a": tensor, "b": tensor[2:].reshape(2, 2).T})
-    loaded = load_file(tmp_path / "deep" / "model.safetensors")
-    assert torch.equal(loaded["a"], tensor)
-    assert torch.equal(loaded["b"], tensor[2:].reshape(2, 2).T)
-
-
-def test_tensors_and_metadata_round_trip(tmp_path: Path) -> None:
-    metadata = {"name": "bce, own head", "mAP": 0.5, "none": None, "pair": Pair(1, Path("a"))}
-    files.save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(2)}, metadata)
-    tensors, loaded = files.load_tensors(tmp_path / "x.safetensors")
-    assert torch.equal(tensors["a"], torch.ones(2))
-    assert loaded == {**metadata, "pair": {"first": 1, "second": "a"}}
-
-
-def test_metadata_is_none_by_default(tmp_path: Path) -> None:
-    files.save_tensors(tmp_path / "x.safetensors", {"a": torch.ones(2)})
-    assert files.load_tensors(tmp_path / "x.safetensors")[1] is None
 
 
 def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,27 +76,6 @@ def test_deepest_allowed_json_is_read(tmp_path: Path) -> None:
     assert isinstance(files.read_json(tmp_path / "a.json"), list)
 
 
-@pytest.mark.parametrize("position", [9, 60, -1])
-def test_damaged_tensors_are_noticed(tmp_path: Path, position: int) -> None:
-    path = tmp_path / "x.safetensors"
-    files.save_tensors(path, {"a": torch.ones(2), "b": torch.tensor(3)}, {"step": 7})
-    assert files.load_tensors(path)[1] == files.read_metadata(path) == {"step": 7}
-    content = bytearray(path.read_bytes())
-    content[position] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(RunError, match=r"x\.safetensors"):
-        files.load_tensors(path)
-    path.write_bytes(content[:20])
-    with pytest.raises(RunError, match=r"x\.safetensors"):
-        files.load_tensors(path)
-
-
-def test_files_with_equal_tensors_are_equal(tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        files.save_tensors(tmp_path / name, {"a": torch.ones(2), "b": torch.zeros(1)}, {"x": 1, "y": 2})
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-
-
 def test_large_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_TEXT", 10)
     monkeypatch.setattr(files, "MAX_TABLE", 10)
@@ -149,16 +105,6 @@ def test_json_that_cannot_be_parsed_is_refused_with_the_file(
     (tmp_path / "x.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(RunError, match=rf"x\.json.*{problem}"):
         files.read_json(tmp_path / "x.json")
-
-
-def test_shapes_are_read_without_tensors(tmp_path: Path) -> None:
-    path = tmp_path / "x.safetensors"
-    files.save_tensors(path, {"a": torch.ones(2, 3), "b": torch.ones(())})
-    assert files.read_shapes(path) == {"a": (2, 3), "b": ()}
-    with path.open("ab") as file:
-        file.write(b"more")
-    with pytest.raises(RunError, match="bytes instead of"):
-        files.read_shapes(path)
 
 
 @dataclass

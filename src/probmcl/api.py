@@ -193,7 +193,7 @@ def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console:
 
 def _resume_run(folder: Path, options: Options, accept_data_change: bool, console: Console) -> Run:
     from probmcl.data.audit import read_again
-    from probmcl.inference.loading import read_source
+    from probmcl.inference.loading import recorded_source
     from probmcl.methods import find_method
     from probmcl.run.train import train_run
     from probmcl.settings import load_settings
@@ -208,7 +208,7 @@ def _resume_run(folder: Path, options: Options, accept_data_change: bool, consol
     settings = replace(settings, **_drop_none({"device": options["device"], "workers": options["workers"]}))
     # A folder that only the run names is not written to. Without a cache, results are the same.
     settings = replace(settings, cache=_cache_folder(options["cache"]))
-    source = read_source(run)
+    source = recorded_source(run)
     if source is None:
         raise RunError(f"{folder} was trained on in-memory records; use probmcl.run.train.train_run to resume it")
     with _resume_hint("train", folder, console):

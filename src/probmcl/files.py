@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import dataclasses
 import errno
-import hashlib
 import io
 import json
 import os
@@ -18,14 +17,11 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, NamedTuple, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 
 from probmcl.errors import RunError, plain, suggestion
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 T = TypeVar("T")
 
@@ -38,10 +34,6 @@ MAX_TEXT, MAX_TABLE = 500_000_000, 4_000_000_000
 MAX_ROW = 1_000_000
 """Largest length of a row of a CSV file, in characters; a file may be a single long line."""
 
-MAX_HEADER = 100_000_000
-"""Largest size of the JSON header of a safetensors file, in bytes."""
-
-HEADER = "probmcl"  # the key of our metadata in the header of a safetensors file
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -199,7 +191,7 @@ def json_line(content: object) -> str:
 def read_json(path: Path, *, root: Path | None = None) -> Any:
     """Read a JSON file. Invalid or too deeply nested content raises `RunError` with the file and the position."""
     with open_file(path, root=root, limit=MAX_TEXT) as file:
-        return _parse(file.read(), path)
+        return parse_json(file.read(), path)
 
 
 def convert_file(content: Any, kind: type[T], path: Path) -> T:
@@ -276,7 +268,8 @@ class _Lines(Iterator[str]):
         return line
 
 
-def _parse(text: bytes, path: Path) -> Any:
+def parse_json(text: bytes, path: Path) -> Any:
+    """Return the content of JSON from a file. Invalid or too deeply nested content raises `RunError` with the file."""
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
@@ -295,101 +288,6 @@ def _parse(text: bytes, path: Path) -> Any:
         if not level:
             return content
     raise RunError(f"{path}: JSON is nested more than {MAX_DEPTH} levels deep")
-
-
-def save_tensors(
-    path: Path, tensors: Mapping[str, Tensor], metadata: object = None, *, root: Path | None = None
-) -> None:
-    """Write tensors to a safetensors file, with metadata as JSON and a checksum of both in its header."""
-    from safetensors.torch import save
-
-    state = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
-    facts = json.dumps(metadata, default=_to_json, allow_nan=False)
-    header = {"checksum": _checksum(state, facts), "facts": facts}
-    # A single entry, because safetensors writes several in random order.
-    atomic_write(path, save(state, metadata={HEADER: json.dumps(header)}), root=root)
-
-
-class _Tensor(msgspec.Struct):
-    """The entry of a tensor in the header of a safetensors file."""
-
-    dtype: str
-    shape: tuple[Annotated[int, msgspec.Meta(ge=0, lt=2**62)], ...]
-    data_offsets: tuple[int, int]
-
-
-class _Header(NamedTuple):
-    """The header of a safetensors file; `facts` is our metadata as JSON."""
-
-    tensors: dict[str, _Tensor]
-    facts: str
-    checksum: str | None
-
-
-def load_tensors(path: Path, *, root: Path | None = None) -> tuple[dict[str, Tensor], Any]:
-    """Return the tensors and metadata from a file written by `save_tensors`; the metadata may be None.
-
-    A file that is truncated, damaged or does not match its checksum raises `RunError`. Files from elsewhere and from
-    version 0.1 have no checksum.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    with open_file(path, root=root) as file:
-        header = _read_header(file, path)
-        file.seek(0)
-        try:
-            tensors = load(file.read())
-        except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
-            raise RunError(f"{path}: is damaged or is not a safetensors file ({error})") from error
-        except MemoryError as error:
-            raise RunError(f"{path}: does not fit in the memory") from error
-    if header.checksum is not None and header.checksum != _checksum(tensors, header.facts):
-        raise RunError(f"{path}: is damaged: its content does not match its checksum")
-    return tensors, _parse(header.facts.encode(), path)
-
-
-def read_metadata(path: Path, *, root: Path | None = None) -> Any:
-    """Return the metadata from a file written by `save_tensors`, without its tensors; None if there is no file."""
-    if not path.is_file():
-        return None
-    with open_file(path, root=root) as file:
-        return _parse(_read_header(file, path).facts.encode(), path)
-
-
-def read_shapes(path: Path, *, root: Path | None = None) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every tensor in a safetensors file, without reading the tensors."""
-    with open_file(path, root=root) as file:
-        return {name: tensor.shape for name, tensor in _read_header(file, path).tensors.items()}
-
-
-def _read_header(file: io.BufferedReader, path: Path) -> _Header:
-    """Read the header of a safetensors file, whose size comes first; the tensors must fill the rest of the file."""
-    size = int.from_bytes(file.read(8), "little")
-    if size > MAX_HEADER:
-        raise RunError(f"{path}: its header has {size:,} bytes, more than {MAX_HEADER:,}; the file is damaged")
-    try:
-        entries = msgspec.json.decode(file.read(size), type=dict[str, msgspec.Raw])
-        stored = msgspec.json.decode(entries.pop("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str])
-        if HEADER in stored:
-            stored = msgspec.json.decode(stored[HEADER], type=dict[str, str])
-        tensors = {name: msgspec.json.decode(entry, type=_Tensor) for name, entry in entries.items()}
-    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
-        raise RunError(f"{path}: its header is damaged ({plain(error)})") from error
-    expected = 8 + size + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
-    if (actual := os.fstat(file.fileno()).st_size) != expected:
-        raise RunError(f"{path}: is damaged: it has {actual:,} bytes instead of {expected:,}")
-    return _Header(tensors, stored.get("facts", "null"), stored.get("checksum"))  # version 0.1 wrote no checksum
-
-
-def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
-    import torch
-
-    digest = hashlib.sha256(facts.encode())
-    for key, value in sorted(tensors.items()):
-        digest.update(f"{key} {value.dtype} {list(value.shape)}".encode())
-        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def csv_content(header: Sequence[str], rows: Iterable[Sequence[object]]) -> bytes:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from probmcl.errors import RunError
-from probmcl.files import load_tensors, read_json, save_tensors, write_json
+from probmcl.files import read_json, write_json
+from probmcl.tensor_files import load_tensors, save_tensors
 
 COMPARISON = "asked.json"
 

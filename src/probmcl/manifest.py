@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from probmcl.errors import RunError
+from probmcl.errors import RunError, plain
 from probmcl.files import open_file, read_json, write_json
 
 MANIFEST = "manifest.json"
@@ -52,7 +52,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = msgspec.convert(content, Manifest)
     except msgspec.ValidationError as error:
-        raise RunError(f"{folder / MANIFEST}: {error}; the file is damaged or was edited") from error
+        raise RunError(f"{folder / MANIFEST}: {plain(error)}; the file is damaged or was edited") from error
     for name in (*manifest.files, *manifest.replacing):
         if name.startswith("/") or ".." in name.split("/"):
             raise RunError(f"{folder / MANIFEST}: {name!r} is outside the folder; the file was edited")

@@ -13,11 +13,11 @@ from helpers.run_folders import PLAIN, made_run
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder
 from probmcl.errors import OptionError, RunError
-from probmcl.files import save_tensors
 from probmcl.inference import load
 from probmcl.methods.bce import BCE
 from probmcl.methods.ml_gcn import MLGCN, Config
 from probmcl.methods.probe import Probe
+from probmcl.tensor_files import save_tensors
 
 
 def update_json(path: Path, **keys: Any) -> None:

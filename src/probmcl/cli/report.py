@@ -30,14 +30,14 @@ def report(
 
     Example: probmcl report runs/chest --no-images
     """
-    from probmcl.inference.loading import read_source
+    from probmcl.inference.loading import recorded_source
     from probmcl.report.write_report import write_report
     from probmcl.run_folder import RunFolder
 
     console = command_console(stderr=True)
     with console.working():
         page, decision = write_report([run, *others], out, images=images, device=device, console=console)
-    source = read_source(RunFolder(run))
+    source = recorded_source(RunFolder(run))
     if source is None:
         console.print(f"note: {run} does not name the folder of its images, so they were not read")
     else:

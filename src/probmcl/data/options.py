@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from probmcl.errors import DataError, OptionError
+from probmcl.errors import DataError, OptionError, plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -248,7 +248,7 @@ class DataSource:
         try:
             source = msgspec.convert(content, cls, dec_hook=lambda expected, value: expected(value))
         except (msgspec.ValidationError, TypeError) as error:
-            raise DataError(f"the stored data source is invalid: {error}") from error
+            raise DataError(f"the stored data source is invalid: {plain(error)}") from error
         for keys, known in ((content.keys(), vars(source)), (content.get("options", {}).keys(), vars(source.options))):
             unknown = sorted(keys - known.keys())
             if unknown:

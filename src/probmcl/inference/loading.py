@@ -18,7 +18,7 @@ from probmcl.encoders import Encoder
 from probmcl.encoders.encoder import MODEL_ERRORS
 from probmcl.encoders.weights import refuse_non_finite
 from probmcl.errors import DataError, RunError, counted, plain, suggestion
-from probmcl.files import convert_file, load_tensors, read_shapes
+from probmcl.files import convert_file
 from probmcl.inference.model import Model
 from probmcl.legacy import upgrade_tensor_names
 from probmcl.methods import METHODS, find_method
@@ -39,6 +39,7 @@ from probmcl.run_folder import (
 from probmcl.run_metadata import KeptModel
 from probmcl.runtime.machine import find_device
 from probmcl.settings import EncoderSettings, Settings, method_settings
+from probmcl.tensor_files import load_tensors, read_shapes
 
 T = TypeVar("T")
 
@@ -98,12 +99,12 @@ def load(run: Path | str, *, device: str = "auto") -> Model:
         preprocessing=preprocessing,
         device=torch.device(find_device(device)),
         folder=folder.path,
-        source=read_source(folder),
+        source=recorded_source(folder),
         calibration=_read_calibration(folder, labels.names) if folder.has(CALIBRATION) else None,
     )
 
 
-def read_source(folder: RunFolder) -> DataSource | None:
+def recorded_source(folder: RunFolder) -> DataSource | None:
     """Read the data of a run; None if it was trained on records in memory."""
     data = folder.read(METADATA)["data"]
     try:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from probmcl.errors import RunError
-from probmcl.files import load_tensors, save_tensors
+from probmcl.tensor_files import load_tensors, save_tensors
 
 BLOCK = 16_384
 """Training images per matrix product, which limits memory."""

@@ -20,7 +20,7 @@ from probmcl.evaluation.decisions import DEFAULT_THRESHOLD
 from probmcl.evaluation.groups import EvaluationOptions, ScoredRows, evaluate_rows
 from probmcl.evaluation.stored_scores import read_scores, scores_file
 from probmcl.inference import Model
-from probmcl.inference.loading import read_source
+from probmcl.inference.loading import recorded_source
 from probmcl.neighbors import TrainingImages
 from probmcl.neighbors.training_images import image_root
 from probmcl.run.results import FROZEN_PROBE
@@ -115,7 +115,7 @@ def read_run_data(model: Model, console: Console) -> RunData:
     has_other = metadata["kept"] != FROZEN_PROBE.name and frozen.is_file()
     test, splits = read(scores_file(folder.path, "test"), calibration), folder.read_split()
     default = np.full(len(model.names), DEFAULT_THRESHOLD)
-    root, source, neighbors = image_root(list(splits)), read_source(folder), folder.path / run_folder.NEIGHBORS
+    root, source, neighbors = image_root(list(splits)), recorded_source(folder), folder.path / run_folder.NEIGHBORS
     training = TrainingImages.load(neighbors) if neighbors.is_file() else None
     if source is not None:
         source.refuse_outside([*test.paths, *(root / path for path in (training.paths if training else ()))])

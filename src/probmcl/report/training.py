@@ -6,12 +6,13 @@ from typing import Any
 
 from probmcl import run_folder
 from probmcl.data.options import DataSource
-from probmcl.files import convert_file, read_metadata
+from probmcl.files import convert_file
 from probmcl.inference import Model
 from probmcl.methods.contrast import STATISTICS
 from probmcl.report.run_data import RunData
 from probmcl.run.results import CandidateId
 from probmcl.run.state import StoredCandidate
+from probmcl.tensor_files import read_metadata
 
 MAX_STEPS = 60
 """Points of a learning curve."""

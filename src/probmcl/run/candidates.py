@@ -16,7 +16,6 @@ from probmcl.encoders import Encoder, PrecomputedFeatures
 from probmcl.errors import RunError, RunWarning, counted
 from probmcl.evaluation.evaluate import evaluate_split, predict
 from probmcl.evaluation.retrieval import retrieval
-from probmcl.files import load_tensors, save_tensors
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, Method
 from probmcl.methods.contrast import STATISTICS
@@ -32,6 +31,7 @@ from probmcl.run.workspace import Workspace, warm_start
 from probmcl.run_folder import CONTRASTIVE, MODEL
 from probmcl.runtime.distributed import is_main_process
 from probmcl.settings import TrainingJob
+from probmcl.tensor_files import load_tensors, save_tensors
 from probmcl.training import Callback, Checkpoint, StepEvent, fit
 from probmcl.training.features import StoredViews, extract
 from probmcl.training.fit import Batches, DivergedError, check_weights

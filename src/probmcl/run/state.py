@@ -27,7 +27,7 @@ from probmcl.errors import RunError, RunWarning
 from probmcl.evaluation.evaluate import evaluate_split
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.stored_scores import scores_file, write_scores
-from probmcl.files import convert_file, json_line, load_tensors, save_tensors
+from probmcl.files import convert_file, json_line
 from probmcl.headline import headline
 from probmcl.run.budget import Plan
 from probmcl.run.gains import Gain, ValidationGains
@@ -35,6 +35,7 @@ from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId
 from probmcl.run_folder import RunFolder, delete_cache
 from probmcl.runtime.distributed import broadcast, is_main_process
 from probmcl.settings import Settings, method_settings, refuse_unnamed
+from probmcl.tensor_files import load_tensors, save_tensors
 from probmcl.training import MetricsLog
 
 T = TypeVar("T")

@@ -19,7 +19,6 @@ from probmcl.data.images import Preprocessing
 from probmcl.data.records import LabelSpace, Records, Split
 from probmcl.encoders import Encoder, PrecomputedFeatures, describe_encoder, split_encoder
 from probmcl.errors import counted, one_line
-from probmcl.files import load_tensors
 from probmcl.inference.loading import read_labels
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, LinearClassifier, Method
@@ -28,6 +27,7 @@ from probmcl.run.results import Candidate
 from probmcl.run_folder import METADATA, MODEL, VIEWS, RunFolder
 from probmcl.runtime.machine import CPU_PIXELS, GPU_PIXELS
 from probmcl.settings import Settings, Tune
+from probmcl.tensor_files import load_tensors
 
 MIN_TRAINING_IMAGES = 10_000
 """With fewer training images, training from random weights prints a note."""

@@ -19,9 +19,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from probmcl.data.loader import Batch
 from probmcl.errors import RunError, counted
-from probmcl.files import load_tensors, save_tensors
 from probmcl.methods.base import Method
 from probmcl.runtime.distributed import all_reduce_mean, gather_unequal, is_main_process, world_size
+from probmcl.tensor_files import load_tensors, save_tensors
 from probmcl.training.optimizer import EMA, Training, build_optimizer, one_cycle
 
 SECONDS_APART = 30.0
