@@ -78,6 +78,18 @@ def workers_of(process: Process) -> list[int]:
     return [pid for pid in session(process.pid) if pid != process.pid]
 
 
+def two_workers(process: Process) -> list[int]:
+    """Wait until a command has two workers, and return them."""
+    found: list[int] = []
+
+    def started() -> bool:
+        found[:] = workers_of(process)
+        return len(found) == 2
+
+    process.wait_for(started)
+    return found
+
+
 def wait_until_no_process_is_left(process: Process, seconds: float = HANGS) -> None:
     end = time.monotonic() + seconds
     while session(process.pid):
@@ -124,15 +136,17 @@ def test_training_does_not_need_shared_memory(command: Commands, photos: Path, t
 def test_a_signal_while_images_are_read_ends_all_processes_at_once(
     command: Commands, photos: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
-    process = command.start("train", photos, *options(workers=2), "--out", tmp_path / "run", prepare=ALWAYS)
-    process.wait_for(lambda: len(workers_of(process)) == 2)
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}  # without the results of other tests
+    run = tmp_path / "run"
+    process = command.start("train", photos, *options(workers=2), "--out", run, prepare=ALWAYS, env=cache)
+    two_workers(process)
     process.signal(number, group=True)
     ended = process.wait(HANGS_HERE)
     assert ended.code == EXIT[number]
     assert "Traceback" not in ended.text
     assert ended.stderr == ("interrupted\n" if number == signal.SIGINT else "")
     wait_until_no_process_is_left(process)
-    assert not (tmp_path / "run").exists()
+    assert not run.exists()
 
 
 @pytest.mark.parametrize("number", EXIT, ids=lambda number: number.name)
@@ -143,7 +157,7 @@ def test_a_signal_in_training_leaves_a_run_that_can_be_resumed(
     prepare = SLOW.format(pattern=str(run / "views.png"))
     process = command.start("train", photos, *options(workers=2), "--out", run, prepare=prepare)
     process.wait_until(run / "views.png")
-    process.wait_for(lambda: len(workers_of(process)) == 2)
+    two_workers(process)
     process.signal(number, group=True)
     ended = process.wait(HANGS_HERE)
     assert ended.code == EXIT[number]
@@ -177,7 +191,7 @@ def test_closing_the_terminal_interrupts_the_run(command: Commands, photos: Path
     prepare = on_terminal + SLOW.format(pattern=str(run / "views.png"))
     process = command.start("train", photos, *options(workers=2), "--out", run, prepare=prepare)
     process.wait_until(run / "views.png")
-    process.wait_for(lambda: len(workers_of(process)) == 2)
+    two_workers(process)
     os.close(other)
     os.close(terminal)
     assert process.wait(HANGS_HERE).code == EXIT[signal.SIGHUP]
@@ -202,8 +216,7 @@ def test_a_killed_worker_is_reported_with_its_files_and_the_remedy(
     command: Commands, photos: Path, finished_run: Path, tmp_path: Path, phase: str
 ) -> None:
     process = start_slow_phase(command, photos, finished_run, tmp_path / "run", phase)
-    process.wait_for(lambda: len(workers_of(process)) == 2)
-    for pid in workers_of(process):  # one of them may have nothing to read
+    for pid in two_workers(process):  # one of them may have nothing to read
         os.kill(pid, signal.SIGKILL)
     ended = process.wait(HANGS_HERE)
     assert ended.code == 1
@@ -222,10 +235,10 @@ def start_slow_phase(command: Commands, photos: Path, finished_run: Path, run: P
     if phase == "predicting":
         words = ["predict", finished_run, photos, "--workers", "2", "--batch-size", "8"]
     slow = SLOW.format(pattern=str(run / "views.png") if phase == "training" else "/")
-    process = command.start(*words, prepare=slow)
+    process = command.start(*words, prepare=slow, env={"XDG_CACHE_HOME": str(run.parent / "cache")})
     if phase == "training":
         process.wait_until(run / "views.png")
-    process.wait_for(lambda: len(workers_of(process)) == 2)
+    two_workers(process)
     return process
 
 

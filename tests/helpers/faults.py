@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import signal
@@ -18,6 +19,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
+
+IMPORTED_ONCE = (
+    *("probmcl.inference", "probmcl.run.train", "probmcl.report.write_report", "probmcl.experiments.runner"),
+    *("probmcl.cli.options", "matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.metrics", "timm"),
+)
+"""Modules that the commands would import each time."""
 
 HANGS = 600.0
 """Seconds after which a command is considered to hang; a busy machine needs far less."""
@@ -170,11 +177,15 @@ def serve() -> None:
     """Fork a child for each request on stdin. The server never trains, because autograd does not survive a fork."""
     import torch
 
-    with contextlib.suppress(ImportError):  # version 0.1 has other modules, which the commands import
-        import probmcl.inference
-        import probmcl.run.train  # noqa: F401
-
     torch.set_num_threads(1)
+    for module in IMPORTED_ONCE:
+        with contextlib.suppress(ImportError):  # version 0.1 has other modules
+            importlib.import_module(module)
+    with contextlib.suppress(ImportError):
+        from probmcl.encoders import Encoder
+        from probmcl.encoders.stages import stages
+
+        stages(Encoder("test_convnext", image_size=32))  # cached, and runs without autograd
     ended: dict[int, tuple[int, int]] = {}
     for line in sys.stdin:
         request = json.loads(line)
