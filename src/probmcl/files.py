@@ -66,6 +66,21 @@ def atomic_write(path: Path, content: bytes | memoryview, *, root: Path | None =
         os.fsync(folder)  # the rename itself is durable only once the folder is flushed
 
 
+def durable_rename(temporary: Path, path: Path) -> None:
+    """Rename a complete file in its folder, and flush the file and the folder to disk."""
+    _flush(temporary)
+    temporary.replace(path)
+    _flush(path.parent)
+
+
+def _flush(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def append_text(path: Path, text: str) -> None:
     """Append text to a file, which is created if it does not exist and must not be a symlink."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW

@@ -109,3 +109,33 @@ def test_killed_comparison_resumes_with_the_same_results(
 def scores(folder: Path) -> list[tuple[str, int, float]]:
     lines = [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
     return [(line["name"], line["seed"], line["test"]["mAP"]) for line in lines]
+
+
+# Power failures, as far as they can be tested: nothing is renamed before it is on the disk.
+
+RECORD_FLUSHES = """
+import os, stat
+fsync, replace, log = os.fsync, os.replace, open({log!r}, "w", buffering=1)
+def record_flush(descriptor):
+    fsync(descriptor)
+    log.write("folder\\n" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file\\n")
+def record_rename(*args, **kwargs):
+    replace(*args, **kwargs)
+    log.write("rename\\n")
+os.fsync, os.replace = record_flush, record_rename
+"""
+
+
+@pytest.mark.parametrize("name", ["train", "predict"])
+def test_files_are_flushed_before_and_folders_after_each_rename(
+    command: Commands, photos: Path, finished_run: Path, tmp_path: Path, name: str
+) -> None:
+    words: list[str | Path] = ["predict", finished_run, photos, "--workers", "0", "--out", tmp_path / "out.csv"]
+    if name == "train":
+        words = ["train", photos, *SMALL, "--out", tmp_path / "run"]
+    ended = command(*words, prepare=RECORD_FLUSHES.format(log=str(tmp_path / "log")))
+    assert ended.code == 0, ended.text
+    events = (tmp_path / "log").read_text().split()
+    assert "rename" in events
+    for index in (index for index, event in enumerate(events) if event == "rename"):
+        assert (events[index - 1], events[index + 1]) == ("file", "folder")

@@ -181,7 +181,7 @@ def serve() -> None:
     for module in IMPORTED_ONCE:
         with contextlib.suppress(ImportError):  # version 0.1 has other modules
             importlib.import_module(module)
-    with contextlib.suppress(ImportError):
+    with contextlib.suppress(ImportError, TypeError):
         from probmcl.encoders import Encoder
         from probmcl.encoders.stages import stages
 

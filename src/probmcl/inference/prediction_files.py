@@ -16,7 +16,7 @@ from numpy import ndarray
 
 from probmcl.data.formats.table.lists import SEPARATORS
 from probmcl.errors import DataError, OptionError, keyword
-from probmcl.files import explained_no_space
+from probmcl.files import durable_rename, explained_no_space
 from probmcl.tables import plain_cell
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ def _write(
         write(file, first, itertools.chain([first], blocks), raw_cells)
     if path.exists():
         raise FileExistsError(f"{path} was created by another process; the predictions are in {partial}")
-    partial.replace(path)
+    durable_rename(partial, path)
 
 
 def _write_csv(file: TextIO, first: Predictions, blocks: Iterator[Predictions], raw_cells: bool) -> None:
