@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 IMPORTED_ONCE = (
     *("probmcl.inference", "probmcl.run.train", "probmcl.report.write_report", "probmcl.experiments.runner"),
-    *("probmcl.cli.options", "matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.metrics", "timm"),
+    *("probmcl.cli.options", "matplotlib.figure", "matplotlib.backends.backend_agg", "sklearn.metrics"),
 )
 """Modules that the commands would import each time."""
 
@@ -181,7 +181,7 @@ def serve() -> None:
     for module in IMPORTED_ONCE:
         with contextlib.suppress(ImportError):  # version 0.1 has other modules
             importlib.import_module(module)
-    with contextlib.suppress(ImportError, TypeError):
+    with contextlib.suppress(ImportError):
         from probmcl.encoders import Encoder
         from probmcl.encoders.stages import stages
 
