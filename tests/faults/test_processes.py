@@ -18,19 +18,26 @@ EXIT = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 HANGS_HERE = 120.0  # seconds after which a command hangs that takes one or two
 
 SLOW = """
-import glob, time, PIL.Image, PIL.ImageFile
+import glob, os, time, PIL.Image, PIL.ImageFile
 def slowly(read):
     def slow(*args, **kwargs):
         while glob.glob({pattern!r}):
+            open({marker!r} + str(os.getpid()), "w").close()
             time.sleep(3600)
         return read(*args, **kwargs)
     return slow
 PIL.ImageFile.ImageFile.load = slowly(PIL.ImageFile.ImageFile.load)
 PIL.Image.frombytes = slowly(PIL.Image.frombytes)  # reads the cache of decoded images
 """
-"""Reading an image takes an hour once a file exists."""
 
-ALWAYS = SLOW.format(pattern="/")
+
+def slow(folder: Path, pattern: str | Path = "/") -> str:
+    """Return code that makes reading an image take an hour once a file exists, by default at once.
+
+    Each process that reads an image then writes a file to the folder, whose name starts with `sleeping`.
+    """
+    return SLOW.format(pattern=str(pattern), marker=str(folder / "sleeping"))
+
 
 TINY_SHM = """
 import ctypes, os
@@ -138,7 +145,7 @@ def test_a_signal_while_images_are_read_ends_all_processes_at_once(
 ) -> None:
     cache = {"XDG_CACHE_HOME": str(tmp_path / "cache")}  # without the results of other tests
     run = tmp_path / "run"
-    process = command.start("train", photos, *options(workers=2), "--out", run, prepare=ALWAYS, env=cache)
+    process = command.start("train", photos, *options(workers=2), "--out", run, prepare=slow(tmp_path), env=cache)
     two_workers(process)
     process.signal(number, group=True)
     ended = process.wait(HANGS_HERE)
@@ -154,7 +161,7 @@ def test_a_signal_in_training_leaves_a_run_that_can_be_resumed(
     command: Commands, photos: Path, finished_run: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     run = tmp_path / "run"
-    prepare = SLOW.format(pattern=str(run / "views.png"))
+    prepare = slow(tmp_path, run / "views.png")
     process = command.start("train", photos, *options(workers=2), "--out", run, prepare=prepare)
     process.wait_until(run / "views.png")
     two_workers(process)
@@ -188,7 +195,7 @@ def test_closing_the_terminal_interrupts_the_run(command: Commands, photos: Path
         "fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)\n"
         "os.dup2(terminal, 1), os.dup2(terminal, 2)\n"
     )
-    prepare = on_terminal + SLOW.format(pattern=str(run / "views.png"))
+    prepare = on_terminal + slow(tmp_path, run / "views.png")
     process = command.start("train", photos, *options(workers=2), "--out", run, prepare=prepare)
     process.wait_until(run / "views.png")
     two_workers(process)
@@ -234,11 +241,9 @@ def start_slow_phase(command: Commands, photos: Path, finished_run: Path, run: P
     words: list[str | Path] = ["train", photos, *options(workers=2), "--out", run]
     if phase == "predicting":
         words = ["predict", finished_run, photos, "--workers", "2", "--batch-size", "8"]
-    slow = SLOW.format(pattern=str(run / "views.png") if phase == "training" else "/")
-    process = command.start(*words, prepare=slow, env={"XDG_CACHE_HOME": str(run.parent / "cache")})
-    if phase == "training":
-        process.wait_until(run / "views.png")
-    two_workers(process)
+    prepare = slow(run.parent, run / "views.png" if phase == "training" else "/")
+    process = command.start(*words, prepare=prepare, env={"XDG_CACHE_HOME": str(run.parent / "cache")})
+    process.wait_until(run.parent / "sleeping*")
     return process
 
 

@@ -118,6 +118,7 @@ def test_stored_metrics_are_those_of_scikit_learn(command: Commands, finished_ru
 # Python calls (row "API").
 
 
+@pytest.mark.usefixtures("without_type_checks")
 @pytest.mark.parametrize("images", [5, None, [5], object(), []], ids=["number", "None", "list", "object", "empty"])
 def test_wrong_types_in_python_are_errors_with_the_remedy(finished_run: Path, images: object) -> None:
     with pytest.raises(ProbmclError, match="expected"):
