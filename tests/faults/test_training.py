@@ -134,7 +134,13 @@ def change_numbers(path: Path) -> None:
     path.write_text(path.read_text(encoding="utf-8").replace("1", "2"), encoding="utf-8")
 
 
-@pytest.mark.parametrize("damage", CACHE_DAMAGES)
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(name, marks=pytest.mark.exhaustive) if "emptied" in name or "deleted" in name else name
+        for name in CACHE_DAMAGES
+    ],
+)
 def test_damaged_activations_are_computed_again(
     command: Commands, unfinished: Path, finished_run: Path, damage: str
 ) -> None:
