@@ -1,5 +1,6 @@
 """Configuration of all tests: no network access, an own cache folder, and one thread (or PROBMCL_TEST_THREADS)."""
 
+import gc
 import os
 import signal
 import tempfile
@@ -35,7 +36,7 @@ settings.load_profile("probmcl")
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     """Make random numbers independent of the tests that ran before."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed formats three tracebacks without a GPU, which is slow
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +81,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 case.add_marker(pytest.mark.exhaustive)
     slow = Counter(item.path for item in items if item.get_closest_marker("slow"))
     items.sort(key=lambda item: -slow[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from searching the imported libraries again and again."""
+    gc.collect()
+    gc.freeze()

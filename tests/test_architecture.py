@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
@@ -96,6 +97,7 @@ def package_of(path: Path) -> str:
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
@@ -150,7 +152,7 @@ def test_only_the_command_line_spells_options(path: Path) -> None:
 def test_only_the_command_line_spells_commands(path: Path) -> None:
     """A message writes a call such as `probmcl.train(resume="runs/x")`, which is right in Python."""
     if package_of(path) not in ("cli", "__main__"):
-        texts = [(line, text) for line, text in strings(path) if text not in docstrings(path)]
+        texts = strings(path, docstrings=False)
         assert not [f"line {line}: {text.strip()[:80]}" for line, text in texts if COMMAND.search(text)]
 
 
@@ -160,13 +162,6 @@ def test_text_values_of_options_in_messages_are_quoted(path: Path) -> None:
     if package_of(path) != "cli":
         unquoted = [(line, value) for line, text in strings(path) for value in UNQUOTED.findall(text)]
         assert not unquoted
-
-
-def docstrings(path: Path) -> set[str]:
-    """Return the docstrings of a file, which only explain the code."""
-    kinds = ast.Module | ast.ClassDef | ast.FunctionDef
-    nodes = [node for node in ast.walk(tree(path)) if isinstance(node, kinds)]
-    return {ast.get_docstring(node, clean=False) or "" for node in nodes}
 
 
 @every_file

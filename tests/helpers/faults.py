@@ -7,6 +7,7 @@ its resources or send it signals like any process. Tests use only the command li
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import importlib
 import json
@@ -186,6 +187,8 @@ def serve() -> None:
         from probmcl.encoders.stages import stages
 
         stages(Encoder("test_convnext", image_size=32))  # cached, and runs without autograd
+    gc.collect()
+    gc.freeze()  # otherwise each child's collector would search, and thereby copy, the memory of the server
     ended: dict[int, tuple[int, int]] = {}
     for line in sys.stdin:
         request = json.loads(line)
