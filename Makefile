@@ -36,10 +36,10 @@ test-fast: .venv/installed-dev
 	$(PYTEST) -m "not exhaustive and not slow" tests
 
 test-exhaustive: .venv/installed-dev
-	$(PYTEST) -m exhaustive tests
+	$(PYTEST) --hypothesis-profile random -m exhaustive tests
 
 fuzz: .venv/installed-dev
-	$(PYTEST) -m fuzz tests
+	$(PYTEST) --hypothesis-profile random -m fuzz tests
 
 check: HOOK = 1
 check: lint types doctest test

@@ -29,8 +29,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # in a background job; pr
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The time of an example depends on the machine, so no test has a deadline.
-settings.register_profile("probmcl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("probmcl")
+settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("same", settings.get_profile("random"), derandomize=True)
+settings.load_profile("same")  # `make fuzz` and `make test-exhaustive` draw new examples each time
 
 
 @pytest.fixture(autouse=True)

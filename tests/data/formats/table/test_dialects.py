@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from helpers.tables import labels_of, states_of
 from probmcl.data.formats.folders import NOT_A_CLASS
 from probmcl.data.formats.table.label_names import NONE
+from probmcl.data.formats.table.lists import LITERAL
 from probmcl.data.label_policy import flag_value
 from probmcl.data.options import ReadOptions
 from probmcl.data.read import read
 from probmcl.data.records import Records
+from probmcl.tables import original_cell
 
 SEPARATORS = "|;, "
 CODINGS = [
@@ -31,10 +33,10 @@ Sets = list[frozenset[str]]
 
 
 def texts(forbidden: str) -> st.SearchStrategy[str]:
-    """Names in any script, without forbidden characters and surrounding spaces."""
+    """Names in any script, without forbidden characters and surrounding spaces, that look like nothing else."""
     letters = st.characters(codec="utf-8", categories=("L", "N", "P", "S", "Zs"), exclude_characters=forbidden)
     words = st.text(letters, min_size=1, max_size=8).map(str.strip)
-    words = words.filter(lambda text: bool(text) and text[0] not in "[{")
+    words = words.filter(lambda text: bool(text) and not LITERAL.match(text) and original_cell(text) == text)
     return words.filter(lambda text: text.lower() not in NONE and flag_value(text) is None)
 
 
