@@ -144,6 +144,7 @@ def describe_encoder(name: str) -> str:
     return f"{tag}, {size}, license {cfg['license'] or 'not stated'}"
 
 
+@functools.cache
 def parameters_in_millions(name: str) -> float:
     """Return the number of parameters of an encoder in millions, counted on the meta device.
 
