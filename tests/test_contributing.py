@@ -103,6 +103,7 @@ def test_a_method_of_another_package_can_be_trained(package: Path, tmp_path: Pat
         epochs=1,
         probe_epochs=2,
         workers=0,
+        report=False,
         out=tmp_path / "run",
     )
     assert sum("MyMethod" in candidate.name for candidate in run.candidates.values()) == 2  # own head, re-probed

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import probmcl
-from helpers.commands import finished, main
+from helpers.commands import main
 from helpers.images import folder_of_photographs
 from probmcl.methods import find_method
 from probmcl.methods.custom_loss import CustomContrast, CustomLoss, custom_loss
@@ -27,6 +27,7 @@ SMALL: dict[str, Any] = {
     "probe_epochs": 2,
     "workers": 0,
     "epochs": 1,
+    "report": False,
 }
 
 
@@ -53,28 +54,30 @@ def runs(photographs: Path) -> dict[str, Run]:
     return trained
 
 
+@pytest.fixture
+def _in_a_new_process(runs: dict[str, Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget the imported losses, as in a new process."""
+    monkeypatch.delitem(sys.modules, str(runs["smoothed"].folder.parent / LOSS_FILE))
+    custom_loss.cache_clear()
+
+
+@pytest.mark.usefixtures("_in_a_new_process")
 def test_custom_loss_trains_and_predicts_without_its_file(runs: dict[str, Run], photographs: Path) -> None:
     for name, run in runs.items():
         assert CandidateId(name, "re-probed") in run.candidates
         assert not (run.folder.parent / LOSS_FILE).exists()
-    folders, images = [str(run.folder) for run in runs.values()], str(photographs.parent)
-    code = f"import probmcl\nfor run in {folders}: print(probmcl.load(run).predict([{images!r}]).scores.shape)"
-    answer = finished(sys.executable, "-c", code)
-    assert answer.stdout.splitlines() == ["(40, 3)"] * 2, answer.stderr
+        assert probmcl.load(run.folder).predict([photographs.parent], workers=0).scores.shape == (40, 3)
 
 
 def test_own_head_is_saved_as_a_linear_layer(runs: dict[str, Run]) -> None:
     assert runs["smoothed"].candidates[CandidateId("smoothed", "own head")].method == "probe"
 
 
-def test_run_with_a_custom_loss_resumes_only_if_the_loss_is_given_again(
-    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("_in_a_new_process")
+def test_run_with_a_custom_loss_resumes_only_if_the_loss_is_given_again(runs: dict[str, Run], tmp_path: Path) -> None:
     run = runs["smoothed"].folder
     loss_file = run.parent / LOSS_FILE
     loss_file.write_text((EXAMPLES / "own_loss.py").read_text())
-    monkeypatch.delitem(sys.modules, str(loss_file))  # as in a new process
-    custom_loss.cache_clear()
     shutil.copytree(run, tmp_path / "run")
     try:
         without_loss, with_loss = (

@@ -19,7 +19,10 @@ from probmcl.data.records import SPLITS, Records
 from probmcl.errors import Question
 
 PAGE = (Path(__file__).parent.parent / "docs" / "your_data.md").read_text(encoding="utf-8")
-TINY = "--epochs 1 --probe-epochs 1 --image-size 32 --weights none --method bce --encoder test_resnet --workers 0"
+TINY = (
+    "--epochs 1 --probe-epochs 1 --image-size 32 --weights none --method bce --encoder test_resnet --workers 0"
+    " --no-report"
+)
 TRAINED = ("list-space", "columns-unknown", "test-without-column")
 ASKING = [name for name, layout in LAYOUTS.items() if layout.readings]
 WITH_COMMAS = [

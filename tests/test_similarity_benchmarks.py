@@ -105,7 +105,7 @@ class TestReport:
 
 
 class TestSimilarity:
-    @pytest.mark.slow
+    @pytest.mark.exhaustive
     def test_prints_a_table_and_ratios_and_writes_all_results(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

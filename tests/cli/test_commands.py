@@ -1,6 +1,5 @@
 """All commands: help without torch, error messages and exit codes."""
 
-import json
 import re
 import shlex
 import signal
@@ -12,8 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from helpers.commands import HANGS, PROBMCL, main, wait_until
-from helpers.images import folder_of_photographs
+from helpers.commands import HANGS, main
 from probmcl import cli
 from probmcl.cli import COMMANDS
 from probmcl.data.options import ReadOptions
@@ -67,23 +65,6 @@ def test_a_folder_in_use_is_an_error_and_not_changed(tmp_path: Path) -> None:
     assert answer.returncode == 1
     assert "not empty" in answer.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("signal_number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_training_records_its_status(tmp_path: Path, signal_number: int, code: int) -> None:
-    table, metadata = folder_of_photographs(tmp_path), tmp_path / "run" / "run.json"
-    words = f"train {table} --out {metadata.parent} --method bce --epochs 100000 --workers 0 {SMALL}".split()
-    with subprocess.Popen([*PROBMCL, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            wait_until(metadata.exists, process)
-            process.send_signal(signal_number)
-            _, errors = process.communicate(timeout=HANGS)
-        finally:
-            process.kill()
-    assert process.returncode == code
-    assert json.loads(metadata.read_text())["status"] == "interrupted"
-    assert errors.endswith("interrupted\n") or signal_number == signal.SIGTERM
 
 
 def test_a_signal_whose_exception_is_dropped_is_sent_again() -> None:

@@ -1,14 +1,11 @@
 import csv
 import json
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from helpers.commands import HANGS, main, wait_until
+from helpers.commands import main
 from helpers.images import colored_records
 from helpers.run_folders import made_run
 from probmcl.cli import app
@@ -144,24 +141,3 @@ def test_a_folder_that_is_not_a_run_is_one_message_and_exit_code_1(run: Path, ph
     assert answer.returncode == 1
     assert answer.stderr.startswith(f"probmcl: {photos} is not a run folder")
     assert answer.stderr.count("\n") == 1
-
-
-@pytest.mark.slow
-def test_an_interrupt_leaves_the_finished_part_in_another_file(run: Path, photos: Path) -> None:
-    listed, out = run.parent / "list.txt", run.parent / "out.csv"
-    listed.write_text(f"{photos / '0.png'}\n" * 50_000)
-    command = [sys.executable, "-c", RUN, "predict", str(run), str(listed), "--out", str(out), "--batch-size", "2"]
-    part = out.with_name("out.csv.part")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            wait_until(lambda: part.exists() and part.stat().st_size > 0, process)
-            process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=HANGS)
-        finally:
-            process.kill()
-    assert process.returncode == 130, errors
-    assert not out.exists()
-    assert str(part) in errors
-    assert "Traceback" not in errors
-    with part.open(newline="") as file:
-        assert next(csv.reader(file))[:2] == ["path", "error"]

@@ -160,7 +160,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_spawned_workers_produce_the_same_views(tmp_path: Path) -> None:
     written = colored_records(tmp_path, train=8, val=0, test=0)
     rows = [f"{path.name},red" for path in written.paths]

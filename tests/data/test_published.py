@@ -34,7 +34,7 @@ WRITERS: dict[str, Callable[[Path], Release]] = {
 ASKS = ["chexpert", "open_images", "open_images_v4"]
 CLEAR = [name for name in WRITERS if name not in ASKS]
 SHORT = shlex.split(
-    "--encoder test_resnet --weights none --image-size 32 --method bce --epochs 1 --device cpu --workers 0"
+    "--encoder test_resnet --weights none --image-size 32 --method bce --epochs 1 --device cpu --workers 0 --no-report"
 )
 
 

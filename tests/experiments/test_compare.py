@@ -14,10 +14,12 @@ import probmcl
 from helpers.commands import main
 from helpers.images import folder_of_photographs
 from probmcl.cost import speed
+from probmcl.cost.operations import Operations, prediction_operations
 from probmcl.data.options import ReadOptions
-from probmcl.experiments import runner
+from probmcl.experiments import measure, runner
 from probmcl.experiments.results import Comparison
 from probmcl.methods import METHODS
+from probmcl.methods.base import Classifier
 from probmcl.methods.custom_loss import custom_loss
 from probmcl.methods.pla import PLA
 from probmcl.run import candidates
@@ -27,7 +29,14 @@ from probmcl.training import fit
 
 pytestmark = pytest.mark.slow  # trains or starts processes
 
-SMALL: dict[str, Any] = {"encoder": "test_resnet", "weights": "none", "image_size": 32, "probe_epochs": 2, "workers": 0}
+SMALL: dict[str, Any] = {
+    "encoder": "test_resnet",
+    "weights": "none",
+    "image_size": 32,
+    "probe_epochs": 2,
+    "workers": 0,
+    "report": False,
+}
 LOSS = """
 def mine(logits, labels, known):
     return ((logits.sigmoid() - labels) ** 2 * known).sum() / known.sum().clamp(min=1)
@@ -41,10 +50,19 @@ def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_timed_round() -> Iterator[None]:
-    """Time each operation once: no test here depends on the measured times."""
+def _short_measurements() -> Iterator[None]:
+    """Time each operation once and count those of each model once: no test here depends on the measurements."""
+    counted: dict[str, Operations] = {}
+
+    def counted_once(classifier: Classifier, image_size: int) -> Operations:
+        model = f"{image_size} {classifier}"
+        if model not in counted:
+            counted[model] = prediction_operations(classifier, image_size)
+        return counted[model]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(speed, "ROUNDS", 0)
+        patch.setattr(measure, "prediction_operations", counted_once)
         yield
 
 
@@ -128,7 +146,7 @@ def test_finished_comparison_is_not_trained_again(
 ) -> None:
     monkeypatch.setattr(candidates, "fit", forbidden)
     monkeypatch.setattr(runner, "measure", forbidden)
-    again = probmcl.compare(resume=folder, methods=f"asl, supcon, {loss}:mine", device="auto", workers=0)
+    again = probmcl.compare(resume=folder, methods=f"asl, supcon, {loss}:mine", device="auto", workers=0, report=False)
     assert {r.title: r.mAP for r in again.rows} == {r.title: r.mAP for r in comparison.rows}
 
 
@@ -150,7 +168,7 @@ def test_resumed_comparison_gives_the_same_scores(
         probmcl.compare(photographs, **SMALL, **options)
     assert (tmp_path / "killed" / "seed-1").is_dir()
     monkeypatch.undo()
-    again = probmcl.compare(resume=tmp_path / "killed", workers=0)
+    again = probmcl.compare(resume=tmp_path / "killed", workers=0, report=False)
     assert {r.title: r.mAP for r in again.rows} == {r.title: r.mAP for r in comparison.rows}
 
 
@@ -256,10 +274,10 @@ def test_method_that_diverges_is_left_out(photographs: Path, tmp_path: Path) -> 
 def test_added_rows_are_kept_on_resume(comparison: Comparison, folder: Path, photographs: Path, tmp_path: Path) -> None:
     options = {**SMALL, "methods": "bce", "seeds": 1, "epochs": 2}
     alone = probmcl.compare(photographs, **options, out=tmp_path / "bce")
-    added = probmcl.compare(resume=tmp_path / "bce", add=[folder / "results.jsonl"], workers=0)
+    added = probmcl.compare(resume=tmp_path / "bce", add=[folder / "results.jsonl"], workers=0, report=False)
     with pytest.raises(ValueError, match=r"includes .*results\.jsonl, but files that only a run folder names are not"):
-        probmcl.compare(resume=tmp_path / "bce", workers=0)
-    again = probmcl.compare(resume=tmp_path / "bce", add=folder / "results.jsonl", workers=0)
+        probmcl.compare(resume=tmp_path / "bce", workers=0, report=False)
+    again = probmcl.compare(resume=tmp_path / "bce", add=folder / "results.jsonl", workers=0, report=False)
     assert len(alone.rows) < len(added.rows) == len(again.rows)
 
 

@@ -49,6 +49,9 @@ def test_killed_run_resumes_bit_identical(
     process.wait_until(run / "checkpoints" / moment)
     process.signal(signal.SIGKILL)
     process.wait()
+    if (run / "model.safetensors").exists():
+        predicted = command("predict", run, photos / "0.jpg")  # with the frozen probe or a better candidate
+        assert predicted.code == 0, predicted.text
     assert command("train", "--resume", run, *NO_REPORT).code == 0
     assert_same(run, finished_run)
 

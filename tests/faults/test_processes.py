@@ -124,16 +124,29 @@ def test_prediction_does_not_need_shared_memory(
     assert ended[:3] == expected[:3]
 
 
+LARGE_BATCHES = options(image_size=96, batch_size=24, workers=2, epochs=1)  # 2.7 MB per batch
+
+
+@pytest.fixture(scope="module")
+def large_batch_run(command: Commands, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run with large batches and enough shared memory."""
+    run = tmp_path_factory.mktemp("runs") / "expected"
+    ended = command("train", photos, *LARGE_BATCHES, "--out", run)
+    assert ended.code == 0, ended.text
+    return run
+
+
 @pytest.mark.parametrize("prepare", [TINY_SHM, limit(1_600_000)], ids=["shm", "ulimit"])
-def test_training_does_not_need_shared_memory(command: Commands, photos: Path, tmp_path: Path, prepare: str) -> None:
-    words: list[str | Path] = ["train", photos, *options(image_size=96, batch_size=24, workers=2)]  # 2.7 MB per batch
-    ended = command(*words, "--out", tmp_path / "run", prepare=prepare, timeout=HANGS_HERE)
+def test_training_does_not_need_shared_memory(
+    command: Commands, photos: Path, large_batch_run: Path, tmp_path: Path, prepare: str
+) -> None:
+    run = tmp_path / "run"
+    ended = command("train", photos, *LARGE_BATCHES, "--out", run, prepare=prepare, timeout=HANGS_HERE)
     if ended.code == CANNOT_MOUNT:
         pytest.skip(ended.stdout)
     assert ended.code == 0, ended.text
-    assert command(*words, "--out", tmp_path / "expected").code == 0
     for name in ("model.safetensors", "evaluation.json"):
-        assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "expected" / name).read_bytes()
+        assert (run / name).read_bytes() == (large_batch_run / name).read_bytes()
 
 
 # Signals.
@@ -168,12 +181,29 @@ def test_a_signal_in_training_leaves_a_run_that_can_be_resumed(
     process.signal(number, group=True)
     ended = process.wait(HANGS_HERE)
     assert ended.code == EXIT[number]
-    assert "Traceback" not in ended.text
+    assert ended.stderr == ("interrupted\n" if number == signal.SIGINT else "")
     assert "to resume: probmcl train --resume" in ended.stdout
     wait_until_no_process_is_left(process)
     assert status(run) == "interrupted"
     assert command("train", "--resume", run, *NO_REPORT).code == 0
     assert (run / "model.safetensors").read_bytes() == (finished_run / "model.safetensors").read_bytes()
+
+
+def test_interrupted_predictions_leave_the_finished_part_in_another_file(
+    command: Commands, photos: Path, finished_run: Path, tmp_path: Path
+) -> None:
+    listed, part = tmp_path / "list.txt", tmp_path / "out.csv.part"
+    listed.write_text(f"{photos / '0.jpg'}\n" * 50_000)
+    words: list[str | Path] = ["predict", finished_run, listed, "--out", tmp_path / "out.csv", "--batch-size", "2"]
+    process = command.start(*words)
+    process.wait_for(lambda: part.exists() and part.stat().st_size > 0)
+    process.signal(signal.SIGINT)
+    ended = process.wait()
+    assert ended.code == EXIT[signal.SIGINT]
+    assert not (tmp_path / "out.csv").exists()
+    assert str(part) in ended.stderr
+    assert "Traceback" not in ended.text
+    assert part.read_text().startswith("path,error,")
 
 
 def test_hangup_is_ignored_under_nohup(command: Commands, photos: Path, tmp_path: Path) -> None:

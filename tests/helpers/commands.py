@@ -5,8 +5,6 @@ import io
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +15,6 @@ from probmcl import cli
 HANGS = 1800
 """Seconds after which a process is considered to hang; a busy machine needs far less."""
 
-PROBMCL = [sys.executable, "-m", "probmcl"]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "probmcl"]
 
 
@@ -43,12 +40,3 @@ def main(*words: str | Path, cwd: Path | None = None) -> subprocess.CompletedPro
         except SystemExit as end:
             code = int(str(end.code))
     return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
-
-
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
-    """Wait until a process has met a condition; fail if it ends before that, or hangs."""
-    end = time.monotonic() + HANGS
-    while not condition():
-        assert process.poll() is None, f"the process ended too early, with exit code {process.returncode}"
-        assert time.monotonic() < end, "the process hangs"
-        time.sleep(0.02)

@@ -152,8 +152,11 @@ def test_the_map_changes_its_colors(opened: Opened) -> None:
     assert opened.page.locator(".legend[data-for=uncertainty]").is_visible()
 
 
-@widths
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("width", "scheme"),
+    [(390, "light"), (1440, "dark")]
+    + [pytest.param(*case, marks=pytest.mark.exhaustive) for case in ((390, "dark"), (1440, "light"))],
+)
 def test_axe_finds_no_violation(browser: Any, page_file: Path, width: int, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     opened = Opened(browser, page_file, width, color_scheme=scheme, bypass_csp=True)

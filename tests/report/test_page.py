@@ -138,7 +138,7 @@ def test_exif_is_not_copied(tmp_path: Path) -> None:
     assert not Image.open(io.BytesIO(content)).getexif()
 
 
-@pytest.mark.parametrize(("classes", "megabytes"), [(80, 15), (1000, 30)])
+@pytest.mark.parametrize(("classes", "megabytes"), [(1000, 30), pytest.param(80, 15, marks=pytest.mark.exhaustive)])
 def test_size_of_the_page(tmp_path: Path, classes: int, megabytes: int) -> None:
     run = finished_run(tmp_path / "run", names=[f"class number {n}" for n in range(classes)], pixels=256)
     page, _ = write_report([run], device="cpu", console=Console.quiet())

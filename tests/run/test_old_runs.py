@@ -34,7 +34,7 @@ def test_a_finished_run_evaluates_on_its_own_test_images(tmp_path: Path, numbers
 
 
 def test_a_finished_run_is_read_exactly(tmp_path: Path, numbers: dict[str, Any]) -> None:
-    run = probmcl.train(resume=restore("finished", tmp_path))
+    run = probmcl.train(resume=restore("finished", tmp_path), report=False)
     expected_run = numbers["finished"]
     assert run.kept.name == expected_run["kept"] == "asl, own head"
     assert {c.name: c.validation_map for c in run.candidates.values()} == expected_run["validation_mAP"]
@@ -46,7 +46,7 @@ def test_an_interrupted_run_resumes_from_its_checkpoint(
 ) -> None:
     folder, expected_run = restore("interrupted", tmp_path), numbers["interrupted"]
     assert (folder / "checkpoints" / "training asl.safetensors").is_file()
-    run = probmcl.train(resume=folder)
+    run = probmcl.train(resume=folder, report=False)
     assert "frozen probe: val mAP 76.9 (chance " in capsys.readouterr().out  # scored again
     assert run.candidates[FROZEN_PROBE].validation_map == pytest.approx(0.7693, abs=5e-5)
     scores = {c.name: c.validation_map for c in run.candidates.values()}
@@ -61,7 +61,7 @@ def test_an_interrupted_run_resumes_from_its_checkpoint(
 
 
 def test_a_finished_comparison_is_read_exactly(tmp_path: Path, numbers: dict[str, Any]) -> None:
-    again = probmcl.compare(resume=restore("comparison", tmp_path))
+    again = probmcl.compare(resume=restore("comparison", tmp_path), report=False)
     assert {row.title: row.mAP for row in again.rows} == numbers["comparison"]["mAP"]
 
 
@@ -69,7 +69,7 @@ def test_an_old_and_a_new_comparison_can_be_merged(tmp_path: Path, numbers: dict
     old, new = restore("comparison", tmp_path), tmp_path / "new"
     table, settings = tmp_path / "photos" / "labels.csv", numbers["comparison"]["settings"]
     made = probmcl.compare(table, **settings, methods="focal", out=new, add=[old / "results.jsonl"])
-    joined = probmcl.compare(resume=old, add=[new / "results.jsonl"])
+    joined = probmcl.compare(resume=old, add=[new / "results.jsonl"], report=False)
     assert len({row.fingerprint for row in made.rows}) == 1
     for comparison in (made, joined):
         scores = {row.title: row.mAP for row in comparison.rows}
