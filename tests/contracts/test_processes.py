@@ -65,7 +65,7 @@ def test_processes_have_different_losses_and_nonzero_gradients(case: str, two_pr
 def test_two_processes_train_the_model_of_one(two_processes: Any, tmp_path: Path) -> None:
     first, second = two_processes
     assert first["run"] == second["run"]
-    one = probmcl.train(first["table"], **processes.TRAINING, tune="all", out=tmp_path / "one")
+    one = probmcl.train(first["table"], **processes.TRAINING, tune="all", report=False, out=tmp_path / "one")
     processes.assert_same_model(one.folder, Path(first["run"]))
 
 

@@ -191,7 +191,7 @@ def train_model(folder: Path) -> Results:
     """Train on the table that `folder_of_photographs` has written to the folder."""
     table = folder / "photos" / "labels.csv"
     gc.freeze()  # every training collects garbage; the imported modules need not be searched each time
-    run = probmcl.train(table, **TRAINING, tune="all", out=folder / "run")
+    run = probmcl.train(table, **TRAINING, tune="all", report=False, out=folder / "run")
     return {"table": str(table), "run": str(run.folder)}
 
 
