@@ -44,6 +44,7 @@ PACKAGES = (
     "run",
     "experiments",
     "report",
+    "run_settings",
     "api",
     "demo",
     "cli",

@@ -16,40 +16,30 @@ from typing import TYPE_CHECKING, Any, Literal
 from probmcl import run_folder
 from probmcl.console import Console
 from probmcl.data.options import DataChecks, DataSource, ReadOptions
-from probmcl.errors import (
-    OptionError,
-    ProbmclError,
-    RunError,
-    RunWarning,
-    SettingsError,
-    WorkerError,
-    call,
-    counted,
-    keyword,
-    suggestion,
-)
-from probmcl.files import convert_file, refuse_special_files, write_json
+from probmcl.errors import OptionError, ProbmclError, RunError, RunWarning, WorkerError, call, counted, keyword
 from probmcl.run_folder import RunFolder
+from probmcl.run_settings import (
+    NAMED_WEIGHTS,
+    UNNAMED,
+    Options,
+    comparison_spec,
+    drop_none,
+    method_names,
+    resumed_settings,
+    run_settings,
+    with_intensity,
+)
 
 if TYPE_CHECKING:
-    from probmcl.data.audit import PreparedData
     from probmcl.data.audit_result import DataAudit
     from probmcl.data.records import Records
-    from probmcl.experiments.protocol import ComparisonSpec
     from probmcl.experiments.results import Comparison
     from probmcl.experiments.runner import ComparisonRunner
     from probmcl.run.results import Run
-    from probmcl.settings import Settings, ValueOrigin
-
-NAMED_WEIGHTS = ("pretrained", "none")
+    from probmcl.settings import MethodSpec
 
 RESUMABLE = ("data", "images", "device", "workers", "cache", "weights")
 """Options that can be combined with `resume`: those of the machine, and files that only the folder would name."""
-
-UNNAMED = "files that only a run folder names are not read"
-
-Options = dict[str, Any]
-"""The options of a function by name; None for an option that is not set."""
 
 
 def train(
@@ -169,12 +159,12 @@ def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console:
     from probmcl.run.train import train_run
 
     # Options are checked first, because reading every image of a large dataset takes minutes.
-    settings, data, images = _run_settings(options), options["data"], options["images"]
+    settings, data, images = run_settings(options), options["data"], options["images"]
     describe_encoder(settings.encoder.name)
     run_folder.refuse_used(options["out"])
     source = DataSource.of(data, images, read)
     prepared = prepare_data(source, checks, seed=settings.seed, workers=settings.workers, console=console)
-    settings = _with_intensity(settings, prepared, checks)
+    settings = with_intensity(settings, prepared, checks)
     reused = _reused_images(prepared.records, settings.encoder.weights)
     _print_warnings(reused, console)
     with _new_folder(options["out"], _data_name(data)) as folder, _resume_hint("train", folder, console):
@@ -203,113 +193,13 @@ def _resume_run(folder: Path, options: Options, accept_data_change: bool, consol
     if not folder.is_dir():
         raise OptionError("resume", folder, "is not a folder")
     run = RunFolder.existing(folder)
-    settings = load_settings(run.read(run_folder.CONFIG))
-    _refuse_unnamed_files(settings, options)
-    settings = replace(settings, **_drop_none({"device": options["device"], "workers": options["workers"]}))
-    # A folder that only the run names is not written to. Without a cache, results are the same.
-    settings = replace(settings, cache=_cache_folder(options["cache"]))
+    settings = resumed_settings(load_settings(run.read(run_folder.CONFIG)), options)
     source = recorded_source(run)
     if source is None:
         raise RunError(f"{folder} was trained on in-memory records; use probmcl.run.train.train_run to resume it")
     with _resume_hint("train", folder, console):
         records = read_again(source, folder / run_folder.SPLIT, console, options["data"], options["images"])
         return train_run(records, settings, folder, console, accept_data_change=accept_data_change)
-
-
-def _refuse_unnamed_files(settings: Settings, options: Options) -> None:
-    """Raise an error if a run names a file that the user has not named in this call; only data may be read again."""
-    from probmcl.methods import find_method
-
-    weights = settings.encoder.weights
-    if weights not in (None, *NAMED_WEIGHTS) and _weights(options["weights"]) != weights:
-        raise ProbmclError(
-            f"the run starts from the weights {weights}, but {UNNAMED}; add {keyword('weights', weights)}"
-        )
-    for job in settings.jobs:
-        for name in find_method(job.method).files:
-            file = getattr(job.settings, name)
-            if file is not None and (options.get("settings") or {}).get(name) != file:
-                example = keyword("settings", f"{name}={file}")
-                raise ProbmclError(f"the run uses {name} from {file}, but {UNNAMED}; add {example}")
-
-
-def _run_settings(options: Options) -> Settings:
-    """Build the settings of a run from the options of `train` and the recipe."""
-    from probmcl.settings import find_recipe, make_settings, read_recipe
-
-    keys = _shared_keys(options)
-    keys |= _drop_none({name: options[name] for name in ("preset", "budget", "seed", "calibration", "thresholds")})
-    keys |= _drop_none({"neighbors": options["neighbors"]})
-    training = {"epochs": options["epochs"], "batch_size": options["batch_size"], "learning_rate": options["lr"]}
-    method, changes = _method_or_loss(options["method"], options["loss"]), dict(options.get("settings") or {})
-    keys |= _drop_none({"method": method, "settings": changes, "training": _drop_none(training)})
-    recipe = read_recipe(find_recipe(options["recipe"])) if options["recipe"] else {}
-    return make_settings(*_merge(recipe, keys))
-
-
-def _shared_keys(options: Options) -> dict[str, Any]:
-    """Return the settings that `train` and `compare` have in common."""
-    keys = {name: options[name] for name in ("tune", "augment", "device", "workers")}
-    encoder = {"name": options["encoder"], "image_size": options["image_size"], "weights": _weights(options["weights"])}
-    probe, cache = {"epochs": options["probe_epochs"]}, _cache_folder(options["cache"])
-    return _drop_none(keys | {"encoder": _drop_none(encoder), "probe": _drop_none(probe), "cache": cache})
-
-
-def _cache_folder(cache: Path | str | None) -> str | None:
-    from probmcl.data.cache import default_folder
-
-    if cache is None:
-        return None
-    return str(default_folder() if str(cache) == "auto" else Path(cache).resolve())
-
-
-def _merge(recipe: dict[str, Any], keys: dict[str, Any]) -> tuple[dict[str, Any], dict[str, ValueOrigin]]:
-    """Return a recipe updated with options, and where each value came from; nested tables are merged key by key."""
-    from probmcl.runtime.machine import default_workers
-    from probmcl.settings import option_keys
-
-    derived: dict[str, Any] = {"workers": default_workers()}
-    earlier = RunFolder(Path(str(keys.get("encoder", {}).get("weights"))))
-    if earlier.has(run_folder.CONFIG):  # default to the encoder of the run that the weights come from
-        from probmcl.inference.loading import read_encoder, read_labels, read_preprocessing
-
-        read_labels(earlier)  # raises an error before anything is computed
-        size = read_preprocessing(earlier).size
-        derived["encoder"] = {"name": read_encoder(earlier).name, "image_size": size}
-    layers: dict[ValueOrigin, dict[str, Any]] = {"auto": derived, "recipe": recipe, "user": keys}
-    merged: dict[str, Any] = {}
-    origins: dict[str, ValueOrigin] = {}
-    for origin, layer in layers.items():
-        origins |= dict.fromkeys(option_keys(layer), origin)
-        for key, value in layer.items():
-            tables = isinstance(value, dict) and isinstance(merged.get(key), dict)
-            merged[key] = merged[key] | value if tables else value
-    return merged, origins
-
-
-def _with_intensity(settings: Settings, prepared: PreparedData, checks: DataChecks) -> Settings:
-    origin: ValueOrigin = "auto" if checks.range == "auto" else "user"
-    return replace(settings, intensity=prepared.intensity, origins={**settings.origins, "intensity": origin})
-
-
-def _method_or_loss(method: str | None, loss: str | None) -> str | None:
-    if loss is None:
-        return method
-    if method is not None:
-        raise OptionError("method", method, f"cannot be combined with {keyword('loss', loss)}")
-    if not loss.partition(":")[0].endswith(".py"):
-        raise OptionError("loss", loss, 'must be FILE.py:FUNCTION, as in `loss="my_losses.py:my_loss"`')
-    return loss
-
-
-def _weights(weights: Path | str | None) -> str | None:
-    if weights is None or str(weights) in NAMED_WEIGHTS:
-        return None if weights is None else str(weights)
-    if not Path(weights).exists():
-        raise OptionError("weights", weights, f"does not exist; {suggestion(str(weights), NAMED_WEIGHTS)}")
-    if Path(weights).is_dir():
-        RunFolder.existing(weights)  # refuses a run with damaged files
-    return str(Path(weights).resolve())
 
 
 def compare(
@@ -380,7 +270,8 @@ def compare(
     options |= {"image_size": image_size, "tune": tune, "epochs": epochs, "budget": budget, "seeds": seeds}
     options |= {"trials": trials, "probe_epochs": probe_epochs, "batch_size": batch_size, "augment": augment}
     options |= {"device": device, "workers": workers, "cache": cache, "out": out, "add": add}
-    added = [Path(path).resolve() for path in ([add] if isinstance(add, Path | str) else add or ())]
+    paths = [add] if isinstance(add, Path | str) else add or ()
+    added = list(dict.fromkeys(Path(path).resolve() for path in paths))
     _refuse_without_resume(accept_data_change, resume)
     with _processes(device, console) as console:
         for path in added:
@@ -405,26 +296,23 @@ def _start_comparison(
     report: bool,
 ) -> Comparison:
     from probmcl.data.audit import prepare_data, refuse_unscorable
-    from probmcl.data.signatures import write_signatures
+    from probmcl.experiments.comparison_folder import create_comparison
+    from probmcl.experiments.protocol import StoredComparison
     from probmcl.experiments.runner import ComparisonRunner
-    from probmcl.run.state import write_split
     from probmcl.runtime.distributed import is_main_process
 
-    spec, data, images = _comparison_spec(options), options["data"], options["images"]
+    spec, data, images = comparison_spec(options), options["data"], options["images"]
     run_folder.refuse_used(options["out"])
     source = DataSource.of(data, images, read)
     prepared = prepare_data(source, checks, workers=spec.settings.workers, console=console)
     records, source, name = prepared.records, prepared.source, _data_name(data)
     refuse_unscorable(records)
-    spec = replace(spec, settings=_with_intensity(spec.settings, prepared, checks))
+    spec = replace(spec, settings=with_intensity(spec.settings, prepared, checks))
     warnings = [*prepared.warnings, *_reused_images(records, spec.settings.encoder.weights)]
-    stored = {"source": source.to_json(), "name": name, "spec": spec, "warnings": warnings, "add": add}
+    stored = StoredComparison(source.to_json(), name, spec, tuple(warnings), tuple(map(str, add)))
     with _new_folder(options["out"], f"{name}-comparison") as folder:
         if is_main_process():
-            folder.mkdir(parents=True, exist_ok=True)
-            write_split(folder, records, prepared.fold_of)
-            write_signatures(folder, records.paths, prepared.signatures)
-            write_json(folder / run_folder.COMPARISON, run_folder.with_schema(stored))
+            create_comparison(folder, stored, prepared)
         runner = ComparisonRunner(
             records,
             spec,
@@ -439,36 +327,6 @@ def _start_comparison(
         return _run_comparison(runner, add, report)
 
 
-def _comparison_spec(options: Options) -> ComparisonSpec:
-    """Return the specification of a comparison. Invalid options raise an error here, before any images are read."""
-    from probmcl.encoders import describe_encoder
-    from probmcl.experiments.protocol import TRIALS, ComparisonSpec, parse_methods
-    from probmcl.settings import make_settings, parse_duration
-
-    numbers = _drop_none({name: options[name] for name in ("seeds", "trials", "epochs", "batch_size")})
-    for name, number in numbers.items():
-        if number < 1:
-            raise OptionError(name, number, "must be at least 1")
-    if numbers.get("trials", 1) > len(TRIALS):
-        raise OptionError("trials", numbers["trials"], f"must be at most {len(TRIALS)}")
-    if options["budget"] is not None and "epochs" in numbers:
-        raise SettingsError("`budget` and `epochs` cannot be combined: a budget determines the number of epochs")
-    merged, origins = _merge({}, _shared_keys(options))
-    settings = replace(make_settings(merged | {"method": "probe"}, origins), method="comparison")
-    settings = replace(settings, neighbors=False)  # the runs of a comparison are only scored
-    settings = replace(settings, probe=replace(settings.probe, frozen_views=settings.probe.views))
-    describe_encoder(settings.encoder.name)
-    names = _method_names("all" if options["methods"] is None else options["methods"])
-    length = {"epochs": 6} if options["budget"] is None else {"budget": parse_duration(options["budget"])}
-    return ComparisonSpec(settings, parse_methods(names), all_methods="all" in names, **(length | numbers))
-
-
-def _method_names(methods: Sequence[str] | str) -> list[str]:
-    if isinstance(methods, str):
-        return [part.strip() for part in methods.split(",") if part.strip()]
-    return list(methods)
-
-
 def _resume_comparison(
     folder: Path,
     options: Options,
@@ -479,71 +337,47 @@ def _resume_comparison(
     *,
     accept_data_change: bool,
 ) -> Comparison:
-    from probmcl import legacy
     from probmcl.data.audit import read_again
-    from probmcl.data.signatures import accepted_changes, read_signatures, write_signatures
-    from probmcl.experiments.protocol import StoredComparison, parse_methods
+    from probmcl.data.signatures import read_signatures
+    from probmcl.experiments.comparison_folder import read_comparison, update_comparison
     from probmcl.experiments.runner import ComparisonRunner
-    from probmcl.run.train import on_main_process
-    from probmcl.runtime.distributed import barrier
-    from probmcl.runtime.lock import locked
-    from probmcl.runtime.machine import find_device
-    from probmcl.settings import refuse_unnamed
 
-    path, methods = folder / run_folder.COMPARISON, options["methods"]
-    changes = _drop_none({"device": options["device"], "workers": options["workers"]})
     if not folder.is_dir():
         raise OptionError("resume", folder, "is not a folder")
-    refuse_special_files(folder)
-
-    def upgrade() -> None:
-        with locked(folder):
-            legacy.upgrade_comparison(folder, path)
-
-    on_main_process(upgrade)
-    if not path.is_file():
-        raise RunError(f"{folder} is not a comparison: {path.name} does not exist")
-    stored = convert_file(RunFolder(folder).read_results(path), StoredComparison, path)
-    settings = replace(stored.spec.settings, **changes)
-    _refuse_unnamed_files(settings, options)
-    settings = replace(settings, device=find_device(settings.device), cache=_cache_folder(options["cache"]))
-    compared = stored.spec.methods
-    if methods and tuple(parse_methods(_method_names(methods))) != compared:
-        names = ",".join(method.name for method in compared)
-        raise OptionError("methods", methods, f"must match the methods of {folder} ({names}); or leave it out")
-    for method in compared:
-        refuse_unnamed(method.method, "the same `methods` again, with {method}")
+    stored = read_comparison(folder)
+    settings = resumed_settings(stored.spec.settings, options)
+    _refuse_other_methods(stored.spec.methods, options["methods"], folder)
+    if unnamed := [path for path in stored.add if Path(path) not in add]:
+        raise ProbmclError(f"the comparison includes {unnamed[0]}, but {UNNAMED}; add {keyword('add', unnamed)}")
     source = DataSource.parse(stored.source)
     records = read_again(source, folder / run_folder.SPLIT, console, options["data"], options["images"])
-    added = list(dict.fromkeys(map(str, add)))
-    if unnamed := [path for path in stored.add if path not in added]:
-        raise ProbmclError(f"the comparison includes {unnamed[0]}, but {UNNAMED}; add {keyword('add', unnamed)}")
-    barrier()
-    spec, warnings = replace(stored.spec, settings=settings), list(stored.warnings)
-
-    def update() -> None:
-        with locked(folder):
-            changes = accepted_changes(folder, records.paths, console, accept=accept_data_change)
-            if changes is not None and changes.changed:
-                warnings.append(changes.warning())
-            write_json(path, run_folder.with_schema(replace(stored, add=tuple(added), warnings=tuple(warnings))))
-            if changes is not None:
-                write_signatures(folder, records.paths, changes.signatures)
-
-    on_main_process(update)
+    stored = replace(stored, add=tuple(map(str, add)))
+    stored = update_comparison(folder, stored, records.paths, console, accept_data_change=accept_data_change)
     runner = ComparisonRunner(
         records,
-        spec,
+        replace(stored.spec, settings=settings),
         folder,
         console,
         stored.name,
         source=source,
-        warnings=warnings,
+        warnings=stored.warnings,
         signatures=read_signatures(folder, records.paths),
         accept_data_change=accept_data_change,
         started=started,
     )
-    return _run_comparison(runner, [Path(path) for path in added], report)
+    return _run_comparison(runner, add, report)
+
+
+def _refuse_other_methods(compared: Sequence[MethodSpec], methods: Sequence[str] | str | None, folder: Path) -> None:
+    """Raise an error if the user names other methods than a comparison has, or omits one that is defined in a file."""
+    from probmcl.experiments.protocol import parse_methods
+    from probmcl.settings import refuse_unnamed
+
+    if methods and parse_methods(method_names(methods)) != tuple(compared):
+        names = ",".join(method.name for method in compared)
+        raise OptionError("methods", methods, f"must match the methods of {folder} ({names}); or leave it out")
+    for method in compared:
+        refuse_unnamed(method.method, "the same `methods` again, with {method}")
 
 
 def _run_comparison(runner: ComparisonRunner, add: Sequence[Path], report: bool) -> Comparison:
@@ -619,7 +453,7 @@ def _refuse_with_resume(options: Options, read: ReadOptions, checks: DataChecks,
     """Raise an error if options are given that cannot be combined with `resume`."""
     default = vars(DataChecks())
     changed = read.set_options() | {name: value for name, value in vars(checks).items() if value != default[name]}
-    refused = ", ".join(f"`{name}`" for name in [*_drop_none(options), *changed] if name not in allowed)
+    refused = ", ".join(f"`{name}`" for name in [*drop_none(options), *changed] if name not in allowed)
     if refused:
         raise ProbmclError(
             f"`resume` cannot be combined with {refused}: a resumed run keeps its data and settings; "
@@ -686,8 +520,3 @@ def _resume_hint(function: str, folder: Path, console: Console) -> Iterator[None
 def _data_name(data: Path | str) -> str:
     path = Path(data).resolve()
     return path.name if path.is_dir() else path.parent.name
-
-
-def _drop_none(options: Options) -> dict[str, Any]:
-    """Return the options that are neither None nor an empty table."""
-    return {name: value for name, value in options.items() if value is not None and value != {}}

@@ -8,9 +8,9 @@ from cyclopts import CycloptsError
 
 import probmcl
 from helpers.commands import main
-from probmcl import api
 from probmcl.cli import app
 from probmcl.errors import SettingsError
+from probmcl.run_settings import method_names
 
 
 def parsed(*words: str) -> dict[str, Any]:
@@ -88,11 +88,11 @@ def test_a_method_after_the_encoders_is_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("methods", ["bce,asl", "bce, asl", ["bce", "asl"], ("bce", "asl")])
 def test_compare_accepts_methods_as_a_string_or_a_list(methods: Any) -> None:
-    assert api._method_names(methods) == ["bce", "asl"]
+    assert method_names(methods) == ["bce", "asl"]
 
 
 def test_a_method_in_a_list_may_contain_a_comma() -> None:
-    assert api._method_names(["a,b.py:loss"]) == ["a,b.py:loss"]
+    assert method_names(["a,b.py:loss"]) == ["a,b.py:loss"]
 
 
 @pytest.mark.parametrize("methods", ["", []])

@@ -1,0 +1,57 @@
+"""The folder of a comparison: what it needs to be resumed, besides the runs that it contains."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from probmcl import legacy
+from probmcl.console import Console
+from probmcl.data.audit import PreparedData
+from probmcl.data.records import Paths
+from probmcl.data.signatures import accepted_changes, write_signatures
+from probmcl.errors import RunError
+from probmcl.experiments.protocol import StoredComparison
+from probmcl.files import convert_file, refuse_special_files
+from probmcl.run.state import write_split
+from probmcl.run.train import on_main_process
+from probmcl.run_folder import COMPARISON, RunFolder
+from probmcl.runtime.lock import locked
+
+
+def create_comparison(folder: Path, stored: StoredComparison, prepared: PreparedData) -> None:
+    """Create the folder of a new comparison."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_split(folder, prepared.records, prepared.fold_of)
+    write_signatures(folder, prepared.records.paths, prepared.signatures)
+    RunFolder(folder).write(COMPARISON, stored)
+
+
+def read_comparison(folder: Path) -> StoredComparison:
+    """Read how a comparison was started. A folder of version 0.1 is upgraded first."""
+    refuse_special_files(folder)
+    path = folder / COMPARISON
+
+    def upgrade() -> None:
+        with locked(folder):
+            legacy.upgrade_comparison(folder, path)
+
+    on_main_process(upgrade)
+    if not path.is_file():
+        raise RunError(f"{folder} is not a comparison: {path.name} does not exist")
+    return convert_file(RunFolder(folder).read_results(path), StoredComparison, path)
+
+
+def update_comparison(
+    folder: Path, stored: StoredComparison, paths: Paths, console: Console, *, accept_data_change: bool
+) -> StoredComparison:
+    """Store a comparison again before it is resumed, with a warning if images have changed and this is accepted."""
+
+    def update() -> None:
+        with locked(folder):
+            changes = accepted_changes(folder, paths, console, accept=accept_data_change)
+            warnings = (changes.warning(),) if changes is not None and changes.changed else ()
+            RunFolder(folder).write(COMPARISON, replace(stored, warnings=(*stored.warnings, *warnings)))
+            if changes is not None:
+                write_signatures(folder, paths, changes.signatures)
+
+    on_main_process(update)
+    return read_comparison(folder)
