@@ -44,7 +44,7 @@ def test_messages_are_respelled_on_the_command_line(message: str, spelled: str) 
 
 @pytest.mark.parametrize("folder", ["runs/photos", "my runs/it's"])
 def test_a_call_can_be_copied_in_python_and_in_the_shell(folder: str) -> None:
-    message = call("train", "resume", Path(folder))
+    message = call("train", {"resume": Path(folder)})
     expression = ast.parse(message.strip("`"), mode="eval").body
     assert isinstance(expression, ast.Call)
     assert ast.literal_eval(expression.keywords[0].value) == folder

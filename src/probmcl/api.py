@@ -25,6 +25,8 @@ from probmcl.run_settings import (
     comparison_spec,
     drop_none,
     method_names,
+    named_files,
+    named_methods,
     resumed_settings,
     run_settings,
     with_intensity,
@@ -167,7 +169,8 @@ def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console:
     settings = with_intensity(settings, prepared, checks)
     reused = _reused_images(prepared.records, settings.encoder.weights)
     _print_warnings(reused, console)
-    with _new_folder(options["out"], _data_name(data)) as folder, _resume_hint("train", folder, console):
+    new_folder = _new_folder(options["out"], _data_name(data))
+    with new_folder as folder, _resume_hint("train", folder, console, named_files(settings)):
         return train_run(
             prepared.records,
             settings,
@@ -197,7 +200,7 @@ def _resume_run(folder: Path, options: Options, accept_data_change: bool, consol
     source = recorded_source(run)
     if source is None:
         raise RunError(f"{folder} was trained on in-memory records; use probmcl.run.train.train_run to resume it")
-    with _resume_hint("train", folder, console):
+    with _resume_hint("train", folder, console, named_files(settings)):
         records = read_again(source, folder / run_folder.SPLIT, console, options["data"], options["images"])
         return train_run(records, settings, folder, console, accept_data_change=accept_data_change)
 
@@ -388,7 +391,8 @@ def _run_comparison(runner: ComparisonRunner, add: Sequence[Path], report: bool)
 
     _print_warnings(runner.warnings, runner.console)
     lock = locked(runner.folder) if is_main_process() else nullcontext()
-    with _resume_hint("compare", runner.folder, runner.console), lock:
+    named = named_files(runner.spec.settings) | named_methods(runner.spec.methods) | ({"add": add} if add else {})
+    with _resume_hint("compare", runner.folder, runner.console, named), lock:
         comparison = runner.run(add)
         if is_main_process():
             write_comparison(comparison, runner.folder, runner.warnings)
@@ -507,13 +511,13 @@ def _new_folder(out: Path | str | None, name: str) -> Iterator[Path]:
 
 
 @contextmanager
-def _resume_hint(function: str, folder: Path, console: Console) -> Iterator[None]:
-    """If a run is interrupted, or one of its workers is killed, print the call that resumes it."""
+def _resume_hint(function: str, folder: Path, console: Console, named: Options) -> Iterator[None]:
+    """If a run is interrupted, or one of its workers is killed, print the call that resumes it with its named files."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit, WorkerError):
         if run_folder.is_run(folder):
-            console.print(f"to resume: {call(function, 'resume', folder)}")
+            console.print(f"to resume: {call(function, {'resume': folder, **named})}")
         raise
 
 

@@ -161,13 +161,13 @@ def keyword(name: str, value: object) -> str:
     return f"`{name}={_spelled(value)}`"
 
 
-def call(function: str, name: str, value: object) -> str:
-    """Return a call of a public function with one option, for a message.
+def call(function: str, options: Mapping[str, object]) -> str:
+    """Return a call of a public function, for a message.
 
-    >>> call("train", "resume", Path("runs/photos"))
+    >>> call("train", {"resume": Path("runs/photos")})
     '`probmcl.train(resume="runs/photos")`'
     """
-    return f"`probmcl.{function}({name}={_spelled(value)})`"
+    return f"`probmcl.{function}({', '.join(f'{name}={_spelled(value)}' for name, value in options.items())})`"
 
 
 def calibrate_call(run: Path) -> str:
@@ -184,6 +184,8 @@ def _spelled(value: object) -> str:
         return json.dumps(str(value), ensure_ascii=False)
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_spelled, value))}]"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_spelled(key)}: {_spelled(item)}' for key, item in value.items())}}}"
     short = f"{value:g}" if isinstance(value, float) else ""
     return short if short and float(short) == value else repr(value)
 

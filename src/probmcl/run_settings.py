@@ -18,7 +18,7 @@ from probmcl.run_folder import RunFolder
 if TYPE_CHECKING:
     from probmcl.data.audit import PreparedData
     from probmcl.experiments.protocol import ComparisonSpec
-    from probmcl.settings import Settings, ValueOrigin
+    from probmcl.settings import MethodSpec, Settings, ValueOrigin
 
 NAMED_WEIGHTS = ("pretrained", "none")
 
@@ -99,6 +99,28 @@ def _refuse_unnamed_files(settings: Settings, options: Options) -> None:
                 raise ProbmclError(f"the run uses {name} from {file}, but {UNNAMED}; add {example}")
 
 
+def named_files(settings: Settings) -> dict[str, Any]:
+    """Return the options of a run that name files other than data, which have to be named again to resume it."""
+    from probmcl.methods import find_method
+
+    weights = settings.encoder.weights
+    losses = [job.method for job in settings.jobs if _is_file(job.method)]
+    files = {name: getattr(job.settings, name) for job in settings.jobs for name in find_method(job.method).files}
+    named = {"weights": None if weights in NAMED_WEIGHTS else weights, "loss": losses[0] if losses else None}
+    return drop_none(named | {"settings": drop_none(files)})
+
+
+def named_methods(methods: Sequence[MethodSpec]) -> dict[str, Any]:
+    """Return the option of a comparison with all its methods if one of them is in a file."""
+    if not any(_is_file(spec.method) for spec in methods):
+        return {}
+    return {"methods": [spec.method if _is_file(spec.method) else spec.name for spec in methods]}
+
+
+def _is_file(method: str) -> bool:
+    return method.partition(":")[0].endswith(".py")
+
+
 def _shared_keys(options: Options) -> dict[str, Any]:
     """Return the settings that `train` and `compare` have in common."""
     keys = {name: options[name] for name in ("tune", "augment", "device", "workers")}
@@ -144,7 +166,7 @@ def _method_or_loss(method: str | None, loss: str | None) -> str | None:
         return method
     if method is not None:
         raise OptionError("method", method, f"cannot be combined with {keyword('loss', loss)}")
-    if not loss.partition(":")[0].endswith(".py"):
+    if not _is_file(loss):
         raise OptionError("loss", loss, 'must be FILE.py:FUNCTION, as in `loss="my_losses.py:my_loss"`')
     return loss
 
@@ -160,7 +182,7 @@ def _weights(weights: Path | str | None) -> str | None:
 
 
 def method_names(methods: Sequence[str] | str) -> list[str]:
-    """Return the names in a list or in a text, where they are separated by commas."""
+    """Return the names in a list or in a comma-separated text."""
     if isinstance(methods, str):
         return [part.strip() for part in methods.split(",") if part.strip()]
     return list(methods)

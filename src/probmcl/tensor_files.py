@@ -70,7 +70,7 @@ def load_tensors(path: Path, *, root: Path | None = None) -> tuple[dict[str, Ten
         except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
             raise RunError(f"{path}: is damaged or is not a safetensors file ({error})") from error
         except MemoryError as error:
-            raise RunError(f"{path}: does not fit in the memory") from error
+            raise RunError(f"{path}: does not fit into memory") from error
     if header.checksum is not None and header.checksum != _checksum(tensors, header.facts):
         raise RunError(f"{path}: is damaged: its content does not match its checksum")
     return tensors, parse_json(header.facts.encode(), path)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import sys
 import time
@@ -54,13 +55,23 @@ call(libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=1m"))
 
 CANNOT_MOUNT = 77
 
+LOSS = """
+def mine(logits, labels, known):
+    return ((logits.sigmoid() - labels) ** 2 * known).mean()
+"""
 
-def options(**changed: int) -> list[str]:
+
+def options(**changed: int | Path) -> list[str]:
     """Return the options of a small training with some of them changed."""
     words = list(SMALL)
     for name, value in changed.items():
         words[words.index(f"--{name.replace('_', '-')}") + 1] = str(value)
     return words
+
+
+def without_method(words: list[str]) -> list[str]:
+    start = words.index("--method")
+    return [*words[:start], *words[start + 2 :]]
 
 
 def limit(size: int) -> str:
@@ -187,6 +198,25 @@ def test_a_signal_in_training_leaves_a_run_that_can_be_resumed(
     assert status(run) == "interrupted"
     assert command("train", "--resume", run, *NO_REPORT).code == 0
     assert (run / "model.safetensors").read_bytes() == (finished_run / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["train", pytest.param("compare", marks=pytest.mark.exhaustive)])
+def test_the_printed_command_resumes_a_run_with_files(
+    command: Commands, photos: Path, finished_run: Path, tmp_path: Path, name: str
+) -> None:
+    """Files other than data have to be named again."""
+    loss = f"{tmp_path / 'my losses.py'}:mine"
+    (tmp_path / "my losses.py").write_text(LOSS)
+    own = ["--loss", loss] if name == "train" else ["--methods", "asl", loss, "--seeds", "1"]
+    words = [*without_method(options(workers=2, weights=finished_run)), *own, "--out", "run"]
+    prepare = slow(tmp_path, tmp_path / "run" / ("." if name == "train" else "seed-0") / "views.png")
+    process = command.start(name, photos, *words, prepare=prepare, cwd=tmp_path)
+    process.wait_until(tmp_path / "sleeping*")
+    process.signal(signal.SIGINT, group=True)
+    (line,) = [line for line in process.wait(HANGS_HERE).stdout.splitlines() if line.startswith("to resume: ")]
+    program, *resume = shlex.split(line.removeprefix("to resume: "))
+    ended = command(*resume, *NO_REPORT, cwd=tmp_path)
+    assert (program, ended.code) == ("probmcl", 0), ended.text
 
 
 def test_interrupted_predictions_leave_the_finished_part_in_another_file(

@@ -63,6 +63,8 @@ def spell_options(text: str) -> str:
     "choose one with --group 'Patient ID' or --group COLUMN"
     >>> spell_options('to resume: `probmcl.train(resume="runs/photos")`')
     'to resume: probmcl train --resume runs/photos'
+    >>> spell_options('`probmcl.compare(resume="runs/x", methods=["asl", "mine.py:loss"])`')
+    'probmcl compare --resume runs/x --methods asl mine.py:loss'
     >>> spell_options('first run `probmcl.load("runs/photos").calibrate()`')
     'first run probmcl calibrate runs/photos'
     """
@@ -81,10 +83,19 @@ def _spell_call(text: str) -> str:
             case _:
                 return text
         words = [str(ast.literal_eval(argument)) for argument in arguments]
-        options = {str(option.arg): str(ast.literal_eval(option.value)) for option in keywords}
+        for option in keywords:
+            words += _value_words(str(option.arg), ast.literal_eval(option.value))
     except NOT_PYTHON:
         return text
-    return shlex.join(["probmcl", command, *words, *option_words(options)])
+    return shlex.join(["probmcl", command, *words])
+
+
+def _value_words(name: str, value: object) -> list[str]:
+    if isinstance(value, dict):
+        value = [f"{key}={item}" for key, item in value.items()]
+    if isinstance(value, list):
+        return [_spelled(name), *map(str, value)]
+    return option_words({name: str(value)})
 
 
 def _spell_option(name: str, text: str | None) -> str:

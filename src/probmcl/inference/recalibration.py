@@ -39,7 +39,7 @@ class HeldOut(NamedTuple):
 def refuse_unfinished(folder: Path) -> None:
     """Raise an error for a run in progress: its model may still change, and training calibrates it at the end."""
     if RunFolder(folder).read(METADATA).get("status") in ("running", "interrupted", "failed"):
-        raise RunError(f"{folder} is not finished; resume it first: {call('train', 'resume', folder)}")
+        raise RunError(f"{folder} is not finished; resume it first: {call('train', {'resume': folder})}")
 
 
 def calibrate_run(model: Model, held_out: HeldOut, kind: Kind, rule: ThresholdRule, console: Console) -> Calibration:

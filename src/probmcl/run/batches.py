@@ -210,7 +210,7 @@ class ActivationCache:
         blocks, manifest = self._blocks(split, part, batches), self._read_manifest(split)
         batch_size = max((len(block.rows) for block in blocks), default=0)
         finished = manifest.get(part)
-        # Checksums belong to batches of the same size, which depends on the device.
+        # Each checksum covers one batch, and the batch size depends on the device.
         if finished is None or (finished.batch_size, len(finished.checksums)) != (batch_size, len(blocks)):
             finished = _Finished(batch_size, [None] * len(blocks))
         manifest[part] = finished
