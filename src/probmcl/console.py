@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import signal
-import sys
 import textwrap
 import threading
 import time
@@ -204,8 +203,7 @@ class Console:
             ended.set()
 
     def _print_status(self, ended: threading.Event) -> None:
-        if sys.platform != "win32":
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a signal must wake the main thread
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a signal must wake the main thread
         silent = 0.0
         while not ended.wait(SILENT_SECONDS - silent):
             silent = self.clock() - self.printed

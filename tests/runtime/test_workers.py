@@ -4,6 +4,7 @@ import resource
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import closing
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.commands import HANGS
 from probmcl.errors import WorkerError
 from probmcl.runtime.workers import map_in_order, start_method
 
@@ -111,6 +113,42 @@ def die(number: int) -> int:
 def test_a_killed_worker_is_reported_with_its_files() -> None:
     with pytest.raises(WorkerError, match=r"(?s)SIGKILL, probably because memory ran out.*`workers=0`.*:\n  5.jpg$"):
         list(map_in_order(die, range(9), 2, files=lambda number: [f"{number}.jpg"]))
+
+
+def test_a_signal_while_a_worker_starts_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    process = multiprocessing.get_context("fork").Process
+    start = process.start
+
+    def interrupted(self: multiprocessing.Process) -> None:
+        start(self)
+        signal.raise_signal(signal.SIGINT)  # is held back until the worker is known
+
+    monkeypatch.setattr(process, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        next(map_in_order(abs, [1], 1))
+    assert multiprocessing.active_children() == []
+
+
+def test_a_killed_worker_does_not_block_a_thread_while_another_starts_workers() -> None:
+    for _ in range(5):
+        ready, deaths = threading.Barrier(2), list[str]()
+
+        def work(part: int, ready: threading.Barrier = ready, deaths: list[str] = deaths) -> None:
+            ready.wait()
+            with pytest.raises(WorkerError) as death:
+                list(map_in_order(kill_own_process, [part], 2))
+            deaths.append(str(death.value))
+
+        threads = [threading.Thread(target=work, args=(part,), daemon=True) for part in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(HANGS)
+        assert len(deaths) == 2
+
+
+def kill_own_process(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_no_worker_is_left_if_the_caller_stops_early() -> None:

@@ -251,7 +251,7 @@ def main() -> None:
 def _exit_on_signals() -> None:
     """Exit on SIGTERM and SIGHUP like on Ctrl-C, so that a run records its status. `nohup` ignores SIGHUP."""
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    if sys.platform == "win32" or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         return
     terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
 

@@ -30,7 +30,7 @@ Result = TypeVar("Result")
 
 MapParts = Callable[[Iterable[Part]], Iterator[Result]]
 
-HANDLED_BY_PARENT = {signal.SIGINT, signal.SIGTERM} | ({signal.SIGHUP} if sys.platform != "win32" else set())
+HANDLED_BY_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
 """Signals that a terminal or a job scheduler sends to all processes of a group."""
 
 POLL_SECONDS = 1.0  # how often a worker checks that its parent still exists
@@ -39,6 +39,9 @@ SMALL_MESSAGE = 2**14
 """Bytes that are sent through the socket, whose buffer is larger, so that sending does not wait for the receiver."""
 
 ALIGNMENT = 64
+
+_STARTING = threading.Lock()
+"""Held while a worker starts: a fork in another thread would copy its end of the socket, which then never closes."""
 
 
 def start_method() -> str:
@@ -113,24 +116,25 @@ class _Pool(Generic[Part, Result]):
         # A worker has a second part to continue with while the parent is busy. If results go through the socket,
         # both sides could then wait for the other to receive, so the parent sends only to an idle worker.
         self.depth = 2 if self.shares_files else 1
-        # Workers ignore the SIGTERM by which Python ends daemons at its exit, and waits for them.
+        # At exit, Python sends SIGTERM to daemon processes and joins them. Workers ignore it, so they are killed first.
         self.kill = util.Finalize(None, _kill, args=(self.workers,), exitpriority=0)
 
     def start(self, workers: int, method: str) -> None:
         context = multiprocessing.get_context(method)
+        parent = None if method == "forkserver" else os.getpid()
         for _ in range(workers):
-            ours, theirs = context.Pipe()
-            arguments = (self.work, theirs, self.shares_files)
-            process = context.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
-            try:
-                with _signals_held():
+            with _STARTING, _signals_held():
+                ours, theirs = context.Pipe()
+                arguments = (self.work, theirs, self.shares_files, parent)
+                process = context.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
+                try:
                     process.start()
-            except OSError as error:
-                ours.close()
-                raise WorkerError(f"cannot start a worker process ({error}); use fewer `workers`") from error
-            finally:
-                theirs.close()  # so that receiving fails when the worker has died
-            self.workers.append(_Worker(process, ours))
+                except OSError as error:
+                    ours.close()
+                    raise WorkerError(f"cannot start a worker process ({error}); use fewer `workers`") from error
+                finally:
+                    theirs.close()  # so that receiving fails when the worker has died
+                self.workers.append(_Worker(process, ours))
 
     def map_in_order(self, parts: Iterable[Part]) -> Iterator[Result]:
         remaining, assigned = iter(parts), 0
@@ -204,9 +208,6 @@ def _kill(workers: Sequence[_Worker[Any]]) -> None:
 @contextmanager
 def _signals_held() -> Iterator[None]:
     """Hold back signals during a fork: a worker could not ignore them yet, and Python would drop their exceptions."""
-    if sys.platform == "win32":
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_BY_PARENT)
     try:
         yield
@@ -217,14 +218,19 @@ def _signals_held() -> Iterator[None]:
 # In the worker process.
 
 
-def _serve(work: Callable[[Part], Result], socket: "connection.Connection[Any, Any]", shares_files: bool) -> None:
-    """Process parts until the parent closes the socket."""
+def _serve(
+    work: Callable[[Part], Result],
+    socket: "connection.Connection[Any, Any]",
+    shares_files: bool,
+    parent: int | None,
+) -> None:
+    """Process parts until the parent kills this process or ends. `parent` is its process id, if it forks directly."""
     _leave_signals_to_parent()
     if "torch" in sys.modules:
         import torch
 
         torch.set_num_threads(1)  # the cores are used by the other workers
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent or os.getppid(),), daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             _send(socket, _outcome(work, _receive(socket)), shares_files)
@@ -240,8 +246,7 @@ def _end_with(parent: int) -> None:
 def _leave_signals_to_parent() -> None:
     for number in HANDLED_BY_PARENT:
         signal.signal(number, signal.SIG_IGN)
-    if sys.platform != "win32":
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_BY_PARENT)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_BY_PARENT)
 
 
 def _outcome(work: Callable[[Part], Result], part: Part) -> tuple[Result | None, Exception | None]:
