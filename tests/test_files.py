@@ -1,5 +1,6 @@
 import errno
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,9 +77,22 @@ def test_deepest_allowed_json_is_read(tmp_path: Path) -> None:
     assert isinstance(files.read_json(tmp_path / "a.json"), list)
 
 
+def test_a_folder_is_not_read_as_a_file(tmp_path: Path) -> None:
+    before = len([*Path("/dev/fd").iterdir()])
+    for read in (files.read_json, files.read_text):
+        with pytest.raises(RunError, match="is not a regular file"):
+            read(tmp_path)
+    assert len([*Path("/dev/fd").iterdir()]) == before  # no descriptor is left open
+
+
+def test_a_missing_file_is_named_with_its_folder(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / "a.json"))):
+        files.read_json(tmp_path / "a.json", root=tmp_path)
+
+
 def test_large_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MAX_TEXT", 10)
-    monkeypatch.setattr(files, "MAX_TABLE", 10)
+    for limit in ("MAX_JSON", "MAX_TEXT", "MAX_TABLE"):
+        monkeypatch.setattr(files, limit, 10)
     (tmp_path / "x").write_text('{"a": 12345}')
     for read in (files.read_json, files.read_text, lambda path: list(files.read_table(path))):
         with pytest.raises(RunError, match="x has 12 bytes; the limit is 10"):

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from probmcl import run_folder
+from probmcl import manifest, run_folder
 from probmcl.errors import RunError
 from probmcl.legacy import RUN_DEFAULTS
 from probmcl.run_folder import CONFIG, METADATA, SCHEMA, RunFolder
@@ -31,6 +31,32 @@ def test_interrupt_is_recorded_only_if_the_run_has_started(tmp_path: Path) -> No
     folder.write(METADATA, {**RUN_DEFAULTS, "seed": 3})
     folder.note_interrupt()
     assert folder.read(METADATA) == {**RUN_DEFAULTS, "status": "interrupted", "seed": 3}
+
+
+def test_files_of_the_user_are_not_part_of_the_run(tmp_path: Path) -> None:
+    folder = run(tmp_path)
+    (tmp_path / "train.log").write_text("seed 1")
+    (tmp_path / "predictions").mkdir()
+    (tmp_path / "predictions" / ".test.npz.part").write_bytes(b"of a killed process")
+    folder.seal()
+    (tmp_path / "train.log").write_text("seed 1, seed 2")
+    assert RunFolder.existing(tmp_path) == folder
+    assert set(manifest.read_manifest(tmp_path).files) == {CONFIG, METADATA}
+
+
+def test_an_update_during_the_check_of_files_is_not_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, entry = run(tmp_path), manifest._entry
+    folder.seal()
+    updates = iter([{"report.json": b"{}"}, {"report.json": b"{} "}])
+    folder.update(next(updates))
+
+    def slowly(path: Path, name: str) -> manifest.Entry:
+        for content in updates:
+            folder.update(content)
+        return entry(path, name)
+
+    monkeypatch.setattr(manifest, "_entry", slowly)
+    assert RunFolder.existing(tmp_path) == folder
 
 
 def run(folder: Path, schema: object = SCHEMA) -> RunFolder:

@@ -116,7 +116,8 @@ class RunWarning:
 
     `kind` names the problem: the features collapsed, a method diverged and was left out, some of its batches were
     skipped, a leak between splits was allowed, the run that provides the weights was trained on images that are held
-    out here, images changed while the run was interrupted, or the kept model is not clearly better than chance.
+    out here, images changed while the run was interrupted, the kept model is not clearly better than chance, or there
+    were too few images to calibrate it well.
     """
 
     kind: WarningKind
@@ -148,8 +149,8 @@ def check_range(
         if x in infinite or not all(holds(x, limit) for _, holds, limit in limits)
     ]
     if invalid:
-        allowed = " and ".join(f"{word} {limit}" for word, _, limit in limits)
-        raise ValueError(f"{', '.join(invalid)} must be {'a finite number ' if infinite else ''}{allowed}")
+        allowed = ["a finite number"] * bool(infinite) + [" and ".join(f"{word} {limit}" for word, _, limit in limits)]
+        raise ValueError(f"{', '.join(invalid)} must be {' '.join(filter(None, allowed))}")
 
 
 def keyword(name: str, value: object) -> str:
@@ -190,7 +191,7 @@ def _spelled(value: object) -> str:
     return short if short and float(short) == value else repr(value)
 
 
-CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control characters except tabs and line feeds, characters that change the writing direction, and lone surrogates."""
 
 

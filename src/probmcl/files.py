@@ -28,8 +28,9 @@ T = TypeVar("T")
 MAX_DEPTH = 64
 """Largest nesting depth of JSON that is read."""
 
-MAX_TEXT, MAX_TABLE = 500_000_000, 4_000_000_000
-"""Largest size of a JSON file and of a CSV file that are read, in bytes; a table is read row by row."""
+MAX_JSON, MAX_TEXT, MAX_TABLE = 100_000_000, 500_000_000, 4_000_000_000
+"""Largest size of a JSON file, a log and a CSV file that are read, in bytes; parsed JSON takes up to 30 times its size,
+and a table is read row by row."""
 
 MAX_ROW = 1_000_000
 """Largest length of a row of a CSV file, in characters; a file may be a single long line."""
@@ -131,6 +132,7 @@ def _open_unlinked(path: Path, flags: int, folder: int) -> int:
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink():
             raise RunError(link_problem(path)) from error
+        error.filename = str(path)  # instead of the name in its folder
         raise
 
 
@@ -161,7 +163,7 @@ def open_for_update(path: Path, *, root: Path) -> Iterator[IO[bytes]]:
     """Open a file for reading and writing, without following symlinks below `root`; it is created if it is missing."""
     with _open_folder(root, path.parent, create=True) as folder:
         descriptor = _open_unlinked(path, os.O_RDWR | os.O_CREAT, folder)
-    with os.fdopen(descriptor, "r+b") as file:
+    with os.fdopen(_regular(descriptor, path), "r+b") as file:
         yield file
 
 
@@ -174,13 +176,19 @@ def open_file(path: Path, *, root: Path | None = None, limit: int | None = None)
     with _open_folder(path.parent if root is None else root, path.parent) as folder:
         # Without O_NONBLOCK, opening a named pipe would wait for a writer.
         descriptor = _open_unlinked(path, os.O_RDONLY | os.O_NONBLOCK, folder)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise RunError(f"{path} is not a regular file")
-        if limit is not None and status.st_size > limit:
-            raise RunError(f"{path} has {status.st_size:,} bytes; the limit is {limit:,}")
+    with os.fdopen(_regular(descriptor, path), "rb") as file:
+        size = os.fstat(descriptor).st_size
+        if limit is not None and size > limit:
+            raise RunError(f"{path} has {size:,} bytes; the limit is {limit:,}")
         yield file
+
+
+def _regular(descriptor: int, path: Path) -> int:
+    """Return the descriptor of a regular file; for anything else, close it and raise `RunError`."""
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise RunError(f"{path} is not a regular file")
+    return descriptor
 
 
 def write_text(path: Path, text: str, *, root: Path | None = None) -> None:
@@ -205,7 +213,7 @@ def json_line(content: object) -> str:
 
 def read_json(path: Path, *, root: Path | None = None) -> Any:
     """Read a JSON file. Invalid or too deeply nested content raises `RunError` with the file and the position."""
-    with open_file(path, root=root, limit=MAX_TEXT) as file:
+    with open_file(path, root=root, limit=MAX_JSON) as file:
         return parse_json(file.read(), path)
 
 
@@ -268,7 +276,7 @@ def read_table(path: Path, *, root: Path | None = None) -> Iterator[list[str]]:
 
 
 class _Lines(Iterator[str]):
-    """The lines of a CSV file. `length` is the length of the present row, which may have several lines."""
+    """The lines of a CSV file. `length` is the length of the current row, which may have several lines."""
 
     def __init__(self, text: io.TextIOWrapper) -> None:
         self.text, self.length = text, 0

@@ -7,8 +7,7 @@ that is killed in between leaves a valid folder.
 from __future__ import annotations
 
 import hashlib
-import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from probmcl.files import open_file, read_json, write_json
 
 MANIFEST = "manifest.json"
 SCHEMA = 1
-NOT_COVERED = ("checkpoints", MANIFEST)
-"""Checkpoints have checksums of their own, since they change while the run is in progress."""
 
 
 class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,14 +56,13 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def write_manifest(folder: Path, *, only: Iterable[str] = (), leave_out: Iterable[str] = ()) -> None:
-    """Write the manifest of all files in a folder or only of some, except those named in `leave_out`."""
-    names = set(_names(folder)).intersection(only) if only else set(_names(folder))
-    _write(folder, Manifest(SCHEMA, {name: _entry(folder, name) for name in sorted(names.difference(leave_out))}))
+def write_manifest(folder: Path, names: Iterable[str]) -> None:
+    """Write the manifest of the files with these names, and of all files in the folders with these names."""
+    _write(folder, Manifest(SCHEMA, {name: _entry(folder, name) for name in sorted(_existing(folder, names))}))
 
 
 def announce(folder: Path, contents: Mapping[str, bytes]) -> None:
-    """Accept new contents of files, in addition to the present ones, before they are written."""
+    """Accept new contents of files, in addition to the current ones, before they are written."""
     before = read_manifest(folder)
     # A process that was killed between `announce` and `confirm` leaves files with either content.
     settled = {name: _entry(folder, name) for name in before.replacing if (folder / name).is_file()}
@@ -86,9 +82,20 @@ def verify(folder: Path, *, required: Iterable[str] = (), optional: tuple[str, .
     Args:
         folder: the folder with the manifest.
         required: files that must be listed if they exist.
-        optional: starts of the names of files that may be missing.
+        optional: name prefixes of files that may be missing.
     """
     manifest = read_manifest(folder)
+    while True:
+        try:
+            return _verify(folder, manifest, required, optional)
+        except RunError:
+            current = read_manifest(folder)
+            if current == manifest:
+                raise
+            manifest = current  # another process has updated the folder in the meantime
+
+
+def _verify(folder: Path, manifest: Manifest, required: Iterable[str], optional: tuple[str, ...]) -> None:
     for name in required:
         if name not in manifest.files and (folder / name).exists():
             raise RunError(f"{folder / name} is not listed in {MANIFEST}, so damage cannot be detected; {REMEDY}")
@@ -110,14 +117,12 @@ def verify(folder: Path, *, required: Iterable[str] = (), optional: tuple[str, .
 REMEDY = "restore the file, copy the folder again, or train again"
 
 
-def _names(folder: Path) -> Iterable[str]:
-    for parent, folders, names in os.walk(folder):
-        prefix = Path(parent).relative_to(folder)
-        folders[:] = [name for name in folders if (prefix / name).as_posix() not in NOT_COVERED]
-        for name in names:
-            relative = (prefix / name).as_posix()
-            if not name.startswith(".") and relative not in NOT_COVERED:
-                yield relative
+def _existing(folder: Path, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        path = folder / name
+        for file in path.rglob("*") if path.is_dir() else (path,):
+            if file.is_file() and not file.name.startswith("."):  # a file of a killed process
+                yield file.relative_to(folder).as_posix()
 
 
 def _entry(folder: Path, name: str) -> Entry:

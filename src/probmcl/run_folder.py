@@ -47,7 +47,8 @@ MAX_IMAGE_SIZE = 4096
 
 CONFIG, LABELS, PREPROCESSING, METADATA = "config.json", "labels.json", "preprocessing.json", "run.json"
 SPLIT, FOLDS, IMAGES = "split.csv", "folds.csv", "images.csv"
-MODEL, VIEWS, METRICS = "model.safetensors", "views.png", "metrics.jsonl"
+MODEL, VIEWS = "model.safetensors", "views.png"
+METRICS, METRICS_TABLE = "metrics.jsonl", "metrics.csv"
 EVALUATION, RETRIEVAL = "evaluation.json", "retrieval.json"
 PREDICTIONS, CHECKPOINTS, CALIBRATION = "predictions", "checkpoints", "calibration.json"
 NEIGHBORS, REPORT, REPORT_DATA = "neighbors.safetensors", "report.html", "report.json"
@@ -59,13 +60,20 @@ COMPARISON = "spec.json"
 """The file that identifies a folder as a comparison."""
 
 OPTIONAL = (CONTRASTIVE, CANDIDATES, VIEWS, Path(METRICS).stem, Path(REPORT).stem)
-"""Start of the names of files that no command needs; they may be deleted, but not changed."""
+"""Name prefixes of files that no command needs for a single run; they may be deleted, but not changed."""
 
 INPUTS = (CONFIG, LABELS, SPLIT, FOLDS, IMAGES)
-"""Files that are written before training and do not change."""
+"""Files that are written before training. They change only if changed images are accepted."""
 
 DECISIVE = (*INPUTS, PREPROCESSING, MODEL, CALIBRATION, EVALUATION)
 """Files that decide what a finished run predicts and reports; its manifest must list them."""
+
+OWN = (
+    *DECISIVE,
+    *(METADATA, RETRIEVAL, NEIGHBORS, VIEWS, METRICS, METRICS_TABLE, REPORT, REPORT_DATA),
+    *(PREDICTIONS, FROZEN, CANDIDATES, CONTRASTIVE),
+)
+"""Files and folders that a run writes; its manifest lists no others. Checkpoints have checksums of their own."""
 
 CACHE_FILE = re.compile(r"\.?(train|val|test)(\.\d+-of-\d+)?\.(npy|json)(\.part)?")
 """Names of the files in an activation cache: the outputs for a split, and the progress of a process."""
@@ -90,8 +98,9 @@ class RunFolder:
         refuse_special_files(folder.path)
         folder.read(CONFIG, missing_hint=METADATA)
         if folder.has(MANIFEST):
-            finished = folder.read(METADATA).get("status") == "finished"
-            manifest.verify(folder.path, required=DECISIVE if finished else (), optional=OPTIONAL)
+            # The manifest of an unfinished run, and of one that was killed while it was upgraded, lists the inputs.
+            complete = METADATA in manifest.read_manifest(folder.path).files
+            manifest.verify(folder.path, required=DECISIVE if complete else (), optional=OPTIONAL)
         elif folder.schema < SCHEMA:
             problem = f"{path} has no {MANIFEST}, because an older version wrote it"
             warnings.warn(f"{problem}; files that were damaged since then cannot be detected", stacklevel=3)
@@ -168,7 +177,7 @@ class RunFolder:
         write_json(self.path / name, with_schema(content), root=self.path)
 
     def update(self, contents: Mapping[str, bytes]) -> None:
-        """Replace or add files of a finished run, together with their entries in the manifest."""
+        """Replace or add files of a run, together with their entries in the manifest."""
         listed = self.has(MANIFEST)
         if listed:
             manifest.announce(self.path, contents)
@@ -179,11 +188,15 @@ class RunFolder:
 
     def seal_inputs(self) -> None:
         """Write the manifest of the files that do not change during training."""
-        manifest.write_manifest(self.path, only=INPUTS)
+        manifest.write_manifest(self.path, INPUTS)
 
-    def seal(self, *, leave_out: Iterable[str] = ()) -> None:
-        """Write the manifest of all files that the run has now."""
-        manifest.write_manifest(self.path, leave_out=leave_out)
+    def seal_results(self) -> None:
+        """Write the manifest of all files except run.json, which is written last."""
+        manifest.write_manifest(self.path, [name for name in OWN if name != METADATA])
+
+    def seal(self) -> None:
+        """Write the manifest of all files that the run has now. Files that the user has added are not listed."""
+        manifest.write_manifest(self.path, OWN)
 
     def complete_manifest(self) -> None:
         """Write the manifest of a finished run if it is missing or if a killed process left it incomplete."""
@@ -192,8 +205,9 @@ class RunFolder:
 
     def delete_inputs(self) -> None:
         """Delete the files of a run that was interrupted while it was being created."""
-        for name in (*INPUTS, MANIFEST):
-            (self.path / name).unlink(missing_ok=True)
+        for name in (*INPUTS, MANIFEST, METADATA):
+            for file in (name, f".{name}.part"):
+                (self.path / file).unlink(missing_ok=True)
 
     def note_interrupt(self) -> None:
         """Record that the run was interrupted, if it had started."""
@@ -204,7 +218,7 @@ class RunFolder:
         """Upgrade the files of a run to the current schema version so that it can be resumed."""
         if self.schema < SCHEMA:
             # config.json, which is written last, requires a manifest.
-            manifest.write_manifest(self.path, only=INPUTS, leave_out=[CONFIG])
+            manifest.write_manifest(self.path, [name for name in INPUTS if name != CONFIG])
             legacy.upgrade_folder(self.path, SCHEMA)
 
     def results(self, candidate: str) -> Path:

@@ -16,6 +16,7 @@ import probmcl
 from probmcl.errors import ProbmclError
 from probmcl.inference.splits import read_run_splits
 from probmcl.manifest import write_manifest
+from probmcl.run_folder import OWN
 
 pytestmark = pytest.mark.fuzz
 
@@ -88,7 +89,7 @@ def test_damaged_run_gives_a_model_or_an_error(
             if (run / name).exists():
                 apply(run / name, kind, detail)
         if not listed:  # a stranger would write the manifest again
-            write_manifest(run)
+            write_manifest(run, OWN)
         signal.alarm(SECONDS)
         with contextlib.suppress(ProbmclError, OSError):
             model = probmcl.load(run, device="cpu")

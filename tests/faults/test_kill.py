@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from faults.conftest import NO_REPORT, SMALL
-from helpers.faults import Commands
+from helpers.faults import Commands, kill_after
 from helpers.old_runs import restore
 
 pytestmark = pytest.mark.slow
@@ -49,10 +49,7 @@ def test_killed_run_resumes_bit_identical(
     command: Commands, photos: Path, finished_run: Path, tmp_path: Path, moment: str
 ) -> None:
     run = tmp_path / "run"
-    process = command.start("train", photos, *SMALL, "--out", run)
-    process.wait_until(run / "checkpoints" / moment)
-    process.signal(signal.SIGKILL)
-    process.wait()
+    assert command("train", photos, *SMALL, "--out", run, prepare=kill_after(moment)).code == -signal.SIGKILL
     if (run / "model.safetensors").exists():
         predicted = command("predict", run, photos / "0.jpg")  # with the frozen probe or a better candidate
         assert predicted.code == 0, predicted.text
@@ -104,6 +101,20 @@ def test_old_run_can_be_killed_and_resumed_again(
     assert (run / "evaluation.json").read_bytes() == (resumed_old_run / "evaluation.json").read_bytes()
 
 
+@pytest.mark.parametrize(
+    "number", [4, *(pytest.param(number, marks=pytest.mark.exhaustive) for number in (1, 2, 3, 5, 6, 7, 8))]
+)
+def test_finished_old_run_survives_a_kill_while_it_is_upgraded(command: Commands, tmp_path: Path, number: int) -> None:
+    run = restore("finished", tmp_path)
+    ended = command("train", "--resume", run, *NO_REPORT, prepare=KILL_AT_RENAME.format(number=number))
+    assert ended.code == -signal.SIGKILL, ended.text
+    for again in (
+        command("predict", run, tmp_path / "photos" / "00.png"),
+        command("train", "--resume", run, *NO_REPORT),
+    ):
+        assert again.code == 0, again.text
+
+
 @pytest.mark.parametrize("number", [3, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (1, 2, 4))])
 @pytest.mark.parametrize(("name", "next_name"), [("calibrate", "report"), ("report", "calibrate")])
 def test_killed_update_of_a_finished_run_leaves_it_valid(
@@ -120,24 +131,35 @@ def test_killed_update_of_a_finished_run_leaves_it_valid(
     assert not (run / ".lock").exists()
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("number", range(3, 90, 12))
+COMPARISON = [*SMALL[: SMALL.index("--method")], "--methods", "bce", "--seeds", "2", "--epochs", "2"]
+COMPARISON += ["--batch-size", "8", "--probe-epochs", "3", *NO_REPORT]
+
+
+@pytest.fixture(scope="module")
+def full_comparison(command: Commands, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A comparison that was never interrupted."""
+    folder = tmp_path_factory.mktemp("comparisons") / "full"
+    assert command("compare", photos, *COMPARISON, "--out", folder).code == 0
+    return folder
+
+
+@pytest.mark.parametrize(
+    "number",  # with 8, the folder of the first seed is being created
+    [8, *(pytest.param(number, marks=pytest.mark.exhaustive) for number in (*range(1, 8), *range(9, 90, 9)))],
+)
 def test_killed_comparison_resumes_with_the_same_results(
-    command: Commands, photos: Path, tmp_path: Path, number: int
+    command: Commands, photos: Path, full_comparison: Path, tmp_path: Path, number: int
 ) -> None:
-    words = [*SMALL[: SMALL.index("--method")], "--methods", "bce", "--seeds", "2", "--epochs", "2"]
-    words += ["--batch-size", "8", "--probe-epochs", "3", *NO_REPORT]
-    full, folder = tmp_path / "full", tmp_path / "killed"
-    assert command("compare", photos, *words, "--out", full).code == 0
-    ended = command("compare", photos, *words, "--out", folder, prepare=KILL_AT_RENAME.format(number=number))
+    folder = tmp_path / "killed"
+    ended = command("compare", photos, *COMPARISON, "--out", folder, prepare=KILL_AT_RENAME.format(number=number))
     assert ended.code == -signal.SIGKILL, ended.text
     if not (folder / "spec.json").exists():
         shutil.rmtree(folder)
-        again = command("compare", photos, *words, "--out", folder)
+        again = command("compare", photos, *COMPARISON, "--out", folder)
     else:
         again = command("compare", "--resume", folder, *NO_REPORT)
     assert again.code == 0, again.text
-    assert scores(folder) == scores(full)
+    assert scores(folder) == scores(full_comparison)
 
 
 def scores(folder: Path) -> list[tuple[str, int, float]]:

@@ -85,8 +85,10 @@ def _lock_file(path: Path) -> Iterator[IO[bytes]]:
         with os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0) as file:
             try:
                 fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except (BlockingIOError, PermissionError):
                 raise _in_use(path.parent, _read(file)) from None
+            except OSError as error:  # for example a network disk without locks
+                raise RunError(f"{path} cannot be locked ({error}); use a folder on another disk") from error
             if _is_at(path, file):  # otherwise the process that held the lock has just deleted the file
                 yield file
                 return
