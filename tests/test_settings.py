@@ -167,7 +167,7 @@ def test_run_folder_cannot_import_code(tmp_path: Path, monkeypatch: pytest.Monke
         "jobs": [{"method": "evil_method:X", "settings": {}, "training": {}, "name": "x"}],
         "encoder": {"name": "resnet18"},
     }
-    with pytest.raises(SettingsError, match="import it first"):
+    with pytest.raises(SettingsError, match="is not loaded just because a folder names it"):
         load_settings(config)
 
 

@@ -74,12 +74,13 @@ def with_intensity(settings: Settings, prepared: PreparedData, checks: DataCheck
 
 def resumed_settings(settings: Settings, options: Options) -> Settings:
     """Return the stored settings of a run or comparison with the `device`, `workers` and `cache` of this call."""
-    from probmcl.runtime.machine import find_device
+    from probmcl.runtime.machine import default_workers, find_device
 
     _refuse_unnamed_files(settings, options)
-    settings = replace(settings, **drop_none({"device": options["device"], "workers": options["workers"]}))
-    # A folder that only the run names is not written to. Without a cache, results are the same.
-    return replace(settings, device=find_device(settings.device), cache=_cache_folder(options["cache"]))
+    device = find_device(options["device"] or settings.device)
+    # A stranger's run can neither start many processes nor name a folder to write to. Results do not depend on them.
+    workers = min(settings.workers, default_workers()) if options["workers"] is None else options["workers"]
+    return replace(settings, device=device, workers=workers, cache=_cache_folder(options["cache"]))
 
 
 def _refuse_unnamed_files(settings: Settings, options: Options) -> None:
@@ -100,25 +101,22 @@ def _refuse_unnamed_files(settings: Settings, options: Options) -> None:
 
 
 def named_files(settings: Settings) -> dict[str, Any]:
-    """Return the options of a run that name files other than data, which have to be named again to resume it."""
-    from probmcl.methods import find_method
+    """Return the options of a run that name code and files other than data; resuming it requires them again."""
+    from probmcl.methods import METHODS, find_method
 
     weights = settings.encoder.weights
-    losses = [job.method for job in settings.jobs if _is_file(job.method)]
+    losses = [job.method for job in settings.jobs if job.method not in METHODS]
     files = {name: getattr(job.settings, name) for job in settings.jobs for name in find_method(job.method).files}
     named = {"weights": None if weights in NAMED_WEIGHTS else weights, "loss": losses[0] if losses else None}
     return drop_none(named | {"settings": drop_none(files)})
 
 
 def named_methods(methods: Sequence[MethodSpec]) -> dict[str, Any]:
-    """Return the option of a comparison with all its methods if one of them is in a file."""
-    if not any(_is_file(spec.method) for spec in methods):
-        return {}
-    return {"methods": [spec.method if _is_file(spec.method) else spec.name for spec in methods]}
+    """Return the option of a comparison with all its methods if one of them is not part of this package."""
+    from probmcl.methods import METHODS
 
-
-def _is_file(method: str) -> bool:
-    return method.partition(":")[0].endswith(".py")
+    names = [spec.name if spec.method in METHODS else spec.method for spec in methods]
+    return {"methods": names} if any(spec.method not in METHODS for spec in methods) else {}
 
 
 def _shared_keys(options: Options) -> dict[str, Any]:
@@ -166,7 +164,7 @@ def _method_or_loss(method: str | None, loss: str | None) -> str | None:
         return method
     if method is not None:
         raise OptionError("method", method, f"cannot be combined with {keyword('loss', loss)}")
-    if not _is_file(loss):
+    if not loss.partition(":")[0].endswith(".py"):
         raise OptionError("loss", loss, 'must be FILE.py:FUNCTION, as in `loss="my_losses.py:my_loss"`')
     return loss
 

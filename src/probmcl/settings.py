@@ -398,10 +398,8 @@ def refuse_unnamed(method: str, option: str) -> None:
     module, _, attribute = method.partition(":")
     loaded = vars(sys.modules[module]).get(attribute) if module in sys.modules else None
     if method not in METHODS and (loaded is None or not (module.endswith(".py") or _is_method(loaded))):
-        remedy = f"pass {option.format(method=method)}" if module.endswith(".py") else "import it first"
-        raise SettingsError(
-            f"method {method!r} is not part of probmcl and is not loaded just because a folder names it; {remedy}"
-        )
+        problem = f"method {method!r} is not part of probmcl and is not loaded just because a folder names it"
+        raise SettingsError(f"{problem}; pass {option.format(method=method)}")
 
 
 def _is_method(loaded: object) -> bool:

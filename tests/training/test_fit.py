@@ -1,3 +1,4 @@
+import errno
 import os
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from torch import Tensor
 from helpers.images import label_space
 from probmcl.data.loader import Batch
 from probmcl.encoders import Encoder, PrecomputedFeatures
+from probmcl.errors import RunError
 from probmcl.methods.bce import BCE
 from probmcl.methods.probe import Probe
 from probmcl.training import Checkpoint, FeatureBatches, StepEvent, Training, fit
@@ -295,6 +297,31 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous_one(
     assert torch.equal(resumed.linear.weight, full.linear.weight)
     checkpoint.delete()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "cannot be read"), MemoryError()])
+def test_a_checkpoint_that_cannot_be_read_now_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    path = tmp_path / "x.safetensors"
+    interrupted_checkpoint(path)
+
+    def failing(*_: object) -> object:
+        raise error
+
+    monkeypatch.setattr("safetensors.torch.load", failing)
+    with pytest.raises((OSError, RunError)):
+        fit(BCE(PrecomputedFeatures(8), label_space()), batches(), Training(), checkpoint=Checkpoint(path))
+    assert {file.name for file in tmp_path.iterdir()} == {"x.safetensors", "previous.x.safetensors"}
+
+
+def test_a_checkpoint_of_another_schedule_is_not_used(tmp_path: Path) -> None:
+    path, events = tmp_path / "x.safetensors", list[StepEvent]()
+    interrupted_checkpoint(path)
+    method = BCE(PrecomputedFeatures(8), label_space())
+    with pytest.warns(UserWarning, match=r"x\.safetensors: the training had \d+ steps, and now has 8; .* starts over"):
+        fit(method, batches(epochs=2), Training(), callbacks=(events.append,), checkpoint=Checkpoint(path))
+    assert events[0].step == 1
 
 
 def test_nan_weights_raise() -> None:

@@ -99,7 +99,7 @@ Part = Literal["plain", "augmented"]
 
 @dataclass
 class _Finished:
-    """The finished batches of one part of a file: the largest batch, the checksum of each, and the measured time."""
+    """Progress of one part of a file: the batch size, the checksum of each finished batch, and the seconds per view."""
 
     batch_size: int
     checksums: list[int | None]  # None: not finished

@@ -44,10 +44,14 @@ class JobCost:
 
 @dataclass(frozen=True)
 class Costs:
-    """The time that a run takes, in seconds; `shared` does not depend on the jobs."""
+    """The time that a run takes, in seconds; `shared` does not depend on the jobs.
+
+    `spent` is the time before the measurement, stored so that a plan that is made again is the same.
+    """
 
     shared: float
     jobs: tuple[JobCost, ...]
+    spent: float = 0.0
 
 
 @dataclass(frozen=True)

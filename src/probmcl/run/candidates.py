@@ -64,6 +64,7 @@ def train_job(state: RunState, workspace: Workspace, job: TrainingJob) -> None:
     """Train a method and add its candidates. A method or candidate that diverges is left out with a warning."""
     training = _JobTraining(state, workspace, job)
     outcome = state.once(f"{job.key}.outcome", training.run, json_format(Outcome))
+    training.checkpoint().delete()
     for warning in outcome.warnings:
         state.warn(warning)
     if outcome.error is not None:
@@ -90,10 +91,18 @@ class _JobTraining:
         try:
             method.load_state_dict(load_tensors(self.trained, root=self.state.folder.path)[0])
         except (OSError, RunError) as error:
-            self.state.console.print(f"note: {self.trained} is damaged ({error}); {self.job.title} is trained again")
-            self.run()
+            problem = f"{self.trained} cannot be read ({error})"
+            self.state.console.print(f"note: {problem}; {self.job.title} is trained again")
+            outcome = self.run()
+            if outcome.error is not None:
+                raise FloatingPointError(outcome.error) from error
             return self.method
         return method.to(self.workspace.settings.device).eval()
+
+    def checkpoint(self, stage: StageLog | None = None) -> Checkpoint:
+        """Return the checkpoint of the training, which is deleted after the outcome is stored."""
+        run = self.state.folder
+        return Checkpoint(run.checkpoints / f"{self.job.key}{TRAINING}", stage, run.path)
 
     def _build(self) -> Method:
         self.state.seed_phase(self.job.random_stream)
@@ -110,8 +119,7 @@ class _JobTraining:
             n_views=method.n_views, batch_size=job.training.batch_size, epochs=job.training.epochs, images=images
         )
         stage = self.state.log.stage(job.title) if is_main_process() else None
-        run = self.state.folder
-        checkpoint = Checkpoint(run.checkpoints / f"{job.key}{TRAINING}", stage, run.path)
+        checkpoint = self.checkpoint(stage)
         try:
             problem = self._fit(method, batches, stage, checkpoint)
             check_weights(method)
@@ -120,7 +128,6 @@ class _JobTraining:
         seconds = checkpoint.seconds()
         if is_main_process():
             self._save(method)
-        checkpoint.delete()
         self.method = method
         collapse = RunWarning("collapse", (stage and stage.warning) or "")
         return Outcome(seconds, warnings=tuple(w for w in (collapse, RunWarning("skipped", problem)) if w.message))
@@ -143,7 +150,8 @@ class _JobTraining:
         if event.skipped is not None:
             paths, loss = self.workspace.records.paths, float(event.loss)
             problem = "the gradient is NaN or inf" if math.isfinite(loss) else f"the loss is {loss}"
-            names = ", ".join(relative_path(paths[row], image_root(paths)) for row in event.skipped.tolist())
+            root = image_root(paths)
+            names = ", ".join(relative_path(paths[row], root) for row in event.skipped.tolist())
             self.state.console.print(f"warning: {self.job.title}, step {event.step}: {problem}; skipped {names}")
 
     def _save(self, method: Method) -> None:

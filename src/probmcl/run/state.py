@@ -235,8 +235,7 @@ class RunState:
     def warn(self, warning: RunWarning) -> None:
         """Store a warning with the run and print it, once."""
         if warning not in self.log.warnings:
-            self.log.warnings.append(warning)
-            self._print_warning(warning)
+            self.log.warn(warning)
             self.record("running")
 
     def _print_warning(self, warning: RunWarning) -> None:

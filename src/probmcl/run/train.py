@@ -90,6 +90,7 @@ def train_run(
         with _locked(run):
             run = RunFolder.existing(folder)
             _refuse_other_run(run, records, settings)
+            on_main_process(run.upgrade)
             if run.read(run_folder.METADATA)["status"] == "finished":
                 RunState(run, records, settings.seed, console).tidy_up()
                 on_main_process(run.complete_manifest)
@@ -142,10 +143,12 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: C
 
     def measure() -> Costs:
         with state.console.progress("timing a few steps", 1):
-            return measure_costs(workspace, frozen.fit_seconds)
+            costs = measure_costs(workspace, frozen.fit_seconds)
+        return replace(costs, spent=state.seconds())
 
     def make_plan() -> Plan:
-        return planner(state.once("costs", measure, json_format(Costs)), state.seconds())
+        costs = state.once("costs", measure, json_format(Costs))
+        return planner(costs, costs.spent)
 
     plan = state.once("plan", make_plan, json_format(Plan))
     for message in plan.messages:
@@ -163,7 +166,7 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: C
     if workspace.settings.neighbors:
         _write_neighbors(state, workspace)
     _replace_warning(state, RunWarning("chance", chance_warning(kept.test or {})))
-    on_main_process(functools.partial(state.folder.seal, leave_out=(run_folder.METADATA,)))
+    on_main_process(state.folder.seal_results)
     state.record("finished")
     on_main_process(state.folder.seal)
     barrier()
@@ -182,7 +185,6 @@ def _refuse_other_run(run: RunFolder, records: Records, settings: Settings) -> N
     before = load_settings(run.read(run_folder.CONFIG))
     if replace(before, device=settings.device, workers=settings.workers, cache=settings.cache) != settings:
         raise RunError(f"{run.path} is a run with different settings; choose another folder")
-    on_main_process(run.upgrade)
 
 
 def _check_images(run: RunFolder, records: Records, console: Console, accept: bool) -> None:
@@ -197,10 +199,11 @@ def _check_images(run: RunFolder, records: Records, console: Console, accept: bo
         for path in run.checkpoints.iterdir():
             if path.is_dir():
                 run_folder.delete_cache(path)
-        metadata = run.read(run_folder.METADATA)
-        metadata["warnings"].append(vars(changes.warning()))
-        run.write(run_folder.METADATA, metadata)
-        console.print(f"warning: {changes.warning().message}")
+        metadata, warning = run.read(run_folder.METADATA), changes.warning()
+        if vars(warning) not in metadata["warnings"]:
+            metadata["warnings"].append(vars(warning))
+            run.write(run_folder.METADATA, metadata)
+        console.print(f"warning: {warning.message}")
     run.update({run_folder.IMAGES: signatures_content(records.paths, changes.signatures)})
 
 

@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from probmcl.data.loader import Batch
 from probmcl.errors import RunError, counted
 from probmcl.methods.base import Method
-from probmcl.runtime.distributed import all_reduce_mean, gather_unequal, is_main_process, world_size
+from probmcl.runtime.distributed import all_reduce_mean, broadcast, gather_unequal, is_main_process, world_size
 from probmcl.tensor_files import load_tensors, save_tensors
 from probmcl.training.optimizer import EMA, Training, build_optimizer, one_cycle
 
@@ -41,6 +41,10 @@ class TrainingState:
     ema: EMA
     scaler: GradScaler
     skipped: list[int] = field(default_factory=list)
+
+
+Loaded = tuple[dict[str, Tensor], dict[str, Any]]
+"""The tensors and the header of a checkpoint."""
 
 
 @runtime_checkable
@@ -70,6 +74,7 @@ class Checkpoint:
     started: float = field(default_factory=time.perf_counter)
     saved: float = field(default_factory=time.perf_counter)
     seconds_before: float = 0.0  # training time before the last resume
+    steps: int | None = None  # of the complete training
 
     def seconds(self) -> float:
         """Return the training time of the stage in seconds, including the time before a resume."""
@@ -80,12 +85,19 @@ class Checkpoint:
         """The file of the previous checkpoint."""
         return self.path.with_name(f"previous.{self.path.name}")
 
-    def restore(self, state: TrainingState) -> int:
-        """Load the state and return the number of completed steps, or 0 if there is no checkpoint."""
-        loaded = self._load()
+    def restore(self, state: TrainingState, steps: int) -> int:
+        """Load the state and return the number of completed steps, or 0 if there is no checkpoint.
+
+        A checkpoint of a training with another number of steps is not used, since the learning rate depends on it.
+        """
+        self.steps, loaded = steps, self._load()
         if loaded is None:
             return 0
         tensors, header = loaded
+        if header.get("steps", steps) != steps:
+            problem = f"{self.path}: the training had {header['steps']} steps, and now has {steps}"
+            warnings.warn(f"{problem}; training starts over", stacklevel=3)
+            return 0
         self.seconds_before = header.get("seconds", 0.0)
         state.method.load_state_dict(_part("method", tensors))
         moments: dict[int, dict[str, Tensor]] = {}
@@ -104,24 +116,35 @@ class Checkpoint:
             torch.cuda.set_rng_state(tensors["generator.cuda"])
         return int(header["step"])
 
-    def _load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        """Return the content of the last checkpoint or, if it is damaged, of the previous one."""
-        loaded, problems, consequence = None, list[str](), "training starts over"
+    def _load(self) -> Loaded | None:
+        """Return the content of the last checkpoint or, if it is damaged, of the previous one.
+
+        Rank 0 chooses the file, so that all processes continue from the same step.
+        """
+        chosen = self._choose() if is_main_process() else None
+        name = broadcast(None if chosen is None else chosen[0].name)
+        if chosen is not None:
+            return chosen[1]
+        return None if name is None else load_tensors(self.path.with_name(name), root=self.root)
+
+    def _choose(self) -> tuple[Path, Loaded] | None:
+        chosen, problems, consequence = None, list[str](), "training starts over"
         for path in (self.path, self.previous):
             try:
-                loaded = load_tensors(path, root=self.root)
+                chosen = path, load_tensors(path, root=self.root)
             except FileNotFoundError:
                 continue
-            except (OSError, RunError) as error:
+            except RunError as error:
+                if isinstance(error.__cause__, MemoryError):  # the file may be in order
+                    raise
                 problems.append(str(error))
-                if is_main_process():
-                    path.unlink(missing_ok=True)  # otherwise the next save would keep it as the previous checkpoint
+                path.unlink(missing_ok=True)  # otherwise the next save would keep it as the previous checkpoint
                 continue
-            consequence = f"training continues from the previous checkpoint, step {loaded[1]['step']}"
+            consequence = f"training continues from the previous checkpoint, step {chosen[1][1]['step']}"
             break
         if problems:
-            warnings.warn(f"damaged checkpoint: {'; '.join(problems)}; {consequence}", stacklevel=4)
-        return loaded
+            warnings.warn(f"damaged checkpoint: {'; '.join(problems)}; {consequence}", stacklevel=5)
+        return chosen
 
     def delete(self) -> None:
         """Delete the checkpoints (on rank 0)."""
@@ -145,7 +168,7 @@ class Checkpoint:
             "optimizer": moments,
             "generator": {"cpu": torch.get_rng_state(), **cuda},
         }
-        header = {"step": step, "seconds": self.seconds(), "groups": optimizer["param_groups"]}
+        header = {"step": step, "steps": self.steps, "seconds": self.seconds(), "groups": optimizer["param_groups"]}
         header |= {"scaler": state.scaler.state_dict(), "skipped": state.skipped}
         if self.monitor:
             parts["monitor"], header["monitor"] = self.monitor.state()
@@ -226,7 +249,7 @@ def fit(
     device = torch.device(device)
     method.to(device).train()
     state = _initial_state(method, training, device, make_optimizer(method, training), steps=len(batches))
-    done = checkpoint.restore(state) if checkpoint else 0
+    done = checkpoint.restore(state, len(batches)) if checkpoint else 0
     model, half = DistributedDataParallel(method) if world_size() > 1 else method, _half_dtype(device, training)
     try:
         _refuse_diverged(state, done, len(batches))

@@ -56,7 +56,7 @@ class MetricsLog:
         self._rewrite([row for row in self.rows() if row["stage"] != stage or int(str(row["step"])) < step])
 
     def replace(self, stage: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """Replace the rows of the last stage."""
+        """Replace the rows of a stage; they become the last rows."""
         self._rewrite([*(row for row in self.rows() if row["stage"] != stage), *rows])
 
     def _rewrite(self, rows: Sequence[Mapping[str, object]]) -> None:
