@@ -1,5 +1,8 @@
+import json
+import struct
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,3 +68,32 @@ def test_shapes_are_read_without_tensors(tmp_path: Path) -> None:
         file.write(b"more")
     with pytest.raises(RunError, match="bytes instead of"):
         tensor_files.read_shapes(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"shape": [2**40, 2**40, 2**40]}, "has 4 bytes"),
+        ({"shape": [2**40, 2**40, 0], "data_offsets": [4, 4]}, "has 0 bytes"),
+        ({"shape": [2]}, r"a tensor of shape \[2\] and type F32 has 4 bytes"),
+        ({"shape": [1] * 65}, "shape"),
+        ({"dtype": "F64"}, "type F64 has 4 bytes"),
+        ({"dtype": "X1"}, "data type 'X1' is not supported"),
+        ({"data_offsets": [-4, 0]}, "data_offsets"),
+    ],
+)
+def test_sizes_in_the_header_must_agree(tmp_path: Path, changes: dict[str, Any], problem: str) -> None:
+    path = tmp_path / "x.safetensors"
+    text = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], **changes}}).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
+    with pytest.raises(RunError, match=rf"x\.safetensors: its header is damaged .*{problem}"):
+        tensor_files.read_shapes(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["bool", "uint8", "float8_e5m2", "bfloat16", "float16", "int32", "float64", "complex64"]
+)
+def test_all_data_types_can_be_stored(name: str, tmp_path: Path) -> None:
+    dtype = getattr(torch, name)
+    tensor_files.save_tensors(tmp_path / "x.safetensors", {"a": torch.zeros(3, dtype=dtype)})
+    assert tensor_files.load_tensors(tmp_path / "x.safetensors")[0]["a"].dtype == dtype

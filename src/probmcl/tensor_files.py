@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
 
 MAX_HEADER = 100_000_000
 """Largest size of the JSON header of a safetensors file, in bytes."""
+
+DTYPES = {1: "BOOL U8 I8 F8_E4M3 F8_E5M2", 2: "U16 I16 F16 BF16", 4: "U32 I32 F32", 8: "U64 I64 F64 C64"}
+ITEM_SIZES = {dtype: size for size, dtypes in DTYPES.items() for dtype in dtypes.split()}
+"""Bytes per element of each data type of a safetensors file."""
+
+MAX_DIMENSIONS = 64
+"""Largest number of dimensions of a tensor in PyTorch."""
 
 HEADER = "probmcl"  # the key of our metadata in the header of a safetensors file
 
@@ -37,12 +45,23 @@ def save_tensors(
     atomic_write(path, save(state, metadata={HEADER: json.dumps(header)}), root=root)
 
 
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+
+
 class _Tensor(msgspec.Struct):
     """The entry of a tensor in the header of a safetensors file."""
 
     dtype: str
-    shape: tuple[Annotated[int, msgspec.Meta(ge=0, lt=2**62)], ...]
-    data_offsets: tuple[int, int]
+    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
+    data_offsets: tuple[_Size, _Size]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_SIZES:
+            raise ValueError(f"the data type {self.dtype!r} is not supported")
+        size = self.data_offsets[1] - self.data_offsets[0]
+        strides_overflow = math.prod(filter(None, self.shape)) >= 2**62  # even if there are no elements
+        if strides_overflow or math.prod(self.shape) * ITEM_SIZES[self.dtype] != size:
+            raise ValueError(f"a tensor of shape {list(self.shape)} and type {self.dtype} has {size:,} bytes")
 
 
 class _Header(NamedTuple):

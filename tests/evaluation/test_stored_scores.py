@@ -91,5 +91,45 @@ def test_arrays_of_different_lengths_are_refused(change: dict[str, Any], tmp_pat
 @pytest.mark.parametrize("name", ["paths", "scores", "labels", "known"])
 def test_missing_arrays_are_named(name: str, tmp_path: Path) -> None:
     path = stored(tmp_path, **{name: None})
-    with pytest.raises(RunError, match=rf"val\.npz cannot be read .*{name}"):
+    with pytest.raises(RunError, match=rf"val\.npz cannot be read \(it has no array '{name}'\)"):
         read_scores(path)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -0.1, 1.1])
+def test_scores_outside_0_to_1_are_refused(value: float, tmp_path: Path) -> None:
+    path = stored(tmp_path, scores=np.full((20, 3), value, dtype=np.float32))
+    with pytest.raises(RunError, match="scores are not between 0 and 1"):
+        read_scores(path)
+
+
+def test_known_labels_are_0_or_1(tmp_path: Path) -> None:
+    labels, known = np.full((20, 3), 7, dtype=np.float32), np.zeros((20, 3), dtype=np.bool_)
+    read_scores(stored(tmp_path, labels=labels, known=known))
+    known[0, 0] = True
+    path = stored(tmp_path, labels=labels, known=known)
+    with pytest.raises(RunError, match="known labels are not 0 and 1"):
+        read_scores(path)
+
+
+def test_files_without_rows_are_refused(tmp_path: Path) -> None:
+    with np.load(stored(tmp_path)) as file:
+        empty = {key: file[key][:0] for key in file}
+    path = stored(tmp_path, **empty)
+    with pytest.raises(RunError, match=r"val\.npz cannot be read \(.* the shape \(0,"):
+        read_scores(path)
+
+
+def test_another_number_of_classes_is_refused(tmp_path: Path) -> None:
+    path = stored(tmp_path)
+    read_scores(path, classes=3)
+    with pytest.raises(RunError, match=r"val\.npz cannot be read \(it has 3 classes; the run has 2\)"):
+        read_scores(path, classes=2)
+
+
+def test_an_error_without_a_message_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fail(*_: Any) -> None:
+        raise EOFError
+
+    monkeypatch.setattr(np, "load", fail)
+    with pytest.raises(RunError, match=r"cannot be read \(EOFError\)"):
+        read_scores(stored(tmp_path))

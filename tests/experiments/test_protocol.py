@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,8 @@ from probmcl.errors import OptionError, SettingsError
 from probmcl.experiments.protocol import (
     SAFETY,
     TRIALS,
+    ComparisonSpec,
+    StoredComparison,
     chosen_heads,
     equal_views,
     fair_steps,
@@ -22,6 +25,7 @@ from probmcl.methods import METHODS
 from probmcl.run.budget import Costs, JobCost
 from probmcl.run.results import Candidate, CandidateId
 from probmcl.settings import EncoderSettings, MethodSpec, Settings, TrainingJob
+from probmcl.training.optimizer import Training
 
 
 def settings() -> Settings:
@@ -204,3 +208,18 @@ def test_budget_includes_time_before_the_first_run_and_for_testing() -> None:
     assert epochs(0.0, 0.0) == 48
     assert epochs(200.0, 0.0) == 38  # 200 s less, for both seeds
     assert epochs(0.0, 100.0) == 38
+
+
+@pytest.mark.parametrize(
+    ("jobs", "methods", "problem"),
+    [
+        ((TrainingJob("bce", {}, Training()),), (MethodSpec("bce"),), "spec.settings.jobs must be empty"),
+        ((), (), "spec.methods is empty"),
+    ],
+)
+def test_a_stored_comparison_has_methods_and_no_jobs(
+    jobs: tuple[TrainingJob, ...], methods: tuple[MethodSpec, ...], problem: str
+) -> None:
+    spec = ComparisonSpec(replace(settings(), jobs=jobs), methods)
+    with pytest.raises(ValueError, match=problem):
+        StoredComparison({}, "photos", spec, (), ())

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from faults.conftest import NO_REPORT, SMALL
 from helpers.faults import Commands, Ended, edit, refused, relist
@@ -68,7 +69,8 @@ def report(command: Commands, run: Path) -> Ended:
 def test_huge_file_is_refused(command: Commands, unfinished: Path, name: str) -> None:
     os.truncate(unfinished / name, 10 << 30)
     ended = resume(command, unfinished)
-    refused(ended, name, "10,737,418,240 bytes; the limit is 500,000,000")
+    limit = "500,000,000" if name.endswith(".jsonl") else "100,000,000"
+    refused(ended, name, f"10,737,418,240 bytes; the limit is {limit}")
     assert ended.peak < MEMORY
 
 
@@ -155,9 +157,12 @@ def write_header(path: Path, text: bytes) -> None:
         exhaustive(b'{"__metadata__": {"facts": "\\ud800"}}'),
         exhaustive(b'{"a": {"dtype": "F32", "shape": [1000000000000], "data_offsets": [0, 4000000000000]}}'),
         exhaustive(b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 0]}}'),
+        b'{"a": {"dtype": "F32", "shape": [1099511627776, 1099511627776, 1099511627776], "data_offsets": [0, 0]}}',
+        exhaustive(b'{"a": {"dtype": "F32", "shape": [0, 1099511627776, 1099511627776], "data_offsets": [0, 0]}}'),
+        exhaustive(b'{"a": {"dtype": "F4", "shape": [0], "data_offsets": [0, 0]}}'),
         b'{"a": [' + b"[]," * 30_000_000 + b"[]]}",
     ],
-    ids=["deep", "list", "number", "surrogate", "tensor", "negative", "long"],
+    ids=["deep", "list", "number", "surrogate", "tensor", "negative", "overflow", "strides", "type", "long"],
 )
 def test_damaged_header_is_refused(command: Commands, run: Path, photos: Path, text: bytes) -> None:
     write_header(run / "model.safetensors", text)
@@ -203,8 +208,10 @@ def zip_bomb(file: IO[bytes]) -> None:
         exhaustive("scores", array(np.full((12, 3), np.nan, "f4")), "scores"),
         exhaustive("paths", array(range(12)), "paths has the data type int64"),
         ("known", array(np.ones((12, 3), "f4")), "known has the data type float32"),
+        ("scores", array(np.full((12, 3), np.inf, "f4")), "scores are not between 0 and 1"),
+        ("labels", array(np.full((12, 3), 7, "f4")), "labels are not 0 and 1"),
     ],
-    ids=["long", "too long", "bomb", "text", "nan", "paths", "known"],
+    ids=["long", "too long", "bomb", "text", "nan", "paths", "known", "infinite", "labels"],
 )
 def test_damaged_scores_are_refused(command: Commands, run: Path, key: str, content: WriteArray, problem: str) -> None:
     replace_arrays(run / "predictions" / "test.npz", **{key: content})
@@ -214,7 +221,109 @@ def test_damaged_scores_are_refused(command: Commands, run: Path, key: str, cont
     assert ended.peak < MEMORY
 
 
+def encrypt(path: Path) -> None:
+    """Set the flag of encrypted content in all entries of a zip file."""
+    content = path.read_bytes()
+    for signature, flags in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        parts = content.split(signature)
+        content = signature.join(
+            [parts[0], *(part[: flags - 4] + bytes([part[flags - 4] | 1]) + part[flags - 3 :] for part in parts[1:])]
+        )
+    path.write_bytes(content)
+
+
+def delete_rows(path: Path) -> None:
+    with np.load(path) as file:
+        empty = {key: file[key][:0] for key in file}
+    np.savez_compressed(path, **empty)
+
+
+@pytest.mark.parametrize(("damage", "problem"), [(encrypt, "is encrypted"), (delete_rows, "shape (0")])
+def test_held_out_scores_that_cannot_be_used_are_refused(
+    command: Commands, run: Path, damage: Callable[[Path], None], problem: str
+) -> None:
+    name = json.loads((run / "calibration.json").read_text())["predictions"]
+    damage(run / "predictions" / f"{name}.npz")
+    relist(run)
+    refused(command("calibrate", run, timeout=SECONDS), f"{name}.npz", problem)
+
+
+def delete_class(path: Path) -> None:
+    with np.load(path) as file:
+        arrays = {key: file[key][:, :2] if file[key].ndim == 2 else file[key] for key in file}
+    np.savez_compressed(path, **arrays)
+
+
+@pytest.mark.parametrize(
+    ("words", "split"),
+    [(["report"], "test"), (["calibrate"], "val"), exhaustive(["predict", "--abstain", "0.1"], "val")],
+)
+def test_scores_of_other_classes_are_refused(
+    command: Commands, run: Path, photos: Path, words: list[str], split: str
+) -> None:
+    edit(run / "calibration.json", predictions="val")
+    delete_class(run / "predictions" / f"{split}.npz")
+    relist(run)
+    images = [photos / "1.jpg"] if words[0] == "predict" else []
+    ended = command(words[0], run, *images, *words[1:], timeout=SECONDS)
+    refused(ended, f"{split}.npz", "it has 2 classes; the run has 3")
+
+
+def replace_tensors(path: Path, **tensors: Any) -> None:
+    """Replace tensors of a safetensors file."""
+    save_file({**load_file(path), **tensors}, path)
+
+
+TRAINING_PATHS = np.frombuffer(json.dumps([*range(24)]).encode(), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "problem"),
+    [
+        ({"paths": TRAINING_PATHS}, "paths are not text"),
+        ({"features": np.zeros(24, "f2")}, "features [24]"),
+        ({"labels": np.zeros((24, 2), bool)}, "labels [24, 2], known [24, 3]"),
+        exhaustive({"labels": np.zeros((24, 3), "f4")}, "labels are not booleans"),
+        ({key: np.zeros((24, 2), bool) for key in ("labels", "known")}, "it has 2 classes; the run has 3"),
+    ],
+    ids=["paths", "features", "labels", "type", "classes"],
+)
+def test_damaged_training_images_are_refused(
+    command: Commands, run: Path, tensors: dict[str, Any], problem: str
+) -> None:
+    replace_tensors(run / "neighbors.safetensors", **tensors)
+    relist(run)
+    refused(report(command, run), "neighbors.safetensors", problem)
+
+
+@pytest.mark.parametrize("features", [np.ones((24, 5), "f2"), exhaustive(np.full((24, 64), np.nan, "f2"))])
+def test_features_of_another_encoder_are_refused(command: Commands, run: Path, features: Any) -> None:
+    replace_tensors(run / "neighbors.safetensors", features=features)
+    relist(run)
+    refused(command("report", run, timeout=SECONDS), "neighbors.safetensors: its features")
+
+
 # Content.
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("mAP", "x"),
+        ("mAP", DELETED),
+        exhaustive("mAP", 1e999),
+        exhaustive("classes", 0),
+        exhaustive("at", {}),
+        exhaustive("mAP_interval", [0.5]),
+        exhaustive("risk_coverage.risk", [0.5]),
+        exhaustive("calibration", {}),
+        ("calibration.after.per_class.sky", DELETED),
+    ],
+)
+def test_damaged_evaluation_is_refused(command: Commands, run: Path, key: str, value: Any) -> None:
+    change(run / "evaluation.json", key, value)
+    relist(run)
+    refused(report(command, run), "evaluation.json")
 
 
 @pytest.mark.parametrize("words", [["report"], ["train", "--resume"]], ids=lambda words: words[0])
@@ -304,7 +413,7 @@ def test_damaged_labels_are_refused(command: Commands, run: Path, key: str, valu
     [
         ("classes.sky.threshold", 2.0, "threshold=2.0"),
         exhaustive("classes.sky.slope", 1e308, "slope"),
-        exhaustive("predictions", "../../elsewhere", "predictions="),
+        exhaustive("predictions", "../../elsewhere", "predictions='../../elsewhere' must be one of"),
     ],
 )
 def test_damaged_calibration_is_refused(
@@ -395,6 +504,7 @@ def resume_comparison(command: Commands, folder: Path, *words: str | Path) -> En
         exhaustive("name", 5),
         exhaustive("source", None),
         exhaustive("spec.settings.jobs", [5]),
+        exhaustive("spec.methods", []),
     ],
 )
 def test_damaged_specification_is_refused(command: Commands, comparison: Path, key: str, value: Any) -> None:
@@ -406,6 +516,32 @@ def test_damaged_specification_is_refused(command: Commands, comparison: Path, k
 def test_damaged_measurements_are_refused(command: Commands, comparison: Path, key: str, value: Any) -> None:
     change(comparison / "measured.json", key, value)
     refused(resume_comparison(command, comparison), "measured.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("evaluation.json", "mAP", "x"),
+        exhaustive("evaluation.json", "mAP", DELETED),
+        ("evaluation.json", "at", DELETED),
+        exhaustive("evaluation.json", "ap.sky", 1e999),
+        ("retrieval.json", "mAP", DELETED),
+        exhaustive("retrieval.json", "evil", 1),
+    ],
+)
+def test_damaged_metrics_of_a_comparison_are_refused(
+    command: Commands, comparison: Path, name: str, key: str, value: Any
+) -> None:
+    change(comparison / "seed-0" / "frozen" / name, key, value)
+    relist(comparison / "seed-0")
+    refused(resume_comparison(command, comparison), f"frozen/{name}")
+
+
+def test_scores_of_other_classes_are_not_compared(command: Commands, comparison: Path) -> None:
+    two = {key: array(np.zeros((12, 2), kind)) for key, kind in {"scores": "f4", "labels": "f4", "known": "?"}.items()}
+    replace_arrays(comparison / "seed-0" / "frozen" / "predictions" / "test.npz", **two)
+    relist(comparison / "seed-0")
+    refused(resume_comparison(command, comparison), "test.npz", "it has 2 classes; the run has 3")
 
 
 @pytest.mark.parametrize(

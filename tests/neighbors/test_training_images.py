@@ -1,4 +1,6 @@
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,6 +44,40 @@ def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"nothing")
     with pytest.raises(RunError, match="cannot be read"):
         TrainingImages.load(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"paths": tuple(range(50))},
+        {"paths": ("a.jpg",) * 49},
+        {"features": torch.ones(50)},
+        {"features": torch.ones(49, 8)},
+        {"labels": torch.ones(50, 2) > 0},
+        {"known": torch.ones(50, 3, 1) > 0},
+        {"known": torch.ones(50, 3)},
+    ],
+)
+def test_a_wrong_type_or_shape_is_an_error(change: dict[str, Any], tmp_path: Path) -> None:
+    replace(made(), **change).save(tmp_path / "file")
+    with pytest.raises(RunError, match=r"file cannot be read \(its "):
+        TrainingImages.load(tmp_path / "file")
+
+
+def test_another_number_of_classes_is_an_error(tmp_path: Path) -> None:
+    made().save(tmp_path / "file")
+    TrainingImages.load(tmp_path / "file", classes=3)
+    with pytest.raises(RunError, match=r"file cannot be read \(it has 3 classes; the run has 4\)"):
+        TrainingImages.load(tmp_path / "file", classes=4)
+
+
+@pytest.mark.parametrize(
+    ("features", "problem"),
+    [(torch.ones(50, 5), "5 numbers; those of the encoder have 8"), (torch.full((50, 8), torch.nan), "are NaN")],
+)
+def test_features_that_cannot_be_compared_are_an_error(features: torch.Tensor, problem: str) -> None:
+    with pytest.raises(RunError, match=rf"neighbors\.safetensors: its features .*{problem}"):
+        replace(made(), features=features).nearest(torch.ones(1, 8), k=3)
 
 
 def test_paths_are_relative_to_the_folder_of_all_images() -> None:

@@ -3,19 +3,23 @@
 import io
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy import ndarray
 
-from probmcl.errors import RunError
+from probmcl.errors import RunError, counted
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.files import arrays_file, atomic_write, open_file
 from probmcl.run_folder import PREDICTIONS
 
-UNREADABLE = (OSError, EOFError, KeyError, TypeError, ValueError, ArithmeticError, MemoryError, NotImplementedError)
-"""Errors that NumPy raises for damaged files."""
+UNREADABLE = (
+    *(OSError, EOFError, KeyError, TypeError, ValueError, ArithmeticError, MemoryError, RuntimeError),
+    *(zlib.error, zipfile.BadZipFile),
+)
+"""Errors that NumPy and zipfile raise for damaged files."""
 
 MAX_BYTES = 4_000_000_000
 """Largest size of the arrays in a file, which are compressed."""
@@ -51,26 +55,42 @@ def scores_content(paths: Sequence[Path | str], rows: ScoredRows) -> bytes:
     return arrays_file(arrays)
 
 
-def read_scores(path: Path, *, root: Path | None = None) -> StoredScores:
-    """Read the scores of images; `root` is the run folder. Files of version 0.1 have no groups."""
+def read_scores(path: Path, *, root: Path | None = None, classes: int | None = None) -> StoredScores:
+    """Read the scores of images; `root` is the run folder. Files of version 0.1 have no groups.
+
+    If `classes` is given, a file with another number of columns raises `RunError`, like a damaged one.
+    """
     try:
         with open_file(path, root=root) as opened:
             _refuse_large(opened)
             with np.load(opened) as file:
                 arrays = {key: file[key] for key in KINDS if key in file}
-        shapes = {arrays[key].shape for key in ("scores", "labels", "known")}
-        if len(shapes) > 1 or {len(array) for array in arrays.values()} != {len(arrays["paths"])}:
-            raise ValueError("its arrays have different lengths")
-        for key, array in arrays.items():
-            if array.dtype.kind not in KINDS[key] or array.ndim != DIMENSIONS.get(key, 2):
-                raise ValueError(f"{key} has the data type {array.dtype} and the shape {array.shape}")
-        if np.isnan(arrays["scores"][arrays["known"]]).any():
-            raise ValueError("its scores are NaN")
-    except (*UNREADABLE, zlib.error, zipfile.BadZipFile) as error:
-        raise RunError(f"{path} cannot be read ({error}); copy the file again, or train again") from error
+        _check(arrays, classes)
+    except UNREADABLE as error:
+        problem = str(error) or type(error).__name__
+        raise RunError(f"{path} cannot be read ({problem}); copy the file again, or train again") from error
     group = tuple(arrays["group"].tolist()) if "group" in arrays else None
     rows = ScoredRows(arrays["scores"], arrays["labels"].astype(np.float32), arrays["known"], group)
     return StoredScores(tuple(arrays["paths"].tolist()), rows)
+
+
+def _check(arrays: Mapping[str, ndarray], classes: int | None) -> None:
+    """Raise `ValueError` if an array is missing or has a wrong type, shape or value."""
+    if missing := [key for key in KINDS if key not in arrays and key != "group"]:
+        raise ValueError(f"it has no array {missing[0]!r}")
+    scores, labels, known = arrays["scores"], arrays["labels"], arrays["known"]
+    lengths = {len(array) for array in arrays.values()}
+    if not scores.shape == labels.shape == known.shape or len(lengths) > 1:
+        raise ValueError("its arrays have different lengths")
+    for key, array in arrays.items():
+        if array.dtype.kind not in KINDS[key] or array.ndim != DIMENSIONS.get(key, 2) or not array.size:
+            raise ValueError(f"{key} has the data type {array.dtype} and the shape {array.shape}")
+    if classes not in (None, scores.shape[1]):
+        raise ValueError(f"it has {counted(scores.shape[1], 'class', 'classes')}; the run has {classes}")
+    if not ((scores >= 0) & (scores <= 1)).all():
+        raise ValueError("its scores are not between 0 and 1")
+    if not np.isin(labels[known], (0, 1)).all():
+        raise ValueError("its known labels are not 0 and 1")
 
 
 def _refuse_large(file: io.BufferedReader) -> None:

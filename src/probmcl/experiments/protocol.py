@@ -62,8 +62,10 @@ class StoredComparison:
     add: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.spec.settings.jobs or not self.spec.methods:
-            raise ValueError("the settings of a comparison have no jobs, and it has at least one method")
+        if self.spec.settings.jobs:
+            raise ValueError("spec.settings.jobs must be empty")
+        if not self.spec.methods:
+            raise ValueError("spec.methods is empty")
 
 
 def parse_methods(texts: Sequence[str]) -> tuple[MethodSpec, ...]:

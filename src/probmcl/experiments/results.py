@@ -1,14 +1,15 @@
 """Results of a comparison: one per classifier and run, their summary rows, and the results.jsonl file."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from probmcl.errors import OptionError, RunError, counted, plain
-from probmcl.files import convert, json_line, read_text, refuse_special_files, write_text
+from probmcl.files import convert, convert_file, json_line, read_text, refuse_special_files, write_text
+from probmcl.run_folder import RunFolder
 from probmcl.run_metadata import Head
 from probmcl.tables import bracketed, percent
 
@@ -162,6 +163,89 @@ class Comparison:
         return " · ".join(conditions)
 
 
+Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Interval = Annotated[list[Fraction], msgspec.Meta(min_length=2, max_length=2)]
+
+
+class _Decisions(msgspec.Struct):
+    CP: Fraction | None
+    CR: Fraction | None
+    CF1: Fraction | None
+    OP: Fraction | None
+    OR: Fraction | None
+    OF1: Fraction | None
+    macro_F1: Fraction | None = None  # noqa: N815  # version 0.1 did not store it here
+
+
+class _Thresholds(msgspec.Struct):
+    default: _Decisions = msgspec.field(name="0.5")
+    chosen: _Decisions | msgspec.UnsetType = msgspec.UNSET
+
+
+class Evaluation(msgspec.Struct, kw_only=True):
+    """The part of evaluation.json that a comparison uses."""
+
+    mAP: Fraction | None  # noqa: N815
+    macro_auroc: Fraction | None
+    at: _Thresholds
+    chance: Fraction | None = None  # version 0.1 did not store it
+
+
+class _ClassReliability(msgspec.Struct):
+    calibration_error: Fraction | None
+    calibration_error_interval: Interval | None
+
+
+class _Reliability(_ClassReliability):
+    brier: Fraction | None
+    per_class: dict[str, _ClassReliability]
+
+
+class _Calibration(msgspec.Struct):
+    before: _Reliability
+    after: _Reliability | msgspec.UnsetType = msgspec.UNSET
+
+
+class _RiskCoverage(msgspec.Struct):
+    coverage: list[Fraction]
+    risk: list[Fraction | None]
+
+    def __post_init__(self) -> None:
+        if len(self.coverage) != len(self.risk):
+            raise ValueError("coverage and risk have different lengths")
+
+
+class ReportedEvaluation(Evaluation, kw_only=True):
+    """The part of evaluation.json that the report of a run uses."""
+
+    images: Annotated[int, msgspec.Meta(ge=1)]
+    classes: Annotated[int, msgspec.Meta(ge=1)]
+    classes_scored: Annotated[int, msgspec.Meta(ge=0)]
+    mAP_interval: Interval | None  # noqa: N815
+    macro_auroc_interval: Interval | None
+    calibration: _Calibration
+    risk_coverage: _RiskCoverage
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """The content of retrieval.json."""
+
+    mAP: Fraction | None  # noqa: N815
+    jaccard_at_10: Fraction | None
+
+
+def read_metrics(folder: RunFolder, path: Path, kind: type[Evaluation | Retrieval]) -> dict[str, Any]:
+    """Read the evaluation.json or retrieval.json of a candidate; numbers must be finite."""
+    content: dict[str, Any] = folder.read_results(path)
+    convert_file(content, kind, path)
+    try:
+        json_line(content)
+    except ValueError as error:
+        raise RunError(f"{path}: has NaN or infinite numbers; the file is damaged or was edited") from error
+    return content
+
+
 def write_results(path: Path, results: Sequence[Result]) -> None:
     """Write a file with one line of JSON per result."""
     lines = ({key: value for key, value in vars(result).items() if key != "folder"} for result in results)
@@ -192,31 +276,13 @@ def _parse_result(line: str, path: Path, number: int) -> Result:
     return result
 
 
-class _Decisions(msgspec.Struct):
-    CP: float | None
-    CR: float | None
-    CF1: float | None
-    OP: float | None
-    OR: float | None
-    OF1: float | None
-
-
-class _TestScores(msgspec.Struct):
-    """The part of `Result.test` that a comparison uses."""
-
-    mAP: float | None  # noqa: N815
-    macro_auroc: float | None
-    at: dict[str, _Decisions]
-    chance: float | None = None
-
-
 def _check_result(result: Result) -> None:
     """Raise `ValueError` if a result from a file lacks a score, or names a file outside its folder."""
-    retrieval, test = {"mAP", "jaccard_at_10"}, msgspec.convert(result.test, _TestScores)
-    required: list[tuple[set[str], Mapping[str, object]]] = [({"0.5"}, test.at), ({"all"}, result.fingerprint)]
-    for keys, values in (*required, (retrieval, result.by_embedding), (retrieval, result.by_probabilities)):
-        if missing := sorted(keys - values.keys()):
-            raise ValueError(f"{missing[0]!r} is missing")
+    convert(result.test, Evaluation)
+    for values in (result.by_embedding, result.by_probabilities):
+        convert(values, Retrieval)
+    if "all" not in result.fingerprint:
+        raise ValueError("fingerprint has no key 'all'")
     if Path(result.predictions).is_absolute() or ".." in Path(result.predictions).parts:
         raise ValueError(f"predictions={result.predictions!r} is outside the folder of the comparison")
 

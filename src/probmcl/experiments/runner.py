@@ -23,7 +23,17 @@ from probmcl.evaluation.stored_scores import read_scores, scores_file
 from probmcl.experiments import protocol
 from probmcl.experiments.measure import Measurements, measure
 from probmcl.experiments.protocol import ComparisonSpec
-from probmcl.experiments.results import RESULTS, Comparison, Result, merge_results, read_results, write_results
+from probmcl.experiments.results import (
+    RESULTS,
+    Comparison,
+    Evaluation,
+    Result,
+    Retrieval,
+    merge_results,
+    read_metrics,
+    read_results,
+    write_results,
+)
 from probmcl.experiments.statistics import DRAWS, summarize
 from probmcl.files import convert_file, nan_to_none
 from probmcl.methods import find_method
@@ -172,7 +182,8 @@ class ComparisonRunner:
     ) -> Result:
         candidate, folder = run.candidates[identity], RunFolder(run.folder)
         files = folder.results(identity.key)
-        val, test = (read_scores(scores_file(files, split)).rows for split in ("val", "test"))
+        classes = len(self.records.label_space)
+        val, test = (read_scores(scores_file(files, split), classes=classes).rows for split in ("val", "test"))
         probe = identity if job is None else identity._replace(head="re-probed")
         name, method = (FROZEN_PROBE.name, None) if job is None else (job.name, self.methods[job.name])
         origin = method and find_method(method.method).origin
@@ -197,10 +208,10 @@ class ComparisonRunner:
             emits_set=emits_set,
             seed=seed,
             validation=candidate.validation_map,
-            test=folder.read_results(files / EVALUATION),
+            test=read_metrics(folder, files / EVALUATION, Evaluation),
             # A predicted set has no probabilities to calibrate; its scores are above or below 0.5.
             macro_F1=_macro_f1(val, test, self.records.label_space, calibrate=not emits_set),
-            by_embedding=folder.read_results(folder.results(probe.key) / RETRIEVAL),
+            by_embedding=read_metrics(folder, folder.results(probe.key) / RETRIEVAL, Retrieval),
             by_probabilities=dict(retrieval(*map(torch.from_numpy, (test.scores, test.labels, test.known)))),
             trials=self.spec.trials,
             seconds=candidate.seconds,

@@ -141,7 +141,7 @@ def _read_calibration(folder: RunFolder, names: tuple[str, ...]) -> Calibration:
     if tuple(calibration.classes) != names:
         raise RunError(f"{folder.path / CALIBRATION} does not match the classes in {LABELS}; calibrate the run again")
     if calibration.predictions not in (held_out := ("val", OUT_OF_FOLD, OTHER_IMAGES)):
-        problem = f"predictions={calibration.predictions!r} must be {', '.join(held_out)}"
+        problem = f"predictions={calibration.predictions!r} must be one of {', '.join(held_out)}"
         raise RunError(f"{folder.path / CALIBRATION}: {problem}; the file is damaged or was edited")
     return calibration
 
@@ -195,5 +195,7 @@ def _load_state(classifier: Classifier, tensors: Mapping[str, torch.Tensor], fol
 def _readable(path: Path, read: Callable[[], T]) -> T:
     try:
         return read()
-    except (OSError, RunError) as error:
+    except RunError as error:  # names the file
+        raise RunError(f"{error}; copy the file again, or train again") from error
+    except OSError as error:
         raise RunError(f"{path} cannot be read ({error}); copy the file again, or train again") from error

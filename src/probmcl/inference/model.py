@@ -383,7 +383,7 @@ class Model:
         file = scores_file(self.folder, self.calibration.predictions)
         if not file.is_file():
             raise OptionError("abstain", abstain, f"needs the held-out scores of the run, but {file} does not exist")
-        rows = read_scores(file).rows
+        rows = read_scores(file, classes=len(self.names)).rows
         limits = abstention_limits(abstain, self._probabilities(rows.scores, raw), rows.labels, rows.known)
         return limits.yes, limits.no
 

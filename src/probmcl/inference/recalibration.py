@@ -69,7 +69,7 @@ def _write(model: Model, held_out: HeldOut, calibration: Calibration, console: C
     folder, test, evaluation = RunFolder(model.folder), scores_file(model.folder, "test"), None
     if test.is_file():
         evaluation = evaluate_test(
-            read_scores(test).rows,
+            read_scores(test, classes=len(model.names)).rows,
             calibration,
             names=model.names,
             hierarchy=model.hierarchy,
@@ -91,7 +91,7 @@ def stored_held_out_scores(model: Model) -> HeldOut:
     """Return the scores of the present calibration or, without one, those that training has stored."""
     out_of_fold = scores_file(model.folder, OUT_OF_FOLD).is_file()
     name = model.calibration.predictions if model.calibration else OUT_OF_FOLD if out_of_fold else "val"
-    return HeldOut(name, read_scores(scores_file(model.folder, name)))
+    return HeldOut(name, read_scores(scores_file(model.folder, name), classes=len(model.names)))
 
 
 def score_other_images(

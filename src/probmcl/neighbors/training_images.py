@@ -12,7 +12,8 @@ from jaxtyping import Bool, Float, Float32, Int64
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from probmcl.errors import RunError
+from probmcl.errors import RunError, counted
+from probmcl.run_folder import NEIGHBORS
 from probmcl.tensor_files import load_tensors, save_tensors
 
 BLOCK = 16_384
@@ -42,17 +43,30 @@ class TrainingImages:
         save_tensors(path, tensors)
 
     @classmethod
-    def load(cls, path: Path) -> "TrainingImages":
-        """Read the file that `save` wrote."""
+    def load(cls, path: Path, *, classes: int | None = None) -> "TrainingImages":
+        """Read the file that `save` wrote. If `classes` is given, the labels must have this number of columns."""
         try:
             tensors, _ = load_tensors(path)
             paths = tuple(json.loads(bytes(tensors["paths"].tolist())))
             images = cls(paths, tensors["features"], tensors["labels"], tensors["known"])
-            if not len(paths) == len(images.features) == len(images.labels) == len(images.known):
-                raise ValueError("its tensors have different lengths")
+            images._check(classes)
         except Exception as error:  # safetensors raises its own exceptions for a damaged file
             raise RunError(f"{path} cannot be read ({error}); copy the file again, or train again") from error
         return images
+
+    def _check(self, classes: int | None) -> None:
+        """Raise `ValueError` if the content of a file has a wrong type or shape."""
+        if not all(isinstance(path, str) for path in self.paths):
+            raise ValueError("its paths are not text")
+        tensors = {"features": self.features, "labels": self.labels, "known": self.known}
+        matrices = all(tensor.ndim == 2 and len(tensor) == len(self.paths) for tensor in tensors.values())
+        if not matrices or self.labels.shape != self.known.shape:
+            shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
+            raise ValueError(f"its tensors have wrong shapes for {counted(len(self.paths), 'path')}: {shapes}")
+        if not self.features.is_floating_point() or {self.labels.dtype, self.known.dtype} != {torch.bool}:
+            raise ValueError("its features are not floating-point numbers, or its labels are not booleans")
+        if classes not in (None, columns := self.labels.shape[1]):
+            raise ValueError(f"it has {counted(columns, 'class', 'classes')}; the run has {classes}")
 
     def nearest(self, features: Float[Tensor, "Q D"], k: int) -> tuple[Int64[Tensor, "Q K"], Float32[Tensor, "Q K"]]:
         """Return the training images with the highest cosine similarity to each feature, and the similarities.
@@ -62,11 +76,19 @@ class TrainingImages:
         [[1]]
         """
         queries = normalize(features.float(), dim=1)
+        if queries.shape[1] != (size := self.features.shape[1]):
+            raise _damaged(f"its features have {counted(size, 'number')}; those of the encoder have {queries.shape[1]}")
         parts = [queries @ normalize(block.float(), dim=1).T for block in torch.split(self.features, BLOCK)]
         similarity = torch.cat(parts, dim=1)
+        if not similarity.isfinite().all():
+            raise _damaged("its features are NaN or infinite")
         # A stable sort makes the order of ties, such as duplicates, independent of the machine.
         order = similarity.sort(dim=1, descending=True, stable=True).indices[:, : min(k, len(self.paths))]
         return order, similarity.gather(1, order)
+
+
+def _damaged(problem: str) -> RunError:
+    return RunError(f"{NEIGHBORS}: {problem}; copy the file again, or train again")
 
 
 def image_root(paths: Sequence[str | Path]) -> Path:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from jaxtyping import Bool, Float64
 from numpy import ndarray
@@ -14,11 +15,14 @@ from probmcl import run_folder
 from probmcl.calibration import Calibration
 from probmcl.console import Console
 from probmcl.data.hierarchy import levels_of, parents_of
-from probmcl.errors import RunError
+from probmcl.data.options import DataSource
+from probmcl.errors import DataError, RunError
 from probmcl.evaluation.bootstrap import affordable_draws
 from probmcl.evaluation.decisions import DEFAULT_THRESHOLD
 from probmcl.evaluation.groups import EvaluationOptions, ScoredRows, evaluate_rows
 from probmcl.evaluation.stored_scores import read_scores, scores_file
+from probmcl.experiments.results import ReportedEvaluation
+from probmcl.files import convert_file
 from probmcl.inference import Model
 from probmcl.inference.loading import recorded_source
 from probmcl.neighbors import TrainingImages
@@ -53,12 +57,13 @@ class RunData:
         thresholds: the threshold of each class.
         evaluation: metrics on the test split, with intervals.
         root: folder that contains all images.
-        reads_images: whether image files may be read: the run names the folders of its data, and all are in them.
         images: number of images in each split.
         val: probabilities of the validation images.
         test: probabilities of the test images.
         frozen: scores of the frozen probe on the test images; None if it was kept or was not tested.
         training: features of the training images; None if the run does not keep them.
+        source: the data that the run names.
+        reads_images: whether image files may be read; see `may_read_images`.
     """
 
     folder: RunFolder
@@ -70,12 +75,13 @@ class RunData:
     calibration: Calibration | None
     evaluation: Mapping[str, Any]
     root: Path
-    reads_images: bool
     images: Mapping[str, int]
     val: SplitScores
     test: SplitScores
     frozen: SplitScores | None
     training: TrainingImages | None
+    source: DataSource | None
+    reads_images: bool = False
 
     @property
     def name(self) -> str:
@@ -106,7 +112,7 @@ def read_run_data(model: Model, console: Console) -> RunData:
     calibration, parents = model.calibration, parents_of(model.names, model.hierarchy)
 
     def read(path: Path, calibrated: Calibration | None) -> SplitScores:
-        paths, rows = read_scores(path)
+        paths, rows = read_scores(path, classes=len(model.names))
         scores = rows.scores.astype(np.float64)
         probabilities = scores if calibrated is None else calibrated.probabilities(rows.scores, parents)
         return SplitScores(paths, probabilities, (rows.labels == 1) & rows.known, rows.known, rows.group)
@@ -115,10 +121,7 @@ def read_run_data(model: Model, console: Console) -> RunData:
     has_other = metadata["kept"] != FROZEN_PROBE.name and frozen.is_file()
     test, splits = read(scores_file(folder.path, "test"), calibration), folder.read_split()
     default = np.full(len(model.names), DEFAULT_THRESHOLD)
-    root, source, neighbors = image_root(list(splits)), recorded_source(folder), folder.path / run_folder.NEIGHBORS
-    training = TrainingImages.load(neighbors) if neighbors.is_file() else None
-    if source is not None:
-        source.refuse_outside([*test.paths, *(root / path for path in (training.paths if training else ()))])
+    neighbors = folder.path / run_folder.NEIGHBORS
     return RunData(
         folder,
         metadata,
@@ -128,21 +131,42 @@ def read_run_data(model: Model, console: Console) -> RunData:
         thresholds=default if calibration is None else calibration.threshold,
         calibration=calibration,
         evaluation=_evaluation(folder, model, test, console),
-        root=root,
-        reads_images=source is not None,
+        root=image_root(list(splits)),
         images=Counter(splits.values()),
         val=read(scores_file(folder.path, "val"), calibration),
         test=test,
         frozen=read(frozen, None) if has_other else None,
-        training=training,
+        training=TrainingImages.load(neighbors, classes=len(model.names)) if neighbors.is_file() else None,
+        source=recorded_source(folder),
     )
+
+
+def may_read_images(run: RunData, console: Console, notes: Console) -> bool:
+    """True if the run names the folders of its data, which are printed to `notes`, and all its images are in them."""
+    if run.source is None:
+        notes.print(f"note: {run.folder.path} does not name the folder of its images, so they are not read")
+        return False
+    notes.print(f"images of the run: reading only files in {', '.join(map(str, run.source.folders))}")
+    training = () if run.training is None else run.training.paths
+    paths = (*map(Path, run.test.paths), *(run.root / path for path in training))
+    try:
+        run.source.refuse_outside(paths, "the report has no photographs and no embedding map")
+    except DataError as error:
+        console.print(f"note: {error}")
+        return False
+    return True
 
 
 def _evaluation(folder: RunFolder, model: Model, test: SplitScores, console: Console) -> dict[str, Any]:
     """Read the evaluation of the test split. That of an older run has no intervals and is computed again."""
     stored: dict[str, Any] = folder.read(run_folder.EVALUATION)
     if {"mAP_interval", "risk_coverage", "calibration"} <= stored.keys():
-        return stored
+        path = folder.path / run_folder.EVALUATION
+        evaluation = convert_file(stored, ReportedEvaluation, path)
+        calibration = evaluation.calibration
+        if any(part and part.per_class.keys() != set(model.names) for part in (calibration.before, calibration.after)):
+            raise RunError(f"{path} does not match the classes in {run_folder.LABELS}; calibrate the run again")
+        return dict(msgspec.to_builtins(evaluation))
     rows = ScoredRows(*test.entries, test.group)
     options = EvaluationOptions(draws=affordable_draws(*rows.scores.shape))
     levels = levels_of(parents_of(model.names, model.hierarchy)).tolist() if model.hierarchy else ()

@@ -1,7 +1,7 @@
 """The report of a run: its content as plain data, and the pictures that the page shows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from probmcl.errors import ProbmclError
 from probmcl.evaluation.bootstrap import bootstrapped_map, centered, reliable_interval, resamples
 from probmcl.inference import Model, load
 from probmcl.report import curves, embedding, gallery, pictures, training
-from probmcl.report.run_data import RunData, read_run_data
+from probmcl.report.run_data import RunData, may_read_images, read_run_data
 from probmcl.report.scores import ScoredRun, measurements
 from probmcl.report.verdict import judge
 
@@ -44,7 +44,12 @@ class RunReport:
 
 
 def run_report(
-    folders: Sequence[Path | str], *, images: bool = True, device: str = "auto", console: Console | None = None
+    folders: Sequence[Path | str],
+    *,
+    images: bool = True,
+    device: str = "auto",
+    console: Console | None = None,
+    notes: Console | None = None,
 ) -> RunReport:
     """Gather the report of the first run, with a summary of all runs if there are several.
 
@@ -53,11 +58,13 @@ def run_report(
         images: whether the page shows photographs.
         device: device that computes features and heat maps.
         console: prints progress.
+        notes: prints the folders that images are read from, before they are read (default: not printed).
     """
     console = console or Console.delayed()
     with console.progress("writing the report", STEPS + len(folders) - 1) as bar:
         model = load(folders[0], device=device)
         run = read_run_data(model, Console.quiet())
+        run = replace(run, reads_images=may_read_images(run, console, notes or Console.quiet()))
         report = _gather(run, model, images, bar)
         others = []
         for folder in folders[1:]:
@@ -172,8 +179,10 @@ def _summary(run: RunData, first: RunData) -> dict[str, Any]:
     }
 
 
-def _difference(run: RunData, first: RunData) -> dict[str, Any]:
-    """Return the difference in mAP from the first run, paired over the same resamples."""
+def _difference(run: RunData, first: RunData) -> dict[str, Any] | None:
+    """Return the difference in mAP from the first run, paired over the same resamples; None if one has no mAP."""
+    if run.evaluation["mAP"] is None or first.evaluation["mAP"] is None:
+        return None
     weights = resamples(len(run.test.paths), run.test.group, draws=400)
     ours, theirs = (bootstrapped_map(*data.test.entries, weights) for data in (run, first))
     mean = run.evaluation["mAP"] - first.evaluation["mAP"]
