@@ -1,5 +1,7 @@
 import csv
+import io
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -112,6 +114,20 @@ def test_short_format_names_the_first_unreadable_images(
     assert message.endswith(f"1,200 of 1,201 images could not be read; {named}")
     with pytest.raises(ValueError, match="1 of 1 image could not be read"):
         predict(run, missing[0], "--format", "short")
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_short_format_escapes_tabs_and_line_feeds_only_on_a_terminal(
+    run: Path, photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    image = (photos / "1.png").rename(photos / "=a\tb\nc\x1b.png")
+    monkeypatch.chdir(photos)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    for options, prefix in (([], "'"), (["--raw-cells"], "")):
+        predict(run, image.name, "--format", "short", *options)
+        header, row = csv.reader(io.StringIO(capsys.readouterr().out, newline=""))
+        assert header == ["path", "labels"]
+        assert row[0] == prefix + (r"=a\tb\nc\x1b.png" if terminal else "=a\tb\nc\\x1b.png")
 
 
 def test_short_format_in_a_json_file_is_refused_before_the_model_is_loaded(run: Path, photos: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 from helpers.commands import main
 from helpers.images import folder_of_photographs
 from helpers.reports import finished_run
+from probmcl.errors import RunError
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,35 @@ def test_out_and_no_images(run: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "data:image/jpeg" not in (tmp_path / "private.html").read_text(encoding="utf-8")
     assert json.loads((tmp_path / "private.json").read_text(encoding="utf-8"))["photographs"] == 0
+
+
+def test_the_folders_of_the_images_are_printed_before_they_are_read(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RunError("stopped before images are read")
+
+    monkeypatch.setattr("probmcl.report.embedding.embed_test_images", fail)
+    done = main("report", run, run, "--out", tmp_path / "report.html", "--device", "cpu")
+    line = f"images of the run: reading only files in {run.parent / 'run-photos'}\n"
+    assert done.stderr == f"{line}probmcl: stopped before images are read\n"  # images of the other run are not read
+
+
+@pytest.mark.parametrize("options", [[], ["--no-images"]])
+def test_images_outside_the_data_are_not_read(tmp_path: Path, options: list[str]) -> None:
+    run = finished_run(tmp_path / "run")
+    (tmp_path / "run-photos").rename(tmp_path / "moved")
+    (tmp_path / "run-photos").symlink_to(tmp_path / "moved")
+    metadata = json.loads((run / "run.json").read_text())
+    recorded = {"data": str(tmp_path), "roots": [str(tmp_path / "recorded")]}
+    (run / "run.json").write_text(json.dumps(metadata | {"data": recorded}))
+    done = main("report", run, "--device", "cpu", *options)
+    assert done.returncode == 0, done.stderr
+    note = f"is outside the data of the run ({tmp_path / 'recorded'}), so it is not read; the report has no photographs"
+    assert note in done.stderr
+    content = json.loads((run / "report.json").read_text(encoding="utf-8"))
+    assert content["photographs"] == 0
+    assert content["embedding"] is None
 
 
 def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:

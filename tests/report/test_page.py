@@ -13,10 +13,13 @@ from PIL import Image
 from helpers.reports import HOSTILE, HOSTILE_FILE, finished_run
 from probmcl.console import Console
 from probmcl.errors import OptionError, RunError
+from probmcl.evaluation.stored_scores import read_scores, scores_file, write_scores
+from probmcl.manifest import read_manifest
 from probmcl.report.page import render_page, report_json
 from probmcl.report.pictures import thumbnail
 from probmcl.report.run_report import RunReport, run_report
 from probmcl.report.write_report import write_report
+from probmcl.run_folder import RunFolder
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "report.md"
 LOADS = ("src", "href", "data", "poster", "srcset", "action", "xlink:href")
@@ -179,6 +182,37 @@ def test_an_unfinished_run_has_no_report(tmp_path: Path) -> None:
     (run / "run.json").write_text(json.dumps(metadata | {"status": "running"}))
     with pytest.raises(RunError, match="not finished"):
         write_report([run], device="cpu", console=Console.quiet())
+
+
+@pytest.mark.parametrize("name", ["report.html", "report.htm", "other.html"])
+def test_a_page_in_the_run_folder_keeps_the_run_valid(hostile_run: Path, tmp_path: Path, name: str) -> None:
+    run = Path(shutil.copytree(hostile_run, tmp_path / "run"))
+    (run / "report.html").write_text("old")
+    (run / "report.json").write_text("{}")
+    RunFolder(run).seal()
+    (tmp_path / "link").symlink_to(run)
+    page, _ = write_report([run], tmp_path / "link" / name, images=False, device="cpu", console=Console.quiet())
+    assert page.stat().st_size > 1000
+    RunFolder.existing(run)
+    assert not {"report.htm", "other.html", "other.json"} & read_manifest(run).files.keys()
+
+
+def test_a_file_that_is_not_a_report_is_not_replaced(hostile_run: Path) -> None:
+    before = (hostile_run / "labels.json").read_bytes()
+    with pytest.raises(OptionError, match=r"would replace .*labels\.json"):
+        write_report([hostile_run], hostile_run / "labels.html", console=Console.quiet())
+    assert (hostile_run / "labels.json").read_bytes() == before
+
+
+def test_undecodable_file_names_are_escaped(tmp_path: Path) -> None:
+    run = finished_run(tmp_path / "run")
+    paths, rows = read_scores(scores_file(run, "test"))
+    write_scores(scores_file(run, "test"), [Path(path).rename(f"{path}\udcff.png") for path in paths], rows)
+    page, _ = write_report([run], device="cpu", console=Console.quiet())
+    assert r"\udcff.png" in page.read_text(encoding="utf-8")
+    content = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
+    assert content["photographs"] > 0
+    assert (tmp_path / "run-photos" / content["gallery"]["groups"][0]["images"][0]["path"]).is_file()
 
 
 def test_the_page_must_be_an_html_file(hostile_run: Path) -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import itertools
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from probmcl.cli import command_console
-from probmcl.errors import LISTED, counted, one_line
+from probmcl.errors import LISTED, counted, one_line, printable
 
 if TYPE_CHECKING:
     from probmcl.inference import Predictions
@@ -42,7 +43,10 @@ def predict(
     ] = None,
     batch_size: Annotated[int | None, Parameter(help="images per batch (default: the fastest size)")] = None,
     raw_cells: Annotated[
-        bool, Parameter(help="CSV: write paths and names unchanged, even if a spreadsheet runs them", negative="")
+        bool,
+        Parameter(
+            help="CSV: write paths and names unchanged, even if a spreadsheet would treat them as formulas", negative=""
+        ),
     ] = False,
 ) -> None:
     """Predict the classes of images, with a probability and a decision for each class.
@@ -80,8 +84,10 @@ def predict(
     if out is None:
         output, tallied = command_console(), counts.count(blocks)
         full = itertools.chain.from_iterable(map(lines, tallied))
+        # In a file or a pipe, a CSV table has tabs and line feeds in its cells.
+        is_csv = format == "short" and not sys.stdout.isatty() and not output.rich.quiet
         for line in short_lines(tallied, raw_cells=raw_cells) if format == "short" else full:
-            output.print_line(line)
+            (print if is_csv else output.print_line)(line)
     else:
         try:
             with console.working("listing the images"):
@@ -112,13 +118,13 @@ def lines(block: "Predictions") -> Iterator[str]:
 
 
 def short_lines(blocks: Iterator["Predictions"], *, raw_cells: bool = False) -> Iterator[str]:
-    """Yield the lines of the short CSV table."""
+    """Yield the rows of the short CSV table; control characters except tabs and line feeds are escaped."""
     from probmcl.inference.prediction_files import short_rows
 
     for row in short_rows(blocks, raw_cells=raw_cells):
         text = io.StringIO()
-        csv.writer(text, lineterminator="").writerow(row)
-        yield text.getvalue()
+        csv.writer(text, lineterminator="\n").writerow(map(printable, row))
+        yield text.getvalue().removesuffix("\n")
 
 
 @dataclass

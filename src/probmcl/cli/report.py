@@ -30,16 +30,9 @@ def report(
 
     Example: probmcl report runs/chest --no-images
     """
-    from probmcl.inference.loading import recorded_source
     from probmcl.report.write_report import write_report
-    from probmcl.run_folder import RunFolder
 
     console = command_console(stderr=True)
     with console.working():
-        page, decision = write_report([run, *others], out, images=images, device=device, console=console)
-    source = recorded_source(RunFolder(run))
-    if source is None:
-        console.print(f"note: {run} does not name the folder of its images, so they were not read")
-    else:
-        console.print(f"images of the run: read below {', '.join(map(str, source.folders))}")
+        page, decision = write_report([run, *others], out, images=images, device=device, console=console, notes=console)
     command_console().print(f"report: {decision}; {page}")

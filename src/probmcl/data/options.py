@@ -213,8 +213,8 @@ class DataSource:
         named = [path for path in (self.data, self.images, self.options.hierarchy) if path is not None]
         return tuple(dict.fromkeys(path.parent if path.suffix and not path.is_dir() else path for path in named))
 
-    def refuse_outside(self, paths: Iterable[Path | str]) -> None:
-        """Raise `DataError` if a path is outside `folders`.
+    def refuse_outside(self, paths: Iterable[Path | str], remedy: str = "specify `data` or `images`") -> None:
+        """Raise `DataError` if a path is outside `folders`. The message ends with the remedy.
 
         >>> source = DataSource(Path("/data/labels.csv"), roots=(Path("/data"),))
         >>> source.refuse_outside(["/data/a.jpg", "/etc/passwd"])  # doctest: +ELLIPSIS
@@ -227,7 +227,7 @@ class DataSource:
             if not _prefix(_real_path(path, known)).startswith(roots):
                 folders = ", ".join(map(str, self.folders))
                 problem = f"{path} is outside the data of the run ({folders}), so it is not read"
-                raise DataError(f"{problem}; specify `data` or `images`")
+                raise DataError(f"{problem}; {remedy}")
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict that can be written as JSON and read with `parse`."""

@@ -103,7 +103,7 @@ def read_recorded(source: DataSource, console: Console, *, keep: Sequence[str] =
     The folders that the data come from are printed, and nothing outside of them is read.
     """
     source.refuse_outside(path for path in (source.data, source.images, source.options.hierarchy) if path is not None)
-    console.print(f"data of the run: {source.data}; reading below {', '.join(map(str, source.folders))}")
+    console.print(f"data of the run: {source.data} (reading only files in {', '.join(map(str, source.folders))})")
     records = read_source(source, keep=keep)
     source.refuse_outside(records.paths)
     return records

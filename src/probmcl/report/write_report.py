@@ -1,20 +1,20 @@
 """Writing the report of a run or a comparison: one HTML page, and a JSON file with the same content."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from probmcl import __version__, run_folder
 from probmcl.console import Console
 from probmcl.errors import OptionError, RunError
 from probmcl.experiments.results import Comparison
-from probmcl.files import atomic_write, write_text
+from probmcl.files import atomic_write
 from probmcl.report import comparison_plot, comparison_tables
 from probmcl.report.comparison import verdict as comparison_verdict
 from probmcl.report.page import comparison_content, render_comparison, render_page, report_json
 from probmcl.report.run_report import run_report
 from probmcl.report.verdict import Decision
-from probmcl.run_folder import RunFolder
+from probmcl.run_folder import RunFolder, is_run
 from probmcl.runtime.lock import locked
 
 
@@ -25,6 +25,7 @@ def write_report(
     images: bool = True,
     device: str = "auto",
     console: Console | None = None,
+    notes: Console | None = None,
 ) -> tuple[Path, Decision]:
     """Write the report of a run, and return the path of the page and the verdict.
 
@@ -34,32 +35,49 @@ def write_report(
         images: whether the page contains photographs.
         device: device that computes features and heat maps.
         console: prints progress.
+        notes: prints the folders that images are read from, before they are read (default: not printed).
     """
     page = Path(runs[0]) / run_folder.REPORT if out is None else Path(out)
+    data = page.with_suffix(".json")
     if page.suffix.lower() not in (".html", ".htm"):
         raise OptionError("out", str(page), "must be a file name that ends in .html")
+    if data.exists() and not page.exists() and data.name != run_folder.REPORT_DATA:
+        raise OptionError("out", str(page), f"would replace {data}, which is not part of a report; use another name")
     for folder in runs:
         if (Path(folder) / run_folder.COMPARISON).is_file():
             raise RunError(f"{folder} is a comparison, whose report is written with it; pass one of its runs")
-    report = run_report(runs, images=images, device=device, console=console)
-    contents = {page.name: render_page(report).encode(), page.with_suffix(".json").name: report_json(report).encode()}
-    if out is None:
-        with locked(Path(runs[0])):
-            RunFolder(Path(runs[0])).update(contents)
-    else:
-        for name, content in contents.items():
-            atomic_write(page.with_name(name), content)
+    report = run_report(runs, images=images, device=device, console=console, notes=notes)
+    _write_files(page.parent, {page.name: _encoded(render_page(report)), data.name: _encoded(report_json(report))})
     decision: Decision = report.content["verdict"]["decision"]
     return page, decision
+
+
+def _write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Write files to a folder. If it holds a run, the manifest lists those that belong to the run."""
+    listed = {name: content for name, content in contents.items() if name in run_folder.OWN and is_run(folder)}
+    if listed:
+        with locked(folder):
+            RunFolder(folder).update(listed)
+    for name in contents.keys() - listed.keys():
+        atomic_write(folder / name, contents[name])
+
+
+def _encoded(text: str) -> bytes:
+    r"""Return text as UTF-8; an undecodable byte of a file name becomes an escape, which JSON also has.
+
+    >>> _encoded('"b\udcff.png"')
+    b'"b\\udcff.png"'
+    """
+    return text.encode(errors="backslashreplace")
 
 
 def write_comparison_report(comparison: Comparison, folder: Path) -> Path:
     """Write the report of a comparison to its folder, and return the path of the page."""
     verdict, page = comparison_verdict(comparison), folder / run_folder.REPORT
     tables = list(comparison_tables.comparison_tables(comparison).values())
-    write_text(page, render_comparison(comparison, verdict, comparison_plot.to_svg(comparison), tables))
+    html = render_comparison(comparison, verdict, comparison_plot.to_svg(comparison), tables)
     content = {"probmcl": __version__, **comparison_content(comparison, verdict)}
-    write_text(
-        folder / run_folder.REPORT_DATA, json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    )
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    for name, part in ((run_folder.REPORT, html), (run_folder.REPORT_DATA, text)):
+        atomic_write(folder / name, _encoded(part))
     return page
