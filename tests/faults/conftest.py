@@ -1,6 +1,5 @@
 """Commands that start fast, a small dataset, and runs on it that tests copy and damage."""
 
-import inspect
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -8,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import probmcl
 from helpers import photographs
-from helpers.faults import Commands, open_commands
+from helpers.faults import Commands, kill_after, open_commands
 
-NO_REPORT = ["--no-report"] if "report" in inspect.signature(probmcl.train).parameters else []  # not in version 0.1
+NO_REPORT = ["--no-report"]
 SMALL = [
     *("--encoder", "test_convnext", "--weights", "none", "--image-size", "32", "--workers", "0", "--method", "bce"),
     *("--probe-epochs", "3", "--epochs", "2", "--batch-size", "8"),
@@ -51,10 +49,8 @@ def finished_run(command: Commands, photos: Path, tmp_path_factory: pytest.TempP
 def interrupted_run(command: Commands, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was killed after the frozen probe; read only."""
     run = tmp_path_factory.mktemp("runs") / "interrupted"
-    process = command.start("train", photos, *SMALL, "--out", run)
-    process.wait_until(run / "checkpoints" / "frozen*.safetensors")
-    process.signal(signal.SIGKILL)
-    assert process.wait().code == -signal.SIGKILL
+    ended = command("train", photos, *SMALL, "--out", run, prepare=kill_after("frozen*.safetensors"))
+    assert ended.code == -signal.SIGKILL, ended.text
     return run
 
 

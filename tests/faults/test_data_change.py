@@ -14,7 +14,7 @@ from PIL import Image
 
 from faults.conftest import NO_REPORT, SMALL
 from helpers import photographs
-from helpers.faults import Commands
+from helpers.faults import Commands, kill_after
 
 pytestmark = pytest.mark.slow
 
@@ -26,10 +26,9 @@ def original(command: Commands, photos: Path, tmp_path_factory: pytest.TempPathF
     """A copy of the photographs with a run that was killed after the frozen probe; read only."""
     folder = tmp_path_factory.mktemp("changing")
     shutil.copytree(photos, folder / "photos")
-    process = command.start("train", folder / "photos", *SMALL, "--out", folder / "run")
-    process.wait_until(folder / "run" / "checkpoints" / "frozen*.safetensors")
-    process.signal(signal.SIGKILL)
-    process.wait()
+    words: list[str | Path] = ["train", folder / "photos", *SMALL, "--out", folder / "run"]
+    ended = command(*words, prepare=kill_after("frozen*.safetensors"))
+    assert ended.code == -signal.SIGKILL, ended.text
     shutil.copytree(folder, folder.with_name("changing-backup"))
     return folder
 
@@ -105,11 +104,11 @@ def test_touched_images_are_no_change(command: Commands, finished_run: Path, kil
 
 def test_comparison_refuses_changed_images(command: Commands, killed: Path) -> None:
     options = [*SMALL[: SMALL.index("--method")], "--methods", "bce", "--seeds", "2", "--epochs", "1", *NO_REPORT]
-    folder = killed / "comparison"
-    process = command.start("compare", killed / "photos", *options, "--probe-epochs", "3", "--out", folder)
-    process.wait_until(folder / "seed-1" / "checkpoints" / "frozen*.safetensors")
-    process.signal(signal.SIGKILL)
-    process.wait()
+    folder, in_seed_1 = killed / "comparison", kill_after("frozen*.safetensors", count=2)
+    words: list[str | Path] = ["compare", killed / "photos", *options, "--probe-epochs", "3", "--out", folder]
+    ended = command(*words, prepare=in_seed_1)
+    assert ended.code == -signal.SIGKILL, ended.text
+    assert (folder / "seed-1").exists()
     replaced(killed / "photos")
     refused = command("compare", "--resume", folder, *NO_REPORT)
     assert refused.code == 1, refused.text

@@ -1,7 +1,6 @@
 """Output for terminals, spreadsheets and logs: hostile names, models with NaN, and long stages without a terminal."""
 
 import csv
-import hashlib
 import json
 import re
 import shutil
@@ -14,7 +13,7 @@ from numpy import ndarray
 from safetensors.numpy import load_file, save_file
 
 from faults.conftest import NO_REPORT, SMALL
-from helpers.faults import Commands
+from helpers.faults import Commands, relist
 
 pytestmark = pytest.mark.slow
 
@@ -49,16 +48,12 @@ def table(path: Path) -> list[list[str]]:
 
 def change_model(run: Path, change: Callable[[ndarray], object]) -> str:
     """Change the head's weight in the model of a run, with its entry in the manifest, and return the tensor's name."""
-    path, manifest = run / "model.safetensors", run / "manifest.json"
+    path = run / "model.safetensors"
     tensors = {name: values.copy() for name, values in load_file(path).items()}
     name = max((name for name in tensors if not name.startswith("encoder.") and tensors[name].ndim == 2), key=len)
     change(tensors[name])
     save_file(tensors, path)
-    if manifest.exists():
-        content = path.read_bytes()
-        listed = json.loads(manifest.read_text())
-        listed["files"][path.name] = {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-        manifest.write_text(json.dumps(listed))
+    relist(run)
     return name
 
 
@@ -230,11 +225,29 @@ def test_no_file_of_a_run_contains_bare_nan(command: Commands, photos: Path, tmp
 
 # Long stages without a terminal (3.7)
 
-SOON = "import probmcl.console; probmcl.console.SILENT_SECONDS = 0.02"
+LONG_STAGES = """
+import contextlib, threading, probmcl.console
+probmcl.console.SILENT_SECONDS = 0.02
+never_silent, waited = probmcl.console.Console._never_silent, set()
+@contextlib.contextmanager
+def wait_for_line(self, status):
+    lines, kind = threading.Semaphore(0), status().endswith("so far")
+    def counted_status():
+        lines.release()
+        return status()
+    with never_silent(self, counted_status):
+        if kind not in waited:
+            waited.add(kind)
+            for _ in range(2):  # once the second line is made, the first one is printed
+                assert lines.acquire(timeout=600)
+        yield
+probmcl.console.Console._never_silent = wait_for_line
+"""
+"""Makes the first stage with steps and the first one without steps last until their status has been printed."""
 
 
 def test_log_has_progress_lines(command: Commands, photos: Path, tmp_path: Path) -> None:
-    ended = command("train", photos, *SMALL, "--out", tmp_path / "run", prepare=SOON)
+    ended = command("train", photos, *SMALL, "--out", tmp_path / "run", prepare=LONG_STAGES)
     assert ended.code == 0, ended.text
     lines = re.findall(r"^  [\w ,-]+: +[0-9]+ %, [0-9,]+ of [0-9,]+(?:, [0-9]+ (?:s|min) left)?$", ended.stdout, re.M)
     assert lines

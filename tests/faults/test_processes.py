@@ -1,6 +1,5 @@
 """Signals, killed processes and little shared memory: commands end promptly, with a reason, and can be resumed."""
 
-import json
 import os
 import shlex
 import signal
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from faults.conftest import NO_REPORT, SMALL
-from helpers.faults import HANGS, Commands, Process
+from helpers.faults import HANGS, Commands, Process, kill_after, status
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="uses /proc")]
 
@@ -113,11 +112,6 @@ def wait_until_no_process_is_left(process: Process, seconds: float = HANGS) -> N
     while session(process.pid):
         assert time.monotonic() < end, f"these processes never end: {session(process.pid)}"
         time.sleep(0.05)
-
-
-def status(run: Path) -> str:
-    text: str = json.loads((run / "run.json").read_text())["status"]
-    return text
 
 
 # Little shared memory.
@@ -238,11 +232,10 @@ def test_interrupted_predictions_leave_the_finished_part_in_another_file(
 
 def test_hangup_is_ignored_under_nohup(command: Commands, photos: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    nohup = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
-    process = command.start("train", photos, *SMALL, "--out", run, prepare=nohup)
-    process.wait_until(run / "views.png")
-    process.signal(signal.SIGHUP, group=True)
-    assert process.wait().code == 0
+    nohup = "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+    hang_up = kill_after("views.png", number=signal.SIGHUP)
+    ended = command("train", photos, *SMALL, "--out", run, prepare=nohup + hang_up)
+    assert ended.code == 0, ended.text
     assert status(run) == "finished"
 
 

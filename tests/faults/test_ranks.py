@@ -1,6 +1,5 @@
 """Faults in one of several processes: all end, the cause is printed, and one process can resume the run."""
 
-import json
 import signal
 import socket
 from pathlib import Path
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 
 from faults.conftest import NO_REPORT, SMALL
-from helpers.faults import Commands, Ended
+from helpers.faults import Commands, Ended, status
 
 pytestmark = pytest.mark.slow
 
@@ -47,11 +46,6 @@ def train_with_ranks(command: Commands, ranks: int, *words: str | Path, prepare:
     environments = [{"RANK": str(rank), "LOCAL_RANK": str(rank), **group} for rank in range(ranks)]
     processes = [command.start("train", *words, env=env, prepare=prepare) for env in environments]
     return [process.wait() for process in processes]
-
-
-def status(run: Path) -> str:
-    text: str = json.loads((run / "run.json").read_text())["status"]
-    return text
 
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.exhaustive)])

@@ -13,15 +13,12 @@ import numpy as np
 import pytest
 
 from faults.conftest import NO_REPORT, SMALL
-from helpers.faults import Commands, Ended
+from helpers.faults import Commands, Ended, kill_after
 
 pytestmark = pytest.mark.slow
 
 EVERY_STEP = """
-try:
-    from probmcl.training import Checkpoint
-except ImportError:  # version 0.1
-    from probmcl.training.checkpoint import Checkpoint
+from probmcl.training import Checkpoint
 create = Checkpoint.__init__
 def start(self, *args, **kwargs):
     create(self, *args, **kwargs)
@@ -217,12 +214,8 @@ def test_a_damaged_trained_method_is_trained_again(
     command: Commands, photos: Path, finished_run: Path, tmp_path: Path, damage: Callable[[Path, float], None]
 ) -> None:
     run = tmp_path / "run"
-    process = command.start("train", photos, *SMALL, "--out", run)
-    process.wait_until(run / "checkpoints" / "bce.outcome.json")
-    process.signal(signal.SIGKILL)
-    process.wait()
-    for path in (run / "checkpoints").glob("bce.[or]*.safetensors"):  # a candidate, if the kill came late
-        path.unlink()
+    ended = command("train", photos, *SMALL, "--out", run, prepare=kill_after("bce.outcome.json"))
+    assert ended.code == -signal.SIGKILL, ended.text
     damage(run / "checkpoints" / "bce.trained.safetensors", 0.5)
     ended = resume(command, run)
     assert "bce is trained again" in ended.text

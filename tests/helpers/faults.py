@@ -143,6 +143,29 @@ def open_commands(folder: Path) -> Iterator[Commands]:
         commands.close()
 
 
+def kill_after(pattern: str, *, count: int = 1, number: int = signal.SIGKILL) -> str:
+    """Return code for `prepare` that kills the process right after it gives a file a final name that matches a pattern.
+
+    Unlike a test that polls for the file, this always stops the process at the same place, on any machine.
+
+    Args:
+        pattern: pattern of the file name, without its folder.
+        count: which of the files with such a name, counted from 1.
+        number: the signal that the process sends to itself.
+    """
+    return f"""
+import fnmatch, os
+replace, renamed = os.replace, []
+def kill(source, target, **kwargs):
+    replace(source, target, **kwargs)
+    if fnmatch.fnmatch(os.path.basename(target), {pattern!r}):
+        renamed.append(target)
+        if len(renamed) == {count}:
+            os.kill(os.getpid(), {int(number)})
+os.replace = kill
+"""
+
+
 def refused(ended: Ended, *parts: str) -> None:
     """Check that a command was refused with one message that has these parts."""
     assert ended.code == 1, ended.text
@@ -150,6 +173,12 @@ def refused(ended: Ended, *parts: str) -> None:
     assert ended.stderr.count("probmcl: ") == 1, ended.stderr
     for part in parts:
         assert part in ended.stderr
+
+
+def status(run: Path) -> str:
+    """Return the status of a run."""
+    text: str = json.loads((run / "run.json").read_text())["status"]
+    return text
 
 
 def edit(path: Path, **changes: Any) -> None:
@@ -178,15 +207,13 @@ def serve() -> None:
     """Fork a child for each request on stdin. The server never trains, because autograd does not survive a fork."""
     import torch
 
+    from probmcl.encoders import Encoder
+    from probmcl.encoders.stages import stages
+
     torch.set_num_threads(1)
     for module in IMPORTED_ONCE:
-        with contextlib.suppress(ImportError):  # version 0.1 has other modules
-            importlib.import_module(module)
-    with contextlib.suppress(ImportError):
-        from probmcl.encoders import Encoder
-        from probmcl.encoders.stages import stages
-
-        stages(Encoder("test_convnext", image_size=32))  # cached, and runs without autograd
+        importlib.import_module(module)
+    stages(Encoder("test_convnext", image_size=32))  # cached, and runs without autograd
     gc.collect()
     gc.freeze()  # otherwise each child's collector would search, and thereby copy, the memory of the server
     ended: dict[int, tuple[int, int]] = {}
