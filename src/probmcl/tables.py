@@ -163,7 +163,7 @@ def latex_text(text: str) -> str:
 
 
 def to_csv(records: Sequence[Mapping[str, object]]) -> str:
-    """Return CSV with a header; texts are never formulas. All records must have the same keys."""
+    """Return CSV with a header. All records must have the same keys. Text that looks like a formula is escaped."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
     writer.writeheader()
