@@ -1,4 +1,5 @@
 import io
+import struct
 import sys
 from pathlib import Path
 from typing import Any
@@ -249,8 +250,14 @@ def test_deflated_file_is_decoded_unless_it_inflates_too_much(tmp_path: Path, mo
     assert np.array_equal(gray(path), expected)
     assert hidden.stat().st_size < 2_000
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 5_000)
-    with pytest.raises(ImageError, match="decodes to more than 5,000 pixels"):
-        read_image(hidden)
+    content = hidden.read_bytes()
+    end = 144 + int.from_bytes(content[140:144], "little")  # of the file meta information
+    padding = struct.pack("<HH2sHI", 0x0002, 0x0102, b"OB", 0, 3000) + bytes(3000)
+    command = struct.pack("<HHIH", 0x0000, 0x0900, 2, 0)
+    for start, inserted in ((0, b""), (144, padding), (end, command)):  # the length of the first group is then wrong
+        hidden.write_bytes(content[:start] + inserted + content[start:])
+        with pytest.raises(ImageError, match="decodes to more than 5,000 pixels"):
+            read_image(hidden)
 
 
 def test_conversion_in_strips_gives_the_same_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,11 @@
 import os
+import tracemalloc
+from hashlib import blake2b
 from pathlib import Path
 
 import pytest
 
-from probmcl.data.image_files import IMAGE_SUFFIXES, equal_files, expand, is_image, split_folders, walk
+from probmcl.data.image_files import IMAGE_SUFFIXES, equal_files, expand, file_digest, is_image, split_folders, walk
 from probmcl.data.intensity import NEVER_DEEP
 from probmcl.errors import DataError
 
@@ -53,6 +55,19 @@ def test_equal_files_within_one_group_and_between_two(tmp_path: Path) -> None:
     ours, theirs = equal_files([c, a], [b, str(tmp_path / "nowhere")])
     assert ([*ours], [*theirs]) == ([a], [b])
     assert ours[a] == theirs[b]
+
+
+def test_digest_of_a_large_file_takes_little_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.touch()
+    os.truncate(path, 2**25)
+    tracemalloc.start()
+    digest = file_digest(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**20
+    assert digest == blake2b(bytes(2**25), digest_size=16).digest()
+    assert file_digest(tmp_path) == file_digest(tmp_path / "nowhere") == b""
 
 
 def test_split_folders_are_in_order(tmp_path: Path) -> None:

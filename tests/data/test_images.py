@@ -1,3 +1,4 @@
+import os
 import pickle
 import struct
 import subprocess
@@ -18,7 +19,7 @@ from jaxtyping import Float, UInt8
 from numpy import ndarray
 from PIL import Image, ImageFile, ImageOps
 
-from probmcl.data.images import Interpolation, Preprocessing, read_image
+from probmcl.data.images import MAX_JPEG_BYTES, MAX_SCANS, Interpolation, Preprocessing, read_image, stored_image
 from probmcl.errors import ImageError
 
 PLAIN = Preprocessing(size=8, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
@@ -176,6 +177,25 @@ def nothing(path: Path) -> None:
     assert not path.exists()
 
 
+def start_only(path: Path) -> None:
+    path.write_bytes(b"\xff\xd8\xff\xe0\0\x10JFIF")
+
+
+def without_frame(path: Path) -> None:
+    path.write_bytes(b"\xff\xd8\xff\xd9")
+
+
+def large(path: Path) -> None:
+    start_only(path)
+    os.truncate(path, MAX_JPEG_BYTES + 1)
+
+
+def many_scans(path: Path) -> None:
+    smooth(8, 8).save(path, "JPEG", progressive=True)
+    data = path.read_bytes()
+    path.write_bytes(data[:-2] + data[data.rindex(b"\xff\xda") : -2] * MAX_SCANS + data[-2:])
+
+
 def header_only(path: Path) -> None:
     smooth(300, 200).save(path, "JPEG")
     path.write_bytes(path.read_bytes()[:700])
@@ -215,6 +235,10 @@ BAD: dict[Callable[[Path], None], str] = {
     text: "not an image",
     folder: "folder",
     nothing: "does not exist",
+    start_only: "image file is truncated",
+    without_frame: "not an image",
+    large: "1,000,000,001 bytes",
+    many_scans: f"{MAX_SCANS + 10} scans",
     header_only: "truncated",
     cut: "truncated",
     cut_progressive: "truncated",
@@ -245,6 +269,21 @@ def test_bytes_after_the_end_of_a_jpeg_are_ignored(tmp_path: Path) -> None:
     expected = pixels(read_image(path))
     path.write_bytes(path.read_bytes() + b"a film \xff\xda of two seconds" * 50)
     assert np.array_equal(pixels(read_image(path)), expected)
+
+
+def test_scans_outside_of_the_image_are_not_counted(tmp_path: Path) -> None:
+    path = tmp_path / "a.jpg"
+    smooth(300, 200).save(path, progressive=True, comment=b"\xff\xda" * MAX_SCANS)
+    path.write_bytes(path.read_bytes() + b"\xff\xda" * MAX_SCANS)
+    assert read_image(path).size == (300, 200)
+
+
+def test_stored_image_does_not_decode_a_png_again(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    smooth(300, 200).save(path)
+    decoded = read_image(path)
+    path.write_bytes(path.read_bytes()[:1000])
+    assert stored_image(path, decoded) == ((300, 200), "RGB", None)
 
 
 def test_load_truncated_images_must_be_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

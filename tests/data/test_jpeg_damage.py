@@ -9,7 +9,7 @@ from PIL import Image
 from probmcl.data.duplicates.hashing import fingerprint, fingerprints
 from probmcl.data.duplicates.result_cache import ResultCache
 from probmcl.data.images import read_image
-from probmcl.data.jpeg_damage import INCOMPLETE, REASONS, RESTARTS, TOO_LONG, TOO_SHORT, jpeg_damage
+from probmcl.data.jpeg_damage import INCOMPLETE, REASONS, RESTARTS, TOO_LONG, TOO_SHORT, jpeg_damage, scan_count
 
 END = b"\xff\xd9"
 KINDS: dict[str, dict[str, Any]] = {
@@ -21,6 +21,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "optimized": {"optimize": True},
     "progressive": {"progressive": True},
     "progressive with restarts": {"progressive": True, "restart_marker_rows": 1},
+    "stored as RGB": {"keep_rgb": True},
+    "progressive, stored as RGB": {"keep_rgb": True, "progressive": True},
 }
 
 
@@ -50,7 +52,9 @@ def shortened(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
-@pytest.mark.parametrize("size", [(1, 1), (8, 8), (17, 33), (200, 150), (161, 20), (20, 161), (16, 400)])
+@pytest.mark.parametrize(
+    "size", [(1, 1), (8, 8), (17, 33), (200, 150), (161, 20), (20, 161), (16, 400), (7, 40), (40, 7)]
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_intact_file_is_not_damaged(kind: str, size: tuple[int, int], mode: str) -> None:
     assert jpeg_damage(encoded(mode, size, **KINDS[kind])) is None
@@ -70,13 +74,31 @@ def test_image_of_one_color_is_not_damaged(kind: str, color: int) -> None:
 def test_missing_data_are_detected(kind: str, mode: str) -> None:
     data = encoded(mode, **KINDS[kind])
     assert jpeg_damage(halved(data)) in REASONS
-    if kind != "progressive":  # the data of a progressive scan may end anywhere
+    if kind not in ("progressive", "progressive, stored as RGB"):  # the data of a progressive scan may end anywhere
         assert jpeg_damage(shortened(data)) in REASONS
 
 
 def test_pillow_decodes_files_that_are_detected(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(halved(encoded()))
     assert read_image(tmp_path / "a.jpg").size == (200, 150)
+
+
+def test_rgb_is_recognized_by_the_names_of_its_components() -> None:
+    data = encoded(keep_rgb=True)
+    adobe = data.index(b"\xff\xee")
+    data = data[:adobe] + data[adobe + 16 :]
+    assert b"Adobe" not in data
+    assert jpeg_damage(data) is None
+    assert jpeg_damage(halved(data)) == TOO_SHORT
+
+
+def test_scans_are_counted_without_thumbnails_and_data_after_the_end() -> None:
+    data, false = encoded(progressive=True), b"\xff\xda\xff\xd9"
+    comment = b"\xff\xfe\0\x06" + false
+    last = data.rindex(b"\xff\xda")
+    assert scan_count(data) == data.count(b"\xff\xda") == 10
+    assert scan_count(data[:2] + comment + data[2:last] + comment + data[last:] + false) == 10
+    assert scan_count(data[:last] + b"\xff\x01" + data[last:]) == 10  # a marker without a length
 
 
 def test_reasons() -> None:

@@ -106,6 +106,24 @@ def deflated_bomb(path: Path) -> None:
     path.write_bytes(header + megabyte * 600 + pack.flush())
 
 
+def padded_bomb(path: Path) -> None:
+    """Write the same file with 3 kB before its transfer syntax."""
+    deflated_bomb(path)
+    data = path.read_bytes()
+    path.write_bytes(data[:144] + struct.pack("<HH2sHI", 2, 0x0102, b"OB", 0, 3000) + bytes(3000) + data[144:])
+
+
+def large(path: Path) -> None:
+    """Write a sparse file of 3 GB."""
+    path.write_bytes(b"\xff\xd8\xff\xe0")
+    os.truncate(path, 3 * 10**9)
+
+
+def many_scans(path: Path) -> None:
+    data = content("JPEG", progressive=True)
+    path.write_bytes(data[:-2] + data[data.rindex(b"\xff\xda") : -2] * 500 + END)
+
+
 def dicom(path: Path, *, deflated: bool = False, **attributes: Any) -> None:
     from pydicom import Dataset, FileMetaDataset
     from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian, generate_uid
@@ -158,7 +176,11 @@ UNREADABLE: dict[str, tuple[Make, str]] = {
     "text.jpg": (written(b"no picture"), FORMAT),
     "page.jpg": (written(b"<html>404 not found</html>"), FORMAT),
     "zeros.jpg": (written(bytes(5000)), FORMAT),
-    "start.jpg": (written(b"\xff\xd8\xff\xe0"), ""),
+    "start.jpg": (written(b"\xff\xd8\xff\xe0"), FORMAT),
+    "start of JFIF.jpg": (written(b"\xff\xd8\xff\xe0\0\x10JFIF"), "image file is truncated"),
+    "no frame.jpg": (written(b"\xff\xd8\xff\xd9"), FORMAT),
+    "large.jpg": (large, "3,000,000,000 bytes"),
+    "scans.jpg": (many_scans, "510 scans"),
     "folder.jpg": (Path.mkdir, "is a folder, not a file"),
     "pipe.jpg": (os.mkfifo, "is not a regular file"),
     "device.jpg": (linked_to("/dev/zero"), "is not a regular file"),
@@ -186,6 +208,7 @@ UNREADABLE: dict[str, tuple[Make, str]] = {
     "huge tile.tif": (written(tiled(26_000, 26_000)), PIXELS),
     "huge.dcm": (lambda path: dicom(path, Rows=20_000, Columns=20_000), PIXELS),
     "deflated.dcm": (deflated_bomb, PIXELS),
+    "padded.dcm": (padded_bomb, PIXELS),
     "frames.dcm": (lambda path: dicom(path, NumberOfFrames=2**31 - 1), ""),
     "no pixels.dcm": (lambda path: dicom(path, PixelData=b""), ""),
     "text bomb.png": (text_bomb, "too large"),
@@ -209,6 +232,8 @@ READABLE: dict[str, Make] = {
     "gray.jpg": saved("JPEG", "L"),
     "cmyk.jpg": saved("JPEG", "CMYK"),
     "progressive.jpg": saved("JPEG", progressive=True),
+    "rgb.jpg": saved("JPEG", keep_rgb=True),
+    "narrow.jpg": lambda path: photograph(45, (7, 90)).save(path),
     "restarts.jpg": saved("JPEG", restart_marker_blocks=3),
     "palette.png": saved("PNG", "P"),
     "1 bit.png": saved("PNG", "1"),

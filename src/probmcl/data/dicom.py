@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from jaxtyping import Float, Shaped, UInt8
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from pydicom import Dataset
 
 HEAD = 132  # bytes: a 128-byte preamble and the prefix DICM
-DEFLATED = b"1.2.840.10008.1.2.1.99"  # the transfer syntax of a file that is compressed as a whole
 MAX_FRAME_BYTES = 6  # per pixel: 16-bit RGB
 COLORS = ("RGB", "YBR_FULL", "YBR_FULL_422", "YBR_ICT", "YBR_RCT", "YBR_PARTIAL_420", "YBR_PARTIAL_422")
 
@@ -37,7 +36,7 @@ def is_dicom(head: bytes) -> bool:
     return head[128:132] == b"DICM"
 
 
-def read_dicom(file: IO[bytes], intensity: IntensityRange | None = None) -> Image.Image:
+def read_dicom(file: BinaryIO, intensity: IntensityRange | None = None) -> Image.Image:
     """Decode the first frame into an RGB image, or raise `ValueError`."""
     data, stored = _read(file)
     interpretation = data.PhotometricInterpretation
@@ -61,7 +60,7 @@ def _in_strips(
     return np.concatenate([convert(stored[top : top + rows]) for top in range(0, len(stored), rows)])
 
 
-def dicom_values(file: IO[bytes]) -> Shaped[ndarray, "H W"] | None:
+def dicom_values(file: BinaryIO) -> Shaped[ndarray, "H W"] | None:
     """Return the gray values of the first frame, or None if the file defines how they are displayed."""
     data, stored = _read(file)
     if not data.PhotometricInterpretation.startswith("MONOCHROME") or not _needs_range(data):
@@ -69,7 +68,7 @@ def dicom_values(file: IO[bytes]) -> Shaped[ndarray, "H W"] | None:
     return _modality(data, stored)
 
 
-def _read(file: IO[bytes]) -> tuple[Dataset, Shaped[ndarray, "*frame"]]:
+def _read(file: BinaryIO) -> tuple[Dataset, Shaped[ndarray, "*frame"]]:
     try:
         import pydicom
         from pydicom.pixels.utils import pixel_array
@@ -90,14 +89,18 @@ def _read(file: IO[bytes]) -> tuple[Dataset, Shaped[ndarray, "*frame"]]:
         raise ValueError(f"is compressed as {name}, which pydicom cannot decode by itself; {remedy}") from error
 
 
-def _refuse_inflated(file: IO[bytes]) -> None:
+def _refuse_inflated(file: BinaryIO) -> None:
     """Raise an error if a deflated file inflates to more than an image within the pixel limit; rewind the file."""
-    head = file.read(2048)
-    if DEFLATED in head and Image.MAX_IMAGE_PIXELS is not None:
-        file.seek(HEAD + 12 + int.from_bytes(head[HEAD + 8 : HEAD + 12], "little"))  # after the file meta information
-        inflate, size = zlib.decompressobj(-zlib.MAX_WBITS).decompress, 0
-        for chunk in iter(lambda: file.read(2**14), b""):
-            size += len(inflate(chunk))
+    from pydicom.filereader import _read_command_set_elements, _read_file_meta_info, read_preamble
+    from pydicom.uid import DeflatedExplicitVRLittleEndian
+
+    read_preamble(file, force=False)
+    syntax = _read_file_meta_info(file).get("TransferSyntaxUID")
+    if syntax == DeflatedExplicitVRLittleEndian and Image.MAX_IMAGE_PIXELS is not None:
+        _read_command_set_elements(file)  # `dcmread` skips them too
+        stream, size = zlib.decompressobj(-zlib.MAX_WBITS), 0
+        while not stream.eof and (chunk := file.read(2**14)):
+            size += len(stream.decompress(chunk))
             if size > MAX_FRAME_BYTES * Image.MAX_IMAGE_PIXELS:
                 raise Image.DecompressionBombError(f"{size:,} bytes")
     file.seek(0)

@@ -1,12 +1,13 @@
 """Image files on disk: suffixes, directory walks, lists and patterns, and detection of identical files."""
 
 import glob
+import hashlib
 import itertools
 import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b, file_digest
+from hashlib import blake2b
 from pathlib import Path
 
 from probmcl.data.records import Missing, Split
@@ -190,12 +191,23 @@ def equal_files(*groups: Iterable[str]) -> list[dict[str, bytes]]:
     files are ignored.
     """
     keyed: list[dict[str, bytes]] = [dict.fromkeys(group, b"") for group in groups]
-    for key in (_size, _pieces, _digest):
+    for key in (_size, _pieces, file_digest):
         keyed = [{path: _or_empty(key, path) for path in group} for group in keyed]
         values = (group.values() if len(groups) == 1 else set(group.values()) for group in keyed)
         counts = Counter(itertools.chain.from_iterable(values))
         keyed = [{path: value for path, value in group.items() if value and counts[value] > 1} for group in keyed]
     return keyed
+
+
+def file_digest(path: str | Path) -> bytes:
+    """Return the digest of a file, or b"" if it cannot be read."""
+    try:
+        if not Path(path).is_file():
+            return b""
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, lambda: blake2b(digest_size=16)).digest()
+    except (OSError, ValueError):
+        return b""
 
 
 def _or_empty(key: Callable[[str], bytes], path: str) -> bytes:
@@ -218,8 +230,3 @@ def _pieces(path: str) -> bytes:
             file.seek(start)
             digest.update(file.read(PIECE))
     return digest.digest()
-
-
-def _digest(path: str) -> bytes:
-    with Path(path).open("rb") as file:
-        return file_digest(file, lambda: blake2b(digest_size=16)).digest()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import IO, TYPE_CHECKING, BinaryIO, Literal, NamedTuple, get_args
 
 import numpy as np
 from jaxtyping import Float, Shaped, UInt8
@@ -20,7 +20,7 @@ from PIL.TiffImagePlugin import TILELENGTH, TILEWIDTH, TiffImageFile
 from probmcl.data.dicom import HEAD, dicom_values, is_dicom, read_dicom
 from probmcl.data.image_files import FORMATS
 from probmcl.data.intensity import IntensityRange, Kind
-from probmcl.data.jpeg_damage import jpeg_damage
+from probmcl.data.jpeg_damage import jpeg_damage, scan_count
 from probmcl.data.upright import is_deep, orientation, to_rgb, turned
 from probmcl.errors import ImageError
 
@@ -30,13 +30,15 @@ if TYPE_CHECKING:
 Interpolation = Literal["bilinear", "bicubic"]
 
 MISSING = "does not exist"  # the reason if there is no file
-START_OF_JPEG, END_OF_JPEG = b"\xff\xd8\xff", b"\xff\xd9"
+START_OF_JPEG, START_OF_SCAN, END_OF_JPEG = b"\xff\xd8\xff", b"\xff\xda", b"\xff\xd9"
 
 BYTES_PER_PIXEL = {"WEBP": 18, "AVIF": 14, "JPEG2000": 26}
 MAX_BYTES_PER_PIXEL = 12
 """Peak memory of reading an image, measured: Pillow's own image, the copy in RGB and the buffers of the decoder. In all
 other formats it is at most `MAX_BYTES_PER_PIXEL`, so no image takes more than that times the pixel limit (1.1 GB)."""
 MAX_REDUCTION = 3.0  # stored pixels of a JPEG, relative to the pixel limit; cameras of telephones have 200 megapixels
+MAX_JPEG_BYTES = 10**9
+MAX_SCANS = 100  # each takes time; encoders write about ten
 
 
 def read_image(path: Path, size: int | None = None, *, intensity: IntensityRange | None = None) -> Image.Image:
@@ -111,12 +113,15 @@ class StoredImage(NamedTuple):
 def stored_image(path: Path, decoded: Image.Image) -> StoredImage:
     """Return the properties of an image file that was decoded, at any size, without an error, or raise `ImageError`."""
     with _open(path) as (file, head):
-        if is_dicom(head):  # always decoded at its full size
+        if is_dicom(head):
             return StoredImage(decoded.size, decoded.mode, None)
-        damage = jpeg_damage(file.read()) if head.startswith(START_OF_JPEG) else None
-        file.seek(0)
-        with open_image(file, head) as image:
-            return StoredImage(image.size if orientation(image) < 5 else image.size[::-1], image.mode, damage)
+        if not head.startswith(START_OF_JPEG):
+            with open_image(file, head) as image:
+                return StoredImage(decoded.size, image.mode, None)
+        data = _jpeg_content(file)
+        with _jpeg(data) as image:  # the only format that is decoded at a reduced size
+            size = image.size if orientation(image) < 5 else image.size[::-1]
+            return StoredImage(size, image.mode, jpeg_damage(data))
 
 
 @dataclass(frozen=True)
@@ -190,7 +195,7 @@ def _pixels(image: Image.Image) -> UInt8[Tensor, "3 H W"]:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[tuple[IO[bytes], bytes]]:
+def _open(path: Path) -> Iterator[tuple[BinaryIO, bytes]]:
     """Open a file and yield it with its first bytes; errors inside the context become an `ImageError`."""
     _refuse_non_file(path)
     try:
@@ -224,7 +229,8 @@ def _reason(error: Exception) -> str:
         return f"is not an image in a supported format ({', '.join(FORMATS)}, DICOM)"
     if isinstance(error, (Image.DecompressionBombError, Image.DecompressionBombWarning)):
         return f"decodes to more than {Image.MAX_IMAGE_PIXELS or 0:,} pixels; resize it"
-    return str(error) or type(error).__name__
+    message = str(error) or type(error).__name__
+    return "image file is truncated" if message == "Truncated File Read" else message
 
 
 def _decode(
@@ -259,19 +265,34 @@ def _unread_content(image: Image.Image) -> bytes | None:
 def open_image(file: IO[bytes] | io.BytesIO, head: bytes) -> ImageFile.ImageFile:
     """Open an image in one of `FORMATS`, without decoding it; `head` are the first bytes of the file."""
     if head.startswith(START_OF_JPEG):
-        return _jpeg(file.read())
+        return _jpeg(_jpeg_content(file))
     Image.init()
     return Image.open(file, formats=[name for name in FORMATS if name in Image.OPEN])  # old versions have no AVIF
 
 
+def _jpeg_content(file: IO[bytes] | io.BytesIO) -> bytes:
+    size = file.seek(0, io.SEEK_END)
+    if size > MAX_JPEG_BYTES:
+        raise ValueError(f"has {size:,} bytes, and a JPEG may have at most {MAX_JPEG_BYTES:,}; save it again")
+    file.seek(0)
+    return file.read()
+
+
 def _jpeg(data: bytes) -> JpegImageFile:
     """Open a JPEG without `Image.open`, which would limit the stored size instead of the decoded size."""
-    image = JpegImageFile(io.BytesIO(data))
+    try:
+        image = JpegImageFile(io.BytesIO(data))
+    except SyntaxError as error:  # like `Image.open`
+        raise UnidentifiedImageError from error
     # Pillow detects a file that ends early, but not one that an interrupted copy filled up with zeros.
     start_of_scan = image.fp.tell() if image.fp else 0  # after the thumbnail, which has an end marker too
     if data.rfind(END_OF_JPEG, start_of_scan) < 0:
         raise ValueError("image file is truncated (no end marker)")
-    _refuse_huge_jpeg(image, components_in_scan=data[data.rfind(b"\xff\xda", 0, start_of_scan) + 4])
+    components_in_scan = data[data.rfind(START_OF_SCAN, 0, start_of_scan) + 4]
+    several = "progressive" in image.info or components_in_scan < image.layers
+    _refuse_huge_jpeg(image, several=several)
+    if several and data.count(START_OF_SCAN) > MAX_SCANS and (scans := scan_count(data)) > MAX_SCANS:
+        raise ValueError(f"has {scans:,} scans, and a JPEG may have at most {MAX_SCANS}; save it again")
     return image
 
 
@@ -283,9 +304,8 @@ def _refuse_huge(image: Image.Image) -> None:
         _refuse_pixels(image.tag_v2.get(TILEWIDTH, 1) * image.tag_v2.get(TILELENGTH, 1), share)
 
 
-def _refuse_huge_jpeg(image: JpegImageFile, components_in_scan: int) -> None:
+def _refuse_huge_jpeg(image: JpegImageFile, *, several: bool) -> None:
     """Raise an error if a JPEG is huge before it is reduced; with several scans, all 16-bit coefficients are kept."""
-    several = "progressive" in image.info or components_in_scan < image.layers
     reduction = MAX_BYTES_PER_PIXEL / (2 * image.layers) if several else MAX_REDUCTION
     _refuse_pixels(image.width * image.height, min(reduction, MAX_REDUCTION))
 

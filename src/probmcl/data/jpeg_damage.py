@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from PIL.JpegImagePlugin import JpegImageFile
@@ -24,6 +24,7 @@ REASONS = (TOO_SHORT, TOO_LONG, RESTARTS, INCOMPLETE, INCONSISTENT)
 
 SEQUENTIAL, PROGRESSIVE = (0xC0, 0xC1), 0xC2  # frames with Huffman coding
 START, END, SCAN, INTERVAL, RESTART = 0xD8, 0xD9, 0xDA, 0xDD, range(0xD0, 0xD8)
+RESERVED = range(0xC0)  # markers without a segment, like START and RESTART
 MARKER = re.compile(rb"\xff([^\x00\xff])")
 BIT_BUFFER = 8  # bytes that libjpeg may read ahead
 UNWRITTEN, LATE = 7, 248  # values of pixels that the decoder has not written
@@ -70,20 +71,31 @@ def jpeg_damage(data: bytes) -> str | None:
         return INCONSISTENT
 
 
-def _structure(data: bytes) -> Structure:
-    kind, frame, interval, position = 0, b"", 0, 2
-    scans: list[Scan] = []
+def scan_count(data: bytes) -> int:
+    """Return the number of scans of a JPEG file, without those of thumbnails and of images after its end."""
+    return sum(code == SCAN for code, _, _ in _segments(data))
+
+
+def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Yield the code of each marker before the end marker, and where the content of its segment starts and ends."""
+    position = 2
     while (marker := MARKER.search(data, position)) and marker[1][0] != END:
         code, start = marker[1][0], marker.end()
-        position = start + (0 if code in RESTART or code == START else int.from_bytes(data[start : start + 2], "big"))
-        content = data[start + 2 : position]
+        is_bare = code in RESERVED or code in RESTART or code == START
+        position = start + (0 if is_bare else int.from_bytes(data[start : start + 2], "big"))
+        yield code, start + 2, position
+
+
+def _structure(data: bytes) -> Structure:
+    kind, frame, interval = 0, b"", 0
+    scans: list[Scan] = []
+    for code, start, end in _segments(data):
         if code in (*SEQUENTIAL, PROGRESSIVE):
-            kind, frame = code, content
+            kind, frame = code, data[start:end]
         elif code == INTERVAL:
-            interval = int.from_bytes(content, "big")
+            interval = int.from_bytes(data[start:end], "big")
         elif code == SCAN:
-            scans.append(_scan(data, content, interval, position))
-            position = scans[-1].ends[-1]
+            scans.append(_scan(data, data[start:end], interval, end))
     return Structure(kind, frame, scans)
 
 
@@ -121,13 +133,18 @@ def _is_complete(found: Structure) -> bool:
 
 def _units(found: Structure, scan: Scan) -> tuple[int, int]:
     """Return the number of coded units across and down; a unit has one or more blocks of 8 × 8 samples."""
-    height, width = (int.from_bytes(found.frame[start : start + 2], "big") for start in (1, 3))
+    height, width = _sides(found)
     factors = _sampling_factors(found)
     across, down = (8 * max(factor[axis] for factor in factors.values()) for axis in (0, 1))
     if scan.header[0] == 1:  # one component: a unit is a block
         own = factors[scan.header[1]]
         across, down = across // own[0], down // own[1]
     return -(-width // across), -(-height // down)
+
+
+def _sides(found: Structure) -> tuple[int, int]:
+    """Return the height and the width in pixels."""
+    return int.from_bytes(found.frame[1:3], "big"), int.from_bytes(found.frame[3:5], "big")
 
 
 def _sampling_factors(found: Structure) -> dict[int, tuple[int, int]]:
@@ -153,6 +170,7 @@ def _last_rows(found: Structure) -> list[int]:
     interval = scan.interval or across * down
     rows = max(factor[1] for factor in factors.values())
     unusual = rows > scan.header[0]  # libjpeg completes several rows of blocks at once if there is one component
+    unusual |= min(_sides(found)) < 8  # Pillow does not reduce it to 1/8
     if found.kind == PROGRESSIVE or len(found.scans) > 1 or interval % across or unusual:
         return []
     return [(piece + 1) * interval // across * rows - 1 for piece in range(len(scan.ends))]
@@ -161,7 +179,7 @@ def _last_rows(found: Structure) -> list[int]:
 def _watch(data: bytes, ends: list[int], rows: list[int]) -> str | None:
     """Decode a JPEG at 1/8 of its size, and return whether a piece completes its last row too early or too late."""
     image = _WatchedJpeg(io.BytesIO(data))
-    image.draft("YCbCr", (1, 1))
+    image.draft(_coded_mode(image), (1, 1))
     image.rows = [min(row, image.height - 1) for row in rows]
     for start, end in itertools.pairwise([0, *ends]):
         needed = start + len(data[start:end].rstrip(b"\0")) - 1  # zeros after the data are harmless
@@ -214,8 +232,14 @@ class _WatchedJpeg(JpegImageFile):
 
 def _decoded(data: bytes, side: int) -> bytes:
     image = JpegImageFile(io.BytesIO(data))
-    image.draft("YCbCr", (side, side))
+    image.draft(_coded_mode(image), (side, side))
     return image.tobytes()
+
+
+def _coded_mode(image: JpegImageFile) -> str:
+    """Return the mode of the stored colors. libjpeg cannot convert RGB to YCbCr."""
+    names = bytes(component for component, *_ in image.layer)
+    return "RGB" if image.info.get("adobe_transform") == 0 or names == b"RGB" else "YCbCr"
 
 
 def _padded(data: bytes, found: Structure) -> bytes:

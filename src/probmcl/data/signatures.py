@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from probmcl.console import Console
-from probmcl.data.duplicates.hashing import file_digest
+from probmcl.data.image_files import file_digest
 from probmcl.data.records import Paths
 from probmcl.errors import LISTED, RunError, RunWarning, counted, listing
 from probmcl.files import atomic_write, csv_content, read_table
@@ -21,7 +21,10 @@ MISSING = (-1, -1)  # size and modification time of a file that does not exist
 
 
 class Signature(NamedTuple):
-    """The size, modification time and digest of a file. Only the digest decides whether its content has changed."""
+    """The size, modification time and digest of a file.
+
+    A file is read again only if its size or modification time differs; then the digest decides.
+    """
 
     size: int
     mtime_ns: int

@@ -35,8 +35,9 @@ def test_size_is_that_of_the_upright_full_image(tmp_path: Path) -> None:
     assert saved(tmp_path / "large.jpg", scene(0, (640, 480))).size == (640, 480)  # decoded at 1/8 of its size
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
-    scene(0, (60, 40)).save(tmp_path / "exif.jpg", exif=exif)
-    assert fingerprint(tmp_path / "exif.jpg").size == (40, 60)
+    for name in ("exif.jpg", "exif.png", "exif.tif", "exif.webp"):
+        scene(0, (60, 40)).save(tmp_path / name, exif=exif)
+        assert fingerprint(tmp_path / name).size == (40, 60)
     exif[ExifTags.Base.Orientation] = 3
     scene(0, (60, 40)).save(tmp_path / "upside down.jpg", exif=exif)
     assert fingerprint(tmp_path / "upside down.jpg").size == (60, 40)

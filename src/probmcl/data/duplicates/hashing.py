@@ -5,7 +5,6 @@ import struct
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import lru_cache, partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,6 +14,7 @@ from numpy import ndarray
 from PIL import Image
 
 from probmcl.data.duplicates.result_cache import NO_CACHE, ResultCache
+from probmcl.data.image_files import file_digest
 from probmcl.data.images import read_image, stored_image
 from probmcl.data.intensity import IntensityRange
 from probmcl.data.jpeg_damage import REASONS
@@ -131,14 +131,6 @@ def _batch(
         _decode(path, intensity, content) if value is None else (_unpacked(content, value), b"")
         for path, content, value in zip(paths, contents, values, strict=True)
     ]
-
-
-def file_digest(path: Path) -> bytes:
-    """Return the digest of a file, or b"" if it cannot be read."""
-    try:
-        return blake2b(path.read_bytes(), digest_size=16).digest() if path.is_file() else b""
-    except OSError:
-        return b""
 
 
 def _decode(path: Path, intensity: IntensityRange | None, content: bytes = b"") -> tuple[Fingerprint, bytes]:

@@ -1,4 +1,5 @@
 import sys
+import time
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ import pytest
 
 from helpers.excel import workbook
 from helpers.tables import Write, labels_of, refused, states_of
-from probmcl.data.formats.table.sheet import load
+from probmcl.data.formats.table.sheet import OPEN_CELL, load
 from probmcl.data.read import read
 from probmcl.errors import DataError
 
@@ -284,6 +285,13 @@ def test_header_may_contain_line_ends(write: Write, end: str) -> None:
 
 def test_quotation_mark_in_a_title_does_not_hide_the_header(write: Write) -> None:
     assert load(write('Tiles of 5"\nfile,label\n0.jpg,cat\n'), lambda columns: True).columns == ("file", "label")
+
+
+@pytest.mark.parametrize("text", ["\t", " ", '"', ', "', ',"""'])
+def test_long_first_line_takes_linear_time(text: str) -> None:
+    start = time.process_time()
+    OPEN_CELL.search(text * 50_000 + "\n")
+    assert time.process_time() - start < 1
 
 
 def test_header_may_start_with_a_number_sign(write: Write) -> None:

@@ -23,7 +23,7 @@ IMAGE_NAME = re.compile(r".+\.(jpe?g|png|tiff?|bmp|webp|gif|dcm)", re.IGNORECASE
 EXCEL_ROWS = 1_048_576
 SAMPLE = 1 << 16  # characters from which the delimiter is detected
 TITLES = 6  # lines in which the header is looked for
-OPEN_CELL = re.compile(r'(?:^|[,;|\t])\s*"(?:[^"]|"")*\Z')  # a quoted cell that continues on the next line
+OPEN_CELL = re.compile(r'(?:^|[,;|\t]) *"(?:[^"]|"")*\Z')  # a quoted cell that continues on the next line
 BLOCK = 2_000  # rows that are converted at once
 csv.field_size_limit(1 << 30)  # a cell may contain the pixels of a mask
 
