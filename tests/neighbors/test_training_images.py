@@ -58,6 +58,7 @@ def test_a_damaged_file_is_an_error(tmp_path: Path) -> None:
         {"known": torch.ones(50, 3)},
     ],
 )
+@pytest.mark.usefixtures("without_type_checks")
 def test_a_wrong_type_or_shape_is_an_error(change: dict[str, Any], tmp_path: Path) -> None:
     replace(made(), **change).save(tmp_path / "file")
     with pytest.raises(RunError, match=r"file cannot be read \(its "):

@@ -181,10 +181,12 @@ class _Pool(Generic[Part, Result]):
         try:
             yield
         except (EOFError, OSError) as error:
-            worker.process.join(POLL_SECONDS)
-            if worker.process.exitcode is None:
+            end = time.monotonic() + POLL_SECONDS
+            while (code := worker.process.exitcode) is None and time.monotonic() < end:
+                time.sleep(0.01)  # unlike `join`, this also works if another thread has just waited for the process
+            if code is None:
                 raise
-            raise WorkerError(_death_message(worker.process.exitcode, self.files(worker.parts[0][1]))) from error
+            raise WorkerError(_death_message(code, self.files(worker.parts[0][1]))) from error
 
 
 def _death_message(code: int, files: Iterable[object]) -> str:
