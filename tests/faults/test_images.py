@@ -113,12 +113,6 @@ def padded_bomb(path: Path) -> None:
     path.write_bytes(data[:144] + struct.pack("<HH2sHI", 2, 0x0102, b"OB", 0, 3000) + bytes(3000) + data[144:])
 
 
-def large(path: Path) -> None:
-    """Write a sparse file of 3 GB."""
-    path.write_bytes(b"\xff\xd8\xff\xe0")
-    os.truncate(path, 3 * 10**9)
-
-
 def many_scans(path: Path) -> None:
     data = content("JPEG", progressive=True)
     path.write_bytes(data[:-2] + data[data.rindex(b"\xff\xda") : -2] * 500 + END)
@@ -179,7 +173,6 @@ UNREADABLE: dict[str, tuple[Make, str]] = {
     "start.jpg": (written(b"\xff\xd8\xff\xe0"), FORMAT),
     "start of JFIF.jpg": (written(b"\xff\xd8\xff\xe0\0\x10JFIF"), "image file is truncated"),
     "no frame.jpg": (written(b"\xff\xd8\xff\xd9"), FORMAT),
-    "large.jpg": (large, "3,000,000,000 bytes"),
     "scans.jpg": (many_scans, "510 scans"),
     "folder.jpg": (Path.mkdir, "is a folder, not a file"),
     "pipe.jpg": (os.mkfifo, "is not a regular file"),

@@ -209,7 +209,7 @@ def test_a_damaged_checkpoint_falls_back(command: Commands, stopped: Path, longe
     assert not list((stopped / "checkpoints").glob("*training*"))
 
 
-@pytest.mark.parametrize("damage", [cut, flip])
+@pytest.mark.parametrize("damage", [cut, pytest.param(flip, marks=pytest.mark.exhaustive)])
 def test_a_damaged_trained_method_is_trained_again(
     command: Commands, photos: Path, finished_run: Path, tmp_path: Path, damage: Callable[[Path, float], None]
 ) -> None:
@@ -225,7 +225,13 @@ def test_a_damaged_trained_method_is_trained_again(
 # Kills during training.
 
 
-@pytest.mark.parametrize(("step", "options"), [(7, ("--workers", "2")), (13, ()), (18, ("--workers", "1"))])
+@pytest.mark.parametrize(
+    ("step", "options"),
+    [
+        (18, ("--workers", "1")),
+        *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in ((7, ("--workers", "2")), (13, ()))),
+    ],
+)
 def test_a_run_killed_during_training_has_the_log_of_an_uninterrupted_one(
     command: Commands, photos: Path, longer_run: Path, tmp_path: Path, step: int, options: tuple[str, ...]
 ) -> None:
@@ -387,7 +393,7 @@ def test_recipes_with_nan_or_infinity_are_refused(command: Commands, photos: Pat
     assert "finite" in ended.text
 
 
-@pytest.mark.parametrize("rate", ["1e6", "1e30"])
+@pytest.mark.parametrize("rate", ["1e6", pytest.param("1e30", marks=pytest.mark.exhaustive)])
 def test_a_learning_rate_that_is_far_too_high_never_gives_a_model_with_nan(
     command: Commands, photos: Path, tmp_path: Path, rate: str
 ) -> None:
