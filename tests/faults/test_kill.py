@@ -26,7 +26,7 @@ os.replace = kill
 """
 """Code that kills the process just before it gives a file its final name, for the given time."""
 
-RENAMES, SAMPLED = 48, (6, 37, 48)
+RENAMES, SAMPLED = 48, (6, 37)
 """Files that a small run writes, and the numbers of those before which it is killed in every test run."""
 
 OLD_RENAMES, OLD_SAMPLED = 48, (7, 24)
