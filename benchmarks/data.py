@@ -33,10 +33,10 @@ from sklearn.datasets import load_sample_image
 
 from probmcl.augment import light
 from probmcl.data.cache import open_cache
-from probmcl.data.formats.coco import read_coco
 from probmcl.data.images import Preprocessing, read_image
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.loader import DECODE_SCALE
+from probmcl.readers.coco import read_coco
 from probmcl.runtime.torchvision_compat import transforms
 from rounds import alternate, median_ratio
 

@@ -32,8 +32,8 @@ def main() -> None:
     """Search the folder given as the first argument, with the number of workers given as the second."""
     paths, options = sorted(Path(sys.argv[1]).iterdir()), {"workers": int(sys.argv[2])}
     try:
-        modules = [importlib.import_module(f"probmcl.data.duplicates.{name}") for name in ("hashing", "search")]
-        opened = importlib.import_module("probmcl.data.duplicates.result_cache").open_results(None)
+        modules = [importlib.import_module(f"probmcl.audit.duplicates.{name}") for name in ("hashing", "search")]
+        opened = importlib.import_module("probmcl.audit.duplicates.result_cache").open_results(None)
     except ModuleNotFoundError:  # version 0.1
         modules = [importlib.import_module(f"probmcl.data.copies.{name}") for name in ("fingerprints", "duplicates")]
         opened = nullcontext()

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from probmcl.data.duplicates.hashing import fingerprint
+from probmcl.audit.duplicates.hashing import fingerprint
 from probmcl.data.jpeg_damage import jpeg_damage
 from rounds import alternate, median_ratio
 

@@ -29,20 +29,20 @@ import torch
 from PIL import Image
 
 from probmcl.console import Console
-from probmcl.data.formats.digits import NAMES, digit_boxes
 from probmcl.data.images import Preprocessing
 from probmcl.data.records import LabelSpace
 from probmcl.data.stream import decode_files
+from probmcl.demo.digits import NAMES, digit_boxes
 from probmcl.encoders import Encoder
 from probmcl.evaluation import interval, resamples
 from probmcl.explain import forward_pass
 from probmcl.explain.explanations import enlarge
-from probmcl.files import write_json
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
 from probmcl.run.results import CandidateId
 from probmcl.run.state import load_candidate
-from probmcl.run_folder import RunFolder
+from probmcl.runtime.files import write_json
+from probmcl.store.run_folder import RunFolder
 
 SMALL = 0.05
 """Largest share of the image that the boxes of a class cover if its objects count as small."""

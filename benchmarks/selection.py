@@ -20,15 +20,15 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch: waiting threads must 
 
 import numpy as np
 
+from probmcl.audit.split import make_splits
 from probmcl.console import Console
 from probmcl.data import read
 from probmcl.data.records import Records
-from probmcl.data.split import make_splits
 from probmcl.evaluation import average_precision, bootstrapped_map, resamples
 from probmcl.run.results import CandidateId, Run
 from probmcl.run.train import all_candidates, read_run, train_run
-from probmcl.run_folder import RunFolder
 from probmcl.settings import make_settings
+from probmcl.store.run_folder import RunFolder
 
 
 class Trial(NamedTuple):

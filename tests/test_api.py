@@ -22,7 +22,7 @@ from helpers.commands import TORCHRUN, finished, main
 from helpers.images import NAMES, colored_records, folder_of_photographs
 from probmcl.cli.options import key_values
 from probmcl.console import Console
-from probmcl.data.options import DataChecks, ReadOptions
+from probmcl.readers.options import DataChecks, ReadOptions
 from probmcl.run.results import FROZEN_PROBE, Run
 
 pytestmark = pytest.mark.slow

@@ -126,7 +126,7 @@ def test_an_added_method_passes_the_contract_tests(package: Path, monkeypatch: p
 
 
 def test_an_added_format_is_detected_and_read(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    module = importlib.import_module("probmcl.data.read")
+    module = importlib.import_module("probmcl.readers.read")
     monkeypatch.setattr(module, "FORMATS", {**module.FORMATS, "lines": "my_package.my_format"})
     data = tmp_path / "data"
     data.mkdir()

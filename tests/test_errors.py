@@ -8,8 +8,8 @@ import pytest
 
 import probmcl
 from probmcl.cli import app, spell_options
-from probmcl.data.options import ReadOptions
 from probmcl.errors import ProbmclError, Question, Reading, call, counted, keyword
+from probmcl.readers.options import ReadOptions
 
 
 @pytest.mark.parametrize("value", ["patient", "Patient ID", "", "-", "a\"b'c", "a,b", "ä\n"])

@@ -13,10 +13,10 @@ from helpers.commands import main
 from layouts import LAYOUTS, Layout
 from layouts.layout import Expected
 from probmcl.cli import app
-from probmcl.data.options import ReadOptions
-from probmcl.data.read import read
 from probmcl.data.records import SPLITS, Records
 from probmcl.errors import Question
+from probmcl.readers.options import ReadOptions
+from probmcl.readers.read import read
 
 PAGE = (Path(__file__).parent.parent / "docs" / "your_data.md").read_text(encoding="utf-8")
 TINY = (

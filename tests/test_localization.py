@@ -8,7 +8,7 @@ from PIL import Image
 
 import localization
 from localization import Located, Scores, class_means, contains, inside, locate, summarize
-from probmcl.data.formats.digits import NAMES, write_digits
+from probmcl.demo.digits import NAMES, write_digits
 
 LEFT_HALF = np.array([[0.0, 0.0, 0.5, 1.0]])
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from probmcl.errors import SettingsError
-from probmcl.files import read_json, write_json
+from probmcl.runtime.files import read_json, write_json
 from probmcl.settings import (
     AUTO,
     Settings,

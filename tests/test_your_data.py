@@ -12,10 +12,10 @@ import pytest
 from probmcl.api import train
 from probmcl.cli import reading_lines, spell_options
 from probmcl.cli.evaluate import evaluate
-from probmcl.data.options import DataChecks, ReadOptions
-from probmcl.data.read import read
 from probmcl.data.records import describe
 from probmcl.errors import DataError, OptionError, Question
+from probmcl.readers.options import DataChecks, ReadOptions
+from probmcl.readers.read import read
 
 PAGE = (Path(__file__).parent.parent / "docs" / "your_data.md").read_text(encoding="utf-8")
 EXAMPLE = re.compile(r"<!-- example: (?P<settings>.*?) -->\n(?P<tables>.*?)```console\n(?P<output>.*?)```", re.DOTALL)

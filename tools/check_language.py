@@ -61,7 +61,7 @@ ALLOWED: dict[str, dict[str, str]] = {
     "CHANGELOG.md": dict.fromkeys(
         ("everybody", "nobody", "initialisation", "neighbour_share", "normalise"), "old names"
     ),
-    "src/probmcl/legacy.py": dict.fromkeys(
+    "src/probmcl/store/legacy.py": dict.fromkeys(
         ("initialisation", "neighbour_share", "normalise", "regularisation"), "names in files of version 0.1"
     ),
     "tests/test_language.py": dict.fromkeys(

@@ -18,7 +18,7 @@ from PIL import Image
 
 import probmcl
 from probmcl.data import read
-from probmcl.data.formats.digits import write_digits
+from probmcl.demo.digits import write_digits
 from probmcl.inference import Predictions
 
 PICTURE = Path(__file__).with_name("digits_predictions.png")

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from probmcl.api import check, compare, train
-    from probmcl.data.audit_result import DataAudit
-    from probmcl.data.options import DataChecks, ReadOptions
+    from probmcl.audit.result import DataAudit
     from probmcl.inference import Model, load
+    from probmcl.readers.options import DataChecks, ReadOptions
     from probmcl.run.results import Run
 
 __all__ = ["DataAudit", "DataChecks", "Model", "ReadOptions", "Run", "__version__", "check", "compare", "load", "train"]
@@ -40,9 +40,9 @@ _MODULES = {
     "load": "probmcl.inference",
     "Model": "probmcl.inference",
     "Run": "probmcl.run.results",
-    "DataAudit": "probmcl.data.audit_result",
-    "ReadOptions": "probmcl.data.options",
-    "DataChecks": "probmcl.data.options",
+    "DataAudit": "probmcl.audit.result",
+    "ReadOptions": "probmcl.readers.options",
+    "DataChecks": "probmcl.readers.options",
 }
 
 

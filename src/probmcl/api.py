@@ -13,11 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from probmcl import run_folder
 from probmcl.console import Console
-from probmcl.data.options import DataChecks, DataSource, ReadOptions
 from probmcl.errors import OptionError, ProbmclError, RunError, RunWarning, WorkerError, call, counted, keyword
-from probmcl.run_folder import RunFolder
+from probmcl.readers.options import DataChecks, DataSource, ReadOptions
 from probmcl.run_settings import (
     NAMED_WEIGHTS,
     UNNAMED,
@@ -31,9 +29,11 @@ from probmcl.run_settings import (
     run_settings,
     with_intensity,
 )
+from probmcl.store import run_folder
+from probmcl.store.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from probmcl.data.audit_result import DataAudit
+    from probmcl.audit.result import DataAudit
     from probmcl.data.records import Records
     from probmcl.experiments.results import Comparison
     from probmcl.experiments.runner import ComparisonRunner
@@ -156,7 +156,7 @@ def _write_report(folder: Path, device: str, console: Console) -> None:
 
 
 def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console: Console) -> Run:
-    from probmcl.data.audit import prepare_data
+    from probmcl.audit.prepare import prepare_data
     from probmcl.encoders import describe_encoder
     from probmcl.run.train import train_run
 
@@ -185,7 +185,7 @@ def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console:
 
 
 def _resume_run(folder: Path, options: Options, accept_data_change: bool, console: Console) -> Run:
-    from probmcl.data.audit import read_again
+    from probmcl.audit.prepare import read_again
     from probmcl.inference.loading import recorded_source
     from probmcl.methods import find_method
     from probmcl.run.train import train_run
@@ -298,7 +298,7 @@ def _start_comparison(
     started: float,
     report: bool,
 ) -> Comparison:
-    from probmcl.data.audit import prepare_data, refuse_unscorable
+    from probmcl.audit.prepare import prepare_data, refuse_unscorable
     from probmcl.experiments.comparison_folder import create_comparison
     from probmcl.experiments.protocol import StoredComparison
     from probmcl.experiments.runner import ComparisonRunner
@@ -340,8 +340,8 @@ def _resume_comparison(
     *,
     accept_data_change: bool,
 ) -> Comparison:
-    from probmcl.data.audit import read_again
-    from probmcl.data.signatures import read_signatures
+    from probmcl.audit.prepare import read_again
+    from probmcl.audit.signatures import read_signatures
     from probmcl.experiments.comparison_folder import read_comparison, update_comparison
     from probmcl.experiments.runner import ComparisonRunner
 
@@ -428,7 +428,7 @@ def check(
         The result, with a `verdict` (fine, warnings or blocked), all `findings`, statistics, and lists of the missing,
         unreadable and duplicate images. `train` refuses blocked data.
     """
-    from probmcl.data import audit
+    from probmcl.audit import prepare as audit
     from probmcl.runtime.machine import default_workers
 
     source, workers = DataSource.of(data, images, read), default_workers() if workers is None else workers

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probmcl import run_folder
-from probmcl.data.options import DataChecks
 from probmcl.errors import OptionError, ProbmclError, SettingsError, keyword, suggestion
-from probmcl.run_folder import RunFolder
+from probmcl.readers.options import DataChecks
+from probmcl.store import run_folder
+from probmcl.store.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from probmcl.data.audit import PreparedData
+    from probmcl.audit.prepare import PreparedData
     from probmcl.experiments.protocol import ComparisonSpec
     from probmcl.settings import MethodSpec, Settings, ValueOrigin
 

@@ -21,8 +21,8 @@ from probmcl.calibration.thresholds import ThresholdRule
 from probmcl.data.intensity import IntensityRange
 from probmcl.errors import OptionError, SettingsError, check_range, plain, suggestion
 from probmcl.methods import METHODS, find_method, full_name
-from probmcl.run_folder import CONFIG, MAX_IMAGE_SIZE
 from probmcl.runtime.machine import find_device
+from probmcl.store.run_folder import CONFIG, MAX_IMAGE_SIZE
 from probmcl.training.optimizer import Training
 
 AUTO = ("bce", "probmcl")

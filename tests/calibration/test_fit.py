@@ -22,7 +22,7 @@ from probmcl.calibration.sigmoid import fit_platt, logits
 from probmcl.calibration.thresholds import ThresholdRule
 from probmcl.evaluation import average_precision
 from probmcl.evaluation.groups import ScoredRows
-from probmcl.files import read_json, write_json
+from probmcl.runtime.files import read_json, write_json
 
 Array = npt.NDArray[Any]
 

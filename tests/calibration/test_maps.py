@@ -7,7 +7,7 @@ import pytest
 from scipy.special import expit, logit
 
 from probmcl.calibration.maps import Calibration, ClassCalibration, Kind
-from probmcl.files import read_json, write_json
+from probmcl.runtime.files import read_json, write_json
 
 
 def made_class(kind: Kind = "sigmoid", *, positives: int = 30, **other: Any) -> ClassCalibration:

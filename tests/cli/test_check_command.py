@@ -9,11 +9,11 @@ import pytest
 
 from helpers import photographs
 from helpers.commands import main
+from probmcl.audit import prepare as audit
 from probmcl.cli import app
 from probmcl.cli.check import SHOWN, _shown_classes
-from probmcl.data import audit
-from probmcl.data.options import DataChecks, DataSource, ReadOptions
 from probmcl.errors import Question, Reading
+from probmcl.readers.options import DataChecks, DataSource, ReadOptions
 
 SPLITS = ["train"] * 34 + ["val"] * 5 + ["test"] * 15
 COUNT = len(SPLITS)

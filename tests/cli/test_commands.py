@@ -14,8 +14,8 @@ import pytest
 from helpers.commands import HANGS, main
 from probmcl import cli
 from probmcl.cli import COMMANDS
-from probmcl.data.options import ReadOptions
 from probmcl.errors import Question, Reading
+from probmcl.readers.options import ReadOptions
 
 RUN = "import sys; sys.argv[0] = 'probmcl'; from probmcl.cli import main; main()"
 SMALL = "--encoder test_resnet --weights none --image-size 32 --probe-epochs 1"

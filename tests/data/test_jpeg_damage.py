@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from probmcl.data.duplicates.hashing import fingerprint, fingerprints
-from probmcl.data.duplicates.result_cache import ResultCache
+from probmcl.audit.duplicates.hashing import fingerprint, fingerprints
+from probmcl.audit.duplicates.result_cache import ResultCache
 from probmcl.data.images import read_image
 from probmcl.data.jpeg_damage import INCOMPLETE, REASONS, RESTARTS, TOO_LONG, TOO_SHORT, jpeg_damage, scan_count
 

@@ -15,16 +15,16 @@ from helpers.commands import main
 from helpers.images import folder_of_photographs
 from probmcl.cost import speed
 from probmcl.cost.operations import Operations, prediction_operations
-from probmcl.data.options import ReadOptions
 from probmcl.experiments import measure, runner
 from probmcl.experiments.results import Comparison
 from probmcl.methods import METHODS
 from probmcl.methods.base import Classifier
 from probmcl.methods.custom_loss import custom_loss
 from probmcl.methods.pla import PLA
+from probmcl.readers.options import ReadOptions
 from probmcl.run import candidates
 from probmcl.run.results import CandidateId
-from probmcl.run_metadata import Head
+from probmcl.store.run_metadata import Head
 from probmcl.training import fit
 
 pytestmark = pytest.mark.slow  # trains or starts processes

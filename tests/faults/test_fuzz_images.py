@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from helpers.photographs import photograph
-from probmcl.data.duplicates.hashing import fingerprint
+from probmcl.audit.duplicates.hashing import fingerprint
 from probmcl.data.images import gray_values, read_image
 from probmcl.data.intensity import IntensityRange
 from probmcl.data.jpeg_damage import REASONS, jpeg_damage

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 import probmcl
 from probmcl.errors import ProbmclError
 from probmcl.inference.splits import read_run_splits
-from probmcl.manifest import write_manifest
-from probmcl.run_folder import OWN
+from probmcl.store.manifest import write_manifest
+from probmcl.store.run_folder import OWN
 
 pytestmark = pytest.mark.fuzz
 

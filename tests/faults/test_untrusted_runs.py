@@ -228,7 +228,7 @@ def test_manifest_names_nothing_outside_the_folder(command: Commands, run: Path,
     refused(command("predict", run, photos), "manifest.json", "is outside the folder")
 
 
-@pytest.mark.parametrize("method", ["os:system", "builtins:exec", "probmcl.files:write_json"])
+@pytest.mark.parametrize("method", ["os:system", "builtins:exec", "probmcl.runtime.files:write_json"])
 def test_loaded_modules_are_no_methods(command: Commands, unfinished: Path, method: str) -> None:
     config = json.loads((unfinished / "config.json").read_text())
     edit(unfinished / "config.json", jobs=[{**config["jobs"][0], "method": method}])

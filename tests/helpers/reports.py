@@ -12,7 +12,7 @@ from helpers.run_folders import made_run
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.stored_scores import scores_file, write_scores
 from probmcl.neighbors import TrainingImages
-from probmcl.tensor_files import save_tensors
+from probmcl.runtime.tensor_files import save_tensors
 
 HOSTILE = (
     "<script>alert(1)</script>",

@@ -18,7 +18,7 @@ from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.stored_scores import scores_file, write_scores
 from probmcl.methods.base import Classifier
 from probmcl.methods.bce import BCE
-from probmcl.tensor_files import save_tensors
+from probmcl.runtime.tensor_files import save_tensors
 
 FROZEN = {"method": "", "head": "frozen", "trial": 1, "name": "frozen probe", "validation_mAP": 0.5}
 MODEL = {"method": "bce", "settings": {}}

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from probmcl.data.formats.table.table import read_table
-from probmcl.data.options import ReadOptions
 from probmcl.data.records import Records
 from probmcl.errors import DataError, Question
+from probmcl.readers.options import ReadOptions
+from probmcl.readers.table.table import read_table
 
 Write = Callable[..., Path]
 

@@ -13,10 +13,10 @@ from sklearn.metrics import average_precision_score, roc_auc_score
 from helpers.images import NAMES, colored_records
 from helpers.run_folders import made_run, write_held_out
 from probmcl.data import Records
-from probmcl.data.options import ReadOptions
 from probmcl.errors import DataError, OptionError
 from probmcl.evaluation.groups import ScoredRows, with_interval
 from probmcl.inference import Model, load
+from probmcl.readers.options import ReadOptions
 
 PATIENTS = tuple(f"p{number // 3:02d}" for number in range(42))
 SITES = tuple(("north", "south", "")[number // 15] for number in range(42))

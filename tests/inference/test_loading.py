@@ -17,7 +17,7 @@ from probmcl.inference import load
 from probmcl.methods.bce import BCE
 from probmcl.methods.ml_gcn import MLGCN, Config
 from probmcl.methods.probe import Probe
-from probmcl.tensor_files import save_tensors
+from probmcl.runtime.tensor_files import save_tensors
 
 
 def update_json(path: Path, **keys: Any) -> None:

@@ -18,9 +18,9 @@ from helpers.images import NAMES, colored_records
 from helpers.run_folders import PLAIN, classifier, made_run
 from probmcl.console import Console
 from probmcl.data import Records, read_image
-from probmcl.data.options import ReadOptions
 from probmcl.errors import DataError, ImageError, OptionError, RunError
 from probmcl.inference import Model, load
+from probmcl.readers.options import ReadOptions
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from probmcl.run import train
 from probmcl.run.results import FROZEN_PROBE, Run
 from probmcl.run.state import RunState
 from probmcl.run.train import train_run
-from probmcl.run_folder import SCHEMA
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob
+from probmcl.store.run_folder import SCHEMA
 from probmcl.training.optimizer import Training
 
 NO_PARENTS = np.full(3, -1)

@@ -3,8 +3,8 @@ from pathlib import Path
 import numpy as np
 
 from probmcl.data.labels import LabelStates
-from probmcl.data.options import ReadOptions
 from probmcl.data.records import Records
+from probmcl.readers.options import ReadOptions
 from probmcl.run.state import labels_metadata
 
 

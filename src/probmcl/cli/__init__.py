@@ -163,7 +163,7 @@ def option_words(options: Mapping[str, str]) -> list[str]:
 
 
 def _default(name: str) -> object:
-    from probmcl.data.options import DataChecks, ReadOptions
+    from probmcl.readers.options import DataChecks, ReadOptions
 
     return (vars(ReadOptions()) | vars(DataChecks())).get(name)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from probmcl.cli import command_console, options
-from probmcl.data.options import ReadOptions
+from probmcl.readers.options import ReadOptions
 
 
 def calibrate(

@@ -11,13 +11,13 @@ from cyclopts import Parameter
 from probmcl.cli import command_console, command_line, option_words, reading_lines, spell_options, without_option
 from probmcl.cli.options import COMPUTE, DATA, Checks, Read, Workers
 from probmcl.console import Console
-from probmcl.data.options import DataChecks, ReadOptions
 from probmcl.errors import counted
+from probmcl.readers.options import DataChecks, ReadOptions
 from probmcl.tables import Column, Table, to_rich
 
 if TYPE_CHECKING:
-    from probmcl.data.audit_result import DataAudit
-    from probmcl.data.findings import Finding
+    from probmcl.audit.findings import Finding
+    from probmcl.audit.result import DataAudit
 
 EXIT = {"fine": 0, "warnings": 3, "blocked": 4}
 SHOWN = 30  # number of classes in the table; if there are more, only the most and least frequent are shown

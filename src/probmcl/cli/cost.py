@@ -123,7 +123,7 @@ def _show(
     console: Console, tables: Sequence[Table], records: Sequence[dict[str, Any]], total: int, out: Path | None
 ) -> None:
     """Print the tables and write the file. If rows are missing, raise `KeyboardInterrupt`."""
-    from probmcl.files import write_text
+    from probmcl.runtime.files import write_text
 
     if not records:
         raise KeyboardInterrupt("no rows were finished")

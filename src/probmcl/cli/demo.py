@@ -18,10 +18,11 @@ def demo(
 
     Example: probmcl demo --out digits-demo
     """
-    from probmcl import files, run_folder
     from probmcl.console import Console
-    from probmcl.demo import comparison, run_demo, table
+    from probmcl.demo.demo import comparison, run_demo, table
     from probmcl.report.write_report import write_report
+    from probmcl.runtime import files
+    from probmcl.store import run_folder
 
     console = Console()
     folder = out or run_folder.new_folder(Path("runs"), "demo")

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, cast
 from cyclopts import Group, Parameter
 
 from probmcl.cli import command_console, options
-from probmcl.data.options import ReadOptions
+from probmcl.readers.options import ReadOptions
 
 SCORED = Group.create_ordered("Evaluation")
 
@@ -58,9 +58,9 @@ def evaluate(
 
     Example: probmcl evaluate runs/chest --abstain 0.05
     """
-    from probmcl.files import write_json
     from probmcl.inference import load
     from probmcl.report import evaluation_tables as tables
+    from probmcl.runtime.files import write_json
     from probmcl.tables import to_rich
 
     if json is not None and json.exists():

@@ -64,7 +64,7 @@ def explain(
     from probmcl.explain.sheet import write_sheets
     from probmcl.inference import load
     from probmcl.run.view_sheet import drawable
-    from probmcl.run_folder import refuse_used
+    from probmcl.store.run_folder import refuse_used
 
     refuse_used(out)
     labels = labels or ["decided"]

@@ -16,8 +16,8 @@ from cyclopts import CycloptsError, CycloptsPanel, Group, MissingArgumentError, 
 from rich.panel import Panel
 
 from probmcl.console import Console
-from probmcl.data.options import DataChecks, ReadOptions
 from probmcl.errors import printable
+from probmcl.readers.options import DataChecks, ReadOptions
 
 T = TypeVar("T")
 

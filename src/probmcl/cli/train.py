@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def print_next(run: "Run", console: Console) -> None:
     """Print the command that predicts: the images without labels, if the data have such images."""
-    from probmcl.run_folder import METADATA, RunFolder
+    from probmcl.store.run_folder import METADATA, RunFolder
 
     data = RunFolder(run.folder).read(METADATA)["data"] or {}
     images = shlex.join(data.get("unlabeled", ())) or "IMAGES"

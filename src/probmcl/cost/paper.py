@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from probmcl.cost.rows import CostRow, cost_row, label_space, meta_encoder
-from probmcl.data.class_knowledge import words_of
+from probmcl.readers.class_knowledge import words_of
 from probmcl.settings import MethodSpec
 
 CLASSES = (9, 80)  # ADP, and MS-COCO, which the caption mentions

@@ -6,8 +6,8 @@ Importing this package loads no other library: names that need numpy are importe
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from probmcl.data.options import DataChecks, ReadOptions
-from probmcl.data.read import read
+from probmcl.readers.options import DataChecks, ReadOptions
+from probmcl.readers.read import read
 
 if TYPE_CHECKING:
     from probmcl.data.images import Preprocessing, read_image

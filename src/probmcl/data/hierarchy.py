@@ -7,8 +7,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
 
-from probmcl.data.formats.table.sheet import load, named, only_column
 from probmcl.errors import DataError, suggestion
+from probmcl.readers.spreadsheet import load, named, only_column
 
 CHILD = ("child", "class", "name")
 PARENT = ("parent", "superclass", "above")

@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from probmcl.errors import WeightsError
-from probmcl.run_folder import MODEL
 from probmcl.runtime import torchvision_compat  # noqa: F401  # before timm, which imports torchvision
+from probmcl.store.run_folder import MODEL
 
 import timm  # isort: skip
 

@@ -15,9 +15,9 @@ from probmcl.data.records import Records, Split
 from probmcl.evaluation.decisions import DecisionCounts, decisions_at, precision_recall_f1, rates_at
 from probmcl.evaluation.entries import Array, Entries, checked
 from probmcl.evaluation.metrics import area_under_roc, average_precision
-from probmcl.files import nan_to_none
 from probmcl.methods.base import Classifier
 from probmcl.runtime import distributed
+from probmcl.runtime.files import nan_to_none
 
 THRESHOLDS = (0.5, 0.8)
 """Both are reported, since the paper uses 0.5 and its authors' earlier code uses 0.8 (decision 0001, point 19)."""

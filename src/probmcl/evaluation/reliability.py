@@ -9,7 +9,7 @@ from numpy import ndarray
 
 from probmcl.evaluation.bootstrap import fraction_interval
 from probmcl.evaluation.entries import Array, Column, checked, class_columns
-from probmcl.files import nan_to_none
+from probmcl.runtime.files import nan_to_none
 
 BINS = 15
 """Bins of the calibration error. All have the same number of images, except for ties."""

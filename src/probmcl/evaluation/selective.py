@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Float64, Int
 from numpy import ndarray
 
 from probmcl.evaluation.bootstrap import fraction_interval
-from probmcl.files import nan_to_none
+from probmcl.runtime.files import nan_to_none
 
 COVERAGES = tuple(step / 20 for step in range(1, 21))
 """Fractions of the images at which the risk–coverage curve is reported."""

@@ -12,8 +12,8 @@ from numpy import ndarray
 
 from probmcl.errors import RunError, counted
 from probmcl.evaluation.groups import ScoredRows
-from probmcl.files import arrays_file, atomic_write, open_file
-from probmcl.run_folder import PREDICTIONS
+from probmcl.runtime.files import arrays_file, atomic_write, open_file
+from probmcl.store.run_folder import PREDICTIONS
 
 UNREADABLE = (
     *(OSError, EOFError, KeyError, TypeError, ValueError, ArithmeticError, MemoryError, RuntimeError),

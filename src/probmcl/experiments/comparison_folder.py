@@ -3,18 +3,18 @@
 from dataclasses import replace
 from pathlib import Path
 
-from probmcl import legacy
+from probmcl.audit.prepare import PreparedData
+from probmcl.audit.signatures import accepted_changes, write_signatures
 from probmcl.console import Console
-from probmcl.data.audit import PreparedData
 from probmcl.data.records import Paths
-from probmcl.data.signatures import accepted_changes, write_signatures
 from probmcl.errors import RunError
 from probmcl.experiments.protocol import StoredComparison
-from probmcl.files import convert_file, refuse_special_files
 from probmcl.run.state import write_split
 from probmcl.run.train import on_main_process
-from probmcl.run_folder import COMPARISON, RunFolder
+from probmcl.runtime.files import convert_file, refuse_special_files
 from probmcl.runtime.lock import locked
+from probmcl.store import legacy
+from probmcl.store.run_folder import COMPARISON, RunFolder
 
 
 def create_comparison(folder: Path, stored: StoredComparison, prepared: PreparedData) -> None:

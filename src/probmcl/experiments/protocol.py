@@ -11,14 +11,14 @@ from typing import Any
 from probmcl.cost import rows as cost
 from probmcl.data.records import Records
 from probmcl.errors import OptionError, RunWarning, SettingsError, check_range, counted
-from probmcl.files import json_line
 from probmcl.methods import METHODS, find_method
 from probmcl.run.budget import MAX_VIEWS, Costs, Plan, Planner
 from probmcl.run.results import Candidate, CandidateId
 from probmcl.runtime.distributed import world_size
+from probmcl.runtime.files import json_line
+from probmcl.runtime.tensor_files import load_tensors
 from probmcl.settings import MethodSpec, Settings, TrainingJob, default_training
 from probmcl.tables import rough_duration
-from probmcl.tensor_files import load_tensors
 from probmcl.training.optimizer import Training
 
 # Factors on the default learning rate and weight decay in each trial; the first trial uses the defaults.

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import msgspec
 
 from probmcl.errors import OptionError, RunError, counted, plain
-from probmcl.files import convert, convert_file, json_line, read_text, refuse_special_files, write_text
-from probmcl.run_folder import RunFolder
-from probmcl.run_metadata import Head
+from probmcl.runtime.files import convert, convert_file, json_line, read_text, refuse_special_files, write_text
+from probmcl.store.run_folder import RunFolder
+from probmcl.store.run_metadata import Head
 from probmcl.tables import bracketed, percent
 
 RESULTS = "results.jsonl"

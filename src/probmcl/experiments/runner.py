@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from probmcl.audit.signatures import Signature
 from probmcl.calibration import fit_calibration
 from probmcl.console import Console
 from probmcl.data.hierarchy import parents_of
-from probmcl.data.options import DataSource
 from probmcl.data.records import LabelSpace, Records
-from probmcl.data.signatures import Signature
 from probmcl.errors import RunError, RunWarning
 from probmcl.evaluation.decisions import decisions_at
 from probmcl.evaluation.groups import ScoredRows
@@ -35,17 +34,18 @@ from probmcl.experiments.results import (
     write_results,
 )
 from probmcl.experiments.statistics import DRAWS, summarize
-from probmcl.files import convert_file, nan_to_none
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
+from probmcl.readers.options import DataSource
 from probmcl.run.budget import Planner
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.state import read_plan
 from probmcl.run.train import all_candidates, train_run
 from probmcl.run.workspace import Workspace, build_encoder
-from probmcl.run_folder import EVALUATION, METADATA, RETRIEVAL, RunFolder
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
+from probmcl.runtime.files import convert_file, nan_to_none
 from probmcl.settings import MethodSpec, TrainingJob
+from probmcl.store.run_folder import EVALUATION, METADATA, RETRIEVAL, RunFolder
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from numpy import ndarray
 
 from probmcl.errors import counted
-from probmcl.files import arrays_file, atomic_write
+from probmcl.runtime.files import arrays_file, atomic_write
 
 
 @dataclass(frozen=True, repr=False, eq=False)

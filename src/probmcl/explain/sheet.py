@@ -14,7 +14,7 @@ from PIL import Image
 from probmcl.data.images import read_image
 from probmcl.errors import ImageError
 from probmcl.explain.explanations import Explanation, Explanations
-from probmcl.files import atomic_write
+from probmcl.runtime.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

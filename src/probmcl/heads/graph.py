@@ -11,8 +11,8 @@ from numpy import ndarray
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, leaky_relu
 
-from probmcl.data.class_knowledge import label_vectors
 from probmcl.errors import check_range
+from probmcl.readers.class_knowledge import label_vectors
 from probmcl.runtime.precision import full_precision
 
 SLOPE = 0.2

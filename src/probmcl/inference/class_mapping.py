@@ -10,9 +10,9 @@ import numpy as np
 from jaxtyping import Bool, Float
 from numpy import ndarray
 
-from probmcl.data.formats.table.sheet import load, read_text
 from probmcl.data.labels import ROWS_AT_ONCE, LabelStates
 from probmcl.errors import DataError, counted, quoted, suggestion
+from probmcl.readers.spreadsheet import load, read_text
 
 HEADERS = (("data", "model"), ("from", "to"))
 """Headers that define the column order of a rename file; with other headers, the names in the data come first."""

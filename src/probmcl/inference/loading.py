@@ -12,18 +12,21 @@ import torch
 from probmcl.calibration import Calibration
 from probmcl.data.hierarchy import parents_of
 from probmcl.data.images import Preprocessing
-from probmcl.data.options import DataSource
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import Encoder
 from probmcl.encoders.encoder import MODEL_ERRORS
 from probmcl.encoders.weights import refuse_non_finite
 from probmcl.errors import DataError, RunError, counted, plain, suggestion
-from probmcl.files import convert_file
 from probmcl.inference.model import Model
-from probmcl.legacy import upgrade_tensor_names
 from probmcl.methods import METHODS, find_method
 from probmcl.methods.base import Classifier
-from probmcl.run_folder import (
+from probmcl.readers.options import DataSource
+from probmcl.runtime.files import convert_file
+from probmcl.runtime.machine import find_device
+from probmcl.runtime.tensor_files import load_tensors, read_shapes
+from probmcl.settings import EncoderSettings, Settings, method_settings
+from probmcl.store.legacy import upgrade_tensor_names
+from probmcl.store.run_folder import (
     CALIBRATION,
     CONFIG,
     LABELS,
@@ -36,10 +39,7 @@ from probmcl.run_folder import (
     PREPROCESSING,
     RunFolder,
 )
-from probmcl.run_metadata import KeptModel
-from probmcl.runtime.machine import find_device
-from probmcl.settings import EncoderSettings, Settings, method_settings
-from probmcl.tensor_files import load_tensors, read_shapes
+from probmcl.store.run_metadata import KeptModel
 
 T = TypeVar("T")
 

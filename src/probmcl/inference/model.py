@@ -11,14 +11,12 @@ import torch
 from jaxtyping import Bool, Float, Float64
 from numpy import ndarray
 
+from probmcl.audit.findings import BadImage, without_bad
 from probmcl.calibration import Calibration, ThresholdRule, abstention_limits
 from probmcl.calibration.maps import Kind
 from probmcl.console import Console
-from probmcl.data.findings import BadImage, without_bad
 from probmcl.data.hierarchy import levels_of, parents_of
 from probmcl.data.images import Preprocessing
-from probmcl.data.options import DataSource, ReadOptions, refuse_share
-from probmcl.data.read import read_recorded, read_source
 from probmcl.data.records import SPLITS, Records, Split
 from probmcl.data.stream import Decoded, Source, decode, decode_files, find
 from probmcl.errors import DataError, ImageError, OptionError, calibrate_call, counted
@@ -31,6 +29,8 @@ from probmcl.inference.explaining import NOT_FINITE, Labels, explain_batch, fail
 from probmcl.inference.predictions import Predictions
 from probmcl.inference.splits import count_calibrated_on, count_trained_on, read_run_splits, select_split
 from probmcl.methods.base import Classifier
+from probmcl.readers.options import DataSource, ReadOptions, refuse_share
+from probmcl.readers.read import read_recorded, read_source
 from probmcl.runtime.machine import CPU_PIXELS, GPU_PIXELS
 
 DecisionRule = tuple[float | Float64[ndarray, " C"], Float64[ndarray, " C"] | None]

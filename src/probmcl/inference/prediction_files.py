@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal, TextIO, get_args
 import numpy as np
 from numpy import ndarray
 
-from probmcl.data.formats.table.lists import SEPARATORS
 from probmcl.errors import DataError, OptionError, keyword
-from probmcl.files import durable_rename, explained_no_space
+from probmcl.readers.table.lists import SEPARATORS
+from probmcl.runtime.files import durable_rename, explained_no_space
 from probmcl.tables import plain_cell
 
 if TYPE_CHECKING:

@@ -161,10 +161,10 @@ class Predictions:
         The `full` format has the columns path, error and uncertainty, the probability of each class, and
         `NAME:decision` (1, 0 or, if abstention leaves it open, ?). The `short` format has the columns path and labels,
         with the assigned labels joined by `|` (or by another separator if a class name contains it), and has no rows
-        for unreadable images. `probmcl.data.read` reads it.
+        for unreadable images. `probmcl.readers.read` reads it.
 
         A spreadsheet takes text that starts with =, +, - or @ for a formula. Such a path or name is written with a
-        leading ', which `probmcl.data.read` removes; `raw_cells` writes it unchanged.
+        leading ', which `probmcl.readers.read` removes; `raw_cells` writes it unchanged.
         """
         prediction_files.write_csv(Path(path), self, format, raw_cells=raw_cells)
 

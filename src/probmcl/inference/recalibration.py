@@ -15,15 +15,15 @@ from probmcl.calibration.fit import FOLDS
 from probmcl.calibration.maps import Kind
 from probmcl.console import Console
 from probmcl.data.hierarchy import parents_of
-from probmcl.data.options import DataSource
-from probmcl.data.read import read_source
 from probmcl.errors import RunError, call, counted, listing
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.stored_scores import StoredScores, read_scores, scores_content, scores_file
 from probmcl.inference.class_mapping import match_classes, read_renames
 from probmcl.inference.splits import count_trained_on, read_run_splits, select_split
-from probmcl.run_folder import CALIBRATION, EVALUATION, METADATA, OTHER_IMAGES, OUT_OF_FOLD, RunFolder, json_file
+from probmcl.readers.options import DataSource
+from probmcl.readers.read import read_source
 from probmcl.runtime.lock import locked
+from probmcl.store.run_folder import CALIBRATION, EVALUATION, METADATA, OTHER_IMAGES, OUT_OF_FOLD, RunFolder, json_file
 
 if TYPE_CHECKING:
     from probmcl.inference.model import Model

@@ -12,7 +12,7 @@ import numpy as np
 from probmcl.data.image_files import equal_files
 from probmcl.data.records import SPLITS, Records, Split
 from probmcl.errors import DataError, counted
-from probmcl.run_folder import RunFolder
+from probmcl.store.run_folder import RunFolder
 
 
 def read_run_splits(folder: Path) -> dict[str, Split]:

@@ -8,7 +8,6 @@ from typing import Literal, final
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from probmcl.data.class_knowledge import label_knowledge
 from probmcl.data.records import LabelSpace
 from probmcl.encoders import AnyEncoder, Encoder, Stage, has_stage, hook_stage_inputs, stages, with_stages
 from probmcl.errors import check_range
@@ -21,6 +20,7 @@ from probmcl.heads.graph import (
     superimposed_graph,
 )
 from probmcl.methods.base import LogitClassifier, Logits, Origin
+from probmcl.readers.class_knowledge import label_knowledge
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ from pathlib import Path
 from probmcl.console import Console
 from probmcl.errors import RunWarning, counted
 from probmcl.experiments.results import Comparison, Row
-from probmcl.files import write_text
 from probmcl.report import comparison_plot, comparison_tables
 from probmcl.report.comparison_tables import gain_and_interval, mean_and_interval
+from probmcl.runtime.files import write_text
 from probmcl.tables import duration, percent, points, probability, to_rich
 
 SIGNIFICANCE = 0.05  # for p-values that are corrected for the number of methods

@@ -11,24 +11,24 @@ import numpy as np
 from jaxtyping import Bool, Float64
 from numpy import ndarray
 
-from probmcl import run_folder
 from probmcl.calibration import Calibration
 from probmcl.console import Console
 from probmcl.data.hierarchy import levels_of, parents_of
-from probmcl.data.options import DataSource
 from probmcl.errors import DataError, RunError
 from probmcl.evaluation.bootstrap import affordable_draws
 from probmcl.evaluation.decisions import DEFAULT_THRESHOLD
 from probmcl.evaluation.groups import EvaluationOptions, ScoredRows, evaluate_rows
 from probmcl.evaluation.stored_scores import read_scores, scores_file
 from probmcl.experiments.results import ReportedEvaluation
-from probmcl.files import convert_file
 from probmcl.inference import Model
 from probmcl.inference.loading import recorded_source
 from probmcl.neighbors import TrainingImages
 from probmcl.neighbors.training_images import image_root
+from probmcl.readers.options import DataSource
 from probmcl.run.results import FROZEN_PROBE
-from probmcl.run_folder import RunFolder
+from probmcl.runtime.files import convert_file
+from probmcl.store import run_folder
+from probmcl.store.run_folder import RunFolder
 from probmcl.training import MetricsLog
 
 

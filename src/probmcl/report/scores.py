@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64, Int, Int32
 from numpy import ndarray
 
-from probmcl.data.findings import MIN_TRAIN_LABELS
+from probmcl.audit.findings import MIN_TRAIN_LABELS
 from probmcl.evaluation.bootstrap import (
     MAX_RESAMPLED,
     bootstrapped_precisions,
@@ -21,8 +21,8 @@ from probmcl.evaluation.bootstrap import (
 from probmcl.evaluation.decisions import DecisionCounts, rates_at
 from probmcl.evaluation.metrics import area_under_roc, average_precision
 from probmcl.evaluation.reliability import bin_of
-from probmcl.files import nan_to_none
 from probmcl.report.run_data import RunData, SplitScores
+from probmcl.runtime.files import nan_to_none
 
 MAX_DRAWS, MIN_DRAWS = 400, 100
 """Most and fewest resamples; the report has two classifiers to resample."""

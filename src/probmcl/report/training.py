@@ -4,15 +4,15 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from probmcl import run_folder
-from probmcl.data.options import DataSource
-from probmcl.files import convert_file
 from probmcl.inference import Model
 from probmcl.methods.contrast import STATISTICS
+from probmcl.readers.options import DataSource
 from probmcl.report.run_data import RunData
 from probmcl.run.results import CandidateId
 from probmcl.run.state import StoredCandidate
-from probmcl.tensor_files import read_metadata
+from probmcl.runtime.files import convert_file
+from probmcl.runtime.tensor_files import read_metadata
+from probmcl.store import run_folder
 
 MAX_STEPS = 60
 """Points of a learning curve."""

@@ -4,18 +4,19 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from probmcl import __version__, run_folder
+from probmcl import __version__
 from probmcl.console import Console
 from probmcl.errors import OptionError, RunError
 from probmcl.experiments.results import Comparison
-from probmcl.files import atomic_write
 from probmcl.report import comparison_plot, comparison_tables
 from probmcl.report.comparison import verdict as comparison_verdict
 from probmcl.report.page import comparison_content, render_comparison, render_page, report_json
 from probmcl.report.run_report import run_report
 from probmcl.report.verdict import Decision
-from probmcl.run_folder import RunFolder, is_run
+from probmcl.runtime.files import atomic_write
 from probmcl.runtime.lock import locked
+from probmcl.store import run_folder
+from probmcl.store.run_folder import RunFolder, is_run
 
 
 def write_report(

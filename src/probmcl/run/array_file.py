@@ -16,7 +16,7 @@ from jaxtyping import Shaped
 from numpy import ndarray
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
-from probmcl.files import explained_no_space, open_file, open_for_update
+from probmcl.runtime.files import explained_no_space, open_file, open_for_update
 
 
 class Block(NamedTuple):

@@ -29,9 +29,9 @@ from probmcl.data.loader import ImageBatches, Order, in_order
 from probmcl.data.records import Records, Split
 from probmcl.errors import RunError, counted
 from probmcl.run.array_file import ArrayFile, Block
-from probmcl.run_folder import RunFolder
 from probmcl.runtime.distributed import barrier, gather_unequal, is_main_process, rank, shard, world_size
 from probmcl.runtime.machine import CPU_PIXELS
+from probmcl.store.run_folder import RunFolder
 from probmcl.training.features import FeatureBatches, StoredViews
 
 SECONDS_APART = 5.0

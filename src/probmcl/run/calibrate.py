@@ -16,8 +16,8 @@ from probmcl.evaluation.stored_scores import scores_file, write_scores
 from probmcl.run.probe import LabeledFeatures, fit_grid
 from probmcl.run.results import FROZEN_PROBE, Candidate
 from probmcl.run.workspace import Workspace
-from probmcl.run_folder import OUT_OF_FOLD
 from probmcl.runtime.distributed import is_main_process
+from probmcl.store.run_folder import OUT_OF_FOLD
 from probmcl.training.features import extract
 
 

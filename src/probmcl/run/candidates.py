@@ -28,10 +28,10 @@ from probmcl.run.probe import LabeledFeatures, fit_probe
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId
 from probmcl.run.state import TRAINED, TRAINING, RunState, json_format
 from probmcl.run.workspace import Workspace, warm_start
-from probmcl.run_folder import CONTRASTIVE, MODEL
 from probmcl.runtime.distributed import is_main_process
+from probmcl.runtime.tensor_files import load_tensors, save_tensors
 from probmcl.settings import TrainingJob
-from probmcl.tensor_files import load_tensors, save_tensors
+from probmcl.store.run_folder import CONTRASTIVE, MODEL
 from probmcl.training import Callback, Checkpoint, StepEvent, fit
 from probmcl.training.features import StoredViews, extract
 from probmcl.training.fit import Batches, DivergedError, check_weights

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from probmcl.data.records import Split
 from probmcl.errors import RunWarning
-from probmcl.headline import headline
-from probmcl.run_folder import FROZEN
-from probmcl.run_metadata import Head
+from probmcl.evaluation.headline import headline
 from probmcl.settings import job_key, job_name
+from probmcl.store.run_folder import FROZEN
+from probmcl.store.run_metadata import Head
 
 if TYPE_CHECKING:
     from jaxtyping import Float

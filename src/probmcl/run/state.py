@@ -17,25 +17,25 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
-from probmcl import run_folder
+from probmcl.audit.signatures import Signature, write_signatures
 from probmcl.console import Console
 from probmcl.data.labels import State
-from probmcl.data.options import DataSource, ReadOptions
 from probmcl.data.records import Records, Split
-from probmcl.data.signatures import Signature, write_signatures
 from probmcl.errors import RunError, RunWarning
 from probmcl.evaluation.evaluate import evaluate_split
 from probmcl.evaluation.groups import ScoredRows
+from probmcl.evaluation.headline import headline
 from probmcl.evaluation.stored_scores import scores_file, write_scores
-from probmcl.files import convert_file, json_line
-from probmcl.headline import headline
+from probmcl.readers.options import DataSource, ReadOptions
 from probmcl.run.budget import Plan
 from probmcl.run.gains import Gain, ValidationGains
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId
-from probmcl.run_folder import RunFolder, delete_cache
 from probmcl.runtime.distributed import broadcast, is_main_process
+from probmcl.runtime.files import convert_file, json_line
+from probmcl.runtime.tensor_files import load_tensors, save_tensors
 from probmcl.settings import Settings, method_settings, refuse_unnamed
-from probmcl.tensor_files import load_tensors, save_tensors
+from probmcl.store import run_folder
+from probmcl.store.run_folder import RunFolder, delete_cache
 from probmcl.training import MetricsLog
 
 T = TypeVar("T")

@@ -12,19 +12,17 @@ import torch
 from jaxtyping import Int
 from numpy import ndarray
 
-from probmcl import run_folder
+from probmcl.audit.prepare import refuse_empty_splits
+from probmcl.audit.signatures import Signature, accepted_changes, read_all, signatures_content
 from probmcl.calibration import Calibration
 from probmcl.calibration.evaluation import evaluate_test
 from probmcl.console import Console
-from probmcl.data.audit import refuse_empty_splits
-from probmcl.data.options import DataSource
 from probmcl.data.records import Records
-from probmcl.data.signatures import Signature, accepted_changes, read_all, signatures_content
 from probmcl.encoders import Encoder
 from probmcl.errors import ProbmclError, RunError, RunWarning
 from probmcl.evaluation.groups import ScoredRows
-from probmcl.files import atomic_write
-from probmcl.headline import chance_warning, headline
+from probmcl.evaluation.headline import chance_warning, headline
+from probmcl.readers.options import DataSource
 from probmcl.run.budget import Costs, Plan, Planner, measure_costs, plan_epochs
 from probmcl.run.calibrate import calibrate_candidate
 from probmcl.run.candidates import candidate_ids, evaluate_on_test, fit_frozen_probe, train_job, training_images
@@ -32,11 +30,13 @@ from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.state import RunState, create_run, json_format, load_candidate, records_digest, write_predictions
 from probmcl.run.view_sheet import views_sheet
 from probmcl.run.workspace import Workspace, build_encoder, refuse_unbuildable
-from probmcl.run_folder import RunFolder
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
+from probmcl.runtime.files import atomic_write
 from probmcl.runtime.lock import locked
 from probmcl.runtime.machine import find_device
 from probmcl.settings import Settings, load_settings
+from probmcl.store import run_folder
+from probmcl.store.run_folder import RunFolder
 from probmcl.tables import percent, rough_duration
 
 CandidateFilter = Callable[[Mapping[CandidateId, Candidate]], Iterable[CandidateId]]

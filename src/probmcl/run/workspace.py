@@ -24,10 +24,10 @@ from probmcl.methods import find_method
 from probmcl.methods.base import Classifier, LinearClassifier, Method
 from probmcl.run.batches import ActivationCache, ImageBatchSource
 from probmcl.run.results import Candidate
-from probmcl.run_folder import METADATA, MODEL, VIEWS, RunFolder
 from probmcl.runtime.machine import CPU_PIXELS, GPU_PIXELS
+from probmcl.runtime.tensor_files import load_tensors
 from probmcl.settings import Settings, Tune
-from probmcl.tensor_files import load_tensors
+from probmcl.store.run_folder import METADATA, MODEL, VIEWS, RunFolder
 
 MIN_TRAINING_IMAGES = 10_000
 """With fewer training images, training from random weights prints a note."""

@@ -14,7 +14,7 @@ from typing import IO
 import msgspec
 
 from probmcl.errors import RunError
-from probmcl.files import explained_no_space
+from probmcl.runtime.files import explained_no_space
 
 LOCK = ".lock"
 """Name of the lock file, which exists while a process changes the folder, and after a process was killed."""

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from probmcl.errors import RunError, RunWarning, plain
-from probmcl.files import append_text, read_text, write_text
 from probmcl.methods.contrast import collapse_warning
+from probmcl.runtime.files import append_text, read_text, write_text
 from probmcl.training.fit import StepEvent
 
 WARN_AFTER = 0.5

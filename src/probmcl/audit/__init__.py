@@ -1,0 +1,1 @@
+"""What `check` reports and `train` refuses: duplicates, damage, splits, signatures and findings."""

@@ -1,0 +1,291 @@
+"""Findings about the data: missing and unreadable images, and problems with images and labels."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+from numpy import ndarray
+
+from probmcl.audit.duplicates.hashing import Fingerprint, fingerprints
+from probmcl.audit.duplicates.search import Duplicates
+from probmcl.audit.statistics import PerClass, totals
+from probmcl.data.images import MISSING
+from probmcl.data.intensity import IntensityRange
+from probmcl.data.records import SPLITS, Records
+from probmcl.errors import LISTED, DataError, Reading, counted, listed
+from probmcl.readers.options import refuse_share
+
+Level = Literal["blocked", "warning", "note"]
+Kind = (
+    Literal[
+        "question", "data", "empty_split", "too_few_images", "missing", "unreadable", "leak", "doubtful_leak", "reading"
+    ]
+    | Literal["damaged", "nearly_constant", "conflicting_labels", "exact_duplicates", "near_duplicates", "imbalance"]
+    | Literal["no_positive", "no_train_positive", "few_train_positives", "no_test_positive", "nothing_known"]
+    | Literal["no_negative", "no_train_negative", "few_train_negatives", "no_test_negative"]
+)
+Advance = Callable[[int], None]
+
+MAX_IMBALANCE = 100.0  # between the positives of the most and least frequent classes; a larger ratio is a warning
+MIN_TRAIN_LABELS = 10  # positives and known negatives per class
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A problem or a note to show to the user before training.
+
+    Attributes:
+        level: training does not start if this is "blocked".
+        kind: name of the problem for scripts.
+        text: the problem and its remedy, with the first entries of a long list.
+        items: the complete list.
+        readings: options that let training start: the readings of ambiguous data, or one way to accept a problem.
+    """
+
+    level: Level
+    kind: Kind
+    text: str
+    items: tuple[str, ...] = ()
+    readings: tuple[Reading, ...] = ()
+
+
+def verdict(findings: Sequence[Finding]) -> Literal["fine", "warnings", "blocked"]:
+    """Return the overall verdict, determined by the most serious finding.
+
+    >>> verdict([Finding("note", "near_duplicates", "a"), Finding("warning", "imbalance", "b")])
+    'warnings'
+    """
+    levels = {finding.level for finding in findings}
+    return "blocked" if "blocked" in levels else "warnings" if "warning" in levels else "fine"
+
+
+class BadImage(NamedTuple):
+    """An image that cannot be used: its row in the records, its path, and the reason."""
+
+    row: int
+    path: Path
+    reason: str
+
+
+def find_bad_images(
+    records: Records, *, intensity: IntensityRange | None = None, workers: int = 0, advance: Advance | None = None
+) -> list[BadImage]:
+    """Decode all images and return the missing and unreadable ones."""
+    return bad_images(records, fingerprints(records.paths, intensity=intensity, workers=workers, advance=advance))
+
+
+def bad_images(records: Records, fingerprints: Sequence[Fingerprint]) -> list[BadImage]:
+    """Return the images that could not be decoded, according to their fingerprints.
+
+    >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "train"], np.ones((2, 1)))
+    >>> bad_images(records, [Fingerprint(None, (4, 3)), Fingerprint("the file is empty")])
+    [BadImage(row=1, path=PosixPath('b.jpg'), reason='the file is empty')]
+    """
+    reasons = enumerate(fingerprint.reason for fingerprint in fingerprints)
+    return [BadImage(row, records.paths[row], reason) for row, reason in reasons if reason is not None]
+
+
+def without_bad(records: Records, bad: Sequence[BadImage], *, share: float | None = None) -> Records:
+    """Return the records without bad images; raise `DataError` if `skip_bad=share` does not allow that.
+
+    >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "train"], np.ones((2, 1)))
+    >>> bad = [BadImage(1, Path("b.jpg"), "the file is empty")]
+    >>> without_bad(records, bad, share=0.5).paths
+    (PosixPath('a.jpg'),)
+    >>> without_bad(records, bad)
+    Traceback (most recent call last):
+    ...
+    probmcl.errors.DataError: 1 of 2 images cannot be used:
+      b.jpg: the file is empty
+    repair or remove it, or skip the unreadable image with `skip_bad=0.5`
+    """
+    refuse_share(share)
+    skipping = _skipping(records, bad, share)
+    if skipping.blocked:
+        title = f"{len(bad):,} of {counted(len(records), 'image')} cannot be used{skipping.note}:"
+        raise DataError(
+            "\n".join([title, *listed(_described(records, bad)), f"repair or remove {_them(bad)}{skipping.remedy}"])
+        )
+    return records.take(usable_rows(records, bad)) if bad else records
+
+
+def usable_rows(records: Records, bad: Sequence[BadImage]) -> Int[ndarray, "K"]:
+    """Return the rows of the readable images."""
+    return np.setdiff1d(np.arange(len(records)), [image.row for image in bad])
+
+
+def unusable(records: Records, bad: Sequence[BadImage], share: float | None) -> list[Finding]:
+    """Return a finding about the missing images and one about the unreadable images, if there are any.
+
+    They block training if `share` is None, if a larger share of the images is bad, or if a split would become empty.
+    """
+    missing = _described(records, [image for image in bad if image.reason == MISSING])
+    unreadable = _described(records, [image for image in bad if image.reason != MISSING])
+    found, total, skipping = len(records) - len(missing), len(records), _skipping(records, bad, share)
+    parts: list[tuple[Kind, str, str, list[str]]] = [
+        (
+            "missing",
+            f"{found:,} of {counted(total, 'image')} found, {len(missing):,} missing",
+            "add the file" if len(missing) == 1 else "add the files",
+            missing,
+        ),
+        (
+            "unreadable",
+            f"{len(unreadable):,} of {counted(total, 'image')} cannot be read",
+            f"repair or remove {_them(unreadable)}",
+            unreadable,
+        ),
+    ]
+    level: Level = "blocked" if skipping.blocked else "warning"
+    findings = []
+    for kind, title, action, items in parts:
+        remedy = [f"{action}{skipping.remedy}"] if skipping.blocked else []
+        text = "\n".join([f"{title}{skipping.note}:", *listed(items), *remedy])
+        findings.append(Finding(level, kind, text, tuple(items), skipping.readings))
+    return [finding for finding in findings if finding.items]
+
+
+def damaged(records: Records, fingerprints: Sequence[Fingerprint]) -> list[Finding]:
+    """Return a warning about the images that can be decoded although their files are damaged, if there are any.
+
+    >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "train"], np.ones((2, 1)))
+    >>> damage = "the image data end before the last pixel"
+    >>> print(damaged(records, [Fingerprint(None), Fingerprint(None, damage=damage)])[0].text)
+    1 of 2 images is damaged, so a part of it is gray or wrong:
+      b.jpg: the image data end before the last pixel
+    look at it, and replace or remove it
+    """
+    damages = enumerate(fingerprint.damage for fingerprint in fingerprints)
+    items = [f"{records.where(row)}: {damage}" for row, damage in damages if damage is not None]
+    if not items:
+        return []
+    verb, part = ("is", "a part of it is") if len(items) == 1 else ("are", "parts of them are")
+    title = f"{len(items):,} of {counted(len(records), 'image')} {verb} damaged, so {part} gray or wrong:"
+    text = "\n".join([title, *listed(items), f"look at {_them(items)}, and replace or remove {_them(items)}"])
+    return [Finding("warning", "damaged", text, tuple(items))]
+
+
+def _described(records: Records, bad: Sequence[BadImage]) -> list[str]:
+    return [f"{records.where(image.row)}: {image.reason}" for image in bad]
+
+
+class _Skipping(NamedTuple):
+    """Whether bad images block training, a note for the title, the end of the remedy, and the option to skip them."""
+
+    blocked: bool
+    note: str
+    remedy: str = ""
+    readings: tuple[Reading, ...] = ()
+
+
+def _skipping(records: Records, bad: Sequence[BadImage], share: float | None) -> _Skipping:
+    bad_share = len(bad) / max(len(records), 1)
+    usable = {records.split[row] for row in usable_rows(records, bad)}
+    lost = [split for split in SPLITS if split in records.split and split not in usable]
+    allowed = not bad or (share is not None and bad_share <= share)
+    if allowed and not lost:
+        return _Skipping(False, " (skipped)")
+    note = "" if allowed or share is None else f", more than `skip_bad={share:g}` allows"
+    if lost:
+        return _Skipping(True, note, f"; without {_them(bad)} the {lost[0]} split would be empty" if usable else "")
+    counts = Counter("missing" if image.reason == MISSING else "unreadable" for image in bad)
+    named = " and ".join(f"{count:,} {kind}" if len(bad) > 1 else kind for kind, count in sorted(counts.items()))
+    option = Reading(
+        f"skip the {named} {'image' if len(bad) == 1 else 'images'}", {"skip_bad": f"{_round_up(bad_share):g}"}
+    )
+    return _Skipping(True, note, f", or {option.meaning} with `skip_bad={option.options['skip_bad']}`", (option,))
+
+
+def _them(items: Sequence[object]) -> str:
+    return "it" if len(items) == 1 else "them"
+
+
+def _round_up(share: float) -> float:
+    """Round up to one significant digit; above 0.9, to 0.99, 0.999 and so on."""
+    digits = [digit / 10**n for n in (6, 5, 4, 3, 2, 1) for digit in range(1, 10)]
+    nines = [(10**n - 1) / 10**n for n in (2, 3, 4, 5, 6)]
+    return next((rounded for rounded in (*digits, *nines) if share <= rounded), nines[-1])
+
+
+def findings(records: Records, content: Mapping[str, Any], given: Duplicates | None = None) -> Iterator[Finding]:
+    """Yield the warnings and notes that follow from `content`, the result of `statistics`.
+
+    `given` are the duplicates if the user assigned the splits; splits made by probmcl keep copies together.
+    """
+    yield from _image_findings(content)
+    if given is not None:
+        yield from _copies(records.split, given)
+    for text in records.origin.warnings if records.origin else ():
+        yield Finding("warning", "reading", text)
+    for kind, problem, applies in _class_problems(content["per_class"]):
+        names = [name for name in content["per_class"] if applies(name)]
+        if names:
+            yield Finding("warning", kind, f"classes {problem}: {len(names):,} ({_first(names)})", tuple(names))
+    if content["imbalance"] and content["imbalance"]["ratio"] > MAX_IMBALANCE:
+        (most, more), (least, fewer) = content["imbalance"]["most"], content["imbalance"]["least"]
+        yield Finding("warning", "imbalance", f"imbalance: {more:,} positives of {most!r}, {fewer:,} of {least!r}")
+    unknown = int((~records.states.any_known()).sum())
+    if unknown:
+        yield Finding("warning", "nothing_known", f"images without a known label: {unknown:,}")
+
+
+def _first(names: Sequence[str]) -> str:
+    return ", ".join(names[:LISTED]) + (", …" if len(names) > LISTED else "")
+
+
+def _image_findings(content: Mapping[str, Any]) -> Iterator[Finding]:
+    constant, conflicts = content["nearly_constant"], content["conflicting_labels"]
+    if constant:
+        text = f"images of nearly uniform color: {len(constant):,}, for example {constant[0]}"
+        yield Finding("warning", "nearly_constant", text, tuple(constant))
+    if conflicts:
+        items = [f"{' and '.join(conflict['images'])} ({_first(conflict['classes'])})" for conflict in conflicts]
+        text = f"identical images with different labels: {len(conflicts):,}, for example {items[0]}"
+        yield Finding("warning", "conflicting_labels", text, tuple(items))
+
+
+def _copies(split: Sequence[str], duplicates: Duplicates) -> Iterator[Finding]:
+    """Yield the number of copies within a split. Copies in different splits are leaks."""
+    exact = sum(len(rows) - len({split[row] for row in rows}) for rows in duplicates.exact)
+    near = sum(pair.confirmed and split[pair.one] == split[pair.other] for pair in duplicates.near)
+    if exact:
+        yield Finding(
+            "note", "exact_duplicates", f"files with the same content as another file in their split: {exact:,}"
+        )
+    if near:
+        yield Finding("note", "near_duplicates", f"pairs of near-duplicate images within a split: {near:,}")
+
+
+def _class_problems(per_class: PerClass) -> list[tuple[Kind, str, Callable[[str], bool]]]:
+    positives, negatives = totals(per_class, "present"), totals(per_class, "absent")
+    (train, train_negatives), (test, test_negatives) = (
+        [{name: states[state][split] for name, states in per_class.items()} for state in ("present", "absent")]
+        for split in ("train", "test")
+    )
+    few, unlearnable, unscorable = MIN_TRAIN_LABELS, "they cannot be learned", "they cannot be scored"
+    return [
+        ("no_positive", "without positives", lambda n: not positives[n]),
+        ("no_train_positive", "without positives in train", lambda n: not train[n] and positives[n] > 0),
+        ("few_train_positives", f"with fewer than {few} positives in train", lambda n: 0 < train[n] < few),
+        ("no_test_positive", f"without positives in test ({unscorable})", lambda n: train[n] > 0 and not test[n]),
+        ("no_negative", f"without known negatives ({unlearnable})", lambda n: not negatives[n] and positives[n] > 0),
+        (
+            "no_train_negative",
+            f"without known negatives in train ({unlearnable})",
+            lambda n: not train_negatives[n] and negatives[n] > 0,
+        ),
+        (
+            "few_train_negatives",
+            f"with fewer than {few} known negatives in train",
+            lambda n: 0 < train_negatives[n] < few,
+        ),
+        (
+            "no_test_negative",
+            "without known negatives in test (every ranking gets the best score)",
+            lambda n: train_negatives[n] > 0 and test[n] > 0 and not test_negatives[n],
+        ),
+    ]

@@ -1,0 +1,246 @@
+"""Audit of the data before a run, used by `probmcl check` and `probmcl train`."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Int
+from numpy import ndarray
+
+from probmcl.audit.duplicates.search import REMEDY, Duplicates, Leaks, find_duplicates, find_leaks, leak_lines
+from probmcl.audit.findings import BadImage, Finding, bad_images, damaged, findings, unusable, usable_rows
+from probmcl.audit.result import DataAudit
+from probmcl.audit.signatures import Signature, sign, stamps
+from probmcl.audit.split import MIN_TO_SPLIT, NOT_SPLIT, SplitRecords, TooFewImagesError, split_records, units_of
+from probmcl.audit.split_file import read_splits
+from probmcl.audit.statistics import statistics
+from probmcl.console import Console
+from probmcl.data.images import MISSING
+from probmcl.data.intensity import IntensityRange, find_intensity_range, parse_range
+from probmcl.data.records import SPLITS, Records, describe
+from probmcl.errors import DataError, OptionError, Question, Reading, RunWarning, counted
+from probmcl.readers.options import DataChecks, DataSource, ReadOptions, SkippedImage
+from probmcl.readers.read import read_recorded, read_source
+from probmcl.readers.table.entries import RepeatedRowsError
+from probmcl.runtime.distributed import broadcast, is_main_process
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """Data that passed the audit: readable images with their splits, and the source to read them from again."""
+
+    records: Records
+    source: DataSource
+    intensity: IntensityRange | None  # for 16-bit and float images; None if there are none
+    fold_of: Int[ndarray, "N"] | None  # numbered from 1; None without folds
+    warnings: list[RunWarning]  # about leaks that were allowed
+    duplicates: dict[str, int]  # number of exact and near duplicates, whose copies may be in the same split
+    signatures: list[Signature]  # of every image, on rank 0; empty elsewhere
+
+
+def prepare_data(
+    source: DataSource, checks: DataChecks = DataChecks(), *, seed: int = 0, workers: int = 0, console: Console
+) -> PreparedData:
+    """Read and audit the data, and raise `DataError` if there is a blocking finding.
+
+    With several processes, rank 0 runs the audit and broadcasts the result.
+    """
+    with console.working("reading the data"):
+        records = read_source(source)
+    result: dict[str, Any] = {}
+    signatures: list[Signature] = []
+    failure: Exception | None = None
+    if is_main_process():
+        try:
+            stamp_of = dict(zip(records.paths.texts, stamps(records.paths), strict=True))
+            audit = _audit(records, checks, seed, workers, console)
+            result = _accept(audit, console)
+            used = audit.splits.records.paths.texts
+            signatures = sign(
+                map(stamp_of.__getitem__, used), (image.content for image in audit.duplicates.fingerprints)
+            )
+        except (ValueError, OSError) as error:  # raised after the broadcast, which the other processes wait for
+            failure, result = error, {"error": str(error)}
+    result = broadcast(result)
+    if "error" in result:
+        raise failure or DataError(result["error"])
+    skipped = tuple(SkippedImage(**image) for image in result["skipped"])
+    unlabeled = records.origin.unlabeled if records.origin else ()
+    source = replace(source, skipped=skipped, leaks_allowed=tuple(result["leaks"]), unlabeled=unlabeled)
+    source = source.with_roots(records.paths)
+    records = records.without([image.path for image in skipped])
+    records = records.with_split(np.array(result["split"])).with_note(result["note"])
+    intensity = result["intensity"] and IntensityRange(**result["intensity"])
+    console.print(describe(records))
+    if intensity:
+        console.print(str(intensity))
+    fold_of = None if result["fold_of"] is None else np.array(result["fold_of"])
+    leaks = [RunWarning("leak", text) for text in result["leaks"]]
+    return PreparedData(records, source, intensity, fold_of, leaks, result["duplicates"], signatures)
+
+
+def check(
+    source: DataSource, checks: DataChecks = DataChecks(), *, seed: int = 0, workers: int = 0, console: Console
+) -> DataAudit:
+    """Audit the data like `prepare_data`, and return all findings instead of raising an error. No file is changed.
+
+    Data that cannot be read, or that can be read in several ways, are reported as a single blocking finding; an invalid
+    option raises an error. The statistics are those of the readable images.
+    """
+    data = str(source.data)
+    try:
+        with console.working("reading the data"):
+            records = read_source(source)
+        audit = _audit(records, checks, seed, workers, console)
+    except Question as question:
+        finding = Finding("blocked", "question", question.problem, readings=question.readings)
+        return DataAudit(data, (finding,), {})
+    except DataError as error:
+        rows = {}
+        if isinstance(error, RepeatedRowsError):
+            rows = {"duplicated_rows": error.same, "conflicting_rows": error.different}
+        return DataAudit(data, (Finding("blocked", "data", str(error)),), rows)
+    made = audit.splits.note not in ("", NOT_SPLIT) and checks.split_file is None
+    records, intensity = audit.splits.records.with_note(audit.splits.note), audit.intensity
+    content = statistics(records, audit.duplicates)
+    problems = (*audit.findings, *findings(records, content, None if made else audit.duplicates))
+    levels = None if intensity is None else str(intensity)
+    origin, note = str(records.origin or ""), audit.splits.note or "as given"
+    overview = {"understood": origin, "split": note, "summary": describe(records), "levels": levels}
+    bad = [{"image": audit.records.where(image.row), "reason": image.reason} for image in audit.bad]
+    content["missing"] = [image["image"] for image in bad if image["reason"] == MISSING]
+    content["unreadable"] = [image for image in bad if image["reason"] != MISSING]
+    return DataAudit(data, problems, overview | content)
+
+
+def read_again(
+    source: DataSource,
+    split_file: Path,
+    console: Console,
+    data: Path | str | None = None,
+    images: Path | str | None = None,
+) -> Records:
+    """Read the data of an earlier run, with the splits that it saved, from where it names them or the user does."""
+    if data is None:
+        records = read_recorded(source.with_changes(images, ReadOptions()), console)
+    else:
+        records = read_source(replace(DataSource.of(data, images, source.options), skipped=source.skipped))
+    return read_splits(records, split_file)
+
+
+def refuse_empty_splits(records: Records) -> None:
+    """Raise `DataError` if train, val or test is empty."""
+    for split in SPLITS:
+        if split not in records.split:
+            remedy = f"each of {', '.join(SPLITS)} needs images"
+            raise DataError(f"no image is in the {split} split ({counted(len(records), 'image')} in total); {remedy}")
+
+
+def refuse_unscorable(records: Records) -> None:
+    """Raise `DataError` if a split is empty, or if no class can be scored on val or test."""
+    refuse_empty_splits(records)
+    for split in SPLITS[1:]:
+        labels, known = records.states.labels_and_known(records.rows(split))
+        present, absent = (((labels == value) & known).any(axis=0) for value in (1, 0))
+        if not (present & absent).any():
+            images = counted(len(labels), f"{split} image")
+            raise DataError(f"no class has both a positive and a negative in {images}; change the split")
+
+
+class _Audit(NamedTuple):
+    """The result of an audit. `records` has all images; `duplicates` and `splits` have only the readable ones."""
+
+    records: Records
+    intensity: IntensityRange | None
+    duplicates: Duplicates
+    bad: list[BadImage]
+    splits: SplitRecords
+    findings: list[Finding]
+
+
+def _audit(records: Records, checks: DataChecks, seed: int, workers: int, console: Console) -> _Audit:
+    """Decode every image, split the readable ones and look for leaks among them."""
+    if seed < 0:
+        raise OptionError("seed", seed, "must be at least 0")
+    existing = [path for path in records.paths if os.path.exists(path)]  # noqa: PTH110 (Path.exists may raise an error)
+    intensity = find_intensity_range(existing, parse_range(checks.range), seed=seed, workers=workers)
+    duplicates = find_duplicates(records.paths, intensity=intensity, workers=workers, console=console)
+    bad = bad_images(records, duplicates.fingerprints)
+    rows = usable_rows(records, bad)
+    readable, duplicates = records.take(rows), duplicates.take(rows)
+    with console.working("splitting the images"):
+        splits, problems = _split(readable, checks, seed, duplicates.together(), [image.path for image in bad])
+    damages = damaged(readable, duplicates.fingerprints)
+    problems = [*unusable(records, bad, checks.skip_bad), *damages, *problems]
+    if len(readable):
+        split, group = splits.records.split, splits.records.group
+        problems += _leak_findings(readable, find_leaks(split, group, *duplicates[1:]), checks.allow_leaks)
+    return _Audit(records, intensity, duplicates, bad, splits, problems)
+
+
+def _split(
+    readable: Records, checks: DataChecks, seed: int, together: Sequence[Sequence[int]], left_out: Sequence[Path]
+) -> tuple[SplitRecords, list[Finding]]:
+    """Split the readable images; return a finding if there are too few of them, or if a split is empty."""
+    try:
+        splits = split_records(readable, checks, seed, together, left_out)
+    except TooFewImagesError as error:
+        return SplitRecords(readable, NOT_SPLIT), [Finding("blocked", "too_few_images", str(error))]
+    return splits, _empty_split_findings(splits.records, together) if len(readable) else []
+
+
+def _accept(audit: _Audit, console: Console) -> dict[str, Any]:
+    """Return the result of an audit as JSON, or raise an error that lists all blocking findings."""
+    blocked = [finding.text for finding in audit.findings if finding.level == "blocked"]
+    if blocked:
+        raise DataError("\n".join(blocked))
+    for finding in audit.findings:
+        lines = [line for line in finding.text.split("\n") if finding.level == "warning" or not line.startswith(" ")]
+        console.print("\n".join(f"  {line}" for line in lines))  # the examples of a note are only shown by check
+    readable, note, fold_of = audit.splits
+    leaks = [finding.text for finding in audit.findings if finding.kind == "leak"]
+    return {
+        "skipped": [{"path": str(image.path), "reason": image.reason} for image in audit.bad],
+        "split": readable.split,
+        "note": note,
+        "intensity": audit.intensity and asdict(audit.intensity),
+        "fold_of": None if fold_of is None else fold_of.tolist(),
+        "leaks": [f"allowed by `allow_leaks`:\n{text}" for text in leaks],
+        "duplicates": {
+            "exact": sum(len(rows) - 1 for rows in audit.duplicates.exact),
+            "near": sum(pair.confirmed for pair in audit.duplicates.near),
+        },
+    }
+
+
+def _empty_split_findings(records: Records, together: Sequence[Sequence[int]]) -> list[Finding]:
+    empty = [split for split in SPLITS if split not in records.split]
+    if not empty:
+        return []
+    units = len(np.unique(units_of(records, together)))
+    counts = ", ".join(f"{split} {records.split.count(split):,}" for split in SPLITS)
+    text = f"no image is in the {' or '.join(empty)} split ({counts}), but every split needs images"
+    if units < len(SPLITS):
+        text += f"; groups and duplicates are never divided, which leaves only {units} to distribute; add images"
+    else:
+        text += f"; assign images to {' and '.join(empty)}"
+        text += ', or let probmcl make the splits with `split_column=""`' * (len(records) >= MIN_TO_SPLIT)
+    return [Finding("blocked", "empty_split", text)]
+
+
+def _leak_findings(records: Records, leaks: Leaks, allowed: bool) -> list[Finding]:
+    names = [records.where(row) for row in range(len(records))]
+    certain, doubtful = leaks.described(names), leaks.described_doubtful(names)
+    text, items = "\n".join(leak_lines(certain)), tuple(chain(*certain.values()))
+    accept = Reading("train despite the leaks", {"allow_leaks": "True"})
+    findings = [
+        Finding("warning", "leak", text, items)
+        if allowed
+        else Finding("blocked", "leak", f"{text}\n{REMEDY}", items, (accept,)),
+        Finding("note", "doubtful_leak", "\n".join(leak_lines(doubtful)), tuple(chain(*doubtful.values()))),
+    ]
+    return [finding for finding in findings if finding.items]

@@ -1,0 +1,102 @@
+"""The result of `check`: statistics of the data, and problems that training would warn about or refuse."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from probmcl.audit.findings import Finding, verdict
+from probmcl.audit.statistics import PerClass
+from probmcl.errors import counted, listed
+from probmcl.runtime.files import write_json
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class DataAudit:
+    """The result of `check`: statistics of the readable images, and all findings.
+
+    If the data cannot be read at all, `summary` is empty, counts are 0 and lists are empty.
+
+    Attributes:
+        data: the table or folder, as passed to `check`.
+        findings: problems and notes, each with a `level` (blocked, warning or note), a `kind`, a short `text`, the
+            complete list of `items`, and `readings`: the options with which `train` accepts the data.
+        statistics: all numbers and lists in JSON form; the most important are also properties.
+    """
+
+    data: str
+    findings: tuple[Finding, ...]
+    statistics: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        lines = [f"DataAudit({self.data!r}): {self.verdict}"]
+        if self.summary:
+            splits = " · ".join(f"{split} {count:,}" for split, count in self.splits.items())
+            classes = counted(len(self.per_class), "class", "classes")
+            lines.append(f"  {counted(self.images, 'image')}, {classes}; {splits}")
+        counts = Counter(finding.level for finding in self.findings)
+        levels = [f"{count} {level}{'s' * (count > 1 and level != 'blocked')}" for level, count in counts.items()]
+        lines.append(f"  findings: {', '.join(levels) or 'none'}")
+        titles = [f"{finding.level}: {finding.text.splitlines()[0].rstrip(':')}" for finding in self.findings]
+        return "\n".join([*lines, *(f"  {line}" for line in listed(titles))])
+
+    @property
+    def verdict(self) -> Literal["fine", "warnings", "blocked"]:
+        """The most serious level of the findings; `train` refuses the data if this is "blocked"."""
+        return verdict(self.findings)
+
+    @property
+    def ok(self) -> bool:
+        """True if `train` accepts the data, possibly with warnings."""
+        return self.verdict != "blocked"
+
+    @property
+    def summary(self) -> str:
+        """A few lines about how the data were read, and the number of images, classes and labels."""
+        return str(self.statistics.get("summary", ""))
+
+    @property
+    def images(self) -> int:
+        """The number of readable images."""
+        return int(self.statistics.get("images", 0))
+
+    @property
+    def splits(self) -> Mapping[str, int]:
+        """The number of images in train, val and test."""
+        return dict(self.statistics.get("splits", {}))
+
+    @property
+    def per_class(self) -> PerClass:
+        """The number of images by class, label state (present, absent, unknown or uncertain) and split."""
+        return dict(self.statistics.get("per_class", {}))
+
+    @property
+    def missing(self) -> Sequence[str]:
+        """The images whose files do not exist."""
+        return list(self.statistics.get("missing", ()))
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """The reason for each image that cannot be decoded."""
+        return {image["image"]: image["reason"] for image in self.statistics.get("unreadable", ())}
+
+    @property
+    def exact_duplicates(self) -> Sequence[Sequence[str]]:
+        """Sets of images whose files have the same content."""
+        return list(self.statistics.get("exact_duplicates", ()))
+
+    @property
+    def near_duplicates(self) -> Sequence[tuple[str, str]]:
+        """Pairs of images that are resized, re-encoded, flipped or cropped copies of each other."""
+        pairs = self.statistics.get("near_duplicates", ())
+        return [(pair["images"][0], pair["images"][1]) for pair in pairs if pair["confirmed"]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as a dict that can be written as JSON."""
+        findings = [asdict(finding) for finding in self.findings]
+        return {"data": self.data, **self.statistics, "findings": findings, "verdict": self.verdict}
+
+    def to_json(self, path: Path | str) -> None:
+        """Write everything as JSON; an existing file is overwritten."""
+        write_json(Path(path), self.to_dict())

@@ -1,0 +1,1 @@
+"""The demo: scenes of handwritten digits, and methods trained on them."""

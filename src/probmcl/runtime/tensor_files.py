@@ -1,0 +1,138 @@
+"""Safetensors files with metadata and a checksum, and safe reading of those that may come from a stranger."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import msgspec
+
+from probmcl.errors import RunError, plain
+from probmcl.runtime.files import atomic_write, json_line, open_file, parse_json
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MAX_HEADER = 100_000_000
+"""Largest size of the JSON header of a safetensors file, in bytes."""
+
+DTYPES = {1: "BOOL U8 I8 F8_E4M3 F8_E5M2", 2: "U16 I16 F16 BF16", 4: "U32 I32 F32", 8: "U64 I64 F64 C64"}
+ITEM_SIZES = {dtype: size for size, dtypes in DTYPES.items() for dtype in dtypes.split()}
+"""Bytes per element of each data type of a safetensors file."""
+
+MAX_DIMENSIONS = 64
+"""Largest number of dimensions of a tensor in PyTorch."""
+
+HEADER = "probmcl"  # the key of our metadata in the header of a safetensors file
+
+
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: object = None, *, root: Path | None = None
+) -> None:
+    """Write tensors to a safetensors file, with metadata as JSON and a checksum of both in its header."""
+    from safetensors.torch import save
+
+    state = {key: value.detach().cpu().contiguous().clone() for key, value in tensors.items()}
+    facts = json_line(metadata)
+    header = {"checksum": _checksum(state, facts), "facts": facts}
+    # A single entry, because safetensors writes several in random order.
+    atomic_write(path, save(state, metadata={HEADER: json.dumps(header)}), root=root)
+
+
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=2**62)]
+
+
+class _Tensor(msgspec.Struct):
+    """The entry of a tensor in the header of a safetensors file."""
+
+    dtype: str
+    shape: Annotated[tuple[_Size, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]
+    data_offsets: tuple[_Size, _Size]
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_SIZES:
+            raise ValueError(f"the data type {self.dtype!r} is not supported")
+        size = self.data_offsets[1] - self.data_offsets[0]
+        strides_overflow = math.prod(filter(None, self.shape)) >= 2**62  # even if there are no elements
+        if strides_overflow or math.prod(self.shape) * ITEM_SIZES[self.dtype] != size:
+            raise ValueError(f"a tensor of shape {list(self.shape)} and type {self.dtype} has {size:,} bytes")
+
+
+class _Header(NamedTuple):
+    """The header of a safetensors file; `facts` is our metadata as JSON."""
+
+    tensors: dict[str, _Tensor]
+    facts: str
+    checksum: str | None
+
+
+def load_tensors(path: Path, *, root: Path | None = None) -> tuple[dict[str, Tensor], Any]:
+    """Return the tensors and metadata from a file written by `save_tensors`; the metadata may be None.
+
+    A file that is truncated, damaged or does not match its checksum raises `RunError`. Files from elsewhere and from
+    version 0.1 have no checksum.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    with open_file(path, root=root) as file:
+        header = _read_header(file, path)
+        file.seek(0)
+        try:
+            tensors = load(file.read())
+        except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
+            raise RunError(f"{path}: is damaged or is not a safetensors file ({error})") from error
+        except MemoryError as error:
+            raise RunError(f"{path}: does not fit into memory") from error
+    if header.checksum is not None and header.checksum != _checksum(tensors, header.facts):
+        raise RunError(f"{path}: is damaged: its content does not match its checksum")
+    return tensors, parse_json(header.facts.encode(), path)
+
+
+def read_metadata(path: Path, *, root: Path | None = None) -> Any:
+    """Return the metadata from a file written by `save_tensors`, without its tensors; None if there is no file."""
+    if not path.is_file():
+        return None
+    with open_file(path, root=root) as file:
+        return parse_json(_read_header(file, path).facts.encode(), path)
+
+
+def read_shapes(path: Path, *, root: Path | None = None) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every tensor in a safetensors file, without reading the tensors."""
+    with open_file(path, root=root) as file:
+        return {name: tensor.shape for name, tensor in _read_header(file, path).tensors.items()}
+
+
+def _read_header(file: io.BufferedReader, path: Path) -> _Header:
+    """Read the header of a safetensors file, whose size comes first; the tensors must fill the rest of the file."""
+    size = int.from_bytes(file.read(8), "little")
+    if size > MAX_HEADER:
+        raise RunError(f"{path}: its header has {size:,} bytes, more than {MAX_HEADER:,}; the file is damaged")
+    try:
+        entries = msgspec.json.decode(file.read(size), type=dict[str, msgspec.Raw])
+        stored = msgspec.json.decode(entries.pop("__metadata__", msgspec.Raw(b"{}")), type=dict[str, str])
+        if HEADER in stored:
+            stored = msgspec.json.decode(stored[HEADER], type=dict[str, str])
+        tensors = {name: msgspec.json.decode(entry, type=_Tensor) for name, entry in entries.items()}
+    except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+        raise RunError(f"{path}: its header is damaged ({plain(error)})") from error
+    expected = 8 + size + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
+    if (actual := os.fstat(file.fileno()).st_size) != expected:
+        raise RunError(f"{path}: is damaged: it has {actual:,} bytes instead of {expected:,}")
+    return _Header(tensors, stored.get("facts", "null"), stored.get("checksum"))  # version 0.1 wrote no checksum
+
+
+def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
+    import torch
+
+    digest = hashlib.sha256(facts.encode())
+    for key, value in sorted(tensors.items()):
+        digest.update(f"{key} {value.dtype} {list(value.shape)}".encode())
+        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
