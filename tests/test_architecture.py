@@ -69,7 +69,7 @@ RUN_FILES = re.compile(
     r"(config|labels|preprocessing|run|evaluation|calibration|retrieval|spec)\.json|(split|folds|images)\.csv|metrics\.jsonl"
     r"|views\.png|(model|neighbors)\.safetensors|report\.(html|json)"
 )
-CLONE_ONLY = re.compile(  # `make the splits` is not a target
+CLONE_ONLY = re.compile(  # "make the splits" names no target
     r"\b(docs|examples|recipes|benchmarks|tools)/|\w\.md\b|\bREADME|decisions? 0\d|\bmake (check|test|demo|format|lint)"
 )
 OUTPUT_FILES = {"comparison.md"}

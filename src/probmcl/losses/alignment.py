@@ -15,7 +15,7 @@ from probmcl.runtime.precision import at_least_float32, full_precision
 Alignment = Literal["predicted", "minimal"]
 
 IGNORED = -100
-"""Target for steps that do not contribute to the loss; PyTorch's default `ignore_index`."""
+"""Target for steps that do not contribute to the loss; PyTorch's default value of ignore_index."""
 
 
 @torch.no_grad()
