@@ -20,13 +20,14 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch: waiting threads must 
 
 import numpy as np
 
+from probmcl.audit.prepare import PreparedData
 from probmcl.audit.split import make_splits
 from probmcl.console import Console
 from probmcl.data import read
 from probmcl.data.records import Records
 from probmcl.evaluation import average_precision, bootstrapped_map, resamples
 from probmcl.run.results import CandidateId, Run
-from probmcl.run.train import all_candidates, read_run, train_run
+from probmcl.run.train import RunControl, all_candidates, read_run, train_run
 from probmcl.settings import make_settings
 from probmcl.store.run_folder import RunFolder
 
@@ -72,7 +73,13 @@ def train(trial: Trial, folder: Path, args: argparse.Namespace) -> Run:
     finished = folder / "run.json"
     if finished.exists() and json.loads(finished.read_text(encoding="utf-8"))["status"] == "finished":
         return read_run(RunFolder(folder))
-    return train_run(trial.records(args.test_images), settings, folder, Console.quiet(), test=all_candidates)
+    return train_run(
+        PreparedData.of(trial.records(args.test_images)),
+        settings,
+        folder,
+        Console.quiet(),
+        control=RunControl(test=all_candidates),
+    )
 
 
 def outcome(trial: Trial, folder: Path, draws: int) -> dict[str, Any]:

@@ -168,27 +168,18 @@ def _start_run(options: Options, read: ReadOptions, checks: DataChecks, console:
     prepared = prepare_data(source, checks, seed=settings.seed, workers=settings.workers, console=console)
     settings = with_intensity(settings, prepared, checks)
     reused = _reused_images(prepared.records, settings.encoder.weights)
+    prepared = replace(prepared, warnings=(*prepared.warnings, *reused))
     _print_warnings(reused, console)
     new_folder = _new_folder(options["out"], _data_name(data))
     with new_folder as folder, _resume_hint("train", folder, console, named_files(settings)):
-        return train_run(
-            prepared.records,
-            settings,
-            folder,
-            console,
-            source=prepared.source,
-            data_warnings=[*prepared.warnings, *reused],
-            fold_of=prepared.fold_of,
-            duplicates=prepared.duplicates,
-            signatures=prepared.signatures,
-        )
+        return train_run(prepared, settings, folder, console)
 
 
 def _resume_run(folder: Path, options: Options, accept_data_change: bool, console: Console) -> Run:
-    from probmcl.audit.prepare import read_again
+    from probmcl.audit.prepare import PreparedData, read_again
     from probmcl.inference.loading import recorded_source
     from probmcl.methods import find_method
-    from probmcl.run.train import train_run
+    from probmcl.run.train import RunControl, train_run
     from probmcl.settings import load_settings
 
     if options["loss"] is not None:
@@ -202,7 +193,8 @@ def _resume_run(folder: Path, options: Options, accept_data_change: bool, consol
         raise RunError(f"{folder} was trained on in-memory records; use probmcl.run.train.train_run to resume it")
     with _resume_hint("train", folder, console, named_files(settings)):
         records = read_again(source, folder / run_folder.SPLIT, console, options["data"], options["images"])
-        return train_run(records, settings, folder, console, accept_data_change=accept_data_change)
+        control = RunControl(accept_data_change=accept_data_change)
+        return train_run(PreparedData.of(records, source), settings, folder, console, control)
 
 
 def compare(
@@ -308,25 +300,17 @@ def _start_comparison(
     run_folder.refuse_used(options["out"])
     source = DataSource.of(data, images, read)
     prepared = prepare_data(source, checks, workers=spec.settings.workers, console=console)
-    records, source, name = prepared.records, prepared.source, _data_name(data)
-    refuse_unscorable(records)
+    name = _data_name(data)
+    refuse_unscorable(prepared.records)
     spec = replace(spec, settings=with_intensity(spec.settings, prepared, checks))
-    warnings = [*prepared.warnings, *_reused_images(records, spec.settings.encoder.weights)]
-    stored = StoredComparison(source.to_json(), name, spec, tuple(warnings), tuple(map(str, add)))
+    reused = _reused_images(prepared.records, spec.settings.encoder.weights)
+    prepared = replace(prepared, warnings=(*prepared.warnings, *reused))
+    assert prepared.source is not None
+    stored = StoredComparison(prepared.source.to_json(), name, spec, prepared.warnings, tuple(map(str, add)))
     with _new_folder(options["out"], f"{name}-comparison") as folder:
         if is_main_process():
             create_comparison(folder, stored, prepared)
-        runner = ComparisonRunner(
-            records,
-            spec,
-            folder,
-            console,
-            name,
-            source=source,
-            warnings=warnings,
-            signatures=prepared.signatures,
-            started=started,
-        )
+        runner = ComparisonRunner(prepared, spec, folder, console, name, started=started)
         return _run_comparison(runner, add, report)
 
 
@@ -340,10 +324,11 @@ def _resume_comparison(
     *,
     accept_data_change: bool,
 ) -> Comparison:
-    from probmcl.audit.prepare import read_again
+    from probmcl.audit.prepare import PreparedData, read_again
     from probmcl.audit.signatures import read_signatures
     from probmcl.experiments.comparison_folder import read_comparison, update_comparison
     from probmcl.experiments.runner import ComparisonRunner
+    from probmcl.run.train import RunControl
 
     if not folder.is_dir():
         raise OptionError("resume", folder, "is not a folder")
@@ -356,18 +341,11 @@ def _resume_comparison(
     records = read_again(source, folder / run_folder.SPLIT, console, options["data"], options["images"])
     stored = replace(stored, add=tuple(map(str, add)))
     stored = update_comparison(folder, stored, records.paths, console, accept_data_change=accept_data_change)
-    runner = ComparisonRunner(
-        records,
-        replace(stored.spec, settings=settings),
-        folder,
-        console,
-        stored.name,
-        source=source,
-        warnings=stored.warnings,
-        signatures=read_signatures(folder, records.paths),
-        accept_data_change=accept_data_change,
-        started=started,
-    )
+    signatures = read_signatures(folder, records.paths)
+    prepared = PreparedData(records, source, warnings=stored.warnings, signatures=signatures)
+    control = RunControl(accept_data_change=accept_data_change)
+    spec = replace(stored.spec, settings=settings)
+    runner = ComparisonRunner(prepared, spec, folder, console, stored.name, control=control, started=started)
     return _run_comparison(runner, add, report)
 
 
@@ -389,17 +367,17 @@ def _run_comparison(runner: ComparisonRunner, add: Sequence[Path], report: bool)
     from probmcl.runtime.distributed import barrier, is_main_process
     from probmcl.runtime.lock import locked
 
-    _print_warnings(runner.warnings, runner.console)
+    _print_warnings(runner.data.warnings, runner.console)
     lock = locked(runner.folder) if is_main_process() else nullcontext()
     named = named_files(runner.spec.settings) | named_methods(runner.spec.methods) | ({"add": add} if add else {})
     with _resume_hint("compare", runner.folder, runner.console, named), lock:
         comparison = runner.run(add)
         if is_main_process():
-            write_comparison(comparison, runner.folder, runner.warnings)
+            write_comparison(comparison, runner.folder, runner.data.warnings)
             if report:
                 write_comparison_report(comparison, runner.folder)
         barrier()
-    print_comparison(comparison, runner.folder, runner.warnings, runner.console)
+    print_comparison(comparison, runner.folder, runner.data.warnings, runner.console)
     return comparison
 
 

@@ -39,6 +39,11 @@ def prepared(table: Path, *, console: Console | None = None, seed: int = 0, **ch
     return prepare_data(source, DataChecks(**checks), seed=seed, console=console or recording_console())
 
 
+def source_of(data: PreparedData) -> DataSource:
+    assert data.source is not None
+    return data.source
+
+
 def split_of(data: PreparedData, name: str) -> str:
     return next(split for path, split in zip(data.records.paths, data.records.split, strict=True) if path.name == name)
 
@@ -57,7 +62,7 @@ def test_clean_data_are_accepted_and_described(tmp_path: Path) -> None:
     console = recording_console()
     data = prepared(photographs.folder(tmp_path / "p", COUNT, splits=SPLIT_COLUMN), console=console)
     assert list(data.records.split) == SPLIT_COLUMN
-    assert (data.warnings, data.intensity, data.fold_of) == ([], None, None)
+    assert (data.warnings, data.intensity, data.fold_of) == ((), None, None)
     assert "train 20 · val 4 · test 6" in text_of(console)
     assert "  reading every image once" in text_of(console)
 
@@ -72,13 +77,13 @@ def test_copy_in_train_and_test_is_an_error_unless_allowed(tmp_path: Path, ident
         assert part in str(caught.value)
     data = prepared(table, allow_leaks=True)
     assert any("28.jpg" in warning.message for warning in data.warnings)
-    assert data.source.leaks_allowed == tuple(warning.message for warning in data.warnings)
+    assert source_of(data).leaks_allowed == tuple(warning.message for warning in data.warnings)
 
 
 def test_group_in_two_splits_is_an_error(tmp_path: Path) -> None:
     patients = [f"p{number // 2}" for number in range(COUNT)]
     table = photographs.folder(tmp_path / "p", COUNT, splits=SPLIT_COLUMN, patients=patients)
-    assert prepared(table).warnings == []
+    assert prepared(table).warnings == ()
     patients[25] = "p0"
     table = photographs.folder(tmp_path / "q", COUNT, splits=SPLIT_COLUMN, patients=patients)
     with pytest.raises(DataError, match="group 'p0'"):
@@ -92,7 +97,7 @@ def test_generated_splits_keep_copies_and_groups_together(tmp_path: Path, seed: 
     copy(table, 1, 10, identical=True)
     copy(table, 20, 29)
     data = prepared(table, seed=seed)
-    assert data.warnings == []
+    assert data.warnings == ()
     assert all(len(data.records.rows(split)) for split in SPLITS)
     assert split_of(data, "1.jpg") == split_of(data, "10.jpg")
     assert split_of(data, "20.jpg") == split_of(data, "29.jpg")
@@ -110,7 +115,7 @@ def test_unreadable_images_are_an_error_or_skipped(tmp_path: Path) -> None:
         prepared(table)
     data = prepared(table, skip_bad=0.1)
     assert len(data.records) == COUNT - 1
-    assert [Path(image.path).name for image in data.source.skipped] == ["7.jpg"]
+    assert [Path(image.path).name for image in source_of(data).skipped] == ["7.jpg"]
     assert {path: path.read_bytes() for path in table.parent.iterdir()} == before
 
 
@@ -119,7 +124,7 @@ def test_split_file_of_a_run_can_be_reused(tmp_path: Path) -> None:
     (table.parent / "7.jpg").write_bytes(b"")
     data = prepared(table, seed=3, skip_bad=0.1)
     write_split(tmp_path, data.records)
-    again = read_again(data.source, tmp_path / "split.csv", Console.quiet())
+    again = read_again(source_of(data), tmp_path / "split.csv", Console.quiet())
     assert again.paths == data.records.paths
     assert again.split == data.records.split
     assert np.array_equal(again.labels, data.records.labels)
@@ -417,7 +422,7 @@ def test_accepted_problems_are_printed_briefly_and_stored_completely(tmp_path: P
     unlink(table, *range(9))
     console = recording_console()
     data = prepared(table, console=console, skip_bad=0.5)
-    assert len(data.source.skipped) == 9
+    assert len(source_of(data).skipped) == 9
     assert text_of(console).count("does not exist") == 5
     assert "and 4 more" in text_of(console)
 

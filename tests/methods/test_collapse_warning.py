@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from helpers.images import colored_records
+from probmcl.audit.prepare import PreparedData
 from probmcl.data.records import Records
 from probmcl.run.results import Run
 from probmcl.run.train import train_run
@@ -37,7 +38,7 @@ def train(records: Records, folder: Path, preset: str) -> Run:
         probe=ProbeSettings(epochs=2, views=0, weight_decays=(1.0,)),
         workers=0,
     )
-    return train_run(records, settings, folder)
+    return train_run(PreparedData.of(records), settings, folder)
 
 
 def last_row(run: Run) -> dict[str, float]:

@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console as RichConsole
 
 from helpers.images import colored_records
+from probmcl.audit.prepare import PreparedData
 from probmcl.calibration import fit_calibration
 from probmcl.console import Console
 from probmcl.data import Records
@@ -44,7 +45,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
 
 @pytest.fixture(scope="module")
 def frozen(records: Records, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train_run(records, settings(), tmp_path_factory.mktemp("runs") / "frozen", quiet())
+    return train_run(PreparedData.of(records), settings(), tmp_path_factory.mktemp("runs") / "frozen", quiet())
 
 
 def quiet() -> Console:
@@ -75,7 +76,7 @@ def test_a_trained_method_is_calibrated_on_validation(
     records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RunState, "best", lambda state: list(state.candidates.values())[-1])
-    run = train_run(records, settings("bce", tune="all"), tmp_path / "run", quiet())
+    run = train_run(PreparedData.of(records), settings("bce", tune="all"), tmp_path / "run", quiet())
     assert run.kept.id != FROZEN_PROBE
     calibration = load(run.folder).calibration
     assert calibration is not None
@@ -100,7 +101,9 @@ def test_the_evaluation_is_that_of_the_loaded_model(frozen: Run, records: Record
 
 
 def test_settings_choose_the_calibration_and_the_thresholds(records: Records, tmp_path: Path) -> None:
-    run = train_run(records, settings(calibration="none", thresholds="cost:3,1"), tmp_path / "run", quiet())
+    run = train_run(
+        PreparedData.of(records), settings(calibration="none", thresholds="cost:3,1"), tmp_path / "run", quiet()
+    )
     calibration = load(run.folder).calibration
     assert calibration is not None
     assert (calibration.kind, calibration.thresholds) == ("none", "cost:3,1")
@@ -117,17 +120,17 @@ def test_an_interrupted_run_is_calibrated_once(
     with monkeypatch.context() as patch:
         patch.setattr(train, "evaluate_test", fail)
         with pytest.raises(KeyboardInterrupt):
-            train_run(records, settings(), tmp_path / "run", quiet())
+            train_run(PreparedData.of(records), settings(), tmp_path / "run", quiet())
     assert not (tmp_path / "run" / "calibration.json").exists()
     monkeypatch.setattr(train, "calibrate_candidate", fail)  # it must not be fitted again
-    run = train_run(records, settings(), tmp_path / "run", quiet())
+    run = train_run(PreparedData.of(records), settings(), tmp_path / "run", quiet())
     assert load(run.folder).calibration == load(frozen.folder).calibration
 
 
 def test_the_calibration_is_printed_with_its_notes(records: Records, tmp_path: Path) -> None:
     output = StringIO()
     console = Console(RichConsole(file=output, width=200))
-    train_run(records, settings(thresholds="precision:0.99"), tmp_path / "run", console)
+    train_run(PreparedData.of(records), settings(thresholds="precision:0.99"), tmp_path / "run", console)
     lines = output.getvalue().splitlines()
     assert any(line.startswith("calibrated on 60 images: log loss ") for line in lines)
     assert any(line.startswith("note: precision:0.99 cannot be promised for 3 classes") for line in lines)

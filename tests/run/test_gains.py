@@ -13,6 +13,7 @@ import torch
 from rich.console import Console as RichConsole
 
 from helpers.images import colored_records
+from probmcl.audit.prepare import PreparedData
 from probmcl.console import Console
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import Records
@@ -112,7 +113,7 @@ def read(run: Run, name: str) -> Any:
 def train(records: Records, folder: Path, *methods: str) -> tuple[Run, list[str]]:
     """Train and return the run with the lines that were printed."""
     output = StringIO()
-    run = train_run(records, settings(*methods), folder, Console(RichConsole(file=output, width=300)))
+    run = train_run(PreparedData.of(records), settings(*methods), folder, Console(RichConsole(file=output, width=300)))
     return run, output.getvalue().splitlines()
 
 
@@ -171,7 +172,7 @@ def test_a_useless_model_is_warned_about_once(
 
     monkeypatch.setattr(RunState, "record", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        train_run(useless, settings(), tmp_path / "run", Console(RichConsole(quiet=True)))
+        train_run(PreparedData.of(useless), settings(), tmp_path / "run", Console(RichConsole(quiet=True)))
     monkeypatch.setattr(RunState, "record", record)
     run, lines = train(useless, tmp_path / "run")
     (warning,) = [

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from sklearn.metrics import average_precision_score
 
 from helpers.images import colored_records
+from probmcl.audit.prepare import PreparedData
 from probmcl.console import Console, ProgressBar
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import LabelSpace, Records
@@ -26,7 +27,7 @@ from probmcl.methods.kssnet import KSSNet
 from probmcl.methods.pla import PLA
 from probmcl.run import batches, candidates, train, workspace
 from probmcl.run.results import FROZEN_PROBE, CandidateId, Run
-from probmcl.run.train import all_candidates, read_run, train_run
+from probmcl.run.train import RunControl, all_candidates, read_run, train_run
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, Tune, method_settings
 from probmcl.store.run_folder import SCHEMA, RunFolder
 from probmcl.training import Checkpoint, Training, features
@@ -59,7 +60,13 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
 
 @pytest.fixture(scope="module")
 def bce(records: Records, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return train_run(records, settings("bce"), tmp_path_factory.mktemp("runs") / "bce", quiet(), test=all_candidates)
+    return train_run(
+        PreparedData.of(records),
+        settings("bce"),
+        tmp_path_factory.mktemp("runs") / "bce",
+        quiet(),
+        control=RunControl(test=all_candidates),
+    )
 
 
 def read(run: Run, name: str) -> dict[str, object]:
@@ -110,7 +117,9 @@ def test_the_saved_model_reproduces_saved_scores_and_metrics(bce: Run, records: 
 
 def test_the_same_settings_give_the_same_scores(bce: Run, records: Records, tmp_path: Path) -> None:
     torch.rand(3)  # earlier random numbers must not matter
-    again = train_run(records, settings("bce"), tmp_path / "again", quiet(), test=all_candidates)
+    again = train_run(
+        PreparedData.of(records), settings("bce"), tmp_path / "again", quiet(), control=RunControl(test=all_candidates)
+    )
     assert all(
         torch.equal(again.candidates[name].scores["test"], c.scores["test"]) for name, c in bce.candidates.items()
     )
@@ -118,7 +127,7 @@ def test_the_same_settings_give_the_same_scores(bce: Run, records: Records, tmp_
 
 @pytest.mark.parametrize("tune", ["all", "last", "none"])
 def test_only_the_kept_candidate_and_the_frozen_probe_are_tested(records: Records, tmp_path: Path, tune: Tune) -> None:
-    run = train_run(records, settings("bce", tune=tune), tmp_path / "run", quiet())
+    run = train_run(PreparedData.of(records), settings("bce", tune=tune), tmp_path / "run", quiet())
     assert {c.name for c in run.candidates.values() if c.test} == {run.kept.name, "frozen probe"}
     assert read(run, "run.json")["test_mAP"].keys() == {run.kept.name, "frozen probe"}  # type: ignore[attr-defined]
     frozen = json.loads((run.folder / "frozen" / "evaluation.json").read_text())
@@ -129,7 +138,13 @@ def test_only_the_kept_candidate_and_the_frozen_probe_are_tested(records: Record
 
 
 def test_tune_last_trains_only_the_last_stage(records: Records, tmp_path: Path) -> None:
-    run = train_run(records, settings("bce", tune="last"), tmp_path / "run", quiet(), test=all_candidates)
+    run = train_run(
+        PreparedData.of(records),
+        settings("bce", tune="last"),
+        tmp_path / "run",
+        quiet(),
+        control=RunControl(test=all_candidates),
+    )
     frozen, tuned = run.candidates[FROZEN_PROBE].state, run.candidates[CandidateId("bce", "own head")].state
     changed = {key for key in frozen if not torch.equal(frozen[key], tuned[key]) and key.startswith("encoder")}
     assert changed
@@ -140,12 +155,14 @@ def test_tune_last_trains_only_the_last_stage(records: Records, tmp_path: Path) 
 def test_an_encoder_that_cannot_be_split_is_trained_completely_with_a_note(records: Records, tmp_path: Path) -> None:
     console = RichConsole(file=StringIO())
     encoder = EncoderSettings("test_vit", weights=None, image_size=32)
-    train_run(records, settings("bce", tune="last", encoder=encoder), tmp_path / "run", Console(console))
+    train_run(
+        PreparedData.of(records), settings("bce", tune="last", encoder=encoder), tmp_path / "run", Console(console)
+    )
     assert "test_vit cannot be split" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_a_finished_run_has_no_cached_activations(records: Records, tmp_path: Path) -> None:
-    run = train_run(records, settings("bce", tune="last"), tmp_path / "run", quiet())
+    run = train_run(PreparedData.of(records), settings("bce", tune="last"), tmp_path / "run", quiet())
     left = {path.name for path in (run.folder / "checkpoints").iterdir()}
     results = {f"{identity.key}.safetensors" for identity in run.candidates}
     assert left == {"plan.json", "costs.json", "calibration.json", "bce.outcome.json", *results}
@@ -159,7 +176,7 @@ def test_an_interrupt_after_the_last_file_leaves_a_finished_run(
 
     monkeypatch.setattr(train, "_print_summary", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        train_run(records, settings(), tmp_path / "run", quiet())
+        train_run(PreparedData.of(records), settings(), tmp_path / "run", quiet())
     run = read_run(RunFolder.existing(tmp_path / "run"))
     assert read(run, "run.json")["status"] == "finished"
     assert run.kept.name == "frozen probe"
@@ -167,12 +184,12 @@ def test_an_interrupt_after_the_last_file_leaves_a_finished_run(
 
 def test_training_does_not_change_the_random_state_of_the_caller(records: Records, tmp_path: Path) -> None:
     state = torch.get_rng_state()
-    train_run(records, settings(), tmp_path / "run", quiet())
+    train_run(PreparedData.of(records), settings(), tmp_path / "run", quiet())
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_the_mixture_network_of_probmcl_is_saved_separately(records: Records, tmp_path: Path) -> None:
-    run = train_run(records, settings("probmcl"), tmp_path / "run", quiet())
+    run = train_run(PreparedData.of(records), settings("probmcl"), tmp_path / "run", quiet())
     stage_1 = load_file(run.folder / "contrastive" / "model.safetensors")
     predicts = run.candidates[CandidateId("probmcl", "re-probed")].state
     assert any(key.startswith("network.") for key in stage_1)
@@ -183,7 +200,12 @@ def test_the_mixture_network_of_probmcl_is_saved_separately(records: Records, tm
 
 def test_probe_settings_are_used(records: Records, tmp_path: Path) -> None:
     runs = [
-        train_run(records, settings(probe=ProbeSettings(epochs=5, views=0, loss=loss)), tmp_path / loss, quiet())
+        train_run(
+            PreparedData.of(records),
+            settings(probe=ProbeSettings(epochs=5, views=0, loss=loss)),
+            tmp_path / loss,
+            quiet(),
+        )
         for loss in ("asl", "bce")
     ]
     assert not torch.equal(runs[0].kept.scores["test"], runs[1].kept.scores["test"])
@@ -192,20 +214,20 @@ def test_probe_settings_are_used(records: Records, tmp_path: Path) -> None:
 def test_a_folder_in_use_is_an_error_and_not_changed(records: Records, tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("precious")
     with pytest.raises(OSError, match="not empty"):
-        train_run(records, settings(), tmp_path, quiet())
+        train_run(PreparedData.of(records), settings(), tmp_path, quiet())
     assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_an_empty_split_is_an_error_before_training(records: Records, tmp_path: Path) -> None:
     without = replace(records, split=tuple("train" if split == "val" else split for split in records.split))
     with pytest.raises(ValueError, match="the val split"):
-        train_run(without, settings("bce"), tmp_path / "run", quiet())
+        train_run(PreparedData.of(without), settings("bce"), tmp_path / "run", quiet())
     assert not (tmp_path / "run").exists()
 
 
 def test_an_unavailable_device_is_an_error(records: Records, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='`device="mps"`'):
-        train_run(records, settings("bce", device="mps"), tmp_path / "run", quiet())
+        train_run(PreparedData.of(records), settings("bce", device="mps"), tmp_path / "run", quiet())
 
 
 class Killed(BaseException):
@@ -252,14 +274,16 @@ def uninterrupted(records: Records, tmp_path_factory: pytest.TempPathFactory) ->
     console = Counting()
     with small_batches():
         folder = tmp_path_factory.mktemp("uninterrupted") / "run"
-        return train_run(records, settings("bce", "probmcl", tune="last"), folder, console), console.steps
+        return train_run(
+            PreparedData.of(records), settings("bce", "probmcl", tune="last"), folder, console
+        ), console.steps
 
 
 @pytest.fixture(scope="module")
 def probe_steps(records: Records, tmp_path_factory: pytest.TempPathFactory) -> int:
     """The number of steps to fit and test the frozen probe."""
     console = Counting()
-    train_run(records, settings(), tmp_path_factory.mktemp("probe") / "run", console)
+    train_run(PreparedData.of(records), settings(), tmp_path_factory.mktemp("probe") / "run", console)
     return console.steps
 
 
@@ -274,9 +298,9 @@ def test_resuming_after_a_kill_at_any_step_gives_the_scores_of_an_uninterrupted_
     config, folder, (expected, steps) = settings("bce", "probmcl", tune="last"), tmp_path / "run", uninterrupted
     with small_batches():
         with pytest.raises(Killed):
-            train_run(records, config, folder, Counting(fatal_step=max(1, round(share * steps))))
+            train_run(PreparedData.of(records), config, folder, Counting(fatal_step=max(1, round(share * steps))))
         torch.rand(3)
-        run = train_run(records, config, folder, quiet())
+        run = train_run(PreparedData.of(records), config, folder, quiet())
     assert run.kept.name == expected.kept.name
     for identity, candidate in expected.candidates.items():
         assert torch.allclose(run.candidates[identity].scores["val"], candidate.scores["val"], atol=1e-5)
@@ -288,7 +312,7 @@ def test_resuming_after_a_kill_at_any_step_gives_the_scores_of_an_uninterrupted_
 
 def test_resuming_a_finished_run_changes_no_file(records: Records, bce: Run) -> None:
     before = {path: path.stat().st_mtime_ns for path in bce.folder.rglob("*")}
-    again = train_run(records, settings("bce"), bce.folder, quiet())
+    again = train_run(PreparedData.of(records), settings("bce"), bce.folder, quiet())
     assert again.kept.name == bce.kept.name
     assert before == {path: path.stat().st_mtime_ns for path in bce.folder.rglob("*")}
 
@@ -300,16 +324,16 @@ def test_the_linear_layer_starts_as_the_frozen_probe_if_a_pretrained_encoder_is_
     still = TrainingJob("bce", method_settings("bce"), Training(epochs=1, batch_size=8, learning_rate=1e-30, ema=0.0))
     encoder = EncoderSettings("test_resnet", weights=str(bce.folder) if pretrained else None, image_size=32)
     config = settings("bce", jobs=(still,), encoder=encoder, tune="all")
-    trained = train_run(records, config, tmp_path / "run", quiet()).candidates
+    trained = train_run(PreparedData.of(records), config, tmp_path / "run", quiet()).candidates
     own, frozen = trained[CandidateId("bce", "own head")].scores["val"], trained[FROZEN_PROBE].scores["val"]
     assert torch.allclose(own, frozen, atol=1e-4) == pretrained
 
 
 def test_resuming_deletes_files_left_by_a_kill_during_cleanup(records: Records, tmp_path: Path) -> None:
-    run = train_run(records, settings("bce"), tmp_path / "run", quiet())
+    run = train_run(PreparedData.of(records), settings("bce"), tmp_path / "run", quiet())
     (run.folder / "checkpoints" / "activations").mkdir()
     (run.folder / "checkpoints" / "bce.trained.safetensors").touch()
-    train_run(records, settings("bce"), run.folder, quiet())
+    train_run(PreparedData.of(records), settings("bce"), run.folder, quiet())
     left = {path.name for path in (run.folder / "checkpoints").iterdir()}
     assert not left & {"activations", "bce.trained.safetensors"}
     assert "frozen.safetensors" in left
@@ -320,7 +344,7 @@ def test_a_method_that_diverges_is_left_out(records: Records, tmp_path: Path) ->
         "bce", method_settings("bce"), Training(epochs=9, batch_size=8, learning_rate=1e30, ema=0.0), "wild"
     )
     config = settings("bce", jobs=(wild, *settings("bce").jobs))
-    run = train_run(records, config, tmp_path / "run", quiet())
+    run = train_run(PreparedData.of(records), config, tmp_path / "run", quiet())
     assert [c.name for c in run.candidates.values()] == ["frozen probe", "bce, own head", "bce, re-probed"]
     warnings = [w for w in run.warnings if w.kind != "calibration"]  # there are few images
     assert {w.message.split()[0].rstrip(",") for w in warnings} == {"wild"}
@@ -332,10 +356,10 @@ def test_a_resume_that_fails_early_keeps_the_saved_model(
     records: Records, tmp_path: Path, probe_steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(Killed):
-        train_run(records, settings("bce"), tmp_path / "run", Counting(fatal_step=probe_steps))
+        train_run(PreparedData.of(records), settings("bce"), tmp_path / "run", Counting(fatal_step=probe_steps))
     monkeypatch.setattr("probmcl.run.train.views_sheet", lambda images: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        train_run(records, settings("bce"), tmp_path / "run", quiet())
+        train_run(PreparedData.of(records), settings("bce"), tmp_path / "run", quiet())
     assert json.loads((tmp_path / "run" / "run.json").read_text())["kept"] == "frozen probe"
     assert load(tmp_path / "run").predict([str(records.paths[0])]).scores.shape == (1, 3)
 
@@ -343,7 +367,7 @@ def test_a_resume_that_fails_early_keeps_the_saved_model(
 def test_resuming_with_other_labels_is_an_error(records: Records, bce: Run) -> None:
     other = replace(records, states=LabelStates.from_labels(1 - records.labels))
     with pytest.raises(ValueError, match="have changed"):
-        train_run(other, settings("bce"), bce.folder, quiet())
+        train_run(PreparedData.of(other), settings("bce"), bce.folder, quiet())
 
 
 def test_an_interrupted_run_records_its_status_and_can_predict(
@@ -351,7 +375,7 @@ def test_an_interrupted_run_records_its_status_and_can_predict(
 ) -> None:
     console = Counting(fatal_step=probe_steps, error=KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
-        train_run(records, settings("probmcl"), tmp_path / "run", console)
+        train_run(PreparedData.of(records), settings("probmcl"), tmp_path / "run", console)
     metadata = json.loads((tmp_path / "run" / "run.json").read_text())
     assert (metadata["status"], metadata["kept"]) == ("interrupted", "frozen probe")
     assert load(tmp_path / "run").predict([str(records.paths[0])]).scores.shape == (1, 3)
@@ -364,7 +388,9 @@ def test_heads_of_an_earlier_run_are_copied_by_class_name(records: Records, bce:
     encoder = EncoderSettings("test_resnet", weights=str(bce.folder), image_size=32)
     idle = TrainingJob("bce", method_settings("bce"), Training(epochs=1, batch_size=8, learning_rate=1e-12, ema=0.0))
     config = settings("bce", encoder=encoder, jobs=(idle,), tune="last")
-    run = train_run(other, config, tmp_path / "run", Console(console), test=all_candidates)
+    run = train_run(
+        PreparedData.of(other), config, tmp_path / "run", Console(console), control=RunControl(test=all_candidates)
+    )
     assert "2 of 3; new: violet; not used: green" in console.file.getvalue()  # type: ignore[attr-defined]
     state, earlier = run.candidates[CandidateId("bce", "own head")].state, load_file(bce.folder / "model.safetensors")
     assert torch.allclose(state["linear.weight"][[0, 2]], earlier["linear.weight"][[2, 0]])
@@ -380,18 +406,18 @@ def hidden(records: Records, state: State) -> Records:
 
 def test_unknown_and_uncertain_labels_do_not_change_results(records: Records, tmp_path: Path) -> None:
     results = [
-        train_run(hidden(records, state), settings("probmcl"), tmp_path / state.name, quiet())
+        train_run(PreparedData.of(hidden(records, state)), settings("probmcl"), tmp_path / state.name, quiet())
         for state in (State.UNKNOWN, State.UNCERTAIN)
     ]
     assert torch.equal(results[0].kept.scores["test"], results[1].kept.scores["test"])
     assert results[0].kept.test == results[1].kept.test
-    known = train_run(records, settings("probmcl"), tmp_path / "known", quiet())
+    known = train_run(PreparedData.of(records), settings("probmcl"), tmp_path / "known", quiet())
     assert not torch.equal(results[0].kept.scores["test"], known.kept.scores["test"])
 
 
 def test_metrics_with_unknown_labels_match_scikit_learn_on_the_known_ones(records: Records, tmp_path: Path) -> None:
     half = hidden(records, State.UNKNOWN)
-    run = train_run(half, settings("bce"), tmp_path / "run", quiet())
+    run = train_run(PreparedData.of(half), settings("bce"), tmp_path / "run", quiet())
     with np.load(run.folder / "predictions" / "test.npz") as saved:
         scores, labels, known = saved["scores"], saved["labels"], saved["known"]
     assert np.array_equal(known, half.known[half.rows("test")])
@@ -414,7 +440,7 @@ def test_uncertain_labels_are_trained_on_by_their_chance_and_never_scored(record
     for name, chance in chances.items():
         uncertain = LabelStates.from_states(states, chance=np.array([np.nan, chance, np.nan], dtype=np.float32))
         changed = Records.from_labels(records.label_space.names, records.paths, records.split, uncertain)
-        run = train_run(changed, settings("bce", probe=probe), tmp_path / name, quiet())
+        run = train_run(PreparedData.of(changed), settings("bce", probe=probe), tmp_path / name, quiet())
         scores[name] = run.candidates[FROZEN_PROBE].scores["val"][:, 1].mean()
         known = run.kept.validation["per_class"]["green"]["n"]
         assert (known == 0) == (name == "often")
@@ -423,7 +449,7 @@ def test_uncertain_labels_are_trained_on_by_their_chance_and_never_scored(record
 
 def test_output_to_a_file_has_no_control_characters(records: Records, tmp_path: Path) -> None:
     console = RichConsole(file=StringIO())
-    train_run(records, settings("bce"), tmp_path / "run", Console(console))
+    train_run(PreparedData.of(records), settings("bce"), tmp_path / "run", Console(console))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "training bce" in text
     assert "images/s" in text
@@ -436,7 +462,7 @@ def test_batch_statistics_of_given_weights_are_fixed_by_default(
     records: Records, bce: Run, tmp_path: Path, statistics: Literal["fixed", "moving"] | None, moving: bool
 ) -> None:
     encoder = EncoderSettings("test_resnet", str(bce.folder), 32, statistics)
-    run = train_run(records, settings("bce", encoder=encoder), tmp_path / "run", quiet())
+    run = train_run(PreparedData.of(records), settings("bce", encoder=encoder), tmp_path / "run", quiet())
     before, after = run.candidates[FROZEN_PROBE].state, run.candidates[CandidateId("bce", "own head")].state
     moved = [key for key in before if "running_mean" in key and not torch.equal(before[key], after[key])]
     assert bool(moved) == moving
@@ -444,7 +470,9 @@ def test_batch_statistics_of_given_weights_are_fixed_by_default(
 
 def test_the_note_of_a_method_is_printed_and_stored_with_its_map(records: Records, tmp_path: Path) -> None:
     console = Console(RichConsole(file=StringIO(), width=200))
-    run = train_run(records, settings("pla"), tmp_path / "run", console, test=all_candidates)
+    run = train_run(
+        PreparedData.of(records), settings("pla"), tmp_path / "run", console, control=RunControl(test=all_candidates)
+    )
     note = PLA.note
     own, probed = run.candidates[CandidateId("pla", "own head")], run.candidates[CandidateId("pla", "re-probed")]
     assert (own.note, probed.note) == (note, "")
@@ -460,7 +488,9 @@ def test_the_note_of_a_method_is_printed_and_stored_with_its_map(records: Record
 
 
 def test_the_probe_note_of_a_method_is_stored_with_its_probe_only(records: Records, tmp_path: Path) -> None:
-    run = train_run(records, settings("kssnet"), tmp_path / "run", quiet(), test=all_candidates)
+    run = train_run(
+        PreparedData.of(records), settings("kssnet"), tmp_path / "run", quiet(), control=RunControl(test=all_candidates)
+    )
     notes = {candidate.name: candidate.note for candidate in run.candidates.values() if candidate.note}
     assert notes == {"kssnet, re-probed": KSSNet.probe_note}
     saved = json.loads((run.folder / "candidates" / "kssnet.re_probed" / "evaluation.json").read_text())
@@ -468,6 +498,6 @@ def test_the_probe_note_of_a_method_is_stored_with_its_probe_only(records: Recor
 
 
 def test_a_note_is_read_from_a_finished_run(records: Records, tmp_path: Path) -> None:
-    train_run(records, settings("pla"), tmp_path / "run", quiet())
+    train_run(PreparedData.of(records), settings("pla"), tmp_path / "run", quiet())
     again = read_run(RunFolder(tmp_path / "run"))
     assert again.candidates[CandidateId("pla", "own head")].note == PLA.note

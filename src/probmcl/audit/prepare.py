@@ -1,12 +1,14 @@
 """Audit of the data before a run, used by `probmcl check` and `probmcl train`."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
@@ -21,25 +23,40 @@ from probmcl.audit.statistics import statistics
 from probmcl.console import Console
 from probmcl.data.images import MISSING
 from probmcl.data.intensity import IntensityRange, find_intensity_range, parse_range
-from probmcl.data.records import SPLITS, Records, describe
+from probmcl.data.records import SPLITS, Records, Split, describe
 from probmcl.errors import DataError, OptionError, Question, Reading, RunWarning, counted
 from probmcl.readers.options import DataChecks, DataSource, ReadOptions, SkippedImage
 from probmcl.readers.read import read_recorded, read_source
 from probmcl.readers.table.entries import RepeatedRowsError
-from probmcl.runtime.distributed import broadcast, is_main_process
+from probmcl.runtime.distributed import broadcast, is_main_process, world_size
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class PreparedData:
-    """Data that passed the audit: readable images with their splits, and the source to read them from again."""
+    """Records that a run can train on, with what the audit has found out about them.
+
+    Attributes:
+        records: readable images with their splits.
+        source: how the records can be read again; None if they were made in Python.
+        intensity: the intensity range of 16-bit and float images; None if there are none.
+        fold_of: the fold of each image, numbered from 1; None without folds.
+        warnings: warnings to store with the run, such as leaks that were allowed.
+        duplicates: the numbers of exact and near duplicates, whose copies may be in the same split.
+        signatures: the signature of every image file, on rank 0; None if the files have not been read yet.
+    """
 
     records: Records
-    source: DataSource
-    intensity: IntensityRange | None  # for 16-bit and float images; None if there are none
-    fold_of: Int[ndarray, "N"] | None  # numbered from 1; None without folds
-    warnings: list[RunWarning]  # about leaks that were allowed
-    duplicates: dict[str, int]  # number of exact and near duplicates, whose copies may be in the same split
-    signatures: list[Signature]  # of every image, on rank 0; empty elsewhere
+    source: DataSource | None = None
+    intensity: IntensityRange | None = None
+    fold_of: Int[ndarray, "N"] | None = None
+    warnings: tuple[RunWarning, ...] = ()
+    duplicates: Mapping[str, int] | None = None
+    signatures: Sequence[Signature] | None = None
+
+    @classmethod
+    def of(cls, records: Records, source: DataSource | None = None) -> "PreparedData":
+        """Return records that need no audit, such as those made in Python; `source` tells how to read them again."""
+        return cls(records, source)
 
 
 def prepare_data(
@@ -47,40 +64,86 @@ def prepare_data(
 ) -> PreparedData:
     """Read and audit the data, and raise `DataError` if there is a blocking finding.
 
-    With several processes, rank 0 runs the audit and broadcasts the result.
+    With several processes, rank 0 runs the audit and broadcasts its decision.
     """
     with console.working("reading the data"):
         records = read_source(source)
-    result: dict[str, Any] = {}
-    signatures: list[Signature] = []
+    audit = partial(_run_audit, records, checks, seed, workers, console)
+    accepted = audit() if world_size() == 1 else _audit_once(records, audit)
+    decision = accepted.decision
+    console.print(describe(accepted.records))
+    if decision.intensity is not None:
+        console.print(str(decision.intensity))
+    unlabeled = records.origin.unlabeled if records.origin else ()
+    used = replace(source, skipped=decision.skipped, leaks_allowed=decision.leaks, unlabeled=unlabeled)
+    return PreparedData(
+        accepted.records,
+        used.with_roots(records.paths),
+        intensity=decision.intensity,
+        fold_of=None if decision.fold_of is None else np.array(decision.fold_of),
+        warnings=tuple(RunWarning("leak", text) for text in decision.leaks),
+        duplicates=decision.duplicates,
+        signatures=accepted.signatures,
+    )
+
+
+@dataclass(frozen=True)
+class _Decision:
+    """What an audit has decided about data that it accepts, in a form that can be sent to other processes."""
+
+    skipped: tuple[SkippedImage, ...]
+    split: tuple[Split, ...]
+    note: str
+    intensity: IntensityRange | None
+    fold_of: tuple[int, ...] | None
+    leaks: tuple[str, ...]
+    duplicates: dict[str, int]
+
+    def apply(self, records: Records) -> Records:
+        """Return the readable records with their splits: the same as those of the audit."""
+        readable = records.without([image.path for image in self.skipped])
+        return readable.with_split(np.array(self.split)).with_note(self.note)
+
+
+class _Accepted(NamedTuple):
+    """The readable records with their splits, the decision that led to them, and the signatures on rank 0."""
+
+    records: Records
+    decision: _Decision
+    signatures: Sequence[Signature]
+
+
+def _run_audit(records: Records, checks: DataChecks, seed: int, workers: int, console: Console) -> _Accepted:
+    """Audit the records in this process, and raise `DataError` if there is a blocking finding."""
+    stamp_of = dict(zip(records.paths.texts, stamps(records.paths), strict=True))
+    audit = _audit(records, checks, seed, workers, console)
+    _refuse_blocked(audit, console)
+    decision = _decide(audit)
+    used = audit.splits.records.with_note(decision.note)
+    digests = (image.content for image in audit.duplicates.fingerprints)
+    signatures = sign([stamp_of[path] for path in used.paths.texts], digests)
+    return _Accepted(used, decision, signatures)
+
+
+def _audit_once(records: Records, audit: Callable[[], _Accepted]) -> _Accepted:
+    """Run the audit on rank 0. The other processes apply its decision to the records that they have read."""
+    accepted: _Accepted | None = None
     failure: Exception | None = None
+    message: dict[str, Any] = {}
     if is_main_process():
         try:
-            stamp_of = dict(zip(records.paths.texts, stamps(records.paths), strict=True))
-            audit = _audit(records, checks, seed, workers, console)
-            result = _accept(audit, console)
-            used = audit.splits.records.paths.texts
-            signatures = sign(
-                map(stamp_of.__getitem__, used), (image.content for image in audit.duplicates.fingerprints)
-            )
+            accepted = audit()
+            message = {"decision": msgspec.to_builtins(accepted.decision)}
         except (ValueError, OSError) as error:  # raised after the broadcast, which the other processes wait for
-            failure, result = error, {"error": str(error)}
-    result = broadcast(result)
-    if "error" in result:
-        raise failure or DataError(result["error"])
-    skipped = tuple(SkippedImage(**image) for image in result["skipped"])
-    unlabeled = records.origin.unlabeled if records.origin else ()
-    source = replace(source, skipped=skipped, leaks_allowed=tuple(result["leaks"]), unlabeled=unlabeled)
-    source = source.with_roots(records.paths)
-    records = records.without([image.path for image in skipped])
-    records = records.with_split(np.array(result["split"])).with_note(result["note"])
-    intensity = result["intensity"] and IntensityRange(**result["intensity"])
-    console.print(describe(records))
-    if intensity:
-        console.print(str(intensity))
-    fold_of = None if result["fold_of"] is None else np.array(result["fold_of"])
-    leaks = [RunWarning("leak", text) for text in result["leaks"]]
-    return PreparedData(records, source, intensity, fold_of, leaks, result["duplicates"], signatures)
+            failure = error
+            message = {"error": str(error)}
+    message = broadcast(message)
+    if "error" in message:
+        raise failure or DataError(message["error"])
+    if accepted is not None:
+        return accepted
+    decision = msgspec.convert(message["decision"], _Decision)
+    return _Accepted(decision.apply(records), decision, signatures=())
 
 
 def check(
@@ -170,8 +233,11 @@ def _audit(records: Records, checks: DataChecks, seed: int, workers: int, consol
     intensity = find_intensity_range(existing, parse_range(checks.range), seed=seed, workers=workers)
     duplicates = find_duplicates(records.paths, intensity=intensity, workers=workers, console=console)
     bad = bad_images(records, duplicates.fingerprints)
-    rows = usable_rows(records, bad)
-    readable, duplicates = records.take(rows), duplicates.take(rows)
+    readable = records
+    if bad:
+        rows = usable_rows(records, bad)
+        readable = records.take(rows)
+        duplicates = duplicates.take(rows)
     with console.working("splitting the images"):
         splits, problems = _split(readable, checks, seed, duplicates.together(), [image.path for image in bad])
     damages = damaged(readable, duplicates.fingerprints)
@@ -193,28 +259,31 @@ def _split(
     return splits, _empty_split_findings(splits.records, together) if len(readable) else []
 
 
-def _accept(audit: _Audit, console: Console) -> dict[str, Any]:
-    """Return the result of an audit as JSON, or raise an error that lists all blocking findings."""
+def _refuse_blocked(audit: _Audit, console: Console) -> None:
+    """Raise an error that lists all blocking findings; if there are none, print the others."""
     blocked = [finding.text for finding in audit.findings if finding.level == "blocked"]
     if blocked:
         raise DataError("\n".join(blocked))
     for finding in audit.findings:
         lines = [line for line in finding.text.split("\n") if finding.level == "warning" or not line.startswith(" ")]
         console.print("\n".join(f"  {line}" for line in lines))  # the examples of a note are only shown by check
+
+
+def _decide(audit: _Audit) -> _Decision:
+    """Return the decision of an audit without blocking findings."""
     readable, note, fold_of = audit.splits
     leaks = [finding.text for finding in audit.findings if finding.kind == "leak"]
-    return {
-        "skipped": [{"path": str(image.path), "reason": image.reason} for image in audit.bad],
-        "split": readable.split,
-        "note": note,
-        "intensity": audit.intensity and asdict(audit.intensity),
-        "fold_of": None if fold_of is None else fold_of.tolist(),
-        "leaks": [f"allowed by `allow_leaks`:\n{text}" for text in leaks],
-        "duplicates": {
-            "exact": sum(len(rows) - 1 for rows in audit.duplicates.exact),
-            "near": sum(pair.confirmed for pair in audit.duplicates.near),
-        },
-    }
+    exact_copies = sum(len(rows) - 1 for rows in audit.duplicates.exact)
+    near_copies = sum(pair.confirmed for pair in audit.duplicates.near)
+    return _Decision(
+        skipped=tuple(SkippedImage(str(image.path), image.reason) for image in audit.bad),
+        split=readable.split,
+        note=note,
+        intensity=audit.intensity,
+        fold_of=None if fold_of is None else tuple(fold_of.tolist()),
+        leaks=tuple(f"allowed by `allow_leaks`:\n{text}" for text in leaks),
+        duplicates={"exact": exact_copies, "near": near_copies},
+    )
 
 
 def _empty_split_findings(records: Records, together: Sequence[Sequence[int]]) -> list[Finding]:

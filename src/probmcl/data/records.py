@@ -226,7 +226,9 @@ class Records:
 
     def with_split(self, split: Shaped[ndarray, "N"]) -> Records:
         """Return the records with new splits; the label space is counted again on the new train split."""
-        return replace(self, split=tuple(split.tolist())).take(np.arange(len(self)))  # `take` updates the counts
+        train = self.states.take(np.flatnonzero(split.astype(str) == "train"))
+        space = LabelSpace.from_labels(self.label_space.names, train, hierarchy=self.label_space.hierarchy)
+        return replace(self, split=tuple(split.tolist()), label_space=space)
 
     def with_note(self, note: str) -> Records:
         """Return the records with a note appended to the description of their origin; an empty note adds nothing."""
@@ -241,6 +243,8 @@ class Records:
         >>> records.without(["a.jpg"]).paths
         (PosixPath('b.jpg'),)
         """
+        if not paths:
+            return self
         excluded = frozenset(paths)
         return self.take(np.flatnonzero([path not in excluded for path in self.paths.texts]))
 

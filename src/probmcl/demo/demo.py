@@ -6,6 +6,7 @@ from typing import Any
 
 import rich.table
 
+from probmcl.audit.prepare import PreparedData
 from probmcl.console import Console
 from probmcl.data.records import Records
 from probmcl.demo.digits import write_digits
@@ -13,7 +14,7 @@ from probmcl.evaluation.headline import LEGEND
 from probmcl.methods import find_method
 from probmcl.readers.options import DataSource, ReadOptions
 from probmcl.run.results import Run
-from probmcl.run.train import all_candidates, train_run
+from probmcl.run.train import RunControl, all_candidates, train_run
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, method_settings
 from probmcl.store import run_folder
 from probmcl.tables import Column, Table, percent, to_rich
@@ -35,7 +36,8 @@ def run_demo(folder: Path, console: Console) -> Run:
     with console.progress("drawing scenes", TRAIN + VAL + TEST) as bar:
         records = write_digits(data, train=TRAIN, val=VAL, test=TEST, progress=lambda _: bar.advance(images=1))
     source = DataSource.of(data / "labels.csv", None, ReadOptions())
-    return train_run(records, demo_settings(records), folder / "run", console, source=source, test=all_candidates)
+    prepared = PreparedData.of(records, source)
+    return train_run(prepared, demo_settings(records), folder / "run", console, RunControl(test=all_candidates))
 
 
 def demo_settings(records: Records) -> Settings:

@@ -19,6 +19,7 @@ from probmcl.store.run_folder import COMPARISON, RunFolder
 
 def create_comparison(folder: Path, stored: StoredComparison, prepared: PreparedData) -> None:
     """Create the folder of a new comparison."""
+    assert prepared.signatures is not None
     folder.mkdir(parents=True, exist_ok=True)
     write_split(folder, prepared.records, prepared.fold_of)
     write_signatures(folder, prepared.records.paths, prepared.signatures)

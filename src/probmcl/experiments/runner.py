@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from probmcl.audit.signatures import Signature
+from probmcl.audit.prepare import PreparedData
 from probmcl.calibration import fit_calibration
 from probmcl.console import Console
 from probmcl.data.hierarchy import parents_of
 from probmcl.data.records import LabelSpace, Records
-from probmcl.errors import RunError, RunWarning
+from probmcl.errors import RunError
 from probmcl.evaluation.decisions import decisions_at
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.retrieval import retrieval
@@ -36,11 +36,10 @@ from probmcl.experiments.results import (
 from probmcl.experiments.statistics import DRAWS, summarize
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
-from probmcl.readers.options import DataSource
 from probmcl.run.budget import Planner
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.state import read_plan
-from probmcl.run.train import all_candidates, train_run
+from probmcl.run.train import RunControl, all_candidates, train_run
 from probmcl.run.workspace import Workspace, build_encoder
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
 from probmcl.runtime.files import convert_file, nan_to_none
@@ -52,17 +51,21 @@ from probmcl.store.run_folder import EVALUATION, METADATA, RETRIEVAL, RunFolder
 class ComparisonRunner:
     """Runs a comparison or resumes it; finished runs in `folder` are not repeated."""
 
-    records: Records  # the images of all splits
+    data: PreparedData  # the images of all splits
     spec: ComparisonSpec
     folder: Path  # contains a run folder for each seed
     console: Console
     name: str  # name of the dataset
     _: KW_ONLY
-    source: DataSource | None = None  # how the records were read, stored with each run
-    warnings: Sequence[RunWarning] = ()  # known problems with the records
-    signatures: Sequence[Signature] | None = None  # of the image files, stored with each run
-    accept_data_change: bool = False  # resume an interrupted run even if image files have changed
+    control: RunControl = field(
+        default_factory=RunControl
+    )  # how the runs are resumed; the comparison decides what they test
     started: float = field(default_factory=time.perf_counter)
+
+    @property
+    def records(self) -> Records:
+        """The images of all splits with their labels."""
+        return self.data.records
 
     @cached_property
     def methods(self) -> dict[str, MethodSpec]:
@@ -125,10 +128,13 @@ class ComparisonRunner:
             if is_main_process():
                 folder.delete_inputs()
             barrier()
-        train = partial(train_run, self.records, settings, folder.path, self.console)
-        train = partial(train, source=self.source, data_warnings=self.warnings, signatures=self.signatures)
-        train = partial(train, accept_data_change=self.accept_data_change)
-        return train(test=self._chosen_heads, planner=self._planner()) if first else train(test=all_candidates)
+        # The first run has all trials, whose best heads are tested; later runs have only these heads.
+        control = replace(self.control, test=all_candidates)
+        if first:
+            control = replace(self.control, test=self._chosen_heads, planner=self._planner())
+        # The runs store neither, because a resumed comparison no longer knows them.
+        data = replace(self.data, fold_of=None, duplicates=None)
+        return train_run(data, settings, folder.path, self.console, control)
 
     def _jobs(self, methods: Iterable[MethodSpec], views: int) -> tuple[TrainingJob, ...]:
         spec, images = self.spec, len(self.records.rows("train"))

@@ -6,7 +6,7 @@ Every phase goes through `RunState.once`, which skips phases that an interrupted
 import hashlib
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -17,7 +17,8 @@ from jaxtyping import Float, Int
 from numpy import ndarray
 from torch import Tensor
 
-from probmcl.audit.signatures import Signature, write_signatures
+from probmcl.audit.prepare import PreparedData
+from probmcl.audit.signatures import read_all, write_signatures
 from probmcl.console import Console
 from probmcl.data.labels import State
 from probmcl.data.records import Records, Split
@@ -26,7 +27,7 @@ from probmcl.evaluation.evaluate import evaluate_split
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.headline import headline
 from probmcl.evaluation.stored_scores import scores_file, write_scores
-from probmcl.readers.options import DataSource, ReadOptions
+from probmcl.readers.options import ReadOptions
 from probmcl.run.budget import Plan
 from probmcl.run.gains import Gain, ValidationGains
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId
@@ -135,8 +136,8 @@ def checkpoint_name(key: str, storage: Format[Any]) -> str:
 class RunState:
     """A run in progress. The results of its phases are in checkpoints/, its candidates and warnings in run.json."""
 
-    def __init__(self, folder: RunFolder, records: Records, seed: int, console: Console) -> None:
-        self.folder, self.records, self.seed, self.console = folder, records, seed, console
+    def __init__(self, folder: RunFolder, records: Records, settings: Settings, console: Console) -> None:
+        self.folder, self.records, self.settings, self.console = folder, records, settings, console
         self.metadata: dict[str, Any] = folder.read(run_folder.METADATA)
         self.started: float = time.perf_counter() - self.metadata["seconds"]  # includes earlier, interrupted attempts
         self.log = MetricsLog(folder.path / run_folder.METRICS, on_warning=self._print_warning)
@@ -249,7 +250,7 @@ class RunState:
 
     def seed_phase(self, random_stream: str) -> None:
         """Seed torch for one phase so that its random numbers do not depend on earlier phases."""
-        torch.manual_seed(zlib.crc32(f"{self.seed} {random_stream}".encode()))
+        torch.manual_seed(zlib.crc32(f"{self.settings.seed} {random_stream}".encode()))
 
     def tidy_up(self) -> None:
         """Delete the files that only an unfinished run needs."""
@@ -272,27 +273,21 @@ def _candidate_entry(candidate: Candidate, gain: Gain | None) -> dict[str, Any]:
     return entry | compared | ({"note": candidate.note} if candidate.note else {})
 
 
-def create_run(
-    folder: RunFolder,
-    records: Records,
-    settings: Settings,
-    source: DataSource | None,
-    warnings: Sequence[RunWarning],
-    fold_of: Int[ndarray, "N"] | None,
-    duplicates: Mapping[str, int] | None,
-    signatures: Sequence[Signature],
-) -> None:
+def create_run(folder: RunFolder, data: PreparedData, settings: Settings, console: Console) -> None:
     """Write the inputs of a run to a new or empty folder. run.json comes last because it marks the folder as a run."""
+    records = data.records
+    signatures = read_all(records.paths, console) if data.signatures is None else data.signatures
+    options = data.source.options if data.source else ReadOptions()
     run_folder.refuse_used(folder.path)
     folder.write(run_folder.CONFIG, asdict(settings))
-    folder.write(run_folder.LABELS, labels_metadata(records, source.options if source else ReadOptions()))
-    write_split(folder.path, records, fold_of)
+    folder.write(run_folder.LABELS, labels_metadata(records, options))
+    write_split(folder.path, records, data.fold_of)
     write_signatures(folder.path, records.paths, signatures)
     folder.seal_inputs()
     metadata = run_folder.environment(settings.seed)
-    metadata |= {"data": source and source.to_json(), "records": records_digest(records)}
-    metadata |= {"duplicates": duplicates}
-    metadata |= {"status": "running", "seconds": 0.0, "warnings": [vars(warning) for warning in warnings]}
+    metadata |= {"data": data.source and data.source.to_json(), "records": records_digest(records)}
+    metadata |= {"duplicates": data.duplicates}
+    metadata |= {"status": "running", "seconds": 0.0, "warnings": [vars(warning) for warning in data.warnings]}
     folder.write(run_folder.METADATA, metadata | {"candidates": [], "kept": None, "model": None})
 
 

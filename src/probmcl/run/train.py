@@ -5,15 +5,13 @@ import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from jaxtyping import Int
-from numpy import ndarray
 
-from probmcl.audit.prepare import refuse_empty_splits
-from probmcl.audit.signatures import Signature, accepted_changes, read_all, signatures_content
+from probmcl.audit.prepare import PreparedData, refuse_empty_splits
+from probmcl.audit.signatures import accepted_changes, signatures_content
 from probmcl.calibration import Calibration
 from probmcl.calibration.evaluation import evaluate_test
 from probmcl.console import Console
@@ -22,7 +20,6 @@ from probmcl.encoders import Encoder
 from probmcl.errors import ProbmclError, RunError, RunWarning
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.headline import chance_warning, headline
-from probmcl.readers.options import DataSource
 from probmcl.run.budget import Costs, Plan, Planner, measure_costs, plan_epochs
 from probmcl.run.calibrate import calibrate_candidate
 from probmcl.run.candidates import candidate_ids, evaluate_on_test, fit_frozen_probe, train_job, training_images
@@ -48,20 +45,32 @@ def all_candidates(candidates: Mapping[CandidateId, Candidate]) -> Iterable[Cand
     return candidates
 
 
+def no_candidates(candidates: Mapping[CandidateId, Candidate]) -> Iterable[CandidateId]:
+    """Return no candidates so that only the kept one and the frozen probe are tested."""
+    return ()
+
+
+@dataclass(frozen=True)
+class RunControl:
+    """How a run is resumed, planned and tested. Unlike the settings, it is not stored with the run.
+
+    Attributes:
+        accept_data_change: resume an interrupted run even if image files have changed.
+        test: returns candidates to test in addition to the kept one and the frozen probe.
+        planner: sets the epochs of each method (default: `plan_epochs` with the budget in the settings).
+    """
+
+    accept_data_change: bool = False
+    test: CandidateFilter = no_candidates
+    planner: Planner | None = None
+
+
 def train_run(
-    records: Records,
+    data: PreparedData,
     settings: Settings,
     folder: Path,
     console: Console | None = None,
-    *,
-    source: DataSource | None = None,
-    data_warnings: Sequence[RunWarning] = (),
-    fold_of: Int[ndarray, "N"] | None = None,
-    duplicates: Mapping[str, int] | None = None,
-    signatures: Sequence[Signature] | None = None,
-    accept_data_change: bool = False,
-    test: CandidateFilter = lambda candidates: (),
-    planner: Planner | None = None,
+    control: RunControl = RunControl(),
 ) -> Run:
     """Train every method within the budget, keep the best candidate on validation, and test it.
 
@@ -70,61 +79,43 @@ def train_run(
     again with the folder of an interrupted run resumes it and gives the same scores as an uninterrupted run.
 
     Args:
-        records: images with labels and splits.
+        data: images with labels and splits; for records made in Python, `PreparedData.of(records)`.
         settings: settings of the run.
         folder: a new or empty folder, or an interrupted run with the same records and settings.
         console: for messages and progress (default: stdout).
-        source: how the records were read; stored so that a resumed run can read them again.
-        data_warnings: warnings about the records, stored with the run.
-        fold_of: the fold of each image, if there are folds.
-        duplicates: the number of exact and near duplicates among the images, stored with the run.
-        signatures: signatures of the image files, stored to detect changes (default: computed by reading every file).
-        accept_data_change: resume an interrupted run even if image files have changed.
-        test: returns candidates to test in addition to the kept one and the frozen probe.
-        planner: sets the epochs of each method (default: `plan_epochs` with the budget in the settings).
+        control: how the run is resumed, planned and tested.
     """
-    run, console = RunFolder(folder), console or Console()
+    console = console or Console()
     settings = replace(settings, device=find_device(settings.device))
-    planner = planner or functools.partial(plan_epochs, budget=settings.budget)
+    run = RunFolder(folder)
     if run.has(run_folder.METADATA):
         with _locked(run):
-            run = RunFolder.existing(folder)
-            _refuse_other_run(run, records, settings)
-            on_main_process(run.upgrade)
-            if run.read(run_folder.METADATA)["status"] == "finished":
-                RunState(run, records, settings.seed, console).tidy_up()
-                on_main_process(run.complete_manifest)
-                console.print(f"{folder} is already finished")
-                return read_run(run)
-            on_main_process(functools.partial(_check_images, run, records, console, accept_data_change))
-            on_main_process(run.seal_inputs)  # results that were listed just before a kill are written again
-            return _train(run, records, settings, build_encoder(settings, console), console, planner, test)
-    refuse_empty_splits(records)
+            return _resume(RunFolder.existing(folder), data, settings, console, control)
+    refuse_empty_splits(data.records)
     encoder = build_encoder(settings, console)  # before anything is written: its weights may be missing
-    refuse_unbuildable(settings, encoder, records.label_space)
-
-    def create() -> None:
-        signed = read_all(records.paths, console) if signatures is None else signatures
-        create_run(run, records, settings, source, data_warnings, fold_of, duplicates, signed)
-
+    refuse_unbuildable(settings, encoder, data.records.label_space)
     with _locked(run):
         with _interrupt_noted(run):
-            on_main_process(create)
-        return _train(run, records, settings, encoder, console, planner, test)
+            on_main_process(lambda: create_run(run, data, settings, console))
+        with _recorded_status(run, data.records, settings, console) as state:
+            return _run_phases(state, encoder, control)
 
 
-def _train(
-    run: RunFolder,
-    records: Records,
-    settings: Settings,
-    encoder: Encoder,
-    console: Console,
-    planner: Planner,
-    test: CandidateFilter,
-) -> Run:
+def _resume(run: RunFolder, data: PreparedData, settings: Settings, console: Console, control: RunControl) -> Run:
+    """Complete an interrupted run, or return a finished one."""
+    records = data.records
+    _refuse_other_run(run, records, settings)
+    on_main_process(run.upgrade)
+    if run.read(run_folder.METADATA)["status"] == "finished":
+        RunState(run, records, settings, console).tidy_up()
+        on_main_process(run.complete_manifest)
+        console.print(f"{run.path} is already finished")
+        return read_run(run)
+    on_main_process(lambda: _check_images(run, records, console, control.accept_data_change))
+    on_main_process(run.seal_inputs)  # results that were listed just before a kill are written again
+    encoder = build_encoder(settings, console)
     with _recorded_status(run, records, settings, console) as state:
-        workspace = Workspace.open(records, settings, encoder, run.checkpoints, console)
-        return _run_phases(state, workspace, planner, test)
+        return _run_phases(state, encoder, control)
 
 
 @contextmanager
@@ -135,7 +126,10 @@ def _locked(run: RunFolder) -> Iterator[None]:
         yield
 
 
-def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: CandidateFilter) -> Run:
+def _run_phases(state: RunState, encoder: Encoder, control: RunControl) -> Run:
+    settings = state.settings
+    workspace = Workspace.open(state.records, settings, encoder, state.folder.checkpoints, state.console)
+    planner = control.planner or functools.partial(plan_epochs, budget=settings.budget)
     workspace.describe()
     _write_preprocessing(state, workspace)
     state.console.print(f"run folder: {state.folder.path}")
@@ -158,7 +152,7 @@ def _run_phases(state: RunState, workspace: Workspace, planner: Planner, test: C
     for job in plan.jobs(workspace.settings.jobs):
         train_job(state, workspace, job)
 
-    tested = [FROZEN_PROBE, *test(state.candidates)]
+    tested = [FROZEN_PROBE, *control.test(state.candidates)]
     for identity in dict.fromkeys([state.best().id, *tested]):
         state.candidates[identity] = evaluate_on_test(workspace, state.candidates[identity])
     _write_results(state, tested)
@@ -235,7 +229,7 @@ def _interrupt_noted(run: RunFolder) -> Iterator[None]:
 def _recorded_status(run: RunFolder, records: Records, settings: Settings, console: Console) -> Iterator[RunState]:
     """Open the state of a run. If an exception is raised before the run is finished, the status records it."""
     with _interrupt_noted(run):
-        state = RunState(run, records, settings.seed, console)
+        state = RunState(run, records, settings, console)
     try:
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: console.print(f"note: {message}")
