@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import probmcl
-from probmcl.cli import app, spell_options
+from probmcl.cli import app
+from probmcl.cli.spelling import spell_options
 from probmcl.errors import ProbmclError, Question, Reading, call, counted, keyword
 from probmcl.readers.options import ReadOptions
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from probmcl.api import train
-from probmcl.cli import reading_lines, spell_options
 from probmcl.cli.evaluate import evaluate
+from probmcl.cli.spelling import reading_lines, spell_options
 from probmcl.data.records import describe
 from probmcl.errors import DataError, OptionError, Question
 from probmcl.readers.options import DataChecks, ReadOptions

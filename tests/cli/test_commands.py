@@ -13,7 +13,7 @@ import pytest
 
 from helpers.commands import HANGS, main
 from probmcl import cli
-from probmcl.cli import COMMANDS
+from probmcl.cli.commands import COMMANDS
 from probmcl.errors import Question, Reading
 from probmcl.readers.options import ReadOptions
 

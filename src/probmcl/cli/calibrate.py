@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from probmcl.cli import command_console, options
+from probmcl.cli import options
+from probmcl.cli.terminal import command_console
 from probmcl.readers.options import ReadOptions
 
 

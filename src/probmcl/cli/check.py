@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from probmcl.cli import command_console, command_line, option_words, reading_lines, spell_options, without_option
 from probmcl.cli.options import COMPUTE, DATA, Checks, Read, Workers
+from probmcl.cli.spelling import command_line, option_words, reading_lines, spell_options, without_option
+from probmcl.cli.terminal import command_console
 from probmcl.console import Console
 from probmcl.errors import counted
 from probmcl.readers.options import DataChecks, ReadOptions

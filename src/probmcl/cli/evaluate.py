@@ -6,7 +6,8 @@ from typing import Annotated, Literal, cast
 
 from cyclopts import Group, Parameter
 
-from probmcl.cli import command_console, options
+from probmcl.cli import options
+from probmcl.cli.terminal import command_console
 from probmcl.readers.options import ReadOptions
 
 SCORED = Group.create_ordered("Evaluation")

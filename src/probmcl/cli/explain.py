@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from probmcl.cli import command_console, options
+from probmcl.cli import options
+from probmcl.cli.terminal import command_console
 from probmcl.errors import counted, listed, one_line
 
 if TYPE_CHECKING:

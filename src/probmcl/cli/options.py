@@ -15,6 +15,8 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from cyclopts import CycloptsError, CycloptsPanel, Group, MissingArgumentError, Parameter, Token
 from rich.panel import Panel
 
+from probmcl.cli.spelling import spell_options
+from probmcl.cli.terminal import command_console
 from probmcl.console import Console
 from probmcl.errors import printable
 from probmcl.readers.options import DataChecks, ReadOptions
@@ -117,8 +119,6 @@ def as_command(
         finish: called with the result of the function and the console.
         help_text: text shown above the options in the help.
     """
-    from probmcl.cli import command_console, spell_options
-
     group_of = {name: group for group, names in GROUPS.items() for name in names.split()}
     # The return type is not resolved: importing its module is slow.
     hints = get_type_hints(function, localns={function.__annotations__["return"]: None})
@@ -149,8 +149,6 @@ def as_command(
 
 def _refuse_data_as_value(options: Mapping[str, Any]) -> None:
     """Raise an error if DATA seems to be the last value of an option that takes several."""
-    from probmcl.cli import spell_options
-
     values = {**options, **vars(options.get("read", ReadOptions()))}
     for name, words in values.items():
         if isinstance(words, tuple | list) and words and Path(words[-1]).exists():

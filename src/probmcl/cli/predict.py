@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from probmcl.cli import command_console
+from probmcl.cli.terminal import command_console
 from probmcl.errors import LISTED, counted, one_line, printable
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from probmcl.cli import command_console, options
+from probmcl.cli import options
+from probmcl.cli.terminal import command_console
 
 
 def report(
