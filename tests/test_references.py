@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import pytest
 
-from probmcl.cli import COMMANDS
+from probmcl.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("*/README.md")} - {ROOT / "CHANGELOG.md"})

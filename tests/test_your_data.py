@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from probmcl.api import train
-from probmcl.cli.evaluate import evaluate
+from probmcl.cli.evaluate import command as evaluate
 from probmcl.cli.spelling import reading_lines, spell_options
 from probmcl.data.records import describe
 from probmcl.errors import DataError, OptionError, Question

@@ -14,6 +14,7 @@ import pytest
 from helpers.commands import HANGS, main
 from probmcl import cli
 from probmcl.cli.commands import COMMANDS
+from probmcl.cli.spelling import command_line
 from probmcl.errors import Question, Reading
 from probmcl.readers.options import ReadOptions
 
@@ -145,7 +146,7 @@ def test_options_of_a_reading_are_parsed_back(name: str, value: str) -> None:
     valid = {"rows": "labels", "annotators": "any", "blank": "a=negative", "minus_one": "soft:0.5"}
     value = valid.get(name, value)
     for words in (["train", "data"], ["train", "--", "-data"]):
-        command = shlex.split(cli.command_line(words, {name: value}))
+        command = shlex.split(command_line(words, {name: value}))
         _, bound, _ = cli.app().parse_args(command[1:], exit_on_error=False, print_error=False)
         assert getattr(bound.arguments["read"], name) in (value, (value,), Path(value))
         assert bound.arguments["data"] == Path(words[-1])

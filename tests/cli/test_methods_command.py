@@ -9,7 +9,7 @@ from typing import Literal, Optional
 
 import pytest
 
-from probmcl.cli import methods as command
+from probmcl.cli import methods
 from probmcl.methods import METHODS, find_method
 
 RUN = "import sys; sys.argv[0] = 'probmcl'; from probmcl.cli import main; main()"
@@ -21,14 +21,14 @@ def probmcl(*words: str) -> subprocess.CompletedProcess[str]:
 
 def printed(capsys: pytest.CaptureFixture[str], name: str | None = None) -> str:
     """Return the output of the command without line breaks."""
-    command.methods(name)
+    methods.command(name)
     return " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_setting_of_every_method_is_described(name: str) -> None:
     config = type(find_method(name).presets["default"])
-    meanings = command.meanings(config)
+    meanings = methods.meanings(config)
     assert list(meanings) == [field.name for field in dataclasses.fields(config)]
     assert all(meanings.values())
 
@@ -37,7 +37,7 @@ def test_every_setting_of_every_method_is_described(name: str) -> None:
 def test_settings_are_shown_with_value_meaning_and_choices(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, name)
     assert text.startswith(f"{name}: ")
-    for setting in command.settings(find_method(name)):
+    for setting in methods.settings(find_method(name)):
         assert f"{setting.name} = {setting.values['default']}" in text
         assert f"{setting.meaning} values: {setting.choices}" in text
 
@@ -58,7 +58,7 @@ def test_the_overview_lists_kind_views_and_presets_of_every_method(
     width: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    command.methods()
+    methods.command()
     lines = capsys.readouterr().out.splitlines()[:-1]
     assert max(map(len, lines)) <= width
     rows = dict(line.split(": ", 1) for line in lines if not line.startswith(" "))
@@ -94,7 +94,7 @@ def test_a_method_can_be_given_by_its_import_path(capsys: pytest.CaptureFixture[
     ],
 )
 def test_types_are_described(hint: object, description: str) -> None:
-    assert command.choices(hint) == description
+    assert methods.choices(hint) == description
 
 
 @dataclass(frozen=True)
@@ -115,8 +115,8 @@ class Described:
 
 
 def test_meanings_are_read_from_the_attributes_section() -> None:
-    assert command.meanings(Described) == {"one": "continues in the next line: with a colon.", "two": "`x: y`, or 2."}
+    assert methods.meanings(Described) == {"one": "continues in the next line: with a colon.", "two": "`x: y`, or 2."}
 
 
 def test_a_class_without_a_docstring_has_no_meanings() -> None:
-    assert command.meanings(type("Bare", (), {})) == {}
+    assert methods.meanings(type("Bare", (), {})) == {}

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console as RichConsole
 
 from probmcl.cli import app
-from probmcl.cli.demo import demo as command
+from probmcl.cli.demo import command
 from probmcl.console import Console
 from probmcl.demo import demo
 from probmcl.demo.digits import write_digits

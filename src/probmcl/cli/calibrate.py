@@ -11,7 +11,7 @@ from probmcl.cli.terminal import command_console
 from probmcl.readers.options import ReadOptions
 
 
-def calibrate(
+def command(
     run: Annotated[Path, Parameter(help="run folder of the model")],
     data: Annotated[
         Path | None, Parameter(help="labeled images from another site (default: the same held-out images as before)")

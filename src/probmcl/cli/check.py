@@ -25,7 +25,7 @@ SHOWN = 30  # number of classes in the table; if there are more, only the most a
 REPORT_KEY = '"verdict"'  # identifies the report of an earlier check, the only file that is overwritten
 
 
-def check(
+def command(
     data: Annotated[Path, Parameter(group=DATA)],
     /,
     *,

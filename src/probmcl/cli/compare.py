@@ -3,7 +3,7 @@
 from probmcl import api
 from probmcl.cli.options import as_command
 
-compare = as_command(
+command = as_command(
     api.compare,
     lambda comparison, console: None,
     """Compare methods using the same encoder, evaluation and number of training images seen.

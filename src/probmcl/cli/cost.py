@@ -29,7 +29,7 @@ Names = Annotated[tuple[str, ...], COMMA_LIST]
 Numbers = Annotated[tuple[int, ...], COMMA_LIST, Parameter(validator=Number(gte=1))]
 
 
-def cost(
+def command(
     *methods: Annotated[
         str, Parameter(help="methods, before any option, such as csra probmcl:paper (default: all)", group=COUNTED)
     ],

@@ -6,7 +6,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 
-def demo(
+def command(
     *,
     out: Annotated[Path | None, Parameter(help="new or empty folder (default: runs/DATE-demo)")] = None,
     report: Annotated[bool, Parameter(help="write a page about the kept model", negative="--no-report")] = True,

@@ -34,7 +34,7 @@ class Weights(NamedTuple):
     license: str
 
 
-def encoders(
+def command(
     pattern: Annotated[str | None, Parameter(help="part of a name, or a pattern with * and ?")] = None, /
 ) -> None:
     """List encoders with their number of parameters, input size and license.

@@ -13,7 +13,7 @@ from probmcl.readers.options import ReadOptions
 SCORED = Group.create_ordered("Evaluation")
 
 
-def evaluate(
+def command(
     run: Annotated[Path, Parameter(help="run folder of the model")],
     data: Annotated[Path | None, Parameter(help="table or folder with data (default: the data of the run)")] = None,
     /,

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 MAPS, MAPS_AGAINST = "maps.npz", "maps-against.npz"
 
 
-def explain(
+def command(
     run: Annotated[Path, Parameter(help="run folder of the model")],
     images: Annotated[
         list[str], Parameter(help="image files, folders, patterns such as 'photos/**/*.jpg', or .txt files with paths")

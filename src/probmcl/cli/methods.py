@@ -31,7 +31,7 @@ class Setting(NamedTuple):
     meaning: str  # description from the docstring of `Config`
 
 
-def methods(
+def command(
     name: Annotated[str | None, Parameter(help="name of a method, or my_package.my_file:MyMethod")] = None, /
 ) -> None:
     """List the methods that can be trained, or show the settings of one.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from probmcl.inference import Predictions
 
 
-def predict(
+def command(
     run: Annotated[Path, Parameter(help="run folder of the model")],
     images: Annotated[
         list[str], Parameter(help="image files, folders, patterns such as 'photos/**/*.jpg', or .txt files with paths")

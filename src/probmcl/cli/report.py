@@ -9,7 +9,7 @@ from probmcl.cli import options
 from probmcl.cli.terminal import command_console
 
 
-def report(
+def command(
     run: Annotated[Path, Parameter(help="run folder to describe")],
     /,
     *others: Annotated[Path, Parameter(help="other run folders to compare it with")],

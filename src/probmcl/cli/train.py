@@ -20,7 +20,7 @@ def print_next(run: "Run", console: Console) -> None:
     console.print(f"next: probmcl predict {shlex.quote(str(run.folder))} {images} --out predictions.csv")
 
 
-train = as_command(
+command = as_command(
     api.train,
     print_next,
     """Train a model on labeled images and keep it only if it beats a linear probe.
