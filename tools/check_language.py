@@ -61,9 +61,6 @@ ALLOWED: dict[str, dict[str, str]] = {
     "CHANGELOG.md": dict.fromkeys(
         ("everybody", "nobody", "initialisation", "neighbour_share", "normalise"), "old names"
     ),
-    "src/probmcl/store/legacy.py": dict.fromkeys(
-        ("initialisation", "neighbour_share", "normalise", "regularisation"), "names in files of version 0.1"
-    ),
     "tests/test_language.py": dict.fromkeys(
         ("beside", "is no run", "one row a label", "normalisation", "what the table says."), "test cases"
     ),

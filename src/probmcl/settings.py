@@ -140,7 +140,7 @@ class TrainingJob:
 
     @property
     def random_stream(self) -> str:
-        """The key of the job's random numbers, unchanged since version 0.1. Changing it would change scores."""
+        """The key of the job's random numbers. Changing it would change scores."""
         return self.name if self.trial == 1 else f"{self.name}, trial {self.trial}"
 
 

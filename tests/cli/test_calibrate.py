@@ -67,7 +67,7 @@ def test_predict_uses_the_calibration_unless_raw_scores_are_requested(run: Path,
     assert raw[0]["probabilities"] != calibrated[0]["probabilities"]
 
 
-def test_predict_points_to_calibrate_for_an_old_run(
+def test_predict_points_to_calibrate_without_a_calibration(
     run: Path, records: Records, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command("predict", run, records.paths[0])

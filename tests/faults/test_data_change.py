@@ -200,15 +200,3 @@ def test_accepting_needs_a_run_to_resume(command: Commands, photos: Path, tmp_pa
     assert ended.code == 1
     assert "--accept-data-change needs --resume" in ended.stderr
     assert not (tmp_path / "run").exists()
-
-
-def test_run_without_signatures_resumes_with_a_note(command: Commands, killed: Path) -> None:
-    run = killed / "run"
-    for name in ("images.csv", "manifest.json"):  # older versions wrote neither
-        (run / name).unlink(missing_ok=True)
-    config = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps({**config, "schema": min(config.get("schema", 1), 2)}))
-    replaced(killed / "photos")
-    ended = command("train", "--resume", killed / "run", *NO_REPORT)
-    assert ended.code == 0, ended.text
-    assert ended.stdout.count("changed images cannot be detected") == 1

@@ -10,7 +10,6 @@ import pytest
 
 from faults.conftest import NO_REPORT, SMALL
 from helpers.faults import Commands, kill_after
-from helpers.old_runs import restore
 
 pytestmark = pytest.mark.slow
 
@@ -28,9 +27,6 @@ os.replace = kill
 
 RENAMES, SAMPLED = 48, (6, 37)
 """Files that a small run writes, and the numbers of those before which it is killed in every test run."""
-
-OLD_RENAMES, OLD_SAMPLED = 48, (7, 24)
-"""The same for resuming a run of version 0.1; the first files are those that are upgraded."""
 
 FILES = ("model.safetensors", "evaluation.json", "calibration.json", "split.csv", "labels.json", "preprocessing.json")
 
@@ -74,45 +70,6 @@ def test_run_killed_before_any_rename_resumes_bit_identical(
         again = command("train", "--resume", run, *NO_REPORT)
         assert again.code == 0, again.text
     assert_same(run, finished_run)
-
-
-@pytest.fixture(scope="module")
-def resumed_old_run(command: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An interrupted run of version 0.1 that was resumed once."""
-    run = restore("interrupted", tmp_path_factory.mktemp("old"))
-    ended = command("train", "--resume", run, *NO_REPORT)
-    assert ended.code == 0, ended.text
-    return run
-
-
-@pytest.mark.parametrize(
-    "number",
-    [n if n in OLD_SAMPLED else pytest.param(n, marks=pytest.mark.exhaustive) for n in range(1, OLD_RENAMES + 1)],
-)
-def test_old_run_can_be_killed_and_resumed_again(
-    command: Commands, resumed_old_run: Path, tmp_path: Path, number: int
-) -> None:
-    run = restore("interrupted", tmp_path)
-    ended = command("train", "--resume", run, *NO_REPORT, prepare=KILL_AT_RENAME.format(number=number))
-    assert ended.code == -signal.SIGKILL, ended.text
-    again = command("train", "--resume", run, *NO_REPORT)
-    assert again.code == 0, again.text
-    assert (run / "model.safetensors").read_bytes() == (resumed_old_run / "model.safetensors").read_bytes()
-    assert (run / "evaluation.json").read_bytes() == (resumed_old_run / "evaluation.json").read_bytes()
-
-
-@pytest.mark.parametrize(
-    "number", [4, *(pytest.param(number, marks=pytest.mark.exhaustive) for number in (1, 2, 3, 5, 6, 7, 8))]
-)
-def test_finished_old_run_survives_a_kill_while_it_is_upgraded(command: Commands, tmp_path: Path, number: int) -> None:
-    run = restore("finished", tmp_path)
-    ended = command("train", "--resume", run, *NO_REPORT, prepare=KILL_AT_RENAME.format(number=number))
-    assert ended.code == -signal.SIGKILL, ended.text
-    for again in (
-        command("predict", run, tmp_path / "photos" / "00.png"),
-        command("train", "--resume", run, *NO_REPORT),
-    ):
-        assert again.code == 0, again.text
 
 
 @pytest.mark.parametrize("number", [3, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (1, 2, 4))])

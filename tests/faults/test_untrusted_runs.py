@@ -159,7 +159,7 @@ def test_evaluate_prints_the_data_folder_and_reads_nothing_outside(
     edit(run / "run.json", data={**metadata["data"], "data": str(table), "images": str(photos)})
     relist(run)
     refused(command("evaluate", run), str(table), "outside the data of the run")
-    edit(run / "run.json", data={"data": str(table), "images": str(photos)})  # as in version 0.1
+    edit(run / "run.json", data={"data": str(table), "images": str(photos)})
     relist(run)
     refused(command("evaluate", run), str(secret), "outside the data of the run")
     assert command("evaluate", run, table, "--images", photos).code == 0  # the user's own table may name any file

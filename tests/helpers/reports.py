@@ -8,11 +8,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from helpers.run_folders import made_run
+from helpers.run_folders import POLICY, made_run
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.stored_scores import scores_file, write_scores
 from probmcl.neighbors import TrainingImages
 from probmcl.runtime.tensor_files import save_tensors
+from probmcl.store.run_folder import RunFolder
 
 HOSTILE = (
     "<script>alert(1)</script>",
@@ -61,7 +62,8 @@ def finished_run(
         TrainingImages(relative, features, truth, torch.ones_like(truth)).save(folder / "neighbors.safetensors")
     _write_metadata(folder, names, labels["train"])
     state = {f"state.{key}": value for key, value in model.state_dict().items()} | {"scores": torch.zeros(1)}
-    facts = {"method": "probe", "settings": {}, "validation": {"mAP": 0.5}, "seconds": 1.5}
+    facts = {"method": "probe", "settings": {}, "validation": {"mAP": 0.5}, "seconds": 1.5, "fit_seconds": 1.0}
+    facts |= {"weight_decay": None}
     save_tensors(folder / "checkpoints" / "frozen.safetensors", state, facts)
     return folder
 
@@ -74,7 +76,8 @@ def _labels(generator: np.random.Generator, images: int, classes: int) -> np.nda
 
 def _write_metadata(folder: Path, names: Sequence[str], labels: np.ndarray) -> None:
     counts = labels.sum(0).astype(int).tolist()
-    (folder / "labels.json").write_text(json.dumps({"names": list(names), "counts": counts, "policy": None}))
+    label_file = {"names": list(names), "counts": counts, "hierarchy": None, "policy": POLICY}
+    RunFolder(folder).write("labels.json", label_file)
     candidates = [
         {"method": "", "head": "frozen", "trial": 1, "name": "frozen probe", "validation_mAP": 0.5},
         {"method": "bce", "head": "own head", "trial": 1, "name": "bce, own head", "validation_mAP": 0.8, "gain": 0.3},
@@ -95,7 +98,7 @@ def _write_metadata(folder: Path, names: Sequence[str], labels: np.ndarray) -> N
         "duplicates": {"exact": 1, "near": 2},
     }
     (folder / "run.json").write_text(json.dumps(metadata))
-    (folder / "evaluation.json").write_text("{}")  # without intervals, as in an old run
+    RunFolder(folder).write("evaluation.json", {})  # without intervals, so it is computed again
     rows = [
         {
             "stage": stage,

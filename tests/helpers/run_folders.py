@@ -1,7 +1,6 @@
 """Run folders written without training."""
 
 import csv
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,9 +18,30 @@ from probmcl.evaluation.stored_scores import scores_file, write_scores
 from probmcl.methods.base import Classifier
 from probmcl.methods.bce import BCE
 from probmcl.runtime.tensor_files import save_tensors
+from probmcl.store.manifest import write_manifest
+from probmcl.store.run_folder import SCHEMA, RunFolder
 
 FROZEN = {"method": "", "head": "frozen", "trial": 1, "name": "frozen probe", "validation_mAP": 0.5}
 MODEL = {"method": "bce", "settings": {}}
+RUN: dict[str, object] = {
+    "schema": SCHEMA,
+    "command": ["probmcl", "train", "photos"],
+    "seed": 0,
+    "versions": {},
+    "commit": None,
+    "started": "2026-11-18T07:06:17+00:00",
+    "data": None,
+    "records": "",
+    "status": "finished",
+    "seconds": 0.0,
+    "warnings": [],
+    "candidates": [FROZEN],
+    "kept": FROZEN["name"],
+    "model": MODEL,
+}
+"""The content of run.json."""
+
+POLICY: dict[str, object] = {"unknown": "", "blank": None, "minus_one": None, "chance_of_uncertain": {}, "labels": {}}
 PLAIN = Preprocessing(32, (0.4, 0.5, 0.6), (0.2, 0.3, 0.2), "bilinear")
 
 
@@ -46,27 +66,21 @@ def made_run(
     split: Sequence[tuple[Path | str, str]] = (),
     data: dict[str, object] | None = None,
 ) -> Classifier:
-    """Write the files of a run and return its classifier."""
+    """Write the files of a run and return its classifier. The manifest lists no files, so that tests can edit them."""
     model = classifier(len(names))
-    contents: dict[str, object] = {
+    contents: dict[str, dict[str, object]] = {
         "config.json": {
-            "schema": 2,
             "encoder": {"name": "test_resnet", "image_size": None, "weights": "pretrained"},
             "seed": 0,
         },
         "preprocessing.json": {"size": 32, "mean": PLAIN.mean, "std": PLAIN.std, "interpolation": "bilinear"},
-        "labels.json": {"names": list(names), "counts": [1] * len(names), "policy": None},
-        "run.json": {
-            "candidates": [FROZEN],
-            "kept": FROZEN["name"],
-            "model": MODEL,
-            "data": data,
-            "status": "finished",
-        },
+        "labels.json": {"names": list(names), "counts": [1] * len(names), "hierarchy": None, "policy": POLICY},
+        "run.json": RUN | {"data": data},
     }
     folder.mkdir(parents=True)
     for name, content in contents.items():
-        (folder / name).write_text(json.dumps(content))
+        RunFolder(folder).write(name, content)
+    write_manifest(folder, [])
     with (folder / "split.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("path", "split"), *(split or [("elsewhere.jpg", "train")])])
     save_tensors(folder / "model.safetensors", model.state_dict())

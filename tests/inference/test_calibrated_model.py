@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.faults import relist
 from helpers.images import NAMES, colored_records, write_labels
 from helpers.run_folders import made_run, write_held_out
 from probmcl.console import Console
@@ -233,5 +234,6 @@ def test_a_calibration_of_other_classes_is_refused(model: Model) -> None:
     model.calibrate()
     path = model.folder / "calibration.json"
     path.write_text(path.read_text().replace('"blue"', '"azure"'))
+    relist(model.folder)
     with pytest.raises(RunError, match=r"calibration\.json does not match the classes"):
         load(model.folder)

@@ -50,9 +50,7 @@ def test_weights_are_channels_last_and_unchanged(run: Path) -> None:
     assert all(torch.equal(state[key], saved[key]) for key in saved.keys() | state.keys())
 
 
-def test_hierarchy_is_optional(run: Path) -> None:
-    assert load(run).hierarchy is None  # old runs do not have the key
-    update_json(run / "labels.json", hierarchy=None)
+def test_hierarchy_is_loaded(run: Path) -> None:
     assert load(run).hierarchy is None
     update_json(run / "labels.json", hierarchy={"green": "red"})
     assert load(run).hierarchy == {"green": "red"}
@@ -88,7 +86,7 @@ def test_run_without_a_model_is_rejected(run: Path) -> None:
     (run / "model.safetensors").unlink()
     with pytest.raises(RunError, match=r"model\.safetensors"):
         load(run)
-    (run / "run.json").write_text('{"status": "running"}')
+    update_json(run / "run.json", status="running", model=None)
     with pytest.raises(RunError, match="no model"):
         load(run)
 
@@ -115,25 +113,26 @@ def test_encoder_from_the_hub_is_rejected(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("name", "changes", "message"),
     [
-        ("labels.json", "{", r"labels\.json, line 1, column 2: Expecting property name"),
-        ("labels.json", '{"names": ["a", 1], "counts": []}', r"labels\.json: Expected 'str', got 'int'"),
-        ("config.json", '{"encoder": {}}', r"config\.json: Object missing required field 'name' - at '\$.encoder'"),
-        ("preprocessing.json", '{"size": 0, "mean": [0, 0, 0], "std": [1, 1, 1]}', r"preprocessing\.json: .*size"),
-        ("run.json", '{"model": {"method": "bce", "settings": {"gama": 1}}}', r"run\.json: .*key 'gama'"),
-        ("labels.json", '{"names": ["a"], "counts": [1, 2]}', r"labels\.json: 1 name and 2 counts;"),
-        ("labels.json", '{"names": ["a", "a"], "counts": [1, 2]}', r"labels\.json: 2 names and 2 counts"),
-        (
-            "labels.json",
-            '{"names": ["a", "b", "c"], "counts": [1, 2, 3], "hierarchy": {"a": "b", "b": "a"}}',
-            r"labels\.json: class 'a'",
-        ),
+        ("labels.json", {"names": ["a", 1]}, r"labels\.json: Expected 'str', got 'int'"),
+        ("config.json", {"encoder": {}}, r"config\.json: Object missing required field 'name' - at '\$.encoder'"),
+        ("preprocessing.json", {"size": 0}, r"preprocessing\.json: .*size"),
+        ("run.json", {"model": {"method": "bce", "settings": {"gama": 1}}}, r"run\.json: .*key 'gama'"),
+        ("labels.json", {"names": ["a"], "counts": [1, 2]}, r"labels\.json: 1 name and 2 counts;"),
+        ("labels.json", {"names": ["a", "a"], "counts": [1, 2]}, r"labels\.json: 2 names and 2 counts"),
+        ("labels.json", {"hierarchy": {"red": "green", "green": "red"}}, r"labels\.json: class 'red'"),
     ],
 )
-def test_error_names_an_invalid_file(run: Path, name: str, text: str, message: str) -> None:
-    (run / name).write_text(text)
+def test_error_names_an_invalid_file(run: Path, name: str, changes: dict[str, Any], message: str) -> None:
+    update_json(run / name, **changes)
     with pytest.raises(RunError, match=message):
+        load(run)
+
+
+def test_error_names_the_position_of_a_syntax_error(run: Path) -> None:
+    (run / "labels.json").write_text("{")
+    with pytest.raises(RunError, match=r"labels\.json, line 1, column 2: Expecting property name"):
         load(run)
 
 

@@ -4,9 +4,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.run_folders import RUN
 from probmcl.errors import RunError
 from probmcl.store import manifest, run_folder
-from probmcl.store.legacy import RUN_DEFAULTS
 from probmcl.store.run_folder import CONFIG, METADATA, SCHEMA, RunFolder
 
 
@@ -28,9 +28,8 @@ def test_interrupt_is_recorded_only_if_the_run_has_started(tmp_path: Path) -> No
     RunFolder(tmp_path).note_interrupt()
     assert not list(tmp_path.iterdir())
     folder = run(tmp_path)
-    folder.write(METADATA, {**RUN_DEFAULTS, "seed": 3})
     folder.note_interrupt()
-    assert folder.read(METADATA) == {**RUN_DEFAULTS, "status": "interrupted", "seed": 3}
+    assert folder.read(METADATA) == {**content_of_run(), "status": "interrupted"}
 
 
 def test_files_of_the_user_are_not_part_of_the_run(tmp_path: Path) -> None:
@@ -61,14 +60,27 @@ def test_an_update_during_the_check_of_files_is_not_damage(tmp_path: Path, monke
 
 def run(folder: Path, schema: object = SCHEMA) -> RunFolder:
     (folder / CONFIG).write_text(json.dumps({"schema": schema, "jobs": []}))
-    (folder / METADATA).write_text(json.dumps(RUN_DEFAULTS))
+    (folder / METADATA).write_text(json.dumps(RUN))
     return RunFolder(folder)
 
 
-def test_newer_schema_version_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=f"schema version {SCHEMA + 1} is newer than {SCHEMA}.*update probmcl"):
-        run(tmp_path, SCHEMA + 1).read(METADATA)
-    assert run(tmp_path).read(METADATA) == RUN_DEFAULTS
+def content_of_run() -> dict[str, object]:
+    return {key: value for key, value in RUN.items() if key != "schema"}
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (SCHEMA + 1, f"schema version {SCHEMA + 1} is newer than {SCHEMA}.*update probmcl"),
+        (SCHEMA - 1, f"schema version {SCHEMA - 1} is not valid; the file is damaged"),
+        (None, "schema version None is not valid"),
+        (True, "schema version True is not valid"),
+    ],
+)
+def test_only_the_current_schema_version_is_read(tmp_path: Path, schema: object, message: str) -> None:
+    with pytest.raises(RunError, match=rf"config\.json: {message}"):
+        run(tmp_path, schema).read(CONFIG)
+    assert run(tmp_path).read(METADATA) == content_of_run()
 
 
 def test_error_names_a_missing_or_damaged_file(tmp_path: Path) -> None:

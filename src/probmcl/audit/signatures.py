@@ -57,11 +57,11 @@ def signatures_content(paths: Paths, signatures: Sequence[Signature]) -> bytes:
     return csv_content(HEADER, ((path, *s) for path, s in zip(paths.texts, signatures, strict=True)))
 
 
-def read_signatures(folder: Path, paths: Paths) -> list[Signature] | None:
-    """Return the stored signature of every image; None for a folder of version 0.1, which has none."""
+def read_signatures(folder: Path, paths: Paths) -> list[Signature]:
+    """Return the stored signature of every image."""
     file = folder / IMAGES
     if not file.is_file():
-        return None
+        raise RunError(f"{folder} has no {IMAGES}, without which changed images are not detected; start a new run")
     rows = list(read_table(file))
     try:
         if tuple(rows[0]) != HEADER or [row[0] for row in rows[1:]] != list(paths.texts):
@@ -92,9 +92,6 @@ def accepted_changes(folder: Path, paths: Paths, console: Console, *, accept: bo
     The caller writes the new signatures, after everything else that a change requires.
     """
     stored = read_signatures(folder, paths)
-    if stored is None:
-        console.print(f"note: {folder} is from version 0.1 and has no {IMAGES}; changed images cannot be detected")
-        return None
     changes = find_changes(paths, stored, console)
     if changes.changed and not accept:
         number = len(changes.changed)

@@ -41,10 +41,10 @@ def command(
 ) -> None:
     """Fit the probabilities and thresholds of a trained model again, and store them in its run folder.
 
-    Use it for a run of version 0.1, for other thresholds, or for images from another site, where the classes may be
-    more or less frequent. Only the validation images of DATA are used; without splits, all of its images are. Images
-    that the model was trained on are left out, and classes that DATA lacks keep their curves. The ranking of images,
-    and therefore mAP, does not change.
+    Use it for other thresholds, or for images from another site, where the classes may be more or less frequent. Only
+    the validation images of DATA are used; without splits, all of its images are. Images that the model was trained on
+    are left out, and classes that DATA lacks keep their curves. The ranking of images, and therefore mAP, does not
+    change.
 
     Example: probmcl calibrate runs/chest --thresholds recall:0.95
 

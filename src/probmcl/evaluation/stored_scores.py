@@ -56,7 +56,7 @@ def scores_content(paths: Sequence[Path | str], rows: ScoredRows) -> bytes:
 
 
 def read_scores(path: Path, *, root: Path | None = None, classes: int | None = None) -> StoredScores:
-    """Read the scores of images; `root` is the run folder. Files of version 0.1 have no groups.
+    """Read the scores of images; `root` is the run folder. Without groups of images, the file has none.
 
     If `classes` is given, a file with another number of columns raises `RunError`, like a damaged one.
     """

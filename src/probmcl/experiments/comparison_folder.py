@@ -13,7 +13,6 @@ from probmcl.run.state import write_split
 from probmcl.run.train import on_main_process
 from probmcl.runtime.files import convert_file, refuse_special_files
 from probmcl.runtime.lock import locked
-from probmcl.store import legacy
 from probmcl.store.run_folder import COMPARISON, RunFolder
 
 
@@ -27,15 +26,9 @@ def create_comparison(folder: Path, stored: StoredComparison, prepared: Prepared
 
 
 def read_comparison(folder: Path) -> StoredComparison:
-    """Read how a comparison was started. A folder of version 0.1 is upgraded first."""
+    """Read how a comparison was started."""
     refuse_special_files(folder)
     path = folder / COMPARISON
-
-    def upgrade() -> None:
-        with locked(folder):
-            legacy.upgrade_comparison(folder, path)
-
-    on_main_process(upgrade)
     if not path.is_file():
         raise RunError(f"{folder} is not a comparison: {path.name} does not exist")
     return convert_file(RunFolder(folder).read_results(path), StoredComparison, path)

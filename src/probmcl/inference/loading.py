@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,7 +25,6 @@ from probmcl.runtime.files import convert_file
 from probmcl.runtime.machine import find_device
 from probmcl.runtime.tensor_files import load_tensors, read_shapes
 from probmcl.settings import EncoderSettings, Settings, method_settings
-from probmcl.store.legacy import upgrade_tensor_names
 from probmcl.store.run_folder import (
     CALIBRATION,
     CONFIG,
@@ -52,11 +51,11 @@ UNPRINTABLE = re.compile(r"[\x00\ud800-\udfff]")
 class Policy:
     """How the labels of a run were read, for the report."""
 
-    unknown: str = ""
-    blank: tuple[str, ...] | None = None
-    minus_one: tuple[str, ...] | None = None
-    chance_of_uncertain: dict[str, float] = field(default_factory=dict)
-    labels: dict[str, int] | None = None
+    unknown: str
+    blank: tuple[str, ...] | None
+    minus_one: tuple[str, ...] | None
+    chance_of_uncertain: dict[str, float]
+    labels: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,8 @@ class Labels:
 
     names: tuple[str, ...]
     counts: tuple[int, ...]
-    hierarchy: dict[str, str] | None = None
-    policy: Policy | None = None
+    hierarchy: dict[str, str] | None
+    policy: Policy
 
     def __post_init__(self) -> None:
         if unprintable := [name for name in self.names if UNPRINTABLE.search(name)]:
@@ -186,7 +185,7 @@ def _build_classifier(folder: RunFolder, kept: KeptModel, size: int, labels: Lab
 
 def _load_state(classifier: Classifier, tensors: Mapping[str, torch.Tensor], folder: RunFolder) -> None:
     try:
-        classifier.load_state_dict(upgrade_tensor_names(tensors) if folder.schema == 1 else tensors, strict=True)
+        classifier.load_state_dict(tensors, strict=True)
     except RuntimeError as error:
         first = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
         raise RunError(f"{folder.path / MODEL} does not match {CONFIG}, {LABELS} and {METADATA}: {first}") from error

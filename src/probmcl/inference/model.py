@@ -57,7 +57,7 @@ class Model:
         names: the classes, in the order of the scores.
         hierarchy: the parent of each class that has one.
         preprocessing: the transform from an image to the network's input.
-        calibration: calibrated probabilities and thresholds; None for a run of version 0.1, which has raw scores.
+        calibration: calibrated probabilities and thresholds; None for an unfinished run, which has raw scores.
     """
 
     def __init__(

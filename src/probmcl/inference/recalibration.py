@@ -1,4 +1,4 @@
-"""Calibrating the model of a finished run: for an old run, with other thresholds, or for other images."""
+"""Calibrating the model of a finished run with another rule for thresholds, or for other images."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class CandidateId(NamedTuple):
 
     @property
     def random_stream(self) -> str:
-        """The key of its random stream. It is the name used by version 0.1; changing it would change scores."""
+        """The key of its random stream. Changing it would change scores."""
         trial = "" if self.trial == 1 else f", trial {self.trial}"
         return "frozen probe" if self.head == "frozen" else f"{self.method}{trial}, {self.head}"
 

@@ -7,7 +7,7 @@ import hashlib
 import time
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -23,7 +23,6 @@ from probmcl.console import Console
 from probmcl.data.labels import State
 from probmcl.data.records import Records, Split
 from probmcl.errors import RunError, RunWarning
-from probmcl.evaluation.evaluate import evaluate_split
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.headline import headline
 from probmcl.evaluation.stored_scores import scores_file, write_scores
@@ -71,7 +70,7 @@ def json_format(kind: type[T]) -> Format[T]:
     def load(folder: RunFolder, name: str) -> T:
         content = folder.read_results(folder.path / name)
         checksum = content.pop("checksum", None)
-        if checksum not in (None, _checksum(content)):  # version 0.1 did not store it
+        if checksum != _checksum(content):
             raise RunError(f"{folder.path / name}: is damaged: its content does not match its checksum")
         return convert_file(content, kind, folder.path / name)
 
@@ -90,8 +89,8 @@ class StoredCandidate:
     settings: dict[str, Any]
     validation: dict[str, Any]
     seconds: float
-    fit_seconds: float = 0.0
-    weight_decay: float | None = None
+    fit_seconds: float
+    weight_decay: float | None
 
     def __post_init__(self) -> None:
         if not isinstance(self.validation.get("mAP", ""), float | None):
@@ -179,7 +178,7 @@ class RunState:
             name = f"{identity.key}.safetensors"
             if name in self.completed:
                 try:
-                    self.candidates[identity] = self._with_chance(load_candidate(self.folder, identity))
+                    self.candidates[identity] = load_candidate(self.folder, identity)
                 except RunError as error:
                     self.completed.remove(name)
                     self.console.print(f"note: {error}; it is computed again")
@@ -187,13 +186,6 @@ class RunState:
                 self._print_candidate(self.candidates[identity], "; already done")
         if self.candidates:
             self.publish_best()
-
-    def _with_chance(self, candidate: Candidate) -> Candidate:
-        """Evaluate a candidate of version 0.1 again, which scored classes without negatives."""
-        if "chance" in candidate.validation:
-            return candidate
-        result = evaluate_split(self.records, "val", candidate.scores["val"], candidate.note)
-        return replace(candidate, validation=result)
 
     def gain(self, candidate: Candidate) -> Gain | None:
         """Return the gain of a candidate over the frozen probe on validation; None for the probe itself."""

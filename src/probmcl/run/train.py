@@ -105,7 +105,6 @@ def _resume(run: RunFolder, data: PreparedData, settings: Settings, console: Con
     """Complete an interrupted run, or return a finished one."""
     records = data.records
     _refuse_other_run(run, records, settings)
-    on_main_process(run.upgrade)
     if run.read(run_folder.METADATA)["status"] == "finished":
         RunState(run, records, settings, console).tidy_up()
         on_main_process(run.complete_manifest)

@@ -75,8 +75,8 @@ class _Header(NamedTuple):
 def load_tensors(path: Path, *, root: Path | None = None) -> tuple[dict[str, Tensor], Any]:
     """Return the tensors and metadata from a file written by `save_tensors`; the metadata may be None.
 
-    A file that is truncated, damaged or does not match its checksum raises `RunError`. Files from elsewhere and from
-    version 0.1 have no checksum.
+    A file that is truncated, damaged or does not match its checksum raises `RunError`. Files from elsewhere have no
+    checksum.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -125,7 +125,7 @@ def _read_header(file: io.BufferedReader, path: Path) -> _Header:
     expected = 8 + size + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
     if (actual := os.fstat(file.fileno()).st_size) != expected:
         raise RunError(f"{path}: is damaged: it has {actual:,} bytes instead of {expected:,}")
-    return _Header(tensors, stored.get("facts", "null"), stored.get("checksum"))  # version 0.1 wrote no checksum
+    return _Header(tensors, stored.get("facts", "null"), stored.get("checksum"))
 
 
 def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:

@@ -1,6 +1,6 @@
 """The files of a run: their names, their schema version, and functions that read and write them.
 
-The names of these files are defined only here. `probmcl.store.legacy` upgrades files from older versions.
+The names of these files are defined only here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import platform
 import re
 import subprocess
 import sys
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +32,12 @@ from probmcl.runtime.files import (
     write_json,
 )
 from probmcl.runtime.lock import LOCK
-from probmcl.store import legacy, manifest
+from probmcl.store import manifest
 from probmcl.store.manifest import MANIFEST
 from probmcl.store.run_metadata import RunMetadata
 
 SCHEMA = 3
-"""Version of the JSON files below. Version 0.1 of the package wrote schema 1 and did not store the number."""
+"""Version of the JSON files below, the only one that is read."""
 
 MAX_CLASSES = 100_000
 """Largest number of classes of a run. Loading a model with more would take minutes or exhaust the memory."""
@@ -91,7 +90,7 @@ class RunFolder:
         """Return a run folder whose files match its manifest.
 
         Raise `RunError` if the folder does not hold a run, contains a symlink, was written by a newer version, or has a
-        file that was changed. A run without a manifest, written by an older version, gives a warning.
+        file that was changed.
         """
         folder = cls(Path(path))
         if not folder.path.is_dir():
@@ -99,12 +98,9 @@ class RunFolder:
         refuse_special_files(folder.path)
         folder.read(CONFIG, missing_hint=METADATA)
         if folder.has(MANIFEST):
-            # The manifest of an unfinished run, and of one that was killed while it was upgraded, lists the inputs.
+            # The manifest of an unfinished run lists the inputs.
             complete = METADATA in manifest.read_manifest(folder.path).files
             manifest.verify(folder.path, required=DECISIVE if complete else (), optional=OPTIONAL)
-        elif folder.schema < SCHEMA:
-            problem = f"{path} has no {MANIFEST}, because an older version wrote it"
-            warnings.warn(f"{problem}; files that were damaged since then cannot be detected", stacklevel=3)
         else:
             raise RunError(f"{path} has no {MANIFEST}, without which damaged files are not detected; {manifest.REMEDY}")
         folder.read(METADATA)
@@ -124,41 +120,28 @@ class RunFolder:
         """True if the run has a file with this name."""
         return (self.path / name).is_file()
 
-    @property
-    def schema(self) -> int:
-        """The schema version that the run was written with."""
-        if not self.has(CONFIG):
-            return 1
-        schema: int = self._read_object(self.path / CONFIG).get("schema", 1)
-        return schema
-
     def read(self, name: str, *, missing_hint: str = "") -> Any:
-        """Read one of the run's JSON files and upgrade it to the current schema version.
-
-        A newer schema version and invalid content of run.json raise `RunError`.
-        """
+        """Read one of the run's JSON files. Another schema version and invalid content of run.json raise `RunError`."""
         for required in filter(None, (missing_hint, name)):
             if not self.has(required):
                 hint = "pass one written by `probmcl.train()`"
                 raise RunError(f"{self.path} is not a run folder: it has no {required}; {hint}")
-        content, schema = self._read_object(self.path / name), self.schema
-        content = legacy.upgrade(self.path / name, content, schema) if schema < SCHEMA else content
-        content = {key: value for key, value in content.items() if key != "schema"}
+        content = self.read_results(self.path / name)
         if name == METADATA:
             convert_file(content, RunMetadata, self.path / name)
         return content
 
     def _read_object(self, path: Path) -> dict[str, Any]:
-        """Read a JSON object below the folder; refuse a newer schema version."""
+        """Read a JSON object below the folder; refuse another schema version."""
         content = read_json(path, root=self.path)
         if not isinstance(content, dict):
             raise RunError(f"{path}: expected a JSON object; the file is damaged or was edited")
-        schema = content.get("schema", 1)
-        if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
-            raise RunError(f"{path}: schema version {schema!r} is not valid; the file is damaged or was edited")
-        if schema > SCHEMA:
+        schema = content.get("schema")
+        if type(schema) is int and schema > SCHEMA:
             newest = f"{SCHEMA}, the newest version that probmcl {__version__} can read"
             raise RunError(f"{path}: schema version {schema} is newer than {newest}; {self._update_hint()}")
+        if schema != SCHEMA:
+            raise RunError(f"{path}: schema version {schema!r} is not valid; the file is damaged or was edited")
         return content
 
     def _update_hint(self) -> str:
@@ -200,8 +183,8 @@ class RunFolder:
         manifest.write_manifest(self.path, OWN)
 
     def complete_manifest(self) -> None:
-        """Write the manifest of a finished run if it is missing or if a killed process left it incomplete."""
-        if not self.has(MANIFEST) or METADATA not in manifest.read_manifest(self.path).files:
+        """Write the manifest of a finished run if a killed process left it incomplete."""
+        if METADATA not in manifest.read_manifest(self.path).files:
             self.seal()
 
     def delete_inputs(self) -> None:
@@ -214,13 +197,6 @@ class RunFolder:
         """Record that the run was interrupted, if it had started."""
         if self.has(METADATA):
             self.write(METADATA, self.read(METADATA) | {"status": "interrupted"})
-
-    def upgrade(self) -> None:
-        """Upgrade the files of a run to the current schema version so that it can be resumed."""
-        if self.schema < SCHEMA:
-            # config.json, which is written last, requires a manifest.
-            manifest.write_manifest(self.path, [name for name in INPUTS if name != CONFIG])
-            legacy.upgrade_folder(self.path, SCHEMA)
 
     def results(self, candidate: str) -> Path:
         """Return the folder with the predictions and metrics of a candidate that was tested but not kept."""
@@ -266,7 +242,7 @@ def delete_cache(folder: Path) -> None:
 
 def is_run(folder: Path) -> bool:
     """True if a folder holds a run or a comparison."""
-    return any((folder / name).is_file() for name in (METADATA, COMPARISON, legacy.COMPARISON))
+    return any((folder / name).is_file() for name in (METADATA, COMPARISON))
 
 
 def refuse_used(folder: Path | str | None) -> None:

@@ -94,11 +94,11 @@ class Checkpoint:
         if loaded is None:
             return 0
         tensors, header = loaded
-        if header.get("steps", steps) != steps:
+        if header["steps"] != steps:
             problem = f"{self.path}: the training had {header['steps']} steps, and now has {steps}"
             warnings.warn(f"{problem}; training starts over", stacklevel=3)
             return 0
-        self.seconds_before = header.get("seconds", 0.0)
+        self.seconds_before = header["seconds"]
         state.method.load_state_dict(_part("method", tensors))
         moments: dict[int, dict[str, Tensor]] = {}
         for key, value in _part("optimizer", tensors).items():
@@ -108,8 +108,8 @@ class Checkpoint:
         state.schedule.last_epoch = header["step"]
         state.scaler.load_state_dict(header["scaler"])
         state.ema.restore(_part("average", tensors), header["step"])
-        state.skipped[:] = header.get("skipped", [])
-        if self.monitor and "monitor" in header:  # version 0.1 did not store it
+        state.skipped[:] = header["skipped"]
+        if self.monitor:
             self.monitor.restore(_part("monitor", tensors), header["monitor"])
         torch.set_rng_state(tensors["generator.cpu"])
         if "generator.cuda" in tensors and torch.cuda.is_available():
