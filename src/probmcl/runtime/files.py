@@ -1,7 +1,7 @@
 """Durable, atomic file output, and safe reading of files in folders that may come from a stranger.
 
 After a crash, a file has either its old or its new content. Below the folder `root` of a run, symlinks are not
-followed: each folder is opened relative to its parent, so a link cannot redirect a write or a read to another place.
+followed (`safe_open`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import io
 import json
 import os
 import shutil
-import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import IO, Any, TypeVar
 import msgspec
 
 from probmcl.errors import RunError, plain, suggestion
+from probmcl.runtime.safe_open import is_link, link_problem, open_folder
 
 T = TypeVar("T")
 
@@ -48,46 +48,44 @@ def atomic_write(path: Path, content: bytes | memoryview, *, root: Path | None =
         content: the complete content of the file.
         root: the folder below which symlinks are not followed (default: the folder of the file).
     """
-    root, temporary = path.parent if root is None else root, f".{path.name}.part"
+    temporary = f".{path.name}.part"
+    if root is None:
+        root = path.parent
     root.mkdir(parents=True, exist_ok=True)
-    with explained_no_space(path, len(content)), _open_folder(root, path.parent, create=True) as folder:
+    with explained_no_space(path, len(content)), open_folder(root, path.parent, create=True) as folder:
         with suppress(FileNotFoundError):
-            os.unlink(temporary, dir_fd=folder)  # a leftover of a crash, or a planted symlink
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+            folder.delete(temporary)  # a leftover of a crash, or a planted symlink
         try:
-            with os.fdopen(os.open(temporary, flags, 0o666, dir_fd=folder), "wb") as file:
+            descriptor = folder.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path.name, src_dir_fd=folder, dst_dir_fd=folder)
+            folder.replace(temporary, path.name)
         except BaseException:
             with suppress(OSError):
-                os.unlink(temporary, dir_fd=folder)
+                folder.delete(temporary)
             raise
-        os.fsync(folder)  # the rename itself is durable only once the folder is flushed
+        folder.flush()  # the rename itself is durable only once the folder is flushed
 
 
 def durable_rename(temporary: Path, path: Path) -> None:
     """Rename a complete file in its folder, and flush the file and the folder to disk."""
-    _flush(temporary)
-    temporary.replace(path)
-    _flush(path.parent)
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with temporary.open("r+b") as file:  # Windows flushes only files that are open for writing
+        os.fsync(file.fileno())
+    with open_folder(path.parent, path.parent) as folder:
+        folder.replace(temporary.name, path.name)
+        folder.flush()
 
 
 def append_text(path: Path, text: str) -> None:
     """Append text to a file, which is created if it does not exist and must not be a symlink."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW
     content = text.encode()
-    with explained_no_space(path, len(content)), os.fdopen(os.open(path, flags, 0o666), "ab") as file:
-        file.write(content)
+    with explained_no_space(path, len(content)):
+        with open_folder(path.parent, path.parent) as folder:
+            descriptor = folder.open(path.name, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with os.fdopen(descriptor, "ab") as file:
+            file.write(content)
 
 
 @contextmanager
@@ -105,42 +103,6 @@ def explained_no_space(path: Path, needed: int) -> Iterator[None]:
         raise OSError(f"{path}: {problem} ({space}); free some space, then run or resume the command again") from error
 
 
-@contextmanager
-def _open_folder(root: Path, folder: Path, *, create: bool = False) -> Iterator[int]:
-    """Open a folder without following symlinks below `root`, and yield its descriptor."""
-    if not folder.is_relative_to(root) or ".." in folder.relative_to(root).parts:
-        raise RunError(f"{folder} is outside {root}; a file of the folder was edited")
-    flags = os.O_RDONLY | os.O_DIRECTORY
-    descriptor, path = os.open(root, flags), root
-    try:
-        for part in folder.relative_to(root).parts:
-            path = path / part
-            if create:
-                with suppress(FileExistsError):
-                    os.mkdir(part, dir_fd=descriptor)
-            inner = _open_unlinked(path, flags, descriptor)
-            os.close(descriptor)
-            descriptor = inner
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _open_unlinked(path: Path, flags: int, folder: int) -> int:
-    try:
-        return os.open(path.name, flags | os.O_NOFOLLOW, 0o666, dir_fd=folder)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR) and path.is_symlink():
-            raise RunError(link_problem(path)) from error
-        error.filename = str(path)  # instead of the name in its folder
-        raise
-
-
-def link_problem(path: Path) -> str:
-    """Return the message for a symlink in a run folder."""
-    return f"{path} is a symlink, and links inside a run folder are not followed; replace it with the file or folder"
-
-
 def refuse_special_files(root: Path) -> None:
     """Raise `RunError` if anything below a folder is not a regular file or a folder, for example a symlink or a pipe.
 
@@ -150,7 +112,7 @@ def refuse_special_files(root: Path) -> None:
     while pending:
         with os.scandir(pending.pop()) as entries:
             for entry in entries:
-                if entry.is_symlink():
+                if is_link(entry):
                     raise RunError(link_problem(Path(entry.path)))
                 if entry.is_dir():
                     pending.append(Path(entry.path))
@@ -161,9 +123,9 @@ def refuse_special_files(root: Path) -> None:
 @contextmanager
 def open_for_update(path: Path, *, root: Path) -> Iterator[IO[bytes]]:
     """Open a file for reading and writing, without following symlinks below `root`; it is created if it is missing."""
-    with _open_folder(root, path.parent, create=True) as folder:
-        descriptor = _open_unlinked(path, os.O_RDWR | os.O_CREAT, folder)
-    with os.fdopen(_regular(descriptor, path), "r+b") as file:
+    with open_folder(root, path.parent, create=True) as folder:
+        descriptor = folder.open(path.name, os.O_RDWR | os.O_CREAT)
+    with os.fdopen(descriptor, "r+b") as file:
         yield file
 
 
@@ -173,22 +135,15 @@ def open_file(path: Path, *, root: Path | None = None, limit: int | None = None)
 
     A file of more than `limit` bytes raises `RunError`, so that it cannot exhaust the memory.
     """
-    with _open_folder(path.parent if root is None else root, path.parent) as folder:
-        # Without O_NONBLOCK, opening a named pipe would wait for a writer.
-        descriptor = _open_unlinked(path, os.O_RDONLY | os.O_NONBLOCK, folder)
-    with os.fdopen(_regular(descriptor, path), "rb") as file:
+    if root is None:
+        root = path.parent
+    with open_folder(root, path.parent) as folder:
+        descriptor = folder.open(path.name, os.O_RDONLY)
+    with os.fdopen(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size
         if limit is not None and size > limit:
             raise RunError(f"{path} has {size:,} bytes; the limit is {limit:,}")
         yield file
-
-
-def _regular(descriptor: int, path: Path) -> int:
-    """Return the descriptor of a regular file; for anything else, close it and raise `RunError`."""
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise RunError(f"{path} is not a regular file")
-    return descriptor
 
 
 def write_text(path: Path, text: str, *, root: Path | None = None) -> None:

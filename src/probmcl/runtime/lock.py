@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import fcntl
 import os
 import socket
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -15,9 +15,13 @@ import msgspec
 
 from probmcl.errors import RunError
 from probmcl.runtime.files import explained_no_space
+from probmcl.runtime.safe_open import open_folder
 
 LOCK = ".lock"
 """Name of the lock file, which exists while a process changes the folder, and after a process was killed."""
+
+LOCKED_BYTE = 2**30
+"""Position of the byte that is locked on Windows: after the content, because other processes cannot read it."""
 
 
 class Holder(msgspec.Struct):
@@ -39,6 +43,8 @@ class Holder(msgspec.Struct):
 
     def is_running(self) -> bool:
         """True if the process exists on this host."""
+        if sys.platform == "win32":
+            return False  # the kernel lock, which this process holds by now, ends with its process
         try:
             os.kill(self.pid, 0)
         except (ProcessLookupError, OverflowError):
@@ -74,17 +80,18 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink(missing_ok=True)
+            _delete(path, file)
 
 
 @contextmanager
 def _lock_file(path: Path) -> Iterator[IO[bytes]]:
     """Open the lock file and lock it, or raise `RunError` if another process has done so."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
     while True:
-        with os.fdopen(os.open(path, flags, 0o666), "r+b", buffering=0) as file:
+        with open_folder(path.parent, path.parent) as folder:
+            descriptor = folder.open(path.name, os.O_RDWR | os.O_CREAT)
+        with os.fdopen(descriptor, "r+b", buffering=0) as file:
             try:
-                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(file)
             except (BlockingIOError, PermissionError):
                 raise _in_use(path.parent, _read(file)) from None
             except OSError as error:  # for example a network disk without locks
@@ -94,7 +101,37 @@ def _lock_file(path: Path) -> Iterator[IO[bytes]]:
                 return
 
 
+def _lock(file: IO[bytes]) -> None:
+    """Lock a file until it is closed. `PermissionError` or `BlockingIOError` means that another process has locked it.
+
+    On a system that has neither kind of lock, the content of the file alone decides.
+    """
+    if sys.platform == "win32":
+        import msvcrt
+
+        file.seek(LOCKED_BYTE)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        return
+    with suppress(ImportError):
+        import fcntl
+
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _delete(path: Path, file: IO[bytes]) -> None:
+    """Delete a lock file, if possible before it is unlocked: afterwards, it could be the file of another process."""
+    try:
+        path.unlink(missing_ok=True)
+    except PermissionError:  # Windows does not delete an open file
+        file.close()
+        with suppress(PermissionError):  # another process has just opened it, and takes it over
+            path.unlink(missing_ok=True)
+
+
 def _is_at(path: Path, file: IO[bytes]) -> bool:
+    """Return whether the file is still the one at the path."""
+    if sys.platform == "win32":
+        return True  # an open file cannot be deleted
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:

@@ -21,6 +21,7 @@ from probmcl.data.loader import Batch
 from probmcl.errors import RunError, counted
 from probmcl.methods.base import Method
 from probmcl.runtime.distributed import all_reduce_mean, broadcast, gather_unequal, is_main_process, world_size
+from probmcl.runtime.safe_open import replace_file
 from probmcl.runtime.tensor_files import load_tensors, save_tensors
 from probmcl.training.optimizer import EMA, Training, build_optimizer, one_cycle
 
@@ -174,7 +175,7 @@ class Checkpoint:
             parts["monitor"], header["monitor"] = self.monitor.state()
         if is_main_process():
             if self.path.exists():
-                self.path.replace(self.previous)
+                replace_file(self.path, self.previous)
             tensors = {f"{part}.{key}": value for part, content in parts.items() for key, value in content.items()}
             save_tensors(self.path, tensors, header, root=self.root)
 
