@@ -15,9 +15,9 @@ SOURCE = Path(__file__).parent.parent / "src" / "probmcl"
 
 PACKAGES = (
     "errors",
+    "runtime",
     "tables",
     "console",
-    "runtime",
     "store",
     "data",
     "readers",

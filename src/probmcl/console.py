@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import signal
 import textwrap
 import threading
 import time
@@ -20,6 +19,7 @@ from rich.console import Console as RichConsole
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from probmcl.errors import one_line, printable
+from probmcl.runtime.signals import leave_signals_to_main_thread
 from probmcl.tables import rough_duration
 
 REFRESH_SECONDS = 0.5
@@ -203,7 +203,7 @@ class Console:
             ended.set()
 
     def _print_status(self, ended: threading.Event) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # a signal must wake the main thread
+        leave_signals_to_main_thread()
         silent = 0.0
         while not ended.wait(SILENT_SECONDS - silent):
             silent = self.clock() - self.printed

@@ -45,10 +45,10 @@ class FakeMsvcrt:
 def system(name: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if name == "windows":
-            patch.setitem(sys.modules, "msvcrt", FakeMsvcrt())  # type: ignore[arg-type]
+            patch.setitem(sys.modules, "msvcrt", FakeMsvcrt())
             patch.setattr(sys, "platform", "win32")
         elif name == "other":
-            patch.setitem(sys.modules, "fcntl", None)  # type: ignore[arg-type]
+            patch.setitem(sys.modules, "fcntl", None)
         yield
 
 

@@ -5,8 +5,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -171,3 +173,46 @@ def odd(number: int) -> int:
 def test_an_exception_that_cannot_be_pickled_is_raised_with_its_message() -> None:
     with pytest.raises(RuntimeError, match="OddError: 1 and 1"):
         list(map_in_order(odd, [1], 1))
+
+
+KILLED_PARENT = """
+import os, signal, sys, time
+from probmcl.runtime.workers import worker_pool
+
+def wait(folder):
+    open(os.path.join(folder, str(os.getpid())), "w").close()
+    time.sleep(3600)
+
+if __name__ == "__main__":
+    with worker_pool(wait, 2, start=sys.argv[1]) as map_parts:
+        next(map_parts([sys.argv[2]] * 2))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_workers_end_with_a_killed_parent(start: str, tmp_path: Path) -> None:
+    script, folder = tmp_path / "script.py", tmp_path / "workers"
+    script.write_text(KILLED_PARENT)
+    folder.mkdir()
+    parent = subprocess.Popen([sys.executable, script, start, folder])
+    end = time.monotonic() + HANGS
+    while len(list(folder.iterdir())) < 2:
+        assert parent.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    parent.kill()
+    parent.wait()
+    for marker in folder.iterdir():
+        while is_running(marker.name):
+            assert time.monotonic() < end, "a worker never ends"
+            time.sleep(0.05)
+
+
+def is_running(pid: str) -> bool:
+    """Return whether a process exists and is not a zombie."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"

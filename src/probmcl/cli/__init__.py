@@ -7,10 +7,8 @@ import json
 import os
 import signal
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,6 +20,7 @@ from probmcl.cli.spelling import reading_lines, spell_options
 from probmcl.cli.terminal import is_main_process
 from probmcl.errors import Question, printable
 from probmcl.runtime.machine import keep_freed_memory
+from probmcl.runtime.signals import discard_output, exit_on_signals
 
 INTERRUPTED = 128 + signal.SIGINT
 """As in a shell, exit codes are 128 plus the number of the signal: 129 SIGHUP, 130 Ctrl-C, 143 SIGTERM."""
@@ -55,14 +54,13 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
     keep_freed_memory()
-    _exit_on_signals()
-    sys.unraisablehook = _resend_signal
+    exit_on_signals()
     warnings.formatwarning = _format_warning
     try:
         app()()
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output has ended, as in `probmcl predict … | head`
-        _discard_output([1])
+        discard_output([1])
         sys.exit(1)  # like rich
     except KeyboardInterrupt as interrupt:
         if is_main_process():
@@ -81,26 +79,6 @@ def main() -> None:
         _fail(OUT_OF_MEMORY)
 
 
-def _exit_on_signals() -> None:
-    """Exit on SIGTERM and SIGHUP like on Ctrl-C, so that a run records its status. `nohup` ignores SIGHUP."""
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        return
-    terminals = [descriptor for descriptor in (1, 2) if os.isatty(descriptor)]
-
-    def hang_up(number: int, frame: object) -> NoReturn:
-        _discard_output(terminals)  # printing to a closed terminal would raise another error
-        sys.exit(128 + number)
-
-    signal.signal(signal.SIGHUP, hang_up)
-
-
-def _discard_output(descriptors: Iterable[int]) -> None:
-    null = os.open(os.devnull, os.O_WRONLY)
-    for descriptor in descriptors:
-        os.dup2(null, descriptor)
-
-
 def _fail(message: str) -> NoReturn:
     """Print a message and exit. Under torchrun, only rank 0 prints; other ranks write it for torchrun's summary."""
     summary = os.environ.get("TORCHELASTIC_ERROR_FILE")
@@ -116,16 +94,3 @@ def _format_warning(
 ) -> str:
     """Return a warning as Python prints it, with control characters escaped."""
     return printable(f"{filename}:{lineno}: {category.__name__}: {message}\n")
-
-
-def _resend_signal(lost: "sys.UnraisableHookArgs") -> None:
-    """Resend a signal whose exception was lost: Python drops exceptions that a handler raises during a fork."""
-    if isinstance(lost.exc_value, KeyboardInterrupt):
-        number: int = signal.SIGINT
-    elif isinstance(lost.exc_value, SystemExit) and isinstance(lost.exc_value.code, int):
-        number = lost.exc_value.code - 128
-    else:
-        sys.__unraisablehook__(lost)
-        return
-    main_thread = threading.main_thread().ident  # a signal to the timer thread would not wake it
-    threading.Timer(0.2, signal.pthread_kill, [main_thread, number]).start()

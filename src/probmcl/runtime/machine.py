@@ -48,7 +48,9 @@ def default_workers() -> int:
 
     On macOS and Windows a worker runs the user's script again, endlessly if it lacks `if __name__ == "__main__"`.
     """
-    return min(len(os.sched_getaffinity(0)), MAX_WORKERS) if sys.platform == "linux" else 0
+    if sys.platform != "linux" or not hasattr(os, "sched_getaffinity"):
+        return 0
+    return min(len(os.sched_getaffinity(0)), MAX_WORKERS)
 
 
 def keep_freed_memory() -> bool:

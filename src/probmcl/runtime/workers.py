@@ -21,17 +21,21 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import connection, reduction, util
 from multiprocessing.process import BaseProcess
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from probmcl.errors import WorkerError, listed
+from probmcl.runtime.signals import held_signals, leave_signals_to_parent
+
+if TYPE_CHECKING:
+    if sys.platform == "win32":
+        Socket = connection.PipeConnection[Any, Any]
+    else:
+        Socket = connection.Connection[Any, Any]
 
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 MapParts = Callable[[Iterable[Part]], Iterator[Result]]
-
-HANDLED_BY_PARENT = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-"""Signals that a terminal or a job scheduler sends to all processes of a group."""
 
 POLL_SECONDS = 1.0  # how often a worker checks that its parent still exists
 
@@ -45,7 +49,7 @@ _STARTING = threading.Lock()
 
 
 def start_method() -> str:
-    """Return the start method of workers: the user's choice, otherwise fork on Linux and Python's default elsewhere.
+    """Return the start method of workers: the user's choice, otherwise fork on Linux and spawn elsewhere.
 
     A choice that equals Python's default is ignored, because creating a lock in a library also sets it.
     """
@@ -53,7 +57,9 @@ def start_method() -> str:
     chosen = multiprocessing.get_start_method(allow_none=True)
     if chosen not in (None, default):
         return chosen
-    return "fork" if sys.platform == "linux" else default
+    if sys.platform == "linux" and hasattr(os, "fork"):
+        return "fork"
+    return "spawn"
 
 
 def map_in_order(
@@ -103,7 +109,7 @@ def worker_pool(
 class _Worker(Generic[Part]):
     """A worker process and the numbered parts that it has not returned yet; it processes the first of them."""
 
-    def __init__(self, process: BaseProcess, socket: "connection.Connection[Any, Any]") -> None:
+    def __init__(self, process: BaseProcess, socket: "Socket") -> None:
         self.process, self.socket = process, socket
         self.parts: deque[tuple[int, Part]] = deque()
 
@@ -121,9 +127,9 @@ class _Pool(Generic[Part, Result]):
 
     def start(self, workers: int, method: str) -> None:
         context = multiprocessing.get_context(method)
-        parent = None if method == "forkserver" else os.getpid()
+        parent = os.getpid() if method == "fork" else None
         for _ in range(workers):
-            with _STARTING, _signals_held():
+            with _STARTING, held_signals():
                 ours, theirs = context.Pipe()
                 arguments = (self.work, theirs, self.shares_files, parent)
                 process = context.Process(target=_serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
@@ -192,8 +198,9 @@ class _Pool(Generic[Part, Result]):
 def _death_message(code: int, files: Iterable[object]) -> str:
     cause = f"ended with exit code {code}"
     if code < 0:
-        cause = f"was killed by {signal.Signals(-code).name}"
-        cause += ", probably because memory ran out" if -code == signal.SIGKILL else ""
+        name = signal.Signals(-code).name
+        cause = f"was killed by {name}"
+        cause += ", probably because memory ran out" if name == "SIGKILL" else ""
     names = listed([str(file) for file in files])
     remedy = "use fewer `workers`, or `workers=0` to read images in the main process"
     return "\n".join([f"a worker process {cause}; {remedy}", *(["it was reading:", *names] if names else [])])
@@ -207,48 +214,39 @@ def _kill(workers: Sequence[_Worker[Any]]) -> None:
         worker.socket.close()
 
 
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """Hold back signals during a fork: a worker could not ignore them yet, and Python would drop their exceptions."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_BY_PARENT)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
 # In the worker process.
 
 
 def _serve(
     work: Callable[[Part], Result],
-    socket: "connection.Connection[Any, Any]",
+    socket: "Socket",
     shares_files: bool,
     parent: int | None,
 ) -> None:
     """Process parts until the parent kills this process or ends. `parent` is its process id, if it forks directly."""
-    _leave_signals_to_parent()
+    leave_signals_to_parent()
     if "torch" in sys.modules:
         import torch
 
         torch.set_num_threads(1)  # the cores are used by the other workers
-    threading.Thread(target=_end_with, args=(parent or os.getppid(),), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             _send(socket, _outcome(work, _receive(socket)), shares_files)
 
 
-def _end_with(parent: int) -> None:
-    """End this process when its parent has been killed, even in the middle of a part."""
-    while os.getppid() == parent:
+def _end_with(parent: int | None) -> None:
+    """End this process when its parent has been killed, even in the middle of a part.
+
+    After a fork, other workers also have the pipe with which Python recognizes the end of the parent. Otherwise, Python
+    is asked: on Windows, the process id of the parent does not change.
+    """
+    python_parent = multiprocessing.parent_process()
+    if parent is None and python_parent is not None:
+        python_parent.join()
+    while parent is not None and os.getppid() == parent:
         time.sleep(POLL_SECONDS)
     os._exit(1)
-
-
-def _leave_signals_to_parent() -> None:
-    for number in HANDLED_BY_PARENT:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_BY_PARENT)
 
 
 def _outcome(work: Callable[[Part], Result], part: Part) -> tuple[Result | None, Exception | None]:
@@ -280,8 +278,10 @@ def _can_share_files() -> bool:
     """Return whether anonymous files can be created, of any size."""
     if sys.platform != "linux":
         return False
-    import resource
-
+    try:
+        import resource
+    except ImportError:
+        return False
     try:
         os.close(os.memfd_create("probmcl"))
     except OSError:  # forbidden by a sandbox
@@ -289,7 +289,7 @@ def _can_share_files() -> bool:
     return resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
 
 
-def _send(socket: "connection.Connection[Any, Any]", value: object, shares_files: bool) -> None:
+def _send(socket: "Socket", value: object, shares_files: bool) -> None:
     buffers: list[pickle.PickleBuffer] = []
     content = io.BytesIO()
     _Pickler(content, protocol=5, buffer_callback=buffers.append).dump(value)
@@ -309,10 +309,10 @@ def _send(socket: "connection.Connection[Any, Any]", value: object, shares_files
             reduction.send_handle(socket, file.fileno(), 0)
 
 
-def _receive(socket: "connection.Connection[Any, Any]") -> Any:
+def _receive(socket: "Socket") -> Any:
     in_file, sizes = socket.recv()
     blocks: list[Any]
-    if in_file:
+    if in_file and sys.platform == "linux":
         descriptor = reduction.recv_handle(socket)
         try:
             mapped = memoryview(mmap.mmap(descriptor, 0))
