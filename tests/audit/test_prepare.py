@@ -20,7 +20,7 @@ from probmcl.console import Console
 from probmcl.data.records import SPLITS
 from probmcl.errors import DataError, OptionError, Question, Reading
 from probmcl.readers.options import DataChecks, DataSource, ReadOptions
-from probmcl.run.state import write_split
+from probmcl.run.run_files import write_split
 
 COUNT = 30
 SPLIT_COLUMN = ["train"] * 20 + ["val"] * 4 + ["test"] * 6

@@ -10,7 +10,7 @@ from probmcl.audit.split import folds, make_splits
 from probmcl.audit.split_file import read_folds, read_splits
 from probmcl.data.records import SPLITS, Records
 from probmcl.errors import DataError
-from probmcl.run.state import write_split
+from probmcl.run.run_files import write_split
 from probmcl.store.run_folder import write_rows
 
 

@@ -5,7 +5,7 @@ import numpy as np
 from probmcl.data.labels import LabelStates
 from probmcl.data.records import Records
 from probmcl.readers.options import ReadOptions
-from probmcl.run.state import labels_metadata
+from probmcl.run.run_files import labels_metadata
 
 
 def test_labels_json_has_names_parents_and_policy() -> None:

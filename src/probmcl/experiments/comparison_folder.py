@@ -9,7 +9,7 @@ from probmcl.console import Console
 from probmcl.data.records import Paths
 from probmcl.errors import RunError
 from probmcl.experiments.protocol import StoredComparison
-from probmcl.run.state import write_split
+from probmcl.run.run_files import write_split
 from probmcl.run.train import on_main_process
 from probmcl.runtime.files import convert_file, refuse_special_files
 from probmcl.runtime.lock import locked

@@ -24,7 +24,8 @@ from probmcl.run.budget import Costs, Plan, Planner, measure_costs, plan_epochs
 from probmcl.run.calibrate import calibrate_candidate
 from probmcl.run.candidates import candidate_ids, evaluate_on_test, fit_frozen_probe, train_job, training_images
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
-from probmcl.run.state import RunState, create_run, json_format, load_candidate, records_digest, write_predictions
+from probmcl.run.run_files import create_run, records_digest, write_predictions
+from probmcl.run.state import RunState, json_format, load_candidate
 from probmcl.run.view_sheet import views_sheet
 from probmcl.run.workspace import Workspace, build_encoder, refuse_unbuildable
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process

@@ -1,0 +1,82 @@
+"""The files that a run writes before training, and the predictions of its candidates."""
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Float, Int
+from numpy import ndarray
+from torch import Tensor
+
+from probmcl.audit.prepare import PreparedData
+from probmcl.audit.signatures import read_all, write_signatures
+from probmcl.console import Console
+from probmcl.data.labels import State
+from probmcl.data.records import Records, Split
+from probmcl.evaluation.groups import ScoredRows
+from probmcl.evaluation.stored_scores import scores_file, write_scores
+from probmcl.readers.options import ReadOptions
+from probmcl.settings import Settings
+from probmcl.store import run_folder
+from probmcl.store.run_folder import RunFolder
+
+
+def create_run(folder: RunFolder, data: PreparedData, settings: Settings, console: Console) -> None:
+    """Write the inputs of a run to a new or empty folder. run.json comes last because it marks the folder as a run."""
+    records = data.records
+    signatures = read_all(records.paths, console) if data.signatures is None else data.signatures
+    options = data.source.options if data.source else ReadOptions()
+    run_folder.refuse_used(folder.path)
+    folder.write(run_folder.CONFIG, asdict(settings))
+    folder.write(run_folder.LABELS, labels_metadata(records, options))
+    write_split(folder.path, records, data.fold_of)
+    write_signatures(folder.path, records.paths, signatures)
+    folder.seal_inputs()
+    metadata = run_folder.environment(settings.seed)
+    metadata |= {"data": data.source and data.source.to_json(), "records": records_digest(records)}
+    metadata |= {"duplicates": data.duplicates}
+    metadata |= {"status": "running", "seconds": 0.0, "warnings": [vars(warning) for warning in data.warnings]}
+    folder.write(run_folder.METADATA, metadata | {"candidates": [], "kept": None, "model": None})
+
+
+def write_split(folder: Path, records: Records, fold_of: Int[ndarray, "N"] | None = None) -> None:
+    """Write the split of every image, and its fold if there are folds."""
+    run_folder.write_rows(folder / run_folder.SPLIT, ("path", "split"), zip(records.paths, records.split, strict=True))
+    if fold_of is not None:
+        folds = zip(records.paths, fold_of.tolist(), strict=True)
+        run_folder.write_rows(folder / run_folder.FOLDS, ("path", "fold"), folds)
+
+
+def labels_metadata(records: Records, options: ReadOptions) -> dict[str, Any]:
+    """Return the content of labels.json: class names, training positives, parents, and the label policy."""
+    space, states = records.label_space, records.states
+    chances = zip(space.names, states.chance.tolist(), strict=True)
+    counts = states.counts().sum(axis=1)
+    policy = {
+        "unknown": "labels that are not known are ignored everywhere",
+        "blank": list(options.blank) or None,
+        "minus_one": list(options.minus_one) or None,
+        "chance_of_uncertain": {name: chance for name, chance in chances if chance == chance},  # NaN: unknown
+        "labels": {state.name.lower(): int(count) for state, count in zip(State, counts, strict=True)},
+    }
+    hierarchy = None if space.hierarchy is None else dict(space.hierarchy)
+    return {"names": space.names, "counts": space.counts.tolist(), "hierarchy": hierarchy, "policy": policy}
+
+
+def records_digest(records: Records) -> str:
+    """Return a hash of the image paths, labels and splits."""
+    digest = hashlib.sha256()
+    for part in (map(str, records.paths), records.split, records.label_space.names):
+        digest.update("\n".join(part).encode("utf-8", "surrogateescape"))
+    digest.update(records.states.digest())
+    return digest.hexdigest()
+
+
+def write_predictions(
+    run: RunFolder, folder: Path, records: Records, split: Split, scores: Float[Tensor, "N C"]
+) -> None:
+    """Write the paths, raw scores and labels of a split to the folder of a run or of one of its candidates."""
+    rows = records.rows(split)
+    paths = [str(records.paths[row]) for row in rows]
+    write_scores(scores_file(folder, split), paths, ScoredRows.of(records, rows, scores.numpy()), root=run.path)
