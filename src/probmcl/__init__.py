@@ -2,7 +2,7 @@
 
 The packages follow the data flow of a run. Each imports only from the packages above it:
 
-1. `probmcl.data`: files become records, records become batches
+1. `probmcl.readers`: files become records; `probmcl.data`: records become batches
 2. `probmcl.augment`: an image becomes views
 3. `probmcl.encoders`: a view becomes a feature h(x)
 4. `probmcl.mixture`: a feature becomes a Gaussian mixture p(z|x); similarities between mixtures
@@ -23,6 +23,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from probmcl.version import __version__
+
 if TYPE_CHECKING:
     from probmcl.api import check, compare, train
     from probmcl.audit.result import DataAudit
@@ -31,7 +33,6 @@ if TYPE_CHECKING:
     from probmcl.run.results import Run
 
 __all__ = ["DataAudit", "DataChecks", "Model", "ReadOptions", "Run", "__version__", "check", "compare", "load", "train"]
-__version__ = "0.1.0"
 
 _MODULES = {
     "train": "probmcl.api",

@@ -30,7 +30,7 @@ OUT_OF_MEMORY = "out of memory; use a smaller --batch-size or --image-size"
 
 def app() -> cyclopts.App:
     """Return the application with all commands, without importing them."""
-    from probmcl import __version__
+    from probmcl.version import __version__
 
     commands = cyclopts.App(
         name="probmcl",

@@ -9,12 +9,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from probmcl import __version__
 from probmcl.errors import counted
 from probmcl.experiments.results import Comparison
 from probmcl.report.figures import report_figures
 from probmcl.report.run_report import SCHEMA, RunReport
 from probmcl.tables import MISSING, Table, bracketed, duration, percent, points
+from probmcl.version import __version__
 
 TEMPLATE, STYLE, SCRIPT = "report.html.j2", "report.css", "report.js"
 POLICY = (

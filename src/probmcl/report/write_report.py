@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from probmcl import __version__
 from probmcl.console import Console
 from probmcl.errors import OptionError, RunError
 from probmcl.experiments.results import Comparison
@@ -17,6 +16,7 @@ from probmcl.runtime.files import atomic_write
 from probmcl.runtime.lock import locked
 from probmcl.store import run_folder
 from probmcl.store.run_folder import RunFolder, is_run
+from probmcl.version import __version__
 
 
 def write_report(

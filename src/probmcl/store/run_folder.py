@@ -19,7 +19,6 @@ from typing import Any
 
 import msgspec
 
-from probmcl import __version__
 from probmcl.errors import RunError
 from probmcl.runtime.files import (
     atomic_write,
@@ -35,6 +34,7 @@ from probmcl.runtime.lock import LOCK
 from probmcl.store import manifest
 from probmcl.store.manifest import MANIFEST
 from probmcl.store.run_metadata import RunMetadata
+from probmcl.version import __version__
 
 SCHEMA = 3
 """Version of the JSON files below, the only one that is read."""
