@@ -112,7 +112,7 @@ def command(
 
 def lines(block: "Predictions") -> Iterator[str]:
     """Yield one line per image: the predicted classes by descending probability; if none, the most probable class."""
-    from probmcl.inference.prediction_display import line
+    from probmcl.inference.prediction import line
 
     return (line(image, most=len(block.names)) for image in block)
 

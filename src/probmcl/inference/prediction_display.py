@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
 
-from probmcl.errors import counted, listing, one_line
+from probmcl.errors import counted, one_line
+from probmcl.inference.prediction import LABELS, Prediction, PredictionBlock, line
 
-if TYPE_CHECKING:
-    from probmcl.inference.predictions import Prediction, Predictions
-
-TEXT_ROWS, HTML_ROWS, LABELS = 3, 10, 5
+TEXT_ROWS, HTML_ROWS = 3, 10
 ASSIGNED = "background: #2a6f4e; color: white; border-radius: 3px; padding: 1px 5px"
 OTHER = "color: gray; padding: 1px 5px"
 CELL = "text-align: left; vertical-align: top"
 
 
-def line(image: Prediction, *, none: str = "no labels", most: int = LABELS) -> str:
-    """Return the path and the assigned labels by descending probability; if there are none, the most probable class."""
-    if image.labels is None:
-        return one_line(f"{image.path}: ERROR: {image.error}")
-    ranked = [f"{name} {score:.2f}" for name, score in image.top(len(image.probabilities)) if name in image.labels]
-    best, score = image.top(1)[0]
-    open_decisions = [f"{name} {p:.2f}" for name, p in image.top(len(image.probabilities)) if name in image.not_sure]
-    assigned = listing(ranked, most) or (none if open_decisions else f"{none}; most probable: {best} {score:.2f}")
-    rest = f"; not sure: {listing(open_decisions, most)}" if open_decisions else ""
-    return one_line(f"{image.path}: {assigned}{rest}")
-
-
-def text(predictions: Predictions) -> str:
+def text(predictions: PredictionBlock) -> str:
     """Return a summary and the lines of the first images."""
     lines = [f"Predictions({_summary(predictions)})", *(f"  {line(image)}" for image in predictions[:TEXT_ROWS])]
     rest = len(predictions) - TEXT_ROWS
     return "\n".join([*lines, *([f"  and {rest:,} more"] if rest > 0 else [])])
 
 
-def html(predictions: Predictions) -> str:
+def html(predictions: PredictionBlock) -> str:
     """Return a table of the first images with their most probable classes; assigned classes are highlighted."""
     rows = "".join(_html_row(image) for image in predictions[:HTML_ROWS])
     rest = len(predictions) - HTML_ROWS
@@ -57,7 +42,7 @@ def _html_row(image: Prediction) -> str:
     return f"<tr><td style='{CELL}'>{escape(one_line(image.path))}</td><td style='{CELL}'>{content}</td></tr>"
 
 
-def _summary(predictions: Predictions) -> str:
+def _summary(predictions: PredictionBlock) -> str:
     unreadable = sum(reason is not None for reason in predictions.reasons)
     classes = counted(len(predictions.names), "class", "classes")
     counts = f"{counted(len(predictions), 'image')}, {classes}"

@@ -9,18 +9,16 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TextIO, get_args
+from typing import Literal, TextIO, get_args
 
 import numpy as np
 from numpy import ndarray
 
 from probmcl.errors import DataError, OptionError, keyword
+from probmcl.inference.prediction import PredictionBlock
 from probmcl.readers.table.lists import SEPARATORS
 from probmcl.runtime.files import durable_rename, explained_no_space
 from probmcl.tables import plain_cell
-
-if TYPE_CHECKING:
-    from probmcl.inference.predictions import Predictions
 
 PATH, ERROR, UNCERTAINTY, LABELS, DECISION = "path", "error", "uncertainty", "labels", ":decision"
 NOT_SURE = "?"
@@ -31,7 +29,7 @@ Format = Literal["full", "short"]
 
 
 def write_predictions(
-    path: Path, blocks: Iterable[Predictions], layout: Format = "full", *, raw_cells: bool = False
+    path: Path, blocks: Iterable[PredictionBlock], layout: Format = "full", *, raw_cells: bool = False
 ) -> None:
     """Write blocks of predictions as they are computed, as CSV or JSON depending on the suffix.
 
@@ -42,18 +40,18 @@ def write_predictions(
     _write(path, WRITERS[path.suffix.lower()] if layout == "full" else _write_short, iter(blocks), raw_cells)
 
 
-def write_csv(path: Path, predictions: Predictions, layout: Format = "full", *, raw_cells: bool = False) -> None:
+def write_csv(path: Path, predictions: PredictionBlock, layout: Format = "full", *, raw_cells: bool = False) -> None:
     """Write a CSV file, whatever its suffix."""
     _refuse_unknown(layout)
     _write(path, _write_csv if layout == "full" else _write_short, iter([predictions]), raw_cells)
 
 
-def write_json(path: Path, predictions: Predictions) -> None:
+def write_json(path: Path, predictions: PredictionBlock) -> None:
     """Write a JSON file, whatever its suffix."""
     _write(path, _write_json, iter([predictions]))
 
 
-def short_rows(blocks: Iterable[Predictions], *, raw_cells: bool = False) -> Iterator[list[str]]:
+def short_rows(blocks: Iterable[PredictionBlock], *, raw_cells: bool = False) -> Iterator[list[str]]:
     """Yield the header and, for each readable image, its path and its labels, joined by a separator."""
     cell = str if raw_cells else plain_cell
     yield [PATH, LABELS]
@@ -123,8 +121,8 @@ def _refuse_existing(path: Path) -> None:
 
 def _write(
     path: Path,
-    write: Callable[[TextIO, Predictions, Iterator[Predictions], bool], None],
-    blocks: Iterator[Predictions],
+    write: Callable[[TextIO, PredictionBlock, Iterator[PredictionBlock], bool], None],
+    blocks: Iterator[PredictionBlock],
     raw_cells: bool = False,
 ) -> None:
     _refuse_existing(path)
@@ -146,7 +144,7 @@ def _write(
     durable_rename(partial, path)
 
 
-def _write_csv(file: TextIO, first: Predictions, blocks: Iterator[Predictions], raw_cells: bool) -> None:
+def _write_csv(file: TextIO, first: PredictionBlock, blocks: Iterator[PredictionBlock], raw_cells: bool) -> None:
     table, cell = csv.writer(file), str if raw_cells else plain_cell
     names = [*first.names, *(f"{name}{DECISION}" for name in first.names)]
     table.writerow([PATH, ERROR, UNCERTAINTY, *map(cell, names)])
@@ -158,11 +156,11 @@ def _write_csv(file: TextIO, first: Predictions, blocks: Iterator[Predictions], 
             table.writerow([cell(str(path)), cell(error), *[""] * (1 + 2 * len(first.names))])
 
 
-def _write_short(file: TextIO, first: Predictions, blocks: Iterator[Predictions], raw_cells: bool) -> None:
+def _write_short(file: TextIO, first: PredictionBlock, blocks: Iterator[PredictionBlock], raw_cells: bool) -> None:
     csv.writer(file).writerows(short_rows(blocks, raw_cells=raw_cells))
 
 
-def _write_json(file: TextIO, first: Predictions, blocks: Iterator[Predictions], _: bool) -> None:
+def _write_json(file: TextIO, first: PredictionBlock, blocks: Iterator[PredictionBlock], _: bool) -> None:
     """Write one line per image, so the predictions need not all be in memory at once."""
     head = json.dumps({"names": first.names, **_limits(first)}, allow_nan=False)
     file.write(f'{head[:-1]}, "images": [')
@@ -185,7 +183,7 @@ def _write_json(file: TextIO, first: Predictions, blocks: Iterator[Predictions],
     file.write("\n]}\n")
 
 
-def _limits(predictions: Predictions) -> dict[str, dict[str, float | None]]:
+def _limits(predictions: PredictionBlock) -> dict[str, dict[str, float | None]]:
     """Return the threshold of each class; with abstention, the limits of its no and yes decisions (null: never)."""
 
     def by_name(limits: ndarray | float) -> dict[str, float | None]:
@@ -201,7 +199,7 @@ Row = tuple[Path, str | None, float, list[float], list[bool | None]]
 """Path, error, uncertainty, probabilities and decisions of an image; an open decision is None."""
 
 
-def _rows(block: Predictions) -> Iterator[Row]:
+def _rows(block: PredictionBlock) -> Iterator[Row]:
     columns = (block.uncertainty.tolist(), block.scores.tolist(), block.labels.tolist())
     yield from zip(block.paths, block.reasons, *columns, strict=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
@@ -11,39 +11,13 @@ import numpy as np
 from jaxtyping import Bool, Float, Float64
 from numpy import ndarray
 
-from probmcl.errors import OptionError, ProbmclError
+from probmcl.errors import ProbmclError
 from probmcl.evaluation.selective import uncertainty
 from probmcl.inference import prediction_display, prediction_files
+from probmcl.inference.prediction import Prediction
 
 Rows = slice | Sequence[int] | Sequence[bool] | ndarray
 """A selection of images: a slice, a list of positions, or a mask."""
-
-
-@dataclass(frozen=True, repr=False)
-class Prediction:
-    """The prediction for one image.
-
-    >>> prediction = Prediction(Path("a.jpg"), {"cat": 0.2, "dog": 0.9}, ("dog",))
-    >>> prediction
-    Prediction(a.jpg: dog 0.90)
-    >>> prediction.top(2)
-    [('dog', 0.9), ('cat', 0.2)]
-    """
-
-    path: Path
-    probabilities: Mapping[str, float]  # by class name; empty if the image could not be read
-    labels: tuple[str, ...] | None  # the assigned classes; None if the image could not be read
-    error: str | None = None  # the reason why the image could not be read
-    not_sure: tuple[str, ...] = ()  # with abstention, the classes that are neither assigned nor ruled out
-
-    def __repr__(self) -> str:
-        return f"Prediction({prediction_display.line(self)})"
-
-    def top(self, k: int) -> list[tuple[str, float]]:
-        """Return the `k` most probable classes with their probabilities; nothing for an unreadable image."""
-        if k < 1:
-            raise OptionError("k", k, "must be at least 1")
-        return sorted(self.probabilities.items(), key=lambda pair: -pair[1])[:k]
 
 
 @dataclass(frozen=True, eq=False, repr=False)

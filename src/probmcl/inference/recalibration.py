@@ -5,28 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
+from jaxtyping import Float
+from numpy import ndarray
 
+from probmcl.audit.findings import BadImage
 from probmcl.calibration import Calibration, ThresholdRule, fit_calibration
 from probmcl.calibration.evaluation import evaluate_test
 from probmcl.calibration.fit import FOLDS
 from probmcl.calibration.maps import Kind
 from probmcl.console import Console
 from probmcl.data.hierarchy import parents_of
+from probmcl.data.records import Records
 from probmcl.errors import RunError, call, counted, listing
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.stored_scores import StoredScores, read_scores, scores_content, scores_file
 from probmcl.inference.class_mapping import match_classes, read_renames
 from probmcl.inference.splits import count_trained_on, read_run_splits, select_split
+from probmcl.methods.base import Classifier
 from probmcl.readers.options import DataSource
 from probmcl.readers.read import read_source
 from probmcl.runtime.lock import locked
 from probmcl.store.run_folder import CALIBRATION, EVALUATION, METADATA, OTHER_IMAGES, OUT_OF_FOLD, RunFolder, json_file
-
-if TYPE_CHECKING:
-    from probmcl.inference.model import Model
 
 
 class HeldOut(NamedTuple):
@@ -36,13 +38,30 @@ class HeldOut(NamedTuple):
     scores: StoredScores
 
 
+class ScoringModel(Protocol):
+    """The part of `Model` that a calibration uses."""
+
+    classifier: Classifier
+    names: tuple[str, ...]
+    hierarchy: Mapping[str, str] | None
+    folder: Path
+    calibration: Calibration | None
+
+    def score(
+        self, records: Records, skip_bad: float | None, batch_size: int | None, workers: int | None, console: Console
+    ) -> tuple[Records, Float[ndarray, "N C"], list[BadImage]]:
+        """Return the readable records, their raw scores, and the unreadable images."""
+
+
 def refuse_unfinished(folder: Path) -> None:
     """Raise an error for a run in progress: its model may still change, and training calibrates it at the end."""
     if RunFolder(folder).read(METADATA).get("status") in ("running", "interrupted", "failed"):
         raise RunError(f"{folder} is not finished; resume it first: {call('train', {'resume': folder})}")
 
 
-def calibrate_run(model: Model, held_out: HeldOut, kind: Kind, rule: ThresholdRule, console: Console) -> Calibration:
+def calibrate_run(
+    model: ScoringModel, held_out: HeldOut, kind: Kind, rule: ThresholdRule, console: Console
+) -> Calibration:
     """Fit a calibration to held-out scores and write it to the run, with a new evaluation of its test split.
 
     Classes without any known label keep their calibration and threshold.
@@ -65,7 +84,7 @@ def calibrate_run(model: Model, held_out: HeldOut, kind: Kind, rule: ThresholdRu
     return calibration
 
 
-def _write(model: Model, held_out: HeldOut, calibration: Calibration, console: Console) -> None:
+def _write(model: ScoringModel, held_out: HeldOut, calibration: Calibration, console: Console) -> None:
     folder, test, evaluation = RunFolder(model.folder), scores_file(model.folder, "test"), None
     if test.is_file():
         evaluation = evaluate_test(
@@ -87,7 +106,7 @@ def _write(model: Model, held_out: HeldOut, calibration: Calibration, console: C
         folder.update(contents)
 
 
-def stored_held_out_scores(model: Model) -> HeldOut:
+def stored_held_out_scores(model: ScoringModel) -> HeldOut:
     """Return the scores of the present calibration or, without one, those that training has stored."""
     out_of_fold = scores_file(model.folder, OUT_OF_FOLD).is_file()
     name = model.calibration.predictions if model.calibration else OUT_OF_FOLD if out_of_fold else "val"
@@ -95,7 +114,7 @@ def stored_held_out_scores(model: Model) -> HeldOut:
 
 
 def score_other_images(
-    model: Model,
+    model: ScoringModel,
     source: DataSource,
     rename: Path | str | Mapping[str, str] | None,
     skip_bad: float | None,
