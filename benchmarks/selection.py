@@ -21,11 +21,11 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # before torch: waiting threads must 
 import numpy as np
 
 from probmcl.audit.prepare import PreparedData
-from probmcl.audit.split import make_splits
 from probmcl.console import Console
-from probmcl.data import read
 from probmcl.data.records import Records
+from probmcl.data.splitting import make_splits
 from probmcl.evaluation import average_precision, bootstrapped_map, resamples
+from probmcl.readers import read
 from probmcl.run.results import CandidateId, Run
 from probmcl.run.train import RunControl, all_candidates, read_run, train_run
 from probmcl.settings import make_settings

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from probmcl.audit.stratify import stratify
+from probmcl.data.stratify import stratify
 from rounds import alternate, median_ratio
 
 Labels = NDArray[np.int64]

@@ -20,7 +20,7 @@ PER_FOLDER = 1000
 
 READ = """
 import json, resource, sys, time
-from probmcl.data import read
+from probmcl.readers import read
 start = time.process_time()
 records = read(sys.argv[1], seed=None)
 seconds = time.process_time() - start

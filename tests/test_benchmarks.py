@@ -16,9 +16,9 @@ import rounds
 import selection
 import training_overhead
 from helpers.images import NAMES, colored_records
-from probmcl.data import read
 from probmcl.data.records import SPLITS
 from probmcl.evaluation import average_precision
+from probmcl.readers import read
 
 
 @pytest.fixture

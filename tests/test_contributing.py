@@ -12,8 +12,8 @@ import pytest
 import probmcl
 from contracts import test_methods as contracts
 from helpers.images import folder_of_photographs
-from probmcl.data import read
 from probmcl.methods import METHODS, find_method
+from probmcl.readers import read
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 import probmcl
-from probmcl.data import read
 from probmcl.demo.digits import write_digits
 from probmcl.inference import Predictions
+from probmcl.readers import read
 
 PICTURE = Path(__file__).with_name("digits_predictions.png")
 PRESENT, ABSENT, INK = "#1b62a5", "#c4ccd4", "#222222"

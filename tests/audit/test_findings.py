@@ -17,10 +17,10 @@ from PIL import Image
 from helpers.images import colored_records
 from probmcl.audit.duplicates.hashing import IMAGES_AT_ONCE, fingerprints
 from probmcl.audit.findings import BadImage, Finding, bad_images, find_bad_images, findings, unusable, without_bad
-from probmcl.data import read
 from probmcl.data.images import read_image
 from probmcl.data.records import Origin, Records, Split
 from probmcl.errors import DataError, ImageError, OptionError
+from probmcl.readers import read
 from probmcl.readers.options import refuse_share
 
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from probmcl.audit.split import folds, make_splits
 from probmcl.audit.split_file import read_folds, read_splits
 from probmcl.data.records import SPLITS, Records
+from probmcl.data.splitting import folds, make_splits
 from probmcl.errors import DataError
 from probmcl.run.run_files import write_split
 from probmcl.store.run_folder import write_rows

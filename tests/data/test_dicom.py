@@ -9,8 +9,9 @@ import pytest
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
+from probmcl.data.deep_images import find_intensity_range
 from probmcl.data.images import read_image
-from probmcl.data.intensity import IntensityRange, find_intensity_range
+from probmcl.data.intensity import IntensityRange
 from probmcl.data.stream import find
 from probmcl.errors import DataError, ImageError
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from probmcl.data.deep_images import NEVER_DEEP
 from probmcl.data.image_files import IMAGE_SUFFIXES, equal_files, expand, file_digest, is_image, split_folders, walk
-from probmcl.data.intensity import NEVER_DEEP
 from probmcl.errors import DataError
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike
 from PIL import Image
 
+from probmcl.data.deep_images import find_intensity_range
 from probmcl.data.images import Preprocessing, read_image
-from probmcl.data.intensity import IntensityRange, Range, find_intensity_range, parse_range
+from probmcl.data.intensity import IntensityRange, Range, parse_range
 from probmcl.data.loader import ImageBatches
 from probmcl.data.records import Records
 from probmcl.data.stream import decode

@@ -141,7 +141,8 @@ SCRIPT = """
 from pathlib import Path
 import torch
 from probmcl.augment import light
-from probmcl.data import Preprocessing, read
+from probmcl.data import Preprocessing
+from probmcl.readers import read
 from probmcl.run.batches import ImageBatchSource
 
 def views(workers):

@@ -11,8 +11,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from helpers.excel import workbook
-from probmcl.data import Records, read
+from probmcl.data import Records
 from probmcl.errors import ProbmclError
+from probmcl.readers import read
 
 CASES = 2_000
 FORMATS = (".csv", ".tsv", ".txt", ".json", ".jsonl", ".xlsx")

@@ -236,7 +236,7 @@ def test_short_file_is_read_back_with_the_same_labels(tmp_path: Path) -> None:
         path = tmp_path / f"{len(separator.join(names))}.csv"
         predictions.to_csv(path, format="short")
         assert separator in path.read_text()
-        read = probmcl.readers.read.read(path)
+        read = probmcl.readers.read(path)
         readable = predictions[[row != 3 for row in range(20)]]
         assert [saved.resolve() for saved in read.paths] == [saved.resolve() for saved in readable.paths]
         order = [read.label_space.names.index(name) for name in names]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probmcl.data import read
+from probmcl.readers import read
 from probmcl.readers.coco import read_coco, recognizes
 from probmcl.readers.options import ReadOptions
 

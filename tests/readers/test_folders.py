@@ -124,12 +124,10 @@ def test_folder_without_images_is_refused(tmp_path: Path) -> None:
 
 def test_folders_with_runs_are_ignored(tmp_path: Path) -> None:
     fill(tmp_path, cat__1_dot_jpg="a", dog__1_dot_jpg="b", runs__one__run_dot_json="{}", runs__one__curve_dot_png="c")
-    fill(tmp_path, compared__asked_dot_json="{}", compared__figures__bars_dot_png="d", cat__deep__run_dot_txt="e")
+    fill(tmp_path, compared__spec_dot_json="{}", compared__figures__bars_dot_png="d", cat__deep__run_dot_txt="e")
     records = read(tmp_path, seed=None)
     assert records.label_space.names == ("cat", "dog")
-    fill(tmp_path, other__spec_dot_json="{}", other__bars_dot_png="f")
-    records = read(tmp_path, seed=None)
-    assert str(records.origin).endswith("; ignored run folders: compared/, other/, runs/")
+    assert str(records.origin).endswith("; ignored run folders: compared/, runs/")
 
 
 def test_runs_next_to_split_folders_are_ignored(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from typing import Any
 import pytest
 
 from helpers.layouts import summary, write_layout
-from probmcl.data import read
 from probmcl.errors import DataError, OptionError
+from probmcl.readers import read
 from probmcl.readers.label_studio import recognizes
 from probmcl.readers.options import ReadOptions
 

@@ -16,8 +16,9 @@ from numpy import ndarray
 from helpers import published, published_medical
 from helpers.commands import main
 from helpers.published import Labels, Release
-from probmcl.data import ReadOptions, Records, read
+from probmcl.data import Records
 from probmcl.errors import Question, Reading
+from probmcl.readers import ReadOptions, read
 
 WRITERS: dict[str, Callable[[Path], Release]] = {
     "planet": published.write_planet,

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from probmcl.data import Records, describe, read
+from probmcl.data import Records, describe
 from probmcl.data.records import Split
 from probmcl.demo.digits import write_digits
 from probmcl.errors import DataError, OptionError
+from probmcl.readers import read
 from probmcl.readers.options import ReadOptions
 from probmcl.readers.read import FORMATS, VARIANTS
 
@@ -305,7 +306,9 @@ def test_description_if_every_class_has_positives() -> None:
 
 
 def test_modules_have_the_names_of_formats() -> None:
-    assert all(module.startswith("probmcl.data.") and module.endswith(f".{name}") for name, module in FORMATS.items())
+    assert all(
+        module.startswith("probmcl.readers.") and module.endswith(f".{name}") for name, module in FORMATS.items()
+    )
 
 
 @pytest.mark.parametrize("name", [*FORMATS, *VARIANTS])

@@ -3,9 +3,10 @@ from pathlib import Path
 import pytest
 
 from helpers.layouts import summary, write_layout
-from probmcl.data import Records, read
+from probmcl.data import Records
 from probmcl.data.records import Missing
 from probmcl.errors import DataError, OptionError
+from probmcl.readers import read
 from probmcl.readers.options import ReadOptions
 from probmcl.readers.voc import recognizes
 

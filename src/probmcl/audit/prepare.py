@@ -17,13 +17,15 @@ from probmcl.audit.duplicates.search import REMEDY, Duplicates, Leaks, find_dupl
 from probmcl.audit.findings import BadImage, Finding, bad_images, damaged, findings, unusable, usable_rows
 from probmcl.audit.result import DataAudit
 from probmcl.audit.signatures import Signature, sign, stamps
-from probmcl.audit.split import MIN_TO_SPLIT, NOT_SPLIT, SplitRecords, TooFewImagesError, split_records, units_of
+from probmcl.audit.split import SplitRecords, split_records
 from probmcl.audit.split_file import read_splits
 from probmcl.audit.statistics import statistics
 from probmcl.console import Console
+from probmcl.data.deep_images import find_intensity_range
 from probmcl.data.images import MISSING
-from probmcl.data.intensity import IntensityRange, find_intensity_range, parse_range
+from probmcl.data.intensity import IntensityRange, parse_range
 from probmcl.data.records import SPLITS, Records, Split, describe
+from probmcl.data.splitting import MIN_TO_SPLIT, NOT_SPLIT, TooFewImagesError, units_of
 from probmcl.errors import DataError, OptionError, Question, Reading, RunWarning, counted
 from probmcl.readers.options import DataChecks, DataSource, ReadOptions, SkippedImage
 from probmcl.readers.read import read_recorded, read_source
@@ -89,7 +91,7 @@ def prepare_data(
 
 @dataclass(frozen=True)
 class _Decision:
-    """What an audit has decided about data that it accepts, in a form that can be sent to other processes."""
+    """The decision of an audit about data that it accepts, which rank 0 broadcasts."""
 
     skipped: tuple[SkippedImage, ...]
     split: tuple[Split, ...]

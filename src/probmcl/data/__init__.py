@@ -1,4 +1,4 @@
-"""Images and labels: reading files into records, checking and splitting them, and turning images into tensors.
+"""Images and labels in memory: records, label states and splits, and turning images into tensors.
 
 Importing this package loads no other library: names that need numpy are imported on first access.
 """
@@ -6,14 +6,11 @@ Importing this package loads no other library: names that need numpy are importe
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from probmcl.readers.options import DataChecks, ReadOptions
-from probmcl.readers.read import read
-
 if TYPE_CHECKING:
     from probmcl.data.images import Preprocessing, read_image
     from probmcl.data.records import LabelSpace, Records, describe
 
-__all__ = ["DataChecks", "LabelSpace", "Preprocessing", "ReadOptions", "Records", "describe", "read", "read_image"]
+__all__ = ["LabelSpace", "Preprocessing", "Records", "describe", "read_image"]
 
 _MODULES = {"images": ("Preprocessing", "read_image"), "records": ("LabelSpace", "Records", "describe")}
 

@@ -11,7 +11,7 @@ from numpy import ndarray
 
 from probmcl.data.labels import State
 from probmcl.errors import OptionError, counted, keyword, suggestion
-from probmcl.readers.options import split_at_commas
+from probmcl.readers.option_values import split_at_commas
 
 BLANK = 4
 """Code of a blank cell, in addition to the four states. The label policy defines its meaning."""

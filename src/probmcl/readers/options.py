@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from probmcl.errors import DataError, OptionError, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable
 
     from probmcl.readers.label_policy import LabelPolicy
 
@@ -83,20 +83,6 @@ class ReadOptions:
         {'group': 'patient', 'none_label': ''}
         """
         return {name: value for name, value in vars(self).items() if value not in (None, ())}
-
-
-def split_at_commas(values: Sequence[str], is_value: Callable[[str], bool]) -> tuple[str, ...]:
-    """Split each value at its commas, unless it is a value itself or some part is not.
-
-    >>> split_at_commas(["site,date", "lung, left", "lung, right"], {"site", "date", "lung, left"}.__contains__)
-    ('site', 'date', 'lung, left', 'lung, right')
-    """
-    result: list[str] = []
-    for value in values:
-        parts = [part.strip() for part in value.split(",")]
-        split = len(parts) > 1 and not is_value(value) and all(map(is_value, parts))
-        result += parts if split else [value]
-    return tuple(result)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def read(
     5 images: train 3 · val 1 · test 1; 10 classes, 2.4 labels per image
     images without labels: 0; classes without training positives: 3 of 10 (one, four, nine)
     """
-    from probmcl.audit.split import NOT_SPLIT, TooFewImagesError, make_splits, taken_from_train
+    from probmcl.data.splitting import NOT_SPLIT, TooFewImagesError, make_splits, taken_from_train
 
     data, root = Path(data), None if images is None else Path(images)
     records = _read(_format(data, options.format), data, options, root, keep, missing)

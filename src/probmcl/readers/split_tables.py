@@ -11,7 +11,8 @@ import numpy as np
 from probmcl.data.image_files import SPLIT_FOLDERS, images_below, is_image, subfolders
 from probmcl.data.records import NO_LABELS, SPLITS, Missing, Records, Split
 from probmcl.errors import DataError, OptionError, listing
-from probmcl.readers.options import ReadOptions, split_at_commas
+from probmcl.readers.option_values import split_at_commas
+from probmcl.readers.options import ReadOptions
 from probmcl.readers.spreadsheet import SUFFIXES, Table, load, refuse_missing_column
 from probmcl.readers.table.columns import has_path_name
 from probmcl.readers.table.lists import NoLabelsError

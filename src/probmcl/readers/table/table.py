@@ -13,13 +13,15 @@ import numpy as np
 from jaxtyping import Float64
 from numpy import ndarray
 
-from probmcl.data.hierarchy import parents_of, read_hierarchy
+from probmcl.data.hierarchy import parents_of
 from probmcl.data.image_files import SPLIT_FOLDERS
 from probmcl.data.labels import LabelStates
 from probmcl.data.records import Missing, Origin, Paths, Records, Split
 from probmcl.errors import DataError, OptionError, counted, listing, quoted
 from probmcl.readers.annotations import json_format
-from probmcl.readers.options import ReadOptions, split_at_commas
+from probmcl.readers.hierarchy_file import read_hierarchy
+from probmcl.readers.option_values import split_at_commas
+from probmcl.readers.options import ReadOptions
 from probmcl.readers.questions import answered
 from probmcl.readers.spreadsheet import EXCEL_ROWS, SUFFIXES, Table, load
 from probmcl.readers.table.columns import Columns, find_columns, has_path_name

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 
-from probmcl.audit.split import TooFewImagesError, connected_sets, folds, make_splits, with_fold
 from probmcl.data.records import SPLITS, Records, Split
+from probmcl.data.splitting import TooFewImagesError, connected_sets, folds, make_splits, with_fold
 from probmcl.errors import DataError
 
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import coo_array, csr_array
 
-from probmcl.audit.stratify import stratify
+from probmcl.data.stratify import stratify
 
 SHARES = ([0.8, 0.2], [0.7, 0.2, 0.1], [0.2] * 5, [0.1, 0.9])
 
