@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "probmcl"
 
 PACKAGES = (
+    "version",
     "errors",
     "runtime",
     "tables",
@@ -47,6 +49,73 @@ PACKAGES = (
     "__main__",
 )
 """All top-level modules and packages; each may import only from those before it."""
+
+MODULES = {
+    "data": (
+        "hierarchy",
+        "labels",
+        "records",
+        "stratify",
+        "splitting",
+        "image_files",
+        "intensity",
+        "upright",
+        "dicom",
+        "jpeg_damage",
+        "images",
+        "deep_images",
+        "cache",
+        "loader",
+        "in_memory",
+        "stream",
+    ),
+    "readers": (
+        "option_values",
+        "label_policy",
+        "options",
+        "questions",
+        "spreadsheet",
+        "class_knowledge",
+        "hierarchy_file",
+        "annotations",
+        "table.label_names",
+        "table.lists",
+        "table.paths",
+        "table.columns",
+        "table.entries",
+        "table.merging",
+        "table.table",
+        "split_tables",
+        "hugging_face",
+        "coco_json",
+        "coco",
+        "voc_xml",
+        "voc",
+        "yolo_config",
+        "yolo",
+        "label_studio_tasks",
+        "label_studio",
+        "adp",
+        "folders",
+        "read",
+    ),
+    "audit": (
+        "duplicates.result_cache",
+        "duplicates.hashing",
+        "duplicates.candidates",
+        "duplicates.registration",
+        "duplicates.comparison",
+        "duplicates.search",
+        "statistics",
+        "findings",
+        "result",
+        "split_file",
+        "split",
+        "signatures",
+        "prepare",
+    ),
+}
+"""All modules of the packages with an inner order; each may import only from those before it."""
 
 LIGHT_MODULES = (
     "probmcl",
@@ -98,20 +167,29 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def imported(path: Path) -> set[str]:
-    """Return the top-level modules of this package that a file imports, also inside functions."""
+def module_of(path: Path) -> str:
+    """Return the dotted name of a module; a package has the name of its folder."""
+    parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+PATHS = {module_of(path): path for path in (SOURCE / "__init__.py", *FILES)}
+"""The file of every module by its dotted name."""
+
+
+@cache
+def imported(path: Path) -> frozenset[str]:
+    """Return the modules of this package that a file imports, also inside functions and for type checking only."""
     names = set()
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module == "probmcl":
-            modules = [f"probmcl.{alias.name}" for alias in node.names]
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            modules = [node.module or ""]
-        else:
-            continue
-        names |= {name.split(".")[1] for name in modules if name.startswith("probmcl.")}
-    return names - {"__version__"}
+            assert node.module is not None, f"{path.name}, line {node.lineno}: a relative import"
+            # A name may be a module of its own or an object in the module.
+            members = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if name in PATHS else node.module for name in members.values()}
+    return frozenset(names & PATHS.keys())
 
 
 def strings(path: Path, *, docstrings: bool = True) -> Iterator[tuple[int, str]]:
@@ -130,8 +208,31 @@ def test_all_top_level_modules_are_listed() -> None:
 @every_file
 def test_imports_follow_the_order_of_packages(path: Path) -> None:
     position = PACKAGES.index(package_of(path))
-    late = {name for name in imported(path) if PACKAGES.index(name) > position}
+    packages = {name.split(".")[1] for name in imported(path) if name != "probmcl"}
+    late = {name for name in packages if PACKAGES.index(name) > position}
     assert not late, f"{path.name} is part of {PACKAGES[position]} and imports {late}"
+
+
+@pytest.mark.parametrize("package", MODULES)
+def test_all_modules_of_a_package_with_an_inner_order_are_listed(package: str) -> None:
+    files = [path for path in FILES if package_of(path) == package and path.name != "__init__.py"]
+    assert {module_of(path).removeprefix(f"probmcl.{package}.") for path in files} == set(MODULES[package])
+
+
+@pytest.mark.parametrize(("package", "name"), [(package, name) for package in MODULES for name in MODULES[package]])
+def test_imports_follow_the_order_of_modules(package: str, name: str) -> None:
+    prefix, order = f"probmcl.{package}", MODULES[package]
+    inner = {module for module in imported(PATHS[f"{prefix}.{name}"]) if f"{module}.".startswith(f"{prefix}.")}
+    allowed = {f"{prefix}.{earlier}" for earlier in order[: order.index(name)]}
+    assert not inner - allowed
+
+
+def test_no_modules_import_each_other() -> None:
+    """Imports in functions and for type checking count: they hide a cycle from Python, not from a reader."""
+    try:
+        TopologicalSorter({module: imported(path) for module, path in PATHS.items()}).prepare()
+    except CycleError as error:
+        pytest.fail(f"a cycle of imports: {' <- '.join(error.args[1])}")
 
 
 def test_no_file_has_a_vague_name() -> None:
