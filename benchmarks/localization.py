@@ -40,7 +40,7 @@ from probmcl.explain.explanations import enlarge
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
 from probmcl.run.results import CandidateId
-from probmcl.run.state import load_candidate
+from probmcl.run.checkpoints import load_candidate
 from probmcl.runtime.files import write_json
 from probmcl.store.run_folder import RunFolder
 

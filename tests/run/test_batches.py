@@ -24,6 +24,7 @@ from probmcl.encoders import Encoder, split_encoder
 from probmcl.methods import METHODS, find_method
 from probmcl.run.array_file import ArrayFile
 from probmcl.run.batches import ActivationCache, ImageBatchSource
+from probmcl.store.run_folder import SCHEMA
 
 SIZE = 32
 
@@ -129,7 +130,7 @@ def test_filling_restarts_if_the_batch_size_changes(records: Records, tmp_path: 
     complete = in_order(open_cache(records, encoder(), tmp_path / "complete").plain("train"))
     open_cache(records, encoder(), tmp_path / "part").plain("train")
     (manifest,) = (tmp_path / "part").glob("*.json")
-    manifest.write_text(json.dumps({"plain": {"batch_size": 5, "checksums": [1, None]}}))
+    manifest.write_text(json.dumps({"schema": SCHEMA, "plain": {"batch_size": 5, "checksums": [1, None]}}))
     array = np.load(tmp_path / "part" / "train.npy", mmap_mode="r+")
     array[0, 5:] = 0
     array.flush()

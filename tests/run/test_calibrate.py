@@ -18,8 +18,8 @@ from probmcl.evaluation.stored_scores import read_scores, scores_file
 from probmcl.inference import load
 from probmcl.methods import find_method
 from probmcl.run import train
+from probmcl.run.gains import CandidatePool
 from probmcl.run.results import FROZEN_PROBE, Run
-from probmcl.run.state import RunState
 from probmcl.run.train import train_run
 from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob
 from probmcl.store.run_folder import SCHEMA
@@ -75,7 +75,7 @@ def test_out_of_fold_scores_do_not_come_from_the_final_probe(frozen: Run, record
 def test_a_trained_method_is_calibrated_on_validation(
     records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RunState, "best", lambda state: list(state.candidates.values())[-1])
+    monkeypatch.setattr(CandidatePool, "best", lambda candidates: list(candidates.values())[-1])
     run = train_run(PreparedData.of(records), settings("bce", tune="all"), tmp_path / "run", quiet())
     assert run.kept.id != FROZEN_PROBE
     calibration = load(run.folder).calibration

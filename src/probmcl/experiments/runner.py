@@ -36,9 +36,8 @@ from probmcl.experiments.results import (
 from probmcl.experiments.statistics import DRAWS, summarize
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
-from probmcl.run.budget import Planner
+from probmcl.run.budget import Planner, read_plan
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
-from probmcl.run.state import read_plan
 from probmcl.run.train import RunControl, all_candidates, train_run
 from probmcl.run.workspace import Workspace, build_encoder
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process

@@ -17,8 +17,8 @@ from probmcl.evaluation.topology import topology
 from probmcl.inference import Model
 from probmcl.neighbors.training_images import relative_path
 from probmcl.report.run_data import RunData
+from probmcl.run.checkpoints import load_candidate
 from probmcl.run.results import FROZEN_PROBE, CandidateId
-from probmcl.run.state import load_candidate
 
 MAX_POINTS = 800
 """Test images in the map. Their features are computed when the report is written."""

@@ -8,8 +8,8 @@ from probmcl.inference import Model
 from probmcl.methods.contrast import STATISTICS
 from probmcl.readers.options import DataSource
 from probmcl.report.run_data import RunData
+from probmcl.run.checkpoints import StoredCandidate
 from probmcl.run.results import CandidateId
-from probmcl.run.state import StoredCandidate
 from probmcl.runtime.files import convert_file
 from probmcl.runtime.tensor_files import read_metadata
 from probmcl.store import run_folder

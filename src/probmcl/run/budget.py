@@ -12,9 +12,11 @@ from probmcl.data.records import SPLITS
 from probmcl.errors import counted
 from probmcl.methods.base import Method
 from probmcl.run.batches import ActivationCache
+from probmcl.run.checkpoints import json_format
 from probmcl.run.workspace import Workspace
 from probmcl.runtime.distributed import world_size
 from probmcl.settings import TrainingJob
+from probmcl.store.run_folder import RunFolder
 from probmcl.tables import rough_duration
 from probmcl.training.features import ROWS_AT_ONCE
 
@@ -68,6 +70,12 @@ class Plan:
             if job.key in self.epochs:
                 views = self.views or job.training.views
                 yield replace(job, training=replace(job.training, epochs=self.epochs[job.key], views=views))
+
+
+def read_plan(folder: RunFolder) -> Plan:
+    """Read the plan of a run."""
+    storage = json_format(Plan)
+    return storage.load(folder, storage.name("plan"))
 
 
 Planner = Callable[[Costs, float], Plan]

@@ -4,7 +4,7 @@ import copy
 import functools
 import math
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,9 +24,10 @@ from probmcl.methods.probe import Config as ProbeConfig
 from probmcl.methods.probe import Probe
 from probmcl.neighbors.training_images import TrainingImages, image_root, relative_path
 from probmcl.run.batches import labels_of, targets_of, weights_of
+from probmcl.run.checkpoints import TRAINED, TRAINING, ScoredTest, json_format
 from probmcl.run.probe import LabeledFeatures, fit_probe
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId
-from probmcl.run.state import TRAINED, TRAINING, RunState, json_format
+from probmcl.run.state import RunState, seed_phase
 from probmcl.run.workspace import Workspace, warm_start
 from probmcl.runtime.distributed import is_main_process
 from probmcl.runtime.tensor_files import load_tensors, save_tensors
@@ -105,7 +106,7 @@ class _JobTraining:
         return Checkpoint(run.checkpoints / f"{self.job.key}{TRAINING}", stage, run.path)
 
     def _build(self) -> Method:
-        self.state.seed_phase(self.job.random_stream)
+        seed_phase(self.state.settings.seed, self.job.random_stream)
         return self.workspace.backbone.build(self.job.method, self.job.settings, self.workspace.records.label_space)
 
     def run(self) -> Outcome:
@@ -118,7 +119,7 @@ class _JobTraining:
         batches = w.batches.training(
             n_views=method.n_views, batch_size=job.training.batch_size, epochs=job.training.epochs, images=images
         )
-        stage = self.state.log.stage(job.title) if is_main_process() else None
+        stage = self.state.run_record.log.stage(job.title) if is_main_process() else None
         checkpoint = self.checkpoint(stage)
         try:
             problem = self._fit(method, batches, stage, checkpoint)
@@ -204,8 +205,8 @@ def _fit_probe(
     train = LabeledFeatures(features["train"], *targets_of(w.records, "train"), weights_of(w.records, "train"))
     val = LabeledFeatures(features["val"], *labels_of(w.records, "val"))
     with w.console.progress(f"fitting {identity.name}", s.probe.steps(len(train.labels))) as bar:
-        callbacks: list[Callback] = [state.log.stage(identity.name), bar] if is_main_process() else []
-        state.seed_phase(identity.random_stream)
+        callbacks: list[Callback] = [state.run_record.log.stage(identity.name), bar] if is_main_process() else []
+        seed_phase(state.settings.seed, identity.random_stream)
         fit_started = time.perf_counter()
         fitted = fit_probe(train, val, w.records.label_space, s.probe, seed=s.seed, callbacks=callbacks)
         fit_seconds = time.perf_counter() - fit_started
@@ -219,21 +220,21 @@ def _fit_probe(
     )
 
 
-def evaluate_on_test(workspace: Workspace, candidate: Candidate) -> Candidate:
+def evaluate_on_test(workspace: Workspace, candidate: Candidate) -> ScoredTest:
     """Score a candidate on the test split; for a probe, also evaluate retrieval with its features."""
-    w, title = workspace, f"scoring {candidate.name} on test"
-    classifier, retrieved = w.backbone.classifier(candidate, w.records.label_space), None
-    if isinstance(classifier, Probe):
-        batches = w.batches.plain("test")
-        with w.console.progress(title, len(batches)) as bar:
-            features = extract(classifier.encoder, batches, device=w.settings.device, done=bar.advance)[0]
-        with torch.inference_mode():
-            scores = copy.deepcopy(classifier.linear).cpu()(features).sigmoid()
-        retrieved = retrieval(features, *labels_of(w.records, "test"))
-    else:
+    w = workspace
+    title = f"scoring {candidate.name} on test"
+    classifier = w.backbone.classifier(candidate, w.records.label_space)
+    if not isinstance(classifier, Probe):
         scores = _predict(w, title, classifier, "test")
-    test = evaluate_split(w.records, "test", scores, candidate.note)
-    return replace(candidate, scores={**candidate.scores, "test": scores}, test=test, retrieval=retrieved)
+        return ScoredTest(scores, evaluate_split(w.records, "test", scores, candidate.note))
+    batches = w.batches.plain("test")
+    with w.console.progress(title, len(batches)) as bar:
+        features = extract(classifier.encoder, batches, device=w.settings.device, done=bar.advance)[0]
+    with torch.inference_mode():
+        scores = copy.deepcopy(classifier.linear).cpu()(features).sigmoid()
+    evaluation = evaluate_split(w.records, "test", scores, candidate.note)
+    return ScoredTest(scores, evaluation, retrieval(features, *labels_of(w.records, "test")))
 
 
 def training_images(workspace: Workspace, candidate: Candidate) -> TrainingImages:

@@ -1,14 +1,15 @@
-"""The gain of candidates over the frozen probe on validation, with bootstrap intervals."""
+"""The candidates of a run so far: the best on validation, and their gains over the frozen probe with intervals."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from jaxtyping import Float64, Int32
 from numpy import ndarray
 
 from probmcl.data.records import Records
 from probmcl.evaluation.bootstrap import affordable_draws, bootstrapped_map, centered, reliable_interval, resamples
-from probmcl.run.results import Candidate, CandidateId
+from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId
 from probmcl.tables import bracketed, points
 
 
@@ -60,3 +61,59 @@ class ValidationGains:
     def _weights(self) -> Int32[ndarray, "B N"]:
         images = len(self.records.rows("val"))
         return resamples(images, self._groups, draws=affordable_draws(images, len(self.records.label_space)))
+
+
+class CandidatePool(Mapping[CandidateId, Candidate]):
+    """The candidates of a run so far, in the order in which they were added."""
+
+    def __init__(self, records: Records) -> None:
+        self._candidates: dict[CandidateId, Candidate] = {}
+        self._gains = ValidationGains(records)
+
+    def __getitem__(self, identity: CandidateId) -> Candidate:
+        return self._candidates[identity]
+
+    def __iter__(self) -> Iterator[CandidateId]:
+        return iter(self._candidates)
+
+    def __len__(self) -> int:
+        return len(self._candidates)
+
+    def add(self, candidate: Candidate) -> None:
+        """Add a candidate, or replace it, for example by the same candidate with its test scores."""
+        self._candidates[candidate.id] = candidate
+
+    def best(self) -> Candidate:
+        """Return the candidate with the highest validation mAP; on a tie, the earlier, simpler one."""
+        return max(self._candidates.values(), key=lambda candidate: candidate.validation_map)
+
+    def gain(self, candidate: Candidate) -> Gain | None:
+        """Return the gain of a candidate over the frozen probe on validation; None for the probe itself."""
+        frozen = self._candidates.get(FROZEN_PROBE)
+        if frozen is None or candidate.id == FROZEN_PROBE:
+            return None
+        return self._gains.gain(candidate, frozen)
+
+    def metadata(self) -> dict[str, Any]:
+        """Return the keys of run.json that describe the candidates; none if there is no candidate yet."""
+        if not self._candidates:
+            return {}
+        best = self.best()
+        return {
+            "candidates": [_candidate_entry(candidate, self.gain(candidate)) for candidate in self.values()],
+            "kept": best.name,
+            "model": {"method": best.method, "settings": best.settings},
+        }
+
+
+def _candidate_entry(candidate: Candidate, gain: Gain | None) -> dict[str, Any]:
+    """Return the entry of a candidate in run.json."""
+    entry: dict[str, Any] = candidate.id._asdict()
+    entry["name"] = candidate.name
+    entry["validation_mAP"] = candidate.validation["mAP"]
+    if gain is not None:
+        entry["gain"] = gain.mean
+        entry["gain_interval"] = gain.interval
+    if candidate.note:
+        entry["note"] = candidate.note
+    return entry

@@ -23,9 +23,10 @@ from probmcl.evaluation.headline import chance_warning, headline
 from probmcl.run.budget import Costs, Plan, Planner, measure_costs, plan_epochs
 from probmcl.run.calibrate import calibrate_candidate
 from probmcl.run.candidates import candidate_ids, evaluate_on_test, fit_frozen_probe, train_job, training_images
+from probmcl.run.checkpoints import NEIGHBORS_FORMAT, TEST_FORMAT, json_format, load_candidate, tidy_up
 from probmcl.run.results import FROZEN_PROBE, Candidate, CandidateId, Run
 from probmcl.run.run_files import create_run, records_digest, write_predictions
-from probmcl.run.state import RunState, json_format, load_candidate
+from probmcl.run.state import RunState, print_notes
 from probmcl.run.view_sheet import views_sheet
 from probmcl.run.workspace import Workspace, build_encoder, refuse_unbuildable
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
@@ -107,7 +108,7 @@ def _resume(run: RunFolder, data: PreparedData, settings: Settings, console: Con
     records = data.records
     _refuse_other_run(run, records, settings)
     if run.read(run_folder.METADATA)["status"] == "finished":
-        RunState(run, records, settings, console).tidy_up()
+        tidy_up(run)
         on_main_process(run.complete_manifest)
         console.print(f"{run.path} is already finished")
         return read_run(run)
@@ -127,46 +128,34 @@ def _locked(run: RunFolder) -> Iterator[None]:
 
 
 def _run_phases(state: RunState, encoder: Encoder, control: RunControl) -> Run:
-    settings = state.settings
-    workspace = Workspace.open(state.records, settings, encoder, state.folder.checkpoints, state.console)
-    planner = control.planner or functools.partial(plan_epochs, budget=settings.budget)
+    """Go through the phases of a run: probe, plan, training, tests, calibration, neighbors."""
+    folder = state.folder
+    workspace = Workspace.open(state.records, state.settings, encoder, folder.checkpoints, state.console)
     workspace.describe()
     _write_preprocessing(state, workspace)
-    state.console.print(f"run folder: {state.folder.path}")
+    state.console.print(f"run folder: {folder.path}")
+
     frozen = state.candidate(FROZEN_PROBE, lambda: fit_frozen_probe(state, workspace))
-
-    def measure() -> Costs:
-        with state.console.progress("timing a few steps", 1):
-            costs = measure_costs(workspace, frozen.fit_seconds)
-        return replace(costs, spent=state.seconds())
-
-    def make_plan() -> Plan:
-        costs = state.once("costs", measure, json_format(Costs))
-        return planner(costs, costs.spent)
-
-    plan = state.once("plan", make_plan, json_format(Plan))
-    for message in plan.messages:
-        state.console.print(message)
-    if plan.epochs:
-        state.console.print("own head: its own classifier; re-probed: a new probe; +/−: over the frozen probe")
-    for job in plan.jobs(workspace.settings.jobs):
+    planner = control.planner or functools.partial(plan_epochs, budget=state.settings.budget)
+    plan = state.once("plan", lambda: _make_plan(state, workspace, frozen, planner), json_format(Plan))
+    _print_plan(plan, state.console)
+    for job in plan.jobs(state.settings.jobs):
         train_job(state, workspace, job)
 
+    kept = state.candidates.best()
     tested = [FROZEN_PROBE, *control.test(state.candidates)]
-    for identity in dict.fromkeys([state.best().id, *tested]):
-        state.candidates[identity] = evaluate_on_test(workspace, state.candidates[identity])
+    for identity in dict.fromkeys([kept.id, *tested]):
+        _test_candidate(state, workspace, identity)
     _write_results(state, tested)
-    kept, calibration = _calibrate(state, workspace)
-    if workspace.settings.neighbors:
-        _write_neighbors(state, workspace)
-    _replace_warning(state, RunWarning("chance", chance_warning(kept.test or {})))
-    on_main_process(state.folder.seal_results)
-    state.record("finished")
-    on_main_process(state.folder.seal)
-    barrier()
-    state.tidy_up()
+    kept = state.candidates.best()  # now with test scores
+    calibrated = functools.partial(calibrate_candidate, workspace, kept, folder.path)
+    calibration = state.once("calibration", calibrated, json_format(Calibration))
+    kept = _evaluate_kept(state, kept, calibration)
+    if state.settings.neighbors:
+        state.once("neighbors", lambda: training_images(workspace, kept), NEIGHBORS_FORMAT)
+    _finish(state)
     _print_summary(state, kept, calibration)
-    return Run(state.folder.path, state.candidates, kept, state.log.warnings, state.seconds())
+    return Run(folder.path, state.candidates, kept, state.run_record.log.warnings, state.run_record.seconds())
 
 
 # Opening and closing a run.
@@ -265,39 +254,68 @@ def read_run(folder: RunFolder) -> Run:
 
 
 def _write_preprocessing(state: RunState, workspace: Workspace) -> None:
-    if is_main_process():
-        state.folder.write(run_folder.PREPROCESSING, workspace.images.preprocessing)
-        sheet = views_sheet(workspace.images)
-        picture = io.BytesIO()
-        sheet.save(picture, format="PNG")
-        atomic_write(state.folder.path / run_folder.VIEWS, picture.getvalue())
+    """Write the preprocessing of images, and a picture of augmented images."""
+    if not is_main_process():
+        return
+    state.folder.write(run_folder.PREPROCESSING, workspace.images.preprocessing)
+    sheet = views_sheet(workspace.images)
+    picture = io.BytesIO()
+    sheet.save(picture, format="PNG")
+    atomic_write(state.folder.path / run_folder.VIEWS, picture.getvalue())
+
+
+def _measure_costs(state: RunState, workspace: Workspace, frozen: Candidate) -> Costs:
+    """Estimate how long each job takes, and note how long the run has taken so far."""
+    with state.console.progress("timing a few steps", 1):
+        costs = measure_costs(workspace, frozen.fit_seconds)
+    return replace(costs, spent=state.run_record.seconds())
+
+
+def _make_plan(state: RunState, workspace: Workspace, frozen: Candidate, planner: Planner) -> Plan:
+    """Plan the epochs of each job. The costs are a phase of their own, so that a plan made again is the same."""
+    costs = state.once("costs", lambda: _measure_costs(state, workspace, frozen), json_format(Costs))
+    return planner(costs, costs.spent)
+
+
+def _print_plan(plan: Plan, console: Console) -> None:
+    for message in plan.messages:
+        console.print(message)
+    if plan.epochs:
+        console.print("own head: its own classifier; re-probed: a new probe; +/−: over the frozen probe")
+
+
+def _test_candidate(state: RunState, workspace: Workspace, identity: CandidateId) -> None:
+    """Add the test scores of a candidate."""
+    candidate = state.candidates[identity]
+    tested = state.once(identity.key, lambda: evaluate_on_test(workspace, candidate), TEST_FORMAT)
+    scores = {**candidate.scores, "test": tested.scores}
+    candidate = replace(candidate, scores=scores, test=tested.evaluation, retrieval=tested.retrieval)
+    state.candidates.add(candidate)
 
 
 def _write_results(state: RunState, tested: Sequence[CandidateId]) -> None:
-    state.metadata["test_mAP"] = {c.name: c.test["mAP"] for c in state.candidates.values() if c.test}
-    if is_main_process():
-        folders = [(state.best(), state.folder.path)]
-        folders += [(state.candidates[identity], state.folder.results(identity.key)) for identity in tested]
-        for candidate, folder in folders:
-            for split, scores in candidate.scores.items():
-                write_predictions(state.folder, folder, state.records, split, scores)
-            results = folder.relative_to(state.folder.path)
-            state.folder.write(str(results / run_folder.EVALUATION), candidate.test)
-            if candidate.retrieval is not None:
-                state.folder.write(str(results / run_folder.RETRIEVAL), candidate.retrieval)
+    """Write the predictions and metrics of the kept candidate and of all tested ones."""
+    candidates = state.candidates.values()
+    state.run_record.metadata["test_mAP"] = {c.name: c.test["mAP"] for c in candidates if c.test}
+    if not is_main_process():
+        return
+    folders = [(state.candidates.best(), state.folder.path)]
+    folders += [(state.candidates[identity], state.folder.results(identity.key)) for identity in tested]
+    for candidate, folder in folders:
+        for split, scores in candidate.scores.items():
+            write_predictions(state.folder, folder, state.records, split, scores)
+        results = folder.relative_to(state.folder.path)
+        state.folder.write(str(results / run_folder.EVALUATION), candidate.test)
+        if candidate.retrieval is not None:
+            state.folder.write(str(results / run_folder.RETRIEVAL), candidate.retrieval)
 
 
-def _calibrate(state: RunState, workspace: Workspace) -> tuple[Candidate, Calibration]:
-    """Calibrate the kept candidate, and return it with the test scores of the model that users will load."""
-    kept, folder = state.best(), state.folder
-
-    def fit() -> Calibration:
-        return calibrate_candidate(workspace, kept, folder.path)
-
-    calibration = state.once("calibration", fit, json_format(Calibration))
-    space, test_rows = state.records.label_space, state.records.rows("test")
+def _evaluate_kept(state: RunState, kept: Candidate, calibration: Calibration) -> Candidate:
+    """Write the calibration and the calibrated test metrics, and return the kept candidate with them."""
+    space = state.records.label_space
+    rows = state.records.rows("test")
     test = evaluate_test(
-        ScoredRows.of(state.records, test_rows, kept.scores["test"].numpy()),
+        ScoredRows.of(state.records, rows, kept.scores["test"].numpy()),
         calibration,
         names=space.names,
         hierarchy=space.hierarchy,
@@ -305,34 +323,34 @@ def _calibrate(state: RunState, workspace: Workspace) -> tuple[Candidate, Calibr
         console=state.console,
     )
     if is_main_process():
-        folder.write(run_folder.CALIBRATION, calibration)
-        folder.write(run_folder.EVALUATION, test)
-    _replace_warning(state, RunWarning("calibration", calibration.warning))
-    return replace(kept, test=test), calibration
+        state.folder.write(run_folder.CALIBRATION, calibration)
+        state.folder.write(run_folder.EVALUATION, test)
+    state.run_record.replace_warning(RunWarning("calibration", calibration.warning))
+    state.run_record.replace_warning(RunWarning("chance", chance_warning(test)))
+    return replace(kept, test=test)
 
 
-def _write_neighbors(state: RunState, workspace: Workspace) -> None:
-    """Write the features of the training images, computed by the kept model."""
-    images = training_images(workspace, state.best())
-    if is_main_process():
-        images.save(state.folder.path / run_folder.NEIGHBORS)
-
-
-def _replace_warning(state: RunState, warning: RunWarning) -> None:
-    """Store a warning, unless its message is empty, in place of those of the same kind from an interrupted run."""
-    stored = state.log.warnings
-    stored[:] = [other for other in stored if other.kind != warning.kind] + ([warning] if warning.message else [])
+def _finish(state: RunState) -> None:
+    """Write the manifest, and run.json after everything that it describes; then delete what is no longer needed."""
+    on_main_process(state.folder.seal_results)
+    state.record("finished")
+    on_main_process(state.folder.seal)
+    barrier()
+    tidy_up(state.folder)
 
 
 def _print_summary(state: RunState, kept: Candidate, calibration: Calibration) -> None:
+    """Print the scores of the kept candidate, the notes of all candidates, and the calibration."""
     console = state.console
-    others = sorted((c for c in state.candidates.values() if c.id != kept.id), key=lambda c: -c.validation_map)
-    gain, frozen = state.gain(kept), state.metadata["test_mAP"][FROZEN_PROBE.name]
+    gain = state.candidates.gain(kept)
+    frozen = state.run_record.metadata["test_mAP"][FROZEN_PROBE.name]
     noise = f" (its gain of {gain} on validation may be noise)" if gain and gain.is_noise else ""
     compared = "" if gain is None or frozen is None else f"; frozen probe: mAP {percent(frozen)}"
     scores = headline({**(kept.test or {}), "macro_auroc_interval": None})  # one interval fits on a terminal
     console.print(f"kept: {kept.name}{noise}; test {scores}{compared}")
-    state.print_notes(kept, *others)
+    others = [candidate for candidate in state.candidates.values() if candidate.id != kept.id]
+    others.sort(key=lambda candidate: -candidate.validation_map)
+    print_notes(console, [kept, *others])
     for line in calibration.summary():
         console.print(line)
-    console.print(f"finished in {rough_duration(state.seconds())}")
+    console.print(f"finished in {rough_duration(state.run_record.seconds())}")

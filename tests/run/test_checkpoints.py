@@ -1,0 +1,89 @@
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console as RichConsole
+
+from helpers.images import colored_records
+from probmcl.audit.prepare import PreparedData
+from probmcl.console import Console
+from probmcl.data.records import Records
+from probmcl.errors import RunError
+from probmcl.run import train
+from probmcl.run.checkpoints import TEST_FORMAT, TESTED, ScoredTest
+from probmcl.run.train import RunControl, all_candidates, train_run
+from probmcl.settings import EncoderSettings, ProbeSettings, Settings, TrainingJob, method_settings
+from probmcl.store.run_folder import NEIGHBORS, RunFolder
+from probmcl.training import Training
+
+
+def quiet() -> Console:
+    return Console(RichConsole(file=StringIO()))
+
+
+def bce() -> Settings:
+    training = Training(epochs=1, batch_size=8, learning_rate=1e-3)
+    return Settings(
+        method="bce",
+        jobs=(TrainingJob("bce", method_settings("bce"), training),),
+        encoder=EncoderSettings("test_resnet", weights=None, image_size=32),
+        probe=ProbeSettings(epochs=2, views=1, weight_decays=(1.0,)),
+        tune="last",
+        workers=0,
+    )
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Records:
+    return colored_records(tmp_path_factory.mktemp("images"))
+
+
+def test_a_stored_test_is_read_as_it_was_written(tmp_path: Path) -> None:
+    name = TEST_FORMAT.name("bce.own_head")
+    test = ScoredTest(torch.rand(3, 2), {"mAP": 0.25, "ap": {"cat": None}}, {"P@1": 0.5})
+    TEST_FORMAT.save(RunFolder(tmp_path), name, test)
+    stored = TEST_FORMAT.load(RunFolder(tmp_path), name)
+    assert torch.equal(stored.scores, test.scores)
+    assert (stored.evaluation, stored.retrieval) == (test.evaluation, test.retrieval)
+
+
+def test_a_damaged_test_is_refused(tmp_path: Path) -> None:
+    name = TEST_FORMAT.name("frozen")
+    TEST_FORMAT.save(RunFolder(tmp_path), name, ScoredTest(torch.rand(3, 2), {"mAP": 0.25}))
+    path = tmp_path / name
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(RunError, match=r"frozen\.test\.safetensors: is damaged"):
+        TEST_FORMAT.load(RunFolder(tmp_path), name)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_repeats_neither_tests_nor_neighbors(
+    records: Records, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def repeated(*_: object) -> None:
+        raise AssertionError("this phase was complete")
+
+    data, folder, control = PreparedData.of(records), tmp_path / "run", RunControl(test=all_candidates)
+    expected = train_run(data, bce(), tmp_path / "uninterrupted", quiet(), control)
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "_finish", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train_run(data, bce(), folder, quiet(), control)
+    tested = {path.name for path in (folder / "checkpoints").glob(f"*{TESTED}")}
+    assert tested == {f"{identity.key}{TESTED}" for identity in expected.candidates}
+    with monkeypatch.context() as patch:
+        patch.setattr(train, "evaluate_on_test", repeated)
+        patch.setattr(train, "training_images", repeated)
+        run = train_run(data, bce(), folder, quiet(), control)
+    assert not list((folder / "checkpoints").glob(f"*{TESTED}"))
+    assert (folder / NEIGHBORS).read_bytes() == (expected.folder / NEIGHBORS).read_bytes()
+    for identity, candidate in expected.candidates.items():
+        assert torch.equal(run.candidates[identity].scores["test"], candidate.scores["test"])
+        assert run.candidates[identity].test == candidate.test
+        assert run.candidates[identity].retrieval == candidate.retrieval
