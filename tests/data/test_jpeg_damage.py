@@ -1,4 +1,5 @@
 import io
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,10 @@ from PIL import Image
 from probmcl.audit.duplicates.hashing import fingerprint, fingerprints
 from probmcl.audit.duplicates.result_cache import ResultCache
 from probmcl.data.images import read_image
-from probmcl.data.jpeg_damage import INCOMPLETE, REASONS, RESTARTS, TOO_LONG, TOO_SHORT, jpeg_damage, scan_count
+from probmcl.data.jpeg_damage import jpeg_damage, scan_count
 
-END = b"\xff\xd9"
+END, SCAN = b"\xff\xd9", b"\xff\xda"
+TOO_SHORT = "Corrupt JPEG data: premature end of data segment"
 KINDS: dict[str, dict[str, Any]] = {
     "baseline": {},
     "not subsampled": {"subsampling": 0},
@@ -38,17 +40,52 @@ def encoded(mode: str = "RGB", size: tuple[int, int] = (200, 150), *, seed: int 
 
 def first_scan(data: bytes) -> int:
     """Return the start of the data of the first scan."""
-    start = data.index(b"\xff\xda") + 2
+    start = data.index(SCAN) + 2
     return start + int.from_bytes(data[start : start + 2], "big")
 
 
+def middle_of_first_scan(data: bytes) -> int:
+    start = first_scan(data)
+    end = re.compile(rb"\xff[^\0\xff\xd0-\xd7]").search(data, start)
+    assert end is not None
+    return (start + end.start()) // 2
+
+
 def halved(data: bytes) -> bytes:
-    return data[: (first_scan(data) + len(data)) // 2] + END
+    return data[: middle_of_first_scan(data)] + END
 
 
 def shortened(data: bytes) -> bytes:
-    middle = (first_scan(data) + len(data)) // 2
-    return data[: middle - 300] + data[middle:]
+    middle = middle_of_first_scan(data)
+    return data[: middle - 150] + data[middle + 50 :]
+
+
+def segment(code: int, content: bytes) -> bytes:
+    return bytes([0xFF, code]) + (len(content) + 2).to_bytes(2, "big") + content
+
+
+def after_start(data: bytes, *segments: bytes) -> bytes:
+    return data[:2] + b"".join(segments) + data[2:]
+
+
+def before_scan(data: bytes, added: bytes) -> bytes:
+    scan = data.index(SCAN)
+    return data[:scan] + added + data[scan:]
+
+
+def before_end(data: bytes, added: bytes) -> bytes:
+    return data[:-2] + added + END
+
+
+def without_jfif(data: bytes) -> bytes:
+    assert data[2:4] == b"\xff\xe0"
+    return data[:2] + data[20:]
+
+
+def sampled(data: bytes, factors: int) -> bytes:
+    """Return a gray JPEG with other sampling factors, which do not matter if there is one component."""
+    at = data.index(b"\xff\xc0") + 11
+    return data[:at] + bytes([factors]) + data[at + 1 :]
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
@@ -73,9 +110,8 @@ def test_image_of_one_color_is_not_damaged(kind: str, color: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_missing_data_are_detected(kind: str, mode: str) -> None:
     data = encoded(mode, **KINDS[kind])
-    assert jpeg_damage(halved(data)) in REASONS
-    if kind not in ("progressive", "progressive, stored as RGB"):  # the data of a progressive scan may end anywhere
-        assert jpeg_damage(shortened(data)) in REASONS
+    assert jpeg_damage(halved(data)) == TOO_SHORT
+    assert jpeg_damage(shortened(data)) is not None
 
 
 def test_pillow_decodes_files_that_are_detected(tmp_path: Path) -> None:
@@ -101,20 +137,33 @@ def test_scans_are_counted_without_thumbnails_and_data_after_the_end() -> None:
     assert scan_count(data[:last] + b"\xff\x01" + data[last:]) == 10  # a marker without a length
 
 
-def test_reasons() -> None:
-    data, progressive = encoded(), encoded(progressive=True)
-    start, end = first_scan(data), len(data) - len(END)
+def test_the_damage_is_the_first_warning_of_the_decoder() -> None:
+    data, restarts = encoded(), encoded(restart_marker_rows=1)
+    start = first_scan(data)
     assert jpeg_damage(halved(data)) == TOO_SHORT
-    assert jpeg_damage(data[:end] + data[start : start + 200] + END) == TOO_LONG
-    assert jpeg_damage(progressive[: progressive.rindex(b"\xff\xda")] + END) == INCOMPLETE
-    restarts = encoded(restart_marker_rows=1)
+    too_long = jpeg_damage(before_end(data, data[start : start + 200]))
+    assert re.fullmatch("Corrupt JPEG data: 19[0-9] extraneous bytes before marker 0xd9", str(too_long))
     first, second = restarts.index(b"\xff\xd0"), restarts.index(b"\xff\xd1")
-    assert jpeg_damage(restarts[:first] + restarts[second:]) == RESTARTS
-    assert jpeg_damage(restarts[: first + 10] + restarts[first + 60 :]) == TOO_SHORT
-    assert jpeg_damage(restarts[:first] + restarts[second - 99 : second] + restarts[first:]) == TOO_LONG
+    out_of_order = jpeg_damage(restarts[:first] + restarts[second:])
+    assert out_of_order == "Corrupt JPEG data: found marker 0xd1 instead of RST0"
 
 
-@pytest.mark.parametrize(("kind", "share"), [("baseline", 0.5), ("restarts", 0.9), ("progressive with restarts", 0.9)])
+def test_a_progressive_file_without_its_first_scan_is_damaged() -> None:
+    data = encoded(progressive=True)
+    first, second = data.index(SCAN), data.index(SCAN, first_scan(data))
+    tables = data.rindex(b"\xff\xc4", first, second)
+    damage = jpeg_damage(data[:first] + data[tables:])
+    assert damage is not None
+    assert damage.startswith("Inconsistent progression sequence")
+
+
+def test_a_progressive_file_that_ends_after_a_scan_is_not_detected() -> None:
+    """The decoder takes it for a complete image of a lower quality."""
+    data = encoded(progressive=True)
+    assert jpeg_damage(data[: data.rindex(SCAN)] + END) is None
+
+
+@pytest.mark.parametrize(("kind", "share"), [("baseline", 0.5), ("restarts", 0.9), ("progressive", 0.5)])
 def test_most_files_with_random_bytes_in_the_middle_are_detected(kind: str, share: float) -> None:
     detected = []
     for seed in range(50):
@@ -125,13 +174,73 @@ def test_most_files_with_random_bytes_in_the_middle_are_detected(kind: str, shar
     assert np.mean(detected) >= share
 
 
-def test_data_after_the_end_and_thumbnails_are_ignored() -> None:
-    data, thumbnail = encoded(), encoded(size=(40, 30))
-    segment = b"\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail
-    assert jpeg_damage(data[:2] + segment + data[2:]) is None
-    assert jpeg_damage(data + thumbnail + b"a film \xff\xda of two seconds") is None
-    assert jpeg_damage(data[:-2] + bytes(100) + END) is None  # zeros before the end marker are harmless
-    assert jpeg_damage(data[:-2] + b"\xff" + END) is None  # so are fill bytes
+THUMBNAIL = encoded(size=(40, 30))
+FILM = b"\0\0\0\x18ftypmp42" + bytes(500) + b"\xff\xda\xff\xd0 two seconds"
+PLAIN, GRAY, RESTARTS = encoded(), encoded("L"), encoded(restart_marker_rows=1)
+PROGRESSIVE = encoded(progressive=True)
+ODD_FILES = {
+    "bytes after the end": PLAIN + b"written by a camera" * 100,
+    "zeros after the end": PLAIN + bytes(4096),
+    "a second end marker": PLAIN + END,
+    "a second image, as of two lenses": PLAIN + THUMBNAIL,
+    "a second image after zeros": PLAIN + bytes(300) + THUMBNAIL,
+    "a damaged second image": PLAIN + halved(THUMBNAIL),
+    "a film after the end, as of telephones": PLAIN + FILM,
+    "an index of several images": after_start(PLAIN, segment(0xE2, b"MPF\0II*\0")),
+    "a thumbnail": after_start(PLAIN, segment(0xE1, b"Exif\0\0" + THUMBNAIL)),
+    "a thumbnail after the frame": before_scan(PLAIN, segment(0xEB, THUMBNAIL)),
+    "metadata that are not": after_start(PLAIN, segment(0xE1, b"Exif\0\0 lost")),
+    "metadata before JFIF": after_start(without_jfif(PLAIN), segment(0xE1, b"Exif"), PLAIN[2:20]),
+    "no JFIF": without_jfif(PLAIN),
+    "an unknown version of JFIF": PLAIN.replace(b"JFIF\0\x01", b"JFIF\0\x02"),
+    "an unknown transform of colors": after_start(without_jfif(PLAIN), segment(0xEE, b"Adobe\0\x64\0\0\0\0\x05")),
+    "CMYK without a transform of colors": encoded("CMYK").replace(b"Adobe", b"adobe"),
+    "a damaged color profile": after_start(PLAIN, segment(0xE2, b"ICC_PROFILE\0\x05\x02 lost")),
+    "an empty comment": after_start(PLAIN, segment(0xFE, b"")),
+    "comments of odd lengths": after_start(PLAIN, *(segment(0xFE, b"\xff" * size) for size in (1, 3, 65_533))),
+    "a comment before the scan": before_scan(PLAIN, segment(0xFE, SCAN + END)),
+    "a comment after the scan": before_end(PLAIN, segment(0xFE, SCAN + END)),
+    "private segments": after_start(PLAIN, *(segment(code, b"\0\xff\xd9") for code in range(0xE3, 0xEE))),
+    "fill bytes before the scan": before_scan(PLAIN, b"\xff" * 7),
+    "fill bytes before restart markers": RESTARTS.replace(b"\xff\xd1", b"\xff\xff\xff\xd1"),
+    "fill bytes before the end": before_end(PLAIN, b"\xff" * 5),
+    "a zero before the end": before_end(PLAIN, bytes(1)),
+    "zeros before the end": before_end(PLAIN, bytes(1000)),
+    "zeros and fill bytes before the end": before_end(PLAIN, bytes(1000) + b"\xff\xff"),
+    "zeros before the end, progressive": before_end(PROGRESSIVE, bytes(1000)),
+    "zeros before the end, and a film": before_end(PLAIN, bytes(1000)) + FILM,
+    "a restart interval of 0": before_scan(PLAIN, segment(0xDD, bytes(2))),
+    "an extended frame": PLAIN.replace(b"\xff\xc0", b"\xff\xc1"),
+    "wrong parameters of the scan": PLAIN.replace(b"\x03\x11\0\x3f\0", b"\x03\x11\0\0\0"),
+    "gray with sampling factors": sampled(GRAY, 0x22),
+    "gray with unusual sampling factors": sampled(GRAY, 0x14),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+@pytest.mark.parametrize("name", ODD_FILES)
+def test_odd_files_of_cameras_and_editors_are_not_damaged(tmp_path: Path, name: str) -> None:
+    data, path = ODD_FILES[name], tmp_path / "a.jpg"
+    assert data not in (PLAIN, GRAY, RESTARTS, PROGRESSIVE)
+    path.write_bytes(data)
+    assert read_image(path).size == (200, 150)
+    assert jpeg_damage(data) is None
+
+
+@pytest.mark.parametrize("name", ["a film after the end, as of telephones", "an empty comment", "a thumbnail"])
+def test_damage_of_odd_files_is_detected(name: str) -> None:
+    data = ODD_FILES[name]
+    start = data.index(PLAIN[first_scan(PLAIN) :]) + 1000
+    assert jpeg_damage(data[:start] + data[start + 300 :]) is not None
+
+
+def test_other_bytes_than_zeros_before_the_end_are_damage() -> None:
+    assert jpeg_damage(before_end(PLAIN, bytes(50) + b"\x01" + bytes(50))) is not None
+
+
+def test_missing_end_marker_is_an_error_and_not_damage(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(PLAIN[:-2])
+    assert fingerprint(tmp_path / "a.jpg").reason == "image file is truncated (no end marker)"
 
 
 def test_damage_is_part_of_the_fingerprint_and_cached(tmp_path: Path) -> None:

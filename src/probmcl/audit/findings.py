@@ -153,10 +153,10 @@ def damaged(records: Records, fingerprints: Sequence[Fingerprint]) -> list[Findi
     """Return a warning about the images that can be decoded although their files are damaged, if there are any.
 
     >>> records = Records.from_labels(["cat"], [Path("a.jpg"), Path("b.jpg")], ["train", "train"], np.ones((2, 1)))
-    >>> damage = "the image data end before the last pixel"
+    >>> damage = "Corrupt JPEG data: premature end of data segment"
     >>> print(damaged(records, [Fingerprint(None), Fingerprint(None, damage=damage)])[0].text)
     1 of 2 images is damaged, so a part of it is gray or wrong:
-      b.jpg: the image data end before the last pixel
+      b.jpg: Corrupt JPEG data: premature end of data segment
     look at it, and replace or remove it
     """
     damages = enumerate(fingerprint.damage for fingerprint in fingerprints)

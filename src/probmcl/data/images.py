@@ -103,7 +103,7 @@ def gray_values(path: Path) -> tuple[Kind, Shaped[ndarray, "H W"]] | None:
 
 
 class StoredImage(NamedTuple):
-    """Properties of an image file: the size of the upright image, the mode, and the reason if its data are damaged."""
+    """Properties of an image file: the size of the upright image, the mode, and a warning if its data are damaged."""
 
     size: tuple[int, int]
     mode: str

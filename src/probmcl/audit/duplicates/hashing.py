@@ -17,7 +17,6 @@ from probmcl.audit.duplicates.result_cache import NO_CACHE, ResultCache
 from probmcl.data.image_files import file_digest
 from probmcl.data.images import read_image, stored_image
 from probmcl.data.intensity import IntensityRange
-from probmcl.data.jpeg_damage import REASONS
 from probmcl.errors import ImageError
 from probmcl.runtime.workers import map_in_order
 
@@ -27,8 +26,7 @@ size, which still reads every byte."""
 
 IMAGES_AT_ONCE = 8  # small, so an interrupt does not have to wait long
 STORED_AT_ONCE = 1024
-PACKED = struct.Struct("<II8sdQQB")  # size, mode, spread, hashes and damage of a cached image; the tile follows
-DAMAGES = (None, *REASONS)
+PACKED = struct.Struct("<II8sdQQ80p")  # size, mode, spread, hashes and damage of a cached image; the tile follows
 NEARLY_CONSTANT = 2.0
 """Standard deviation of gray levels below which an image counts as empty, such as a black frame or an empty slide."""
 
@@ -48,7 +46,7 @@ class Fingerprint(NamedTuple):
         content: digest of the file's bytes.
         phash: perceptual hash, the signs of the 64 lowest cosine frequencies.
         inner_phash: perceptual hash without the margins, which is close to the hash of a cropped copy.
-        damage: how the file is damaged although it can be decoded, or None.
+        damage: the decoder's warning if the file is damaged although it can be decoded, or None.
     """
 
     reason: str | None
@@ -152,14 +150,14 @@ def _tile(image: Image.Image) -> bytes:
 
 
 def _packed(image: Fingerprint, tile: bytes) -> bytes:
-    hashes, damage = (image.phash, image.inner_phash), DAMAGES.index(image.damage)
-    return PACKED.pack(*image.size, image.mode.encode(), image.spread, *hashes, damage) + tile
+    damage = (image.damage or "").encode()
+    return PACKED.pack(*image.size, image.mode.encode(), image.spread, image.phash, image.inner_phash, damage) + tile
 
 
 def _unpacked(content: bytes, value: bytes) -> Fingerprint:
     width, height, mode, spread, phash, inner_phash, damage = PACKED.unpack_from(value)
     size, mode = (width, height), mode.rstrip(b"\0").decode()
-    return Fingerprint(None, size, mode, spread, content, phash, inner_phash, DAMAGES[damage])
+    return Fingerprint(None, size, mode, spread, content, phash, inner_phash, damage.decode() or None)
 
 
 def _hashes(pixels: Float[ndarray, "S S"]) -> tuple[int, int]:

@@ -18,11 +18,11 @@ from probmcl.data.intensity import IntensityRange
 
 Result = TypeVar("Result")
 
-VERSION = 2
+VERSION = 3
 """Increase it if the same file would get another fingerprint, or the same pair another correlation."""
 
 MAX_BYTES = 2**30
-"""Size of the file at which old results are deleted. An image takes 4.3 kB and a pair of images 80 bytes."""
+"""Size of the file at which old results are deleted. An image takes 4.4 kB and a pair of images 80 bytes."""
 
 DELETED_AT_ONCE = 10_000
 MIN_AGE = 24 * 3600
