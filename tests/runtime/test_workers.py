@@ -2,13 +2,16 @@ import multiprocessing
 import os
 import resource
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from multiprocessing import connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,6 +118,22 @@ def die(number: int) -> int:
 def test_a_killed_worker_is_reported_with_its_files() -> None:
     with pytest.raises(WorkerError, match=r"(?s)SIGKILL, probably because memory ran out.*`workers=0`.*:\n  5.jpg$"):
         list(map_in_order(die, range(9), 2, files=lambda number: [f"{number}.jpg"]))
+
+
+def test_a_killed_worker_is_reported_even_if_its_socket_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Windows, the parent also has the socket of a worker that dies before it has opened it."""
+    pipe, kept = connection.Pipe, []
+
+    def pipe_that_stays_open(duplex: bool = True) -> tuple[Any, Any]:
+        ours, theirs = pipe(duplex)
+        kept.append(socket.socket(fileno=os.dup(theirs.fileno())))
+        return ours, theirs
+
+    monkeypatch.setattr(connection, "Pipe", pipe_that_stays_open)
+    with pytest.raises(WorkerError, match="SIGKILL"):
+        list(map_in_order(die, range(9), 2))
+    for end in kept:
+        end.close()
 
 
 def test_a_signal_while_a_worker_starts_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,8 +168,19 @@ class _Pool(Generic[Part, Result]):
 
     def _ready(self) -> list[_Worker[Part]]:
         """Wait until workers have results, or have died, and return them."""
-        busy = {worker.socket: worker for worker in self.workers if worker.parts}
-        return [busy[socket] for socket in connection.wait(list(busy))]  # type: ignore[index]
+        busy = [worker for worker in self.workers if worker.parts]
+        sockets: list[Any] = [worker.socket for worker in busy]
+        ends = [worker.process.sentinel for worker in busy]
+        ready = connection.wait([*sockets, *ends])
+        for worker in busy:
+            if worker.process.sentinel not in ready:
+                continue
+            with self._explained_death(worker):
+                # On Windows, this process has a copy of the worker's end of the socket until the worker has opened it.
+                # If the worker dies before that, receiving would wait forever.
+                if not worker.socket.poll():
+                    raise EOFError
+        return [worker for worker in busy if worker.socket in ready]
 
     def _send(self, worker: _Worker[Part], number: int, part: Part) -> None:
         worker.parts.append((number, part))
