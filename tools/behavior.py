@@ -1,0 +1,276 @@
+"""Compare what two checkouts print, return and write, on a fixed matrix of cases.
+
+    python tools/behavior.py --reference ../base --keep /tmp/behavior     # about 10 minutes, then about 5
+    python tools/behavior.py --reference ../base --keep /tmp/behavior --only "check/*" --only "wrong*"
+    python tools/behavior.py --list
+
+The cases are in behavior_matrix.py. Each runs in the reference, a worktree of commit 8487d57, and in this checkout;
+without `--reference`, a temporary worktree is made. With `--keep FOLDER`, the inputs and the records of the reference
+stay in the folder, and later runs only execute this checkout; several may use the same folder at the same time.
+
+Texts, exit codes and files are compared, without times and the like (behavior_texts.py). A difference is printed,
+unless it is in behavior_differences.toml. The exit code is 1 if there is a difference that is not listed.
+
+The script serves two changes of the structure and is deleted after them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from behavior_matrix import VARIES, Case, all_cases
+from behavior_runner import Tree, is_recorded, make_inputs, run_cases
+from behavior_texts import artifacts
+
+ROOT = Path(__file__).resolve().parent.parent
+DIFFERENCES = Path(__file__).with_name("behavior_differences.toml")
+COMMIT = "8487d5784d0912f1fed4b24061b5d7d429b6089b"
+SHOWN_LINES = 40
+LINE_WIDTH = 300
+NUMBER = re.compile(r"[-+−]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
+
+
+# Listed differences.
+
+
+@dataclass(eq=False)
+class Difference:
+    """A difference that is intended.
+
+    Attributes:
+        case: pattern of the names of cases.
+        where: pattern of what differs: `1 code`, `2 stdout`, `file run/run.json`.
+        reason: why it is intended.
+        reference: regular expression of text of the reference, over all lines.
+        head: what replaces it in this checkout; it may refer to groups.
+        ignore: regular expression of text that is removed on both sides.
+        tolerance: how far numbers may be apart, if everything else is equal.
+        only: "reference" or "head" if the whole file or output is only there.
+        uses: the number of times it explained something.
+    """
+
+    case: str
+    where: str
+    reason: str
+    reference: str | None = None
+    head: str = ""
+    ignore: str | None = None
+    tolerance: float | None = None
+    only: str | None = None
+    uses: int = 0
+
+    def applies(self, case: str, where: str) -> bool:
+        """Return whether it is about an output or a file of a case."""
+        return fnmatchcase(case, self.case) and fnmatchcase(where, self.where)
+
+    def explain(self, reference: list[str], head: list[str]) -> tuple[list[str], list[str]]:
+        """Return the lines of both sides without this difference."""
+        ours, theirs = "\n".join(head), "\n".join(reference)
+        before = (theirs, ours)
+        if self.reference is not None:
+            theirs = re.sub(self.reference, self.head, theirs, flags=re.MULTILINE)
+        if self.ignore is not None:
+            theirs, ours = (re.sub(self.ignore, "", text, flags=re.MULTILINE) for text in (theirs, ours))
+        if self.tolerance is not None and is_close(theirs, ours, self.tolerance):
+            theirs = ours
+        if (theirs, ours) != before:
+            self.uses += 1
+        return theirs.splitlines(), ours.splitlines()
+
+
+def is_close(one: str, other: str, tolerance: float) -> bool:
+    """Return whether two texts differ only in numbers that are closer than a tolerance."""
+    if NUMBER.sub("0", one) != NUMBER.sub("0", other):
+        return False
+    numbers = [[float(text.replace("−", "-")) for text in NUMBER.findall(side)] for side in (one, other)]
+    return all(abs(a - b) <= tolerance for a, b in zip(*numbers, strict=True))
+
+
+def read_differences() -> list[Difference]:
+    """Read the list of intended differences."""
+    return [Difference(**entry) for entry in tomllib.loads(DIFFERENCES.read_text()).get("difference", [])]
+
+
+# Comparison.
+
+
+@dataclass
+class Counts:
+    """Numbers of the summary."""
+
+    cases: int = 0
+    compared: int = 0
+    listed: int = 0
+    unlisted: int = 0
+
+
+def compare_case(name: str, trees: tuple[Tree, Tree], differences: Sequence[Difference], counts: Counts) -> None:
+    """Compare the records of a case and print what differs."""
+    varies = [pattern for cases, pattern in VARIES.items() if fnmatchcase(name, cases)]
+    reference, head = (artifacts(tree.record(name), varies) for tree in trees)
+    counts.cases += 1
+    for where in sorted({*reference, *head}):
+        counts.compared += 1
+        ours, theirs = head.get(where), reference.get(where)
+        if ours == theirs:
+            continue
+        candidates = [entry for entry in differences if entry.applies(name, where)]
+        if is_explained(theirs, ours, candidates):
+            counts.listed += 1
+        else:
+            counts.unlisted += 1
+            show(name, where, *explained(theirs or [], ours or [], candidates))
+
+
+def is_explained(reference: list[str] | None, head: list[str] | None, candidates: Sequence[Difference]) -> bool:
+    """Return whether all that differs is listed."""
+    if reference is None or head is None:
+        side = "head" if reference is None else "reference"
+        whole = [entry for entry in candidates if entry.only == side]
+        for entry in whole:
+            entry.uses += 1
+        return bool(whole)
+    one, other = explained(reference, head, candidates)
+    return one == other
+
+
+def explained(reference: list[str], head: list[str], candidates: Sequence[Difference]) -> tuple[list[str], list[str]]:
+    """Return the lines of both sides without all differences that are listed."""
+    for entry in candidates:
+        reference, head = entry.explain(reference, head)
+    return reference, head
+
+
+def show(name: str, where: str, reference: list[str], head: list[str]) -> None:
+    """Print a difference."""
+    print(f"\n{name}: {where}")
+    lines = list(difflib.unified_diff(reference, head, "reference", "head", lineterm="", n=1))[2:]
+    if not lines:
+        print(f"  only in {'the reference' if reference else 'head'}, or empty on one side")
+    for line in lines[:SHOWN_LINES]:
+        print(f"  {line[:LINE_WIDTH]}{' …' if len(line) > LINE_WIDTH else ''}")
+    if len(lines) > SHOWN_LINES:
+        print(f"  … {len(lines) - SHOWN_LINES} more lines")
+
+
+# The command.
+
+
+@contextmanager
+def reference_tree(folder: Path | None) -> Iterator[Path]:
+    """Yield a checkout of the reference commit: the folder that the user names, or a temporary worktree."""
+    if folder is not None:
+        yield folder.resolve()
+        return
+    with tempfile.TemporaryDirectory() as parent:
+        worktree = Path(parent) / "reference"
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(worktree), COMMIT], check=True)
+        try:
+            yield worktree
+        finally:
+            subprocess.run([*git, "remove", "--force", str(worktree)], check=True)
+
+
+@contextmanager
+def kept_folder(folder: Path | None) -> Iterator[Path]:
+    """Yield the folder for inputs and records: the one that the user names, or a temporary one."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder.resolve()
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        yield Path(temporary)
+
+
+def selected(cases: dict[str, Case], patterns: Sequence[str]) -> list[str]:
+    """Return the names of the cases that match a pattern; a group is a pattern, too."""
+    if not patterns:
+        return list(cases)
+    wanted = [pattern if "*" in pattern or "/" in pattern else f"{pattern}/*" for pattern in patterns]
+    names = [name for name in cases if any(fnmatchcase(name, pattern) for pattern in wanted)]
+    if not names:
+        raise SystemExit(f"no case matches {' '.join(patterns)}")
+    return names
+
+
+def work_folder(kept: Path) -> Path:
+    """Make a folder for the cases of one tree. Its path always has the same length, so that lines wrap equally."""
+    return Path(tempfile.mkdtemp(prefix="work-", dir=kept))
+
+
+def execute(tree: Tree, names: Sequence[str], cases: dict[str, Case], inputs: Path, jobs: int) -> None:
+    """Run cases in a tree and print how long it took."""
+    start = time.monotonic()
+    print(f"{tree.folder}: {len(names)} cases ...", file=sys.stderr, flush=True)
+    try:
+        run_cases(tree, names, cases, inputs, jobs)
+    finally:
+        shutil.rmtree(tree.work, ignore_errors=True)
+    print(f"{tree.folder}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--reference", type=Path, help="worktree of the reference commit (default: a temporary one)")
+    parser.add_argument("--head", type=Path, default=ROOT, help="the other checkout (default: that of this script)")
+    parser.add_argument("--only", action="append", default=[], metavar="PATTERN", help="cases such as 'check/*'")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="folder for the records of the reference")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="also keep the records of this checkout")
+    parser.add_argument("--jobs", type=int, default=2, help="number of processes (default: 2)")
+    parser.add_argument("--list", action="store_true", help="print the cases and their steps")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run the selected cases in both trees, and print and count what differs."""
+    options = parse_arguments()
+    with kept_folder(options.keep) as kept, reference_tree(options.reference) as folder:
+        inputs = make_inputs(folder, kept)
+        cases = all_cases(inputs)
+        names = selected(cases, options.only)
+        if options.list:
+            for name in names:
+                print("\n    ".join([name, *cases[name].steps]))
+            return
+        reference = Tree(folder, kept / f"reference-{COMMIT[:7]}", work_folder(kept))
+        missing = [name for name in names if not is_recorded(reference, cases[name], cases, inputs)]
+        execute(reference, missing, cases, inputs, options.jobs)
+        with tempfile.TemporaryDirectory(dir=kept) as records:
+            head = Tree(options.head.resolve(), options.save or Path(records), work_folder(kept))
+            execute(head, names, cases, inputs, options.jobs)
+            sys.exit(report(names, (reference, head), is_full=not options.only))
+
+
+def report(names: Sequence[str], trees: tuple[Tree, Tree], *, is_full: bool) -> int:
+    """Compare all cases, print a summary, and return the exit code."""
+    differences, counts = read_differences(), Counts()
+    for name in names:
+        compare_case(name, trees, differences, counts)
+    if is_full:
+        for entry in differences:
+            if not entry.uses:
+                print(f"\nlisted, but not found: {entry.case}: {entry.where} ({entry.reason})")
+    print(
+        f"\n{counts.cases} cases, {counts.compared:,} outputs and files: {counts.unlisted} differ, "
+        f"{counts.listed} differ as listed"
+    )
+    return int(counts.unlisted > 0)
+
+
+if __name__ == "__main__":
+    main()
