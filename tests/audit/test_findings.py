@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from helpers.images import colored_records
-from probmcl.audit.duplicates.hashing import IMAGES_AT_ONCE, fingerprints
-from probmcl.audit.findings import BadImage, Finding, bad_images, find_bad_images, findings, unusable, without_bad
+from probmcl.audit.duplicates.hashing import fingerprints
+from probmcl.audit.findings import BadImage, Finding, bad_images, findings, unusable, without_bad
 from probmcl.data.images import read_image
 from probmcl.data.records import Origin, Records, Split
 from probmcl.errors import DataError, ImageError, OptionError
@@ -41,39 +41,30 @@ def corrupt_three(records: Records) -> list[int]:
     return [train, val, test]
 
 
+def decoded(records: Records) -> list[BadImage]:
+    """Decode all images and return the bad ones."""
+    return bad_images(records, fingerprints(records.paths))
+
+
 def sixty_seven_images(tmp_path: Path) -> Records:
     return colored_records(tmp_path, train=57, val=5, test=5)
 
 
 def test_bad_images_of_every_split_are_found(tmp_path: Path) -> None:
     records = sixty_seven_images(tmp_path)
-    assert find_bad_images(records) == []
+    assert decoded(records) == []
     rows = corrupt_three(records)
-    bad = find_bad_images(records)
+    bad = decoded(records)
     assert [image.row for image in bad] == rows
     assert [image.path for image in bad] == [records.paths[row] for row in rows]
     assert "truncated" in bad[0].reason
     assert [image.reason for image in bad[1:]] == ["the file is empty", "does not exist"]
 
 
-def test_bad_images_from_fingerprints_agree_with_find_bad_images(tmp_path: Path) -> None:
-    records = sixty_seven_images(tmp_path)
-    corrupt_three(records)
-    assert bad_images(records, fingerprints(records.paths)) == find_bad_images(records)
-
-
 def test_workers_find_the_same_bad_images(tmp_path: Path, start_method: str) -> None:
     records = sixty_seven_images(tmp_path)
     corrupt_three(records)
-    assert find_bad_images(records, workers=2) == find_bad_images(records)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_progress_counts_every_image_once(tmp_path: Path, workers: int) -> None:
-    records = sixty_seven_images(tmp_path)
-    steps: list[int] = []
-    find_bad_images(records, workers=workers, advance=steps.append)
-    assert steps == [IMAGES_AT_ONCE] * (67 // IMAGES_AT_ONCE) + [67 % IMAGES_AT_ONCE]
+    assert bad_images(records, fingerprints(records.paths, workers=2)) == decoded(records)
 
 
 @pytest.mark.parametrize("progressive", [False, True])
@@ -85,7 +76,7 @@ def test_truncated_jpegs_are_found_at_every_length(tmp_path: Path, progressive: 
     for number, path in enumerate(paths):
         path.write_bytes(data[: len(data) * (number + 1) // 40])
     labels = np.ones((40, 1))
-    bad = find_bad_images(Records.from_labels(["noise"], paths, ["train"] * 40, labels))
+    bad = decoded(Records.from_labels(["noise"], paths, ["train"] * 40, labels))
     assert [image.row for image in bad] == [number for number, path in enumerate(paths) if not decodes(path)]
     assert len(bad) == 39
 
@@ -103,14 +94,10 @@ def test_interrupt_stops_the_workers_without_extra_tracebacks(tmp_path: Path) ->
     (tmp_path / "script.py").write_text(
         "import time\n"
         "from pathlib import Path\n"
-        "import numpy as np\n"
-        "from probmcl.audit import findings\n"
-        "from probmcl.data import records\n"
         "from probmcl.audit.duplicates import hashing\n"
         "def slow(path, size, intensity): time.sleep(0.05); raise hashing.ImageError(path, 'slow')\n"
         "hashing.read_image = slow\n"
-        "made = records.Records.from_labels(['a'], [Path('a')] * 20_000, ['train'] * 20_000, np.ones((20_000, 1)))\n"
-        "findings.find_bad_images(made, workers=2, advance=lambda n: print(n, flush=True))\n"
+        "hashing.fingerprints([Path('a')] * 20_000, workers=2, advance=lambda n: print(n, flush=True))\n"
     )
     script = [sys.executable, str(tmp_path / "script.py")]
     with subprocess.Popen(
@@ -142,7 +129,7 @@ def test_error_lists_the_rows_of_bad_images(tmp_path: Path) -> None:
     corrupt_three(records)
     table = read(tmp_path / "labels.csv", images=tmp_path / "photos", seed=None, missing="keep")
     with pytest.raises(DataError) as caught:
-        without_bad(table, find_bad_images(table))
+        without_bad(table, decoded(table))
     lines = str(caught.value).splitlines()
     assert "3 of 67 images" in lines[0]
     assert lines[1].startswith(f"  {tmp_path}/labels.csv")

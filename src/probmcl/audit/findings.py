@@ -10,11 +10,10 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
-from probmcl.audit.duplicates.hashing import Fingerprint, fingerprints
+from probmcl.audit.duplicates.hashing import Fingerprint
 from probmcl.audit.duplicates.search import Duplicates
 from probmcl.audit.statistics import PerClass, totals
 from probmcl.data.images import MISSING
-from probmcl.data.intensity import IntensityRange
 from probmcl.data.records import SPLITS, Records
 from probmcl.errors import LISTED, DataError, Reading, counted, listed
 from probmcl.readers.options import refuse_share
@@ -28,7 +27,6 @@ Kind = (
     | Literal["no_positive", "no_train_positive", "few_train_positives", "no_test_positive", "nothing_known"]
     | Literal["no_negative", "no_train_negative", "few_train_negatives", "no_test_negative"]
 )
-Advance = Callable[[int], None]
 
 MAX_IMBALANCE = 100.0  # between the positives of the most and least frequent classes; a larger ratio is a warning
 MIN_TRAIN_LABELS = 10  # positives and known negatives per class
@@ -69,13 +67,6 @@ class BadImage(NamedTuple):
     row: int
     path: Path
     reason: str
-
-
-def find_bad_images(
-    records: Records, *, intensity: IntensityRange | None = None, workers: int = 0, advance: Advance | None = None
-) -> list[BadImage]:
-    """Decode all images and return the missing and unreadable ones."""
-    return bad_images(records, fingerprints(records.paths, intensity=intensity, workers=workers, advance=advance))
 
 
 def bad_images(records: Records, fingerprints: Sequence[Fingerprint]) -> list[BadImage]:
