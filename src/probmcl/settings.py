@@ -21,6 +21,7 @@ from probmcl.calibration.thresholds import ThresholdRule
 from probmcl.data.intensity import IntensityRange
 from probmcl.errors import OptionError, SettingsError, check_range, plain, suggestion
 from probmcl.methods import METHODS, find_method, full_name
+from probmcl.runtime.file_names import file_name
 from probmcl.runtime.machine import find_device
 from probmcl.store.run_folder import CONFIG, MAX_IMAGE_SIZE
 from probmcl.training.optimizer import Training
@@ -151,7 +152,8 @@ def job_name(method: str, trial: int) -> str:
 
 def job_key(method: str, trial: int) -> str:
     """Return the name of a job in the files of a run, as in `bce` or `bce.trial2`."""
-    return method if trial == 1 else f"{method}.trial{trial}"
+    name = file_name(method)
+    return name if trial == 1 else f"{name}.trial{trial}"
 
 
 def short_name(method: str) -> str:

@@ -1,3 +1,4 @@
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -181,6 +182,24 @@ def test_only_the_first_run_has_all_trials() -> None:
 
     plan = planner(SAFETY * (3 + 1) * 20.0 * 5.01, seeds=2, methods=methods, make=make)(costs, 0.0)
     assert plan.epochs["bce"] == 10  # three jobs with the first seed, one with the second
+
+
+def test_a_preset_has_the_same_plan_on_windows_where_its_files_have_other_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    methods = parse_methods(["probmcl:paper"])
+
+    def make(views: int) -> tuple[TrainingJob, ...]:
+        return make_jobs(methods, settings(), images=640, views=views, trials=3, batch_size=None)
+
+    def epochs() -> dict[str, int]:
+        costs = Costs(0.0, tuple(cost(job.key, 10.0, 0.0, 2) for job in make(2)))
+        return planner(1000.0, seeds=2, methods=methods, make=make)(costs, 0.0).epochs
+
+    before = epochs()
+    assert "probmcl:paper" in before
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert epochs() == {key.replace(":", "-"): value for key, value in before.items()}
 
 
 def test_error_for_a_small_budget_has_the_required_time() -> None:

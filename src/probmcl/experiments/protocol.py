@@ -17,7 +17,7 @@ from probmcl.run.results import Candidate, CandidateId
 from probmcl.runtime.distributed import world_size
 from probmcl.runtime.files import json_line
 from probmcl.runtime.tensor_files import load_tensors
-from probmcl.settings import MethodSpec, Settings, TrainingJob, default_training
+from probmcl.settings import MethodSpec, Settings, TrainingJob, default_training, job_key
 from probmcl.tables import rough_duration
 from probmcl.training.optimizer import Training
 
@@ -155,10 +155,11 @@ def planner(
     one trial of each method. `make` returns the jobs for a given number of views. `spent_before` is the time spent
     before the first run, in seconds.
     """
-    round_views, names = views_per_round(methods), {spec.name for spec in methods}
+    round_views = views_per_round(methods)
+    first_trials = {job_key(spec.name, trial=1) for spec in methods}
 
     def plan(costs: Costs, spent: float) -> Plan:
-        later = [job for job in costs.jobs if job.key in names]  # the first trial of each method
+        later = [job for job in costs.jobs if job.key in first_trials]
         trained = [*costs.jobs, *later * (seeds - 1)]
         fixed = spent_before + seeds * (spent + costs.shared + sum(job.tested for job in later))
         fixed += sum(job.once for job in trained)
@@ -169,7 +170,7 @@ def planner(
             needed = rough_duration(60.0 * math.ceil(SAFETY * (fixed + per_view * round_views) / 60))
             raise SettingsError(
                 f"a budget of {rough_duration(budget)} is too small for "
-                f"{counted(len(names), 'method')} and {counted(seeds, 'seed')}: {least} about {needed}; increase it, "
+                f"{counted(len(first_trials), 'method')} and {counted(seeds, 'seed')}: {least} about {needed}; increase it, "
                 f"or use fewer methods or seeds"
             )
         views = round_views * min(rounds, MAX_VIEWS // round_views)

@@ -42,7 +42,7 @@ from probmcl.run.train import RunControl, all_candidates, train_run
 from probmcl.run.workspace import Workspace, build_encoder
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
 from probmcl.runtime.files import convert_file, nan_to_none
-from probmcl.settings import MethodSpec, TrainingJob
+from probmcl.settings import MethodSpec, TrainingJob, job_key
 from probmcl.store.run_folder import EVALUATION, METADATA, RETRIEVAL, RunFolder
 
 
@@ -149,7 +149,7 @@ class ComparisonRunner:
         """Return the number of views per image in the plan of the first run, which applies to all runs."""
         name, first = next(iter(self.methods.items()))
         folder = RunFolder(self.folder / "seed-0")
-        epochs = read_plan(folder).epochs.get(name)
+        epochs = read_plan(folder).epochs.get(job_key(name, trial=1))
         if epochs is None:
             raise RunError(f"{folder.path}: its plan has no epochs of {name}; the file is damaged or was edited")
         return epochs * find_method(first.method).n_views
