@@ -12,9 +12,11 @@ import pytest
 
 import console_blocks
 import make_api
+import make_file_tables
 from helpers.commands import main
 from probmcl.cli import app
 from probmcl.methods import METHODS
+from probmcl.store.rows import Owner
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -137,6 +139,12 @@ def test_the_tests_on_the_reliability_page_exist() -> None:
 def test_the_api_pages_are_up_to_date() -> None:
     committed = {page.name: read(page) for page in make_api.FOLDER.glob("*.md")}
     assert committed == make_api.pages(), "python tools/make_api.py rewrites them"
+
+
+@pytest.mark.parametrize("owner", make_file_tables.PAGES)
+def test_the_tables_of_files_have_the_rows_of_the_store(owner: Owner) -> None:
+    page = make_file_tables.PAGES[owner]
+    assert read(page) == make_file_tables.page(owner), "python tools/make_file_tables.py rewrites the page"
 
 
 def test_the_api_pages_cover_the_public_names() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, SupportsIndex, get_args, overload
+from typing import Literal, SupportsIndex, overload
 
 import numpy as np
 from jaxtyping import Bool, Float, Int, Shaped
@@ -18,9 +18,9 @@ from numpy import ndarray
 from probmcl.data.hierarchy import parents_of
 from probmcl.data.labels import LabelStates, State
 from probmcl.errors import counted, listing, quoted
+from probmcl.store.images import SPLITS as SPLITS
+from probmcl.store.images import Split as Split
 
-Split = Literal["train", "val", "test"]
-SPLITS: tuple[Split, ...] = get_args(Split)
 NO_LABELS = "images without labels, which are not used"
 Missing = Literal["error", "keep"]  # whether a missing file is an error or is kept for the audit to report
 

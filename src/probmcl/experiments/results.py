@@ -9,11 +9,10 @@ import msgspec
 
 from probmcl.errors import OptionError, RunError, counted, plain
 from probmcl.runtime.files import convert, convert_file, json_line, read_text, refuse_special_files, write_text
+from probmcl.store.files import RESULTS
 from probmcl.store.run_folder import RunFolder
 from probmcl.store.run_metadata import Head
 from probmcl.tables import bracketed, percent
-
-RESULTS = "results.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)

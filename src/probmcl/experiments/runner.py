@@ -23,7 +23,6 @@ from probmcl.experiments import protocol
 from probmcl.experiments.measure import Measurements, measure
 from probmcl.experiments.protocol import ComparisonSpec
 from probmcl.experiments.results import (
-    RESULTS,
     Comparison,
     Evaluation,
     Result,
@@ -43,6 +42,7 @@ from probmcl.run.workspace import Workspace, build_encoder
 from probmcl.runtime.distributed import barrier, broadcast, is_main_process
 from probmcl.runtime.files import convert_file, nan_to_none
 from probmcl.settings import MethodSpec, TrainingJob, job_key
+from probmcl.store.files import MEASUREMENTS, RESULTS, SEED
 from probmcl.store.run_folder import EVALUATION, METADATA, RETRIEVAL, RunFolder
 
 
@@ -92,7 +92,7 @@ class ComparisonRunner:
     @cached_property
     def measured(self) -> Measurements:
         """The cost of every method, and the reasons why some methods cannot run here; stored in the folder."""
-        path = self.folder / "measured.json"
+        path = self.folder / MEASUREMENTS
         stored = broadcast(RunFolder(self.folder).read_results(path) if is_main_process() and path.exists() else None)
         if stored is not None:
             return self._check_measurements(convert_file(stored, Measurements, path), path)
@@ -122,7 +122,7 @@ class ComparisonRunner:
         jobs = self._jobs(self.methods.values(), self._first_views() if first else self._planned_views())
         jobs = tuple(job for job in jobs if first or trials.get(job.name) == job.trial)
         settings = replace(self.spec.settings, seed=self.spec.settings.seed + seed, jobs=jobs)
-        folder = RunFolder(self.folder / f"seed-{seed}")
+        folder = RunFolder(self.folder / SEED.named(str(seed)))
         if not folder.has(METADATA):  # missing, or incomplete because it was interrupted while being created
             if is_main_process():
                 folder.delete_inputs()
@@ -148,7 +148,7 @@ class ComparisonRunner:
     def _planned_views(self) -> int:
         """Return the number of views per image in the plan of the first run, which applies to all runs."""
         name, first = next(iter(self.methods.items()))
-        folder = RunFolder(self.folder / "seed-0")
+        folder = RunFolder(self.folder / SEED.named("0"))
         epochs = read_plan(folder).epochs.get(job_key(name, trial=1))
         if epochs is None:
             raise RunError(f"{folder.path}: its plan has no epochs of {name}; the file is damaged or was edited")

@@ -10,6 +10,8 @@ from probmcl.experiments.results import Comparison, Row
 from probmcl.report import comparison_plot, comparison_tables
 from probmcl.report.comparison_tables import gain_and_interval, mean_and_interval
 from probmcl.runtime.files import write_text
+from probmcl.store import files
+from probmcl.store.rows import File
 from probmcl.tables import duration, percent, points, probability, to_rich
 
 SIGNIFICANCE = 0.05  # for p-values that are corrected for the number of methods
@@ -20,16 +22,16 @@ RELEVANT_GAIN = 0.03  # the probe is enough only if gains this large are ruled o
 
 def write_comparison(comparison: Comparison, folder: Path, warnings: Sequence[RunWarning]) -> None:
     """Write the tables, the references, the plot and the verdict of a comparison."""
-    outputs: dict[str, Callable[[Comparison], str]] = {
-        "comparison.csv": comparison_tables.to_csv,
-        "comparison.md": comparison_tables.to_markdown,
-        "comparison.tex": comparison_tables.to_latex,
-        "methods.bib": comparison_tables.to_bibtex,
-        "plot.svg": comparison_plot.to_svg,
-        "verdict.txt": lambda result: "\n".join([verdict(result), *_warning_lines(warnings)]) + "\n",
+    outputs: dict[File, Callable[[Comparison], str]] = {
+        files.COMPARISON_TABLE: comparison_tables.to_csv,
+        files.COMPARISON_TEXT: comparison_tables.to_markdown,
+        files.COMPARISON_LATEX: comparison_tables.to_latex,
+        files.REFERENCES: comparison_tables.to_bibtex,
+        files.PLOT: comparison_plot.to_svg,
+        files.VERDICT: lambda result: "\n".join([verdict(result), *_warning_lines(warnings)]) + "\n",
     }
-    for name, render in outputs.items():
-        write_text(folder / name, render(comparison))
+    for file, render in outputs.items():
+        write_text(folder / file, render(comparison))
 
 
 def print_comparison(comparison: Comparison, folder: Path, warnings: Sequence[RunWarning], console: Console) -> None:

@@ -15,8 +15,9 @@ import msgspec
 
 from probmcl.errors import RunError, plain
 from probmcl.runtime.files import open_file, read_json, write_json
+from probmcl.store import files
 
-MANIFEST = "manifest.json"
+MANIFEST = str(files.MANIFEST)
 SCHEMA = 1
 
 

@@ -1,7 +1,4 @@
-"""The files of a run: their names, their schema version, and functions that read and write them.
-
-The names of these files are defined only here.
-"""
+"""The folder of a run or a comparison: reading and writing its files, its manifest, and new folders."""
 
 from __future__ import annotations
 
@@ -9,7 +6,6 @@ import contextlib
 import datetime
 import importlib.metadata
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -31,8 +27,9 @@ from probmcl.runtime.files import (
     write_json,
 )
 from probmcl.runtime.lock import LOCK
-from probmcl.store import manifest
+from probmcl.store import files, manifest
 from probmcl.store.manifest import MANIFEST
+from probmcl.store.rows import Role
 from probmcl.store.run_metadata import RunMetadata
 from probmcl.version import __version__
 
@@ -45,38 +42,29 @@ MAX_CLASSES = 100_000
 MAX_IMAGE_SIZE = 4096
 """Largest side of the square input of a model, in pixels."""
 
-CONFIG, LABELS, PREPROCESSING, METADATA = "config.json", "labels.json", "preprocessing.json", "run.json"
-SPLIT, FOLDS, IMAGES = "split.csv", "folds.csv", "images.csv"
-MODEL, VIEWS = "model.safetensors", "views.png"
-METRICS, METRICS_TABLE = "metrics.jsonl", "metrics.csv"
-EVALUATION, RETRIEVAL = "evaluation.json", "retrieval.json"
-PREDICTIONS, CHECKPOINTS, CALIBRATION = "predictions", "checkpoints", "calibration.json"
-NEIGHBORS, REPORT, REPORT_DATA = "neighbors.safetensors", "report.html", "report.json"
-OUT_OF_FOLD, OTHER_IMAGES = "out_of_fold", "calibration"
-"""Predictions that are not of a split: out-of-fold scores of the frozen probe, and images from outside of the run."""
-
-FROZEN, CANDIDATES, CONTRASTIVE = "frozen", "candidates", "contrastive"
-COMPARISON = "spec.json"
-"""The file that identifies a folder as a comparison."""
-
-OPTIONAL = (CONTRASTIVE, CANDIDATES, VIEWS, Path(METRICS).stem, Path(REPORT).stem)
-"""Name prefixes of files that no command needs for a single run; they may be deleted, but not changed."""
-
-INPUTS = (CONFIG, LABELS, SPLIT, FOLDS, IMAGES)
-"""Files that are written before training. They change only if changed images are accepted."""
-
-DECISIVE = (*INPUTS, PREPROCESSING, MODEL, CALIBRATION, EVALUATION)
-"""Files that decide what a finished run predicts and reports; its manifest must list them."""
-
-OWN = (
-    *DECISIVE,
-    *(METADATA, RETRIEVAL, NEIGHBORS, VIEWS, METRICS, METRICS_TABLE, REPORT, REPORT_DATA),
-    *(PREDICTIONS, FROZEN, CANDIDATES, CONTRASTIVE),
+CONFIG, LABELS, PREPROCESSING, METADATA = map(str, (files.CONFIG, files.LABELS, files.PREPROCESSING, files.METADATA))
+SPLIT, FOLDS, IMAGES = map(str, (files.SPLIT, files.FOLDS, files.IMAGES))
+MODEL, VIEWS, METRICS = map(str, (files.MODEL, files.VIEWS, files.METRICS))
+EVALUATION, RETRIEVAL, CALIBRATION = map(str, (files.EVALUATION, files.RETRIEVAL, files.CALIBRATION))
+CHECKPOINTS, NEIGHBORS, REPORT, REPORT_DATA = map(
+    str, (files.CHECKPOINTS, files.NEIGHBORS, files.REPORT, files.REPORT_DATA)
 )
-"""Files and folders that a run writes; its manifest lists no others. Checkpoints have checksums of their own."""
+OUT_OF_FOLD, OTHER_IMAGES = files.OUT_OF_FOLD.key, files.OTHER_IMAGES.key
+FROZEN, CANDIDATES, CONTRASTIVE = map(str, (files.FROZEN, files.CANDIDATES, files.CONTRASTIVE))
+COMPARISON = str(files.COMPARISON)
+PREDICTIONS = files.SCORES.first_part
 
-CACHE_FILE = re.compile(r"\.?(train|val|test)(\.\d+-of-\d+)?\.(npy|json)(\.part)?")
-"""Names of the files in an activation cache: the outputs for a split, and the progress of a process."""
+
+def _names(*roles: Role) -> tuple[str, ...]:
+    """Return the files and folders of a run that have one of the roles; a folder stands for all files in it."""
+    rows = [row for row in files.FILES if row.role in roles and row.owner != "comparison"]
+    return tuple(dict.fromkeys(row.first_part for row in rows))
+
+
+INPUTS = _names("input")
+DECISIVE = _names("input", "decisive")
+OPTIONAL = _names("optional")
+OWN = _names("input", "decisive", "result", "optional")
 
 
 @dataclass(frozen=True)
@@ -234,7 +222,7 @@ def json_file(content: object) -> bytes:
 def delete_cache(folder: Path) -> None:
     """Delete the files of an activation cache, and its folder unless it has other files."""
     for path in folder.iterdir():
-        if CACHE_FILE.fullmatch(path.name) and not path.is_dir():
+        if files.CACHE_FILE.fullmatch(path.name) and not path.is_dir():
             path.unlink()
     with contextlib.suppress(OSError):
         folder.rmdir()

@@ -1,0 +1,178 @@
+"""The files of a run and of a comparison, one row for each. Nothing else in the package knows their names.
+
+A new file is a row here and, if it is JSON or CSV, the class of its content. Classes with behavior of later packages
+are bound to their rows there (`File.holding`); readers and writers use the bound row.
+"""
+
+import re
+
+from probmcl.runtime.lock import LOCK as LOCK_NAME
+from probmcl.store.images import FoldRow, ImageRow, SplitRow
+from probmcl.store.rows import File, Folder, JsonFile, TableFile
+from probmcl.store.run_metadata import RunMetadata
+
+# Written when a run starts.
+
+METADATA = JsonFile(
+    "run.json",
+    "result",
+    "command, seed, versions, commit, reading options, status, seconds, warnings, number of duplicates, candidates "
+    "with their validation mAP and their gain over the frozen probe, the kept candidate, test mAP",
+    "at the start and after every change",
+    kind=RunMetadata,
+)
+CONFIG = File(
+    "config.json",
+    "input",
+    "all settings, and the origin of each: `default`, `recipe`, `auto` (from the device, the machine, the data or an "
+    "earlier run) or `user`",
+    "before training",
+)
+LABELS = File("labels.json", "input", "class names, counts, hierarchy, label policy", "before training")
+SPLIT = TableFile(
+    "split.csv",
+    "input",
+    "the split of every image, which the option `split_file` reads",
+    "before training",
+    "both",
+    kind=SplitRow,
+)
+FOLDS = TableFile(
+    "folds.csv",
+    "input",
+    "the fold of every image, if there are folds; `split_file` reads it, too",
+    "before training",
+    "both",
+    kind=FoldRow,
+)
+IMAGES = TableFile(
+    "images.csv",
+    "input",
+    "size, modification time and digest of every image file, to notice changes when the run is resumed",
+    "before training",
+    "both",
+    kind=ImageRow,
+)
+PREPROCESSING = File(
+    "preprocessing.json", "decisive", "size, mean, standard deviation, intensity range", "before training"
+)
+VIEWS = File("views.png", "optional", "16 images with their views and labels", "before training")
+
+# Written during training.
+
+METRICS = File("metrics.jsonl", "optional", "loss, terms and collapse statistics, every few steps", "during training")
+METRICS_TABLE = File("metrics.csv", "optional", "the same as a table", "after each phase")
+MODEL = File(
+    "model.safetensors",
+    "decisive",
+    "the model that predicts: encoder and head of the best candidate so far",
+    "after each candidate",
+)
+CONTRASTIVE = Folder(
+    "contrastive",
+    "optional",
+    "encoder and mixture network after stage 1, for a method without its own head",
+    "after its training",
+)
+SCORES = File(
+    "predictions/*.npz",
+    "result",
+    "paths, raw scores, labels, known masks and groups of the kept candidate on a split (`val` or `test`)",
+    "with the model; test at the end",
+)
+
+# Written at the end, or by a later command.
+
+OUT_OF_FOLD = File(
+    "predictions/out_of_fold.npz",
+    "result",
+    "the same for the training and validation images, if the frozen probe is kept",
+    "at the end",
+)
+OTHER_IMAGES = File(
+    "predictions/calibration.npz",
+    "result",
+    "the same for images from another site",
+    "by a calibration with other data",
+)
+CALIBRATION = File(
+    "calibration.json",
+    "decisive",
+    "the calibration and threshold of each class, with the rule, the number of examples and the log loss",
+    "at the end, or by a later calibration",
+)
+EVALUATION = File(
+    "evaluation.json",
+    "decisive",
+    "metrics of the calibrated model on the test split",
+    "at the end, or by a later calibration",
+)
+RETRIEVAL = File("retrieval.json", "result", "retrieval metrics of the features of a probe", "at the end")
+FROZEN = Folder("frozen", "result", "predictions and evaluation of the frozen probe", "at the end")
+CANDIDATES = Folder("candidates", "optional", "in a comparison, the same for every row of the tables", "at the end")
+NEIGHBORS = File(
+    "neighbors.safetensors",
+    "result",
+    "features of the training images in half precision, their labels and relative paths; not with `neighbors=False`",
+    "at the end",
+)
+REPORT = File("report.html", "optional", "the report; not with `report=False`", "after the run", "both")
+REPORT_DATA = File("report.json", "optional", "the content of the report", "after the run", "both")
+MANIFEST = File(
+    "manifest.json",
+    "unlisted",
+    "name, size and SHA-256 of the files above; `replacing` has the new contents of files that a command is replacing",
+    "before training for the files that do not change, at the end for all, and by every command that adds files",
+)
+
+# Checkpoints.
+
+CHECKPOINTS = Folder("checkpoints", "checkpoint", "results of completed phases, with checksums", "during the run")
+LOCK = File(
+    LOCK_NAME,
+    "unlisted",
+    "host, process and start time of the command that is changing the folder",
+    "while it does",
+    "both",
+)
+
+# Files that only a comparison has.
+
+VERDICT = File(
+    "verdict.txt",
+    "unlisted",
+    "which method is worth its cost, in a few sentences; the answer may be the linear probe",
+    "at the end",
+    "comparison",
+)
+COMPARISON_TEXT = File("comparison.md", "unlisted", "the tables, for reading", "at the end", "comparison")
+COMPARISON_LATEX = File("comparison.tex", "unlisted", "the tables, for a paper", "at the end", "comparison")
+COMPARISON_TABLE = File("comparison.csv", "unlisted", "the tables with all numbers", "at the end", "comparison")
+REFERENCES = File("methods.bib", "unlisted", "references for the methods", "at the end", "comparison")
+PLOT = File("plot.svg", "unlisted", "mAP with its interval against training time", "at the end", "comparison")
+RESULTS = File(
+    "results.jsonl",
+    "unlisted",
+    "one line per classifier and seed; the tables are made from it, and the option `add` imports it into another "
+    "comparison",
+    "after each seed",
+    "comparison",
+)
+SEED = Folder(
+    "seed-*",
+    "unlisted",
+    "a run folder per seed, with the predictions for every row in `candidates/` and those of the frozen probe in "
+    "`frozen/`",
+    "for each seed",
+    "comparison",
+)
+COMPARISON = File("spec.json", "unlisted", "the options, to resume the comparison", "before training", "comparison")
+MEASUREMENTS = File(
+    "measured.json", "unlisted", "the measured costs, to resume the comparison", "before training", "comparison"
+)
+
+FILES: tuple[File, ...] = tuple(row for row in tuple(globals().values()) if isinstance(row, File))
+"""All rows above, in this order."""
+
+CACHE_FILE = re.compile(r"\.?(train|val|test)(\.\d+-of-\d+)?\.(npy|json)(\.part)?")
+"""Names of the files in an activation cache: the outputs for a split, and the progress of a process."""
