@@ -39,8 +39,8 @@ from probmcl.explain import forward_pass
 from probmcl.explain.explanations import enlarge
 from probmcl.methods import find_method
 from probmcl.methods.base import Classifier
-from probmcl.run.results import CandidateId
 from probmcl.run.checkpoints import load_candidate
+from probmcl.run.results import CandidateId
 from probmcl.runtime.files import write_json
 from probmcl.store.run_folder import RunFolder
 

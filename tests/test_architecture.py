@@ -154,6 +154,11 @@ OTHER_FILES = {
     "encoders/weights.py": "model.safetensors is also the name of a file on the model hub",
     "runtime/lock.py": "the lock comes before the store, whose row takes the name from it",
 }
+OTHER_HASHES = {
+    "runtime/digests.py": "the module",
+    "report/page.py": "the hash of a content security policy",
+    "run/state.py": "a seed",
+}
 
 FILES = [path for path in sorted(SOURCE.rglob("*.py")) if path != SOURCE / "__init__.py"]
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
@@ -268,6 +273,13 @@ def test_only_the_store_has_the_file_names_of_a_run(path: Path) -> None:
     if package_of(path) != "store" and name not in OTHER_FILES:
         names = [f"line {line}: {text}" for line, text in strings(path) if text in FILE_NAMES]
         assert not names
+
+
+@every_file
+def test_only_one_module_computes_digests_and_checksums(path: Path) -> None:
+    if path.relative_to(SOURCE).as_posix() not in OTHER_HASHES:
+        calls = [ast.unparse(node.func) for node in ast.walk(tree(path)) if isinstance(node, ast.Call)]
+        assert not [call for call in calls if re.search(r"hashlib\.|crc32|adler32|blake2", call)]
 
 
 @every_file

@@ -1,11 +1,9 @@
 """Optional disk cache of decoded images. Entries can be deleted at any time."""
 
-import hashlib
 import os
 import shutil
 import struct
 import tempfile
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,7 @@ from PIL import Image
 from probmcl.data.images import read_image
 from probmcl.data.intensity import IntensityRange
 from probmcl.errors import OptionError
+from probmcl.runtime.digests import block_checksum, content_digest
 
 HEADER = struct.Struct("<8sIII")  # magic bytes, width, height and checksum of the RGB pixels that follow
 MAGIC = b"probmcl1"
@@ -58,7 +57,7 @@ class ImageCache:
         levels = None if intensity is None else (intensity.low, intensity.high)
         # The first number is the version of the cache format. Another version of Pillow may decode differently.
         key = (1, PIL.__version__, os.path.realpath(path), status.st_mtime_ns, status.st_size, size, levels)
-        name = hashlib.sha256(repr(key).encode("utf-8", "surrogateescape")).hexdigest()
+        name = content_digest([repr(key).encode("utf-8", "surrogateescape")]).hex()
         return self.folder / name[:2] / name[2:]  # 256 subfolders, because a folder with a million files is slow
 
 
@@ -97,7 +96,7 @@ def _load(entry: Path) -> Image.Image | None:
     except (OSError, struct.error):
         return None
     pixels = data[HEADER.size :]
-    if magic != MAGIC or len(pixels) != 3 * width * height or zlib.crc32(pixels) != checksum:
+    if magic != MAGIC or len(pixels) != 3 * width * height or block_checksum(pixels) != checksum:
         return None
     return Image.frombytes("RGB", (width, height), pixels)
 
@@ -105,7 +104,7 @@ def _load(entry: Path) -> Image.Image | None:
 def _store(entry: Path, image: Image.Image) -> None:
     """Write an entry atomically. If this fails, for example on a full disk, the image is not cached."""
     pixels = image.tobytes()
-    header = HEADER.pack(MAGIC, image.width, image.height, zlib.crc32(pixels))
+    header = HEADER.pack(MAGIC, image.width, image.height, block_checksum(pixels))
     part: Path | None = None
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)

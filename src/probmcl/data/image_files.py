@@ -1,17 +1,16 @@
 """Image files on disk: suffixes, directory walks, lists and patterns, and detection of identical files."""
 
 import glob
-import hashlib
 import itertools
 import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from hashlib import blake2b
 from pathlib import Path
 
 from probmcl.data.records import Missing, Split
 from probmcl.errors import DataError
+from probmcl.runtime.digests import content_digest, stream_digest
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif", ".ppm", ".pgm", ".pbm"),
@@ -205,7 +204,7 @@ def file_digest(path: str | Path) -> bytes:
         if not Path(path).is_file():
             return b""
         with Path(path).open("rb") as file:
-            return hashlib.file_digest(file, lambda: blake2b(digest_size=16)).digest()
+            return stream_digest(file)
     except (OSError, ValueError):
         return b""
 
@@ -225,8 +224,8 @@ def _size(path: str) -> bytes:
 def _pieces(path: str) -> bytes:
     with Path(path).open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        digest = blake2b(str(size).encode(), digest_size=16)
+        pieces = [str(size).encode()]
         for start in (0, size // 2, max(0, size - PIECE)):
             file.seek(start)
-            digest.update(file.read(PIECE))
-    return digest.digest()
+            pieces.append(file.read(PIECE))
+    return content_digest(pieces)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, Int, UInt8
 from numpy import ndarray
 
 from probmcl.data.hierarchy import child_parent_pairs
+from probmcl.runtime.digests import content_digest
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -199,10 +200,8 @@ class LabelStates:
 
     def digest(self) -> bytes:
         """Return a hash of the states and of `chance` that does not depend on the default states."""
-        digest = hashlib.sha256(self.chance.astype("<f4").tobytes())
-        for rows in self._blocks():
-            digest.update(self.dense(rows).tobytes())
-        return digest.digest()
+        states = (self.dense(rows).tobytes() for rows in self._blocks())
+        return content_digest(chain([self.chance.astype("<f4").tobytes()], states))
 
     def with_parents(self, parents: Int[ndarray, "C"]) -> LabelStates:
         """Return the states after applying a hierarchy.

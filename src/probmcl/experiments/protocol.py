@@ -1,6 +1,5 @@
 """The protocol for a fair comparison: its methods, the number of images that each method sees, and a fingerprint."""
 
-import hashlib
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,7 @@ from probmcl.errors import OptionError, RunWarning, SettingsError, check_range, 
 from probmcl.methods import METHODS, find_method
 from probmcl.run.budget import MAX_VIEWS, Costs, Plan, Planner
 from probmcl.run.results import Candidate, CandidateId
+from probmcl.runtime.digests import content_digest
 from probmcl.runtime.distributed import world_size
 from probmcl.runtime.files import json_line
 from probmcl.runtime.tensor_files import load_tensors
@@ -221,12 +221,10 @@ def fingerprint(records: Records, settings: Settings, frozen: Path, budget: obje
 
 def _hash(*parts: object) -> str:
     encoded = (part if isinstance(part, bytes) else json_line(part).encode() for part in parts)
-    return hashlib.sha256(b"".join(part + b"\0" for part in encoded)).hexdigest()[:12]
+    return content_digest(part + b"\0" for part in encoded).hex()[:12]
 
 
 def _hash_weights(checkpoint: Path) -> str:
     tensors, _ = load_tensors(checkpoint)
-    digest = hashlib.sha256()
-    for name in sorted(name for name in tensors if name.startswith("state.encoder.")):
-        digest.update(name.encode() + tensors[name].contiguous().cpu().numpy().tobytes())
-    return digest.hexdigest()
+    names = sorted(name for name in tensors if name.startswith("state.encoder."))
+    return content_digest(name.encode() + tensors[name].contiguous().cpu().numpy().tobytes() for name in names).hex()

@@ -92,6 +92,7 @@ def _read(name: str) -> str:
 
 
 def _hash(text: str) -> str:
+    """Return the hash of a script or style in the form that a content security policy requires."""
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 

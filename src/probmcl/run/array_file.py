@@ -6,7 +6,6 @@ message. Reading uses mapped memory.
 
 import io
 import shutil
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -16,6 +15,7 @@ from jaxtyping import Shaped
 from numpy import ndarray
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
+from probmcl.runtime.digests import block_checksum
 from probmcl.runtime.files import explained_no_space, open_file, open_for_update
 
 
@@ -58,7 +58,7 @@ class ArrayFile:
                 content = np.ascontiguousarray(rows, dtype=self.dtype).data.cast("B")
                 file.seek(self._offset(view, block.rows.start))
                 file.write(content)
-                checksum = zlib.crc32(content, checksum)
+                checksum = block_checksum(content, checksum)
         return checksum
 
     def checksums(self, blocks: list[Block]) -> list[int]:
@@ -75,7 +75,7 @@ class ArrayFile:
         for view in block.views:
             start, end = (self._offset(view, row) for row in (block.rows.start, block.rows.stop))
             file.seek(start)
-            checksum = zlib.crc32(file.read(end - start), checksum)
+            checksum = block_checksum(file.read(end - start), checksum)
         return checksum
 
     def _header(self) -> bytes:

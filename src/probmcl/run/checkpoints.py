@@ -3,7 +3,6 @@
 Every checkpoint has a checksum. A checkpoint that is damaged raises `RunError`, and its phase is computed again.
 """
 
-import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -16,6 +15,7 @@ from probmcl.data.records import Split
 from probmcl.errors import RunError
 from probmcl.neighbors.training_images import TrainingImages
 from probmcl.run.results import Candidate, CandidateId
+from probmcl.runtime.digests import content_digest
 from probmcl.runtime.distributed import broadcast, is_main_process
 from probmcl.runtime.files import convert_file, json_line
 from probmcl.runtime.tensor_files import load_tensors, save_tensors
@@ -75,7 +75,7 @@ def json_format(kind: type[T]) -> Format[T]:
 
 
 def _checksum(content: object) -> str:
-    return hashlib.sha256(json_line(content).encode()).hexdigest()
+    return content_digest([json_line(content).encode()]).hex()
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The files that a run writes before training, and the predictions of its candidates."""
 
-import hashlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from probmcl.data.records import Records, Split
 from probmcl.evaluation.groups import ScoredRows
 from probmcl.evaluation.stored_scores import scores_file, write_scores
 from probmcl.readers.options import ReadOptions
+from probmcl.runtime.digests import content_digest
 from probmcl.settings import Settings
 from probmcl.store import run_folder
 from probmcl.store.run_folder import RunFolder
@@ -66,11 +66,9 @@ def labels_metadata(records: Records, options: ReadOptions) -> dict[str, Any]:
 
 def records_digest(records: Records) -> str:
     """Return a hash of the image paths, labels and splits."""
-    digest = hashlib.sha256()
-    for part in (map(str, records.paths), records.split, records.label_space.names):
-        digest.update("\n".join(part).encode("utf-8", "surrogateescape"))
-    digest.update(records.states.digest())
-    return digest.hexdigest()
+    texts = ["\n".join(part) for part in (records.paths.texts, records.split, records.label_space.names)]
+    encoded = [text.encode("utf-8", "surrogateescape") for text in texts]
+    return content_digest([*encoded, records.states.digest()]).hex()
 
 
 def write_predictions(

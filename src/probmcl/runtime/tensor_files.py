@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import msgspec
 
 from probmcl.errors import RunError, plain
+from probmcl.runtime.digests import Content, content_digest
 from probmcl.runtime.files import atomic_write, json_line, open_file, parse_json
 
 if TYPE_CHECKING:
@@ -129,10 +129,13 @@ def _read_header(file: io.BufferedReader, path: Path) -> _Header:
 
 
 def _checksum(tensors: Mapping[str, Tensor], facts: str) -> str:
+    return content_digest(_content(tensors, facts)).hex()
+
+
+def _content(tensors: Mapping[str, Tensor], facts: str) -> Iterator[Content]:
     import torch
 
-    digest = hashlib.sha256(facts.encode())
+    yield facts.encode()
     for key, value in sorted(tensors.items()):
-        digest.update(f"{key} {value.dtype} {list(value.shape)}".encode())
-        digest.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+        yield f"{key} {value.dtype} {list(value.shape)}".encode()
+        yield value.contiguous().reshape(-1).view(torch.uint8).numpy().data

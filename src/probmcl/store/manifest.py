@@ -6,7 +6,6 @@ that is killed in between leaves a valid folder.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 
 from probmcl.errors import RunError, plain
+from probmcl.runtime.digests import content_digest, stream_digest
 from probmcl.runtime.files import open_file, read_json, write_json
 from probmcl.store import files
 
@@ -30,7 +30,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def of(cls, content: bytes) -> Entry:
         """Return the entry of a file with this content."""
-        return cls(len(content), hashlib.sha256(content).hexdigest())
+        return cls(len(content), content_digest([content]).hex())
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,8 +128,8 @@ def _existing(folder: Path, names: Iterable[str]) -> Iterator[str]:
 
 def _entry(folder: Path, name: str) -> Entry:
     with open_file(folder / name, root=folder) as file:
-        digest = hashlib.file_digest(file, "sha256")
-        return Entry(file.tell(), digest.hexdigest())
+        digest = stream_digest(file)
+        return Entry(file.tell(), digest.hex())
 
 
 def _write(folder: Path, manifest: Manifest) -> None:

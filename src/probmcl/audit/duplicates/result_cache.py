@@ -3,11 +3,9 @@
 import sqlite3
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +13,7 @@ import PIL
 
 from probmcl.data.cache import default_folder
 from probmcl.data.intensity import IntensityRange
+from probmcl.runtime.digests import block_checksum, content_digest
 
 Result = TypeVar("Result")
 
@@ -22,7 +21,7 @@ VERSION = 3
 """Increase it if the same file would get another fingerprint, or the same pair another correlation."""
 
 MAX_BYTES = 2**30
-"""Size of the file at which old results are deleted. An image takes 4.4 kB and a pair of images 80 bytes."""
+"""Size of the file at which old results are deleted. An image takes 4.4 kB and a pair of images 110 bytes."""
 
 DELETED_AT_ONCE = 10_000
 MIN_AGE = 24 * 3600
@@ -46,7 +45,7 @@ class ResultCache:
 
     def key(self, *contents: bytes) -> bytes:
         """Return the key of the result for these contents."""
-        return blake2b(b"".join((self.context, *contents)), digest_size=16).digest()
+        return content_digest([self.context, *contents])
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
         """Return the stored results of these keys; missing and damaged ones are left out."""
@@ -54,14 +53,14 @@ class ResultCache:
         def select(connection: sqlite3.Connection) -> dict[bytes, bytes]:
             query = "SELECT checksum, value FROM results WHERE key = ? AND typeof(value) = 'blob'"
             rows = ((key, connection.execute(query, (key,)).fetchone()) for key in keys)
-            return {key: row[1] for key, row in rows if row is not None and row[0] == zlib.crc32(key + row[1])}
+            return {key: row[1] for key, row in rows if row is not None and row[0] == block_checksum(key + row[1])}
 
         return self._use(select, {})
 
     def put(self, results: Mapping[bytes, bytes]) -> bool:
         """Store results unless the cache is full, and return whether the file is writable."""
         now = time.time()
-        rows = [(key, now, zlib.crc32(key + value), value) for key, value in results.items()]
+        rows = [(key, now, block_checksum(key + value), value) for key, value in results.items()]
 
         def insert(connection: sqlite3.Connection) -> bool:
             connection.execute("BEGIN IMMEDIATE")
