@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from helpers.images import label_space
-from probmcl import settings as recipes
 from probmcl.encoders import Encoder, describe_encoder
 from probmcl.methods import METHODS, find_method
 from probmcl.settings import Settings, find_recipe, make_settings, read_recipe
+from probmcl.settings import schema as recipes
 
 SOURCE = Path(__file__).parent.parent / "recipes"
 PATHS = sorted(SOURCE.glob("*.toml"))

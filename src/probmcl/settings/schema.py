@@ -448,7 +448,7 @@ def _check_keys(values: dict[str, Any], cls: type[Any], where: str) -> None:
 
 
 # The folders of recipes in an installed package and in a source tree.
-_FOLDERS = tuple(Path(__file__).resolve().parents[level] / "recipes" for level in (0, 2))
+_FOLDERS = tuple(Path(__file__).resolve().parents[level] / "recipes" for level in (1, 3))
 
 
 def recipes() -> dict[str, Path]:
