@@ -19,6 +19,7 @@ from probmcl.data.labels import LabelStates
 from probmcl.data.records import Missing, Origin, Paths, Records, Split
 from probmcl.errors import DataError, OptionError, counted, listing, quoted
 from probmcl.readers.annotations import json_format
+from probmcl.readers.file_index import FileIndex
 from probmcl.readers.hierarchy_file import read_hierarchy
 from probmcl.readers.option_values import split_at_commas
 from probmcl.readers.options import ReadOptions
@@ -27,7 +28,7 @@ from probmcl.readers.spreadsheet import EXCEL_ROWS, SUFFIXES, Table, load
 from probmcl.readers.table.columns import Columns, find_columns, has_path_name
 from probmcl.readers.table.entries import Entries, Images, read_entries
 from probmcl.readers.table.lists import CLASSES, SEPARATORS, read_classes
-from probmcl.readers.table.paths import EXCEL_CELL, FileIndex, find_images, find_index
+from probmcl.readers.table.paths import EXCEL_CELL, find_images, find_index
 
 SPLIT_VALUES = dict[str, Split](SPLIT_FOLDERS, trainval="train")
 del SPLIT_VALUES["dev"]  # in a column, it may mean train or test
