@@ -1,7 +1,5 @@
 """Functions for the formats of annotation tools: finding the images, building label states, recognizing JSON files."""
 
-from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal, TypeVar
@@ -9,13 +7,13 @@ from typing import Literal, TypeVar
 import msgspec
 import numpy as np
 
-from probmcl.data.image_files import images_below, is_image, refuse_absent, walk
+from probmcl.data.image_files import images_below, is_image, refuse_absent
 from probmcl.data.labels import LabelStates, State
 from probmcl.data.records import Missing
 from probmcl.errors import DataError
+from probmcl.readers.file_index import SUFFIX, FileIndex, Folders
 
 Content = TypeVar("Content")
-_File = tuple[tuple[str, ...], str]  # the folders of a file from the inside out, and its path
 COCO_KEYS = {"images", "annotations", "categories"}
 TASK_KEYS = {"annotations", "completions", "predictions", "is_labeled"}  # of Label Studio, next to `data`
 ROW_KEYS = {"id", "annotator", "annotation_id", "lead_time"}  # of JSON-MIN, which Label Studio also exports
@@ -31,11 +29,11 @@ def find_images(
     computer. All names lose the same number of parts, so `a/1.jpg` does not match `b/1.jpg` if other names match in
     full. Files that do not exist are treated as in `named_images`.
     """
-    files, parts = _files_by_name(folder), [_parts(name) for name in names]
+    index, parts = FileIndex([folder]), [_parts(name) for name in names]
     tails, found = list(names), [""] * len(names)
     for dropped in range(max(map(len, parts), default=0)):
         tails = ["/".join(part[min(dropped, len(part) - 1) :]) for part in parts]
-        found = [_ending_with(files, tail, source) for tail in tails]
+        found = [_ending_with(index, tail, source) for tail in tails]
         if any(found):
             break
     absent = [name for name, file in zip(names, found, strict=True) if not file]
@@ -130,31 +128,20 @@ def _json_bytes(path: Path) -> bytes:
     return path.read_bytes().removeprefix(b"\xef\xbb\xbf")  # Windows programs write a byte order mark
 
 
-def _files_by_name(folder: Path) -> dict[str, list[_File]]:
-    """Return the images below a folder by name and by name without suffix, sorted by their folders."""
-    files: dict[str, list[_File]] = defaultdict(list)
-    for entry in walk(folder):
-        if is_image(entry.name):
-            *folders, name = entry.path[len(str(folder)) :].lstrip("/").split("/")
-            for key in (name, name.rpartition(".")[0]):
-                files[key].append((tuple(reversed(folders)), "/".join([*folders, name])))
-    for same in files.values():
-        same.sort()
-    return files
-
-
 def _parts(name: str) -> list[str]:
     return [part for part in name.replace("\\", "/").split("/") if part not in ("", ".", "..")]
 
 
-def _ending_with(files: Mapping[str, Sequence[_File]], name: str, source: Path) -> str:
-    """Return the only file whose path ends with a name, or ''. Of several, one in `IMAGE_FOLDERS` is preferred."""
+def _ending_with(index: FileIndex, name: str, source: Path) -> str:
+    """Return the only image whose path ends with a name, or ''. Of several, one in `IMAGE_FOLDERS` is preferred."""
     *folders, last = name.split("/")
-    wanted, same = tuple(reversed(folders)), files.get(last, ())
-    end = bisect_left(same, True, key=lambda file: file[0][: len(wanted)] > wanted)
-    found = same[bisect_left(same, (wanted,)) : end]  # in these folders, which may be in other folders
-    matches = [file for _, file in found]
-    exact = [file for inner, file in found if inner == wanted]
+    wanted = tuple(reversed(folders))
+    found = []
+    for how in ("", SUFFIX):
+        found += [(inner, file) for inner, file in index.below(wanted, how, last) if is_image(file)]
+    found.sort()
+    matches = [_inside(inner, file) for inner, file in found]
+    exact = [_inside(inner, file) for inner, file in found if inner == wanted]
     preferred = [file for file in matches if not {*file.lower().split("/")}.isdisjoint(IMAGE_FOLDERS)]
     for choice in (exact, preferred, matches):
         if len(choice) == 1:
@@ -162,3 +149,8 @@ def _ending_with(files: Mapping[str, Sequence[_File]], name: str, source: Path) 
     if matches:
         raise DataError(f"{source}: {name!r} may be {matches[0]} or {matches[1]}; rename or move one of them")
     return ""
+
+
+def _inside(folders: Folders, file: str) -> str:
+    """Return the path of a file inside the folder that is searched."""
+    return "/".join([*reversed(folders), file.rpartition("/")[2]])

@@ -5,11 +5,12 @@ case; a number also matches a file name with leading zeros. Each folder is liste
 files one by one is much slower, especially on a network drive.
 """
 
+import itertools
 import os
 import re
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -48,6 +49,7 @@ class FileIndex:
     def __init__(self, roots: Sequence[Path]) -> None:
         self.roots = roots
         self._listed: dict[str, frozenset[str]] = {}
+        self._rows_by_key: dict[str, dict[str, list[int]]] = {}
         self._sorted: dict[tuple[str, str], list[tuple[Folders, str]]] = {}
 
     def clear(self) -> None:
@@ -80,20 +82,21 @@ class FileIndex:
         return sum(bool(files) for files, _ in self.find(texts, places[0], len(common_folders(texts))))
 
     @cached_property
-    def _tree(self) -> tuple[list[str], dict[str, dict[str, list[int]]]]:
-        """All files below the roots, and their rows by name, by stem, by name or stem in lower case, and by number."""
+    def _files(self) -> list[str]:
+        """All files below the roots, without broken links."""
         outer = [root for root in self.roots if not any(other in root.parents for other in self.roots)]
         entries = [entry for root in outer if root.is_dir() for entry in walk(root)]
-        files = [entry.path for entry in entries if is_file(entry)]  # false for broken links
-        rows: dict[str, dict[str, list[int]]] = {how: defaultdict(list) for how in ("", SUFFIX, CASE, NUMBER)}
-        for row, file in enumerate(files):
-            name = file.rpartition("/")[2]
-            stem = name.rpartition(".")[0] if is_image(name) else name
-            for how, key in (("", name), (SUFFIX, stem), (CASE, name.casefold()), (CASE, stem.casefold())):
-                rows[how][key].append(row)
-            if stem.isdigit():
-                rows[NUMBER][stem.lstrip("0") or "0"].append(row)
-        return files, rows
+        return [entry.path for entry in entries if is_file(entry)]
+
+    def _rows(self, how: str) -> dict[str, list[int]]:
+        """Return the rows of the files in `_files` by their keys of one kind; see `below`."""
+        if how not in self._rows_by_key:
+            rows = defaultdict[str, list[int]](list)
+            for row, file in enumerate(self._files):
+                for key in _keys(file, how):
+                    rows[key].append(row)
+            self._rows_by_key[how] = rows
+        return self._rows_by_key[how]
 
     def find(self, texts: Sequence[str], place: Place, dropped: int) -> list[Found]:
         """Return the files that match each text: in a place, or anywhere without up to `dropped` leading folders."""
@@ -107,9 +110,9 @@ class FileIndex:
         number = match[1].lstrip("0") or "0" if match else ""
         for how, key in (("", name), (SUFFIX, name), (CASE, name.casefold()), (NUMBER, number)):
             wanted = _inside_out(folders, how == CASE)
-            found = self._below(wanted, how, key)
+            found = self._two(wanted, how, key)
             tails = [wanted[:end] for end in range(max(0, len(wanted) - dropped), len(wanted))]
-            fewer = [(inner, file) for tail in tails for inner, file in self._below(tail, how, key) if inner == tail]
+            fewer = [(inner, file) for tail in tails for inner, file in self._two(tail, how, key) if inner == tail]
             same = [(inner, file) for inner, file in found if inner == wanted]
             inside = f"in subfolders of {self.roots[0].name or '.'}/"
             for files, where in (same, ""), (found, inside), (fewer, "without the folders in front"):
@@ -117,19 +120,54 @@ class FileIndex:
                     return [file for _, file in files], how if how in (CASE, NUMBER) else where or how
         return [], ""
 
-    def _below(self, folders: Folders, how: str, key: str) -> list[tuple[Folders, str]]:
-        """Return the first two files with a key whose folders end with the given ones; many may have the same name."""
-        files, rows = self._tree
-        if key in rows[how] and (how, key) not in self._sorted:
-            paths = {files[row]: os.path.relpath(files[row], self.roots[0]).split("/")[:-1] for row in rows[how][key]}
-            inside = ((_inside_out(inner, how == CASE), os.path.normpath(file)) for file, inner in paths.items())
-            self._sorted[how, key] = sorted(inside)
-        known = self._sorted.get((how, key), [])
-        start = bisect_left(known, (folders,))
-        return [file for file in known[start : start + 2] if file[0][: len(folders)] == folders]
+    def _two(self, folders: Folders, how: str, key: str) -> list[tuple[Folders, str]]:
+        """Return the first two files of `below`; many files may have the same name."""
+        return list(itertools.islice(self.below(folders, how, key), 2))
+
+    def below(self, folders: Folders, how: str, key: str) -> Iterator[tuple[Folders, str]]:
+        """Yield the files with a key whose folders end with the given ones, as their folders and their path.
+
+        `how` is the kind of the key: "" is the name of a file, SUFFIX the name without a suffix, CASE either of them in
+        lower case, and NUMBER a number. Folders are ordered from the inside out, and the files are sorted by them.
+        """
+        known = self._with_key(how, key)
+        for index in range(bisect_left(known, (folders,)), len(known)):
+            inner, _ = known[index]
+            if inner[: len(folders)] != folders:
+                return
+            yield known[index]
+
+    def _with_key(self, how: str, key: str) -> list[tuple[Folders, str]]:
+        rows = self._rows(how)
+        if key not in rows:
+            return []
+        if (how, key) not in self._sorted:
+            files = {self._files[row] for row in rows[key]}
+            found = [(_inside_out(self._folders(file), how == CASE), os.path.normpath(file)) for file in files]
+            self._sorted[how, key] = sorted(found)
+        return self._sorted[how, key]
+
+    def _folders(self, file: str) -> list[str]:
+        """Return the folders between the first root and a file, which may start with `..`."""
+        start = f"{self.roots[0]}/"
+        if file.startswith(start):  # `relpath` takes longer, and there may be a million files
+            return file[len(start) :].split("/")[:-1]
+        return os.path.relpath(file, self.roots[0]).split("/")[:-1]
 
 
 SUFFIX, CASE, NUMBER = "by adding the suffix", "by ignoring case", "by number, such as 7 for 007.jpg"
+
+
+def _keys(file: str, how: str) -> tuple[str, ...]:
+    name = file.rpartition("/")[2]
+    if how == "":
+        return (name,)
+    stem = name.rpartition(".")[0] if is_image(name) else name
+    if how == SUFFIX:
+        return (stem,)
+    if how == CASE:
+        return name.casefold(), stem.casefold()
+    return (stem.lstrip("0") or "0",) if stem.isdigit() else ()
 
 
 def _inside_out(folders: Sequence[str], fold: bool) -> Folders:
