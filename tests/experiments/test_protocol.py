@@ -1,4 +1,5 @@
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -192,7 +193,7 @@ def test_a_preset_has_the_same_plan_on_windows_where_its_files_have_other_names(
     def make(views: int) -> tuple[TrainingJob, ...]:
         return make_jobs(methods, settings(), images=640, views=views, trials=3, batch_size=None)
 
-    def epochs() -> dict[str, int]:
+    def epochs() -> Mapping[str, int]:
         costs = Costs(0.0, tuple(cost(job.key, 10.0, 0.0, 2) for job in make(2)))
         return planner(1000.0, seeds=2, methods=methods, make=make)(costs, 0.0).epochs
 

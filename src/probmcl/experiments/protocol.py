@@ -170,8 +170,8 @@ def planner(
             needed = rough_duration(60.0 * math.ceil(SAFETY * (fixed + per_view * round_views) / 60))
             raise SettingsError(
                 f"a budget of {rough_duration(budget)} is too small for "
-                f"{counted(len(first_trials), 'method')} and {counted(seeds, 'seed')}: {least} about {needed}; increase it, "
-                f"or use fewer methods or seeds"
+                f"{counted(len(first_trials), 'method')} and {counted(seeds, 'seed')}: {least} about {needed}; "
+                f"increase it, or use fewer methods or seeds"
             )
         views = round_views * min(rounds, MAX_VIEWS // round_views)
         jobs = make(views)
