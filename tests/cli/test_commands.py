@@ -1,5 +1,6 @@
 """All commands: help without torch, error messages and exit codes."""
 
+import io
 import re
 import shlex
 import signal
@@ -15,6 +16,7 @@ from helpers.commands import HANGS, main
 from probmcl import cli
 from probmcl.cli.commands import COMMANDS
 from probmcl.cli.spelling import command_line
+from probmcl.cli.terminal import escape_missing_characters
 from probmcl.errors import Question, Reading
 from probmcl.readers.options import ReadOptions
 
@@ -194,3 +196,13 @@ def test_another_runtime_error_keeps_its_traceback_and_does_not_import_torch(wit
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert answer.returncode == 1
     assert answer.stderr.splitlines()[-1] == "RuntimeError: a defect"
+
+
+def test_characters_that_the_output_cannot_encode_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Windows, a file that a command prints to has an encoding such as cp1252, which has × but no minus sign."""
+    output, unlike_a_file = io.BytesIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(output, "cp1252", newline="", write_through=True))
+    monkeypatch.setattr(sys, "stderr", unlike_a_file)
+    escape_missing_characters()
+    print("2 × −3")  # noqa: T201
+    assert output.getvalue().decode("cp1252") == "2 × \\u22123\n"

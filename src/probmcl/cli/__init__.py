@@ -17,7 +17,7 @@ import cyclopts
 from probmcl.cli.commands import COMMANDS
 from probmcl.cli.options import format_error
 from probmcl.cli.spelling import reading_lines, spell_options
-from probmcl.cli.terminal import is_main_process
+from probmcl.cli.terminal import escape_missing_characters, is_main_process
 from probmcl.errors import Question, printable
 from probmcl.runtime.machine import keep_freed_memory
 from probmcl.runtime.signals import discard_output, exit_on_signals
@@ -53,6 +53,7 @@ def main() -> None:
     # slower. Without any spinning, waking a thread takes longer than a small operation.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    escape_missing_characters()
     keep_freed_memory()
     exit_on_signals()
     warnings.formatwarning = _format_warning

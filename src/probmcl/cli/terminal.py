@@ -1,6 +1,8 @@
 """The console of a command."""
 
+import io
 import os
+import sys
 
 from probmcl.cli.spelling import spell_options
 from probmcl.console import Console
@@ -17,3 +19,13 @@ def command_console(*, stderr: bool = False, holds_last: bool = False) -> Consol
 def is_main_process() -> bool:
     """Return whether this is the only process or, under torchrun, rank 0. It does not import torch."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def escape_missing_characters() -> None:
+    """Escape characters that the encoding of the output does not have, instead of failing in the middle of a command.
+
+    On Windows, output that does not go to a terminal has an encoding such as cp1252, which has no − (minus).
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
