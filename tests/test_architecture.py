@@ -80,6 +80,7 @@ MODULES = {
         "spreadsheet",
         "class_knowledge",
         "hierarchy_file",
+        "file_index",
         "annotations",
         "table.label_names",
         "table.lists",
