@@ -229,17 +229,12 @@ class DataSource:
         >>> DataSource.parse(source.to_json()) == source
         True
         """
-        import msgspec
+        from probmcl.runtime.files import convert  # only when it is needed: this module is imported by `import probmcl`
 
         try:
-            source = msgspec.convert(content, cls, dec_hook=lambda expected, value: expected(value))
-        except (msgspec.ValidationError, TypeError) as error:
+            return convert(content, cls)
+        except ValueError as error:
             raise DataError(f"the stored data source is invalid: {plain(error)}") from error
-        for keys, known in ((content.keys(), vars(source)), (content.get("options", {}).keys(), vars(source.options))):
-            unknown = sorted(keys - known.keys())
-            if unknown:
-                raise DataError(f"the stored data source has an unknown key {unknown[0]!r}")
-        return source
 
 
 def _prefix(folder: str) -> str:
